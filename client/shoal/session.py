@@ -46,6 +46,16 @@ class Session:
     continue without it, and its next call raises `Fenced`. Metrics and log lines never stop a loop: they are kept while
     the coordinator does not answer, and cut to the size of a report.
 
+    `Client.session` opens sessions.
+
+    Args:
+        coordinator: calls of the coordinator; owned by the session.
+        job: name of the job.
+        variables: of the job, by name. None joins a job that another session describes.
+        options: fields of the job; see `SessionOptions`.
+        worker: member id. Empty means that one is drawn.
+        clock: seconds from any start, for timings.
+
     Attributes:
         job: name of the job.
         worker: member id of this session.

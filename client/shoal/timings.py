@@ -137,17 +137,17 @@ class Timings:
         steps: latest steps of each worker in order, at most 256, fewer in a job of more than 64 workers. The
             coordinator keeps them in memory only. Lost workers are included until the job restarts.
         staleness: number of accepted pushes by staleness in versions. The last bucket, 1,023, includes all above.
-        heard: for each worker, when it last reported a step with data, as Unix time in seconds by the coordinator's
-            clock. A worker without an entry counts as up to date.
+        last_reported_at: for each worker, when it last reported a step with data, in seconds of Unix time by
+            the coordinator's clock. A worker without an entry counts as up to date.
     """
 
     steps: Mapping[str, tuple[StepTiming, ...]] = field(default_factory=dict)
     staleness: Mapping[int, int] = field(default_factory=dict)
-    heard: Mapping[str, float] = field(default_factory=dict)
+    last_reported_at: Mapping[str, float] = field(default_factory=dict)
 
     def compared(self) -> Comparison:
         """Returns the comparison of the workers."""
-        present = _present(self.steps, self.heard)
+        present = _present(self.steps, self.last_reported_at)
         common = _common(present)
         shared = {worker: [row[worker] for row in common if worker in row] for worker in present}
         longest = Counter(max(row, key=lambda worker: row[worker].own) for row in common)
@@ -172,18 +172,20 @@ class Timings:
     def from_proto(cls, message: job_pb2.GetTimingsReply) -> "Timings":
         """Returns the timings that a message carries."""
         steps = {each.worker: tuple(map(StepTiming.from_proto, each.steps)) for each in message.workers}
-        heard = {each.worker: each.heard for each in message.workers if each.heard}
-        return cls(steps, dict(sorted(message.staleness.items())), heard)
+        last_reported_at = {each.worker: each.last_reported_at for each in message.workers if each.last_reported_at}
+        return cls(steps, dict(sorted(message.staleness.items())), last_reported_at)
 
 
-def _present(steps: Mapping[str, Sequence[StepTiming]], heard: Mapping[str, float]) -> dict[str, list[StepTiming]]:
+def _present(
+    steps: Mapping[str, Sequence[StepTiming]], last_reported_at: Mapping[str, float]
+) -> dict[str, list[StepTiming]]:
     """Returns the steps with data of each worker that is not gone. A worker without data skips its steps quickly."""
     trained = {worker: [timing for timing in timings if timing.own > 0] for worker, timings in sorted(steps.items())}
-    latest = max(heard.values(), default=0.0)
+    latest = max(last_reported_at.values(), default=0.0)
     return {
         worker: timings
         for worker, timings in trained.items()
-        if timings and latest - heard.get(worker, latest) <= max(_GONE_S, _GONE_STEPS * timings[-1].seconds)
+        if timings and latest - last_reported_at.get(worker, latest) <= max(_GONE_S, _GONE_STEPS * timings[-1].seconds)
     }
 
 

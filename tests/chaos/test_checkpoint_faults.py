@@ -1,4 +1,4 @@
-"""A process dies at each step of writing a checkpoint: the last whole one is restored, be it this one or another."""
+"""A process dies at each step of writing a checkpoint: the last complete one is restored, which may be this one."""
 
 import signal
 import subprocess
@@ -52,7 +52,7 @@ def test_what_was_whole_is_restored_wherever_the_writer_dies(tmp_path, point):
             took = time.monotonic() - start
             there = {int(name) for name in catalogue.folder.names([JOB])}
             assert catalogue.next_number(JOB) == max(there) + 1
-            # What is torn goes, and what is whole stays; then the next one is written.
+            # What is torn goes, and what is complete stays; then the next one is written.
             assert catalogue.remove_incomplete(JOB) == sorted(there - {*catalogue.numbers(JOB)})
             kept = [path for path in root.rglob("*") if path.is_file()]
             assert len(kept) == (2 if published else 1) * (checkpoint_writer.SHARDS + 1), "something torn is left"

@@ -102,7 +102,7 @@ def test_nothing_is_lost_however_often_it_is_killed(cluster, client, tmp_path):
     print(f"{RUNS} times killed; away for {spread(away)} s, all members back within {spread(back)} s of its return")
     after = client.status()
     assert (after.cluster, after.generation) == (before.cluster, before.generation)
-    assert {member.member: member.incarnation for member in after.members} == lives, "somebody began anew"
+    assert {member.member: member.incarnation for member in after.members} == lives, "somebody began again"
 
     assert state_of(client.job("done")) is shoal.JobState.SUCCEEDED
     assert "waiting for workers" in waiting.status().reason

@@ -162,7 +162,7 @@ def test_training_goes_on_while_the_coordinator_is_away(small_cluster, client):
 
 
 def test_a_coordinator_that_keeps_nothing_forgets_its_jobs():
-    """With `--store memory`: members come back as new ones, and whoever hears first that a job is gone says so."""
+    """With `--store memory`: members return as new ones, and the first to learn that a job is gone says so."""
     flags = {"coordinator": ["--heartbeat-timeout", "3", "--heartbeat-interval", "0.2", "--store", "memory"]}
     with (
         shoal.LocalCluster(1, 0, flags=flags) as cluster,

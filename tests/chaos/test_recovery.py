@@ -135,7 +135,7 @@ def test_a_server_that_dies_takes_the_job_back_to_its_last_checkpoint(cluster, c
         assert any(f"continues from server-dies/{saved.number}, step {saved.step}" in reason for reason in reasons(job))
 
 
-def test_a_damaged_checkpoint_is_passed_by(cluster, client, folder, unbroken, tmp_path):
+def test_a_damaged_checkpoint_is_skipped(cluster, client, folder, unbroken, tmp_path):
     hurry = tmp_path / "hurry"
     spec = plane("damaged", seconds=0.01, hurry=hurry, checkpoints=shoal.CheckpointPolicy(every_s=0))
     with running(client, spec) as job, forms.tally("corrupt_checkpoint", 1, "s to the one before") as tally:
@@ -169,7 +169,7 @@ FAULTS = forms.runs(1, 10)
 @pytest.mark.timeout(60 + 20 * FAULTS)
 @pytest.mark.parametrize("step", [*SAVING, *RESTORING])
 def test_the_coordinator_dies_at_a_step_of_a_checkpoint(cluster, client, folder, unbroken, tmp_path, step):
-    """Before it is taken: the next one goes on, and what it says is whole can be read."""
+    """Before it is taken: the next one goes on, and what it says is complete can be read."""
     with forms.tally("checkpoint_faults", FAULTS, "s to restore") as tally:
         for run in range(FAULTS):
             hurry, name = tmp_path / f"hurry-{run}", f"{step.lower()}-{run}"

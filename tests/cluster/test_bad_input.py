@@ -55,7 +55,7 @@ class TestPrograms:
             assert message.lower() in failure.value.message.lower()
         assert submitted.status().state is shoal.JobState.FAILED
 
-    def test_a_batch_that_gives_nan_is_rejected_counted_and_passed_by(self, client):
+    def test_a_batch_that_gives_nan_is_rejected_counted_and_skipped(self, client):
         submitted = client.submit(job("NotFinite", workers=1, settings={"every": 4}))
         result = submitted.wait(timeout_s=40)
         assert result.progress.rejected == 2

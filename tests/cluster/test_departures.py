@@ -1,4 +1,4 @@
-"""A server that is told to go, and comes back: nothing is done twice, and the job ends as if nothing had been."""
+"""A server that is asked to stop, and comes back: nothing is done twice, and the job ends as if nothing had been."""
 
 import signal
 import time

@@ -1,4 +1,4 @@
-"""A cluster of real processes: it starts, says why if it cannot, and leaves nothing behind, whoever dies."""
+"""A cluster of real processes: it starts, says why if it cannot, and leaves nothing behind, whichever process dies."""
 
 import json
 import os

@@ -228,7 +228,7 @@ def test_an_asynchronous_run_converges(client):
 
 
 def test_a_run_scaled_by_staleness_converges(client):
-    """Least squares, 4 workers that pull now and then, so that most of their gradients are stale."""
+    """Least squares, 4 workers that pull periodically, so that most of their gradients are stale."""
     target = np.arange(6, dtype=np.float32)
 
     def loop(session, _rank):

@@ -1,4 +1,4 @@
-"""What every role has, whoever deploys it: metrics, health, reflection, logs for machines, a clean end."""
+"""What every role has, however it is deployed: metrics, health, reflection, logs for machines, a clean end."""
 
 import json
 import re

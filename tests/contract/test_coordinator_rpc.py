@@ -39,35 +39,35 @@ def rig() -> Iterator[Rig]:
 
 
 @pytest.fixture
-def crew(rig) -> Rig:
+def group(rig) -> Rig:
     for name in ("w0", "w1"):
         rig.register(members.WORKER, name, device="cpu")
     return rig
 
 
-def test_a_jobs_whole_life(crew):
+def test_a_jobs_whole_life(group):
     spec = job(settings={"hidden": 8}, batch_size=8, range_size=32)
-    assert crew.submit(spec).state == jobs.STARTING
-    assignment = crew.beat("w0")
+    assert group.submit(spec).state == jobs.STARTING
+    assignment = group.beat("w0")
     assert assignment.job == "a"
     assert assignment.assignment > 0
-    crew.describe("a", "w0")
-    crew.describe("a", "w1")
-    wait_until(lambda: crew.job("Join", job="a", worker="w0").HasField("placement"))
-    assert crew.state("a") is JobState.PLACING
-    crew.job("Join", job="a", worker="w1")
-    joined = crew.join("a", "w0")
+    group.describe("a", "w0")
+    group.describe("a", "w1")
+    wait_until(lambda: group.job("Join", job="a", worker="w0").HasField("placement"))
+    assert group.state("a") is JobState.PLACING
+    group.job("Join", job="a", worker="w1")
+    joined = group.join("a", "w0")
     assert (joined.rank, joined.step, joined.state) == (0, 5, jobs.RUNNING), "the furthest of all servers' steps"
     assert Job.from_proto(joined.spec) == spec
-    placement = crew.job("GetPlacement", job="a")
+    placement = group.job("GetPlacement", job="a")
     assert {shard.server for shard in placement.shards} <= {"s0", "s1"}
 
-    leased = crew.job("Lease", job="a", worker="w0").range
+    leased = group.job("Lease", job="a", worker="w0").range
     assert (leased.lease, leased.epoch, leased.start, leased.stop) == (1, 0, 0, 32)
-    assert crew.job("Lease", job="a", worker="w1").range.start == 32
-    assert crew.job("Lease", job="a", worker="w0", done=1).wait
-    assert crew.job("Lease", job="a", worker="w1", done=2).finished
-    report = crew.job(
+    assert group.job("Lease", job="a", worker="w1").range.start == 32
+    assert group.job("Lease", job="a", worker="w0", done=1).wait
+    assert group.job("Lease", job="a", worker="w1", done=2).finished
+    report = group.job(
         "Report",
         job="a",
         worker="w0",
@@ -79,83 +79,83 @@ def test_a_jobs_whole_life(crew):
         log=["hi"],
     )
     assert not report.stop
-    crew.job("Finish", job="a", worker="w0")
-    crew.job("Finish", job="a", worker="w1")
-    status = crew.job("Get", job="a").status
+    group.job("Finish", job="a", worker="w0")
+    group.job("Finish", job="a", worker="w1")
+    status = group.job("Get", job="a").status
     assert (status.state, status.progress.steps, status.progress.staleness_max) == (jobs.SUCCEEDED, 4, 1)
     assert list(status.workers) == ["w0", "w1"]
-    seen = [type(event).__name__ for event in watch(crew.client, "a")]
+    seen = [type(event).__name__ for event in watch(group.client, "a")]
     assert seen.count("LogLine") == 1
     assert seen[-1] == "StateChanged"
 
 
-def test_servers_are_told_in_order(crew):
-    crew.run(job(workers=1), "w0")
-    crew.job("Finish", job="a", worker="w0")
-    crew.job("Drop", job="a")
-    wait_until(lambda: all(notes.of(pb.DropShardsRequest) for notes in crew.notes.values()))
-    for notes in crew.notes.values():
+def test_servers_are_told_in_order(group):
+    group.run(job(workers=1), "w0")
+    group.job("Finish", job="a", worker="w0")
+    group.job("Drop", job="a")
+    wait_until(lambda: all(notes.of(pb.DropShardsRequest) for notes in group.notes.values()))
+    for notes in group.notes.values():
         kinds = [type(call).__name__.removesuffix("Request") for call in notes.calls]
         assert kinds == ["CreateShards", "AdmitWorker", "FenceWorker", "ReleaseWorker", "DropShards"]
         [release] = notes.of(pb.ReleaseWorkerRequest)
-        assert (release.incarnation, release.committed_steps) == (crew.lives["w0"], 5)
+        assert (release.incarnation, release.committed_steps) == (group.lives["w0"], 5)
 
 
-def test_only_its_own_shards_are_created_on_a_server(crew):
-    crew.run(job(workers=1, shards=3), "w0")
-    created = {name: notes.of(pb.CreateShardsRequest) for name, notes in crew.notes.items()}
-    placement = crew.job("GetPlacement", job="a")
+def test_only_its_own_shards_are_created_on_a_server(group):
+    group.run(job(workers=1, shards=3), "w0")
+    created = {name: notes.of(pb.CreateShardsRequest) for name, notes in group.notes.items()}
+    placement = group.job("GetPlacement", job="a")
     for shard in placement.shards:
         [request] = created[shard.server]
         assert shard.layout in list(request.shards)
         assert (request.job, request.generation, request.seed) == ("a", placement.generation, 0)
 
 
-def test_a_silent_worker_is_declared_dead_and_replaced(crew):
-    crew.run(job(), "w0", "w1")
-    leased = crew.job("Lease", job="a", worker="w1").range
-    crew.register(members.WORKER, "w2", device="cpu")
-    crew.silent.add("w1")
-    wait_until(lambda: crew.beat("w2").job == "a", what="the replacement")
-    assert not crew.member_status()["w1"].alive
-    crew.describe("a", "w2")
-    assert crew.join("a", "w2").rank == 1
-    again = crew.job("Lease", job="a", worker="w2").range
+def test_a_silent_worker_is_declared_dead_and_replaced(group):
+    group.run(job(), "w0", "w1")
+    leased = group.job("Lease", job="a", worker="w1").range
+    group.register(members.WORKER, "w2", device="cpu")
+    group.silent.add("w1")
+    wait_until(lambda: group.beat("w2").job == "a", what="the replacement")
+    assert not group.member_status()["w1"].alive
+    group.describe("a", "w2")
+    assert group.join("a", "w2").rank == 1
+    again = group.job("Lease", job="a", worker="w2").range
     assert (again.epoch, again.start, again.stop) == (leased.epoch, leased.start, leased.stop)
     with pytest.raises(errors.Fenced):
-        crew.beat("w1")
+        group.beat("w1")
     with pytest.raises(errors.Fenced):
-        crew.job("Lease", job="a", worker="w1")
+        group.job("Lease", job="a", worker="w1")
 
 
-def test_a_dead_server_fails_its_jobs(crew):
-    crew.run(job(workers=1), "w0")
-    shard = crew.job("GetPlacement", job="a").shards[0]
-    crew.silent.add(shard.server)
-    wait_until(lambda: crew.state("a") is JobState.FAILED)
-    assert f"server {shard.server} is gone" in crew.job("Get", job="a").status.reason
+def test_a_dead_server_fails_its_jobs(group):
+    group.run(job(workers=1), "w0")
+    shard = group.job("GetPlacement", job="a").shards[0]
+    group.silent.add(shard.server)
+    wait_until(lambda: group.state("a") is JobState.FAILED)
+    assert f"server {shard.server} is gone" in group.job("Get", job="a").status.reason
 
 
-def test_a_server_that_refuses_fails_the_job_and_nothing_else(crew):
-    for notes in crew.notes.values():
+def test_a_server_that_refuses_fails_the_job_and_nothing_else(group):
+    for notes in group.notes.values():
         notes.fails["CreateShards"] = errors.Overloaded("no memory for 1 GiB")
-    crew.submit(job(workers=1))
-    crew.describe("a", "w0")
-    wait_until(lambda: crew.state("a") is JobState.FAILED)
-    assert "its shards could not be created: no memory for 1 GiB" in crew.job("Get", job="a").status.reason
-    for notes in crew.notes.values():
+    group.submit(job(workers=1))
+    group.describe("a", "w0")
+    wait_until(lambda: group.state("a") is JobState.FAILED)
+    assert "its shards could not be created: no memory for 1 GiB" in group.job("Get", job="a").status.reason
+    for notes in group.notes.values():
         notes.fails.clear()
-    crew.run(job("b", workers=1), "w0")
+    group.run(job("b", workers=1), "w0")
 
 
-def test_an_unreachable_server_is_tried_again_for_a_while(crew, monkeypatch):
+def test_an_unreachable_server_is_tried_again_for_a_while(group, monkeypatch):
     monkeypatch.setattr(server_calls, "_RETRY_FOR_S", 0.3)
-    for server in crew.servers:
+    for server in group.servers:
         server.stop(0.1)
-    crew.submit(job(workers=1))
-    crew.describe("a", "w0")
-    wait_until(lambda: crew.state("a") is JobState.FAILED)
-    assert "did not answer within 0.3 s" in crew.job("Get", job="a").status.reason
+    group.submit(job(workers=1))
+    group.describe("a", "w0")
+    wait_until(lambda: group.state("a") is JobState.FAILED)
+    assert "did not answer within 0.3 s" in group.job("Get", job="a").status.reason
 
 
 # Refusals: every code that the contract names.
@@ -211,76 +211,76 @@ def test_the_second_of_two_with_one_name_is_refused_and_told_of_the_first(rig, r
         assert (found.alive, found.incarnation, found.address) == (True, life, "10.0.0.1:7070")
 
 
-def test_leaving_is_at_once(crew):
-    crew.silent.add("w0")
-    request = members.LeaveRequest(member="w0", incarnation=crew.lives["w0"])
-    crew.client.call(crew.client.members.Leave, request)
-    crew.client.call(crew.client.members.Leave, request)
-    assert not crew.member_status()["w0"].alive
+def test_leaving_is_at_once(group):
+    group.silent.add("w0")
+    request = members.LeaveRequest(member="w0", incarnation=group.lives["w0"])
+    group.client.call(group.client.members.Leave, request)
+    group.client.call(group.client.members.Leave, request)
+    assert not group.member_status()["w0"].alive
     with pytest.raises(errors.Fenced):
-        crew.beat("w0")
+        group.beat("w0")
 
 
-def test_the_account_of_the_data_and_what_one_that_leaves_gives_back(crew):
-    crew.submit(job(batch_size=8, range_size=32))
-    assert DataAccount.from_proto(crew.job("GetData", job="a")) == DataAccount(), "nothing is known of it yet"
+def test_the_account_of_the_data_and_what_one_that_leaves_gives_back(group):
+    group.submit(job(batch_size=8, range_size=32))
+    assert DataAccount.from_proto(group.job("GetData", job="a")) == DataAccount(), "nothing is known of it yet"
     for worker in ("w0", "w1"):
-        crew.describe("a", worker, samples=100)
-    wait_until(lambda: crew.job("Join", job="a", worker="w0").HasField("placement"))
-    crew.job("Join", job="a", worker="w1")
-    crew.join("a", "w0")
-    leased = crew.job("Lease", job="a", worker="w1").range
-    account = DataAccount.from_proto(crew.job("GetData", job="a"))
+        group.describe("a", worker, samples=100)
+    wait_until(lambda: group.job("Join", job="a", worker="w0").HasField("placement"))
+    group.job("Join", job="a", worker="w1")
+    group.join("a", "w0")
+    leased = group.job("Lease", job="a", worker="w1").range
+    account = DataAccount.from_proto(group.job("GetData", job="a"))
     assert account.total == DataCount(done=0, leased=32, requeued=32, unleased=36)
     assert account.held == (HeldRange("w1", 1, 0, 32, 64),)
-    crew.silent.add("w1")
+    group.silent.add("w1")
     cursor = pb.DataCursor(lease=leased.lease, consumed=24)
     for _ in range(2):  # a repeat changes nothing
-        request = members.LeaveRequest(member="w1", incarnation=crew.lives["w1"], cursor=cursor)
-        crew.client.call(crew.client.members.Leave, request)
-    account = DataAccount.from_proto(crew.job("GetData", job="a"))
+        request = members.LeaveRequest(member="w1", incarnation=group.lives["w1"], cursor=cursor)
+        group.client.call(group.client.members.Leave, request)
+    account = DataAccount.from_proto(group.job("GetData", job="a"))
     assert account.in_progress == {0: DataCount(done=24, leased=0, requeued=40, unleased=36)}
     assert account.held == ()
 
 
-def test_refused_jobs(crew):
-    crew.submit(job())
+def test_refused_jobs(group):
+    group.submit(job())
     with pytest.raises(errors.JobExists, match="choose another name"):
-        crew.submit(job())
+        group.submit(job())
     message = job("b").to_proto()
     message.consistency.CopyFrom(Synchronous(backup_workers=2).to_proto())
     with pytest.raises(errors.InvalidJob, match="backup workers"):
-        crew.job("Submit", spec=message)
+        group.job("Submit", spec=message)
     message = job("b").to_proto()
     message.optimizer.name = "lion"
     with pytest.raises(errors.InvalidOptimizer):
-        crew.job("Submit", spec=message)
+        group.job("Submit", spec=message)
     with pytest.raises(errors.JobRunning):
-        crew.job("Drop", job="a")
+        group.job("Drop", job="a")
     with pytest.raises(errors.NotPlaced):
-        crew.job("GetPlacement", job="a")
+        group.job("GetPlacement", job="a")
 
 
 @pytest.mark.parametrize(
     "name", ["<script>alert(1)</script>", "a&b", 'a"b', "../a", "a/b", "A", "1a", "a\n", "\u0430", "a" * 64]
 )
-def test_a_name_is_of_few_characters_whoever_submits_it(crew, name):
+def test_a_name_is_of_few_characters_whoever_submits_it(group, name):
     """It is in URLs, in the page, in logs and in paths of checkpoints; no client of ours would even send another."""
     message = job("a").to_proto()
     message.name = name
     with pytest.raises(errors.InvalidJob, match=r"is not 1 to 63 characters of a-z, 0-9 and -, ") as refused:
-        crew.job("Submit", spec=message)
+        group.job("Submit", spec=message)
     assert repr(name) in refused.value.message
-    assert not crew.job("List").jobs
+    assert not group.job("List").jobs
 
 
-def test_a_cluster_without_a_folder_of_checkpoints_says_so(crew):
+def test_a_cluster_without_a_folder_of_checkpoints_says_so(group):
     for wish in ({"restore": "b"}, {"checkpoints": CheckpointPolicy()}):
         with pytest.raises(errors.InvalidJob, match="start its coordinator and its servers with --checkpoints"):
-            crew.submit(job(**wish))
-    crew.submit(job(checkpoints=NEVER))
+            group.submit(job(**wish))
+    group.submit(job(checkpoints=NEVER))
     with pytest.raises(errors.StorageFailed, match="start its coordinator and its servers with --checkpoints"):
-        crew.job("TakeCheckpoint", job="a")
+        group.job("TakeCheckpoint", job="a")
 
 
 def test_a_checkpoint_to_begin_with_is_looked_for_before_the_job_is_taken(tmp_path):
@@ -329,37 +329,37 @@ def test_unknown_jobs(rig, method):
 
 
 @pytest.mark.parametrize("method", ["Describe", "Join", "Lease", "Report", "Finish"])
-def test_workers_of_unknown_jobs_and_fenced_workers(crew, method):
+def test_workers_of_unknown_jobs_and_fenced_workers(group, method):
     with pytest.raises(errors.UnknownJob):
-        crew.job(method, job="nope", worker="w0")
-    crew.submit(job())
+        group.job(method, job="nope", worker="w0")
+    group.submit(job())
     with pytest.raises(errors.Fenced):
-        crew.job(method, job="a", worker="w0", incarnation=99)
+        group.job(method, job="a", worker="w0", incarnation=99)
 
 
-def test_a_description_that_conflicts(crew):
-    crew.submit(job())
-    crew.describe("a", "w0")
+def test_a_description_that_conflicts(group):
+    group.submit(job())
+    group.describe("a", "w0")
     with pytest.raises(errors.InvalidJob, match="63 samples instead of 64"):
-        crew.describe("a", "w1", samples=63)
-    assert crew.state("a") is JobState.FAILED
+        group.describe("a", "w1", samples=63)
+    assert group.state("a") is JobState.FAILED
     with pytest.raises(errors.JobFailed):
-        crew.describe("a", "w0")
+        group.describe("a", "w0")
 
 
-def test_descriptions_that_make_no_sense(crew):
-    crew.submit(job())
+def test_descriptions_that_make_no_sense(group):
+    group.submit(job())
     variable = Variable(2).to_proto("w")
     with pytest.raises(errors.InvalidVariable, match="twice"):
-        crew.job("Describe", job="a", worker="w0", variables=[variable, variable])
+        group.job("Describe", job="a", worker="w0", variables=[variable, variable])
     with pytest.raises(errors.InvalidJob, match="define at least one"):
-        crew.job("Describe", job="a", worker="w0")
+        group.job("Describe", job="a", worker="w0")
     variable.dtype = 0
     with pytest.raises(errors.InvalidVariable):
-        crew.job("Describe", job="a", worker="w0", variables=[variable])
+        group.job("Describe", job="a", worker="w0", variables=[variable])
     with pytest.raises(errors.InvalidJob, match="at most"):
-        crew.describe("a", "w0", samples=2**63)
-    crew.describe("a", "w0", {"w": Variable(4, initializer=Given())})
+        group.describe("a", "w0", samples=2**63)
+    group.describe("a", "w0", {"w": Variable(4, initializer=Given())})
 
 
 @pytest.mark.parametrize(
@@ -378,35 +378,35 @@ def test_descriptions_that_make_no_sense(crew):
         {"timings": [jobs.StepTiming(compute=math.nan)]},
     ],
 )
-def test_reports_over_their_bounds(crew, fields):
+def test_reports_over_their_bounds(group, fields):
     with pytest.raises(errors.BadRequest):
-        crew.job("Report", job="a", worker="w0", **fields)
+        group.job("Report", job="a", worker="w0", **fields)
 
 
-def test_where_the_time_of_steps_went(crew):
-    crew.run(job(), "w0", "w1")
-    assert Timings.from_proto(crew.job("GetTimings", job="a")) == Timings()
+def test_where_the_time_of_steps_went(group):
+    group.run(job(), "w0", "w1")
+    assert Timings.from_proto(group.job("GetTimings", job="a")) == Timings()
     steps = tuple(StepTiming(step, 1_000.0 + step, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6) for step in range(65))
     before = time.time()
     for worker in ("w1", "w0"):
         for some in (steps[:1], steps[1:]):
-            crew.job("Report", job="a", worker=worker, timings=[step.to_proto() for step in some], staleness={2: 3})
-    found = Timings.from_proto(crew.job("GetTimings", job="a"))
+            group.job("Report", job="a", worker=worker, timings=[step.to_proto() for step in some], staleness={2: 3})
+    found = Timings.from_proto(group.job("GetTimings", job="a"))
     assert found.steps == {"w0": steps[1:], "w1": steps[1:]}
     assert found.staleness == {2: 6}
-    assert all(abs(heard - before) < 60 for heard in found.heard.values()), "by the coordinator's clock"
-    assert found.heard["w1"] < found.heard["w0"]
-    assert Timings.from_proto(crew.job("GetTimings", job="a", last=2)) == found.latest(2)
-    assert Timings.from_proto(crew.job("GetTimings", job="a", last=1_000)).steps == {"w0": steps, "w1": steps}
-    crew.job("Finish", job="a", worker="w0")
-    assert Timings.from_proto(crew.job("GetTimings", job="a")) == found, "who is gone is to be seen, too"
+    assert all(abs(heard - before) < 60 for heard in found.last_reported_at.values()), "by the coordinator's clock"
+    assert found.last_reported_at["w1"] < found.last_reported_at["w0"]
+    assert Timings.from_proto(group.job("GetTimings", job="a", last=2)) == found.latest(2)
+    assert Timings.from_proto(group.job("GetTimings", job="a", last=1_000)).steps == {"w0": steps, "w1": steps}
+    group.job("Finish", job="a", worker="w0")
+    assert Timings.from_proto(group.job("GetTimings", job="a")) == found, "who is gone is to be seen, too"
 
 
-def test_what_a_server_does_is_in_the_clusters_status(crew):
+def test_what_a_server_does_is_in_the_clusters_status(group):
     load = ServerLoad(updates=5, received_bytes=1 << 40, sent_bytes=7, waiting_pulls=2)
-    beat = members.HeartbeatRequest(member="s0", incarnation=crew.lives["s0"], load=load.to_proto())
-    crew.client.call(crew.client.members.Heartbeat, beat)
-    found = crew.member_status()
+    beat = members.HeartbeatRequest(member="s0", incarnation=group.lives["s0"], load=load.to_proto())
+    group.client.call(group.client.members.Heartbeat, beat)
+    found = group.member_status()
     assert MemberStatus.from_proto(found["s0"]).load == load
     assert MemberStatus.from_proto(found["s1"]).load == ServerLoad()
     assert not found["w0"].HasField("load")
@@ -420,10 +420,10 @@ def test_what_a_server_does_is_in_the_clusters_status(crew):
         ([""], "has a value named ''"),
     ],
 )
-def test_evaluations_are_bounded_too(crew, names, said):
-    crew.run(job(), "w0", "w1")
+def test_evaluations_are_bounded_too(group, names, said):
+    group.run(job(), "w0", "w1")
     with pytest.raises(errors.BadRequest, match=said):
-        crew.job("ReportEvaluation", job="a", worker="w0", result=jobs.Evaluation(values=dict.fromkeys(names, 1.0)))
+        group.job("ReportEvaluation", job="a", worker="w0", result=jobs.Evaluation(values=dict.fromkeys(names, 1.0)))
 
 
 def test_a_session_without_a_seat(rig):
@@ -435,10 +435,10 @@ def test_a_session_without_a_seat(rig):
         rig.job("Join", job="s", worker="y")
 
 
-def test_a_worker_without_a_part(crew):
-    crew.submit(job(workers=1))
+def test_a_worker_without_a_part(group):
+    group.submit(job(workers=1))
     with pytest.raises(errors.Cancelled, match="no assignment"):
-        crew.job("Join", job="a", worker="w1")
+        group.job("Join", job="a", worker="w1")
 
 
 def test_a_lease_that_makes_no_sense_is_refused():
@@ -460,21 +460,21 @@ def test_a_port_in_use(rig):
 # Watching.
 
 
-def test_watching_from_a_number_and_without_waiting(crew):
-    crew.submit(job(workers=3))
-    events = list(watch(crew.client, "a", follow=False))
+def test_watching_from_a_number_and_without_waiting(group):
+    group.submit(job(workers=3))
+    events = list(watch(group.client, "a", follow=False))
     assert [event.reason for event in events] == ["", "waiting for workers: 2 of 3"]
-    assert list(watch(crew.client, "a", after=1, follow=False)) == events[1:]
-    assert list(watch(crew.client, "a", after=99, follow=False)) == []
+    assert list(watch(group.client, "a", after=1, follow=False)) == events[1:]
+    assert list(watch(group.client, "a", after=99, follow=False)) == []
     with pytest.raises(errors.UnknownJob):
-        list(watch(crew.client, "nope"))
+        list(watch(group.client, "nope"))
 
 
-def test_events_come_as_they_happen_and_end_with_the_job(crew):
-    crew.submit(job(workers=3))
-    stream = watch(crew.client, "a", timeout_s=20)
+def test_events_come_as_they_happen_and_end_with_the_job(group):
+    group.submit(job(workers=3))
+    stream = watch(group.client, "a", timeout_s=20)
     assert [next(stream).sequence, next(stream).sequence] == [1, 2]
-    crew.job("Cancel", job="a")
+    group.job("Cancel", job="a")
     [last] = list(stream)
     assert isinstance(last, StateChanged)
     assert last.state is JobState.CANCELLED
@@ -486,54 +486,54 @@ def open_watch(rig: Rig):
     return call
 
 
-def test_watchers_starve_nobody_and_too_many_are_told_so(crew):
-    crew.submit(job(workers=3))
-    calls = [open_watch(crew) for _ in range(MAX_WATCHERS)]
+def test_watchers_starve_nobody_and_too_many_are_told_so(group):
+    group.submit(job(workers=3))
+    calls = [open_watch(group) for _ in range(MAX_WATCHERS)]
     with pytest.raises(errors.Overloaded, match="try again later"), _rpc.as_shoal_errors("coordinator"):
-        open_watch(crew)
-    for _ in range(20):  # on 4 threads, of which the watchers would hold 3
-        crew.beat("w0")
-    assert crew.registry.get_sample_value("shoal_coordinator_job_watchers") == MAX_WATCHERS
+        open_watch(group)
+    for _ in range(20):  # on 4 threads; the watchers would hold 3
+        group.beat("w0")
+    assert group.registry.get_sample_value("shoal_coordinator_job_watchers") == MAX_WATCHERS
     calls[0].cancel()
-    wait_until(lambda: crew.registry.get_sample_value("shoal_coordinator_job_watchers") == MAX_WATCHERS - 1)
-    open_watch(crew).cancel()
+    wait_until(lambda: group.registry.get_sample_value("shoal_coordinator_job_watchers") == MAX_WATCHERS - 1)
+    open_watch(group).cancel()
     for call in calls:
         call.cancel()
 
 
-def test_watchers_are_let_go_when_the_coordinator_stops(crew):
-    crew.submit(job(workers=3))
-    call = open_watch(crew)
-    crew.process.stop()
+def test_watchers_are_let_go_when_the_coordinator_stops(group):
+    group.submit(job(workers=3))
+    call = open_watch(group)
+    group.process.stop()
     with pytest.raises(errors.Unreachable), _rpc.as_shoal_errors("coordinator"):
         list(call)
 
 
-def test_metrics_tell_the_state(crew):
-    crew.submit(job(workers=3))
-    sample = crew.registry.get_sample_value
+def test_metrics_tell_the_state(group):
+    group.submit(job(workers=3))
+    sample = group.registry.get_sample_value
     assert sample("shoal_coordinator_members", {"role": "worker", "state": "alive"}) == 2
     assert sample("shoal_coordinator_members", {"role": "server", "state": "dead"}) == 0
     assert sample("shoal_coordinator_jobs", {"state": "pending"}) == 1
     assert sample("shoal_coordinator_placement_generation") == 0
     assert sample("shoal_coordinator_events_total", {"event": "JobSubmitted"}) == 1
     with pytest.raises(errors.JobExists):
-        crew.submit(job())
+        group.submit(job())
     assert sample("shoal_coordinator_rejected_requests_total", {"code": "JOB_EXISTS"}) == 1
 
 
-def test_metrics_tell_of_deaths_and_of_calls_made_again(crew):
-    sample = crew.registry.get_sample_value
-    crew.submit(job())
-    for notes in crew.notes.values():
+def test_metrics_tell_of_deaths_and_of_calls_made_again(group):
+    sample = group.registry.get_sample_value
+    group.submit(job())
+    for notes in group.notes.values():
         notes.fails["CreateShards"] = errors.Unreachable("away")
     for worker in ("w0", "w1"):
-        crew.describe("a", worker)
+        group.describe("a", worker)
     wait_until(lambda: sample("shoal_coordinator_retries_total") >= 1, what="a second call")
     assert sample("shoal_coordinator_pending_effects", {"effect": "CreateShards"}) == 1
-    for notes in crew.notes.values():
+    for notes in group.notes.values():
         notes.fails.clear()
     wait_until(lambda: sample("shoal_coordinator_pending_effects", {"effect": "CreateShards"}) == 0)
-    crew.silent.add("w0")
+    group.silent.add("w0")
     wait_until(lambda: sample("shoal_coordinator_members_lost_total", {"role": "worker"}) == 1, what="the death")
     assert sample("shoal_coordinator_members_lost_total", {"role": "server"}) == 0

@@ -1,4 +1,4 @@
-"""Servers that are told to go, over real gRPC: what they say and hear, and what shards do after their last cut."""
+"""Servers that are asked to stop, over real gRPC: what they say and hear, and what shards do after their last cut."""
 
 import threading
 import time

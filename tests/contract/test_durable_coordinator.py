@@ -33,56 +33,56 @@ def rig(store):
 
 
 @pytest.fixture
-def crew(rig):
+def group(rig):
     for name in ("w0", "w1"):
         rig.register(members.WORKER, name, device="cpu")
     return rig
 
 
-def test_all_that_was_answered_is_known_again(crew):
-    crew.run(job(epochs=3, range_size=32), "w0", "w1")
-    held = crew.job("Lease", job="a", worker="w1").range
-    crew.job("Report", job="a", worker="w0", accepted=4, samples=32)
-    placement = crew.job("GetPlacement", job="a")
-    assignment = crew.beat("w0").assignment
-    before = crew.member_status()
-    crew.restart()
-    assert crew.job("GetPlacement", job="a") == placement
-    assert crew.state("a") is JobState.RUNNING
-    assert crew.beat("w0").assignment == assignment
-    assert {name: member.incarnation for name, member in crew.member_status().items()} == crew.lives
+def test_all_that_was_answered_is_known_again(group):
+    group.run(job(epochs=3, range_size=32), "w0", "w1")
+    held = group.job("Lease", job="a", worker="w1").range
+    group.job("Report", job="a", worker="w0", accepted=4, samples=32)
+    placement = group.job("GetPlacement", job="a")
+    assignment = group.beat("w0").assignment
+    before = group.member_status()
+    group.restart()
+    assert group.job("GetPlacement", job="a") == placement
+    assert group.state("a") is JobState.RUNNING
+    assert group.beat("w0").assignment == assignment
+    assert {name: member.incarnation for name, member in group.member_status().items()} == group.lives
     assert {name: member.metrics_address for name, member in before.items()} == {
-        name: member.metrics_address for name, member in crew.member_status().items()
+        name: member.metrics_address for name, member in group.member_status().items()
     }
-    assert crew.job("Lease", job="a", worker="w1").range == held
-    assert not crew.job("Report", job="a", worker="w0", accepted=4, samples=32).stop
-    assert crew.job("Get", job="a").status.progress.steps == 4
+    assert group.job("Lease", job="a", worker="w1").range == held
+    assert not group.job("Report", job="a", worker="w0", accepted=4, samples=32).stop
+    assert group.job("Get", job="a").status.progress.steps == 4
     for worker in ("w0", "w1"):
-        crew.job("Finish", job="a", worker=worker)
-    crew.restart()
-    assert crew.state("a") is JobState.SUCCEEDED
+        group.job("Finish", job="a", worker=worker)
+    group.restart()
+    assert group.state("a") is JobState.SUCCEEDED
 
 
-def test_servers_are_told_what_they_were_to_be_told(crew):
+def test_servers_are_told_what_they_were_to_be_told(group):
     """The coordinator ends while a server is asked to let a worker in; the next one asks again, and goes on."""
-    held = crew.notes["s0"].holds["AdmitWorker"] = threading.Event()
-    crew.submit(job(workers=1))
-    crew.describe("a", "w0")
+    held = group.notes["s0"].holds["AdmitWorker"] = threading.Event()
+    group.submit(job(workers=1))
+    group.describe("a", "w0")
 
     def asked():
-        crew.job("Join", job="a", worker="w0")
-        return crew.notes["s0"].of(pb.AdmitWorkerRequest)
+        group.job("Join", job="a", worker="w0")
+        return group.notes["s0"].of(pb.AdmitWorkerRequest)
 
     wait_until(asked, what="the server's being asked")
-    stopping = threading.Thread(target=crew.process.stop)
+    stopping = threading.Thread(target=group.process.stop)
     stopping.start()
     held.set()
     stopping.join()
-    crew.restart()
-    assert crew.join("a", "w0").ready
-    first, *again = crew.notes["s0"].of(pb.AdmitWorkerRequest)
+    group.restart()
+    assert group.join("a", "w0").ready
+    first, *again = group.notes["s0"].of(pb.AdmitWorkerRequest)
     assert all(request == first for request in again)
-    assert len(crew.notes["s1"].of(pb.CreateShardsRequest)) == 1, "what was known to be done is not done again"
+    assert len(group.notes["s1"].of(pb.CreateShardsRequest)) == 1, "what was known to be done is not done again"
 
 
 def test_a_folder_of_checkpoints_that_cannot_be_written_is_told_at_the_start(tmp_path):
@@ -116,18 +116,18 @@ def test_a_coordinator_that_has_jobs_comes_back_though_its_folder_cannot_be_writ
         rig.stop()
 
 
-def test_a_worker_is_released_as_it_was_fenced(crew):
+def test_a_worker_is_released_as_it_was_fenced(group):
     """Between the two the coordinator ends. The next one must not ask again: one server has released the worker."""
-    crew.run(job(workers=1), "w0")
-    crew.notes["s1"].fails["ReleaseWorker"] = errors.Unreachable("not now")
-    crew.job("Finish", job="a", worker="w0")
-    wait_until(lambda: crew.notes["s1"].of(pb.ReleaseWorkerRequest), what="the attempt")
-    for notes in crew.notes.values():
+    group.run(job(workers=1), "w0")
+    group.notes["s1"].fails["ReleaseWorker"] = errors.Unreachable("not now")
+    group.job("Finish", job="a", worker="w0")
+    wait_until(lambda: group.notes["s1"].of(pb.ReleaseWorkerRequest), what="the attempt")
+    for notes in group.notes.values():
         notes.step = 0  # as servers say that know the worker no more
-    crew.notes["s1"].fails.clear()
-    crew.restart()
-    wait_until(lambda: not outstanding(crew), what="the end of it")
-    for notes in crew.notes.values():
+    group.notes["s1"].fails.clear()
+    group.restart()
+    wait_until(lambda: not outstanding(group), what="the end of it")
+    for notes in group.notes.values():
         assert len(notes.of(pb.FenceWorkerRequest)) == 1
         assert {request.committed_steps for request in notes.of(pb.ReleaseWorkerRequest)} == {5}
 
@@ -138,17 +138,17 @@ def outstanding(rig):
         return machine.pending_effects
 
 
-def test_watching_goes_on_behind_what_was_seen(crew):
-    crew.submit(job(workers=3))
-    stream = watch(crew.client, "a", timeout_s=20)
+def test_watching_goes_on_behind_what_was_seen(group):
+    group.submit(job(workers=3))
+    stream = watch(group.client, "a", timeout_s=20)
     seen = [next(stream), next(stream)]
-    crew.restart()
-    crew.job("Cancel", job="a")
+    group.restart()
+    group.job("Cancel", job="a")
     seen += stream
     assert [event.state for event in seen if isinstance(event, StateChanged)][-1] is JobState.CANCELLED
     numbers = [event.sequence for event in seen]
     assert numbers == sorted(set(numbers))
-    assert [event.sequence for event in watch(crew.client, "a", follow=False)] == numbers
+    assert [event.sequence for event in watch(group.client, "a", follow=False)] == numbers
 
 
 def test_a_store_that_is_in_use(rig, store):
@@ -181,21 +181,21 @@ def test_a_store_that_contradicts_itself_is_named(store):
             Rig(str(store))
 
 
-def test_nobody_is_answered_what_may_be_lost(crew):
+def test_nobody_is_answered_what_may_be_lost(group):
     """The store fails: the coordinator says so once, answers nothing more, and what was answered is there again."""
-    crew.submit(job("kept", workers=3))
-    crew.process._store._database.execute("PRAGMA query_only = 1")
+    group.submit(job("kept", workers=3))
+    group.process._store._database.execute("PRAGMA query_only = 1")
     with pytest.raises(errors.Unreachable, match="cannot write the store"):
-        crew.client.call(crew.client.jobs.Submit, jobs.SubmitRequest(spec=job("lost").to_proto()), retry_for_s=0)
-    wait_until(lambda: crew.failures, what="the failure's being told")
-    assert isinstance(crew.failures[0], errors.StoreFailed)
+        group.client.call(group.client.jobs.Submit, jobs.SubmitRequest(spec=job("lost").to_proto()), retry_for_s=0)
+    wait_until(lambda: group.failures, what="the failure's being told")
+    assert isinstance(group.failures[0], errors.StoreFailed)
     with pytest.raises(errors.Unreachable, match="has stopped"):
-        crew.client.call(crew.client.jobs.List, jobs.ListRequest(), retry_for_s=0)
-    crew.restart()
-    assert {status.spec.name for status in crew.job("List").jobs} == {"kept"}
+        group.client.call(group.client.jobs.List, jobs.ListRequest(), retry_for_s=0)
+    group.restart()
+    assert {status.spec.name for status in group.job("List").jobs} == {"kept"}
 
 
-def test_metrics_tell_of_the_store(crew):
-    sample = crew.registry.get_sample_value
+def test_metrics_tell_of_the_store(group):
+    sample = group.registry.get_sample_value
     assert sample("shoal_coordinator_store_write_seconds_count") >= 4
     assert sample("shoal_coordinator_store_records_total") >= 4

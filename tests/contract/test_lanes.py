@@ -89,7 +89,7 @@ def step(servers):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """Servers that wait only so long: for HELLO, and for whoever stalls."""
+    """Servers that wait only so long: for HELLO, and for a client that stalls."""
     monkeypatch.setattr(handshake, "_HELLO_TIMEOUT_S", 0.3)
     monkeypatch.setattr(lane_endpoint, "STALL_S", 0.2)
     monkeypatch.setattr(listener, "Lane", functools.partial(Lane, stall_s=0.2))

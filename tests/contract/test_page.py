@@ -294,7 +294,7 @@ class TestStreams:
 
     def test_a_cluster_in_which_nothing_happens_is_told_once(self, alone):
         reader = alone[0].process._page._reader
-        wait_until(lambda: b'"rates":{' in reader.overview().text, what="two signs of life a second apart")
+        wait_until(lambda: b'"rates":{' in reader.overview().text, what="two heartbeats a second apart")
         assert reader.overview().key == reader.overview().key
 
     def test_rates_fall_to_0_when_the_load_ends(self, alone):
@@ -312,7 +312,7 @@ class TestStreams:
                     break
 
     def test_a_job_in_which_nothing_happens_is_told_once(self, monkeypatch):
-        """Though its workers' last signs of life are others whenever one looks."""
+        """Though its workers' last heartbeats are others whenever one looks."""
         monkeypatch.setattr("shoal_coordinator.page.reader._LATE_BY_CHANCE_S", 60.0)  # a busy machine is no news here
         looks: list[None] = []
         look = Reader.overview

@@ -181,7 +181,7 @@ class TestValues:
             servers.worker("a") as a,
             servers.worker("b") as b,
         ):
-            for worker, value in ((b, 4.0), (a, 1.0)):  # ranks: a before b, whoever is first
+            for worker, value in ((b, 4.0), (a, 1.0)):  # ranks: a before b, in any order of arrival
                 full = np.full(2, value, np.float32)
                 updates = {"mean": full, "count": np.array(int(value)), "last": full}
                 worker.push({"w": np.zeros(2, np.float32)}, updates=updates, weight=value)
@@ -315,7 +315,7 @@ class TestBadGradients:
             assert worker.push(gradients()).outcome == "accepted"
         assert set(servers.versions()) == {1}
 
-    def test_a_rejected_step_can_be_passed_by(self, servers):
+    def test_a_rejected_step_can_be_skipped(self, servers):
         with servers.worker("a") as worker:
             with pytest.raises(errors.NonFiniteGradient):
                 worker.push(gradients(np.nan))

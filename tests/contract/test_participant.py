@@ -105,7 +105,7 @@ def test_calls_that_are_made_again_are_counted_by_what_was_called(rig):
 
 
 def test_the_assigning_worker_sends_the_values_once_and_says_so(rig):
-    rig.jobs.assigns = True
+    rig.jobs.assign_values = True
     rig.jobs.joins = [rig.joined(False, placed=False), rig.joined(False), rig.joined(False), rig.joined(True)]
     rig.participant.describe({"w": np.ones(2, np.float32), "b": np.full(1, 3.0, np.float32)}, samples=0)
     rig.participant.enter().close()
@@ -115,7 +115,7 @@ def test_the_assigning_worker_sends_the_values_once_and_says_so(rig):
 
 
 def test_variables_that_are_not_given_keep_their_values(rig):
-    rig.jobs.assigns = True
+    rig.jobs.assign_values = True
     rig.jobs.joins = [rig.joined(False), rig.joined(True)]
     rig.participant.describe({"w": np.ones(2, np.float32), "b": Variable(1)}, samples=0)
     rig.participant.enter().close()
@@ -123,7 +123,7 @@ def test_variables_that_are_not_given_keep_their_values(rig):
 
 
 def test_values_that_were_restored_are_not_sent(rig):
-    rig.jobs.assigns = True
+    rig.jobs.assign_values = True
     rig.jobs.joins = [rig.joined(False), rig.joined(True)]
     rig.jobs.joins[0].restored.append("b")
     rig.participant.describe({"w": np.ones(2, np.float32), "b": np.full(1, 3.0, np.float32)}, samples=0)

@@ -581,7 +581,7 @@ class TestGradientsThatTakeTheirTime:
         assert seen
         assert seen[0] < self.received(servers)
 
-    @pytest.mark.parametrize("times", [1, 2], ids=["once", "and again when it is sent anew"])
+    @pytest.mark.parametrize("times", [1, 2], ids=["once", "and again when it is sent again"])
     def test_a_lane_that_breaks_meanwhile_is_no_failure(self, servers, overlap, monkeypatch, times):
         broken = []
         send = Lane._send

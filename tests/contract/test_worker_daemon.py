@@ -219,7 +219,7 @@ def test_a_trainer_that_is_killed_means_a_new_incarnation(cluster, start, regist
 
 @pytest.mark.parametrize("way", ["heartbeat", "report"])
 def test_a_job_that_is_taken_back_is_killed(cluster, start, way):
-    # The program, and a child that it leaves behind, would run for ever; when asked, it writes a line first.
+    # The program, and a child that it leaves behind, would run forever; when asked, it writes a line first.
     start(
         "import subprocess; subprocess.Popen(['sleep', '1000']); "
         "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1]); print('pid', os.getpid()); "

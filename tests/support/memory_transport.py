@@ -93,9 +93,9 @@ class MemoryTransport(Transport):
         self.line.hang_up()
 
     def _push(self, call: str, header: pb.PushHeader, payload: PushPayload) -> pb.PushReply:
-        header.slot = payload.region if payload.owner is self else 0
+        header.region = payload.region if payload.owner is self else 0
         with self._whole():
-            if header.slot:
+            if header.region:
                 self.line.calls.put((call, pb.PushRequest(header=header).SerializeToString(), payload.copy))
             else:
                 for pieces in payload.requests(header):

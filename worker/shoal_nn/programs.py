@@ -83,6 +83,9 @@ def image_classifier(
             keeps the name.
         train_from: first part of the model that is trained; earlier parts stay as restored. Empty trains all parts.
 
+    Returns:
+        The program, with its data set and held-out samples.
+
     Raises:
         ProgramError: a setting is invalid.
         InvalidData: the images do not exist or are invalid.
@@ -131,6 +134,9 @@ def wide_and_deep(
         cross_rows: rows of each cross's table, as for `shoal_nn.models.wide_deep`.
         fill: values that replace nulls, by column: {"age": 38}.
         window: number of blocks that are shuffled together.
+
+    Returns:
+        The program, with its data set and held-out samples.
 
     Raises:
         ProgramError: a setting is invalid.

@@ -126,7 +126,7 @@ class Participant:
             reply = self._join(assigned)
             if reply.state in _OVER:
                 raise self._over(reply.state)
-            if reply.assigns and not assigned and reply.HasField("placement"):
+            if reply.assign_values and not assigned and reply.HasField("placement"):
                 self._assign(Placement.from_proto(reply.placement), reply.restored)
                 assigned = True
             elif reply.ready:

@@ -44,7 +44,7 @@ class LaneTransport(Transport):
         return self._lane.closed
 
     def pull(self, request: pb.PullRequest, pull_decoder: PullDecoder | None) -> list[header_pb2.ShardHeader]:
-        request.slot = 0
+        request.region = 0
 
         def call() -> list[header_pb2.ShardHeader]:
             self._ask(request)
@@ -53,7 +53,7 @@ class LaneTransport(Transport):
         return self._whole(call)
 
     def push(self, header: pb.PushHeader, payload: PushPayload) -> pb.PushReply:
-        header.slot = 0
+        header.region = 0
 
         def call() -> pb.PushReply:
             self._lane.stream(Frame.PUSH, payload.requests(header), at_once=not payload.complete)

@@ -54,13 +54,13 @@ class SharedMemoryTransport(LaneTransport):
         taken = self.memory() if pull_decoder else None
         if taken is None or pull_decoder is None:
             return super().pull(request, pull_decoder)
-        request.slot, region = taken
+        request.region, region = taken
         return self._with_region(lambda: self._pull_into(request, pull_decoder, region))
 
     def push(self, header: pb.PushHeader, payload: PushPayload) -> pb.PushReply:
         if not payload.region or payload.owner is not self:
             return super().push(header, payload)
-        header.slot = payload.region
+        header.region = payload.region
         return self._with_region(lambda: self._push_from_region(header))
 
     def close(self) -> None:

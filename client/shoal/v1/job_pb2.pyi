@@ -1178,9 +1178,9 @@ class WorkerTimings(_message.Message):
 
     WORKER_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
-    HEARD_FIELD_NUMBER: _builtins.int
+    LAST_REPORTED_AT_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
-    heard: _builtins.float
+    last_reported_at: _builtins.float
     """The time of the last report with training steps, in seconds of Unix time by the coordinator's clock. 0 if there was
     none.
     """
@@ -1195,11 +1195,11 @@ class WorkerTimings(_message.Message):
         *,
         worker: _builtins.str = ...,
         steps: _abc.Iterable[Global___StepTiming] | None = ...,
-        heard: _builtins.float = ...,
+        last_reported_at: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heard", b"heard", "steps", b"steps", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_reported_at", b"last_reported_at", "steps", b"steps", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1567,14 +1567,14 @@ class JoinReply(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
-    ASSIGNS_FIELD_NUMBER: _builtins.int
+    ASSIGN_VALUES_FIELD_NUMBER: _builtins.int
     RESTORED_FIELD_NUMBER: _builtins.int
     ready: _builtins.bool
     rank: _builtins.int
     step: _builtins.int
     """The first step: 0, or the step of the other workers."""
     state: Global___JobState.ValueType
-    assigns: _builtins.bool
+    assign_values: _builtins.bool
     """Whether this worker is the value sender: it sends the values of variables whose initializer is "given" once the
     placement is set.
     """
@@ -1597,12 +1597,12 @@ class JoinReply(_message.Message):
         step: _builtins.int = ...,
         spec: Global___JobSpec | None = ...,
         state: Global___JobState.ValueType = ...,
-        assigns: _builtins.bool = ...,
+        assign_values: _builtins.bool = ...,
         restored: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["placement", b"placement", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigns", b"assigns", "placement", b"placement", "rank", b"rank", "ready", b"ready", "restored", b"restored", "spec", b"spec", "state", b"state", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assign_values", b"assign_values", "placement", b"placement", "rank", b"rank", "ready", b"ready", "restored", b"restored", "spec", b"spec", "state", b"state", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

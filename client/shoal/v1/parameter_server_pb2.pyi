@@ -94,14 +94,14 @@ class PullRequest(_message.Message):
     SHARDS_FIELD_NUMBER: _builtins.int
     HEADERS_ONLY_FIELD_NUMBER: _builtins.int
     AHEAD_FIELD_NUMBER: _builtins.int
-    SLOT_FIELD_NUMBER: _builtins.int
+    REGION_FIELD_NUMBER: _builtins.int
     headers_only: _builtins.bool
     """Return only the headers, as a barrier."""
     ahead: _builtins.int
     """The values are for step stamp.step + ahead: 1 for a pull during the worker's computation. The reply waits until
     that step may begin. If it is not 0 or 1: INVALID_ARGUMENT, BAD_REQUEST.
     """
-    slot: _builtins.int
+    region: _builtins.int
     """On a lane with a segment: write the values to this region, from 1, and send only headers. 0 means to send chunks."""
     @_builtins.property
     def stamp(self) -> _header_pb2.Stamp: ...
@@ -116,11 +116,11 @@ class PullRequest(_message.Message):
         shards: _abc.Iterable[_builtins.int] | None = ...,
         headers_only: _builtins.bool = ...,
         ahead: _builtins.int = ...,
-        slot: _builtins.int = ...,
+        region: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stamp", b"stamp"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "headers_only", b"headers_only", "shards", b"shards", "slot", b"slot", "stamp", b"stamp"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "headers_only", b"headers_only", "region", b"region", "shards", b"shards", "stamp", b"stamp"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -162,7 +162,7 @@ class PushHeader(_message.Message):
     COMMIT_FIELD_NUMBER: _builtins.int
     AGGREGATIONS_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
-    SLOT_FIELD_NUMBER: _builtins.int
+    REGION_FIELD_NUMBER: _builtins.int
     CURSOR_FIELD_NUMBER: _builtins.int
     weight: _builtins.float
     """Weight of the gradient in a synchronous step's mean, >= 0: its number of samples. 0 means that the worker skips
@@ -170,7 +170,7 @@ class PushHeader(_message.Message):
     """
     commit: _builtins.bool
     """Commit in this call: for pushes whose shards are all on one server."""
-    slot: _builtins.int
+    region: _builtins.int
     """On a lane with a segment: the arenas lie in this region, from 1, and no chunks follow. 0 means that chunks follow."""
     @_builtins.property
     def stamp(self) -> _header_pb2.Stamp: ...
@@ -197,12 +197,12 @@ class PushHeader(_message.Message):
         commit: _builtins.bool = ...,
         aggregations: _abc.Iterable[_tensor_pb2.Aggregation.ValueType] | None = ...,
         versions: _abc.Iterable[_builtins.int] | None = ...,
-        slot: _builtins.int = ...,
+        region: _builtins.int = ...,
         cursor: Global___DataCursor | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "stamp", b"stamp"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregations", b"aggregations", "commit", b"commit", "cursor", b"cursor", "shards", b"shards", "slot", b"slot", "stamp", b"stamp", "versions", b"versions", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregations", b"aggregations", "commit", b"commit", "cursor", b"cursor", "region", b"region", "shards", b"shards", "stamp", b"stamp", "versions", b"versions", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

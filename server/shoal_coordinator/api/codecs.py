@@ -44,7 +44,9 @@ def timings_message(timings: Timings) -> job_pb2.GetTimingsReply:
     """Encodes the timings of a job's latest steps."""
     workers = (
         job_pb2.WorkerTimings(
-            worker=worker, steps=[step.to_proto() for step in steps], heard=timings.heard.get(worker, 0.0)
+            worker=worker,
+            steps=[step.to_proto() for step in steps],
+            last_reported_at=timings.last_reported_at.get(worker, 0.0),
         )
         for worker, steps in timings.steps.items()
     )
@@ -60,7 +62,7 @@ def join_message(joined: JoinResult) -> job_pb2.JoinReply:
         step=joined.step,
         spec=joined.spec.to_proto(),
         state=state_code(joined.state),
-        assigns=joined.assign_values,
+        assign_values=joined.assign_values,
         restored=sorted(joined.restored),
     )
 

@@ -214,7 +214,7 @@ class LaneHandler:
         """Sends the values of a pull; returns the seconds that it waited for its consistency mode."""
         waited_s = 0.0
         shards = self._service.shards_of(request)
-        region = None if request.headers_only or not request.slot else self._region(request.slot)
+        region = None if request.headers_only or not request.region else self._region(request.region)
         targets: dict[ArenaKey, np.ndarray] = {}
         if region is not None:
             layouts = [shard.layout for shard in shards]
@@ -283,7 +283,7 @@ class LaneHandler:
         def read() -> tuple[pb.PushHeader, pushes.Source]:
             first, chunks = decode_push(payload)
             header = required(first)
-            region = self._region(header.slot) if header.slot else None
+            region = self._region(header.region) if header.region else None
             if region is not None:
                 return header, pushes.from_region(region, self._service.received("shared_memory"))
             return header, pushes.from_chunks(chunks, stream.take, self._service.received(self._transport))

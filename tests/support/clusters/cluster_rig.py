@@ -37,9 +37,9 @@ from shoal_coordinator.messages import (
 from shoal_coordinator.persistence import ClusterRecords, restored
 from shoal_coordinator.persistence.store import MemoryStore
 
-START, LEASE_S = 1_000_000.0, 5.0
-POLICY = ClusterPolicy(LEASE_S, 2)
-KEEPING = ClusterPolicy(LEASE_S, 2, checkpoints=True)
+START, HEARTBEAT_TIMEOUT_S = 1_000_000.0, 5.0
+POLICY = ClusterPolicy(HEARTBEAT_TIMEOUT_S, 2)
+KEEPING = ClusterPolicy(HEARTBEAT_TIMEOUT_S, 2, checkpoints=True)
 VARIABLES = {"w": Variable((8, 4)), "b": Variable(4)}
 GIVEN = {"w": Variable((8, 4), initializer=Given())}
 
@@ -129,7 +129,7 @@ class Rig:
         return self
 
     def kill(self, *names: str) -> "Rig":
-        return self.pass_time(LEASE_S + 1.5, *names)
+        return self.pass_time(HEARTBEAT_TIMEOUT_S + 1.5, *names)
 
     def drain(self, name: str) -> Any:
         """Asks a server to drain. Returns the jobs that it has to wait for."""

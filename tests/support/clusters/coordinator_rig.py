@@ -20,7 +20,7 @@ from shoal.variables import Variable
 from shoal_coordinator.process import CoordinatorConfig, CoordinatorProcess, start_coordinator
 from support.waiting import wait_until
 
-LEASE_S = 1.5
+HEARTBEAT_TIMEOUT_S = 1.5
 MAX_WATCHERS = 3
 
 
@@ -104,7 +104,7 @@ class Rig:
         config = CoordinatorConfig(
             listen=listen,
             store=self.store,
-            heartbeat_timeout_s=LEASE_S,
+            heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S,
             heartbeat_interval_s=0.1,
             max_watchers=MAX_WATCHERS,
             threads=4,

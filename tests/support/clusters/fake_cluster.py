@@ -77,7 +77,7 @@ class FakeJobs(job_pb2_grpc.JobsServicer):
 
     def __init__(self, record: Record, job: Job) -> None:
         self.record, self.job = record, job
-        self.assigns = False
+        self.assign_values = False
         self.joins: list[job_pb2.JoinReply] = []
         self.leases = [job_pb2.LeaseReply(finished=True)]
         self.error: errors.ShoalError | None = None
@@ -103,7 +103,7 @@ class FakeJobs(job_pb2_grpc.JobsServicer):
     def Join(self, request: Any, context: Any) -> Any:
         self._note(request)
         reply = self.joins.pop(0) if len(self.joins) > 1 else self.joins[0]
-        reply.assigns = self.assigns and not request.assigned
+        reply.assign_values = self.assign_values and not request.assigned
         return reply
 
     @_rpc.servicer

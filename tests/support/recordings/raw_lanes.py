@@ -86,9 +86,9 @@ class _LaneState:
                 self._memory = SlotMemory(hello.segment)
                 self._names |= {hello.segment.name: "shoal-" + "0" * 32, hello.segment.nonce: bytes(16)}
         elif kind == PULL:
-            self._slot = pb.PullRequest.FromString(payload).slot
+            self._slot = pb.PullRequest.FromString(payload).region
         elif kind == PUSH:
-            slot = pb.PushRequest.FromString(payload).header.slot
+            slot = pb.PushRequest.FromString(payload).header.region
         elif kind == END and side == "server":
             slot, self._slot = self._slot, 0
         if slot and self._memory:

@@ -81,12 +81,12 @@ class TestTensorBoard:
 
     @pytest.mark.parametrize("seen", range(len(LIFE) + 1))
     def test_that_is_begun_anew_has_everything_once(self, tmp_path: Path, seen: int) -> None:
-        watch(tmp_path / "anew", LIFE[:seen])
-        watch(tmp_path / "anew", LIFE)
-        watch(tmp_path / "anew", LIFE)
+        watch(tmp_path / "again", LIFE[:seen])
+        watch(tmp_path / "again", LIFE)
+        watch(tmp_path / "again", LIFE)
         watch(tmp_path / "once", LIFE)
         for run in (".", "worker-0", "worker-1"):
-            assert repr(scalars(tmp_path / "anew" / run)) == repr(scalars(tmp_path / "once" / run))
+            assert repr(scalars(tmp_path / "again" / run)) == repr(scalars(tmp_path / "once" / run))
 
     def test_goes_on_behind_a_record_that_is_torn_anywhere(self, tmp_path: Path) -> None:
         watch(tmp_path, LIFE[:2])

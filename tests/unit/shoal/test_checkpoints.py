@@ -189,7 +189,7 @@ class TestTheFolder:
         with pytest.raises(errors.UnknownCheckpoint, match="there is no checkpoint digits/best in"):
             Checkpoints(str(tmp_path)).show("digits/best")
 
-    def test_one_of_a_later_shoal_is_not_passed_by(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_one_of_a_later_shoal_is_not_skipped(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         save(tmp_path, 1)
         with monkeypatch.context() as patch:
             patch.setattr("shoal._checkpoint.manifest.VERSION", VERSION + 1)
@@ -392,7 +392,7 @@ class TestTheCommands:
         no_storage_message = run("checkpoints", "ls", "--checkpoints", tmp_path / "file")
         assert (no_storage_message.exit_code, "is not a folder" in no_storage_message.stderr) == (1, True)
 
-    def test_a_damaged_one_is_passed_by_aloud(self, tmp_path: Path, run: Any) -> None:
+    def test_a_damaged_one_is_skipped_aloud(self, tmp_path: Path, run: Any) -> None:
         save(tmp_path, 1)
         save(tmp_path, 2)
         damage(tmp_path, 2, "manifest.json")

@@ -185,12 +185,14 @@ class TestTheStraggler:
         slow = steps(range(20), compute=0.9)
         others = {name: steps(range(20), compute=0.2, pull=0.7) for name in ("w0", "w1")}
         heard = {"w0": 1_100.0, "w1": 1_100.5}
-        gone = Timings({**others, "w2": slow}, heard={**heard, "w2": 1_090.0})
+        gone = Timings({**others, "w2": slow}, last_reported_at={**heard, "w2": 1_090.0})
         assert gone.straggler() is None
         assert [*gone.compared().typical] == ["w0", "w1"]
-        assert Timings({**others, "w2": slow}, heard={**heard, "w2": 1_091.0}).straggler().worker == "w2"
+        assert Timings({**others, "w2": slow}, last_reported_at={**heard, "w2": 1_091.0}).straggler().worker == "w2"
         long = steps(range(20), compute=4.0)
-        assert Timings({**others, "w2": long}, heard={**heard, "w2": 1_089.0}).straggler().worker == "w2", "in a step"
+        assert Timings({**others, "w2": long}, last_reported_at={**heard, "w2": 1_089.0}).straggler().worker == "w2", (
+            "in a step"
+        )
 
     @pytest.mark.parametrize("off_s", [-3_600, 3_600])
     def test_is_found_whatever_its_hosts_clock_says(self, off_s):

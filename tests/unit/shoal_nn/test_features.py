@@ -1,4 +1,4 @@
-"""Crosses of categories: numbers that stay the same for ever, whoever computes them."""
+"""Crosses of categories: numbers that stay the same forever, on every worker."""
 
 import numpy as np
 import pytest

@@ -191,7 +191,7 @@ def test_crossed_features(rng, batch, rows, width):
     check_gradients(Sequential([FeatureCross("a", "b", rows), Embedding(rows, width)]), features, rng)
 
 
-@settings(max_examples=20, derandomize=True)  # ReLU: now and then a step would cross where its slope jumps
+@settings(max_examples=20, derandomize=True)  # ReLU: periodically a step would cross where its slope jumps
 @given(seeds, st.integers(1, 5), st.lists(small, max_size=2), small, st.booleans())
 def test_wide_and_deep(rng, batch, hidden, classes, crosses):
     net = wide_deep(

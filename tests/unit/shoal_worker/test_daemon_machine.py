@@ -166,7 +166,7 @@ def test_leaving_without_work_is_done_at_once():
     assert machine.done
 
 
-def test_a_trainer_that_is_through_as_its_daemon_leaves_has_finished():
+def test_a_trainer_that_is_finished_as_its_daemon_leaves_has_finished():
     machine = registered(Assigned(A), StopAfterBatchRequested())
     assert fed(machine, DONE) == [Finish("")]
 

@@ -367,7 +367,7 @@ def test_a_program_without_data_is_stepped_max_steps_times():
     assert rig.parameters.calls.count("barrier") == 0
 
 
-def test_a_gradient_with_nan_is_counted_and_its_step_passed_by():
+def test_a_gradient_with_nan_is_counted_and_its_step_skipped():
     rig = Rig(
         [Lease(1, DataRange(0, 0, 12)), NoRange.FINISHED], answers=[errors.NonFiniteGradient("w holds NaN")]
     ).run()
@@ -601,7 +601,7 @@ def test_a_step_that_overlaps_is_told_what_it_waited_for_the_push_before_it():
     assert [(timing.step, timing.push) for timing in timings(rig.run())] == [(0, 0.0), (1, 0.5), (2, 0.5)]
 
 
-def test_a_step_that_was_passed_by_is_told_of_too():
+def test_a_step_that_was_skipped_is_told_of_too():
     rig = Rig([NoRange.WAIT, Lease(1, DataRange(0, 0, 4)), NoRange.FINISHED])
     idle, trained = timings(rig.run())
     assert (idle.step, idle.wait, idle.own) == (0, pytest.approx(0.02), 0.0)
@@ -755,13 +755,13 @@ def test_one_that_stops_without_data_holds_nothing():
     assert rig.batches.cursor is None
 
 
-def test_one_that_is_through_says_so_though_it_was_to_stop():
+def test_one_that_is_finished_says_so_though_it_was_to_stop():
     rig = Rig([NoRange.FINISHED])
     rig.parameters.barrier = rig.stop.set
     assert rig.training.run()
 
 
-def test_a_worker_that_hears_enough_is_through_after_the_batch_in_hand():
+def test_a_worker_that_hears_enough_is_finished_after_the_batch_in_hand():
     evaluator, stop_after_batch = FakeEvaluator(), threading.Event()
     rig = Rig([Lease(1, DataRange(0, 0, 16))], evaluator=evaluator, stop_after_batch=stop_after_batch)
     rig.program.compute = lambda params, batch: stop_after_batch.set() or (1.5, {"w": params["w"]})

@@ -168,7 +168,7 @@ def test_a_removed_checkpoint_is_no_checkpoint_from_the_first_moment_on(
     assert removed == [("digits", "00000001", "manifest.json"), ("digits", "00000001")]
 
 
-def test_a_damaged_checkpoint_is_passed_by_for_an_older_one(catalogue: Catalogue, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_skipped_for_an_older_one(catalogue: Catalogue, tmp_path: Path) -> None:
     first = save(catalogue, "digits", 1)
     save(catalogue, "digits", 2)
     damaged = tmp_path / "digits" / "00000002" / "manifest.json"

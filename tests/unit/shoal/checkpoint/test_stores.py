@@ -59,7 +59,7 @@ def read(folder: CheckpointStorage, *path: str) -> bytes:
 
 
 def uploads(bucket: ObjectStore) -> list[Any]:
-    """The uploads that are neither complete nor given up."""
+    """The uploads that are neither complete nor abandoned."""
     found: list[Any] = bucket._system.list_multipart_uploads(bucket._root.partition("/")[0])
     return found
 

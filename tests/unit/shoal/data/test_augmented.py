@@ -275,7 +275,7 @@ def test_a_split_is_into_two_with_nothing_in_common():
 
 
 class Watched:
-    """Whoever reads it finds out which of its parts another thread could read meanwhile."""
+    """Its reader finds out which of its parts another thread could read meanwhile."""
 
     def __init__(self):
         self.parts, self.open = [], []

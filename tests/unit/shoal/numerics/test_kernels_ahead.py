@@ -159,7 +159,7 @@ def twice(folder: Path) -> Any:
 def test_a_cache_that_two_processes_have_mixed_up_is_mended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, winner: int
 ) -> None:
-    """One file for the code of two types: whoever loads it for the other has it twice, and calls are ambiguous."""
+    """One file for the code of two types: a process that loads it for the other type has it twice, and calls fail."""
     monkeypatch.setattr(numba.config, "CACHE_DIR", "")  # beside the source
     first = twice(tmp_path)
     kernels.prepare(first, NUMBERS)

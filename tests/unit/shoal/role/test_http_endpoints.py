@@ -1,4 +1,4 @@
-"""A role's pages: what they say, and that whoever is slow holds up nobody."""
+"""A role's pages: what they say, and that a slow client holds up nobody."""
 
 import gzip
 import http.client

@@ -1,4 +1,4 @@
-"""Frames go over a lane as they are, in whatever pieces, and whoever breaks off, stalls or lies is found out."""
+"""Frames go over a lane as they are, in whatever pieces, and a peer that breaks off, stalls or lies is found out."""
 
 import socket
 import struct

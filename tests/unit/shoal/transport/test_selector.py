@@ -1,4 +1,4 @@
-"""The best transport that works is taken, a refusal is said once, and what broke is opened anew, the best first."""
+"""The best transport that works is taken, a refusal is said once, and what broke is opened again, the best first."""
 
 import gc
 import weakref

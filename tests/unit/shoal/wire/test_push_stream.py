@@ -1,4 +1,4 @@
-"""Groups of arrays are given out as soon as all that they are made of is there, to whoever sends them."""
+"""Groups of arrays are given out as soon as all that they are made of is there, to the thread that sends them."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

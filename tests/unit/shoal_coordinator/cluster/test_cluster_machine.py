@@ -24,7 +24,7 @@ from shoal_coordinator.messages import (
     TakeCut,
     events,
 )
-from support.clusters.cluster_rig import GIVEN, KEEPING, LEASE_S, VARIABLES, Rig, Voyage, job, session
+from support.clusters.cluster_rig import GIVEN, HEARTBEAT_TIMEOUT_S, KEEPING, VARIABLES, Rig, Voyage, job, session
 
 
 @pytest.fixture
@@ -266,7 +266,7 @@ def test_a_program_that_raises_fails_the_job_with_its_traceback(rig):
         rig.describe("a", "w1")
 
 
-def test_a_worker_that_is_through_before_the_job_ran_fails_it(rig):
+def test_a_worker_that_is_finished_before_the_job_ran_fails_it(rig):
     rig.submit(job())
     rig.finish("a", "w0")
     assert rig.status("a").reason.startswith("worker w0 finished before the job ran")
@@ -520,7 +520,7 @@ def test_status_tells_who_is_there_and_what_they_do(rig):
         ("w0", Role.WORKER, True, "a"),
         ("w1", Role.WORKER, False, ""),
     ]
-    assert status.members[3].silent_s == pytest.approx(LEASE_S + 1.5)
+    assert status.members[3].silent_s == pytest.approx(HEARTBEAT_TIMEOUT_S + 1.5)
 
 
 @pytest.fixture
@@ -572,7 +572,7 @@ def test_jobs_that_wait_come_before_extra_workers_who_stay_where_they_are(wide):
     assert wide.status("c").reason == "waiting for workers: 0 of 1"
 
 
-def test_nobody_joins_a_job_that_a_worker_is_through_with(wide):
+def test_nobody_joins_a_job_that_a_worker_is_finished_with(wide):
     wide.submit(job(workers=2, max_workers=4))
     wide.start("a", "w0", "w1", samples=0)
     wide.leave("w2")

@@ -1,4 +1,4 @@
-"""Servers that are told to go: what their jobs do first, what is waited for, and for how long. A fake clock."""
+"""Servers that are asked to stop: what their jobs do first, what is waited for, and for how long. A fake clock."""
 
 import pytest
 
@@ -179,7 +179,7 @@ class TestAJobThatCannotBeSaved:
             fail(running)
         assert running.drain("s1") == ("a",)
         for attempt in range(10):
-            assert [type(effect) for effect in running.pending] == [ScanCheckpoints], f"given up after {attempt}"
+            assert [type(effect) for effect in running.pending] == [ScanCheckpoints], f"abandoned after {attempt}"
             fail(running)
             assert not running.pending, "not at once"
             assert running.drain("s1") == ("a",)

@@ -8,7 +8,7 @@ from shoal.status import Role, ServerLoad
 from shoal_coordinator.cluster import membership
 from shoal_coordinator.cluster.membership import Membership, Registration
 
-LEASE_S, START = 5.0, 1_000.0
+HEARTBEAT_TIMEOUT_S, START = 5.0, 1_000.0
 
 
 def worker(name="w0", process="p0"):
@@ -16,14 +16,14 @@ def worker(name="w0", process="p0"):
 
 
 def test_a_repeated_registration_is_the_same_life():
-    members = Membership(LEASE_S)
+    members = Membership(HEARTBEAT_TIMEOUT_S)
     first = members.register(worker(), 0.0)
     assert members.register(worker(), 1.0).incarnation == first.incarnation
-    assert members.expire(1.0 + LEASE_S) == []
+    assert members.expire(1.0 + HEARTBEAT_TIMEOUT_S) == []
 
 
 def test_another_process_with_the_id_of_a_live_one_is_refused_and_told_how_long():
-    members = Membership(LEASE_S)
+    members = Membership(HEARTBEAT_TIMEOUT_S)
     members.register(worker(), 0.0)
     with pytest.raises(errors.DuplicateMember, match=r"try again in 3\.0 s") as refused:
         members.register(worker(process="p1"), 2.0)
@@ -33,30 +33,30 @@ def test_another_process_with_the_id_of_a_live_one_is_refused_and_told_how_long(
 
 
 def test_a_killed_process_comes_back_under_its_id_when_the_lease_is_over():
-    members = Membership(LEASE_S)
+    members = Membership(HEARTBEAT_TIMEOUT_S)
     first = members.register(worker(), 0.0).incarnation
-    assert [member.id for member in members.expire(LEASE_S + 0.1)] == ["w0"]
-    second = members.register(worker(process="p1"), LEASE_S + 0.1).incarnation
+    assert [member.id for member in members.expire(HEARTBEAT_TIMEOUT_S + 0.1)] == ["w0"]
+    second = members.register(worker(process="p1"), HEARTBEAT_TIMEOUT_S + 0.1).incarnation
     assert second > first
     with pytest.raises(errors.Fenced, match="register again"):
-        members.heartbeat("w0", first, 0, 0, LEASE_S + 0.2)
-    members.heartbeat("w0", second, 0, 0, LEASE_S + 0.2)
+        members.heartbeat("w0", first, 0, 0, HEARTBEAT_TIMEOUT_S + 0.2)
+    members.heartbeat("w0", second, 0, 0, HEARTBEAT_TIMEOUT_S + 0.2)
 
 
 def test_the_dead_stay_dead():
-    members = Membership(LEASE_S)
+    members = Membership(HEARTBEAT_TIMEOUT_S)
     life = members.register(worker(), 0.0).incarnation
-    members.expire(LEASE_S + 1)
-    for call in (members.check, lambda *who: members.heartbeat(*who, 0, 0, LEASE_S + 1)):
+    members.expire(HEARTBEAT_TIMEOUT_S + 1)
+    for call in (members.check, lambda *who: members.heartbeat(*who, 0, 0, HEARTBEAT_TIMEOUT_S + 1)):
         with pytest.raises(errors.Fenced):
             call("w0", life)
     with pytest.raises(errors.Fenced):
         members.check("nobody", 1)
-    assert members.register(worker(), LEASE_S + 1).incarnation != life  # the same process, another life
+    assert members.register(worker(), HEARTBEAT_TIMEOUT_S + 1).incarnation != life  # the same process, another life
 
 
 def test_leaving_ends_it_at_once_and_only_the_life_that_leaves():
-    members = Membership(LEASE_S)
+    members = Membership(HEARTBEAT_TIMEOUT_S)
     first = members.register(worker(), 0.0).incarnation
     assert members.leave("w0", first, 1.0).id == "w0"
     assert members.leave("w0", first, 1.0) is None
@@ -66,18 +66,18 @@ def test_leaving_ends_it_at_once_and_only_the_life_that_leaves():
 
 
 def test_who_left_is_told_from_who_died():
-    members = Membership(LEASE_S)
+    members = Membership(HEARTBEAT_TIMEOUT_S)
     life = members.register(worker(), 0.0).incarnation
     members.register(Registration(Role.WORKER, "w1", "p1"), 0.0)
     members.leave("w0", life, 1.0)
-    members.expire(LEASE_S + 1)
-    told = {member.id: member.status(LEASE_S + 1, "") for member in members}
+    members.expire(HEARTBEAT_TIMEOUT_S + 1)
+    told = {member.id: member.status(HEARTBEAT_TIMEOUT_S + 1, "") for member in members}
     assert {name: (it.alive, it.draining) for name, it in told.items()} == {"w0": (False, True), "w1": (False, False)}
-    assert members.expected(LEASE_S + 1) == {}, "which only servers are"
+    assert members.expected(HEARTBEAT_TIMEOUT_S + 1) == {}, "which only servers are"
 
 
 def test_a_server_that_goes_is_expected_back_for_a_while():
-    members = Membership(LEASE_S, return_s=60)
+    members = Membership(HEARTBEAT_TIMEOUT_S, return_s=60)
     server = members.register(Registration(Role.SERVER, "s0", "p0", "h:1"), START)
     members.register(Registration(Role.SERVER, "s1", "p1", "h:2"), START)
     assert members.expected(START) == {}
@@ -95,10 +95,10 @@ def test_a_server_that_goes_is_expected_back_for_a_while():
 
 
 def test_a_beat_renews_the_lease_and_brings_the_load():
-    members = Membership(LEASE_S)
+    members = Membership(HEARTBEAT_TIMEOUT_S)
     life = members.register(Registration(Role.SERVER, "s0", "p", address="h:1"), 0.0).incarnation
     members.heartbeat("s0", life, 3, 1024, 4.0, ServerLoad(updates=5, waiting_pulls=1))
-    assert members.expire(4.0 + LEASE_S) == []
+    assert members.expire(4.0 + HEARTBEAT_TIMEOUT_S) == []
     (server,) = members.alive(Role.SERVER)
     assert (server.shards, server.bytes) == (3, 1024)
     assert server.status(4.0, "").load == ServerLoad(updates=5, waiting_pulls=1)
@@ -106,7 +106,7 @@ def test_a_beat_renews_the_lease_and_brings_the_load():
 
 
 def test_the_dead_are_remembered_for_a_while_and_not_too_many():
-    members = Membership(LEASE_S)
+    members = Membership(HEARTBEAT_TIMEOUT_S)
     for number in range(membership.MAX_DEAD + 10):
         members.register(worker(f"w{number}"), float(number) / 1000)
     members.expire(100.0)
@@ -133,7 +133,7 @@ def test_bad_registrations(arguments):
 
 def test_too_many_members(monkeypatch):
     monkeypatch.setattr(membership, "MAX_MEMBERS", 2)
-    members = Membership(LEASE_S)
+    members = Membership(HEARTBEAT_TIMEOUT_S)
     members.register(worker("w0"), 0.0)
     members.register(worker("w1"), 0.0)
     with pytest.raises(errors.Overloaded):
@@ -145,7 +145,7 @@ class Leases(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.members = Membership(LEASE_S)
+        self.members = Membership(HEARTBEAT_TIMEOUT_S)
         self.now = 0.0
         self.alive: dict[str, tuple[str, int, float]] = {}  # process, incarnation, last seen
         self.given: list[int] = []
@@ -180,10 +180,10 @@ class Leases(RuleBasedStateMachine):
         if name in self.alive:
             assert self.members.leave(name, self.alive.pop(name)[1], self.now)
 
-    @rule(seconds=st.floats(0, 2 * LEASE_S))
+    @rule(seconds=st.floats(0, 2 * HEARTBEAT_TIMEOUT_S))
     def pass_time(self, seconds):
         self.now += seconds
-        expired = {name for name, (_, _, seen) in self.alive.items() if self.now - seen > LEASE_S}
+        expired = {name for name, (_, _, seen) in self.alive.items() if self.now - seen > HEARTBEAT_TIMEOUT_S}
         assert {member.id for member in self.members.expire(self.now)} == expired
         for name in expired:
             del self.alive[name]

@@ -72,11 +72,11 @@ def folder(tmp_path: Path) -> Hanging:
 
 
 @pytest.fixture
-def performer(machine: EffectHost, folder: Hanging) -> Iterator[EffectRunner]:
-    performer = EffectRunner(machine, storage=folder)
-    yield performer
+def runner(machine: EffectHost, folder: Hanging) -> Iterator[EffectRunner]:
+    runner = EffectRunner(machine, storage=folder)
+    yield runner
     folder.answers.set()
-    performer.stop()
+    runner.stop()
 
 
 def admits(job: JobRef, number: int) -> AdmitWorker:
@@ -89,11 +89,11 @@ def writes(number: int) -> CommitCheckpoint:
 
 
 def test_a_storage_that_hangs_holds_up_nobody_who_trains(
-    performer: EffectRunner, machine: EffectHost, folder: Hanging
+    runner: EffectRunner, machine: EffectHost, folder: Hanging
 ) -> None:
     """Of the job itself, nor of another one, however many wait for it."""
     hanging = [ScanCheckpoints(JobRef(f"job-{number}", number), number=100 + number) for number in range(20)]
-    performer.submit([ScanCheckpoints(A, number=1), admits(A, 2), *hanging, admits(B, 3)])
+    runner.submit([ScanCheckpoints(A, number=1), admits(A, 2), *hanging, admits(B, 3)])
     admitted = {machine.next(), machine.next()}
     assert admitted == {WorkerAdmitted(A, 3, 0, effect=2), WorkerAdmitted(B, 3, 0, effect=3)}
     folder.answers.set()
@@ -102,7 +102,7 @@ def test_a_storage_that_hangs_holds_up_nobody_who_trains(
 
 
 def test_a_count_waits_for_what_is_left_of_an_earlier_job_of_the_name(
-    performer: EffectRunner, machine: EffectHost, folder: Hanging, monkeypatch: pytest.MonkeyPatch
+    runner: EffectRunner, machine: EffectHost, folder: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whose checkpoint may become whole meanwhile."""
 
@@ -112,7 +112,7 @@ def test_a_count_waits_for_what_is_left_of_an_earlier_job_of_the_name(
 
     monkeypatch.setattr(checkpoint_commit, "commit", write)
     folder.answers.set()
-    performer.submit([writes(1), ScanCheckpoints(JobRef("a", 2), number=2)])
+    runner.submit([writes(1), ScanCheckpoints(JobRef("a", 2), number=2)])
     assert [machine.next(), machine.next()] == [
         events.EffectDone(effect=1),
         CheckpointsScanned(JobRef("a", 2), 5, effect=2),
@@ -136,7 +136,7 @@ def _named(error: errors.ShoalError) -> str:
     ids=lambda it: _named(it) if isinstance(it, errors.ShoalError) else str(it),
 )
 def test_after_which_failures_of_a_checkpoint_the_shards_are_lost(
-    performer: EffectRunner,
+    runner: EffectRunner,
     machine: EffectHost,
     monkeypatch: pytest.MonkeyPatch,
     error: errors.ShoalError,
@@ -146,5 +146,5 @@ def test_after_which_failures_of_a_checkpoint_the_shards_are_lost(
         raise error
 
     monkeypatch.setattr(checkpoint_commit, "commit", fail)
-    performer.submit([writes(4)])
+    runner.submit([writes(4)])
     assert machine.next() == CheckpointFailed(A, error.message, lost, effect=4)

@@ -328,7 +328,7 @@ class TestTheManifest:
 
 
 class TestTheWayBack:
-    def test_takes_the_newest_that_can_be_read_and_says_what_was_passed_by(self, servers, catalogue):
+    def test_takes_the_newest_that_can_be_read_and_says_what_was_skipped(self, servers, catalogue):
         for number in (1, 2, 3):
             write(servers, catalogue, number, step=10 * number)
         damaged = {3: errors.CorruptCheckpoint("a bit is another")}
@@ -377,10 +377,10 @@ class TestTheWayBack:
 
         monkeypatch.setattr(catalogue.folder, "open", away)
         machine = EffectHost()
-        performer = EffectRunner(machine, storage=catalogue.folder)
-        performer.submit([CreateShards(REF, placement(), spec(), (CheckpointChoice("a", 1),), number=9)])
+        runner = EffectRunner(machine, storage=catalogue.folder)
+        runner.submit([CreateShards(REF, placement(), spec(), (CheckpointChoice("a", 1),), number=9)])
         assert machine.outcomes.get(timeout=20) == RestoreDeferred(REF, "503, slow down", effect=9)
-        performer.stop()
+        runner.stop()
 
     def test_refuses_another_optimizer_unless_values_alone_are_asked_for(self, servers, catalogue):
         write(servers, catalogue, 1)

@@ -71,7 +71,7 @@ def test_one_that_dies_meanwhile_is_not_waited_for():
     assert machine.report(2, found(2, loss=1.0)) == (found(2, loss=1.0), True)
 
 
-def test_at_the_end_the_last_one_that_is_through_evaluates():
+def test_at_the_end_the_last_one_that_is_finished_evaluates():
     machine = EvaluationSchedule(EvaluationPolicy())
     assert machine.claim(1, 10, (2, 3), through=True) == 0
     machine.release(1)
@@ -128,7 +128,7 @@ def test_patience_counts_those_since_the_best():
     assert machine.claim(1, 60, (), through=True) == 6
 
 
-def test_a_job_that_is_through_did_not_stop_early():
+def test_a_job_that_is_finished_did_not_stop_early():
     machine = EvaluationSchedule(EvaluationPolicy(every_steps=10, metric="accuracy", patience=1))
     evaluate(machine, [0.5])
     machine.report(1, found(machine.claim(1, 12, (), through=True), 12, accuracy=0.4))

@@ -147,15 +147,15 @@ def test_range_size_is_the_jobs_or_a_good_one():
 
 def test_every_sample_of_every_epoch_is_leased():
     job = running(workers=2, epochs=2, batch_size=10)
-    seen, done, crew = [], {"w0": 0, "w1": 0}, {"w0", "w1"}
-    while crew:
-        for worker in sorted(crew):
+    seen, done, group = [], {"w0": 0, "w1": 0}, {"w0", "w1"}
+    while group:
+        for worker in sorted(group):
             answer = job.lease(worker, done[worker])
             if isinstance(answer, Lease):
                 seen.append((answer.range.epoch, answer.range.start))
                 done[worker] = answer.number
             elif answer is NoRange.FINISHED:
-                crew.remove(worker)
+                group.remove(worker)
     assert seen == [(epoch, start) for epoch in (0, 1) for start in range(0, 100, 10)]
     assert job.status(START).progress.epoch == 1
 
@@ -198,7 +198,7 @@ def test_timings_are_kept_until_the_job_begins_anew():
     job.lose("w1", START + 2)
     assert [(worker, timing.compute) for worker, (timing,) in job.timings().steps.items()] == [("w0", 0.1), ("w1", 0.2)]
     assert job.timings().staleness == {4: 1}
-    assert job.timings().heard == {"w0": START + 1, "w1": START + 1}
+    assert job.timings().last_reported_at == {"w0": START + 1, "w1": START + 1}
     job.validate()
     job.lose_shards("s0 died", 1.0, START + 3)
     assert job.timings() == Timings()

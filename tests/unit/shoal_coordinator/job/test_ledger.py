@@ -191,7 +191,7 @@ def test_a_restored_ledger_with_fewer_epochs_than_are_done_is_finished():
     data=st.data(),
 )
 def test_workers_in_step_get_the_same_batches_in_whatever_order_they_ask(ranges, epochs, workers, stop, data):
-    """Ranges are of two batches. One of the two runs goes on from a checkpoint, of which the other knows nothing."""
+    """Ranges are of two batches. One of the two runs goes on from a checkpoint; the other does not know it."""
 
     def run(stop):
         trained = []

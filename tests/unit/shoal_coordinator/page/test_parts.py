@@ -158,7 +158,7 @@ class TestRates:
             {"alive": False, "updates": 50},
             {"updates": 60, "silent_s": -10.0},
         ],
-        ids=["another life", "counts anew", "dead", "nobody looked for long"],
+        ids=["another life", "counts again", "dead", "nobody looked for long"],
     )
     def test_there_are_none(self, later):
         rates = Rates()
@@ -172,7 +172,7 @@ class TestRates:
         rates.update(there, 0.0)
         assert set(rates.update(there, 1.0)) == {"s0", "s1"}
         assert set(rates.update(there[:1], 1.1)) == {"s0"}
-        assert set(rates.update(there, 1.2)) == {"s0"}, "who comes back begins anew"
+        assert set(rates.update(there, 1.2)) == {"s0"}, "who comes back begins again"
 
 
 class TestThreads:

@@ -24,7 +24,18 @@ from shoal_coordinator.messages import (
     events,
 )
 from shoal_coordinator.persistence.cluster_records import ClusterRecords, restored
-from support.clusters.cluster_rig import GIVEN, KEEPING, LEASE_S, POLICY, START, Rig, Voyage, job, promised, session
+from support.clusters.cluster_rig import (
+    GIVEN,
+    HEARTBEAT_TIMEOUT_S,
+    KEEPING,
+    POLICY,
+    START,
+    Rig,
+    Voyage,
+    job,
+    promised,
+    session,
+)
 
 
 @pytest.fixture
@@ -45,7 +56,7 @@ def test_a_job_goes_on_where_it_was(rig):
     assignments = rig.beat("w0", "w1")
     rig.crash()
     assert rig.status("a") == before
-    assert rig.beat("w0", "w1") == assignments, "nobody starts anew"
+    assert rig.beat("w0", "w1") == assignments, "nobody starts again"
     assert rig.machine.status(rig.now).cluster == "reef"
     assert rig.lease("a", "w1") == held
     assert rig.lease("a", "w0").number > held.number
@@ -105,7 +116,7 @@ def test_leases_count_from_the_restart(rig):
     rig.start("a", "w0", "w1")
     rig.now += 3600
     rig.crash()
-    rig.pass_time(LEASE_S - 0.1, "s1")
+    rig.pass_time(HEARTBEAT_TIMEOUT_S - 0.1, "s1")
     assert rig.state("a") is JobState.RUNNING
     rig.pass_time(0.2, "s1")
     assert rig.status("a").state is JobState.FAILED
@@ -128,7 +139,7 @@ def test_jobs_whose_servers_are_gone_end_and_say_why(rig):
     rig.submit(job("waits"))
     rig.now += 7 * 86_400
     rig.crash()
-    rig.pass_time(LEASE_S + 1.5, "s0", "s1", "w0", "w1")
+    rig.pass_time(HEARTBEAT_TIMEOUT_S + 1.5, "s0", "s1", "w0", "w1")
     assert "is gone, and with it the only replica" in rig.status("ran").reason
     assert rig.status("waits").reason == "waiting for workers: 0 of 2"
     assert rig.pending == [], "nobody is waited for"
@@ -140,7 +151,7 @@ def test_the_dead_stay_dead(rig):
     with pytest.raises(errors.Fenced):
         rig.beat("w1")
     [dead] = [member for member in rig.machine.status(rig.now).members if not member.alive]
-    assert dead.silent_s == pytest.approx(LEASE_S + 1.5)
+    assert dead.silent_s == pytest.approx(HEARTBEAT_TIMEOUT_S + 1.5)
 
 
 def test_a_session_has_its_one_part(rig):
