@@ -23,8 +23,7 @@ from shoal.variables import Variable
 
 _log = structlog.get_logger(__name__)
 
-# Smallest time between two reports to the coordinator. A push sends the report.
-_REPORT_EVERY_S = 0.5
+_REPORT_EVERY_S = 0.5  # smallest time between two reports to the coordinator; a push sends the report
 
 
 class Session:
@@ -41,24 +40,17 @@ class Session:
     last session has closed. If a session closes because of an exception, the job fails with its traceback. The
     variables remain available to `Client.pull` until the job is dropped.
 
-    Open one session per process or thread; a session is not thread-safe. It sends heartbeats from a thread of its own.
-    If the process stalls for longer than the cluster's heartbeat timeout, the session is declared dead, the others
-    continue without it, and its next call raises `Fenced`. Metrics and log lines never stop a loop: they are kept while
-    the coordinator does not answer, and cut to the size of a report.
-
-    `Client.session` opens sessions.
+    Open one session per process or thread; a session is not thread-safe. If the process stalls for longer than the
+    cluster's heartbeat timeout, the session is declared dead, the others continue without it, and its next call raises
+    `Fenced`. Metrics and log lines are kept while the coordinator does not answer, cut to the size of a report.
 
     Args:
         coordinator: calls of the coordinator; owned by the session.
-        job: name of the job.
+        job: name of the job, also an attribute.
         variables: of the job, by name. None joins a job that another session describes.
         options: fields of the job; see `SessionOptions`.
-        worker: member id. Empty means that one is drawn.
+        worker: member id, also an attribute. Empty means that one is drawn.
         clock: seconds from any start, for timings.
-
-    Attributes:
-        job: name of the job.
-        worker: member id of this session.
     """
 
     def __init__(

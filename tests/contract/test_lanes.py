@@ -144,7 +144,7 @@ def push_header(*, step=1, **fields):
 
 def slot_push(slot):
     """The only message of a push through memory."""
-    return pb.PushRequest(header=push_header(slot=slot)).SerializeToString()
+    return pb.PushRequest(header=push_header(region=slot)).SerializeToString()
 
 
 def push_messages():
@@ -401,7 +401,7 @@ class TestSegmentsThatAreNotTheClients:
         with servers.lane(segment=said) as lane:
             assert not lane.welcome.shared
             with pytest.raises(errors.BadRequest, match="names region 1 of shared memory; this lane has 0"):
-                lane.pull(pull_request(slot=1))
+                lane.pull(pull_request(region=1))
             assert lane.push(push_messages()).shards[0].outcome == pb.ACCEPTED
             assert sum(len(chunk.data) for reply in lane.pull(pull_request(step=2)) for chunk in reply.chunks) == 4000
             return lane.welcome.reason
@@ -507,17 +507,17 @@ class TestSlots:
         with servers.lane(segment=offered.said) as lane:
             assert lane.welcome.shared
             with pytest.raises(errors.BadRequest, match=f"names region {slot} of shared memory; this lane has 2"):
-                lane.pull(pull_request(slot=slot))
+                lane.pull(pull_request(region=slot))
             with pytest.raises(errors.BadRequest, match=f"names region {slot} of shared memory; this lane has 2"):
                 lane.push([slot_push(slot)])
             assert servers.versions() == [1]
-            lane.pull(pull_request(slot=2))  # the lane goes on
+            lane.pull(pull_request(region=2))  # the lane goes on
 
     def test_values_and_gradients_lie_where_the_contract_says(self, servers, offered):
         servers.admit("a")
         before = servers.values()["w"]
         with servers.lane(segment=offered.said) as lane:
-            [reply] = lane.pull(pull_request(slot=2))
+            [reply] = lane.pull(pull_request(region=2))
             assert not reply.chunks
             assert reply.headers[0].version == 1
             np.testing.assert_array_equal(offered.slot(2)[:4000].view(np.float32), before)
@@ -533,7 +533,7 @@ class TestSlots:
             servers.admit("a")
             with servers.lane(segment=offered.said) as lane:
                 with pytest.raises(errors.BadRequest, match="4160 bytes does not fit into a region of 4096"):
-                    lane.pull(pull_request(slot=1))
+                    lane.pull(pull_request(region=1))
                 with pytest.raises(errors.BadRequest, match="4160 bytes does not fit into a region of 4096"):
                     lane.push([slot_push(1)])
                 assert not offered.slot(1).any()
@@ -581,17 +581,17 @@ class TestSlots:
         metrics = ("shoal_server_sent_bytes_total", "shoal_server_received_bytes_total")
         before = [servers.sample(metric) for metric in metrics]
         with servers.lane(segment=offered.said) as lane:
-            lane.pull(pull_request(slot=1))
+            lane.pull(pull_request(region=1))
             lane.push([slot_push(1)])
         assert [servers.sample(metric) for metric in metrics] == [value + 4000 for value in before]
 
     def test_of_a_segment_that_shrank_are_refused_and_the_lane_goes_on(self, servers, offered):
         servers.admit("a")
         with servers.lane(segment=offered.said) as lane:
-            lane.pull(pull_request(slot=1))
+            lane.pull(pull_request(region=1))
             os.truncate(offered.path, HEADER_BYTES)
             with pytest.raises(errors.ShoalError, match="is lost"):
-                lane.pull(pull_request(slot=1))
+                lane.pull(pull_request(region=1))
             with pytest.raises(errors.BadRequest, match="this lane has 0"):
                 lane.push([slot_push(2)])
             assert servers.versions() == [1]

@@ -35,7 +35,7 @@ push_headers = st.builds(
     commit=st.booleans(),
     aggregations=st.lists(st.sampled_from(tensor_pb2.Aggregation.values()), max_size=3),
     versions=st.lists(uint64s, max_size=5),
-    slot=uint32s,
+    region=uint32s,
 )
 shard_headers = st.lists(
     st.builds(header_pb2.ShardHeader, shard=uint32s, generation=uint64s, version=uint64s, step=uint64s), max_size=4
