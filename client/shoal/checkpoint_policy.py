@@ -132,8 +132,8 @@ class CheckpointChoice:
     Attributes:
         job: name of the job that took it.
         number: its number within that job. 0 means the newest complete one.
-        partial: whether only the values of variables that both have are restored, without optimizer slots and data
-            position.
+        partial: whether only the values of variables that both the checkpoint and the job have are restored, without
+            optimizer slots and data position.
         best: whether to take the newest one of the best evaluation; `number` is then 0.
     """
 

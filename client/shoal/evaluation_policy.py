@@ -20,7 +20,8 @@ _MODES: Mapping[Mode, job_pb2.EvaluationPolicy.Mode.ValueType] = {
     "min": job_pb2.EvaluationPolicy.MIN,
     "max": job_pb2.EvaluationPolicy.MAX,
 }
-# A metric without a mode: it is one of these if a word of its name begins or ends with one, as "top5" and "logloss" do.
+# Words by which the mode "auto" recognises a metric. A word of its name must begin or end with one, as "top5" and
+# "logloss" do.
 _MINIMIZED = ("loss", "error", "mse", "rmse", "mae", "mape", "nll", "entropy", "perplexity")
 _MAXIMIZED = (
     "accuracy",
@@ -60,9 +61,10 @@ class EvaluationPolicy:
         every_steps: steps between two evaluations, counted by the fastest worker. 0 means no evaluations by steps.
         at_end: whether the job evaluates when all workers have finished, before it succeeds.
         metric: name of the metric that decides which evaluation is the best.
-        mode: whether "min" or "max" of it is better. "auto": as its name says: less of a loss, error, mse, rmse, mae,
-            mape, nll, entropy or perplexity; more of an accuracy, acc, auc, auroc, top, f1, precision, recall, iou, r2,
-            ndcg, bleu or reward; less where a name has both. Other names need "min" or "max".
+        mode: whether to minimize ("min") or maximize ("max") the metric. "auto" infers it from a word of the metric's
+            name. It minimizes a loss, error, mse, rmse, mae, mape, nll, entropy or perplexity. It maximizes an
+            accuracy, acc, auc, auroc, top, f1, precision, recall, iou, r2, ndcg, bleu or reward. If a name has words of
+            both lists, it minimizes. Other names need "min" or "max".
         patience: number of consecutive evaluations without an improvement after which the job ends as succeeded. 0
             means that the job never ends early.
         min_delta: smallest difference from the best value that counts as an improvement, 0 or more.
@@ -192,7 +194,7 @@ class EvaluationPolicy:
 def from_options(given: Mapping[str, Any]) -> EvaluationPolicy | None:
     """Returns the policy that options describe, or None without options.
 
-    The option against an evaluation at the end alone also gives None.
+    `--no-evaluation-at-end` alone also gives None.
 
     Args:
         given: field names and values of `EvaluationPolicy`.

@@ -1,4 +1,4 @@
-"""The specification of a job, which users submit. The client checks it when it is created, and the coordinator again.
+"""Job specification. The client checks it when it is created, and the coordinator checks it again.
 
 The metadata of each field of `Job` defines its check, its encoding, its option of `shoal submit` and its JSON; see
 `shoal._job.description`. The code that runs jobs is elsewhere.
@@ -85,18 +85,19 @@ class Job:
         shards: number of shards of the variables. 0 means four per server, or one if a shard would be smaller than
             1 MiB.
         seed: seed of the initial values and of the order of the data, 0 to 2^64 - 1.
-        wire: dtype in which trainable float32 variables travel, in both directions. "bfloat16" and "float16" take half
-            the bytes and round every gradient and value; the servers keep and update float32. "bfloat16" has the range
-            of float32. "float16" has more precision, but a gradient above 65,504 is rejected as Inf. All other
+        wire: dtype in which values and gradients of trainable float32 variables travel. "bfloat16" and "float16" take
+            half the bytes and round every gradient and value; the servers keep and update float32. "bfloat16" has the
+            range of float32. "float16" has more precision, but a gradient above 65,504 is rejected as Inf. All other
             variables travel in their own dtype.
         overlap: whether the next pull and the previous push run while the worker computes. Only the modes
             Asynchronous and BoundedStaleness with a bound of 1 or more allow this. The worker's values then lack its
             own last push. False means that pull, compute and push follow each other.
         restore: the checkpoint that the job starts from: "JOB" for the newest one of a job, "JOB/NUMBER", or "JOB/best"
             for the newest one of its best evaluation. The job restores the variables, optimizer slots, worker clocks
-            and the position in the data. It is an error if a variable is missing on either side. "" means initial
-            values.
-        partial_restore: whether to restore only the values of the variables that both sides have, for fine-tuning.
+            and the position in the data. It is an error if the checkpoint or the job lacks a variable of the other. ""
+            means initial values.
+        partial_restore: whether to restore only the values of the variables that both the checkpoint and the job have,
+            for fine-tuning.
         checkpoints: when checkpoints are taken, and which are kept. None means every ten minutes and at the end, if
             the cluster has a checkpoint storage.
         evaluation: when the held-out samples are evaluated, and what follows: early stopping, and checkpoints of the

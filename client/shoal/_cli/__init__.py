@@ -1,4 +1,4 @@
-"""The `shoal` command: a translation between a terminal and `shoal.Client`. Python can do all that it can do."""
+"""The `shoal` command: a terminal interface to `shoal.Client`. Python code can do everything that the command does."""
 
 import os
 import signal

@@ -73,7 +73,7 @@ def with_job_options(command: Callable[..., None]) -> Callable[..., None]:
     """Adds the options of a job to a typer command, before the command's own options.
 
     Args:
-        command: a function whose first parameter is a function that builds the job from the command line. The latter
+        command: a function whose first parameter is a function that builds the job from the command line. That function
             raises InvalidJob or InvalidOptimizer if the options are invalid.
     """
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]

@@ -51,7 +51,7 @@ class Output:
     """Prints the results of a command. Within `with`, an error becomes a message and an exit code.
 
     Args:
-        as_json: prints JSON objects instead of text.
+        as_json: whether to print JSON objects instead of text.
         width: columns of the screen. None means those of this terminal.
     """
 
@@ -69,7 +69,7 @@ class Output:
         Args:
             text: the sentence.
             record: the JSON object.
-            beside: prints on standard error, because a file goes to standard output.
+            beside: whether to print on standard error, because standard output carries a file.
         """
         stream = sys.stderr if beside else sys.stdout
         stream.write((_json(record) if self.as_json else text) + "\n")

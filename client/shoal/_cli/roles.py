@@ -1,4 +1,4 @@
-"""The command `run`, which starts the role that TF_CONFIG gives. Each role has a command of its own besides."""
+"""The command `run`, which starts the role that TF_CONFIG gives. Each role also has its own command."""
 
 import os
 from typing import Any

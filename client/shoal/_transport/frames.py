@@ -6,7 +6,7 @@ from shoal._transport.connection import Frames
 
 
 class Frame(enum.IntEnum):
-    """Kind of a frame; see the table in `parameter_server.proto`."""
+    """Kind of a frame; see the comment of `LaneHello` in `parameter_server.proto`."""
 
     HELLO = 1
     WELCOME = 2
