@@ -132,9 +132,9 @@ class CheckpointChoice:
     Attributes:
         job: name of the job that took it.
         number: its number within that job. 0 means the newest complete one.
-        partial: whether only the values of variables that both the checkpoint and the job have are restored, without
+        partial: whether to restore only the values of variables that the checkpoint and the job both have, without
             optimizer slots and data position.
-        best: whether to take the newest one of the best evaluation; `number` is then 0.
+        best: whether to use the newest checkpoint that was taken at a best evaluation; `number` is then 0.
     """
 
     job: str

@@ -52,8 +52,8 @@ class Checkpoint:
         nbytes: size of all its files, in bytes.
         variables: shape and dtype of each variable, by name.
         skipped: for JOB and JOB/best, the newer checkpoints that are damaged, each with the reason.
-        evaluation: the evaluation that this checkpoint was taken for, the best at that time. None means that it was
-            not taken for an evaluation.
+        evaluation: the evaluation that this checkpoint was taken for; it was the best so far. None means that the
+            checkpoint was not taken for an evaluation.
     """
 
     job: str
@@ -73,8 +73,9 @@ class Checkpoint:
 class Checkpoints:
     """The checkpoints of a storage: a local folder or an object store.
 
-    The name of a checkpoint is JOB, JOB/NUMBER or JOB/best. JOB is the newest complete one, JOB/best the newest of the
-    job's best evaluation. Both skip damaged checkpoints, as a job does that restores them.
+    The name of a checkpoint is JOB, JOB/NUMBER or JOB/best. JOB means the newest complete checkpoint of the job.
+    JOB/best means the newest one that was taken at a best evaluation. Both skip damaged checkpoints, as a job does when
+    it restores one.
 
     Args:
         url: a path on this machine, file://PATH, or s3://BUCKET/PREFIX.
@@ -131,7 +132,8 @@ class Checkpoints:
         Raises:
             BadRequest: `name` has another form.
             UnknownCheckpoint: there is no such checkpoint.
-            CorruptCheckpoint: it is damaged; for JOB and JOB/best, all candidates are.
+            CorruptCheckpoint: the checkpoint is damaged. For JOB and JOB/best, every checkpoint that the name can mean
+                is damaged.
             IncompatibleCheckpoint: it was written by a later version of Shoal.
         """
         return self._used(name, lambda _: None)[1]
@@ -240,7 +242,8 @@ class Checkpoints:
             StorageFailed: the file cannot be read, or the checkpoint cannot be written.
             CorruptCheckpoint: the file is not a safetensors file.
             IncompatibleCheckpoint: a tensor has a dtype that Shoal does not support.
-            JobExists: a running job of that name took checkpoints at the same time, and the import is lost.
+            JobExists: a running job of that name took checkpoints at the same time and removed or overwrote the
+                imported files.
         """
         number = self._catalogue.next_number(_job(job))
         with SafetensorsFile(Path(file), skip) as source:

@@ -50,8 +50,8 @@ class JobHandle:
 
         Args:
             timeout_s: how long to wait, in seconds. None means no limit. The job continues after a timeout.
-            callbacks: called with each event, in this order; see `shoal.callbacks`. An exception of a callback ends
-                the wait and is raised here; the job continues.
+            callbacks: called with each event, in the order of the list; see `shoal.callbacks`. An exception of a
+                callback ends the wait and is raised here; the job continues.
 
         Returns:
             The result of the job, which has succeeded.

@@ -61,17 +61,17 @@ class EvaluationPolicy:
         every_steps: steps between two evaluations, counted by the fastest worker. 0 means no evaluations by steps.
         at_end: whether the job evaluates when all workers have finished, before it succeeds.
         metric: name of the metric that decides which evaluation is the best.
-        mode: whether to minimize ("min") or maximize ("max") the metric. "auto" infers it from a word of the metric's
-            name. It minimizes a loss, error, mse, rmse, mae, mape, nll, entropy or perplexity. It maximizes an
-            accuracy, acc, auc, auroc, top, f1, precision, recall, iou, r2, ndcg, bleu or reward. If a name has words of
-            both lists, it minimizes. Other names need "min" or "max".
+        mode: whether smaller ("min") or larger ("max") values of the metric are better. "auto" infers the mode from the
+            metric's name: "min" if a word of the name begins or ends with loss, error, mse, rmse, mae, mape, nll,
+            entropy or perplexity; otherwise "max" if one begins or ends with accuracy, acc, auc, auroc, top, f1,
+            precision, recall, iou, r2, ndcg, bleu or reward. For other names, "auto" is an error.
         patience: number of consecutive evaluations without an improvement after which the job ends as succeeded. 0
             means that the job never ends early.
         min_delta: smallest difference from the best value that counts as an improvement, 0 or more.
         checkpoint_best: whether the job takes a checkpoint at each evaluation that is the best so far. The newest of
             these is kept; its name is `JOB/best`. In a synchronous job without backup workers it holds the evaluated
             values, unless another checkpoint was in progress for 10 s or longer. In all other cases it may include
-            later updates; in a synchronous job, its step is then later than the evaluation's.
+            later updates. If it does in a synchronous job, its step is later than that of the evaluation.
 
     Raises:
         InvalidJob: a value is out of range, or neither `metric` nor `mode` says which values are better.
@@ -194,7 +194,7 @@ class EvaluationPolicy:
 def from_options(given: Mapping[str, Any]) -> EvaluationPolicy | None:
     """Returns the policy that options describe, or None without options.
 
-    `--no-evaluation-at-end` alone also gives None.
+    The function also returns None if the only option is the one that disables the evaluation at the end.
 
     Args:
         given: field names and values of `EvaluationPolicy`.

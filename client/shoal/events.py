@@ -30,7 +30,7 @@ class StateChanged(Event):
 
     Attributes:
         state: the new state.
-        reason: why the state changed, if there is more to say. For a failure of the program it has the traceback.
+        reason: why the state changed, or "". If the program failed, the reason includes the traceback.
     """
 
     state: JobState

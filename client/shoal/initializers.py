@@ -1,7 +1,7 @@
 """Initializers: the rules for a variable's values before the first push.
 
-The values depend only on the seed, the variable's name and the element's index. Each server computes its own slices,
-and a variable starts from the same bits for every partitioner and placement.
+The values depend only on the seed, the variable's name and the element's index. Each server computes its own slices. A
+variable starts with the same bits, whatever its partitioner and placement.
 """
 
 import math
@@ -99,7 +99,7 @@ class Zeros(Initializer):
 
 @dataclass(frozen=True)
 class Given(Zeros):
-    """Given values, which the value sender sends before the job runs. An array among a job's variables means this."""
+    """Given values, which the value sender sends before the job runs. An array in a job's variables stands for this."""
 
     name: ClassVar[str] = "given"
 

@@ -93,10 +93,10 @@ class Job:
             Asynchronous and BoundedStaleness with a bound of 1 or more allow this. The worker's values then lack its
             own last push. False means that pull, compute and push follow each other.
         restore: the checkpoint that the job starts from: "JOB" for the newest one of a job, "JOB/NUMBER", or "JOB/best"
-            for the newest one of its best evaluation. The job restores the variables, optimizer slots, worker clocks
-            and the position in the data. It is an error if the checkpoint or the job lacks a variable of the other. ""
-            means initial values.
-        partial_restore: whether to restore only the values of the variables that both the checkpoint and the job have,
+            for the newest one that was taken at a best evaluation. The job restores the variables, optimizer slots,
+            worker clocks and the position in the data. It is an error if the job or the checkpoint lacks a variable
+            that the other has. "" means initial values.
+        partial_restore: whether to restore only the values of the variables that the checkpoint and the job both have,
             for fine-tuning.
         checkpoints: when checkpoints are taken, and which are kept. None means every ten minutes and at the end, if
             the cluster has a checkpoint storage.

@@ -41,8 +41,8 @@ class LocalCluster:
             "" means a temporary file.
         listen: host:port of the coordinator. Port 0 means any free port.
         page_listen: host:port of the web page. Port 0 means any free port, "" means no page.
-        env: environment variables for the roles, in addition to those of this process. If OMP_NUM_THREADS and its like
-            are not set, the workers divide the cores among them.
+        env: environment variables for the roles, in addition to those of this process. If OMP_NUM_THREADS,
+            OPENBLAS_NUM_THREADS and MKL_NUM_THREADS are not set, the cores are divided among the workers.
         flags: further flags by role: {"coordinator": ["--heartbeat-timeout", "2"]}; see `shoal coordinator --help`.
         log_level: "debug", "info", "warning" or "error".
         log_dir: folder for one log file per role, which is kept. None means temporary log files.
@@ -164,8 +164,8 @@ class LocalCluster:
     def restart(self, role: str, index: int = 0) -> RoleProcess:
         """Starts a role again under the same name; kills it first if it still runs.
 
-        The coordinator keeps its address, the address of its page and, without `--store memory`, its state. A killed
-        member can register again only after the heartbeat timeout.
+        A coordinator keeps its address and the address of its page. It also keeps its state, unless its flags have
+        `--store memory`. A killed member can register again only after the heartbeat timeout.
 
         Args:
             role: "coordinator", "server" or "worker".

@@ -44,7 +44,7 @@ class AggregateMetric(Protocol):
     """A metric of a whole set that is not the mean over its batches, such as the area under a curve."""
 
     def joined(self, other: Self) -> Self:
-        """Returns the metric of both sets together. They have no sample in common."""
+        """Returns the metric of both sets together. The two sets have no sample in common."""
         ...
 
     def value(self) -> float:
@@ -123,7 +123,7 @@ class Blocks:
             they are cheaper to read that way (parts of a Parquet row group). None means that each block is a run.
 
     Raises:
-        ProgramError: an argument has the wrong shape or order, or the two do not match.
+        ProgramError: an argument has the wrong shape or order, or `starts` and `runs` do not match.
     """
 
     starts: np.ndarray
@@ -297,7 +297,7 @@ class EvaluatedProgram(Protocol):
 
     @property
     def held_out(self) -> Dataset:
-        """The held-out samples, at least one. Like `dataset`, an attribute that is prefetched in a thread."""
+        """The held-out samples, at least one. Like `dataset`, it is an attribute."""
         ...
 
     def evaluate(self, params: Mapping[str, Array], batch: Any) -> Mapping[str, float | AggregateMetric]:
@@ -308,8 +308,9 @@ class EvaluatedProgram(Protocol):
             batch: what `held_out.batch` returned, on the worker's device.
 
         Returns:
-            For each name a number or an array of one element: the mean over the batch, such as {"loss": 0.31}. The job
-            takes the mean over all samples. For other metrics, an `AggregateMetric` of the batch, which the job joins.
+            The mean over the batch for each metric, as a number or an array of one element, such as {"loss": 0.31}. The
+            job computes the mean over all samples. A metric that is not such a mean is an `AggregateMetric` of the
+            batch, and the job joins those of all batches.
         """
         ...
 

@@ -42,15 +42,15 @@ class Session:
 
     Open one session per process or thread; a session is not thread-safe. If the process stalls for longer than the
     cluster's heartbeat timeout, the session is declared dead, the others continue without it, and its next call raises
-    `Fenced`. Metrics and log lines are kept while the coordinator does not answer, cut to the size of a report.
+    `Fenced`. Metrics and log lines are kept while the coordinator does not answer, and cut to fit a report.
 
     Args:
-        coordinator: calls of the coordinator; owned by the session.
+        coordinator: client of the coordinator.
         job: name of the job, also an attribute.
-        variables: of the job, by name. None joins a job that another session describes.
+        variables: variables of the job, by name. None joins a job that another session describes.
         options: fields of the job; see `SessionOptions`.
-        worker: member id, also an attribute. Empty means that one is drawn.
-        clock: seconds from any start, for timings.
+        worker: member id, also an attribute. "" means a random one.
+        clock: returns seconds from any origin, for timings.
     """
 
     def __init__(
@@ -151,8 +151,8 @@ class Session:
             updates: values, or increments for the aggregation "sum", of non-trainable variables by name. For each
                 aggregation, give all variables or none. A variable without an update keeps its value.
             weight: weight in the mean of a synchronous step, > 0: usually the number of samples.
-            metrics: metrics of the step by name, such as {"loss": 0.3}. Of more than 256, "loss" and the first are
-                kept.
+            metrics: metrics of the step by name, such as {"loss": 0.3}. If there are more than 256, "loss" and the
+                first others are kept.
 
         Returns:
             The outcome. With backup workers, each shard closes its own steps, and "accepted" means that at least one

@@ -45,8 +45,9 @@ class Progress:
     Attributes:
         steps: accepted pushes of all workers.
         samples: samples in the accepted pushes.
-        total_samples: samples in all epochs. 0 means that it is not known. With `max_steps` it is the number of samples
-            until then, if that is smaller: an estimate, because batches may be smaller and workers join and leave.
+        total_samples: samples in all epochs. 0 means that it is not known. If `max_steps` ends the job earlier, it is
+            the number of samples until then. That number is an estimate, because batches may be smaller and workers
+            join and leave.
         epoch: current pass over the data set, from 0.
         samples_per_s: mean rate since the job started to run, in samples per second.
         loss: loss of the latest report.

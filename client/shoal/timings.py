@@ -33,7 +33,7 @@ class StepTiming:
         read: seconds of waiting for the batch.
         compute: seconds of the program, including copies to the device and back.
         push: seconds of the push. With overlap, seconds of waiting for the previous push.
-        wait: seconds of waiting for a lease, for a barrier without a pull, or idle.
+        wait: seconds of waiting for a lease or for a barrier without a pull, and of idle time.
         evaluate: seconds of an evaluation.
     """
 
@@ -115,9 +115,10 @@ class Comparison:
     Workers that are gone (no report for 10 s longer than the others) or had no data are left out.
 
     Attributes:
-        typical: typical step of each worker. Each phase is the median over the worker's part of the latest 64 common
-            steps, which two or more workers have taken. If there are fewer than 5 common steps, it is the median over
-            the worker's latest 64 steps. The number and the start are those of the latest step.
+        typical: typical step of each worker. Each phase is a median over the common steps that the worker has taken.
+            Common steps are the latest 64 steps that two or more workers have taken. If there are fewer than 5, the
+            median is over the worker's latest 64 steps. The number and the start of a typical step are those of the
+            worker's latest step.
         slowest: for each worker with common steps, the share of these in which its own time was the longest.
         straggler: the worker with the longest own time of a typical step, if that is at least 1.2 times the others'
             median and the worker was the slowest in more than half of the common steps. None means that there is no

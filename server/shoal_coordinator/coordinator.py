@@ -238,7 +238,7 @@ class Coordinator:
         return self.handle(event)
 
     def wanted(self, effect: int, server: ServerRef) -> bool:
-        """Returns whether a server lives and the effect is still pending."""
+        """Returns whether a server is alive and the effect is still pending."""
         with self._lock:
             return self._machine.wants(effect, server)
 

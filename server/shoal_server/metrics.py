@@ -200,7 +200,7 @@ class ServerMetrics:
         self._apply_seconds.observe(seconds)
 
     def offered(self, *, shared: bool) -> None:
-        """Counts a segment that a client offered: shared or refused."""
+        """Counts a segment that a client offered, as shared or as refused."""
         self._transports.segments["shared" if shared else "refused"].inc()
 
     @contextmanager

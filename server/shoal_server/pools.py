@@ -10,11 +10,11 @@ class CallPool(ThreadPoolExecutor):
     """A thread pool that reports how busy it is.
 
     Args:
-        threads: most threads.
+        threads: maximum number of threads.
         name: prefix of the threads' names.
 
     Attributes:
-        threads: most threads.
+        threads: maximum number of threads.
     """
 
     def __init__(self, threads: int, name: str) -> None:

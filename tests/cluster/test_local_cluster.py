@@ -77,7 +77,7 @@ def test_a_number_of_roles_that_makes_no_sense_is_refused(counts):
 def test_it_is_not_started_twice():
     with shoal.LocalCluster(0, 0) as cluster:
         roles = cluster.processes
-        with pytest.raises(shoal.StartFailed, match="started already"):
+        with pytest.raises(shoal.StartFailed, match="already running"):
             cluster.start()
         assert cluster.processes == roles
         with cluster.client() as client:

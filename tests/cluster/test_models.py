@@ -92,5 +92,5 @@ def test_a_label_that_the_model_has_no_class_for_fails_the_job_and_says_so(clien
     path = tmp_path / "images.npz"
     np.savez(path, images=np.zeros((40, 8, 8), np.uint8), labels=np.arange(40) // 4)
     settings = {"data": str(path), "format": "npz", "model": "mlp", "classes": 9}
-    with pytest.raises(shoal.JobFailed, match=r"dataset\.batch.* InvalidData: the label 9 is of none of .* 9 classes"):
+    with pytest.raises(shoal.JobFailed, match=r"dataset\.batch.* InvalidData: the label 9 is not one of .* 9 classes"):
         train(client, "image_classifier", settings)

@@ -14,7 +14,7 @@ class Mapped(DatasetWrapper):
 
     Args:
         dataset: the other data set. Its blocks and its seeds are kept.
-        function: takes and returns a batch. Its errors are raised by the read.
+        function: takes and returns a batch. Its errors are raised where the batch is read.
     """
 
     def __init__(self, dataset: Dataset | RandomDataset, function: Callable[[Any], Any]) -> None:

@@ -4,7 +4,7 @@ from shoal import errors
 
 
 def shape_error(layer: str, kind: str, what: str, got: str, wants: str, change: str) -> errors.InvalidShape:
-    """Returns the error. Its details are the arguments.
+    """Returns the error for an array of the wrong shape. Its details are the arguments.
 
     Args:
         layer: the layer's path in the model; empty for a single layer; for a function, the same as `kind`.

@@ -87,9 +87,9 @@ class Conv2D(_Convolution):
         groups: number of groups of channels, each with filters / groups filters of its own.
         window: height and width, or one number for both.
         strides: distance between windows, down and across, or one number for both.
-        padding: zeros around the image. "same" gives an output of ceil(input / stride), with the odd zero below and on
-            the right, as in TensorFlow. "valid" adds none. Explicit numbers are as in PyTorch: n on all sides,
-            (rows, columns), or ((above, below), (left, right)).
+        padding: zeros around the image. "same" gives an output of ceil(input / stride). If the number of zeros is odd,
+            the extra one is below or on the right, as in TensorFlow. "valid" adds none. Explicit numbers are as in
+            PyTorch: n on all sides, (rows, columns), or ((above, below), (left, right)).
         bias: whether to add a bias; a normalization that follows cancels it.
         initializer: initializer of the kernel; the bias starts at 0.
         input_gradient: whether to compute dx. False suits a model's first layer; dx is then None.

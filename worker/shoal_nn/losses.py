@@ -16,7 +16,8 @@ def softmax_cross_entropy(logits: Array, labels: Array) -> tuple[Array, Array]:
     Args:
         logits: [..., classes].
         labels: class probabilities of the same shape, or class numbers [...] as integers. On a GPU, class numbers are
-            not checked, because a check would wait for the device; CuPy takes the loss of any class for invalid ones.
+            not checked, because a check would wait for the device. For an invalid number, the loss is that of an
+            arbitrary class.
 
     Returns:
         The loss, a 0-d array on the same device, and its gradient by the logits, of their dtype. For 16-bit floats, the

@@ -58,7 +58,7 @@ class AreaUnderCurve:
 
     Ties count half. The value is exact: it follows from the ranks of all scores (Mann and Whitney, "On a test of
     whether one of two random variables is stochastically larger than the other", 1947). It is therefore a
-    `shoal.program.AggregateMetric` and not a mean over batches. It holds 5 bytes a sample on the host, or 9 bytes for
+    `shoal.program.AggregateMetric` and not a mean over batches. It holds 5 bytes per sample on the host, or 9 bytes for
     float64 logits.
 
     Args:
@@ -78,7 +78,7 @@ class AreaUnderCurve:
             labels: [batch] or [batch, 1], 0 or 1.
 
         Raises:
-            InvalidShape: the shapes are others.
+            InvalidShape: the logits or the labels have another shape.
             InvalidData: a label is neither 0 nor 1.
         """
         column = (len(logits), 1) if logits.ndim else ()

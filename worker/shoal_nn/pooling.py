@@ -26,7 +26,7 @@ class _Pooling(Windowed, StatelessLayer):
 
 @dataclass(frozen=True)
 class MaxPool(_Pooling):
-    """Maximum of each window of a channel. If several elements are equal, the first one gets dy.
+    """Maximum of each window of a channel. If several elements are the maximum, the first one gets dy.
 
     Args:
         window: height and width, or one number for both.

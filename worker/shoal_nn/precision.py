@@ -34,8 +34,8 @@ class Policy:
     """Dtype in which a model computes.
 
     Args:
-        compute: "float16" needs a `LossScale`. "bfloat16" has the range of float32 and needs none; CuPy supports it
-            from version 14.
+        compute: the dtype, by name. "float16" needs a `LossScale`. "bfloat16" has the range of float32 and needs none;
+            CuPy supports it from version 14.
 
     Raises:
         InvalidLayer: the dtype is unknown.

@@ -73,8 +73,8 @@ def image_classifier(
         size: height and width that images are resized to; 0 keeps their size.
         augment: random augmentations of training images after resizing, a list or a string such as "flip,crop". "flip"
             mirrors left and right; "crop" crops after padding with 4 pixels of zeros.
-        mean: subtracted from pixels, which are from 0 to 1; a number, or one for each channel.
-        std: divisor of pixels after that; a number, or one for each channel.
+        mean: number to subtract from the pixels, which are from 0 to 1, or one number for each channel.
+        std: number to divide the pixels by after that, or one number for each channel.
         held_out_share: share of the training images that is held out for evaluation. None means the test images, or a
             tenth of the training images if the format has no test images.
         top: k of an additional top-k accuracy in evaluations; 1 means none.
@@ -125,7 +125,7 @@ def wide_and_deep(
         data: Parquet files for training, as for `shoal.data.Parquet`.
         held_out: Parquet files for evaluation.
         label: column of labels, 0 or 1.
-        categories: number of categories n by column; the column has integers in [0, n).
+        categories: number of categories of each column. A column with n categories has integers in [0, n).
         numbers: columns of numbers, a list or a string such as "age,hours". They should be of about unit size. A
             mapping gives the mean and standard deviation to normalize them with: {"age": [38.6, 13.7]}.
         crosses: pairs of category columns, such as [["education", "occupation"]].
@@ -294,8 +294,8 @@ def _augmentations(
         like: one image, [1, height, width, channels].
         size: height and width to resize to; 0 keeps the size.
         changes: random transforms of training images.
-        mean: subtracted from pixels.
-        std: divisor of pixels.
+        mean: numbers to subtract from the pixels.
+        std: numbers to divide the pixels by.
     """
     resized: list[Transform] = [Resize((size, size))] if size and like.shape[1:3] != (size, size) else []
     ready: list[Transform] = [ToFloat(), Normalize(mean, std)]

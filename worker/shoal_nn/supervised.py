@@ -120,7 +120,7 @@ class Supervised:
 
     Raises:
         InvalidShape: the layer does not accept such samples; a step also raises it for integers instead of floats.
-        InvalidData: from reading a batch: a label is invalid.
+        InvalidData: a label is invalid. Reading a batch raises it.
     """
 
     def __init__(

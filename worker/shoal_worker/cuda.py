@@ -1,7 +1,7 @@
 """GPU device over CuPy: streams, pinned memory and the limit of the memory pool.
 
 The CuPy module is passed in and not imported here. Programs compute on their thread's current stream. Copies use
-streams of their own, which are not ordered with it by default. Each order that matters is therefore an event:
+streams of their own, which are not ordered with it by default. CUDA events therefore enforce the orders that matter:
 
 - A copy to the device writes to memory that earlier computation may still use. The copy waits for the work that was
   queued when that memory was freed. Computation on the copied values waits for the copy.

@@ -149,7 +149,7 @@ class Evaluator:
         Args:
             params: the variables, on the device.
             step: the worker's step, for messages.
-            max_batches: the most batches to evaluate; None means all.
+            max_batches: largest number of batches to evaluate; None means all.
         """
         program, device, total = self._program, self._device, MetricTotals()
         with self._errors_named("held_out", step):

@@ -165,7 +165,7 @@ def timings(job: str, found: Timings, last: int = KEPT_TIMINGS) -> dict[str, Any
     Args:
         job: name of the job.
         found: the timings. All of them are compared.
-        last: the most steps that are listed for each worker.
+        last: largest number of steps that are listed for each worker.
     """
     compared = found.compared()
     return {

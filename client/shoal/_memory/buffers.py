@@ -24,11 +24,12 @@ _places = itertools.cycle(range(0, 16 * 3 << 16, 3 << 16))
 class BufferPool:
     """A pool that lends buffers, which return when they are collected. Any thread may use it.
 
-    No method waits for the lock, because the garbage collector may return a buffer while its thread holds the lock. A
-    method that cannot take the lock does without it, and the holder processes returned buffers after its release.
+    No method waits for the lock, because the garbage collector may return a buffer on a thread that holds the lock. If
+    the lock is taken, a method does only what needs no lock. The holder handles the buffers that were returned
+    meanwhile, after it has released the lock.
 
     Args:
-        max_bytes: the most bytes of free buffers together. The oldest are dropped first.
+        max_bytes: largest total size of the free buffers, in bytes. The oldest are dropped first.
         idle_s: seconds after which `trim` drops a free buffer.
         clock: a monotonic clock, in seconds.
     """
@@ -123,9 +124,10 @@ def _give_back(pool: weakref.ref[BufferPool], memory: memoryview) -> None:
 def allocate(nbytes: int) -> memoryview:
     """Allocates a buffer without initializing it.
 
-    It starts on a cache line. A NumPy array need not, so that each 64-byte load and store of a kernel may touch two
-    lines, and Adam takes a quarter longer. Large buffers also start far apart modulo 1 MiB. If those of an arena are a
-    memory page apart modulo their size, Adam takes 1.5 times as long (measured on an AMD EPYC 7003).
+    The buffer starts on a cache line. A NumPy array may start within one, and then each 64-byte load or store of a
+    kernel touches two lines, and Adam takes a quarter longer. Large buffers also start far apart modulo 1 MiB. If the
+    buffers of an arena were only a memory page apart in this sense, Adam would take 1.5 times as long (measured on an
+    AMD EPYC 7003).
     """
     period, place = (_PERIOD, next(_places)) if nbytes >= _LARGE else (_CACHE_LINE, 0)
     memory = np.empty(nbytes + period, np.uint8)

@@ -41,7 +41,7 @@ def make_server(
         listening: a listening socket, which the server closes.
         not_ready: returns the reason why the role does not serve, or an empty string if it serves.
         registry: the metrics to serve.
-        connections: the most connections at a time. Further ones get status 503.
+        connections: largest number of connections at a time. Further ones get status 503.
         seconds: the longest duration of a connection.
 
     Returns:

@@ -27,7 +27,7 @@ class ConnectionLimits:
     """Limits of connections.
 
     Attributes:
-        connections: the most connections at a time.
+        connections: largest number of connections at a time.
         idle_timeout_s: seconds that a connection may be open without a complete request, at first and after each
             response.
         longest_s: seconds after which a connection is closed in any case. None means no limit.

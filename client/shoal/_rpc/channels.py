@@ -349,7 +349,7 @@ class RpcServer:
     Args:
         bind: host:port to listen on. Port 0 takes any free port.
         services: full name, function of the generated code that adds it, and servicer of each service.
-        threads: the most calls that run at a time.
+        threads: largest number of calls that run at a time.
         advertise: host by which others reach this one. Default: as `public_host` chooses.
 
     Raises:

@@ -13,7 +13,7 @@ class DataCount:
     Attributes:
         done: trained on.
         leased: in the hands of workers.
-        requeued: taken back from a worker, or passed over for the sake of order: the next to be leased.
+        requeued: taken back from a worker, or passed over. They are leased again before unleased samples.
         unleased: never leased.
     """
 

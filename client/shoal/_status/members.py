@@ -104,7 +104,7 @@ class ClusterStatus:
     """The status of the cluster.
 
     Attributes:
-        cluster: id of the cluster, drawn when the coordinator starts with an empty store.
+        cluster: id of the cluster, generated when the coordinator starts with an empty store.
         generation: generation of the newest placement.
         members: servers, workers and sessions, including lost ones.
     """

@@ -1,6 +1,7 @@
 """Access to the host and the installation: optional packages, plugins, files, volumes, host identity and build.
 
-`volumes` and `build` are imported as modules. Of Shoal, it knows only the errors. Every package may import it.
+`volumes` and `build` are imported as modules. The only other part of Shoal that this package imports is `errors`. Every
+package may import it.
 """
 
 from shoal._system.atomic_file import atomic_write

@@ -34,7 +34,7 @@ class Span:
         """Sets attributes."""
 
     def end(self, _error: BaseException | None = None, /) -> None:
-        """Ends the span, without effect if it has ended. `with` does it too."""
+        """Ends the span, without effect if it has ended. The end of a `with` statement calls it."""
 
     def __enter__(self) -> "Span":
         return self
@@ -219,7 +219,7 @@ class Traces:
 
     Args:
         name: name of the root spans, and of the attribute that identifies the trace.
-        most: the most traces that are open at a time.
+        most: largest number of traces that are open at a time.
         attributes: attributes of the root spans.
     """
 

@@ -16,7 +16,7 @@ class Outbox:
     """Collects metrics and lines on any thread. One thread takes reports from it, all within the coordinator's limits.
 
     Args:
-        kept_lines: the most lines that wait.
+        kept_lines: largest number of lines that wait.
 
     Attributes:
         lines_lost: lines dropped since the start.

@@ -5,9 +5,9 @@ One thread fetches the next values and sends the last gradients, in this order:
     the loop      | compute step 0 |       compute step 1        |       compute step 2
     the thread    | pull for 1     | push of 0, then pull for 2  | push of 1, then pull for 3
 
-So the values of a step include all pushes of this worker except its last one. The shard answers such a pull when the
-step that it is for may begin, in any mode. If a mode needs the last push first (synchronous, or a bound of 0), overlap
-gains nothing, and the loop pulls and pushes in turn.
+So the values of a step include all pushes of this worker except its last one. In any mode, a shard answers a pull for a
+step when that step may begin. If a mode needs the last push first (synchronous, or a bound of 0), overlap gains
+nothing, and the loop pulls and pushes in turn.
 
 In any mode, the gradients of a step may be given one by one. Another thread then sends the first ones while the loop
 computes the others, and the pull for the step after the next waits for that thread.
@@ -70,7 +70,7 @@ class Pipeline:
         return self._parameters.step
 
     def pull(self) -> dict[str, np.ndarray]:
-        """Pulls as `ParameterClient.pull`. If the last push failed, `settle` raises its error."""
+        """Pulls as `ParameterClient.pull` does. If the last push failed, `settle` raises its error."""
         self._check_not_feeding()
         if self._thread is None:
             with self.traces.span(self.step, "pull"):
@@ -97,7 +97,7 @@ class Pipeline:
         weight: float = 1.0,
         cursor: Cursor | None = None,
     ) -> PushResult:
-        """Pushes as `ParameterClient.push`. Arrays of a mapping, except for `buffers`, may change when this returns.
+        """Pushes as `ParameterClient.push` does. Arrays of a mapping, except `buffers`, may change when this returns.
 
         Args:
             gradients: arrays by variable; or pairs of name and array, as they become available. Each pair is sent while
@@ -180,13 +180,13 @@ class Pipeline:
             del sent  # otherwise a failure's traceback would keep the failure and its memory alive
 
     def skip(self) -> PushResult:
-        """Skips the step as `ParameterClient.skip`. Call it after `settle`."""
+        """Skips the step as `ParameterClient.skip` does. Call it after `settle`."""
         self._check_not_feeding()
         self._drain()
         return self._traced(self.step, self._parameters.skip, "skip")
 
     def barrier(self) -> None:
-        """Waits as `ParameterClient.barrier`. Call it after `settle`."""
+        """Waits as `ParameterClient.barrier` does. Call it after `settle`."""
         self._check_not_feeding()
         with self.traces.span(self.step, "barrier"):
             self._drain()

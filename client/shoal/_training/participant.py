@@ -176,7 +176,7 @@ class Participant:
         return EvaluationClaim(reply.number, reply.stop)
 
     def report_evaluation(self, result: Evaluation) -> EvaluationAck:
-        """Sends the result of an evaluation. Must be repeated while the answer is to wait."""
+        """Sends the result of an evaluation. Repeat the call as long as the answer has `wait` set."""
         request = job_pb2.ReportEvaluationRequest(**self._identity, result=result.to_proto())
         reply = self._coordinator.call(self._jobs.ReportEvaluation, request)
         return EvaluationAck(reply.wait, reply.stop)

@@ -44,9 +44,9 @@ class Puller:
     def fetch(self, step: int, *, ahead: int, moves_values: bool) -> PullResult:
         """Pulls from all servers, until all shards are at one step.
 
-        With backup workers, shards may close a step without this worker, some before others. Then it repeats the pull
-        for the newest step, so that it does not work on a closed step, and so that shards that are behind learn that it
-        skips theirs.
+        With backup workers, shards may close a step without this worker, some before others. The method then repeats
+        the pull for the newest step. The worker thus does not work on a closed step, and the shards that are behind
+        learn that it skips their step.
 
         Args:
             step: steps that this worker has finished.

@@ -1,4 +1,4 @@
-"""Data calls to a parameter server by gRPC, with an own encoding of the messages that carry chunks."""
+"""Data calls to a parameter server by gRPC, with Shoal's own encoding of the messages that carry chunks."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -50,7 +50,7 @@ class Listener:
         frames: the kinds of frame on this port.
         handler: creates the handler of a connection.
         security: checks the hello of each connection.
-        limit: the most connections at a time; further ones are refused.
+        limit: largest number of connections at a time; further ones are refused.
         name: name of a connection in messages, and of its thread. The accepting thread has the same name with an s.
         advice: what a refused client should do, for its error message.
     """

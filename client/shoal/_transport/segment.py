@@ -1,7 +1,7 @@
 """Segments: memory that two processes of one host share, named in /dev/shm or the folder of SHOAL_SHARED_MEMORY.
 
-One process creates and owns a segment, and another one opens it. Either may divide it into regions. The processes agree
-on its content elsewhere.
+One process creates and owns a segment, and another one opens it. Either may divide it into regions. Other modules
+define its content.
 """
 
 import errno

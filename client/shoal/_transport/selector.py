@@ -1,4 +1,4 @@
-"""Selection of the best transport to one server that works, and of the time to try a better one again."""
+"""Selection of a client's transport to one server: the best one that works."""
 
 from dataclasses import replace
 
@@ -16,8 +16,8 @@ class Selector:
     """Opens transports to one server. Only one thread may use it at a time.
 
     When a transport breaks, the selector opens another one, the best first. It does not retry a carrier that the server
-    refused or does not offer. The server answers by gRPC, so the cause is a firewall or its limit of lanes, which will
-    not change. If no transport is left, the next `open` tries all of them.
+    refused or does not offer. Since the server does answer by gRPC, the cause is a firewall or the server's limit of
+    lanes, and neither is expected to change. If no transport is left, the next `open` tries all of them.
 
     Args:
         setting: selects transports, as SHOAL_TRANSPORT does.

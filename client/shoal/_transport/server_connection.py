@@ -62,7 +62,7 @@ class ServerConnection:
         return self._unless_closed(lambda: transport.pull(request, pull_decoder))
 
     def prepare(self, payload: PushPayload, memory: Memory | None) -> PushPayload:
-        """Makes a payload ready for `push`, in the transport's memory if it has any. Waits for arrays still to come.
+        """Makes a payload ready for `push`, in the transport's memory if any. Waits until all arrays are available.
 
         Args:
             payload: payload for the shards of this server.

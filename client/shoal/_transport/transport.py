@@ -134,8 +134,8 @@ class TransportFactory(ABC):
 
         Args:
             target: the server.
-            payloads: the most payloads or pulled values in use at the same time; `Transport.memory` may lend this many
-                regions.
+            payloads: largest number of payloads or pulled values in use at the same time; `Transport.memory` may lend
+                this many regions.
 
         Returns:
             The transport.

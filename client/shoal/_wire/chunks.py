@@ -172,7 +172,7 @@ def _scalar(tag: int, value: int, most: int) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    """Encodes a number >= 0 with 7 bits a byte, lowest first. All bytes but the last have their highest bit set."""
+    """Encodes a number >= 0 with 7 bits per byte, lowest first. All bytes but the last have their highest bit set."""
     if value < 0x80:
         return _ONE_BYTE[value]
     encoded = bytearray()

@@ -1,4 +1,4 @@
-"""Packing of arrays by name into arenas, by a client's placement. `shoal._wire.pull_decoder` has the way back.
+"""Packing of arrays by name into arenas, by a client's placement. `shoal._wire.pull_decoder` unpacks.
 
 `shoal._wire.framing` sends arenas.
 """

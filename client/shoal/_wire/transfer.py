@@ -31,8 +31,8 @@ class PushPayload:
         packer: packer of the placement.
         layouts: layouts of the call's shards.
         aggregations: aggregations of the arenas that the push carries.
-        arrays: the arrays, by variable; they must not change before the push is answered. None if the push carries
-            nothing, or only the copy stays unchanged.
+        arrays: the arrays, by variable; they must not change before the push is answered. None if the push carries no
+            arrays, or if the originals may change and only the copy is used.
         copy: unsigned bytes, with the offsets of `region_offsets`.
         region: number, from 1, of the region in shared memory that holds the copy; 0 means that the copy is private.
         owner: owner of that region; None means that the copy is private.

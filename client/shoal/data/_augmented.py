@@ -23,8 +23,8 @@ class Augmented(DatasetWrapper):
     prefetching, the images are transformed while the program computes. Use transforms without random numbers for
     held-out samples, so that all evaluations see the same images. Such transforms need no seed: call `batch(indices)`.
 
-    For two kinds of images in a batch, wrap one `Augmented` in another. Both draw the same random numbers, so an image
-    and its mask are flipped and cropped alike if their first transforms are the same.
+    If a batch has two kinds of images, such as images and masks, wrap one `Augmented` in another. Both draw the same
+    random numbers. If their first transforms are the same, an image and its mask are flipped and cropped alike.
 
     Args:
         dataset: a data set whose batches are tuples, lists or dicts. It may have blocks.
@@ -33,7 +33,7 @@ class Augmented(DatasetWrapper):
 
     Attributes:
         dataset: the data set.
-        prefetch: number of batches to read ahead, as of the data set.
+        prefetch: number of batches to read ahead, that of the data set.
         blocks: blocks of the data set, if it has blocks.
 
     Raises:

@@ -28,9 +28,10 @@ class _Stream:
 class BlockReader(ABC):
     """The base class of data sets with blocks. A subclass needs `read_blocks` and `join`.
 
-    Batches are read in chapters: as many batches as the blocks in memory have samples for. The samples of a chapter are
-    gathered in one call per column, and its batches are slices. While the program trains on one chapter, a thread reads
-    the next. About three windows of blocks are in memory: the chapter in use, the next one, and its blocks.
+    Batches are read in chapters. A chapter consists of all batches whose samples are in the blocks in memory. One call
+    for each column gathers the samples of a chapter, and its batches are slices. While the program trains on one
+    chapter, a thread reads the next. About three windows of blocks are in memory: the chapter in use, the next one, and
+    its blocks.
 
     Args:
         blocks: blocks of the data set.

@@ -14,14 +14,14 @@ from shoal.program import DEFAULT_PREFETCH, Blocks, Dataset, RandomDataset
 
 
 class DatasetWrapper(ABC):
-    """A data set that reads another one in the same way: with its prefetch, its blocks, and a seed if it takes one.
+    """A data set that transforms another one, and has the same prefetch, blocks and need of a seed.
 
     Args:
         dataset: the other data set.
 
     Attributes:
         dataset: the other data set.
-        prefetch: number of batches to read ahead, as of the data set.
+        prefetch: number of batches to read ahead, that of the data set.
         blocks: blocks of the data set, if it has blocks.
     """
 

@@ -27,10 +27,10 @@ class ImageFolder:
 
     A batch is the tuple (images, labels): uint8 [n, height, width, 3], with 1 channel in mode "L", and int64 [n].
     Classes are numbered by name and images by path within them, so the numbers do not depend on the folder's location.
-    The prefetching thread decodes the images of a batch, and the first frame of an image with several frames. It
+    The prefetching thread decodes the images of a batch. If an image has several frames, it decodes the first. It
     ignores transparency and orientation tags. Hidden files and files without the suffix of an image are left out.
 
-    The constructor reads the header of every image. Damage after the header shows when a batch needs the image.
+    The constructor reads the header of every image. Damage after the header is detected when a batch needs the image.
 
     Args:
         folder: folder with one folder per class, which may have further folders in it.

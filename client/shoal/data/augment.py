@@ -75,8 +75,8 @@ def resize(images: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """Resizes images by bilinear interpolation between the centers of pixels.
 
     The result is that of PyTorch's `interpolate(mode="bilinear", align_corners=False, antialias=False)`: each pixel is
-    interpolated from four, also when the image shrinks. Pillow's BILINEAR, which `ImageFolder` uses, averages all the
-    pixels that a new one covers; when the image grows, the two agree.
+    interpolated from four, also when the image shrinks. Pillow's BILINEAR, which `ImageFolder` uses, averages all
+    pixels that a new pixel covers. When the image grows, both give the same result.
 
     Args:
         images: [n, height, width, channels]. Whole numbers are computed as float32 and rounded to the nearest, half to
@@ -157,8 +157,8 @@ def normalize(images: np.ndarray, mean: ArrayLike, std: ArrayLike) -> np.ndarray
 def uniforms(seed: int | Sequence[int], samples: np.ndarray, count: int) -> np.ndarray:
     """Returns random numbers in [0, 1), which depend only on the seed and the sample's number.
 
-    The algorithm applies the finalizer of SplitMix64 to the sample's number and to the place in its row, each with half
-    of the mixed seed.
+    The algorithm applies the finalizer of SplitMix64 twice: to the sum of the sample's number and a key, and to the sum
+    of that result, the place in the row and another key. Both keys come from the seed.
 
     Args:
         seed: a whole number, 0 or more, or several.

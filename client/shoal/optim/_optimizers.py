@@ -236,8 +236,8 @@ class FTRL(Optimizer, name="ftrl"):
         z := z + g + 2 * l2_shrinkage * x - (n' ** p - n ** p) / lr * x
         x := (clip(z, -l1, l1) - z) / ((beta + n' ** p) / lr + 2 * l2)
 
-    The new x depends on the slots only; initial values enter through the term with x. If the schedule's rate is 0, an
-    update changes nothing.
+    The new x depends on the slots only; the initial value of x has an effect through the last term of z. If the
+    schedule's rate is 0, an update changes nothing.
 
     Args:
         learning_rate: see `Optimizer`. Use a schedule with small changes only, because z includes past rates.

@@ -43,8 +43,9 @@ Flag = Annotated[bool, Allowed("true or false (1 or 0)", lambda x: x in {0, 1})]
 class Specification:
     """A schedule or an optimizer: a class that is selected by name and has numbers as parameters.
 
-    A subclass with a `name` is registered with its kind. The constructor checks the fields of the `Annotated` types
-    above and converts them to Python numbers. The message carries them in a map, except the fields in `apart`.
+    A subclass with a `name` is registered with its kind. The constructor checks the fields with an `Annotated` type of
+    this module, and converts them to Python numbers. The message carries them in a map, except for the fields in
+    `apart`.
 
     Attributes:
         kind: name of the kind, for error messages.

@@ -216,7 +216,7 @@ class LeaveRequest(_message.Message):
     @_builtins.property
     def cursor(self) -> _parameter_server_pb2.DataCursor:
         """A worker's position in its leased range. Only the rest of the range goes to other workers. If it is not set, or
-        belongs to another lease, the whole range does.
+        belongs to another lease, the whole range goes to them.
         """
 
     def __init__(

@@ -90,11 +90,10 @@ class CoordinatorServicer:
 
     def Drain(self, request, context):
         """Drains a server: the coordinator places no new shards on it, takes checkpoints of the jobs with shards there and
-        moves those jobs to other servers. Meanwhile the server continues to serve. It repeats the call, which then only
-        reads, and leaves when the reply names no job or its grace period ends. A job that needs as many servers as before
-        waits for a limited time until the server registers again under its id.
-        Returns ABORTED, FENCED if the incarnation has expired or was replaced, and INVALID_ARGUMENT, BAD_REQUEST if the
-        member is no server.
+        moves those jobs to other servers. Meanwhile the server continues to serve. The server repeats the call, which then
+        only reads, and leaves when the reply names no job or its grace period ends. A job that needs as many servers as
+        before waits for a limited time until the server registers again under its id. Returns ABORTED, FENCED if the
+        incarnation has expired or was replaced, and INVALID_ARGUMENT, BAD_REQUEST if the member is no server.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -45,11 +45,10 @@ class CoordinatorStub:
     """
     Drain: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.DrainRequest, _coordinator_pb2.DrainReply]
     """Drains a server: the coordinator places no new shards on it, takes checkpoints of the jobs with shards there and
-    moves those jobs to other servers. Meanwhile the server continues to serve. It repeats the call, which then only
-    reads, and leaves when the reply names no job or its grace period ends. A job that needs as many servers as before
-    waits for a limited time until the server registers again under its id.
-    Returns ABORTED, FENCED if the incarnation has expired or was replaced, and INVALID_ARGUMENT, BAD_REQUEST if the
-    member is no server.
+    moves those jobs to other servers. Meanwhile the server continues to serve. The server repeats the call, which then
+    only reads, and leaves when the reply names no job or its grace period ends. A job that needs as many servers as
+    before waits for a limited time until the server registers again under its id. Returns ABORTED, FENCED if the
+    incarnation has expired or was replaced, and INVALID_ARGUMENT, BAD_REQUEST if the member is no server.
     """
     GetStatus: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.GetStatusRequest, _coordinator_pb2.GetStatusReply]
     """Returns all members and what they hold."""
@@ -71,11 +70,10 @@ class CoordinatorAsyncStub(CoordinatorStub):
     """
     Drain: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.DrainRequest, _coordinator_pb2.DrainReply]  # type: ignore[assignment]
     """Drains a server: the coordinator places no new shards on it, takes checkpoints of the jobs with shards there and
-    moves those jobs to other servers. Meanwhile the server continues to serve. It repeats the call, which then only
-    reads, and leaves when the reply names no job or its grace period ends. A job that needs as many servers as before
-    waits for a limited time until the server registers again under its id.
-    Returns ABORTED, FENCED if the incarnation has expired or was replaced, and INVALID_ARGUMENT, BAD_REQUEST if the
-    member is no server.
+    moves those jobs to other servers. Meanwhile the server continues to serve. The server repeats the call, which then
+    only reads, and leaves when the reply names no job or its grace period ends. A job that needs as many servers as
+    before waits for a limited time until the server registers again under its id. Returns ABORTED, FENCED if the
+    incarnation has expired or was replaced, and INVALID_ARGUMENT, BAD_REQUEST if the member is no server.
     """
     GetStatus: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.GetStatusRequest, _coordinator_pb2.GetStatusReply]  # type: ignore[assignment]
     """Returns all members and what they hold."""
@@ -118,11 +116,10 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.DrainReply, _abc.Awaitable[_coordinator_pb2.DrainReply]]:
         """Drains a server: the coordinator places no new shards on it, takes checkpoints of the jobs with shards there and
-        moves those jobs to other servers. Meanwhile the server continues to serve. It repeats the call, which then only
-        reads, and leaves when the reply names no job or its grace period ends. A job that needs as many servers as before
-        waits for a limited time until the server registers again under its id.
-        Returns ABORTED, FENCED if the incarnation has expired or was replaced, and INVALID_ARGUMENT, BAD_REQUEST if the
-        member is no server.
+        moves those jobs to other servers. Meanwhile the server continues to serve. The server repeats the call, which then
+        only reads, and leaves when the reply names no job or its grace period ends. A job that needs as many servers as
+        before waits for a limited time until the server registers again under its id. Returns ABORTED, FENCED if the
+        incarnation has expired or was replaced, and INVALID_ARGUMENT, BAD_REQUEST if the member is no server.
         """
 
     @_abc_1.abstractmethod

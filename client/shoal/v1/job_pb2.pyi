@@ -198,7 +198,7 @@ class Synchronous(_message.Message):
 
     BACKUP_WORKERS_FIELD_NUMBER: _builtins.int
     backup_workers: _builtins.int
-    """The number of slowest workers of each step that the server does not wait for. It drops their gradients."""
+    """In each step the server does not wait for this number of slowest workers, and drops their gradients."""
     def __init__(
         self,
         *,
@@ -300,9 +300,7 @@ class JobSpec(_message.Message):
     wire: _tensor_pb2.DType.ValueType
     """The dtype in which values and gradients of TRAINABLE float32 variables travel, both ways: FLOAT16 or BFLOAT16.
     DTYPE_UNSPECIFIED means unchanged. The server keeps float32, and all other variables travel unchanged. Any other
-    dtype returns INVALID_ARGUMENT, INVALID_JOB. FLOAT16, BFLOAT16:
-    as that, both ways; the server keeps float32. Others: INVALID_ARGUMENT, INVALID_JOB. All other variables travel as
-    they are.
+    dtype returns INVALID_ARGUMENT, INVALID_JOB.
     """
     no_overlap: _builtins.bool
     """Whether a worker pulls, computes and pushes one after the other. If false, its next pull and its previous push run
@@ -393,7 +391,7 @@ class EvaluationPolicy(_message.Message):
     MIN_DELTA_FIELD_NUMBER: _builtins.int
     CHECKPOINT_BEST_FIELD_NUMBER: _builtins.int
     every_steps: _builtins.int
-    """Steps of the foremost worker from one evaluation to the next. 0 means not by steps."""
+    """Steps of the foremost worker from one evaluation to the next. 0 means no evaluations by steps."""
     at_end: _builtins.bool
     """Whether to evaluate once more when all workers have finished."""
     metric: _builtins.str
@@ -478,9 +476,9 @@ class CheckpointChoice(_message.Message):
     number: _builtins.int
     """The number of the checkpoint. 0 means the newest complete one."""
     partial: _builtins.bool
-    """Whether to take only the values of variables that both have. Step, version, ledger and the slots of other variables
-    then begin again. Otherwise the job continues from the checkpoint, and a variable that only one of them has is an
-    error.
+    """Whether to take only the values of the variables that both the checkpoint and the job have. If so, step, version,
+    ledger and optimizer slots start from their initial state. Otherwise the job continues from the checkpoint, and a
+    variable that only one of them has is an error.
     """
     best: _builtins.bool
     """Whether to take the newest checkpoint of the job's best evaluation; `number` is 0 then."""
@@ -1156,7 +1154,7 @@ class GetTimingsReply(_message.Message):
 
     @_builtins.property
     def staleness(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
-        """Accepted pushes by their staleness in versions, 0 to 1,023. The last key includes all above."""
+        """Accepted pushes by their staleness in versions, 0 to 1,023. Key 1,023 also counts all larger values."""
 
     def __init__(
         self,
@@ -1186,8 +1184,8 @@ class WorkerTimings(_message.Message):
     """
     @_builtins.property
     def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepTiming]:
-        """The latest steps, in order: 256 for each worker, or half as many (repeatedly) until all workers have at most 16,384
-        in all. They are in memory only, and begin again when the coordinator restarts.
+        """The latest steps, in order, at most 256 for each worker. This limit is halved, repeatedly, until all workers
+        together have at most 16,384. The steps are kept in memory only, and are lost when the coordinator restarts.
         """
 
     def __init__(
@@ -1901,7 +1899,7 @@ class ReportRequest(_message.Message):
 
     @_builtins.property
     def staleness(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
-        """Accepted pushes by their staleness in versions, 0 to 1,023. The last key includes all above."""
+        """Accepted pushes by their staleness in versions, 0 to 1,023. Key 1,023 also counts all larger values."""
 
     @_builtins.property
     def log(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

@@ -98,8 +98,8 @@ class PullRequest(_message.Message):
     headers_only: _builtins.bool
     """Return only the headers, as a barrier."""
     ahead: _builtins.int
-    """The values are for step stamp.step + ahead: 1 for a pull during the worker's computation. The reply waits until
-    that step may begin. If it is not 0 or 1: INVALID_ARGUMENT, BAD_REQUEST.
+    """The values are for step stamp.step + ahead, and the reply waits until that step may begin. `ahead` is 1 for a pull
+    that runs during the worker's computation. If it is not 0 or 1: INVALID_ARGUMENT, BAD_REQUEST.
     """
     region: _builtins.int
     """On a lane with a segment: write the values to this region, from 1, and send only headers. 0 means to send chunks."""
@@ -356,13 +356,18 @@ Global___AttachReply: _TypeAlias = AttachReply  # noqa: Y015
 @_typing.final
 class LaneHello(_message.Message):
     """A lane is a TCP connection that carries one call after the other, as frames. A frame is a byte for its kind, three
-    zero bytes, the length of the payload (uint32, little-endian), and the payload.  kind       payload         from
-    meaning 1 HELLO    LaneHello       client   the first frame, within 5 seconds; at most 4,096 bytes 2 WELCOME
-    LaneWelcome     server   the answer to HELLO 3 PULL     PullRequest     client   answered by VALUES frames and END 4
-    VALUES   PullReply       server 5 PUSH     PushRequest     client   one frame with a header, others with chunks, then
-    END; answered by PUSHED 6 COMMIT   CommitRequest   client   answered by PUSHED 7 PUSHED   PushReply       server 8
-    ERROR    ErrorDetail     server   the call failed; the lane stays open 9 END                      both  An unexpected
-    frame closes the lane.
+    zero bytes, the length of the payload (uint32, little-endian), and the payload.
+
+    The client sends HELLO (kind 1, payload LaneHello) as the first frame, within 5 seconds and with at most 4,096 bytes.
+    The server answers with WELCOME (2, LaneWelcome).
+
+    PULL (3, PullRequest) comes from the client. The server answers with VALUES frames (4, PullReply) and END (9, empty).
+
+    PUSH (5, PushRequest) comes from the client: one frame with a header, others with chunks, then END (9, empty). COMMIT
+    (6, CommitRequest) is one frame from the client. The server answers each of the two calls with PUSHED (7, PushReply).
+
+    If a call fails, the server answers with ERROR (8, ErrorDetail), and the lane stays open. An unexpected frame closes
+    the lane.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -602,7 +607,7 @@ class AdmitWorkerRequest(_message.Message):
     worker: _builtins.str
     incarnation: _builtins.int
     rank: _builtins.int
-    """Rank of the worker, unique among the admitted workers. It fixes the order of additions."""
+    """Rank of the worker, unique among the admitted workers. Gradients of a step are added in the order of ranks."""
     def __init__(
         self,
         *,

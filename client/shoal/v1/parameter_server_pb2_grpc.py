@@ -184,8 +184,9 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseWorker(self, request, context):
-        """Takes a worker out of the job's barriers. If a push of the worker is staged (at most one for each shard), it is
-        committed if any server has committed it (its step is committed_steps - 1), and otherwise discarded.
+        """Takes a worker out of the job's barriers. If a push of the worker is staged (at most one for each shard), the
+        server commits or discards it. It commits the push if its step is committed_steps - 1, because another server has
+        then committed it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -209,7 +210,7 @@ class ParameterServerServicer:
 
     def Save(self, request, context):
         """Second call of a cut. Commits the pushes that any server has committed, and saves that state in the background.
-        Commits continue, except with hold_s. If it comes too late, nothing is saved: CANCELLED.
+        Commits continue, except with hold_s. If the cut no longer holds back commits, nothing is saved: CANCELLED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

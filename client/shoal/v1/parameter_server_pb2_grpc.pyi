@@ -61,8 +61,9 @@ class ParameterServerStub:
     gets the same number on all servers.
     """
     ReleaseWorker: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.ReleaseWorkerRequest, _parameter_server_pb2.ReleaseWorkerReply]
-    """Takes a worker out of the job's barriers. If a push of the worker is staged (at most one for each shard), it is
-    committed if any server has committed it (its step is committed_steps - 1), and otherwise discarded.
+    """Takes a worker out of the job's barriers. If a push of the worker is staged (at most one for each shard), the
+    server commits or discards it. It commits the push if its step is committed_steps - 1, because another server has
+    then committed it.
     """
     HoldCommits: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.HoldCommitsRequest, _parameter_server_pb2.HoldCommitsReply]
     """First call of a checkpoint's cut, to each server of the job. Waits until commits in progress have ended, and holds
@@ -74,7 +75,7 @@ class ParameterServerStub:
     """
     Save: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.SaveRequest, _parameter_server_pb2.SaveReply]
     """Second call of a cut. Commits the pushes that any server has committed, and saves that state in the background.
-    Commits continue, except with hold_s. If it comes too late, nothing is saved: CANCELLED.
+    Commits continue, except with hold_s. If the cut no longer holds back commits, nothing is saved: CANCELLED.
     """
     CollectFiles: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.CollectFilesRequest, _parameter_server_pb2.CollectFilesReply]
     """Returns the files of the job's latest Save. If writing failed: UNAVAILABLE, STORAGE_FAILED. If the job has no
@@ -119,8 +120,9 @@ class ParameterServerAsyncStub(ParameterServerStub):
     gets the same number on all servers.
     """
     ReleaseWorker: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.ReleaseWorkerRequest, _parameter_server_pb2.ReleaseWorkerReply]  # type: ignore[assignment]
-    """Takes a worker out of the job's barriers. If a push of the worker is staged (at most one for each shard), it is
-    committed if any server has committed it (its step is committed_steps - 1), and otherwise discarded.
+    """Takes a worker out of the job's barriers. If a push of the worker is staged (at most one for each shard), the
+    server commits or discards it. It commits the push if its step is committed_steps - 1, because another server has
+    then committed it.
     """
     HoldCommits: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.HoldCommitsRequest, _parameter_server_pb2.HoldCommitsReply]  # type: ignore[assignment]
     """First call of a checkpoint's cut, to each server of the job. Waits until commits in progress have ended, and holds
@@ -132,7 +134,7 @@ class ParameterServerAsyncStub(ParameterServerStub):
     """
     Save: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.SaveRequest, _parameter_server_pb2.SaveReply]  # type: ignore[assignment]
     """Second call of a cut. Commits the pushes that any server has committed, and saves that state in the background.
-    Commits continue, except with hold_s. If it comes too late, nothing is saved: CANCELLED.
+    Commits continue, except with hold_s. If the cut no longer holds back commits, nothing is saved: CANCELLED.
     """
     CollectFiles: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.CollectFilesRequest, _parameter_server_pb2.CollectFilesReply]  # type: ignore[assignment]
     """Returns the files of the job's latest Save. If writing failed: UNAVAILABLE, STORAGE_FAILED. If the job has no
@@ -234,8 +236,9 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         request: _parameter_server_pb2.ReleaseWorkerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_parameter_server_pb2.ReleaseWorkerReply, _abc.Awaitable[_parameter_server_pb2.ReleaseWorkerReply]]:
-        """Takes a worker out of the job's barriers. If a push of the worker is staged (at most one for each shard), it is
-        committed if any server has committed it (its step is committed_steps - 1), and otherwise discarded.
+        """Takes a worker out of the job's barriers. If a push of the worker is staged (at most one for each shard), the
+        server commits or discards it. It commits the push if its step is committed_steps - 1, because another server has
+        then committed it.
         """
 
     @_abc_1.abstractmethod
@@ -265,7 +268,7 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_parameter_server_pb2.SaveReply, _abc.Awaitable[_parameter_server_pb2.SaveReply]]:
         """Second call of a cut. Commits the pushes that any server has committed, and saves that state in the background.
-        Commits continue, except with hold_s. If it comes too late, nothing is saved: CANCELLED.
+        Commits continue, except with hold_s. If the cut no longer holds back commits, nothing is saved: CANCELLED.
         """
 
     @_abc_1.abstractmethod

@@ -251,8 +251,8 @@ class JobRecord(_message.Message):
     """The number of restarts after lost shards: in all, and since the newest checkpoint."""
     failed_restarts: _builtins.int
     patience: _builtins.float
-    """Until then the job waits for as many servers as before. After that, the coordinator places the shards on the
-    remaining servers. Seconds of Unix time; 0 means at once.
+    """The time until which the job waits for as many servers as before, in seconds of Unix time. After that, the
+    coordinator places the shards on the remaining servers. 0 means that the job does not wait.
     """
     servers: _builtins.int
     """The number of servers that held the shards before they were lost."""
@@ -275,7 +275,7 @@ class JobRecord(_message.Message):
 
     @_builtins.property
     def source(self) -> _job_pb2.CheckpointChoice:
-        """The checkpoint of another job, or of an earlier submission, that this job began with. It has a number, so that a
+        """The checkpoint of another job, or of an earlier submission, that this job began with. Its number is set, so that a
         restart uses the same one. Not set if there is none.
         """
 
@@ -922,7 +922,7 @@ class TakeCutEffect(_message.Message):
     number: _builtins.int
     """The number of the checkpoint."""
     last: _builtins.bool
-    """The job restarts from this checkpoint once it is complete. Until then, servers commit nothing more."""
+    """Whether the job restarts from this checkpoint once it is complete. Until then, servers hold back commits."""
     @_builtins.property
     def servers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServerRecord]: ...
     def __init__(

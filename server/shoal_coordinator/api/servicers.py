@@ -274,7 +274,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
         return pb.FinishReply()
 
     def _check_source(self, spec: Job) -> None:
-        """Checks that the checkpoint exists with which a job is to begin. The restore checks that it is readable.
+        """Checks that the checkpoint from which a job starts exists. The restore checks that it is readable.
 
         If a live job has the name, this call repeats its submission or joins it, and needs no checkpoint. If the
         storage does not answer, the check passes: the storage may be back when there are workers, and a restore retries

@@ -13,7 +13,7 @@ class DirtyRecords:
         return bool(self._keys)
 
     def counts(self) -> None:
-        """Marks the cluster's own record, which holds the last number of each kind."""
+        """Marks the cluster's own record, which holds the last numbers (`ClusterCounters`)."""
         self._keys.add(record_keys.CLUSTER)
 
     def member(self, member: str) -> None:

@@ -31,8 +31,8 @@ class DrainCoordinator:
     """Decides what jobs do about draining servers. It has no state: each member knows whether it is draining.
 
     Args:
-        members: of the cluster.
-        pending_effects: of the cluster.
+        members: members of the cluster.
+        pending_effects: pending effects of the cluster.
         emit: receives the effects that are decided.
         lose_shards: makes a job give up its shards.
     """

@@ -156,7 +156,7 @@ class Cluster:
 
     @property
     def counts(self) -> ClusterCounters:
-        """The cluster's id, and the last number of each kind."""
+        """The cluster's id, and the last number given to each kind of object."""
         return ClusterCounters(
             cluster=self._id,
             generation=self._scheduler.generation,

@@ -31,9 +31,9 @@ class Member:
         registration: what the process stated about itself.
         incarnation: number of the incarnation, unique in the cluster.
         last_seen: time of the last heartbeat, in seconds of Unix time.
-        alive: never returns to True.
-        enrolled: for sessions: whether it has had its assignment; an incarnation gets one.
-        draining: it has announced that it will leave; servers announce it before. Never returns to False.
+        alive: False after the incarnation has ended. It never becomes True again.
+        enrolled: whether a session has had its assignment. Each incarnation of a session gets one.
+        draining: whether the member was asked to stop and finishes what others depend on. It never becomes False again.
         shards: number of shards that a server holds.
         bytes: bytes that a server holds.
         load: load of a server.
@@ -268,7 +268,7 @@ class Membership:
         return known
 
     def expire(self, now: float) -> list[Member]:
-        """Marks members as dead when the heartbeat timeout expires, and returns them; forgets those dead for long."""
+        """Marks members as dead after the heartbeat timeout, and returns them. Forgets members that died long ago."""
         silent = [member for member in self if member.alive and now - member.last_seen > self._heartbeat_timeout_s]
         self._mark_dead(silent, now)
         return silent

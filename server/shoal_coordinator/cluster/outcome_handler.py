@@ -29,9 +29,9 @@ class OutcomeHandler:
     """Applies the outcomes of pending effects to jobs.
 
     Args:
-        jobs: of the cluster.
-        members: of the cluster.
-        pending_effects: of the cluster; the outcome of an effect that is no longer pending is ignored.
+        jobs: jobs of the cluster.
+        members: members of the cluster.
+        pending_effects: pending effects of the cluster. The outcome of an effect that is no longer pending is ignored.
         emit: receives the effects that are decided.
         schedule: runs the scheduler at a time, after a change that other jobs may wait for.
         patience_s: seconds that a job waits, after it lost its shards, for as many servers as it had.
@@ -84,7 +84,7 @@ class OutcomeHandler:
             reason: why the shards are lost.
             now: seconds of Unix time.
             announced: whether the server was draining.
-            saved: a checkpoint that contains everything that is lost, or None.
+            saved: a checkpoint that contains everything that the lost shards held, or None.
         """
         effects = job.lose_shards(reason, self._patience_s, now, announced=announced, saved=saved)
         if not job.ended:

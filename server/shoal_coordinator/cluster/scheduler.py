@@ -24,8 +24,8 @@ class Scheduler:
     """Assigns workers to jobs, and places the variables of jobs.
 
     Args:
-        members: of the cluster.
-        jobs: of the cluster.
+        members: members of the cluster.
+        jobs: jobs of the cluster.
         emit: receives the effects that are decided.
         counted: called when the generation or the number of assignments has changed.
         placement: the policy that assigns shards to servers.

@@ -10,7 +10,7 @@ from shoal_coordinator.messages import Effect
 
 @dataclass(frozen=True, slots=True)
 class ClusterCounters:
-    """The cluster's id, and the last number of each kind. No number is used twice.
+    """The cluster's id, and the last number given to each kind of object. No number is used twice.
 
     Attributes:
         cluster: id of the cluster, generated once.

@@ -18,8 +18,8 @@ class WorkerRequests:
     """Handles events from workers about their assignments. A worker without an assignment in the job is told to stop.
 
     Args:
-        jobs: of the cluster.
-        members: of the cluster; events of processes that are not members are refused.
+        jobs: jobs of the cluster.
+        members: members of the cluster; events of other processes are refused.
         scheduler: gives sessions their assignments.
         outcomes: handles a loss of shards that a worker has found.
         emit: receives the effects that are decided.

@@ -2,7 +2,7 @@
 
 `shoal_coordinator.coordinator` feeds events to the machine and passes its effects to this module, whose outcomes are
 events again. An effect ends when the machine has handled its outcome. If the coordinator dies before that, the next one
-repeats the effect: at most the first of each job name.
+repeats the effect. In each queue, only the first pending effect can have been carried out before.
 """
 
 import threading
@@ -47,10 +47,10 @@ _OPEN_CHECKPOINTS = 64
 # Allocating and filling shards of many GB takes a while.
 _CREATE_TIMEOUT_S = 120.0
 
-# The errors of an effect after which its job restarts. A server that returns one of `SHARDS_LOST` lives but lacks the
-# job's shards; the job restarts after any effect. The other two errors mean that the server cannot be reached, or that
-# its heartbeat timeout has expired (`Cancelled`). The job then restarts only if it cannot continue without the effect.
-# It can continue without a checkpoint.
+# The errors of an effect after which its job restarts. A server that returns one of `SHARDS_LOST` is alive but lacks
+# the job's shards; the job restarts after any effect. The other two errors mean that the server cannot be reached, or
+# that its heartbeat timeout has expired (`Cancelled`). The job then restarts only if it cannot continue without the
+# effect. It can continue without a checkpoint.
 _AWAY = (*errors.SHARDS_LOST, errors.Unreachable, errors.Cancelled)
 
 Report = events.EffectOutcome | events.WorkerFenced
@@ -68,7 +68,7 @@ class EffectHost(Protocol):
         ...
 
     def wanted(self, effect: int, server: ServerRef) -> bool:
-        """Returns whether a server lives and the effect is still pending."""
+        """Returns whether a server is alive and the effect is still pending."""
         ...
 
 

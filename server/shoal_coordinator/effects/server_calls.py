@@ -17,7 +17,7 @@ class ServerCalls:
     """The calls of one effect to servers.
 
     Args:
-        wanted: Returns whether to call a server: it lives, and the effect is still pending.
+        wanted: Returns whether to call a server: it is alive, and the effect is still pending.
         sleep: Waits for a number of seconds, or until the coordinator stops.
         on_retry: Called for each repeated call.
     """

@@ -1,8 +1,9 @@
 """Coordination of a job's checkpoints and evaluations, and what each means for the other. Pure: no clock, no I/O.
 
-`CheckpointSchedule` and `EvaluationSchedule` each handle their own events. This module handles the effects of one on
-the other: the best evaluation requests a checkpoint, which then refers to that evaluation, and an important checkpoint
-is tried again if it fails. `JobMachine` decides what follows for the job as a whole.
+`CheckpointSchedule` and `EvaluationSchedule` each handle their own events. This module handles the consequences of one
+for the other: the best evaluation requests a checkpoint, which then refers to that evaluation. An important checkpoint,
+that of a best evaluation or the final one, is tried again if it fails. `JobMachine` decides what follows for the job as
+a whole.
 """
 
 from collections.abc import Callable
@@ -240,7 +241,8 @@ class CheckpointCoordinator:
         """Ends the checkpoint in progress, because the shards are lost.
 
         Args:
-            saved: a checkpoint that contains everything that is lost, and so satisfies all requests; or None.
+            saved: a checkpoint that contains everything that the lost shards held, and so satisfies all requests; or
+                None.
             reason: why the shards are lost.
             now: seconds of Unix time.
 

@@ -1,8 +1,9 @@
 """Schedule of one job's evaluations: which worker evaluates, which result is best, and early stopping. Pure: no I/O.
 
-Each worker asks at the steps that the policy names, by its own step count. The first to ask evaluates: with uneven
-workers, that is the foremost one. If it dies, no one waits for it, because the next evaluation is due soon. At the end
-the last worker to finish evaluates, when no one changes the variables any more.
+Each worker asks at the steps that the policy names, by its own step count. The first worker to ask evaluates. If
+workers differ in speed, that is the one with the most steps. If it dies, no worker waits for it, because the next
+evaluation is due soon. At the end, the last worker to finish evaluates, because no worker changes the variables after
+that.
 """
 
 import math

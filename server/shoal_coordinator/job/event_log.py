@@ -25,7 +25,7 @@ class EventLog:
     Args:
         kept_changed: called with the number of a stored event that was added or dropped.
         numbered_changed: called when `numbered` has changed.
-        max_events: maximum number of stored events, and of others.
+        max_events: maximum number of stored events; also that of all other events.
         max_log_bytes: maximum size of the log lines.
 
     Attributes:

@@ -5,8 +5,9 @@ requeued or done. When a worker dies or leaves, its lease is taken back, and the
 before unleased ranges. So every sample is visited at least once in each epoch, and exactly once if no worker fails.
 
 Rank r prefers the ranges whose number is r modulo the number of workers. Ranges that it passes over are requeued for
-their ranks. Workers that run in step, as synchronous ones do, therefore each get the same ranges whatever the order of
-their requests, and the same again after a restore. A slow worker delays no other worker, since others take its share.
+their ranks. If workers run in step, as in synchronous training, each one therefore gets the same ranges, whatever the
+order of their requests. After a restore, each one gets the same ranges again. A slow worker delays no other worker,
+since others take its share.
 """
 
 import itertools
@@ -143,7 +144,7 @@ class Ledger:
         return left
 
     def settled(self, cursors: Mapping[str, Cursor], ranks: Mapping[str, int]) -> state_pb2.LedgerRecord:
-        """Returns this ledger as it has to be after a restore of a checkpoint, without changing it.
+        """Returns a copy of this ledger as a checkpoint stores it. This ledger does not change.
 
         No worker holds a lease in it. The rest of each leased range is requeued for the rank that held it.
 

@@ -131,7 +131,7 @@ class JobMachine(JobView):
         return DescribeResult(conflict), self.fail(conflict, now) if conflict else []
 
     def place(self, placement: Placement, now: float) -> list[Effect]:
-        """Has the shards created according to a placement."""
+        """Requests the creation of the shards according to a placement."""
         return self._startup.place(placement, now)
 
     def shards_created(self, now: float, restored: RestoredCheckpoint | None = None) -> list[Effect]:
@@ -274,7 +274,8 @@ class JobMachine(JobView):
             patience_s: seconds to wait for as many servers as there were.
             now: seconds of Unix time.
             announced: whether a server with shards of the job was draining.
-            saved: a checkpoint that contains everything that is lost, and so satisfies all requests; or None.
+            saved: a checkpoint that contains everything that the lost shards held, and so satisfies all requests; or
+                None.
 
         Returns:
             The effects.
@@ -305,7 +306,7 @@ class JobMachine(JobView):
     # End of workers and of the job.
 
     def finish(self, worker: str, error: str, now: float) -> list[Effect]:
-        """Records that a worker has finished. An error fails the job. Before the job runs, a session can still leave.
+        """Records that a worker has finished. An error fails the job. Before the job runs, a session only leaves.
 
         Args:
             worker: id of the worker.

@@ -22,8 +22,8 @@ class JobRecords:
     Args:
         submission: the job.
         owners: owners of the job's state.
-        checkpoint_coordinator: of the job.
-        recovery: of the job.
+        checkpoint_coordinator: checkpoint coordinator of the job.
+        recovery: recovery of the job.
     """
 
     def __init__(

@@ -29,8 +29,8 @@ class JobStartup:
     Args:
         submission: the job.
         owners: owners of the job's state, which this class changes.
-        checkpoint_coordinator: of the job; notified when the job continues from a checkpoint.
-        recovery: of the job; decides how it continues from a checkpoint.
+        checkpoint_coordinator: checkpoint coordinator of the job; notified when the job continues from a checkpoint.
+        recovery: recovery of the job; decides how the job continues from a checkpoint.
         changed: called with the name of a record that has changed.
     """
 
@@ -80,7 +80,7 @@ class JobStartup:
             self._worker_group.elect_value_sender()
 
     def place(self, placement: Placement, now: float) -> list[Effect]:
-        """Has the shards created according to a placement."""
+        """Requests the creation of the shards according to a placement."""
         self._plan.place(placement)
         if self._lifecycle.state is not JobState.PLACING:  # otherwise this is a repeated attempt
             self._lifecycle.enter(JobState.PLACING, "", now)

@@ -32,7 +32,7 @@ class ClusterEvent(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class TimePassed(ClusterEvent[Mapping[str, Role]]):
-    """Time has passed without another event. The reply: the roles of members that died since the last reply, by id."""
+    """Time has passed without another event. The reply has the role, by id, of each member that has died meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class MemberLeft(ClusterEvent[None]):
 
 @dataclass(frozen=True, slots=True)
 class DrainRequested(ClusterEvent[tuple[str, ...]]):
-    """A server was asked to drain and continues to serve. The reply: the jobs whose shards there are being saved."""
+    """A server was asked to drain and continues to serve. The reply has the jobs whose shards on it are being saved."""
 
     member: str
     incarnation: int
@@ -142,7 +142,7 @@ class LeaseRequested(ClusterEvent[Lease | NoRange]):
 
 @dataclass(frozen=True, slots=True)
 class EvaluationClaimed(ClusterEvent[EvaluationClaim]):
-    """A worker has reached a step where an evaluation may be due. `through`: only the final one is left to do."""
+    """A worker has reached a step where an evaluation may be due. `through` means that only the final one is left."""
 
     job: str
     worker: str

@@ -37,7 +37,7 @@ class Mark:
     """The position of a page in a job's events.
 
     Attributes:
-        life: The job among those of the same name, since a name can be used again.
+        life: Identifies the job among those of the same name, since a name can be used again.
         sequence: The sequence number of the last event.
     """
 
@@ -60,9 +60,10 @@ class Overview:
 
     Attributes:
         text: The cluster as JSON.
-        key: The part of it whose change is worth a new message. It has no silences of members that are not late.
+        key: The part of `text` whose change is worth a new message. It omits the time since the last heartbeat of
+            members that are not late.
         members: Records of members by id.
-        quiet: The same without the silences of members that are not late, as in the key.
+        quiet: The same records as in `key`, without that time.
     """
 
     text: bytes

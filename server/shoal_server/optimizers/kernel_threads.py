@@ -1,8 +1,8 @@
 """Kernel threads: helper threads, one for every core but the caller's, that share the work of large updates.
 
 A caller never waits for a helper that has not started. A helper that has started can lose its core to another process,
-and then the caller waits for it. To bound that cost on a busy machine, helpers then rest for a while. How the work is
-divided is up to the work.
+and then the caller waits for it. To bound that cost on a busy machine, helpers then rest for a while. The work itself
+decides how it is divided.
 """
 
 import os

@@ -19,10 +19,11 @@ class EndpointConfig:
         host: host to listen on.
         advertise: host by which clients reach the server; empty means the bound one.
         lane_port: port for lanes; 0 means any free one.
-        lanes: most connections of each framed transport; 0 disables framed transports.
+        lanes: maximum number of connections of each framed transport; 0 disables framed transports.
         senders: threads that send pulled values; a waiting pull holds none of them.
         receivers: threads that receive pushes; a stalled push blocks no other kind of call.
-        committers: threads that commit pushes; a cut that holds commits back must still be reached meanwhile.
+        committers: threads that commit pushes. They wait while a cut holds commits back; the calls that end the cut
+            have other threads.
         stall_s: seconds without progress after which a pull or push is ended.
     """
 

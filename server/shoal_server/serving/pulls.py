@@ -1,7 +1,4 @@
-"""Pending pull: waits in the memory of its shards until they let it through.
-
-Transports send the answers; that is not in this module.
-"""
+"""Pending pull: a pull that its shards have not answered yet. No thread waits for it. Transports send the answers."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence

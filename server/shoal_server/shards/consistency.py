@@ -90,7 +90,7 @@ class Mode(ABC):
 
         Args:
             clocks: the admitted workers.
-            furthest: most steps that any worker ever finished on this shard.
+            furthest: largest number of steps that any worker ever finished on this shard.
         """
 
 
@@ -132,10 +132,10 @@ class BoundedStalenessMode(AsynchronousMode):
 class SynchronousMode(Mode):
     """Collects the contributions to each step and applies their mean when the step closes.
 
-    A worker owes the open step until it has finished it. The step closes when it has a contribution and no more
-    admitted workers owe it than there are backup workers, or when none owes it. A worker that was lost or has finished
-    uses up one backup, so a step takes all workers but `backup_workers`, or all that are left. Contributions to a
-    closed step are dropped.
+    A worker owes the open step until it has finished it. The step closes when no admitted worker owes it. It also
+    closes when it has a contribution and at most as many admitted workers owe it as there are backups left. A worker
+    that was lost or has finished uses up one backup, so a step takes all workers but `backup_workers`, or all that are
+    left. Contributions to a closed step are dropped.
     """
 
     def __init__(self, backup_workers: int) -> None:

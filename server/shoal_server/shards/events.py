@@ -115,7 +115,7 @@ class WorkerProgress:
 
 @dataclass(frozen=True, slots=True)
 class CutRequested:
-    """A checkpoint is taken: a push that any server has committed counts before it.
+    """A checkpoint is taken. A push that any server has committed counts before the cut.
 
     Attributes:
         progress: the largest progress of each worker on any server.

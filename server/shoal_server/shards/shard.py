@@ -198,7 +198,7 @@ class Shard:
         Args:
             worker: name of the worker.
             incarnation: its incarnation.
-            committed_steps: most steps that the worker has committed on any shard.
+            committed_steps: largest number of steps that the worker has committed on any shard.
         """
         self._handle(events.WorkerReleased(worker, incarnation, committed_steps))
 

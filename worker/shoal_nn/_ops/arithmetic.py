@@ -46,7 +46,8 @@ def matmul(a: Array, b: Array, dtype: np.dtype[Any]) -> Array:
 def in_runs(x: Array) -> Array:
     """Reshapes [..., channels] to a matrix with longer rows, each of several rows of channels.
 
-    NumPy starts a loop for each row of an operation with a vector, and rows of channels alone are short.
+    In an operation with a vector, NumPy starts a loop for each row. A row of channels alone is short, so its loop is
+    slow.
     """
     channels = x.shape[-1]
     count = math.prod(x.shape[:-1]) if namespace_of(x) is np else 1
@@ -93,7 +94,7 @@ def joined(like: Array, parts: Sequence[slice], piece: Callable[[slice], Array])
 
 
 def column_sums(x: Array) -> Array:
-    """Returns the sums over all axes but the last; of 16-bit floats, in float32."""
+    """Returns the sums over all axes but the last. Sums of 16-bit floats are float32."""
     rows = in_runs(widened(x))
     return _total((rows[part].sum(axis=0) for part in pieces(rows, arrays=1)), x.shape[-1])
 

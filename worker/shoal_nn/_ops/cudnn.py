@@ -66,7 +66,7 @@ def gradient_by_input(x: Array, kernel: Array, dy: Array, windows: Windows) -> A
 
 
 def takes(x: Array, windows: Windows) -> bool:
-    """Returns whether cuDNN may support it: an array on a GPU, a known dtype, and symmetric padding."""
+    """Returns whether cuDNN may support the call: an array on a GPU, a known dtype, and symmetric padding."""
     return (
         namespace_of(x) is not np
         and x.dtype.name in _DTYPES

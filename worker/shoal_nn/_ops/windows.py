@@ -56,7 +56,7 @@ class Windows:
         return self.padded == self.inputs
 
     def taps(self) -> Iterator[tuple[int, int, tuple[slice, slice, slice]]]:
-        """Yields each place in a window, and the index of all windows' elements at it in [batch, *padded, ...]."""
+        """Yields each position in a window, and the index in [batch, *padded, ...] of this position of all windows."""
         (down, across), (rows, columns) = self.strides, self.outputs
         for i in range(self.window[0]):
             for j in range(self.window[1]):
@@ -112,7 +112,8 @@ def blocks(xp: Namespace, count: int, nbytes: int, least: int = 0) -> Iterator[s
         xp: the namespace of the arrays.
         count: number of samples.
         nbytes: working memory of a sample, in bytes.
-        least: smallest size of a block in bytes: the data that is read or written again with every block.
+        least: smallest working memory of a block, in bytes: the size of the data that every block reads or writes
+            again.
     """
     length = max(1, max(BLOCK if xp is np else _GPU_BLOCK, least) // max(nbytes, 1))
     for start in range(0, count, length):

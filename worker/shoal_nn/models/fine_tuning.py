@@ -7,7 +7,7 @@ from shoal_nn.layer import Layer
 
 
 def frozen(net: Sequential, until: str) -> Sequential:
-    """Returns the model with all parts before one of them frozen (`Frozen`). Names stay.
+    """Returns the model with all parts before `until` frozen (`Frozen`). Parts and variables keep their names.
 
     Args:
         net: the model; parts that are frozen already stay frozen.

@@ -21,17 +21,17 @@ def wide_deep(
     hidden: Sequence[int] = (1024, 512, 256),
     cross_rows: int = 10_000,
 ) -> Parallel:
-    """Returns the sum of a wide part, a linear model of categories and their crosses, and a deep part, a perceptron.
+    """Returns a Wide & Deep model: the sum of a linear model, the wide part, and a perceptron, the deep part.
 
     The input is features by name, such as {"occupation": [batch], "age": [batch]}. The output is [batch, classes]
-    logits. The wide part has a weight for each class and each category or hashed cross, which starts at 0. The deep
-    part takes embeddings of the categories and the numbers, and has the only bias.
+    logits. The wide part has a weight for each class and each category or hashed cross, which starts at 0. The input of
+    the deep part is the embeddings of the categories, and the numbers. Only the deep part has a bias.
 
     Variables: "wide/features/occupation/table", "wide/occupation*sex/weights/table",
     "deep/features/occupation/table", "deep/hidden0/kernel", ..., "deep/head/bias".
 
     Args:
-        categories: number of categories n by feature; the feature has integers in [0, n).
+        categories: number of categories of each feature. A feature with n categories has integers in [0, n).
         numbers: features with floats, ideally of about unit size.
         crosses: pairs of category features, hashed (`shoal_nn.crossed`).
         classes: number of logits; 1 for binary classification with `sigmoid_cross_entropy`.
