@@ -55,5 +55,5 @@ def test_every_row_is_seen_once_an_epoch_and_reading_ahead_changes_no_bit(client
 def test_a_job_on_a_damaged_file_says_which_it_is(client, folder):
     path = folder / "1.parquet"
     path.write_bytes(path.read_bytes()[:2000])
-    with pytest.raises(shoal.JobFailed, match=r"InvalidData: .*1\.parquet cannot be read: .*damaged or incomplete"):
+    with pytest.raises(shoal.JobFailed, match=r"InvalidData: .*1\.parquet cannot be read: .*damaged or truncated"):
         train(client, folder)
