@@ -48,7 +48,7 @@ class CheckpointPolicy:
         metadata=field_metadata(
             _check_seconds,
             Option(
-                "Seconds from one checkpoint to the next; 0: none by time. By default 600.",
+                "Seconds between checkpoints. 0 means no checkpoints by time. Default: 600.",
                 ["--checkpoint-every-seconds"],
             ),
         ),
@@ -57,21 +57,23 @@ class CheckpointPolicy:
         default=0,
         metadata=field_metadata(
             Number(0, UINT32),
-            Option("Steps from one checkpoint to the next; 0: none by steps.", ["--checkpoint-every-steps"]),
+            Option(
+                "Steps between checkpoints. 0 means no checkpoints by steps. Default: 0.", ["--checkpoint-every-steps"]
+            ),
         ),
     )
     at_end: bool = field(
         default=True,
         metadata=field_metadata(
             flag,
-            Option("Take no checkpoint when all workers are through.", ["--no-checkpoint-at-end"], turns_off=True),
+            Option("Takes no checkpoint when all workers have finished.", ["--no-checkpoint-at-end"], turns_off=True),
         ),
     )
     keep_last: int = field(
         default=3,
         metadata=field_metadata(
             Number(1, UINT32),
-            Option("How many of the newest checkpoints stay. By default 3.", ["--keep-last"]),
+            Option("Number of newest checkpoints to keep. Default: 3.", ["--keep-last"]),
             Scalar(zero_is_default=True),
         ),
     )
@@ -79,7 +81,10 @@ class CheckpointPolicy:
         default=0,
         metadata=field_metadata(
             Number(0, UINT32),
-            Option("Checkpoints whose number is a multiple of this stay as well; 0: none.", ["--keep-every"]),
+            Option(
+                "Also keeps checkpoints whose number is a multiple of this. 0 keeps no others. Default: 0.",
+                ["--keep-every"],
+            ),
         ),
     )
 

@@ -81,21 +81,20 @@ class EvaluationPolicy:
         default=0,
         metadata=field_metadata(
             Number(0, UINT64, _COUNT),
-            Option(
-                "Steps from one evaluation of the held-out samples to the next.", ["--evaluate-every-steps"], "STEPS"
-            ),
+            Option("Steps between evaluations of the held-out samples.", ["--evaluate-every-steps"], "STEPS"),
         ),
     )
     at_end: bool = field(
         default=True,
         metadata=field_metadata(
-            flag, Option("Do not evaluate when all workers are through.", ["--no-evaluation-at-end"], turns_off=True)
+            flag,
+            Option("Does not evaluate when all workers have finished.", ["--no-evaluation-at-end"], turns_off=True),
         ),
     )
     metric: str = field(
         default="loss",
         metadata=field_metadata(
-            _check_metric, Option("The figure that says which evaluation is the best. By default loss.", ["--metric"])
+            _check_metric, Option("Metric that decides which evaluation is the best. Default: loss.", ["--metric"])
         ),
     )
     mode: Mode = field(
@@ -103,8 +102,7 @@ class EvaluationPolicy:
         metadata=field_metadata(
             OneOf(_MODES),
             Option(
-                "Whether less or more of the metric is better. By default as its name says: less of a loss, more of an "
-                "accuracy.",
+                "Whether to minimize or maximize the metric. Default: inferred from its name.",
                 ["--metric-mode"],
             ),
             Named(_MODES, "mode of evaluation is {}, which this Shoal does not know"),
@@ -114,20 +112,23 @@ class EvaluationPolicy:
         default=0,
         metadata=field_metadata(
             Number(0, UINT32, _COUNT),
-            Option("End the job after this many evaluations in a row that are no better; 0: never.", ["--patience"]),
+            Option(
+                "Consecutive evaluations without an improvement after which the job ends. 0 means never.",
+                ["--patience"],
+            ),
         ),
     )
     min_delta: float = field(
         default=0.0,
         metadata=field_metadata(
-            _check_gain, Option("How much better an evaluation has to be to count as better.", ["--min-delta"])
+            _check_gain, Option("Smallest difference of the metric that counts as an improvement.", ["--min-delta"])
         ),
     )
     checkpoint_best: bool = field(
         default=False,
         metadata=field_metadata(
             flag,
-            Option("Take a checkpoint at each evaluation that is the best so far: JOB/best.", ["--checkpoint-best"]),
+            Option("Takes a checkpoint at each evaluation that is the best so far: JOB/best.", ["--checkpoint-best"]),
         ),
     )
 

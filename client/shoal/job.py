@@ -116,7 +116,7 @@ class Job:
         default="",
         metadata=field_metadata(
             _check_name,
-            Option("Name of the job. By default drawn from the program's name."),
+            Option("Name of the job. Default: the program's name and a random suffix."),
             json=JsonField(label=None),
         ),
     )
@@ -124,7 +124,7 @@ class Job:
         default=1,
         metadata=field_metadata(
             Number(1, _MAX_WORKERS),
-            Option("Workers wanted.", ["--workers", "-w"]),
+            Option("Number of workers.", ["--workers", "-w"]),
             json=JsonField(
                 "workers_wanted", shown=lambda job: f"{job.workers} ({job.fewest_workers} to {job.most_workers})"
             ),
@@ -134,7 +134,7 @@ class Job:
         default=0,
         metadata=field_metadata(
             Number(0, _MAX_WORKERS),
-            Option("Workers that are enough to start with when no more are idle; 0: all that are wanted."),
+            Option("Number of workers with which the job may start. 0 means --workers."),
             json=JsonField(value=lambda job: job.fewest_workers, label=None),
         ),
     )
@@ -142,7 +142,7 @@ class Job:
         default=0,
         metadata=field_metadata(
             Number(0, _MAX_WORKERS),
-            Option("Workers that the job may have once others join while it runs; 0: those that are wanted."),
+            Option("Largest number of workers, if more join while the job runs. 0 means --workers."),
             json=JsonField(value=lambda job: job.most_workers, label=None),
         ),
     )
@@ -174,7 +174,7 @@ class Job:
         metadata=field_metadata(
             None,
             Option(
-                "Argument of the factory, as JSON or a string; repeatable.",
+                "Argument of the factory, as JSON or a string. Repeatable.",
                 ["--set"],
                 "KEY=VALUE",
                 takes=list[str] | None,
@@ -198,7 +198,7 @@ class Job:
         default=0,
         metadata=field_metadata(
             Number(0, UINT32),
-            Option("Samples that a worker leases at a time, a multiple of --batch-size; 0: chosen by size."),
+            Option("Samples that a worker leases at a time, a multiple of --batch-size. 0 lets Shoal choose."),
             json=JsonField(label=None),
         ),
     )
@@ -206,7 +206,7 @@ class Job:
         default=0,
         metadata=field_metadata(
             Number(0, UINT64),
-            Option("Steps after which a worker stops; 0: no limit."),
+            Option("Steps after which a worker stops. 0 means no limit."),
             json=JsonField(label="Most steps", shown=lambda job: job.max_steps or "no limit"),
         ),
     )
@@ -214,7 +214,7 @@ class Job:
         default=0,
         metadata=field_metadata(
             Number(0, UINT32),
-            Option("Shards that the variables are cut into; 0: four a server, or fewer."),
+            Option("Shards that the variables are cut into. 0 means four per server, or fewer for small models."),
             json=JsonField(label=None),
         ),
     )
@@ -226,7 +226,7 @@ class Job:
         default="float32",
         metadata=field_metadata(
             OneOf(_WIRES),
-            Option("What trainable float32 values travel as; a half takes half the bytes, and rounds."),
+            Option("Dtype in which trainable float32 values travel. The 16-bit ones halve the bytes, and round."),
             Named(_WIRES, "the job's wire is {}; it must be FLOAT16, BFLOAT16, or left out for float32 as it is"),
             json=JsonField(label=None),
         ),
@@ -236,7 +236,7 @@ class Job:
         metadata=field_metadata(
             flag,
             Option(
-                "Pull, compute and push in turn, even if the mode allows to overlap them.",
+                "Runs pull, compute and push one after the other, without overlap.",
                 ["--no-overlap"],
                 turns_off=True,
             ),
@@ -248,7 +248,7 @@ class Job:
         default="",
         metadata=field_metadata(
             _check_restore,
-            Option("Checkpoint to go on from: JOB (its newest), JOB/NUMBER, or JOB/best.", ["--from"], "CHECKPOINT"),
+            Option("Checkpoint to start from: JOB (its newest), JOB/NUMBER, or JOB/best.", ["--from"], "CHECKPOINT"),
             _Restore(),
             json=None,
         ),
@@ -257,7 +257,10 @@ class Job:
         default=False,
         metadata=field_metadata(
             flag,
-            Option("With --from: take only the values of variables that both have.", ["--partial-restore"]),
+            Option(
+                "With --from: restores only the values of variables that the checkpoint and the job both have.",
+                ["--partial-restore"],
+            ),
             Carried("restore"),
             json=None,
         ),

@@ -9,12 +9,12 @@ from shoal.optim._optimizers import Optimizer
 from shoal.optim._schedules import Schedule
 
 SYNTAX = (
-    "NAME or NAME:KEY=VALUE,KEY=VALUE: adam:learning_rate=0.01,beta1=0.95. Names: "
+    "NAME or NAME:KEY=VALUE,KEY=VALUE, such as adam:learning_rate=0.01,beta1=0.95. Names: "
     + ", ".join(sorted(Optimizer.known))
-    + ". Keys are the arguments in shoal.optim; schedule=NAME ("
+    + ". Keys are the arguments in shoal.optim. schedule=NAME ("
     + ", ".join(sorted(Schedule.known))
-    + ") takes its keys in the same list: sgd:learning_rate=0.1,schedule=cosine,steps=1000,warmup_steps=50; "
-    "patterns of decay_exclude are separated by |."
+    + ") takes its keys in the same list: sgd:learning_rate=0.1,schedule=cosine,steps=1000,warmup_steps=50. "
+    "Separate patterns of decay_exclude with |."
 )
 
 
