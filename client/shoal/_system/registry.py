@@ -35,9 +35,11 @@ class Registry(Generic[T]):
 
     def __init__(self, group: str) -> None:
         self._group = group
-        self._lock = threading.Lock()  # guards the next two; entry points are loaded under it
-        self._items: dict[str, T] = {}
-        self._loaded = False
+        self._loading = threading.Lock()  # guards _declared; entry points are loaded under it
+        self._declared: dict[str, T] | None = None
+        # What the program registered, or None for a name that it removed. `register` takes no lock and loads nothing,
+        # so that a module that an entry point names may call it while it is imported.
+        self._registered: dict[str, T | None] = {}
 
     def register(self, item: T) -> None:
         """Adds a factory, or replaces the one of the same name.
@@ -45,15 +47,11 @@ class Registry(Generic[T]):
         Args:
             item: the factory. The next call of `items` returns it.
         """
-        with self._lock:
-            self._load()
-            self._items[item.name] = item
+        self._registered[item.name] = item
 
     def unregister(self, name: str) -> None:
         """Removes the factory of this name if there is one."""
-        with self._lock:
-            self._load()
-            self._items.pop(name, None)
+        self._registered[name] = None
 
     def items(self) -> list[T]:
         """Returns all factories, in no particular order.
@@ -61,17 +59,11 @@ class Registry(Generic[T]):
         Raises:
             StartFailed: an entry point cannot be loaded.
         """
-        with self._lock:
-            self._load()
-            return [*self._items.values()]
-
-    def _load(self) -> None:
-        if self._loaded:
-            return
-        for entry in entry_points(group=self._group):
-            item = self._create(entry)
-            self._items[item.name] = item
-        self._loaded = True
+        with self._loading:
+            if self._declared is None:
+                created = map(self._create, entry_points(group=self._group))
+                self._declared = {item.name: item for item in created}
+        return [item for item in {**self._declared, **self._registered}.values() if item is not None]
 
     def _create(self, entry: EntryPoint) -> T:
         try:

@@ -1,5 +1,6 @@
 """What installed packages declare is found, and a package that cannot be loaded is named."""
 
+import builtins
 import sys
 from dataclasses import dataclass
 
@@ -50,6 +51,15 @@ def test_a_program_replaces_what_a_package_declares_and_removes_it(install):
     registry.unregister("declared")
     registry.unregister("declared")
     assert registry.items() == []
+
+
+def test_a_module_may_register_while_it_is_loaded(install, monkeypatch):
+    registry = install(
+        "declared = pigeon:Factory", f"import builtins\nbuiltins.registry.register(builtins.dove)\n{CODE}"
+    )
+    monkeypatch.setattr(builtins, "registry", registry, raising=False)
+    monkeypatch.setattr(builtins, "dove", Factory("dove"), raising=False)
+    assert {it.name for it in registry.items()} == {"declared", "dove"}
 
 
 @pytest.mark.parametrize(
