@@ -64,16 +64,6 @@ class EvenPlacement(PlacementPolicy):
     def assign(
         self, layouts: Sequence[ShardLayout], servers: Sequence[Candidate], home: Sequence[str] = ()
     ) -> tuple[ShardPlacement, ...]:
-        """Assigns each shard to a server; see `assign_shards`.
-
-        Args:
-            layouts: the shards.
-            servers: all live servers that may take shards.
-            home: by shard, the server that held it before; empty if none did.
-
-        Returns:
-            The placement of each shard, in the order of `layouts`.
-        """
         return assign_shards(layouts, servers, home)
 
 
