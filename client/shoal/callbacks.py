@@ -16,5 +16,6 @@ from shoal._display import ProgressBar, TensorBoard
 from shoal.events import Event
 
 Callback: TypeAlias = Callable[[Event], object]
+"""A function that is called with each event of a job. What it returns is ignored."""
 
 __all__ = ["Callback", "ProgressBar", "TensorBoard"]

@@ -26,9 +26,9 @@ class Consistency:
 
     @property
     def needs_every_worker(self) -> bool:
-        """Whether servers apply no update while one worker takes no step.
+        """Whether servers apply updates only while all workers take steps.
 
-        If so, a worker that pauses keeps the variables unchanged, for example until a checkpoint's cut is taken.
+        If so, the variables stay unchanged while one worker pauses, for example until a checkpoint's cut is taken.
         """
         return False
 

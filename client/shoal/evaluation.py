@@ -43,7 +43,7 @@ class MetricTotals:
             )
         for name in returned:
             if not is_name(name):
-                raise errors.ProgramError(f"evaluate() names a metric {name!r:.80}; name it by {NAMES}")
+                raise errors.ProgramError(f"evaluate() names a metric {name!r:.80}; a name must be {NAMES}")
         known = self._sums.keys() | self._aggregates.keys()
         if self.samples and metrics.keys() != known:
             raise errors.ProgramError(
@@ -54,7 +54,7 @@ class MetricTotals:
         for name, metric in metrics.items():
             if isinstance(metric, AggregateMetric):
                 earlier = self._aggregates.get(name)
-                self._aggregates[name] = earlier.joined(metric) if earlier else metric
+                self._aggregates[name] = earlier.merged_with(metric) if earlier else metric
             else:
                 self._sums[name] = self._sums.get(name, 0.0) + _number(name, metric) * samples
 

@@ -13,9 +13,9 @@ from shoal._job.description import Option, check, decode, encode, field_metadata
 from shoal._wire import NAMES, is_name
 from shoal.v1 import job_pb2
 
-Mode = Literal["auto", "min", "max"]
+MetricMode = Literal["auto", "min", "max"]
 
-_MODES: Mapping[Mode, job_pb2.EvaluationPolicy.Mode.ValueType] = {
+_MODES: Mapping[MetricMode, job_pb2.EvaluationPolicy.Mode.ValueType] = {
     "auto": job_pb2.EvaluationPolicy.MODE_UNSPECIFIED,
     "min": job_pb2.EvaluationPolicy.MIN,
     "max": job_pb2.EvaluationPolicy.MAX,
@@ -43,7 +43,7 @@ _COUNT = "a whole number, 0 or more"
 
 def _check_metric(field: str, value: object) -> None:
     if not is_name(value):
-        raise errors.InvalidJob(f"{field} is {value!r:.80}; give the name of a metric, by {NAMES}")
+        raise errors.InvalidJob(f"{field} is {value!r:.80}; the name of a metric must be {NAMES}")
 
 
 def _check_gain(field: str, value: object) -> None:
@@ -71,7 +71,7 @@ class EvaluationPolicy:
         checkpoint_best: whether the job takes a checkpoint at each evaluation that is the best so far. The newest of
             these is kept; its name is `JOB/best`. In a synchronous job without backup workers it holds the evaluated
             values, unless another checkpoint was in progress for 10 s or longer. In all other cases it may include
-            later updates. If it does in a synchronous job, its step is later than that of the evaluation.
+            later updates. In a synchronous job, the step of such a checkpoint is later than that of the evaluation.
 
     Raises:
         InvalidJob: a value is out of range, or neither `metric` nor `mode` says which values are better.
@@ -81,7 +81,11 @@ class EvaluationPolicy:
         default=0,
         metadata=field_metadata(
             Number(0, UINT64, _COUNT),
-            Option("Steps between evaluations of the held-out samples.", ["--evaluate-every-steps"], "STEPS"),
+            Option(
+                "Steps between evaluations of the held-out samples. 0 means none by steps. Default: 0.",
+                ["--evaluate-every-steps"],
+                "STEPS",
+            ),
         ),
     )
     at_end: bool = field(
@@ -97,7 +101,7 @@ class EvaluationPolicy:
             _check_metric, Option("Metric that decides which evaluation is the best. Default: loss.", ["--metric"])
         ),
     )
-    mode: Mode = field(
+    mode: MetricMode = field(
         default="auto",
         metadata=field_metadata(
             OneOf(_MODES),
@@ -105,7 +109,7 @@ class EvaluationPolicy:
                 "Whether to minimize or maximize the metric. Default: inferred from its name.",
                 ["--metric-mode"],
             ),
-            Named(_MODES, "mode of evaluation is {}, which this Shoal does not know"),
+            Named(_MODES, "mode of evaluation is {}, which this version of Shoal does not know"),
         ),
     )
     patience: int = field(
@@ -113,7 +117,8 @@ class EvaluationPolicy:
         metadata=field_metadata(
             Number(0, UINT32, _COUNT),
             Option(
-                "Consecutive evaluations without an improvement after which the job ends. 0 means never.",
+                "Number of consecutive evaluations without an improvement after which the job ends. 0 means never. "
+                "Default: 0.",
                 ["--patience"],
             ),
         ),
@@ -121,7 +126,8 @@ class EvaluationPolicy:
     min_delta: float = field(
         default=0.0,
         metadata=field_metadata(
-            _check_gain, Option("Smallest difference of the metric that counts as an improvement.", ["--min-delta"])
+            _check_gain,
+            Option("Smallest difference of the metric that counts as an improvement. Default: 0.", ["--min-delta"]),
         ),
     )
     checkpoint_best: bool = field(
@@ -136,8 +142,8 @@ class EvaluationPolicy:
         check(self, "evaluation")
         if self.mode == "auto" and not _named(self.metric, _MINIMIZED + _MAXIMIZED):
             raise errors.InvalidJob(
-                f"metric of evaluation is {self.metric!r}, whose name does not say whether less or more of it is "
-                'better; set mode to "min" or "max"',
+                f"metric of evaluation is {self.metric!r}, whose name does not say whether smaller or larger "
+                'values are better; set mode to "min" or "max"',
                 metric=self.metric,
             )
         if not self.every_steps and not self.at_end:
@@ -169,7 +175,7 @@ class EvaluationPolicy:
             return ""
         return (
             f"gives {', '.join(sorted(metrics)) or 'nothing'}, but the job asks for {self.metric!r}; set the metric of "
-            "its EvaluationPolicy to one of them"
+            "its EvaluationPolicy to one that the program gives"
         )
 
     @property
@@ -211,4 +217,4 @@ def _named(metric: str, after: tuple[str, ...]) -> bool:
     return any(word.startswith(after) or word.endswith(after) for word in words)
 
 
-__all__ = ["EvaluationPolicy", "Mode", "from_options"]
+__all__ = ["EvaluationPolicy", "MetricMode", "from_options"]

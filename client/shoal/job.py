@@ -15,7 +15,7 @@ from shoal import checkpoint_policy, errors, evaluation_policy, optim
 from shoal import consistency as modes
 from shoal._job import settings as settings_
 from shoal._job.checks import UINT32, UINT64, Instance, Number, OneOf, flag, program_name
-from shoal._job.codecs import Carried, Named, Negated, Nested, Scalar, Text
+from shoal._job.codecs import EncodedElsewhere, Named, Negated, Nested, Scalar, Text
 from shoal._job.description import JsonField, Option, OptionGroup, check, decode, encode, field_metadata
 from shoal.checkpoint_policy import JOB_NAME, CheckpointChoice, CheckpointPolicy
 from shoal.evaluation_policy import EvaluationPolicy
@@ -23,9 +23,9 @@ from shoal.optim import _text as optimizer_text
 from shoal.v1 import job_pb2, tensor_pb2
 
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
-Wire = Literal["float32", "bfloat16", "float16"]
+WireDtype = Literal["float32", "bfloat16", "float16"]
 
-_WIRES: Mapping[Wire, tensor_pb2.DType.ValueType] = {
+_WIRE_DTYPES: Mapping[WireDtype, tensor_pb2.DType.ValueType] = {
     "float32": tensor_pb2.DTYPE_UNSPECIFIED,
     "bfloat16": tensor_pb2.BFLOAT16,
     "float16": tensor_pb2.FLOAT16,
@@ -82,26 +82,21 @@ class Job:
         batch_size: samples in a step of one worker.
         range_size: samples in one lease, a multiple of batch_size. 0 means that the coordinator chooses.
         max_steps: steps after which a worker stops, even if data is left. 0 means no limit.
-        shards: number of shards of the variables. 0 means four per server, or one if a shard would be smaller than
-            1 MiB.
+        step_timeout_s: seconds without a step, after which a worker that others wait for restarts. 0 means automatic.
+        shards: number of shards of the variables. 0 means one, on one server, if the variables take at most 4 MiB and
+            none has a partitioner; otherwise one to four per server, the more the larger the variables are.
         seed: seed of the initial values and of the order of the data, 0 to 2^64 - 1.
-        wire: dtype in which values and gradients of trainable float32 variables travel. "bfloat16" and "float16" take
-            half the bytes and round every gradient and value; the servers keep and update float32. "bfloat16" has the
-            range of float32. "float16" has more precision, but a gradient above 65,504 is rejected as Inf. All other
-            variables travel in their own dtype.
-        overlap: whether the next pull and the previous push run while the worker computes. Only the modes
-            Asynchronous and BoundedStaleness with a bound of 1 or more allow this. The worker's values then lack its
-            own last push. False means that pull, compute and push follow each other.
+        wire_dtype: dtype in which values and gradients of trainable float32 variables travel. "bfloat16" and "float16"
+            take half the bytes and round every gradient and value; the servers keep and update float32. "bfloat16" has
+            the range of float32; "float16" has more precision, but a gradient above 65,504 is rejected as Inf.
+        overlap: whether the next pull and the previous push run while the worker computes, so that its values lack its
+            own last push. Only Asynchronous, and BoundedStaleness with a bound of 1 or more, allow this.
         restore: the checkpoint that the job starts from: "JOB" for the newest one of a job, "JOB/NUMBER", or "JOB/best"
-            for the newest one that was taken at a best evaluation. The job restores the variables, optimizer slots,
-            worker clocks and the position in the data. It is an error if the job or the checkpoint lacks a variable
-            that the other has. "" means initial values.
-        partial_restore: whether to restore only the values of the variables that the checkpoint and the job both have,
-            for fine-tuning.
-        checkpoints: when checkpoints are taken, and which are kept. None means every ten minutes and at the end, if
-            the cluster has a checkpoint storage.
-        evaluation: when the held-out samples are evaluated, and what follows: early stopping, and checkpoints of the
-            best evaluation. None means no evaluation.
+            for the newest one of a best evaluation. The job restores variables, optimizer slots, worker clocks and the
+            position in the data. If only one of the two has a variable, the job fails. "" means initial values.
+        partial_restore: whether to restore only the values of variables that both have, for fine-tuning.
+        checkpoints: when checkpoints are taken and kept. None: every ten minutes and at the end, if storage exists.
+        evaluation: when held-out samples are evaluated, and what follows from it. None means no evaluation.
 
     Raises:
         InvalidJob: an argument is invalid, or two contradict each other. The message says which, and how to fix it.
@@ -142,7 +137,9 @@ class Job:
         default=0,
         metadata=field_metadata(
             Number(0, _MAX_WORKERS),
-            Option("Largest number of workers, if more join while the job runs. 0 means --workers."),
+            Option(
+                "Largest number of workers. Idle workers join the running job up to this number. 0 means --workers."
+            ),
             json=JsonField(value=lambda job: job.most_workers, label=None),
         ),
     )
@@ -186,19 +183,21 @@ class Job:
     )
     epochs: int = field(
         default=1,
-        metadata=field_metadata(Number(1, UINT32), Option("Passes over the data set."), Scalar(zero_is_default=True)),
+        metadata=field_metadata(
+            Number(1, UINT32), Option("Number of passes over the data set."), Scalar(zero_is_default=True)
+        ),
     )
     batch_size: int = field(
         default=32,
         metadata=field_metadata(
-            Number(1, UINT32), Option("Samples in a step of one worker."), Scalar(zero_is_default=True)
+            Number(1, UINT32), Option("Number of samples in one step of one worker."), Scalar(zero_is_default=True)
         ),
     )
     range_size: int = field(
         default=0,
         metadata=field_metadata(
             Number(0, UINT32),
-            Option("Samples that a worker leases at a time, a multiple of --batch-size. 0 lets Shoal choose."),
+            Option("Number of samples in one lease, a multiple of --batch-size. 0 lets Shoal choose."),
             json=JsonField(label=None),
         ),
     )
@@ -206,15 +205,26 @@ class Job:
         default=0,
         metadata=field_metadata(
             Number(0, UINT64),
-            Option("Steps after which a worker stops. 0 means no limit."),
+            Option("Number of steps after which a worker stops. 0 means no limit."),
             json=JsonField(label="Most steps", shown=lambda job: job.max_steps or "no limit"),
+        ),
+    )
+    step_timeout_s: int = field(
+        default=0,
+        metadata=field_metadata(
+            Number(0, UINT32),
+            Option("Seconds until a worker that others wait for is restarted. 0: automatic.", ["--step-timeout"]),
+            json=JsonField(label=None),
         ),
     )
     shards: int = field(
         default=0,
         metadata=field_metadata(
             Number(0, UINT32),
-            Option("Shards that the variables are cut into. 0 means four per server, or fewer for small models."),
+            Option(
+                "Number of shards of the variables. 0 means one shard for at most 4 MiB of variables without a "
+                "partitioner, and otherwise one to four per server, more for larger models."
+            ),
             json=JsonField(label=None),
         ),
     )
@@ -222,12 +232,12 @@ class Job:
         default=0,
         metadata=field_metadata(Number(0, UINT64), Option("Seed of initial values and of the order of the data.")),
     )
-    wire: Wire = field(
+    wire_dtype: WireDtype = field(
         default="float32",
         metadata=field_metadata(
-            OneOf(_WIRES),
+            OneOf(_WIRE_DTYPES),
             Option("Dtype in which trainable float32 values travel. The 16-bit ones halve the bytes, and round."),
-            Named(_WIRES, "the job's wire is {}; it must be FLOAT16, BFLOAT16, or left out for float32 as it is"),
+            Named(_WIRE_DTYPES, "the job's wire dtype is {}; it must be FLOAT16, BFLOAT16, or left out for float32"),
             json=JsonField(label=None),
         ),
     )
@@ -261,7 +271,7 @@ class Job:
                 "With --from: restores only the values of variables that the checkpoint and the job both have.",
                 ["--partial-restore"],
             ),
-            Carried("restore"),
+            EncodedElsewhere("restore"),
             json=None,
         ),
     )
@@ -359,7 +369,9 @@ class Job:
             InvalidOptimizer: the optimizer is unknown, or its parameters are out of range.
         """
         if not message.name:
-            raise errors.InvalidJob("the job has no name; the client must choose one, so that a retry is the same job")
+            raise errors.InvalidJob(
+                "the job has no name; the client must choose one, so that a repeated request submits the same job"
+            )
         return cls(**decode(cls, message))
 
 
@@ -371,7 +383,7 @@ class SessionOptions(TypedDict, total=False):
     workers: int | None
     shards: int | None
     seed: int | None
-    wire: Wire | None
+    wire_dtype: WireDtype | None
     overlap: bool | None
     checkpoints: CheckpointPolicy | None
     restore: str | None
@@ -385,4 +397,4 @@ def _draw_name(program: str, draw: Callable[[int], int] = random.getrandbits) ->
     return f"{stem}-{draw(24):06x}"
 
 
-__all__ = ["JSON", "Job", "SessionOptions", "Wire"]
+__all__ = ["JSON", "Job", "SessionOptions", "WireDtype"]

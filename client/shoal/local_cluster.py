@@ -12,6 +12,7 @@ from types import TracebackType
 from shoal import errors
 from shoal._role import RoleProcess
 from shoal._role.identity import SOURCES
+from shoal._system import private_files
 from shoal.client import Client
 
 _ROLES = ("coordinator", "server", "worker")
@@ -29,7 +30,7 @@ class LocalCluster:
             print(client.submit(shoal.Job("digits:Digits", workers=2)).wait())
 
     All processes end with the cluster, and all temporary files are removed, even if this process is killed. Works in
-    scripts, notebooks and the REPL.
+    scripts, notebooks and the REPL. A role that dies stays dead until `restart`, unlike with `shoal up`.
 
     Args:
         servers: number of servers.
@@ -221,7 +222,7 @@ class LocalCluster:
             missing.append(Path(self._checkpoints))
         for folder in missing:
             with suppress(OSError):  # the role reports what is wrong
-                folder.mkdir(parents=True, exist_ok=True)
+                private_files.make_folder(folder)
 
     def _launch(self, role: str, index: int, listen: str = _LOOPBACK, page_listen: str = "") -> RoleProcess:
         flags = ["--listen", listen, "--metrics-listen", _LOOPBACK, "--log-level", self._log_level]

@@ -10,11 +10,11 @@ from numpy.typing import ArrayLike
 from shoal import errors
 from shoal.variables import Variable
 
-# An array of the worker's device: numpy.ndarray on a CPU, cupy.ndarray on a GPU.
 Array = Any
+"""An array of the worker's device: `numpy.ndarray` on a CPU, `cupy.ndarray` on a GPU."""
 
-# Batches that are read ahead of their step, unless the data set has another number.
 DEFAULT_PREFETCH = 2
+"""The number of batches that are read ahead of their step, unless the data set has another number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class StepOutput:
             first arrays while the program computes the next ones. Do not change these arrays before the next step's
             gradients are requested. The worker reads `loss`, `updates` and `metrics` before the gradients.
         updates: values for non-trainable variables, by name: the new value (aggregation "mean" or "last") or the
-            increment ("sum"). For each aggregation, give all variables or none. A variable without an update keeps its
-            value, and nothing is sent for it.
+            increment ("sum"). If you give one variable of an aggregation, give all variables of that aggregation. A
+            variable without an update keeps its value, and nothing is sent for it.
         metrics: further metrics of the batch, as numbers or arrays of one element: {"accuracy": 0.93}.
     """
 
@@ -43,7 +43,7 @@ class StepOutput:
 class AggregateMetric(Protocol):
     """A metric of a whole set that is not the mean over its batches, such as the area under a curve."""
 
-    def joined(self, other: Self) -> Self:
+    def merged_with(self, other: Self) -> Self:
         """Returns the metric of both sets together. The two sets have no sample in common."""
         ...
 

@@ -1,4 +1,4 @@
-"""Sessions: training loops in the user's own process as workers of a job, in any framework with NumPy arrays."""
+"""Sessions: each lets a training loop of the user, in any framework with NumPy arrays, act as a worker of a job."""
 
 import secrets
 import time
@@ -148,8 +148,8 @@ class Session:
                 sends the first arrays while the next are computed. Do not change these arrays before the push is
                 settled. If the generator raises, nothing counts, and the step can be pushed again. The generator must
                 not use the session.
-            updates: values, or increments for the aggregation "sum", of non-trainable variables by name. For each
-                aggregation, give all variables or none. A variable without an update keeps its value.
+            updates: values, or increments for the aggregation "sum", of non-trainable variables by name. If you
+                give one variable of an aggregation, give all of them. A variable without an update keeps its value.
             weight: weight in the mean of a synchronous step, > 0: usually the number of samples.
             metrics: metrics of the step by name, such as {"loss": 0.3}. If there are more than 256, "loss" and the
                 first others are kept.

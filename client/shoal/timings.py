@@ -7,10 +7,11 @@ from statistics import median
 
 from shoal.v1 import job_pb2
 
-# The phases of a step; `StepTiming` describes them.
 PHASES = ("pull", "read", "compute", "push", "wait", "evaluate")
-# The phases that do not depend on the speed of other workers.
+"""The phases of a step. `StepTiming` describes them."""
+
 OWN = ("read", "compute", "push", "evaluate")
+"""The phases that do not depend on the speed of other workers."""
 
 # The most and the fewest steps by which workers are compared. Older steps do not show the present; the first ones
 # compile code and fill caches.

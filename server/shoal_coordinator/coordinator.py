@@ -17,9 +17,9 @@ from shoal import errors
 from shoal._checkpoint import CheckpointStorage
 from shoal.events import Event as JobEvent
 from shoal.status import Role
-from shoal_coordinator.cluster import Cluster, ClusterPolicy
+from shoal_coordinator.cluster import Cluster, ClusterPolicy, ExpiryHold
 from shoal_coordinator.effects import EffectRunner, Report
-from shoal_coordinator.messages import CutHeld, Effect, HoldResult, ServerRef, events
+from shoal_coordinator.messages import CheckpointPublished, CutHeld, Effect, HoldResult, ServerRef, events
 from shoal_coordinator.persistence import ClusterRecords, Store, restored
 
 _log = structlog.get_logger(__name__)
@@ -104,6 +104,7 @@ class Coordinator:
         self._closed: errors.ShoalError | None = None  # why the coordinator makes no more decisions
         self._over = False  # no more decisions will be written
         self._stopped = threading.Event()
+        self._heartbeat_delays: Callable[[], tuple[float, int]] = lambda: (0.0, 0)
         self._effect_runner = EffectRunner(self, self._observer.performed, storage, self._observer.retried)
         self._ticker = threading.Thread(
             target=self._tick, args=(policy.heartbeat_timeout_s / 10,), name="ticker", daemon=True
@@ -126,8 +127,14 @@ class Coordinator:
         with self._lock:
             return self._decided - self._durable
 
-    def start(self) -> None:
-        """Starts the writer, which submits pending effects of an earlier coordinator, and the ticker."""
+    def start(self, heartbeat_delays: Callable[[], tuple[float, int]] = lambda: (0.0, 0)) -> None:
+        """Starts the writer, which submits pending effects of an earlier coordinator, and the ticker.
+
+        Args:
+            heartbeat_delays: Returns the longest wait of a heartbeat in the server's queue since its last call, in
+                seconds, and the number of refused ones.
+        """
+        self._heartbeat_delays = heartbeat_delays
         self._writer.start()
         self._ticker.start()
 
@@ -233,6 +240,10 @@ class Coordinator:
         """Handles the outcome of an effect."""
         self.handle(outcome)
 
+    def published(self, event: CheckpointPublished) -> bool:
+        """Records a complete checkpoint, and returns whether older ones may be removed."""
+        return self.handle(event)
+
     def held(self, event: CutHeld) -> HoldResult:
         """Returns the coordinator's own part of a cut."""
         return self.handle(event)
@@ -333,12 +344,24 @@ class Coordinator:
         )
 
     def _tick(self, every_s: float) -> None:
+        held: ExpiryHold | None = None
         while not self._stopped.wait(every_s):
             try:
-                for member, role in self.handle(events.TimePassed()).items():
+                for member, role in self.handle(events.TimePassed(*self._heartbeat_delays())).items():
                     _log.warning("declared dead", member=member)
                     self._observer.died(role)
+                held = self._tell_hold(held)
             except errors.Unreachable:  # the coordinator stops
                 return
             except Exception:  # the ticker must survive a defect, since it declares members dead
                 _log.exception("tick failed")
+
+    def _tell_hold(self, told: ExpiryHold | None) -> ExpiryHold | None:
+        """Logs the beginning and the end of a hold of expiry. Returns the hold in progress."""
+        with self._lock:
+            hold = self._machine.members.breaker.hold
+        if hold and not told:
+            _log.warning("declaring no member dead for a while", silent=hold.silent, reason=hold.why)
+        elif told and not hold:
+            _log.warning("silent members are declared dead again", held_s=round(self._clock() - told.since, 1))
+        return hold

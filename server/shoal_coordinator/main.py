@@ -30,14 +30,15 @@ class Options:
         str,
         typer.Option(
             envvar="SHOAL_STORE",
-            help="File for the coordinator's state, used by one coordinator at a time. `memory` keeps no file.",
+            help="File for the coordinator's state, used by one coordinator at a time. "
+            "The value `memory` keeps the state in memory only.",
             show_default="~/.local/state/shoal/coordinator.db",
         ),
     ] = ""
     heartbeat_timeout: Annotated[
         float,
         typer.Option(
-            envvar="SHOAL_HEARTBEAT_TIMEOUT", help="Seconds without a heartbeat after which a member is declared dead."
+            envvar="SHOAL_HEARTBEAT_TIMEOUT", help="Seconds without a heartbeat after which a member counts as lost."
         ),
     ] = 5.0
     heartbeat_interval: Annotated[

@@ -3,16 +3,18 @@
 import time
 from collections import Counter as Count
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum
 from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from shoal._rpc import Refusal
 from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.status import ClusterStatus, JobState, JobStatus, Role
 from shoal_coordinator.coordinator import Coordinator, Observer
-from shoal_coordinator.job import RestartReason
+from shoal_coordinator.job import QuarantineReason
 from shoal_coordinator.messages import Effect, events
 
 _LIVE = {True: "alive", False: "dead"}
@@ -106,7 +108,7 @@ def _count_checkpoint_ends(
 ) -> Callable[[events.ClusterEvent[Any]], None]:
     outcomes = Counter(
         "shoal_coordinator_checkpoints_total",
-        "Attempts at checkpoints by outcome, which is written or failed.",
+        "Attempts at checkpoints by outcome, which is complete or failed.",
         ["outcome"],
         registry=registry,
     )
@@ -116,13 +118,13 @@ def _count_checkpoint_ends(
         buckets=_CHECKPOINT_SECONDS,
         registry=registry,
     )
-    for outcome in ("written", "failed"):
+    for outcome in ("complete", "failed"):
         outcomes.labels(outcome)
 
     def count(event: events.ClusterEvent[Any]) -> None:
         match event:
             case events.CheckpointCommitted(saved=saved):
-                outcomes.labels("written").inc()
+                outcomes.labels("complete").inc()
                 seconds.observe(max(0.0, clock() - saved.time))
             case events.CheckpointFailed():
                 outcomes.labels("failed").inc()
@@ -136,20 +138,31 @@ class StateCollector(Collector):
     Args:
         coordinator: The shell.
         watchers: Returns the number of calls that watch jobs.
+        refused_calls: Returns the number of calls that the server refused, by reason.
         checkpoints: Whether the cluster has checkpoint storage.
     """
 
-    def __init__(self, coordinator: Coordinator, watchers: Callable[[], int], *, checkpoints: bool) -> None:
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        watchers: Callable[[], int],
+        refused_calls: Callable[[], Mapping[Refusal, int]],
+        *,
+        checkpoints: bool,
+    ) -> None:
         self._coordinator, self._watchers, self._checkpoints = coordinator, watchers, checkpoints
+        self._refused_calls = refused_calls
 
     def collect(self) -> Iterator[Metric]:
         """Yields one family for each metric."""
         unwritten = self._coordinator.unwritten  # before `reading`, which waits until there are none
         with self._coordinator.reading() as (cluster, now):
             status, found, pending = cluster.status(now), cluster.jobs(now), cluster.pending_effects
-            wanted = cluster.wanted_workers
+            wanted, hold = cluster.wanted_workers, cluster.members.breaker.hold
             restarts, ended = dict(cluster.counters.restarts), dict(cluster.counters.ended)
+            quarantined, hung = dict(cluster.counters.quarantined), cluster.counters.hung
         yield _members(status)
+        yield self._refusals()
         yield _effects(pending)
         states = Count(job.state for job in found)
         jobs = GaugeMetricFamily("shoal_coordinator_jobs", "Jobs by state.", labels=["state"])
@@ -157,19 +170,20 @@ class StateCollector(Collector):
             jobs.add_metric([state.value], states[state])
         yield jobs
         yield _counted("jobs_ended", "Ended jobs by their final state.", "state", ended)
-        yield _counted(
-            "restarts",
-            "Restarts of jobs from a checkpoint, because shards were lost or a server drained.",
-            "reason",
-            restarts,
-        )
+        text = "Restarts of jobs from a checkpoint, because shards were lost or a server drained."
+        yield _counted("restarts", text, "reason", restarts)
+        yield from _failing_workers(quarantined, hung)
         live = [job for job in found if not job.state.finished]
-        overdue = _overdue(live, now) if self._checkpoints else 0.0
         for name, text, value in (
             (
                 "wanted_workers",
                 "Workers that live jobs could use now, at most max_workers each. Session jobs do not count.",
                 wanted,
+            ),
+            (
+                "held_members",
+                "Silent members that are not declared dead, because their heartbeats may not have been heard.",
+                hold.silent if hold else 0,
             ),
             (
                 "jobs_with_failed_checkpoint",
@@ -185,7 +199,7 @@ class StateCollector(Collector):
                 "checkpoint_age_ratio",
                 "Largest ratio over live jobs: time since the newest checkpoint, or since the job began to run, "
                 "divided by the job's interval of checkpoints.",
-                overdue,
+                _overdue(live, now) if self._checkpoints else 0.0,
             ),
             (
                 "checkpoint_bytes",
@@ -198,11 +212,33 @@ class StateCollector(Collector):
         ):
             yield GaugeMetricFamily(f"shoal_coordinator_{name}", text, value)
 
+    def _refusals(self) -> Metric:
+        return _counted(
+            "refused_calls",
+            "gRPC calls refused before they reached a handler, by reason: late_message, calls_of_host or calls.",
+            "reason",
+            self._refused_calls(),
+        )
 
-def _counted(name: str, text: str, label: str, counts: Mapping[JobState, int] | Mapping[RestartReason, int]) -> Metric:
+
+def _failing_workers(quarantined: Mapping[QuarantineReason, int], hung: int) -> Iterator[Metric]:
+    yield _counted(
+        "quarantines",
+        "Workers that got no assignment of a job for a while, because their trainers crashed or hung repeatedly.",
+        "reason",
+        quarantined,
+    )
+    yield CounterMetricFamily(
+        "shoal_coordinator_hung_trainers",
+        "Trainers that were restarted because they made no step while other workers waited for them.",
+        hung,
+    )
+
+
+def _counted(name: str, text: str, label: str, counts: Mapping[Any, int]) -> Metric:
     family = CounterMetricFamily(f"shoal_coordinator_{name}", text, labels=[label])
     for what, count in counts.items():
-        family.add_metric([what.value], count)
+        family.add_metric([what.value if isinstance(what, Enum) else what], count)
     return family
 
 

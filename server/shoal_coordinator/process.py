@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
+# A member that cannot make them is declared dead.
+ESSENTIAL_CALLS = ("shoal.v1.Coordinator/Register", "shoal.v1.Coordinator/Heartbeat")
+
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorConfig:
@@ -84,8 +87,14 @@ class CoordinatorConfig:
 class CoordinatorProcess:
     """A running coordinator, created by `start_coordinator`.
 
+    Args:
+        config: the coordinator's options.
+        registry: registry of the coordinator's metrics.
+        on_failure: called with the error after which the coordinator cannot continue.
+
     Attributes:
         address: host:port of its services.
+        coordinator: the state machine of the cluster and its jobs, and the threads that drive it.
         page: The URL of its page, or empty if it has none.
     """
 
@@ -103,15 +112,15 @@ class CoordinatorProcess:
             self._store = open_store(config.store)
             undo.callback(self._store.close)
             storage = open_shared_storage(config.checkpoints) if config.checkpoints else None
-            self._coordinator = _coordinator(config, self._store, policy, registry, on_failure, storage)
+            self.coordinator = _coordinator(config, self._store, policy, registry, on_failure, storage)
             if storage:
-                _probe(storage, needed=self._coordinator.has_live_jobs)
+                _probe(storage, needed=self.coordinator.has_live_jobs)
             members = CoordinatorService(
-                self._coordinator,
+                self.coordinator,
                 heartbeat_timeout_s=config.heartbeat_timeout_s,
                 heartbeat_interval_s=config.heartbeat_interval_s,
             )
-            self._jobs = JobsService(self._coordinator, storage, max_watchers=config.max_watchers)
+            self._jobs = JobsService(self.coordinator, storage, max_watchers=config.max_watchers)
             undo.callback(self._jobs.close)
             self._server = _rpc.RpcServer(
                 config.listen,
@@ -121,16 +130,22 @@ class CoordinatorProcess:
                 ],
                 threads=config.threads,
                 advertise=config.advertise,
+                essential=ESSENTIAL_CALLS,
             )
             undo.callback(self._server.stop)
-            self._page = _start_page(config, self._coordinator, storage)
+            self._page = _start_page(config, self.coordinator, storage)
             undo.pop_all()
-        state = StateCollector(self._coordinator, lambda: self._jobs.watchers, checkpoints=storage is not None)
+        state = StateCollector(
+            self.coordinator,
+            lambda: self._jobs.watchers,
+            lambda: self._server.refused_calls,
+            checkpoints=storage is not None,
+        )
         registry.register(state)
         self.address = self._server.address
         self._store.publish_address(self.address)
         self.page = self._page.url if self._page else ""
-        self._coordinator.start()
+        self.coordinator.start(self._server.take_essential_delays)
         self._server.start()
         self._server.set_ready(True)
 
@@ -139,7 +154,7 @@ class CoordinatorProcess:
         self._server.set_ready(False)
         if self._page:
             self._page.stop()
-        self._coordinator.stop()
+        self.coordinator.stop()
         self._server.stop()
         self._jobs.close()
         self._store.close()

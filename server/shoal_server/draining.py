@@ -54,7 +54,7 @@ def wait_until_drained(
                 backoff.reset()
             next_s = backoff.next()
         except errors.ShoalError as error:  # this incarnation is fenced, and its jobs have lost these shards already
-            _log.info("the coordinator no longer counts this server; stopping", reason=error.message)
+            _log.info("the coordinator refuses this incarnation; stopping", reason=error.message)
             return
         else:
             if not jobs:

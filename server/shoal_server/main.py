@@ -14,18 +14,24 @@ if TYPE_CHECKING:
 
 
 RpcThreads = Annotated[
-    int, typer.Option(envvar="SHOAL_RPC_THREADS", min=2, max=256, help="Threads for each kind of gRPC call.")
+    int, typer.Option(envvar="SHOAL_RPC_THREADS", min=2, max=256, help="Number of threads for each kind of gRPC call.")
 ]
 LanePort = Annotated[
     int,
     typer.Option(
-        envvar="SHOAL_LANE_PORT", min=0, max=65_535, help="Port for lanes, on the host of --listen; 0 is any free one."
+        envvar="SHOAL_LANE_PORT",
+        min=0,
+        max=65_535,
+        help="Port for lanes, on the host of --listen. Port 0 takes any free port.",
     ),
 ]
 Lanes = Annotated[
     int,
     typer.Option(
-        envvar="SHOAL_LANES", min=0, max=65_536, help="Most open lanes, two per worker. Further clients use gRPC."
+        envvar="SHOAL_LANES",
+        min=0,
+        max=65_536,
+        help="Limit of open lanes. A worker opens two; beyond the limit it uses gRPC.",
     ),
 ]
 Grace = Annotated[

@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from typing import Literal, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from shoal import errors
+from shoal._rpc import Refusal
 from shoal.status import ServerLoad
 from shoal_server.memory_limit import memory_limit
 from shoal_server.pools import CallPool
@@ -54,7 +55,7 @@ class _PushMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         answers = Counter(
             "shoal_server_pushes_total",
-            "Answers to pushes: staged, accepted, dropped_late or skipped, counted per shard, without repeats.",
+            "Answers to pushes: staged, accepted, dropped_late or skipped, without repeats.",
             ["outcome"],
             registry=registry,
         )
@@ -67,7 +68,7 @@ class _PushMetrics:
         )
         self.duplicates = Counter(
             "shoal_server_duplicate_pushes_total",
-            "Repeated pushes that were answered from memory, counted per shard.",
+            "Repeated pushes that were answered from memory.",
             registry=registry,
         )
         self.rejected = Counter(
@@ -78,7 +79,7 @@ class _PushMetrics:
         )
         self.staleness = Histogram(
             "shoal_server_staleness_versions",
-            "Versions applied between a gradient's pull and its push, counted per shard.",
+            "Versions applied between a gradient's pull and its push.",
             buckets=_STEPS,
             registry=registry,
         )
@@ -147,9 +148,14 @@ class ServerMetrics:
             _PushMetrics(registry),
             _TransportMetrics(registry),
         )
-        self._updates = Counter("shoal_server_updates_total", "Updates applied, counted per shard.", registry=registry)
+        self._updates = Counter(
+            "shoal_server_updates_total", "Updates applied, each to all shards of a job here.", registry=registry
+        )
         self._apply_seconds = Histogram(
-            "shoal_server_apply_seconds", "Time to apply one update to one shard.", buckets=_SECONDS, registry=registry
+            "shoal_server_apply_seconds",
+            "Time to apply one update to all shards of a job here.",
+            buckets=_SECONDS,
+            registry=registry,
         )
         self.pulls = self._pulls.calls
         self.sent = _ByTransport(lambda it: self._transports.sent.labels(it).inc, TRANSPORTS)
@@ -177,7 +183,7 @@ class ServerMetrics:
         self._pushes.seconds[call].observe(time.perf_counter() - start)
 
     def answered(self, answer: AnswerPush) -> None:
-        """Counts one shard's answer to one push."""
+        """Counts the answer to one push or commit."""
         if answer.repeated:
             self._pushes.duplicates.inc()
             return
@@ -195,7 +201,7 @@ class ServerMetrics:
         )
 
     def applied(self, seconds: float) -> None:
-        """Counts one update of one shard, and the seconds that it took."""
+        """Counts one update of a job's shards, and the seconds that it took."""
         self._updates.inc()
         self._apply_seconds.observe(seconds)
 
@@ -213,21 +219,32 @@ class ServerMetrics:
         finally:
             opened.dec()
 
-    def watch(self, store: ShardStore, pools: Mapping[str, CallPool]) -> None:
-        """Registers gauges that are read at each scrape.
+    def watch(
+        self,
+        store: ShardStore,
+        pools: Mapping[str, CallPool],
+        refused_calls: Callable[[], Mapping[Refusal, int]],
+    ) -> None:
+        """Registers metrics that are read at each scrape.
 
         Args:
             store: the shards.
             pools: thread pools for gRPC calls, by kind of call.
+            refused_calls: returns the number of gRPC calls that were refused, by reason.
         """
-        self._registry.register(_LoadCollector(store, pools))
+        self._registry.register(_LoadCollector(store, pools, refused_calls))
 
 
 class _LoadCollector(Collector):
     """Gauges of what the server hosts and of what waits, read at each scrape."""
 
-    def __init__(self, store: ShardStore, pools: Mapping[str, CallPool]) -> None:
-        self._store, self._pools = store, pools
+    def __init__(
+        self,
+        store: ShardStore,
+        pools: Mapping[str, CallPool],
+        refused_calls: Callable[[], Mapping[Refusal, int]],
+    ) -> None:
+        self._store, self._pools, self._refused_calls = store, pools, refused_calls
         self._memory_limit = memory_limit()
 
     def collect(self) -> Iterator[Metric]:
@@ -241,11 +258,19 @@ class _LoadCollector(Collector):
                 "Free bytes that the buffer pool keeps for the next gradients and copies.",
                 self._store.memory.free_bytes,
             ),
-            ("waiting_pulls", "Pulls that wait for their consistency mode, counted per shard.", waiting),
-            ("staged_pushes", "Complete pushes that are not committed yet, counted per shard.", staged),
+            ("waiting_pulls", "Pulls that wait for their consistency mode.", waiting),
+            ("staged_pushes", "Complete pushes that are not committed yet.", staged),
             ("memory_limit_bytes", "Memory limit of the container or the machine.", self._memory_limit),
         ):
             yield GaugeMetricFamily(f"shoal_server_{name}", text, value)
+        refused = CounterMetricFamily(
+            "shoal_server_refused_calls",
+            "gRPC calls refused before they reached a handler, by reason: late_message, calls_of_host or calls.",
+            labels=["reason"],
+        )
+        for reason, count in self._refused_calls().items():
+            refused.add_metric([reason], count)
+        yield refused
         yield self._of_pools("threads", "Threads for gRPC calls.", lambda pool: pool.threads)
         yield self._of_pools("busy_threads", "Threads that serve gRPC calls now.", lambda pool: pool.busy)
         yield self._of_pools("queued_calls", "gRPC calls that wait for a thread.", lambda pool: pool.queued)

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from shoal import _rpc
 from shoal._checkpoint import open_shared_storage, probe
 from shoal._rpc import CoordinatorClient, MembershipClient
+from shoal._system import open_files_warning
 from shoal._transport import remove_stale
 from shoal.status import ServerLoad
 from shoal.v1 import coordinator_pb2
@@ -29,6 +30,10 @@ from shoal_server.serving import (
 from shoal_server.shards import ShardStore
 
 _log = structlog.get_logger(__name__)
+
+# Open files of a lane: its socket, and a shared-memory segment while the two sides open it. And all others: gRPC's
+# connections, files of checkpoints and of the process itself.
+_FILES_PER_LANE, _OTHER_FILES = 2, 512
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,9 @@ class Server:
         if storage:
             probe(storage)
         _log.info("kernels are ready", processor=kernels.processor(), seconds=round(kernels.warm_up(), 3))
+        needed = _FILES_PER_LANE * config.lanes + _OTHER_FILES
+        if warning := open_files_warning(needed, f"{config.lanes} lanes (--lanes)"):
+            _log.warning("connections may be refused", reason=warning)
         self._metrics = metrics = ServerMetrics(registry)
         self.store = ShardStore(metrics.applied)
         # Pulls, pushes, commits and other calls have separate threads, so that none waits for another.
@@ -71,7 +79,6 @@ class Server:
         if abandoned := remove_stale():
             _log.info("removed shared memory of dead processes", segments=len(abandoned))
         self._endpoints = EndpointGroup(DataService(self.store, metrics), self._endpoint_config(config))
-        metrics.watch(self.store, self._pools)
         with ExitStack() as undo:
             undo.callback(self._endpoints.stop)
             self._writer = CheckpointWriter(storage, config.name)
@@ -84,6 +91,7 @@ class Server:
                 advertise=config.advertise,
             )
             undo.pop_all()
+        metrics.watch(self.store, self._pools, lambda: self._rpc.refused_calls)
         self.address = self._rpc.address
         self._endpoints.start(self.address)
         self._rpc.start()

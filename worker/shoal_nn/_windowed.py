@@ -19,8 +19,8 @@ class Windowed(Layer):
         Args:
             overlapping: whether each window must overlap the image.
         """
-        self._demand(_are_lengths(self.window, 1), f"window is {self.window!r}; give 1 or more, or such a pair")
-        self._demand(_are_lengths(self._steps, 1), f"strides are {self.strides!r}; give 1 or more, or such a pair")
+        self._demand(_are_lengths(self.window, 1), f"window is {self.window!r}; give 1 or more, or two such numbers")
+        self._demand(_are_lengths(self._steps, 1), f"strides are {self.strides!r}; give 1 or more, or two such numbers")
         if self.padding in ("same", "valid"):
             return
         sides = (self.padding,) * 2 if isinstance(self.padding, int) else self.padding
@@ -33,7 +33,7 @@ class Windowed(Layer):
         fits = all(
             side < size for side, size in zip(explicit(self.padding), (height, height, width, width), strict=True)
         )
-        self._demand(fits or not overlapping, named + f"or less than a window, {self.window}")
+        self._demand(fits or not overlapping, named + f"or fewer zeros than the window has, {self.window}")
 
     def _windows(self, shape: Shape) -> Windows:
         """Returns the windows over images of this shape. Raises InvalidShape if it does not fit."""

@@ -284,11 +284,11 @@ class Parallel(_Branches):
 
 @dataclass(frozen=True, init=False)
 class ByFeature(_Branches):
-    """Branches that each get the feature of their name and whose outputs are merged.
+    """Branches by feature: each gets the feature of the same name, and their outputs are merged.
 
-    The input is a mapping, such as {"age": [batch, ...], "occupation": [batch, ...]}. So are the shapes of a sample,
-    such as {"age": (), "occupation": ()}. Features without a branch are ignored. There is no dx, because features are
-    data.
+    The input is a mapping, such as {"age": [batch, ...], "occupation": [batch, ...]}. The shape of a sample is also a
+    mapping, such as {"age": (), "occupation": ()}. Features without a branch are ignored. There is no dx, because
+    features are data.
 
     Example:
         The output is [batch, 9], of one feature with row numbers and one with floats.

@@ -13,7 +13,8 @@ class Frozen(Layer):
 
     Variables keep their names, shapes and dtypes, so that they can be restored from an earlier job. All of them are
     state, including parameters. The new state that `apply` returns is empty, so they are never pushed. Their
-    aggregation is "last", and not "mean", so that statistics of other layers can be pushed without them.
+    aggregation is "last". Statistics of other layers have "mean", so a push can carry these statistics without the
+    frozen variables (see `shoal.StepOutput.updates`).
 
     Args:
         layer: the layer to apply.

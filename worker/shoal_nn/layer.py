@@ -23,9 +23,13 @@ Shape = tuple[int, ...]
 LayerInput = Any
 # Arrays by name. Names in a container begin with the child's name: "conv1/kernel".
 Arrays = Mapping[str, Array]
-# Takes dy, the gradient of a loss by a layer's output, of the output's shape and dtype. Returns the gradients by the
-# parameters (with their names, shapes and dtypes), and dx, the gradient by the input (of its shape and dtype, or None).
 Pullback = Callable[[Array], tuple[dict[str, Array], Array]]
+"""The function that a layer's forward pass returns for its backward pass.
+
+It takes dy, the gradient of a loss by the layer's output, of the output's shape and dtype. It returns the gradients by
+the parameters (with their names, shapes and dtypes), and dx, the gradient by the input (with its shape and dtype), or
+None.
+"""
 
 
 class PartwisePullback:
@@ -132,7 +136,9 @@ class Layer(ABC):
 
         Returns:
             The output, the new state, and the pullback. The new state has all state variables, changed or not, except
-            those of `Frozen` layers. The pullback may be called any number of times.
+            those of `Frozen` layers. The pullback takes dy, the gradient of a loss by the output. It returns the
+            gradients by the parameters, by name, and dx, the gradient by the input, which can be None. It may be called
+            any number of times.
 
         Raises:
             InvalidShape: the layer does not accept the array, or a variable is missing or has another shape.

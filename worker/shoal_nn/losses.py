@@ -1,4 +1,4 @@
-"""Losses and their gradients by a model's outputs."""
+"""Losses, and their gradients with respect to a model's outputs."""
 
 import numpy as np
 

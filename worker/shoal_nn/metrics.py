@@ -19,7 +19,7 @@ def accuracy(logits: Array, labels: Array) -> Array:
         labels: [...], class numbers as integers.
 
     Returns:
-        The share, a 0-d array on the same device. Among equal logits, the lower class counts as the larger one. A
+        The share, a 0-d array on the same device. If logits are equal, the lowest of their class numbers wins. A
         sample with NaN in its logits counts as wrong.
 
     Raises:
@@ -92,7 +92,7 @@ class AreaUnderCurve:
             raise errors.InvalidData("AreaUnderCurve got labels that are neither 0 nor 1; it needs two classes")
         return cls((on_host(widened(logits)).reshape(-1).copy(),), (positive,))
 
-    def joined(self, other: "AreaUnderCurve") -> "AreaUnderCurve":
+    def merged_with(self, other: "AreaUnderCurve") -> "AreaUnderCurve":
         """Returns the metric of both sets together, without copies."""
         return AreaUnderCurve(self.scores + other.scores, self.labels + other.labels)
 

@@ -29,7 +29,6 @@ from shoal_nn.supervised import BinaryClassification, MulticlassClassification, 
 _log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
 
-# Models by name. Each takes the number of classes and its own options.
 MODELS: Mapping[str, Callable[..., Sequential]] = {
     "mlp": models.mlp,
     "small_cnn": models.small_cnn,
@@ -38,6 +37,7 @@ MODELS: Mapping[str, Callable[..., Sequential]] = {
     "resnet50": partial(models.resnet, 50),
     "mobilenet_v2": models.mobilenet_v2,
 }
+"""The models by name. Each takes the number of classes and its own options."""
 _SHARE = 0.1  # default share of held-out images
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from shoal._wire import Cursor
 from shoal_worker.messages import TrainerOutcome
 
-# After so many trainer crashes of one job in a row, without a push in between, the job fails.
+# After so many trainer crashes of one job in a row, without a push in between, the worker asks to be quarantined.
 _MAX_CRASHES_IN_A_ROW = 3
 
 
@@ -99,6 +99,7 @@ class Finish:
 
     error: str
     shards_lost: bool = False  # whether the error is that the job's shards are not on their servers
+    trainer_failed: bool = False  # whether the job may go on without this worker, which is then quarantined
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +215,8 @@ class AssignmentMachine:
         self._crashes = (job, count)
         if count < _MAX_CRASHES_IN_A_ROW:
             return [Renew(reason)]  # its progress is unknown: fence this incarnation
-        return [Finish(f"{reason}; this happened {count} times in a row without a push in between")]
+        often = f"{reason}; this happened {count} times in a row without a push in between"
+        return [Finish(often, trainer_failed=True)]
 
 
 def _reason(event: TrainerEnded) -> str:

@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 
 from shoal import errors
-from shoal._wire import Cursor, Lease, NoRange
-from shoal.data._reading import SampleOrder, ShuffledBlocks, ShuffledSamples, cut
+from shoal._wire import LATEST_ORDER, Cursor, Lease, NoRange
+from shoal.data._reading import PermutedSamples, SampleOrder, ShuffledBlocks, ShuffledSamples, cut
 from shoal.data._reading.batches import read
 from shoal.data._reading.prefetcher import Prefetcher
 from shoal.program import DEFAULT_PREFETCH, Blocks, Dataset, RandomDataset
 from shoal_worker.batch_seeds import epoch_seed
+
+# The orders of single samples, by their version. The order of blocks is the same in both.
+_ORDERS: dict[int, Callable[[int, int], SampleOrder]] = {0: PermutedSamples, 1: ShuffledSamples}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,7 @@ class LeasedBatches(Batches):
         prepare: Callable[[], object] = lambda: None,
     ) -> None:
         self._dataset, self.batch_size, self._seed = dataset, batch_size, seed
-        self._order = order_of(dataset, seed)
+        self._order, self._order_version = order_of(dataset, seed), LATEST_ORDER
         prefetch_of(dataset)  # raises early if it is invalid
         self._request_lease = lease
         self._prepare = prepare
@@ -118,6 +121,9 @@ class LeasedBatches(Batches):
         self._lease = 0
         if isinstance(answer, NoRange):
             return answer
+        if answer.order != self._order_version:  # a job from before the latest version
+            self._order = order_of(self._dataset, self._seed, answer.order)
+            self._order_version = answer.order
         leased = answer.range
         self._lease, self._start, self._consumed = answer.number, (leased.epoch, leased.start), 0
         size, samples = self.batch_size, leased.samples
@@ -174,15 +180,29 @@ class NoBatches(Batches):
         """Does nothing: there is nothing to read."""
 
 
-def order_of(dataset: Dataset | RandomDataset, seed: int) -> SampleOrder:
+def order_of(dataset: Dataset | RandomDataset, seed: int, version: int = LATEST_ORDER) -> SampleOrder:
     """Returns the data set's order: of its blocks if it has any, otherwise of single samples.
+
+    Args:
+        dataset: the data set.
+        seed: the job's seed.
+        version: version of the order, as `LedgerRecord.order` describes it.
+
+    Returns:
+        The order.
 
     Raises:
         ProgramError: the blocks do not add up to all samples, or the data set has no `batches` method.
+        WrongVersion: this version of Shoal does not know the version of the order.
     """
+    if version not in _ORDERS:
+        raise errors.WrongVersion(
+            f"the job's data has order {version}, but this worker knows only the orders up to {LATEST_ORDER}; start "
+            "workers of the coordinator's version of Shoal"
+        )
     blocks, samples = getattr(dataset, "blocks", None), len(dataset)
     if not isinstance(blocks, Blocks):
-        return ShuffledSamples(samples, seed)
+        return _ORDERS[version](samples, seed)
     kind = type(dataset).__name__
     if blocks.samples != samples:
         raise errors.ProgramError(

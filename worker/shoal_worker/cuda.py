@@ -1,18 +1,19 @@
 """GPU device over CuPy: streams, pinned memory and the limit of the memory pool.
 
 The CuPy module is passed in and not imported here. Programs compute on their thread's current stream. Copies use
-streams of their own, which are not ordered with it by default. CUDA events therefore enforce the orders that matter:
+streams of their own, which are by default not ordered with the current stream. CUDA events therefore enforce the orders
+that matter:
 
 - A copy to the device writes to memory that earlier computation may still use. The copy waits for the work that was
   queued when that memory was freed. Computation on the copied values waits for the copy.
 - A copy to the host waits for the work that was queued when the copy was requested. The host waits for the copy.
-- A pinned buffer for uploads is reused after the copy from it is done. Downloaded values lie in pinned memory that
-  returns to CuPy's pool with the last reference to it.
+- A pinned buffer for uploads is reused after the copy from it is done. Downloaded values lie in pinned memory. When no
+  reference to that memory is left, it returns to CuPy's pool.
 """
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from shoal.program import Array
 from shoal_worker.devices import Device, Downloaded
 
 # Number and size of the pinned buffers of each thread that uploads.
-_STAGES, _STAGE_BYTES = 4, 8 << 20
+STAGES, STAGE_BYTES = 4, 8 << 20
 # Alignment of arrays in these buffers: a cache line, which suits every dtype.
 _ALIGNMENT = 64
 # Downloads in progress before the oldest one is waited for.
@@ -120,6 +121,21 @@ class Cuda(Device):
         return {"used": pool.used_bytes(), "pool": pool.total_bytes(), "limit": pool.get_limit()}
 
     @property
+    def upload_stream(self) -> Any:
+        """The stream of this thread's copies to the device."""
+        return self._uploads.stream
+
+    @property
+    def download_stream(self) -> Any:
+        """The stream of this thread's copies to the host."""
+        return self._downloads
+
+    @property
+    def retired(self) -> Sequence[tuple[dict[str, Array], Any]]:
+        """The values that are no longer in use by the caller, oldest first, each with the event that ends their use."""
+        return [*self._retired]
+
+    @property
     def _uploads(self) -> "_Uploads":
         if not hasattr(self._threads, "uploads"):
             self._threads.uploads = _Uploads(self.xp)
@@ -149,7 +165,7 @@ class _Uploads:
         self.stream = cupy.cuda.Stream(non_blocking=True)
         self._xp = cupy
         self._stages: deque[tuple[np.ndarray, Any]] = deque()  # full buffers, each with the event after its copies
-        self._stage = _pinned(cupy, (_STAGE_BYTES,), np.dtype(np.uint8))
+        self._stage = _pinned(cupy, (STAGE_BYTES,), np.dtype(np.uint8))
         self._filled = 0  # bytes used in the current buffer
 
     def copy(self, source: np.ndarray, target: Array) -> None:
@@ -166,10 +182,10 @@ class _Uploads:
 
     def _place(self, wish: int) -> np.ndarray:
         """Returns space for up to so many bytes, at least one."""
-        if self._filled >= _STAGE_BYTES:
+        if self._filled >= STAGE_BYTES:
             self._stages.append((self._stage, self.stream.record()))
-            if len(self._stages) < _STAGES:
-                self._stage = _pinned(self._xp, (_STAGE_BYTES,), np.dtype(np.uint8))
+            if len(self._stages) < STAGES:
+                self._stage = _pinned(self._xp, (STAGE_BYTES,), np.dtype(np.uint8))
             else:
                 self._stage, copied = self._stages.popleft()
                 copied.synchronize()
@@ -213,4 +229,4 @@ def _pinned(cupy: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarr
     return np.ndarray(shape, dtype, buffer=cupy.cuda.alloc_pinned_memory(nbytes))
 
 
-__all__ = ["Cuda"]
+__all__ = ["STAGES", "STAGE_BYTES", "Cuda"]

@@ -289,7 +289,10 @@ class Daemon:
         if not sent:
             return
         try:
-            run.participant.finish(run.final_report.error, lost=run.final_report.shards_lost, retry_for_s=0)
+            end = run.final_report
+            run.participant.finish(
+                end.error, shards_lost=end.shards_lost, trainer_failed=end.trainer_failed, retry_for_s=0
+            )
         except (errors.Unreachable, errors.DeadlineExceeded) as error:
             _log.debug("cannot report the end of the job yet; retrying", job=run.assigned.job, reason=error.message)
             return
@@ -328,6 +331,9 @@ def start_worker(config: WorkerConfig, registry: CollectorRegistry, metrics_addr
         config: the worker's options.
         registry: registry of the worker's metrics.
         metrics_address: host:port of the metrics endpoint; empty means none.
+
+    Returns:
+        The worker's daemon, which is registered.
 
     Raises:
         ShoalError: the device does not exist, no coordinator answers, or the name or port is in use.

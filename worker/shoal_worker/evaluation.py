@@ -24,7 +24,7 @@ _FIRST_POLL_S, _LONGEST_POLL_S = 0.01, 0.25
 class EvaluationClient(Protocol):
     """The methods of `Participant` that an evaluator uses."""
 
-    def claim_evaluation(self, step: int, *, through: bool = False) -> EvaluationClaim:
+    def claim_evaluation(self, step: int, *, finished_training: bool = False) -> EvaluationClaim:
         """Asks whether this worker is to evaluate at this step."""
         ...
 
@@ -122,7 +122,7 @@ class Evaluator:
             step: the worker's step.
             pull: returns the final variables, on the device.
         """
-        claim = self._client.claim_evaluation(step, through=True)
+        claim = self._client.claim_evaluation(step, finished_training=True)
         if claim.number:
             self._run_claimed(claim.number, step, pull())
 

@@ -21,12 +21,15 @@ DeviceMemoryLimit = Annotated[
     typer.Option(
         envvar="SHOAL_DEVICE_MEMORY_LIMIT",
         min=0,
-        help="Most GPU memory that a job's arrays may take: bytes, or a share if at most 1; 0 means no limit.",
+        help="Limit of GPU memory for a job's arrays. 0 means no limit. A value of at most 1 is a fraction of the "
+        "GPU's memory. A larger value is a number of bytes.",
     ),
 ]
 Paths = Annotated[
     list[Path] | None,
-    typer.Option(envvar="SHOAL_PATH", help="Folder to import programs from; repeatable (default: the current folder)."),
+    typer.Option(
+        envvar="SHOAL_PATH", help="Folder to import programs from. Repeatable. Default: the working directory."
+    ),
 ]
 Grace = Annotated[
     float, typer.Option(min=0, envvar="SHOAL_GRACE_PERIOD", help="Seconds to finish the current batch after SIGTERM.")

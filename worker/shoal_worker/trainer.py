@@ -1,7 +1,7 @@
 """Process that trains one job.
 
-The daemon starts it and sends instructions to its standard input; the process ends when that closes. One process for
-each job means fresh imports, no memory or CUDA context that outlives the job, and a cancel that always works.
+The daemon starts it and sends instructions to its standard input; the process ends when this input closes. One process
+for each job means fresh imports, no memory or CUDA context that outlives the job, and a cancel that always works.
 """
 
 import os
@@ -68,7 +68,7 @@ def main() -> None:
     """Reads the instructions, trains, reports the outcome and exits."""
     lifeline = _take_standard_input()
     ended, daemon = threading.Event(), DaemonMessages()
-    line, more = _read_line(lifeline)
+    line, more = read_line(lifeline)
     daemon.take(more)  # bytes that came with the first line
     instructions = Instructions.from_line(line)
     watch = threading.Thread(target=_watch_parent, args=(lifeline, ended, daemon), name="lifeline", daemon=True)
@@ -119,7 +119,7 @@ def log_failure(outcome: TrainerOutcome) -> None:
 
 
 def train(instructions: Instructions, emit: Emit, daemon: DaemonMessages) -> TrainerOutcome:
-    """Trains one job from its description to its end, and returns the outcome.
+    """Returns the outcome of training one job, from its description to its end.
 
     Args:
         instructions: the daemon's instructions.
@@ -163,7 +163,7 @@ def train(instructions: Instructions, emit: Emit, daemon: DaemonMessages) -> Tra
                 max_steps=spec.max_steps,
                 seeds=BatchSeeds(spec.seed, participant.rank) if takes_seed(program.loss_and_gradients) else None,
                 evaluator=evaluator,
-                wire_dtype=None if spec.wire == "float32" else np.dtype(spec.wire),
+                wire_dtype=None if spec.wire_dtype == "float32" else np.dtype(spec.wire_dtype),
             )
             training = TrainingLoop(
                 config,
@@ -249,7 +249,7 @@ def _take_standard_input() -> int:
     return lifeline
 
 
-def _read_line(descriptor: int) -> tuple[bytes, bytes]:
+def read_line(descriptor: int) -> tuple[bytes, bytes]:
     """Returns the first line and the bytes read after it."""
     read = b""
     while b"\n" not in read:

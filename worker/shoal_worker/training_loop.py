@@ -1,4 +1,4 @@
-"""Training loop of a worker: lease, pull, compute, push, report. Its parameters and batches do the I/O."""
+"""Training loop of a worker: lease, pull, compute, push, report. Its `Parameters` and `Batches` objects do the I/O."""
 
 import threading
 import time
@@ -48,13 +48,16 @@ class Parameters(Protocol):
         weight: float,
         cursor: Cursor | None,
     ) -> PushResult:
-        """Pushes this step's gradients and advances the step. For the outcome "sent", `settle` returns the answer.
+        """Pushes this step's gradients and advances the step.
 
         Args:
             gradients: by name, or one after the other.
             updates: new values of variables that are not trained; None if there are none.
             weight: weight of the gradients in the step's mean.
             cursor: the position in the leased range after this batch; None if no data is leased.
+
+        Returns:
+            The result. If its outcome is "sent", `settle` returns the servers' answer.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Catalogue of the checkpoints in a storage, which has a folder for each job with a folder for each checkpoint.
+"""Catalogue of the checkpoints in a storage: one folder for each job, with one folder in it for each checkpoint.
 
 A checkpoint's folder is named by its number. The checkpoint exists as long as its manifest does: the manifest is
 written last and removed first.
@@ -50,8 +50,10 @@ class Catalogue:
 
     def unknown(self, name: str) -> errors.UnknownCheckpoint:
         """Returns the error for a checkpoint that does not exist, by the name that the user gave."""
+        hint = ", and only a job with --checkpoint-best has a best one" if name.endswith("/best") else ""
         return errors.UnknownCheckpoint(
-            f"there is no checkpoint {name} in {self.folder.url}; `shoal checkpoints ls` lists them", checkpoint=name
+            f"there is no checkpoint {name} in {self.folder.url}; `shoal checkpoints ls` lists them{hint}",
+            checkpoint=name,
         )
 
     def manifest(self, job: str, number: int) -> Manifest:

@@ -13,7 +13,7 @@ from pathlib import Path
 from shoal import errors
 from shoal._checkpoint import direct_io
 from shoal._checkpoint.storage import TEMPORARY, Buffer, StorageFile, checked, is_name, missing
-from shoal._system import volumes
+from shoal._system import private_files, volumes
 
 _MAX_TARGETS = os.sysconf("SC_IOV_MAX")  # of one system call
 
@@ -39,9 +39,10 @@ class LocalStorage:
         with self._failing("written", path), self._descend(parents, make=True) as folder:
             temporary = f"{TEMPORARY}{secrets.token_hex(8)}"
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            descriptor = os.open(temporary, flags, 0o666, dir_fd=folder)
+            descriptor = os.open(temporary, flags, 0o600, dir_fd=folder)
             try:
                 try:
+                    os.fchmod(descriptor, private_files.file_mode())
                     direct_io.write_file(descriptor, pieces)
                     os.fsync(descriptor)
                 finally:
@@ -108,14 +109,15 @@ class LocalStorage:
     def _descend(self, names: Sequence[str], *, make: bool = False) -> Iterator[int]:
         """Yields a descriptor of the folder at a path below the root."""
         if make and self._make:
-            self._root.mkdir(parents=True, exist_ok=True)
+            private_files.make_folder(self._root)
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         folder = os.open(self._root, flags)
         try:
             for name in names:
                 if make:
                     with suppress(FileExistsError):
-                        os.mkdir(name, dir_fd=folder)
+                        os.mkdir(name, 0o700, dir_fd=folder)
+                        os.chmod(name, private_files.folder_mode(), dir_fd=folder)
                         os.fsync(folder)
                 below = os.open(name, flags | os.O_NOFOLLOW, dir_fd=folder)
                 os.close(folder)

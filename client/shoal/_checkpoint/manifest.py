@@ -1,7 +1,8 @@
 """The manifest of a checkpoint, a file that is written last. A checkpoint without a manifest is incomplete.
 
-It is a JSON object whose last field is a checksum of all bytes before it. The checksum, `format`, `schema` and `writer`
-are the same in all versions, so that each version can distinguish a later manifest from a damaged one.
+It is a JSON object whose last field is a checksum of all bytes before it. The checksum and the
+fields `format`, `schema` and `writer` are encoded alike in all versions. Each version can therefore distinguish a later
+manifest from a damaged one.
 """
 
 import json
@@ -15,8 +16,9 @@ import xxhash
 from shoal import errors
 from shoal._checkpoint.tensors import damaged
 
-# Schema 2 adds `evaluation`.
-VERSION = 2
+# Schema 2 adds `evaluation`. Schema 3 adds `order` to the ledger; a version that does not know it would continue with
+# other samples.
+VERSION = 3
 FILE = "manifest.json"
 BLOCK_BYTES = 4 << 20
 MAX_BYTES = 256 << 20

@@ -56,6 +56,11 @@ class ObjectStore:
         self._system = _system(self._scheme, self.url)
         self._root: str = self._system._strip_protocol(self.url)
 
+    @property
+    def file_system(self) -> Any:
+        """fsspec's file system of the store, an `AbstractFileSystem`."""
+        return self._system
+
     def write(self, path: Sequence[str], pieces: Iterable[Buffer]) -> None:
         """See `CheckpointStorage.write`. An error aborts the upload."""
         with self._failing("written", path):

@@ -82,8 +82,8 @@ def checked(name: str) -> str:
     """
     if not is_name(name):
         raise errors.BadRequest(
-            f"{name!r} is not a valid name in checkpoint storage; use 1 to 255 letters, digits, '.', '_' and '-', of "
-            "which the first is a letter or digit"
+            f"{name!r} is not a valid name in checkpoint storage; use 1 to 255 letters, digits, '.', '_' and '-', "
+            "starting with a letter or digit"
         )
     return name
 

@@ -124,7 +124,9 @@ class TensorReader:
         tensor = self.contents.tensors[name]
         start = tensor.start + first * tensor.dtype.itemsize
         if target.dtype != tensor.dtype or not tensor.start <= start <= start + target.nbytes <= tensor.stop:
-            raise ValueError(f"{target.size} of {target.dtype} from {first} on are not in {name!r}, {tensor}")
+            raise ValueError(
+                f"{name!r} ({tensor}) has no {target.size} elements of {target.dtype} from element {first} on"
+            )
         return start, target.view(np.uint8).data
 
     def fill(self, pieces: Iterable[Piece]) -> None:

@@ -1,5 +1,6 @@
 """The command tree: the commands of the client, and those of the installed roles."""
 
+import re
 from importlib.metadata import entry_points
 from typing import Annotated, Any
 
@@ -9,6 +10,26 @@ from typer.core import TyperGroup
 from shoal._cli import checkpoints, cluster, images, jobs, roles, submit, version
 from shoal._cli.output import EXIT_CODES_HELP
 
+_TYPES = {"str": "TEXT", "int": "INTEGER", "float": "NUMBER", "path": "PATH", "Path": "PATH"}
+
+
+def _name_values(command: Any, name: str) -> Any:
+    """Returns the command with a placeholder for the value of each option, in place of a Python type.
+
+    A flag has none: typer shows one, although the flag takes no value.
+    """
+    context = typer.Context(command, info_name=name)
+    for option in command.get_params(context):
+        if option.param_type_name != "option" or option.metavar is not None:
+            continue
+        if option.is_flag:
+            option.metavar = ""
+        elif shown := re.search(r"<(?:list\[)?(\w+)(?: range)?\]?>$", (option.get_help_record(context) or ("",))[0]):
+            option.metavar = _TYPES.get(shown[1])
+    for child, each in getattr(command, "commands", {}).items():
+        _name_values(each, child)
+    return command
+
 
 class _WithRoles(TyperGroup):
     """Loads `shoal coordinator|server|worker` by entry point when they are called.
@@ -17,14 +38,20 @@ class _WithRoles(TyperGroup):
     """
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*super().list_commands(ctx), *entry_points(group="shoal.roles").names]
+        return [*super().list_commands(ctx), *sorted(entry_points(group="shoal.roles").names)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         for role in entry_points(group="shoal.roles", name=cmd_name):
             single = typer.Typer(add_completion=False, rich_markup_mode="markdown")
             single.command(name=cmd_name, rich_help_panel="One role")(role.load())
-            return typer.main.get_command(single)
-        return super().get_command(ctx, cmd_name)
+            return _name_values(typer.main.get_command(single), cmd_name)
+        found = super().get_command(ctx, cmd_name)
+        return found and _name_values(found, cmd_name)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        for option in self.get_params(ctx):
+            option.metavar = ""  # the group's own options are flags
+        super().format_help(ctx, formatter)
 
 
 app = typer.Typer(
@@ -60,7 +87,9 @@ def _show_version(wanted: bool) -> None:
 def shoal(
     _version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and build, and exit."),
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Shows the version and build, and exits."
+        ),
     ] = False,
 ) -> None:
     """A parameter-server cluster for training."""

@@ -12,7 +12,7 @@ import typer
 from shoal import errors
 from shoal._cli import options
 from shoal._cli.output import Output, Row
-from shoal._display import format_metrics, records
+from shoal._display import format_metrics, printable, records
 from shoal.checkpoints import Checkpoint, Checkpoints
 
 app = typer.Typer(no_args_is_help=True, help="Lists, checks and removes checkpoints in checkpoint storage.")
@@ -40,7 +40,7 @@ NameArgument = Annotated[
 def ls(
     folder: FolderOption,
     job: Annotated[
-        str, typer.Argument(metavar="[JOB]", help="Lists only the checkpoints of this job. Default: all jobs.")
+        str, typer.Argument(metavar="[JOB]", help="Job whose checkpoints are listed. Default: all jobs.")
     ] = "",
     as_json: options.JsonOption = False,
 ) -> None:
@@ -104,7 +104,7 @@ def rm(
     whole_job: Annotated[bool, typer.Option("--all", help="Removes all checkpoints of the job.")] = False,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Removes a checkpoint, also a damaged or incomplete one. With --all, removes all checkpoints of a job."""
+    """Removes a checkpoint, even if it is damaged or incomplete. With --all, removes all checkpoints of a job."""
     with Output(as_json) as out:
         checkpoints = Checkpoints(folder)
         if whole_job:
@@ -134,7 +134,7 @@ def export(
 
 def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE.safetensors", help="File to read, written by any framework.")],
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Job name of the new checkpoint.")],
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Name of the job under which the checkpoint is stored.")],
     folder: FolderOption,
     skip: Annotated[
         list[str] | None, typer.Option("--skip", metavar="NAME", help="Tensor to leave out. Repeatable. Default: none.")
@@ -156,7 +156,7 @@ def _row(found: Checkpoint) -> tuple[list[str], Row]:
 def _print_skipped(found: Checkpoint, out: Output) -> None:
     if not out.as_json:  # the JSON record lists them
         for problem in found.skipped:
-            out.errors.print(f"skipped {problem}", soft_wrap=True)
+            out.errors.print(printable(f"skipped {problem}"), soft_wrap=True)
 
 
 def _sentence(found: Checkpoint) -> str:

@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +13,8 @@ from shoal import _rpc, errors
 from shoal._cli import options
 from shoal._cli.output import Output, Row
 from shoal._display import records
-from shoal._role import flags
+from shoal._role import RoleProcess, flags
+from shoal._role.supervision import Death, RestartPolicy
 from shoal.client import Client
 from shoal.local_cluster import LocalCluster
 from shoal.status import MemberStatus
@@ -67,7 +68,9 @@ def up(
 ) -> None:
     """Runs a cluster on this machine until Ctrl-C.
 
-    With --json, the command prints one object when the cluster is ready, and one for each role that dies.
+    A role that dies is started again after 1 s. The pause doubles with each further death in a row. After five
+    deaths in a row the role is not started again. With --json, the command prints one object when the cluster is
+    ready, and one for each role that dies or returns.
     """
     page_flags = [
         *(["--page-host", page_hosts] if page_hosts else []),
@@ -91,7 +94,10 @@ def up(
             out.errors.print(f"starting a coordinator, {servers} servers and {workers} workers ...")
         with cluster:
             _announce(cluster, out)
-            _watch(cluster, out)
+            supervisor = Supervisor(cluster, out)
+            while True:
+                time.sleep(_POLL_S)
+                supervisor.poll()
 
 
 def status(
@@ -164,17 +170,53 @@ def _announce(cluster: LocalCluster, out: Output) -> None:
     )
 
 
-def _watch(cluster: LocalCluster, out: Output) -> None:
-    """Reports each role that dies, until interrupted."""
-    dead: set[str] = set()
-    while True:
-        time.sleep(_POLL_S)
-        for process in cluster.processes:
-            code = process.returncode
-            if code is not None and process.name not in dead:
-                dead.add(process.name)
-                record = {"event": "ended", "name": process.name, "exit_status": code}
-                out.message(f"{process.name} ended with exit status {code}; the other roles continue", record)
+class Supervisor:
+    """Restarts the roles of a cluster that die, and reports what happens.
+
+    Args:
+        cluster: a cluster that runs.
+        out: the command's output.
+        clock: returns seconds.
+    """
+
+    def __init__(self, cluster: LocalCluster, out: Output, clock: Callable[[], float] = time.monotonic) -> None:
+        self._cluster, self._out, self._clock = cluster, out, clock
+        self._policies = {process.name: RestartPolicy(clock()) for process in cluster.processes}
+
+    def poll(self) -> None:
+        """Reports roles that have died, and restarts those whose pause is over. The others go on meanwhile."""
+        for process in self._cluster.processes:
+            policy = self._policies[process.name]
+            if policy.death is None and process.returncode is not None:
+                self._report(process, policy.died(process.returncode, self._clock()))
+            if policy.due(self._clock()):
+                self._restart(process, policy)
+
+    def _restart(self, process: RoleProcess, policy: RestartPolicy) -> None:
+        policy.restarted(self._clock())
+        try:
+            again = self._cluster.restart(process.role, process.index)
+        except errors.StartFailed:
+            return  # the next poll reports the new process if it has ended
+        record = {"event": "restarted", "name": again.name, "pid": again.pid, "metrics": again.metrics}
+        self._out.message(f"{again.name} runs again", record)
+
+    def _report(self, process: RoleProcess, death: Death) -> None:
+        name, pause_s = process.name, None
+        ended = f"{name} ended with exit status {death.exit_status}"
+        if death.restart_at is not None:
+            pause_s = round(death.restart_at - self._clock(), 1)
+            text = f"{ended}; it is started again in {pause_s:g} s, and the other roles continue"
+        elif death.exit_status == 0:
+            text = f"{ended}: it was asked to stop, and is not started again; the other roles continue"
+        else:
+            log = process.tail()  # empty if the roles log to this terminal
+            text = (
+                f"{ended}, {death.deaths} times in a row, and is not started again. Correct what its log says, "
+                "then end this command with Ctrl-C and start it again." + (f" End of its log:\n{log}" if log else "")
+            )
+        record = {"event": "ended", "name": name, "exit_status": death.exit_status, "restart_in_s": pause_s}
+        self._out.message(text, record)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The command for building images: `compile`."""
+"""The command for building container images: `compile`, which compiles kernels in advance."""
 
 import time
 from pathlib import Path

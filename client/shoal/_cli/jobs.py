@@ -34,7 +34,7 @@ def jobs(
     retry_for: options.RetryOption = 20.0,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Lists all jobs, newest first, with the reasons why jobs wait and with their evaluations.
+    """Lists all jobs, newest first, with their state, what they wait for, and their evaluations.
 
     A narrow screen shows fewer columns. --json has all fields.
     """

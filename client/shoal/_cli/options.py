@@ -18,7 +18,7 @@ CoordinatorOption = Annotated[
     str, typer.Option("--coordinator", "-c", envvar="SHOAL_COORDINATOR", help="host:port of the coordinator.")
 ]
 JsonOption = Annotated[
-    bool, typer.Option("--json", help="Prints one JSON object per line, errors on standard error included.")
+    bool, typer.Option("--json", help="Prints one JSON object per line. Errors are JSON too, on standard error.")
 ]
 TensorBoardOption = Annotated[
     Path | None,

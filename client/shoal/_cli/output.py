@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal import errors
+from shoal._display import printable
 
 FAILED, INVALID, UNREACHABLE, UNKNOWN, CONFLICT, TIMEOUT, INTERRUPTED = 1, 2, 3, 4, 5, 6, 130
 
@@ -72,7 +73,7 @@ class Output:
             beside: whether to print on standard error, because standard output carries a file.
         """
         stream = sys.stderr if beside else sys.stdout
-        stream.write((_json(record) if self.as_json else text) + "\n")
+        stream.write((_json(record) if self.as_json else printable(text)) + "\n")
         stream.flush()
 
     def record(self, record: Row) -> None:
@@ -112,10 +113,10 @@ class Output:
             rows = [([cells[index] for index in kept], record) for cells, record in rows]
             table = _table(columns, [cells for cells, _ in rows])
         if title:
-            self._people.print(title)
+            self._people.print(printable(title))
         _console(width=max(self._width(table), self._people.width)).print(table)
         for note in notes:
-            self._people.print(note)
+            self._people.print(printable(note))
 
     def _width(self, table: Table) -> int:
         """Returns the width of a table without wrapping, in columns."""
@@ -132,7 +133,7 @@ class Output:
         if self.as_json:
             sys.stderr.write(_json({"error": {"code": code, "message": message, "details": dict(details)}}) + "\n")
         else:
-            self.errors.print(Text.assemble(("error:", "bold red"), f" {message}"), soft_wrap=True)
+            self.errors.print(Text.assemble(("error:", "bold red"), f" {printable(message)}"), soft_wrap=True)
 
     def __enter__(self) -> "Output":
         return self
@@ -156,7 +157,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     for column in columns:
         table.add_column(column, no_wrap=True)
     for cells in rows:
-        table.add_row(*map(Text, cells))
+        table.add_row(*(Text(printable(cell)) for cell in cells))
     return table
 
 

@@ -11,10 +11,10 @@ from shoal._role import identity
 
 
 def run(context: typer.Context) -> None:
-    """Runs the role that the variable TF_CONFIG gives this task.
+    """Runs the role that the environment variable TF_CONFIG names.
 
-    A chief becomes a coordinator, a ps a server, and a worker a worker. The command takes the options of that role:
-    `shoal server --help` lists those of a server.
+    The task type `chief` runs a coordinator, `ps` runs a server, and `worker` runs a worker. The command takes the
+    options of that role: `shoal server --help` lists those of a server.
     """
     group: Any = context.find_root().command
     with Output(as_json=False):

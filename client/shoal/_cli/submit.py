@@ -34,7 +34,7 @@ def submit(
 ) -> None:
     """Submits a job.
 
-    With --json, the command prints the job. With --follow, the events of the job and its result come after that.
+    With --json, the command prints the job. With --json and --follow, it then prints the job's events and its result.
     """
     with (
         Output(as_json) as out,

@@ -1,9 +1,9 @@
 """Output for people and scripts: JSON records, lines of text, progress bars, and TensorBoard event files.
 
-The command line, callbacks and the coordinator's page import this package. It makes no calls.
+The command line, callbacks and the coordinator's page import this package. It calls no coordinator or server.
 """
 
-from shoal._display.formatting import first_line, format_duration, format_metrics
+from shoal._display.formatting import first_line, format_duration, format_metrics, printable
 from shoal._display.progress_bar import ProgressBar
 from shoal._display.tensorboard import TensorBoard
 
@@ -13,4 +13,5 @@ __all__ = [
     "first_line",
     "format_duration",
     "format_metrics",
+    "printable",
 ]

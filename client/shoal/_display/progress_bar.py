@@ -8,7 +8,7 @@ from rich.table import Column
 from rich.text import Text
 
 from shoal import status
-from shoal._display.formatting import first_line, format_checkpoint, format_duration, format_evaluation
+from shoal._display.formatting import first_line, format_checkpoint, format_duration, format_evaluation, printable
 from shoal.events import CheckpointEnded, EvaluationEnded, Event, LogLine, MetricsReported, StateChanged
 from shoal.job import Job
 
@@ -99,7 +99,7 @@ class ProgressBar:
         self._bar.update(self._task, completed=completed, total=total or None, metrics=metrics, left=now.seconds_left)
 
     def _print(self, line: str) -> None:
-        self._bar.console.print(Text(line), soft_wrap=True)
+        self._bar.console.print(Text(printable(line)), soft_wrap=True)
 
 
 class _TimeLeft(TimeRemainingColumn):

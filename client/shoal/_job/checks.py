@@ -48,19 +48,19 @@ class Instance:
 
     Attributes:
         kind: the class.
-        cure: end of the message, which says what to give instead.
+        hint: end of the message, which says what to give instead.
         optional: whether None is allowed, too.
         verb: "is", or "are" if the field's name is a plural.
     """
 
     kind: type
-    cure: str
+    hint: str
     optional: bool = False
     verb: str = "is"
 
     def __call__(self, field: str, value: object) -> None:
         if not isinstance(value, self.kind) and not (self.optional and value is None):
-            raise errors.InvalidJob(f"{field} {self.verb} {value!r}; {self.cure}")
+            raise errors.InvalidJob(f"{field} {self.verb} {value!r}; {self.hint}")
 
 
 def flag(field: str, value: object) -> None:

@@ -53,16 +53,16 @@ class Negated:
     """The codec of a bool that is True by default. It travels negated, so that an unset field means the default.
 
     Attributes:
-        under: name of the message's field.
+        proto_field: name of the message's field.
     """
 
-    under: str
+    proto_field: str
 
     def encode(self, name: str, owner: Any) -> Mapping[str, Any]:
-        return {self.under: not getattr(owner, name)}
+        return {self.proto_field: not getattr(owner, name)}
 
     def decode(self, name: str, message: Any) -> Mapping[str, Any]:
-        return {name: not getattr(message, self.under)}
+        return {name: not getattr(message, self.proto_field)}
 
 
 @dataclass(frozen=True)
@@ -113,24 +113,24 @@ class Text:
     """The codec of a value that travels as text.
 
     Attributes:
-        under: name of the message's field.
+        proto_field: name of the message's field.
         write: converts the value to text.
         read: converts text to the value.
     """
 
-    under: str
+    proto_field: str
     write: Callable[[Any], str]
     read: Callable[[str], Any]
 
     def encode(self, name: str, owner: Any) -> Mapping[str, Any]:
-        return {self.under: self.write(getattr(owner, name))}
+        return {self.proto_field: self.write(getattr(owner, name))}
 
     def decode(self, name: str, message: Any) -> Mapping[str, Any]:
-        return {name: self.read(getattr(message, self.under))}
+        return {name: self.read(getattr(message, self.proto_field))}
 
 
 @dataclass(frozen=True)
-class Carried:
+class EncodedElsewhere:
     """The codec of a field that the codec of another field carries.
 
     Attributes:
@@ -146,4 +146,4 @@ class Carried:
         return {}
 
 
-__all__ = ["Carried", "Codec", "Named", "Negated", "Nested", "Scalar", "Text"]
+__all__ = ["Codec", "EncodedElsewhere", "Named", "Negated", "Nested", "Scalar", "Text"]

@@ -1,8 +1,8 @@
 """Control of Python's garbage collector during the start of a process.
 
 Modules, classes and machine code are hundreds of thousands of objects that never become garbage. The collector would
-traverse them repeatedly during the start, which takes a seventh of its time, and again at every full collection, during
-which all threads of the process stop.
+traverse them repeatedly during the start of a process, which takes a seventh of the start's time. It would also
+traverse them at every full collection, and a full collection stops all threads of the process.
 """
 
 import gc

@@ -1,9 +1,10 @@
-"""Precompiled kernels for each processor level, so that processes in an image start without compiling.
+"""Precompiled kernels for each processor level, so that processes in a container start without compiling.
 
-Numba compiles for the processor that it runs on, and caches the code for that processor only. An image is built on one
-host and runs on others. `precompile` compiles the code for each level that LLVM has a name for. If SHOAL_KERNELS names
-its folder, `precompiled` makes a role use the highest level that its host supports. Kernels are bound by memory, so
-code for a level is as fast as code for the exact processor (docs/decisions/0035-kernels-in-the-image.md).
+Numba compiles for the processor that it runs on, and caches the code for that processor only. A container image is
+built on one host and runs on others. `precompile` compiles the code for each level that LLVM has a name for. If
+SHOAL_KERNELS names the folder of that code, `precompiled` makes a role use the highest level that its host supports.
+Kernels are bound by memory, so code for a level is as fast as code for the exact processor
+(docs/decisions/0035-kernels-in-the-image.md).
 
 This module does not know the kernels. A package with kernels adds a function that compiles them to the entry point
 group `shoal.kernels`, and compiles each kernel by `prepare`.

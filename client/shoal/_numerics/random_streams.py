@@ -1,4 +1,4 @@
-"""Random numbers that depend only on a seed, a name and a position, and the distributions of initializers."""
+"""The distributions of initializers, and random numbers that depend only on a seed, a name and a position."""
 
 import hashlib
 import math

@@ -85,7 +85,7 @@ LogFormat = Annotated[
 ]
 LogLevel = Annotated[
     Literal["debug", "info", "warning", "error"],
-    typer.Option(envvar="SHOAL_LOG_LEVEL", help="Lowest level that is logged."),
+    typer.Option(envvar="SHOAL_LOG_LEVEL", help="Lowest level that the role logs: debug, info, warning or error."),
 ]
 # How `shoal up` and `LocalCluster` start a role; see `shoal._role.lifecycle.run_role`.
 Supervised = Annotated[bool, typer.Option(hidden=True)]

@@ -1,6 +1,7 @@
 """HTTP app of a role: the routes /metrics and /healthz.
 
-It imports the web server, so it is imported at the first connection.
+Importing this module also imports the web server, which is slow. `http_endpoints` therefore imports it at the first
+connection only.
 """
 
 import asyncio

@@ -97,7 +97,7 @@ def address_warning(role: str, found: RoleIdentity, environment: Mapping[str, st
         return ""
     return (
         f"TF_CONFIG gives port {listed} for this coordinator, but it listens on {found.listen}; if the port is not "
-        "forwarded, remove --listen and set SHOAL_LISTEN, which an image may have set, to an empty value"
+        "forwarded, remove --listen, and set SHOAL_LISTEN to an empty value if the image has set it"
     )
 
 

@@ -22,6 +22,7 @@ from shoal._memory import gc_control
 from shoal._role import identity as _identity
 from shoal._role.http_endpoints import RoleHttpServer
 from shoal._role.identity import RoleIdentity
+from shoal._system import raise_open_files
 
 
 class Running(Protocol):
@@ -137,6 +138,7 @@ def run_role(
     identity = {"role": role, "member": member} if member else {"role": role}
     configure_logging(log_format, log_level, **identity)
     log = structlog.get_logger(__name__)
+    log.debug("raised the limit on open files", files=raise_open_files())  # each connection is one
     signals = _StopSignals()
     if supervised:
         signals.follow_parent()

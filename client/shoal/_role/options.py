@@ -1,4 +1,4 @@
-"""Commands whose options are the fields of a frozen dataclass, in place of one parameter for each option.
+"""Commands whose options are the fields of a frozen dataclass. Their functions take one such object.
 
 The annotation of a field describes its option. `shoal._role.flags` has the options that roles share.
 """

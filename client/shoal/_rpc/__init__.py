@@ -1,15 +1,12 @@
 """gRPC: channels, servers, errors on the wire, retries with backoff, and the client of the coordinator.
 
 It is the only package of `shoal` that imports grpc, and users never see grpc types. `shoal._transport` has the calls
-that carry values, and the other transports. Roles, clients and everything above the wire may import this package.
+that carry values, and the other transports. Roles, clients and the packages of `shoal` that depend on this one may
+import `shoal._rpc`.
 """
 
 from shoal._rpc.backoff import Backoff
 from shoal._rpc.channels import (
-    NonBlocking,
-    Pooled,
-    RawMessages,
-    RpcServer,
     as_shoal_errors,
     channel,
     detail_of,
@@ -20,22 +17,25 @@ from shoal._rpc.channels import (
     listen,
     parse_address,
     public_host,
-    refuse,
     retrying,
-    servicer,
     status_of,
 )
 from shoal._rpc.coordinator import CoordinatorClient, MembershipClient
+from shoal._rpc.reception import REFUSALS, CallLimits, Refusal
 from shoal._rpc.retries import RETRY_TARGETS, Retries, RetryTarget
+from shoal._rpc.servers import NonBlocking, Pooled, RawMessages, RpcServer, refuse, servicer
 
 __all__ = [
+    "REFUSALS",
     "RETRY_TARGETS",
     "Backoff",
+    "CallLimits",
     "CoordinatorClient",
     "MembershipClient",
     "NonBlocking",
     "Pooled",
     "RawMessages",
+    "Refusal",
     "Retries",
     "RetryTarget",
     "RpcServer",

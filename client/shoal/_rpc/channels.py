@@ -1,26 +1,20 @@
-"""gRPC channels, servers, retries and errors. Only this module and the servicers use grpc types."""
+"""gRPC channels, addresses, errors on the wire, and retries."""
 
-import functools
 import random
 import socket
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import grpc
-import structlog
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
-from shoal import _tracing, errors
+from shoal import errors
 from shoal._rpc.backoff import Backoff
 from shoal._wire.limits import MAX_MESSAGE_BYTES
 from shoal.v1 import header_pb2
 
 T = TypeVar("T")
-_log = structlog.get_logger(__name__)
 
 _DETAIL_KEY = "shoal-error-bin"
 
@@ -39,21 +33,7 @@ _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     # Pushes are repeated with their stamps. gRPC's own retry buffer (256 KiB) is too small for a push.
     ("grpc.enable_retries", 0),
 ]
-_SERVER_OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.http2.max_frame_size", 1 << 20),
-    # Keepalive detects a client whose host is gone in the middle of a push, and frees its thread.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
-    ("grpc.http2.max_ping_strikes", 0),
-    # Without this, two servers on one port would share its connections. Raise PortInUse instead.
-    ("grpc.so_reuseport", 0),
-]
 
-# The most calls of a server at a time: running, waiting and queued. grpc refuses more.
-_MAX_CALLS = 32_768
 # Limits of an error's text in bytes. grpc limits trailing metadata, and larger metadata would hide the error.
 _MAX_MESSAGE, _MAX_DETAIL = 4_000, 500
 
@@ -100,7 +80,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host.strip("[]"), port), family=family, backlog=128)
     except OSError as error:
-        raise _port_in_use(f"{host}:{port}", error) from None
+        raise port_in_use(f"{host}:{port}", error) from None
 
 
 def channel(address: str) -> grpc.Channel:
@@ -111,7 +91,7 @@ def channel(address: str) -> grpc.Channel:
     return grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
 
 
-def _port_in_use(address: str, why: object) -> errors.PortInUse:
+def port_in_use(address: str, why: object) -> errors.PortInUse:
     return errors.PortInUse(
         f"cannot listen on {address}: the port is in use or the address is not this machine's ({why}); "
         "choose another port, or 0 for any free one",
@@ -151,6 +131,11 @@ def _shortened(text: str, most: int) -> str:
     return f"{beginning.decode(errors='ignore')} [...] {end.decode(errors='ignore')}"
 
 
+def status_text(error: errors.ShoalError) -> str:
+    """Returns the text of a call's status, which is shorter than the error's own message in the metadata."""
+    return _shortened(error.message, _MAX_DETAIL)
+
+
 def status_of(error: errors.ShoalError) -> grpc.StatusCode:
     """Returns the gRPC status of a domain error."""
     return grpc.StatusCode[error.status]
@@ -178,111 +163,6 @@ def as_shoal_errors(address: str) -> Iterator[None]:
         if "closed" not in str(failure):  # grpc has no error class for calls on a closed channel
             raise
         raise errors.Cancelled(f"the connection to {address} was closed on this side", address=address) from None
-
-
-def servicer(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a unary or client-streaming handler, so that a `ShoalError` becomes the status of the call."""
-
-    @functools.wraps(method)
-    def handler(self: Any, request: Any, context: grpc.ServicerContext) -> Any:
-        failure: errors.ShoalError
-        try:
-            with _tracing.server_rpc_span(method.__name__, context):
-                return method(self, request, context)
-        except errors.ShoalError as error:
-            failure = error
-        except grpc.RpcError:  # from the request stream: the caller is gone
-            raise
-        except Exception as error:
-            _log.exception("handler failed", rpc=method.__name__)
-            failure = errors.InternalError(f"{method.__name__} failed: {type(error).__name__}: {error}")
-        refuse(context, failure)
-        return context.abort(status_of(failure), _shortened(failure.message, _MAX_DETAIL))  # raises
-
-    return handler
-
-
-def refuse(context: grpc.ServicerContext, error: errors.ShoalError) -> None:
-    """Sets an error on a call. The handler must then abort the call or end its stream."""
-    context.set_code(status_of(error))
-    context.set_details(_shortened(error.message, _MAX_DETAIL))
-    context.set_trailing_metadata(error_metadata(error))
-
-
-class Pooled:
-    """A handler that runs on its own threads, so that other calls never wait for it.
-
-    It uses grpcio's `experimental_thread_pool`.
-
-    Args:
-        handler: the handler.
-        pool: its threads.
-    """
-
-    def __init__(self, handler: Callable[..., Any], pool: ThreadPoolExecutor) -> None:
-        self._handler = handler
-        self.experimental_thread_pool = pool
-
-    def __call__(self, request: Any, context: grpc.ServicerContext) -> Any:
-        return self._handler(request, context)
-
-
-class NonBlocking:
-    """A server-streaming handler that may return before it has answered, so that a waiting call holds no thread.
-
-    `send(message)` blocks until there is room for the next message, and `send(None)` ends the stream. Both may be
-    called later and from any thread. It uses grpcio's `experimental_non_blocking`, as grpcio's health service does.
-
-    Args:
-        handler: called with (request, context, send).
-        pool: the threads that run the handler, separate from those of other calls.
-    """
-
-    experimental_non_blocking = True
-
-    def __init__(
-        self, handler: Callable[[Any, grpc.ServicerContext, Callable[[Any], None]], None], pool: ThreadPoolExecutor
-    ) -> None:
-        self._handler = handler
-        self.experimental_thread_pool = pool
-
-    def __call__(self, request: Any, context: grpc.ServicerContext, send: Callable[[Any], None]) -> None:
-        try:
-            self._handler(request, context, send)
-        except errors.ShoalError as error:
-            refuse(context, error)
-            send(None)
-        except Exception as error:
-            _log.exception("handler failed")
-            refuse(context, errors.InternalError(f"{type(error).__name__}: {error}"))
-            send(None)
-
-
-class RawMessages:
-    """A stand-in for a server, to which generated code adds handlers. Messages of some methods stay bytes.
-
-    Args:
-        server: the server that gets the handlers.
-        requests: methods whose requests are not decoded.
-        replies: methods whose replies are already encoded.
-    """
-
-    def __init__(self, server: grpc.Server, *, requests: Collection[str], replies: Collection[str]) -> None:
-        self._server, self._requests, self._replies = server, requests, replies
-
-    def add_generic_rpc_handlers(self, handlers: object) -> None:
-        """Does nothing: `add_registered_method_handlers` creates the generic handlers."""
-
-    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
-        """Adds the changed handlers to the server."""
-        raw = {name: self._raw(name, handler) for name, handler in handlers.items()}
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, raw),))
-        self._server.add_registered_method_handlers(service, raw)
-
-    def _raw(self, name: str, handler: Any) -> Any:
-        if name in self._requests:
-            handler = handler._replace(request_deserializer=None)
-        return handler._replace(response_serializer=None) if name in self._replies else handler
 
 
 # Retries.
@@ -338,63 +218,3 @@ def retrying(
             if on_retry:
                 on_retry(error)
             sleep(backoff.next())
-
-
-# Servers.
-
-
-class RpcServer:
-    """A gRPC server with the standard health service and reflection.
-
-    Args:
-        bind: host:port to listen on. Port 0 takes any free port.
-        services: full name, function of the generated code that adds it, and servicer of each service.
-        threads: largest number of calls that run at a time.
-        advertise: host by which others reach this one. Default: as `public_host` chooses.
-
-    Raises:
-        PortInUse: the port is in use.
-        BadRequest: `bind` is not an address.
-    """
-
-    def __init__(
-        self,
-        bind: str,
-        services: Sequence[tuple[str, Callable[[Any, grpc.Server], None], Any]],
-        *,
-        threads: int,
-        advertise: str = "",
-    ) -> None:
-        host, _ = parse_address(bind)
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="rpc")
-        self._server = grpc.server(self._executor, options=_SERVER_OPTIONS, maximum_concurrent_rpcs=_MAX_CALLS)
-        self._health = health.HealthServicer(experimental_non_blocking=True)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        for _, add, implementation in services:
-            add(implementation, self._server)
-        self._names = [name for name, _, _ in services]
-        reflection.enable_server_reflection([*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
-        try:
-            bound = self._server.add_insecure_port(bind)
-        except RuntimeError:
-            bound = 0
-        if not bound:
-            raise _port_in_use(bind, "grpc could not bind it")
-        self.address = f"{public_host(host, advertise)}:{bound}"
-        self.set_ready(False)
-
-    def start(self) -> None:
-        """Starts to serve. The health service reports NOT_SERVING until `set_ready(True)`."""
-        self._server.start()
-
-    def set_ready(self, ready: bool) -> None:
-        """Sets the status that the health service reports for the process and each service."""
-        status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
-        for name in ["", *self._names]:
-            self._health.set(name, status)
-
-    def stop(self, grace_s: float = 1.0) -> None:
-        """Refuses new calls, waits up to `grace_s` seconds for running ones, and frees the port and the threads."""
-        self.set_ready(False)
-        self._server.stop(grace_s).wait()
-        self._executor.shutdown(wait=True)

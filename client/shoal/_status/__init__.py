@@ -1,1 +1,1 @@
-"""The members and the data account of `shoal.status`, from which users and roles import them."""
+"""Status of members and the data account. Users and roles import these classes from `shoal.status`."""

@@ -19,10 +19,10 @@ class ServerLoad:
     """The load of a server. The counters start at 0 with its process; for a rate, take the difference of two loads.
 
     Attributes:
-        updates: updates applied, counted per shard.
+        updates: updates applied.
         received_bytes: bytes of gradients and values received.
         sent_bytes: bytes of values sent.
-        waiting_pulls: pulls that currently wait for their consistency mode, counted per shard.
+        waiting_pulls: pulls that currently wait for their consistency mode.
     """
 
     updates: int = 0

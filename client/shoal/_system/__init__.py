@@ -1,12 +1,13 @@
 """Access to the host and the installation: optional packages, plugins, files, volumes, host identity and build.
 
-`volumes` and `build` are imported as modules. The only other part of Shoal that this package imports is `errors`. Every
-package may import it.
+Other packages import the modules `volumes`, `build` and `private_files` by their own names. Every package may import
+this one. Of the rest of Shoal it imports only `errors`.
 """
 
 from shoal._system.atomic_file import atomic_write
 from shoal._system.deprecation import deprecated, warn_deprecated
 from shoal._system.host import host_id
+from shoal._system.open_files import open_files_warning, raise_open_files
 from shoal._system.optional import load
 from shoal._system.registry import Registry
 
@@ -16,5 +17,7 @@ __all__ = [
     "deprecated",
     "host_id",
     "load",
+    "open_files_warning",
+    "raise_open_files",
     "warn_deprecated",
 ]

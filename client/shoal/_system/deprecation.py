@@ -38,7 +38,7 @@ def deprecated(*, since: str, removed_in: str, instead: str) -> Callable[[_Targe
             _warn_at_init(target, message)
             return target
         if inspect.iscoroutinefunction(target) or inspect.isasyncgenfunction(target):
-            raise TypeError(f"{name} is a coroutine function; `deprecated` wraps plain functions and classes alone")
+            raise TypeError(f"{name} is a coroutine function; `deprecated` wraps only plain functions and classes")
 
         @functools.wraps(target)
         def warning(*args: Any, **kwargs: Any) -> Any:

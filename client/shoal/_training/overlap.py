@@ -6,11 +6,12 @@ One thread fetches the next values and sends the last gradients, in this order:
     the thread    | pull for 1     | push of 0, then pull for 2  | push of 1, then pull for 3
 
 So the values of a step include all pushes of this worker except its last one. In any mode, a shard answers a pull for a
-step when that step may begin. If a mode needs the last push first (synchronous, or a bound of 0), overlap gains
-nothing, and the loop pulls and pushes in turn.
+step when that step may begin. In some modes (synchronous, or a bound of 0), a step may begin only after the worker's
+push of the step before. Overlap then gains nothing, and the loop pulls and pushes in turn.
 
-In any mode, the gradients of a step may be given one by one. Another thread then sends the first ones while the loop
-computes the others, and the pull for the step after the next waits for that thread.
+In any mode, the gradients of a step may be given one by one. A second thread, the sender, then sends the first ones
+while the loop computes the others. With overlap, the pull for step n + 2 waits until the sender has sent the gradients
+of step n.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -115,7 +116,7 @@ class Pipeline:
         """
         self._check_not_feeding()
         if self._sent is not None:
-            raise errors.BadRequest("settle the last push before the next one")
+            raise errors.BadRequest("the last push is not settled; call settle() before the next push")
         if not isinstance(gradients, Mapping):
             return self._push_as_ready(gradients, updates, weight, cursor)
         if self._thread is None:
@@ -123,8 +124,8 @@ class Pipeline:
             return self._traced(self.step, push_all)
         if isinstance(gradients, GradientBuffers) and gradients.pushed:
             raise errors.BadRequest(
-                "these gradient buffers were pushed before: their memory may have been in use while it was filled "
-                "again; ask for new ones each step, or push dict(buffers) once the last push is settled"
+                "these gradient buffers were pushed before, and their memory may have been in use while they were "
+                "filled; request new buffers for each step, or push dict(buffers) after the last push is settled"
             )
         self._memory.trim()
         push = self._parameters.prepare(gradients, updates, weight, cursor, memory=self._memory.take)
@@ -211,7 +212,9 @@ class Pipeline:
     def _check_not_feeding(self) -> None:
         """Raises BadRequest if a generator of gradients calls the pipeline that waits for it."""
         if self._feeding:
-            raise errors.BadRequest("called while a push still accepts gradients one by one: let it end first")
+            raise errors.BadRequest(
+                "the push still reads gradients from a generator; make this call after the push, not in the generator"
+            )
 
     def _fetch_behind(self, sent: "Future[PushResult] | None", step: int) -> PullResult:
         """Returns the values for the step after this one, which include all pushes that began before."""

@@ -33,6 +33,8 @@ class ParameterClient:
 
     Attributes:
         step: the next step.
+        servers: the servers of the job, with a connection to each.
+        pusher: prepares and sends the pushes.
     """
 
     def __init__(
@@ -47,7 +49,7 @@ class ParameterClient:
         transport: str | None = None,
         on_retry: Callable[[], None] = lambda: None,
     ) -> None:
-        self._servers = PlacedServers(
+        self.servers = PlacedServers(
             placement,
             refresh=refresh,
             worker=worker,
@@ -56,7 +58,7 @@ class ParameterClient:
             setting=transport or chosen_setting(),
             on_retry=on_retry,
         )
-        self._puller, self._pusher = Puller(self._servers), Pusher(self._servers)
+        self._puller, self.pusher = Puller(self.servers), Pusher(self.servers)
         self.step = step
         self._versions: dict[int, int] = {}  # versions of the last pulled values, by shard
 
@@ -108,7 +110,7 @@ class ParameterClient:
 
     def skip(self) -> PushResult:
         """Skips this step, so that no worker waits for this worker's gradient."""
-        return self.send(self._pusher.nothing(self.step, self._versions))
+        return self.send(self.pusher.nothing(self.step, self._versions))
 
     def assign(self, values: Mapping[str, np.ndarray]) -> None:
         """Overwrites the initial values of some variables before training begins; the others keep theirs.
@@ -117,11 +119,11 @@ class ParameterClient:
             InvalidGradient: names, shapes or dtypes do not fit.
             BadRequest: training has begun.
         """
-        self._pusher.assign({**self.pull(), **values}, self.step)  # a shard is overwritten completely
+        self.pusher.assign({**self.pull(), **values}, self.step)  # a shard is overwritten completely
 
     def close(self) -> None:
         """Closes all connections. Calls in progress end with Cancelled."""
-        self._servers.close()
+        self.servers.close()
 
     def __enter__(self) -> "ParameterClient":
         return self
@@ -176,7 +178,7 @@ class ParameterClient:
         Raises:
             InvalidGradient: as for `push`.
         """
-        return self._pusher.prepare(self.step, self._versions, gradients, updates, weight, cursor, memory=memory)
+        return self.pusher.prepare(self.step, self._versions, gradients, updates, weight, cursor, memory=memory)
 
     def buffers(self, memory: Memory) -> GradientBuffers:
         """Returns arrays for this step's gradients.
@@ -184,7 +186,7 @@ class ParameterClient:
         Args:
             memory: allocates memory if the transport has none.
         """
-        return self._pusher.buffers(memory)
+        return self.pusher.buffers(memory)
 
     def begin(self, updates: Mapping[str, np.ndarray] | None, weight: float, cursor: Cursor | None = None) -> Push:
         """Begins a push whose gradients `feed` adds. Another thread may `send` it meanwhile.
@@ -198,7 +200,7 @@ class ParameterClient:
         Raises:
             InvalidGradient: as for `push`.
         """
-        return self._pusher.begin(self.step, self._versions, updates, weight, cursor)
+        return self.pusher.begin(self.step, self._versions, updates, weight, cursor)
 
     def feed(self, push: Push, gradients: Iterable[tuple[str, np.ndarray]]) -> None:
         """Adds gradients to a push as they become available. They must not change before the push is answered.
@@ -210,7 +212,7 @@ class ParameterClient:
         Raises:
             InvalidGradient: as for `push`; the push is abandoned and has no effect, as it is if `gradients` raises.
         """
-        self._pusher.feed(push, gradients)
+        self.pusher.feed(push, gradients)
 
     def go_on(self, step: int) -> None:
         """Makes this step the next one, unless the next one is later."""
@@ -218,7 +220,7 @@ class ParameterClient:
 
     def send(self, push: Push) -> PushResult:
         """Pushes to all servers, and continues with the next step."""
-        result = self._pusher.send(push)
+        result = self.pusher.send(push)
         self.go_on(result.step)
         return result
 

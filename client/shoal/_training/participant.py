@@ -1,4 +1,4 @@
-"""Participant: a worker's part in a job, by calls to the coordinator about variables, data, progress and its end.
+"""Participant: a worker's part in a job. It calls the coordinator to enter the job, lease data, report and finish.
 
 The worker daemon, its trainer and users' sessions use it. Values go through `ParameterClient`.
 """
@@ -155,23 +155,23 @@ class Participant:
         reply = self._coordinator.call(self._jobs.Lease, request)
         match reply.WhichOneof("answer"):
             case "range":
-                return Lease.from_proto(reply.range)
+                return Lease.from_proto(reply.range, reply.order)
             case "finished":
                 return NoRange.FINISHED
             case _:
                 return NoRange.WAIT
 
-    def claim_evaluation(self, step: int, *, through: bool = False) -> EvaluationClaim:
+    def claim_evaluation(self, step: int, *, finished_training: bool = False) -> EvaluationClaim:
         """Asks whether this worker should make an evaluation.
 
         Args:
             step: the worker's current step.
-            through: the worker has finished, except for the evaluation at the end.
+            finished_training: the worker has finished, except for the evaluation at the end.
 
         Returns:
             The number of the evaluation, and whether to stop.
         """
-        request = job_pb2.ClaimEvaluationRequest(**self._identity, step=step, through=through)
+        request = job_pb2.ClaimEvaluationRequest(**self._identity, step=step, finished_training=finished_training)
         reply = self._coordinator.call(self._jobs.ClaimEvaluation, request)
         return EvaluationClaim(reply.number, reply.stop)
 
@@ -204,16 +204,24 @@ class Participant:
         with _tracing.root("report", job=self.job, worker=self.worker):
             reply = self._coordinator.call(self._jobs.Report, request, timeout_s=_REPORT_TIMEOUT_S, retry_for_s=0)
         self._reported = totals
-        if reply.stop:
+        if reply.done:
             return ReportAck.DONE
-        return ReportAck.STOP_AFTER_BATCH if reply.enough else ReportAck.CONTINUE
+        return ReportAck.STOP_AFTER_BATCH if reply.stop_after_batch else ReportAck.CONTINUE
 
-    def finish(self, error: str = "", *, lost: bool = False, retry_for_s: float | None = None) -> None:
+    def finish(
+        self,
+        error: str = "",
+        *,
+        shards_lost: bool = False,
+        trainer_failed: bool = False,
+        retry_for_s: float | None = None,
+    ) -> None:
         """Reports that this worker has finished its part in the job.
 
         Args:
             error: the error that the job fails with; empty means success.
-            lost: the error is that servers have lost the job's shards.
+            shards_lost: the error is that servers have lost the job's shards.
+            trainer_failed: the trainer was killed several times in a row, so the worker is to be quarantined.
             retry_for_s: seconds of retries while the coordinator does not answer; None means the default of other
                 calls.
 
@@ -223,7 +231,9 @@ class Participant:
         if len(error) > _MAX_ERROR_CHARACTERS:
             error = f"[...]{error[-_MAX_ERROR_CHARACTERS:]}"
         error = error.encode(errors="replace").decode()  # a program's error may contain lone surrogates
-        request = job_pb2.FinishRequest(**self._identity, error=error, lost=lost)
+        request = job_pb2.FinishRequest(
+            **self._identity, error=error, shards_lost=shards_lost, trainer_failed=trainer_failed
+        )
         self._coordinator.call(self._jobs.Finish, request, retry_for_s=retry_for_s)
 
     def failure(self) -> errors.JobFailed | None:

@@ -1,4 +1,4 @@
-"""Puller: fetches one participant's values from all servers, all at one step."""
+"""Puller: fetches the values of one step from all servers, for one participant."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Pusher: sends one participant's gradients to all servers, which apply them on all of them or on none.
+"""Pusher: sends one participant's gradients to all servers. A push takes effect on all servers or on none.
 
 A push to several servers has two phases: every server stages its part, then every server commits it. With one server,
 both happen in one call.

@@ -55,7 +55,7 @@ class Selector:
                 offer = target.rpc.attach()
                 target = replace(target, offer=offer)
             if refused:
-                text = f"no {refused} to a server; its calls go by {factory.title}, slower"
+                text = f"no {refused} to a server; calls to it use {factory.title}, which is slower"
                 _log.warning(text, server=target.address, why=why)
                 refused = ""
             try:

@@ -35,6 +35,13 @@ class ServerConnection:
         address: address of the server.
         layouts: layouts of the job's shards on that server.
         setting: selects transports, as SHOAL_TRANSPORT does.
+
+    Attributes:
+        address, layouts: as given.
+        indices: numbers of the shards.
+        pull_transport: transport of pulls; None before the first one.
+        push_transport: transport of pushes; None before the first one.
+        closed: whether `close` was called.
     """
 
     def __init__(self, address: str, layouts: Sequence[ShardLayout], setting: str) -> None:
@@ -44,9 +51,9 @@ class ServerConnection:
         self._target = Target(address, layouts, self._rpc)
         self._opening = threading.Lock()  # guards the next three; held while one is opened, for seconds at most
         self._selector = Selector(setting)
-        self._pulls: Transport | None = None
-        self._pushes: Transport | None = None
-        self._closed = False
+        self.pull_transport: Transport | None = None
+        self.push_transport: Transport | None = None
+        self.closed = False
 
     def pull(self, request: pb.PullRequest, pull_decoder: PullDecoder | None) -> list[header_pb2.ShardHeader]:
         """Pulls all shards of this server. The reply waits until the consistency mode allows it.
@@ -112,44 +119,44 @@ class ServerConnection:
 
     def close(self) -> None:
         """Closes all transports. Calls in progress end with Cancelled."""
-        self._closed = True
-        for transport in (self._pulls, self._pushes):
+        self.closed = True
+        for transport in (self.pull_transport, self.push_transport):
             if transport:
                 transport.close()
         self._rpc.close()
 
     def _for_pulls(self) -> Transport:
         with self._opening:
-            self._pulls = self._usable(self._pulls, _VALUE_REGIONS)
-            return self._pulls
+            self.pull_transport = self._usable(self.pull_transport, _VALUE_REGIONS)
+            return self.pull_transport
 
     def _for_pushes(self) -> Transport:
         with self._opening:
-            self._pushes = self._usable(self._pushes, _GRADIENT_REGIONS)
-            return self._pushes
+            self.push_transport = self._usable(self.push_transport, _GRADIENT_REGIONS)
+            return self.push_transport
 
     def _usable(self, transport: Transport | None, payloads: int) -> Transport:
         """Returns this transport, or a new one if it is broken or was not opened yet."""
-        if self._closed:
+        if self.closed:
             raise self._cancelled()
         if transport is not None:
             if not self._selector.due(transport):
                 return transport
             transport.close()
         opened = self._selector.open(self._target, payloads)
-        if self._closed:  # meanwhile: `close` did not see this transport
+        if self.closed:  # meanwhile: `close` did not see this transport
             opened.close()
             raise self._cancelled()
         return opened
 
     def _unless_closed(self, call: Callable[[], T]) -> T:
-        if self._closed:  # while a transport was being opened, which `close` did not see
+        if self.closed:  # while a transport was being opened, which `close` did not see
             self.close()
             raise self._cancelled()
         try:
             return call()
         except errors.Unreachable:
-            if self._closed:
+            if self.closed:
                 raise self._cancelled() from None
             raise
 

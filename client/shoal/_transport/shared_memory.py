@@ -138,7 +138,7 @@ class SharedMemoryFactory(LaneFactory):
             raise TransportUnavailable("the server is not on this host")
         _, nbytes = region_offsets(target.layouts)
         if nbytes < _SHARED_FROM_BYTES:
-            raise TransportUnavailable(f"{nbytes} bytes are too few")
+            raise TransportUnavailable(f"{nbytes} bytes of arenas are too few for a segment")
         size = -(-nbytes // _PAGE) * _PAGE
         # Before the lane, because allocation can take longer than a server waits for the hello.
         try:
@@ -148,7 +148,7 @@ class SharedMemoryFactory(LaneFactory):
             raise TransportUnavailable(str(error)) from None
         hello = pb.LaneHello()
         hello.segment.name, hello.segment.nonce = segment.name, segment.nonce
-        hello.segment.slots, hello.segment.region_bytes = payloads, size
+        hello.segment.regions, hello.segment.region_bytes = payloads, size
         with ExitStack() as undo:
             undo.callback(segment.close)
             lane, welcome = self.connect(target, hello)

@@ -1,4 +1,4 @@
-"""Data formats that both ends of a connection share: layouts, chunks, messages, and values about workers' data.
+"""Data formats that both ends of a connection share: layouts, chunks, messages, leases and cursors.
 
 - `layout`: the place of a variable's elements in arenas.
 - `framing`, `packing`, `pull_decoder`, `push_stream`: arenas as chunks, and back.
@@ -33,7 +33,7 @@ from shoal._wire.layout import (
     storage_dtype,
     wire_dtype,
 )
-from shoal._wire.leases import DataRange, Lease, NoRange
+from shoal._wire.leases import LATEST_ORDER, DataRange, Lease, NoRange
 from shoal._wire.metric_values import NAMES, is_name, number
 from shoal._wire.packing import ArraySource, CompleteArrays, Memory, Packer
 from shoal._wire.pull_decoder import PullDecoder
@@ -41,6 +41,7 @@ from shoal._wire.push_stream import PushStream
 from shoal._wire.transfer import PullAssembly, PushPayload
 
 __all__ = [
+    "LATEST_ORDER",
     "NAMES",
     "Aggregation",
     "ArenaKey",

@@ -1,4 +1,4 @@
-"""The coordinator's answers to a worker that asks about an evaluation, has made one, or reports its progress."""
+"""The coordinator's answers to a worker's evaluation requests, evaluation results and progress reports."""
 
 import enum
 from dataclasses import dataclass

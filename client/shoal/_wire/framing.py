@@ -81,7 +81,7 @@ def region_arrays(
     """
     offsets, _ = region_offsets(layouts)
     return {
-        key: region[offsets[key] : offsets[key] + arena.nbytes].view(arena.wire)
+        key: region[offsets[key] : offsets[key] + arena.nbytes].view(arena.wire_dtype)
         for key, arena in arenas_of(layouts, aggregations).items()
     }
 
@@ -200,7 +200,7 @@ class Assembler:
         """
         key, size = (chunk.shard, chunk.arena), len(chunk.data)
         self._check(key, chunk.offset, size)
-        elements = np.frombuffer(chunk.data, self._arenas[key].wire)
+        elements = np.frombuffer(chunk.data, self._arenas[key].wire_dtype)
         taken = 0
         for target, first in self._targets(key, chunk.offset, size):
             if not self._receive(target, elements[taken : taken + target.size]):
@@ -225,7 +225,7 @@ class Assembler:
         except errors.BadChunk:
             return None
         targets = [target for target, _ in self._targets(key, chunk.offset, size)]
-        if len(targets) > _MAX_TARGETS or any(target.dtype != self._arenas[key].wire for target in targets):
+        if len(targets) > _MAX_TARGETS or any(target.dtype != self._arenas[key].wire_dtype for target in targets):
             return None
         return [target.view(np.uint8).data for target in targets]
 
@@ -257,16 +257,17 @@ class Assembler:
             raise _bad(key, f"not one of the expected arenas, {sorted(self._arenas)}")
         if offset + size > arena.nbytes:
             raise _bad(key, f"a chunk ends at byte {offset + size} of {arena.nbytes}")
-        if not size or size % arena.wire.itemsize:
-            raise _bad(key, f"a chunk of {size} bytes is not a whole number of {arena.wire.itemsize}-byte elements")
-        if offset % arena.wire.itemsize:
-            raise _bad(key, f"a chunk starts at byte {offset}, within an element of {arena.wire.itemsize} bytes")
+        itemsize = arena.wire_dtype.itemsize
+        if not size or size % itemsize:
+            raise _bad(key, f"a chunk of {size} bytes is not a whole number of {itemsize}-byte elements")
+        if offset % itemsize:
+            raise _bad(key, f"a chunk starts at byte {offset}, within an element of {itemsize} bytes")
         if complaint := self._filled[key].objection(offset, size):
             raise _bad(key, complaint)
 
     def _targets(self, key: ArenaKey, offset: int, size: int) -> Iterator[tuple[np.ndarray, int]]:
         """Yields the memory of a chunk's elements in pieces, each with the index of its first element in the arena."""
-        itemsize = self._arenas[key].wire.itemsize
+        itemsize = self._arenas[key].wire_dtype.itemsize
         start, stop = offset // itemsize, (offset + size) // itemsize
         runs = self._runs[key]
         for index in range(bisect_right(self._stops[key], start), len(runs)):

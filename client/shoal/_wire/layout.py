@@ -1,7 +1,7 @@
 """Layout of a job's variables: slices in arenas, arenas in shards, shards on servers.
 
 The coordinator plans it, servers allocate by it, and clients pack by it. A layout that is decoded from a message is
-checked against the variables, so it is safe to index by.
+checked against the variables, so it is safe to compute indices from it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,23 +54,23 @@ class ArenaLayout:
         aggregation: aggregation of the variables.
         slices: the slices of the arena, in order.
         elements: number of elements.
-        wire: wire dtype, in both directions: `dtype`, or a half-precision dtype if `dtype` is float32.
+        wire_dtype: wire dtype, in both directions: `dtype`, or a half-precision dtype if `dtype` is float32.
     """
 
     dtype: np.dtype
     aggregation: Aggregation
     slices: tuple[Slice, ...]
     elements: int
-    wire: np.dtype = _AS_IS
+    wire_dtype: np.dtype = _AS_IS
 
     def __post_init__(self) -> None:
-        if self.wire == _AS_IS:
-            object.__setattr__(self, "wire", self.dtype)
+        if self.wire_dtype == _AS_IS:
+            object.__setattr__(self, "wire_dtype", self.dtype)
 
     @property
     def nbytes(self) -> int:
         """Bytes on the wire."""
-        return self.elements * self.wire.itemsize
+        return self.elements * self.wire_dtype.itemsize
 
     def to_proto(self) -> tensor_pb2.ArenaLayout:
         """Returns the message that carries this layout."""
@@ -78,7 +78,7 @@ class ArenaLayout:
             dtype=dtype_code(self.dtype),
             aggregation=self.aggregation.value,
             slices=[piece.to_proto() for piece in self.slices],
-            wire=tensor_pb2.DTYPE_UNSPECIFIED if self.wire == self.dtype else dtype_code(self.wire),
+            wire_dtype=tensor_pb2.DTYPE_UNSPECIFIED if self.wire_dtype == self.dtype else dtype_code(self.wire_dtype),
         )
 
     @classmethod
@@ -204,10 +204,10 @@ class Placement:
 
 
 def _wire(message: tensor_pb2.ArenaLayout, dtype: np.dtype, aggregation: Aggregation) -> np.dtype:
-    if message.wire == tensor_pb2.DTYPE_UNSPECIFIED:
+    if message.wire_dtype == tensor_pb2.DTYPE_UNSPECIFIED:
         return dtype
     try:
-        wire = dtype_from_code(message.wire)
+        wire = dtype_from_code(message.wire_dtype)
     except KeyError as error:
         raise errors.BadRequest("an arena's wire dtype is unknown") from error
     if wire == dtype or wire_dtype(dtype, aggregation, wire) != wire:

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 from shoal.v1 import job_pb2, state_pb2
 
+# The version of the order of an epoch's samples that new jobs use. `LedgerRecord.order` says what each version means.
+LATEST_ORDER = 1
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class DataRange:
@@ -40,19 +43,21 @@ class Lease:
     Attributes:
         number: number of the lease, > 0, unique in the job.
         range: the leased range.
+        order: version of the order that the range refers to.
     """
 
     number: int
     range: DataRange
+    order: int = LATEST_ORDER
 
     def to_proto(self) -> job_pb2.DataRange:
-        """Returns the message that carries this lease."""
+        """Returns the message that carries this lease without the version of the order."""
         return self.range.to_proto(self.number)
 
     @classmethod
-    def from_proto(cls, message: job_pb2.DataRange) -> "Lease":
-        """Returns the lease that a message carries."""
-        return cls(message.lease, DataRange.from_proto(message))
+    def from_proto(cls, message: job_pb2.DataRange, order: int) -> "Lease":
+        """Returns the lease that a message carries, with the version of the order."""
+        return cls(message.lease, DataRange.from_proto(message), order)
 
 
 class NoRange(enum.Enum):
@@ -62,4 +67,4 @@ class NoRange(enum.Enum):
     FINISHED = "all data is done, or the job is over"
 
 
-__all__ = ["DataRange", "Lease", "NoRange"]
+__all__ = ["LATEST_ORDER", "DataRange", "Lease", "NoRange"]

@@ -1,4 +1,4 @@
-"""Packing of arrays by name into arenas, by a client's placement. `shoal._wire.pull_decoder` unpacks.
+"""Packing of named arrays into the arenas of a placement. `shoal._wire.pull_decoder` unpacks them.
 
 `shoal._wire.framing` sends arenas.
 """
@@ -119,7 +119,7 @@ class Packer:
         self.nothing: dict[str, Any] = dict.fromkeys(self.variables)
         # Wire dtypes that differ from the variable's own.
         self._wires = {
-            part.variable: plan.arena.wire
+            part.variable: plan.arena.wire_dtype
             for plan in self.plans.values()
             if not plan.travels_as_it_is
             for part in plan.parts
@@ -186,7 +186,8 @@ class Packer:
             if known is None:
                 yield f"{name!r} is not a variable"
             elif known.aggregation not in aggregations:
-                yield f"{name!r} does not belong here: it is {known.aggregation.name}"
+                wanted = " or ".join(sorted(aggregation.name for aggregation in aggregations))
+                yield f"{name!r} has the aggregation {known.aggregation.name}, not {wanted}"
 
     def chunks(
         self, layouts: Iterable[ShardLayout], arrays: ArraySource, aggregations: Collection[Aggregation]
@@ -206,8 +207,8 @@ class Packer:
         plans = {group: (key, self.plans[key]) for key in keys for group in self.plans[key].groups}
         for group in arrays.ready([*plans]):
             key, plan = plans[group]
-            offset = group.elements.start * plan.arena.wire.itemsize
-            for piece in _pieces(group, arrays.arrays, plan.arena.wire):
+            offset = group.elements.start * plan.arena.wire_dtype.itemsize
+            for piece in _pieces(group, arrays.arrays, plan.arena.wire_dtype):
                 yield from chunks_of(key, piece, offset)
                 offset += piece.nbytes
 

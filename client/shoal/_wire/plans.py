@@ -45,7 +45,7 @@ class ArenaPlan:
         self.arena = arena
         self.parts = _parts(arena, variables)
         self.all = SliceGroup(self.parts)
-        self.groups = [SliceGroup(parts) for parts in _groups(self.parts, arena.wire.itemsize)]
+        self.groups = [SliceGroup(parts) for parts in _groups(self.parts, arena.wire_dtype.itemsize)]
         self.partial = [part for part in self.parts if part.rows is not None]
         whole = [part for part in self.parts if part.rows is None]
         self.names = [part.variable for part in whole]
@@ -54,7 +54,7 @@ class ArenaPlan:
     @property
     def travels_as_it_is(self) -> bool:
         """Whether the wire dtype is the arena's own dtype."""
-        return self.arena.wire == self.arena.dtype
+        return self.arena.wire_dtype == self.arena.dtype
 
     def whole(self, flat: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
         """Yields the variables that lie in the arena with all their rows, as views of its elements."""

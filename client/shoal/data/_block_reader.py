@@ -31,7 +31,7 @@ class BlockReader(ABC):
     Batches are read in chapters. A chapter consists of all batches whose samples are in the blocks in memory. One call
     for each column gathers the samples of a chapter, and its batches are slices. While the program trains on one
     chapter, a thread reads the next. About three windows of blocks are in memory: the chapter in use, the next one, and
-    its blocks.
+    the blocks of the next one.
 
     Args:
         blocks: blocks of the data set.
@@ -65,7 +65,7 @@ class BlockReader(ABC):
         """
 
     @abstractmethod
-    def join(self, columns: Columns) -> Any:
+    def concatenate(self, columns: Columns) -> Any:
         """Returns the batch that the program receives, from arrays like those of `read_blocks`."""
 
     def __len__(self) -> int:
@@ -86,7 +86,7 @@ class BlockReader(ABC):
             raise errors.InvalidData("a batch without samples was requested; give at least one number")
         if numbers.min() < 0 or numbers.max() >= len(self):
             raise IndexError(f"samples {numbers.min()} to {numbers.max()} were requested; there are {len(self)}")
-        return self.join(self._gather([numbers], self._blocks_of(numbers)))
+        return self.concatenate(self._gather([numbers], self._blocks_of(numbers)))
 
     def batches(self, plan: Iterable[np.ndarray]) -> Iterator[Any]:
         """Yields what `batch` returns for each item of the plan, with the next blocks prefetched."""
@@ -101,7 +101,7 @@ class BlockReader(ABC):
         for columns, lengths in chapters:
             start = 0
             for length in lengths:
-                yield self.join([column[start : start + length] for column in columns])
+                yield self.concatenate([column[start : start + length] for column in columns])
                 start += length
 
     def _chapters(self, plan: Iterable[np.ndarray]) -> Iterator[tuple[Columns, list[int]]]:

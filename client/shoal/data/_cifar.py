@@ -88,7 +88,7 @@ def _classes(path: Path) -> tuple[str, ...]:
         names = file.read(_MOST_META_BYTES).decode("ascii").split("\n")
         found = tuple(name.strip() for name in names if name.strip())
         if not found or not all(name.isprintable() for name in found):
-            raise ValueError("it has no names of classes, a line each")
+            raise ValueError("it has no names of classes, one on each line")
         return found
 
 
@@ -113,7 +113,7 @@ def _records(path: Path, count: int, classes: int) -> np.ndarray:
     with errors_naming(str(path), ValueError):
         raw = np.fromfile(path, np.uint8, count * _RECORD_BYTES)
         if len(raw) != count * _RECORD_BYTES:
-            raise ValueError(f"it ends at byte {len(raw):,}, and had {count * _RECORD_BYTES:,} a moment ago")
+            raise ValueError(f"it has changed: it now ends at byte {len(raw):,}, not {count * _RECORD_BYTES:,}")
     records = raw.reshape(count, _RECORD_BYTES)
     wrong = np.flatnonzero(records[:, 0] >= classes)
     if len(wrong):

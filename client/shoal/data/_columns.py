@@ -41,9 +41,9 @@ class Columns:
             indices = schema.get_all_field_indices(name)
             found = schema.field(indices[0]).type if indices else None
             if found != field.type:
-                state = f"of type {found}" if indices else "missing"
+                state = f"of type {found}, but" if indices else "missing, but it exists and is"
                 raise errors.InvalidData(
-                    f"{where}: column {name!r} is {state}, but of type {field.type} in the first file; "
+                    f"{where}: column {name!r} is {state} of type {field.type} in the first file; "
                     "write the files alike, or leave the column out with columns=[...]"
                 )
 

@@ -85,7 +85,7 @@ class Csv(BlockReader):
             (number, block) for number, found in enumerate(self._indices) for block in range(len(found.rows))
         ]
         if not self._places:
-            raise errors.InvalidData(f"{self._files[0].name} and all other files have no rows; give at least one")
+            raise errors.InvalidData(f"{self._files[0].name} and all other files have no rows; give a file with rows")
         starts = np.append(0, np.cumsum(np.concatenate([found.rows for found in self._indices])))
         super().__init__(Blocks(starts, window), prefetch=prefetch)
         self._types = {name: self._type(name, alias) for name, alias in (types or {}).items()}
@@ -98,7 +98,7 @@ class Csv(BlockReader):
         for block in range(first, stop):
             yield self._columns.arrays(self._table(block, self._columns.names), self._where(block))
 
-    def join(self, columns: _block_reader.Columns) -> dict[str, np.ndarray]:
+    def concatenate(self, columns: _block_reader.Columns) -> dict[str, np.ndarray]:
         return dict(zip(self._columns.names, columns, strict=True))
 
     def _table(self, block: int, wanted: Sequence[str]) -> Any:

@@ -96,8 +96,8 @@ class _Scan:
             self.size += len(chunk)
         if self._quoted:
             raise errors.InvalidData(
-                f"{self._name}: a quote is not closed at the file's end; the file may be cut short, or give quote='' "
-                "where quotes are part of values"
+                f"{self._name}: a quote is not closed at the file's end; copy the file again if it is truncated, or "
+                "give quote='' if quotes are part of values"
             )
         if start < self.size and not (self.size - start == 1 and last == _RETURN):  # the last line has no line feed
             yield np.array([start], np.int64)

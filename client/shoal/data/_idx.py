@@ -57,8 +57,8 @@ class Idx:
         pictures, numbers = read_idx(images, max_bytes), read_idx(labels, max_bytes)
         if pictures.ndim not in {3, 4}:
             raise errors.InvalidData(
-                f"{os.fspath(images)} has the dimensions {pictures.shape}; give [n, height, width] or [n, height, "
-                "width, channels]: give the file of the images first"
+                f"{os.fspath(images)} has the dimensions {pictures.shape}; images are [n, height, width] or [n, "
+                "height, width, channels]; give the file of the images first, then that of the labels"
             )
         if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
             raise errors.InvalidData(
@@ -67,8 +67,8 @@ class Idx:
             )
         if len(pictures) != len(numbers):
             raise errors.InvalidData(
-                f"{os.fspath(images)} has {len(pictures)} images, but {os.fspath(labels)} {len(numbers)} labels; give "
-                "two files that belong together"
+                f"{os.fspath(images)} has {len(pictures)} images, but {os.fspath(labels)} has {len(numbers)} labels; "
+                "give two files that belong together"
             )
         self._images = pictures if pictures.ndim == 4 else pictures[..., np.newaxis]
         self._labels = numbers.astype(np.int64)
@@ -107,7 +107,7 @@ def read_idx(path: str | os.PathLike[str], max_bytes: int) -> np.ndarray:
         dtype, shape = _header(name, file)
         held = size - file.tell()
         if held != _bytes(dtype, shape):
-            raise _wrong_size(name, dtype, shape, f"it holds {held:,}")
+            raise _wrong_size(name, dtype, shape, f"the file holds {held:,}; ")
         return np.memmap(name, dtype, "r", file.tell(), shape).view(np.ndarray)
 
 
@@ -124,7 +124,7 @@ def _header(name: str, file: IO[bytes] | gzip.GzipFile) -> tuple[np.dtype, tuple
         raise errors.InvalidData(f"{name} ends within its header; it is truncated: copy it again from its source")
     shape = struct.unpack(f">{magic[3]}I", sizes)
     if not all(shape):
-        raise errors.InvalidData(f"{name} has the dimensions {shape}, and so no numbers; give at least one sample")
+        raise errors.InvalidData(f"{name} has the dimensions {shape}, so it contains no samples; give at least one")
     return np.dtype(_TYPES[magic[2]]), shape
 
 
@@ -133,7 +133,9 @@ def _unpacked(name: str, file: gzip.GzipFile, most: int, max_bytes: int) -> np.n
     size = _bytes(dtype, shape)
     if size > most:
         reason = (
-            f"max_bytes is {max_bytes:,}: raise it" if size > max_bytes else "so short a file cannot: it is damaged"
+            f"max_bytes is {max_bytes:,}; raise it, or "
+            if size > max_bytes
+            else "a gzip file of this size cannot hold so many; "
         )
         raise _wrong_size(name, dtype, shape, reason)
     raw = np.empty(size, np.uint8)  # the system provides the memory when it is written
@@ -141,11 +143,11 @@ def _unpacked(name: str, file: gzip.GzipFile, most: int, max_bytes: int) -> np.n
     while done < size:
         piece = file.read(min(_PIECE, size - done))
         if not piece:
-            raise _wrong_size(name, dtype, shape, f"it holds {done:,}")
+            raise _wrong_size(name, dtype, shape, f"the file holds {done:,}; ")
         raw[done : done + len(piece)] = np.frombuffer(piece, np.uint8)
         done += len(piece)
     if file.read(1):  # at the end, this also compares the checksum
-        raise _wrong_size(name, dtype, shape, "it holds more")
+        raise _wrong_size(name, dtype, shape, "the file holds more; ")
     return raw.view(dtype).reshape(shape)
 
 
@@ -155,8 +157,8 @@ def _bytes(dtype: np.dtype, shape: tuple[int, ...]) -> int:
 
 def _wrong_size(name: str, dtype: np.dtype, shape: tuple[int, ...], reason: str) -> errors.InvalidData:
     return errors.InvalidData(
-        f"the header of {name} promises {' x '.join(map(str, shape))} numbers of {dtype.itemsize} bytes, "
-        f"{_bytes(dtype, shape):,} in all, but {reason}; or copy it again from its source"
+        f"the header of {name} declares {' x '.join(map(str, shape))} numbers of {dtype.itemsize} bytes, "
+        f"{_bytes(dtype, shape):,} bytes in all, but {reason}copy it again from its source"
     )
 
 

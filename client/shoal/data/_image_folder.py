@@ -27,8 +27,8 @@ class ImageFolder:
 
     A batch is the tuple (images, labels): uint8 [n, height, width, 3], with 1 channel in mode "L", and int64 [n].
     Classes are numbered by name and images by path within them, so the numbers do not depend on the folder's location.
-    The prefetching thread decodes the images of a batch. If an image has several frames, it decodes the first. It
-    ignores transparency and orientation tags. Hidden files and files without the suffix of an image are left out.
+    The prefetching thread decodes the images of a batch. It decodes only the first frame of an image, and ignores
+    transparency and orientation tags. Hidden files and files without the suffix of an image are left out.
 
     The constructor reads the header of every image. Damage after the header is detected when a batch needs the image.
 
@@ -40,9 +40,9 @@ class ImageFolder:
         crop: whether to crop an image at its center to the aspect ratio of `size`. False means that it is stretched.
         max_pixels: largest number of pixels of an image in its file. A larger one counts as unreadable and is not
             decoded. Pillow's own limit, `Image.MAX_IMAGE_PIXELS`, also applies.
-        skip_unreadable: whether a batch replaces an unreadable image, with its label, by the readable one before it, or
-            else after it. False means that unreadable images are an error. Files that cannot be opened and disk
-            failures are always errors.
+        skip_unreadable: whether a batch replaces an unreadable image and its label by those of the last readable image
+            before it, or of the first one after it if there is none before. False means that unreadable images are an
+            error. Files that cannot be opened and disk failures are always errors.
         prefetch: number of batches to read ahead. 0 means that each batch is read at its step.
 
     Attributes:

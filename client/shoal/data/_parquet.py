@@ -36,8 +36,9 @@ class Parquet(BlockReader):
         dataset = Parquet("s3://bucket/train/part-*.parquet", columns=["x", "label"])
 
     A batch is a dict of arrays by column. Numbers, booleans, timestamps, dates and durations are arrays of NumPy types.
-    A column of lists of fixed size is an array with one more dimension, and so are binary values of fixed size, as
-    uint8. Texts and other binary values are arrays of Python objects, which stay on the host. Other types are refused.
+    A column of lists of fixed size is an array with one more dimension. A column of binary values of fixed size is a
+    uint8 array with one more dimension. Texts and other binary values are arrays of Python objects, which stay on the
+    host. Other types are refused.
 
     The files are read in the order of their names. The constructor reads their footers. A block is a row group, or a
     part of a row group that needs more than `block_bytes` in memory. The parts of a row group stay in order, because
@@ -81,7 +82,7 @@ class Parquet(BlockReader):
             (number, group) for number, footer in enumerate(footers) for group, rows in enumerate(footer.rows) if rows
         ]
         if not self._groups:
-            raise errors.InvalidData(f"{self._files[0].name} and all other files have no rows; give at least one")
+            raise errors.InvalidData(f"{self._files[0].name} and all other files have no rows; give a file with rows")
         self._part_rows = max(1, block_bytes // self._columns.row_bytes())
         super().__init__(self._cut_blocks(footers, window), prefetch=prefetch)
         self._open: OrderedDict[int, Any] = OrderedDict()  # open files by number, least recently used first
@@ -101,7 +102,7 @@ class Parquet(BlockReader):
                 if first <= block < stop:
                     yield self._columns.arrays(table, where)
 
-    def join(self, columns: _block_reader.Columns) -> dict[str, np.ndarray]:
+    def concatenate(self, columns: _block_reader.Columns) -> dict[str, np.ndarray]:
         return dict(zip(self._columns.names, columns, strict=True))
 
     def _parts(self, file: Any, group: int, lengths: Sequence[int]) -> Iterator[Any]:

@@ -51,7 +51,7 @@ class Seekable(BlockReader):
         check_number("block", block, least=1)
         samples = len(source)
         if not samples:
-            raise errors.InvalidData(f"Seekable: the {kind} has no samples, by its len(); give at least one")
+            raise errors.InvalidData(f"Seekable: the {kind} has no samples: its len() is 0; give at least one")
         starts = np.append(np.arange(0, samples, block), samples)
         super().__init__(Blocks(starts, window), prefetch=prefetch)
         self._kind = kind
@@ -73,7 +73,7 @@ class Seekable(BlockReader):
                 raise errors.InvalidData(f"{what} has {length} rows; return {end - start}")
             yield [*arrays.values()]
 
-    def join(self, columns: Columns) -> Any:
+    def concatenate(self, columns: Columns) -> Any:
         return self._rebuild(columns)
 
 
@@ -82,8 +82,8 @@ def _reader_of(iterate: Callable[[int], Iterator[Any]], kind: str) -> Callable[[
         samples = list(islice(iterate(start), stop - start))
         if len(samples) != stop - start:
             raise errors.InvalidData(
-                f"{kind}.iterate({start}) ended after {len(samples)} samples, but by len() there are {stop - start} or "
-                "more; make them agree"
+                f"{kind}.iterate({start}) ended after {len(samples)} samples, but by its len() it must have at least "
+                f"{stop - start}; make them agree"
             )
         return _stacked(samples)
 

@@ -1,8 +1,8 @@
 """Optimizers as users specify them: their equations and parameters. The servers have the code that applies them.
 
 In the equations, x is a value, g is its gradient, and other letters are slots: state that the server keeps for each
-value. lr is the schedule's rate at the shard's version, and t = version + 1. Defaults and results are those of PyTorch;
-those of FTRL are those of Keras.
+value. lr is the schedule's rate at the shard's version, and t = version + 1. Defaults and results equal those of
+PyTorch, and for FTRL those of Keras.
 
     optimizer = Adam(CosineLR(1e-3, steps=10_000, warmup_steps=500), weight_decay=1e-4)
     job = client.submit(shoal.Job("digits:Digits", optimizer=optimizer))
@@ -48,8 +48,8 @@ class Optimizer(Specification):
     """
 
     kind: ClassVar[str] = "optimizer"
-    known: ClassVar[dict[str, type[Any]]] = {}
-    apart: ClassVar[frozenset[str]] = frozenset({"weight_decay"})
+    registry: ClassVar[dict[str, type[Any]]] = {}
+    separate_fields: ClassVar[frozenset[str]] = frozenset({"weight_decay"})
 
     learning_rate: float | Schedule = 1e-3
     weight_decay: NonNegative = field(default=0.0, kw_only=True)

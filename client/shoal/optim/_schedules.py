@@ -14,29 +14,29 @@ from shoal.v1 import job_pb2
 
 
 @dataclass(frozen=True)
-class Allowed:
+class ValueRange:
     """The range of a hyperparameter.
 
     Attributes:
-        words: description of the range for messages.
+        description: description of the range for messages.
         test: returns whether a finite number is in the range.
     """
 
-    words: str
+    description: str
     test: Callable[[float], bool]
 
 
 _MAX_COUNT = 2**53  # numbers travel as doubles, which represent all whole numbers up to here
 _TINY = 2.0**-126  # smallest normal float32; a kernel could round a smaller divisor to 0
 
-NonNegative = Annotated[float, Allowed("at least 0", lambda x: x >= 0)]
-NonPositive = Annotated[float, Allowed("at most 0", lambda x: x <= 0)]
-Positive = Annotated[float, Allowed("at least 2**-126", lambda x: x >= _TINY)]
-Fraction = Annotated[float, Allowed("at least 0 and below 1", lambda x: 0 <= x < 1)]
-Factor = Annotated[float, Allowed("above 0 and at most 1", lambda x: 0 < x <= 1)]
-Count = Annotated[int, Allowed("a whole number from 0 to 2**53", lambda x: 0 <= x <= _MAX_COUNT)]
-PositiveCount = Annotated[int, Allowed("a whole number from 1 to 2**53", lambda x: 1 <= x <= _MAX_COUNT)]
-Flag = Annotated[bool, Allowed("true or false (1 or 0)", lambda x: x in {0, 1})]
+NonNegative = Annotated[float, ValueRange("at least 0", lambda x: x >= 0)]
+NonPositive = Annotated[float, ValueRange("at most 0", lambda x: x <= 0)]
+Positive = Annotated[float, ValueRange("at least 2**-126", lambda x: x >= _TINY)]
+Fraction = Annotated[float, ValueRange("at least 0 and below 1", lambda x: 0 <= x < 1)]
+Factor = Annotated[float, ValueRange("above 0 and at most 1", lambda x: 0 < x <= 1)]
+Count = Annotated[int, ValueRange("a whole number from 0 to 2**53", lambda x: 0 <= x <= _MAX_COUNT)]
+PositiveCount = Annotated[int, ValueRange("a whole number from 1 to 2**53", lambda x: 1 <= x <= _MAX_COUNT)]
+Flag = Annotated[bool, ValueRange("true or false (1 or 0)", lambda x: x in {0, 1})]
 
 
 @dataclass(frozen=True)
@@ -45,70 +45,72 @@ class Specification:
 
     A subclass with a `name` is registered with its kind. The constructor checks the fields with an `Annotated` type of
     this module, and converts them to Python numbers. The message carries them in a map, except for the fields in
-    `apart`.
+    `separate_fields`.
 
     Attributes:
         kind: name of the kind, for error messages.
-        known: registered classes of the kind, by name.
-        apart: names of the fields that have their own field in the message.
+        registry: registered classes of the kind, by name.
+        separate_fields: names of the fields that have their own field in the message.
         name: name of the class in the registry and in messages.
     """
 
     kind: ClassVar[str]
-    known: ClassVar[dict[str, type[Any]]]
-    apart: ClassVar[frozenset[str]] = frozenset()
+    registry: ClassVar[dict[str, type[Any]]]
+    separate_fields: ClassVar[frozenset[str]] = frozenset()
     name: ClassVar[str]
 
     def __init_subclass__(cls, *, name: str = "") -> None:
         super().__init_subclass__()
         if name:
             cls.name = name
-            cls.known[name] = cls
+            cls.registry[name] = cls
 
     def __post_init__(self) -> None:
-        for key, (kind, allowed) in _ranges(type(self)).items():
-            object.__setattr__(self, key, _checked(f"{self.name}: {key}", getattr(self, key), kind, allowed))
+        for key, (kind, value_range) in _ranges(type(self)).items():
+            object.__setattr__(self, key, _checked(f"{self.name}: {key}", getattr(self, key), kind, value_range))
 
     def numbers(self) -> dict[str, float]:
         """Returns the numbers in the message's map, by field name."""
-        return {key: float(getattr(self, key)) for key in _ranges(type(self)) if key not in self.apart}
+        return {key: float(getattr(self, key)) for key in _ranges(type(self)) if key not in self.separate_fields}
 
     @classmethod
-    def decoded(cls, name: str, values: Mapping[str, float], **apart: Any) -> Self:
+    def decoded(cls, name: str, values: Mapping[str, float], **separate_fields: Any) -> Self:
         """Creates the schedule or optimizer that a message describes.
 
         Args:
             name: name of the class.
             values: the message's map of numbers. Missing ones have their defaults.
-            apart: the fields that are not in the map.
+            separate_fields: the fields that are not in the map.
 
         Raises:
             InvalidOptimizer: the name or a number is unknown, a required number is missing, or one is out of range.
         """
-        if name not in cls.known:
-            raise InvalidOptimizer(f"unknown {cls.kind} {name!r}; choose one of {', '.join(sorted(cls.known))}")
-        member = cls.known[name]
-        keys = [key for key in _ranges(member) if key not in cls.apart]
+        if name not in cls.registry:
+            raise InvalidOptimizer(f"unknown {cls.kind} {name!r}; choose one of {', '.join(sorted(cls.registry))}")
+        member = cls.registry[name]
+        keys = [key for key in _ranges(member) if key not in cls.separate_fields]
         if unknown := sorted(set(values) - set(keys)):
             raise InvalidOptimizer(f"{name}: unknown {', '.join(unknown)}; it takes {', '.join(keys) or 'no numbers'}")
         required = {item.name for item in dataclasses.fields(member) if item.default is dataclasses.MISSING}
         if missing := sorted(required.intersection(keys).difference(values)):
             raise InvalidOptimizer(f"{name}: {', '.join(missing)} is missing; give it a value")
-        return typing.cast(Self, member(**values, **apart))
+        return typing.cast(Self, member(**values, **separate_fields))
 
 
-def _ranges(cls: type[Specification]) -> dict[str, tuple[type, Allowed]]:
+def _ranges(cls: type[Specification]) -> dict[str, tuple[type, ValueRange]]:
     """Returns the type and the range of each checked field, by name, in field order."""
     hints = typing.get_type_hints(cls, include_extras=True)
     found = {item.name: typing.get_args(hints[item.name]) for item in dataclasses.fields(cls)}
-    return {key: (args[0], args[1]) for key, args in found.items() if len(args) == 2 and isinstance(args[1], Allowed)}
+    return {
+        key: (args[0], args[1]) for key, args in found.items() if len(args) == 2 and isinstance(args[1], ValueRange)
+    }
 
 
-def _checked(where: str, value: object, kind: type, allowed: Allowed) -> float:
+def _checked(where: str, value: object, kind: type, value_range: ValueRange) -> float:
     """Returns `value` as a float, int or bool. Raises InvalidOptimizer if it is not a number in the range."""
-    fits = isinstance(value, numbers.Real) and math.isfinite(value) and allowed.test(float(value))
+    fits = isinstance(value, numbers.Real) and math.isfinite(value) and value_range.test(float(value))
     if not fits or (kind is not float and kind(value) != value):
-        raise InvalidOptimizer(f"{where} is {value!r}; it must be finite and {allowed.words}")
+        raise InvalidOptimizer(f"{where} is {value!r}; it must be finite and {value_range.description}")
     return typing.cast(float, kind(value))
 
 
@@ -128,8 +130,8 @@ class Schedule(Specification, ABC):
     """
 
     kind: ClassVar[str] = "schedule"
-    known: ClassVar[dict[str, type[Any]]] = {}
-    apart: ClassVar[frozenset[str]] = frozenset({"warmup_steps"})
+    registry: ClassVar[dict[str, type[Any]]] = {}
+    separate_fields: ClassVar[frozenset[str]] = frozenset({"warmup_steps"})
 
     learning_rate: NonNegative
     warmup_steps: Count = field(default=0, kw_only=True)

@@ -10,9 +10,9 @@ from shoal.optim._schedules import Schedule
 
 SYNTAX = (
     "NAME or NAME:KEY=VALUE,KEY=VALUE, such as adam:learning_rate=0.01,beta1=0.95. Names: "
-    + ", ".join(sorted(Optimizer.known))
+    + ", ".join(sorted(Optimizer.registry))
     + ". Keys are the arguments in shoal.optim. schedule=NAME ("
-    + ", ".join(sorted(Schedule.known))
+    + ", ".join(sorted(Schedule.registry))
     + ") takes its keys in the same list: sgd:learning_rate=0.1,schedule=cosine,steps=1000,warmup_steps=50. "
     "Separate patterns of decay_exclude with |."
 )
@@ -55,9 +55,9 @@ def _pairs(text: str, rest: str) -> dict[str, Any]:
 
 
 def _known(kind: Any, name: str) -> Any:
-    if name not in kind.known:
-        raise InvalidOptimizer(f"unknown {kind.kind} {name!r}; choose one of {', '.join(sorted(kind.known))}")
-    return kind.known[name]
+    if name not in kind.registry:
+        raise InvalidOptimizer(f"unknown {kind.kind} {name!r}; choose one of {', '.join(sorted(kind.registry))}")
+    return kind.registry[name]
 
 
 def _fields(kind: Any) -> dict[str, "dataclasses.Field[Any]"]:

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class CoordinatorStub:
-    """Missing associated documentation comment in .proto file."""
+    """Calls by which members join the cluster, stay in it and leave it.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -62,7 +63,8 @@ class CoordinatorStub:
 
 
 class CoordinatorServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Calls by which members join the cluster, stay in it and leave it.
+    """
 
     def Register(self, request, context):
         """Makes the caller a member, or a new incarnation of a member. Returns ALREADY_EXISTS, DUPLICATE_MEMBER if a live
@@ -90,10 +92,11 @@ class CoordinatorServicer:
 
     def Drain(self, request, context):
         """Drains a server: the coordinator places no new shards on it, takes checkpoints of the jobs with shards there and
-        moves those jobs to other servers. Meanwhile the server continues to serve. The server repeats the call, which then
-        only reads, and leaves when the reply names no job or its grace period ends. A job that needs as many servers as
-        before waits for a limited time until the server registers again under its id. Returns ABORTED, FENCED if the
-        incarnation has expired or was replaced, and INVALID_ARGUMENT, BAD_REQUEST if the member is no server.
+        moves those jobs to other servers. Meanwhile the server continues to serve. The server repeats the call, and a
+        repetition changes nothing. The server leaves when the reply names no job, or when the server's grace period ends.
+        If fewer servers remain than a job had, the job waits for a limited time for the server to register again under its
+        id. Returns ABORTED, FENCED if the incarnation has expired or was replaced, and INVALID_ARGUMENT, BAD_REQUEST if
+        the member is no server.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -143,7 +146,8 @@ def add_CoordinatorServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Coordinator:
-    """Missing associated documentation comment in .proto file."""
+    """Calls by which members join the cluster, stay in it and leave it.
+    """
 
     @staticmethod
     def Register(request,

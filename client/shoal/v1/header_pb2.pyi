@@ -79,11 +79,13 @@ class ShardHeader(_message.Message):
     shard: _builtins.int
     """Index of the shard in its job, from 0."""
     generation: _builtins.int
+    """The generation of the placement that the shard belongs to."""
     version: _builtins.int
     """Number of updates that the shard has applied."""
     step: _builtins.int
-    """The worker's next step on this shard. In synchronous mode this is the step that is being collected, which is later
-    than the request's if backup workers completed steps without this worker. In other modes it is the request's step.
+    """The worker's next step on this shard. In synchronous mode this is the step that the shard collects gradients for.
+    It is later than the request's step if, with backup workers, the shard closed steps without this worker. In other
+    modes it is the request's step.
     """
     def __init__(
         self,
@@ -131,7 +133,7 @@ class ErrorDetail(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     DETAILS_FIELD_NUMBER: _builtins.int
     code: _builtins.str
-    """A code of shoal.errors, such as "STALE_GENERATION". Clients map this code to an error class, never the text."""
+    """A code of shoal.errors, such as "STALE_GENERATION". Clients choose an error class by this code, never by the text."""
     message: _builtins.str
     """What is wrong, where, and what to do."""
     @_builtins.property

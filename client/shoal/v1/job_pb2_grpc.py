@@ -27,7 +27,8 @@ if _version_not_supported:
 
 
 class JobsStub:
-    """Missing associated documentation comment in .proto file."""
+    """Calls about jobs: those of users first, then those of workers and sessions.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -123,7 +124,8 @@ class JobsStub:
 
 
 class JobsServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Calls about jobs: those of users first, then those of workers and sessions.
+    """
 
     def Submit(self, request, context):
         """Calls of users. A call that names an unknown job returns NOT_FOUND, UNKNOWN_JOB.
@@ -204,8 +206,9 @@ class JobsServicer:
         """Calls of workers and sessions. Each carries the member's incarnation and returns ABORTED, FENCED if that is fenced.
 
         Describes the variables and the data of the worker's program. The first description counts; a different one later
-        returns INVALID_ARGUMENT, INVALID_JOB. Describe and Join return CANCELLED or JOB_FAILED if the job has ended, and
-        RESOURCE_EXHAUSTED, OVERLOADED to a session if the worker group is full.
+        returns INVALID_ARGUMENT, INVALID_JOB. If the job has ended, Describe and Join return FAILED_PRECONDITION,
+        JOB_FAILED after a failure, and CANCELLED, CANCELLED otherwise. If the worker group is full, they return
+        RESOURCE_EXHAUSTED, OVERLOADED to a session.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -234,7 +237,8 @@ class JobsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReportEvaluation(self, request, context):
-        """Reports the result of an evaluation. A repeat with the same number returns the current reply.
+        """Reports the result of an evaluation. A repeat with the same number records nothing. Its reply has the values of
+        `wait` and `stop` at the time of the repeat.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -351,7 +355,8 @@ def add_JobsServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Jobs:
-    """Missing associated documentation comment in .proto file."""
+    """Calls about jobs: those of users first, then those of workers and sessions.
+    """
 
     @staticmethod
     def Submit(request,

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class ParameterServerStub:
-    """Missing associated documentation comment in .proto file."""
+    """Calls to a server: those of workers first, then those of the coordinator.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -112,7 +113,8 @@ class ParameterServerStub:
 
 
 class ParameterServerServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Calls to a server: those of workers first, then those of the coordinator.
+    """
 
     def Pull(self, request, context):
         """Streams the values of some shards of one server, each when the job's consistency mode allows it. A waiting pull
@@ -176,8 +178,8 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FenceWorker(self, request, context):
-        """Refuses all further calls of a worker's incarnation. Returns the steps that it has committed, so that ReleaseWorker
-        gets the same number on all servers.
+        """Refuses all further calls of a worker's incarnation. Returns the number of steps that the worker has committed
+        here. ReleaseWorker then carries the largest of these numbers to all servers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -185,8 +187,8 @@ class ParameterServerServicer:
 
     def ReleaseWorker(self, request, context):
         """Takes a worker out of the job's barriers. If a push of the worker is staged (at most one for each shard), the
-        server commits or discards it. It commits the push if its step is committed_steps - 1, because another server has
-        then committed it.
+        server commits or discards it. If the push's step is committed_steps - 1, another server has already committed the
+        push, so this server commits it too. Otherwise this server discards it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -201,16 +203,17 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ResumeCommits(self, request, context):
-        """Ends a cut without Save, because HoldCommits failed on a server, or ends the hold of SaveRequest.hold_s. Commits
-        continue at once. Has no effect if the cut does not hold commits.
+        """Ends the hold of a cut, so that commits continue at once. The coordinator calls it instead of Save if HoldCommits
+        failed on a server, and after Save to end SaveRequest.hold_s early. Has no effect if the cut does not hold commits.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Save(self, request, context):
-        """Second call of a cut. Commits the pushes that any server has committed, and saves that state in the background.
-        Commits continue, except with hold_s. If the cut no longer holds back commits, nothing is saved: CANCELLED.
+        """Second call of a cut. Commits each push that is staged here and that another server has already committed. Then
+        saves that state in the background. Other commits continue meanwhile, unless hold_s is set. If the cut no longer
+        holds back commits, nothing is saved: CANCELLED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -320,7 +323,8 @@ def add_ParameterServerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ParameterServer:
-    """Missing associated documentation comment in .proto file."""
+    """Calls to a server: those of workers first, then those of the coordinator.
+    """
 
     @staticmethod
     def Pull(request,

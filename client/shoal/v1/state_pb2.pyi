@@ -43,9 +43,11 @@ class ClusterRecord(_message.Message):
     generation: _builtins.int
     """The generation of the newest placement."""
     submissions: _builtins.int
-    """The number of jobs submitted, of assignments made and of effects decided. Each is also the newest one's number."""
+    """The number of jobs submitted, which is also the number of the newest submission."""
     assignments: _builtins.int
+    """The number of assignments made, which is also the number of the newest one."""
     effects: _builtins.int
+    """The number of effects decided, which is also the number of the newest one."""
     incarnation: _builtins.int
     """The newest incarnation of any member."""
     def __init__(
@@ -79,6 +81,7 @@ class MemberRecord(_message.Message):
     LAST_SEEN_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
+    """The member's newest incarnation."""
     enrolled: _builtins.bool
     """Whether this incarnation of a session has already taken part in a job."""
     dead: _builtins.bool
@@ -90,7 +93,9 @@ class MemberRecord(_message.Message):
     draining: _builtins.bool
     """Whether this incarnation of a server drains."""
     @_builtins.property
-    def registration(self) -> _coordinator_pb2.RegisterRequest: ...
+    def registration(self) -> _coordinator_pb2.RegisterRequest:
+        """What the member has registered with."""
+
     def __init__(
         self,
         *,
@@ -144,7 +149,7 @@ class PlanRecord(_message.Message):
     VARIABLES_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
     PLACEMENT_FIELD_NUMBER: _builtins.int
-    HOME_FIELD_NUMBER: _builtins.int
+    PREVIOUS_SERVERS_FIELD_NUMBER: _builtins.int
     samples: _builtins.int
     """Samples of one epoch."""
     @_builtins.property
@@ -156,7 +161,7 @@ class PlanRecord(_message.Message):
         """The current placement, without its variables, which are those above. Not set while the variables are not placed."""
 
     @_builtins.property
-    def home(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+    def previous_servers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """By shard, the member that held it in the last placement. Empty if there was none, or if an earlier version of Shoal
         wrote the record.
         """
@@ -167,11 +172,11 @@ class PlanRecord(_message.Message):
         variables: _abc.Iterable[_tensor_pb2.Variable] | None = ...,
         samples: _builtins.int = ...,
         placement: _tensor_pb2.Placement | None = ...,
-        home: _abc.Iterable[_builtins.str] | None = ...,
+        previous_servers: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["placement", b"placement"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["home", b"home", "placement", b"placement", "samples", b"samples", "variables", b"variables"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["placement", b"placement", "previous_servers", b"previous_servers", "samples", b"samples", "variables", b"variables"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -209,24 +214,26 @@ class JobRecord(_message.Message):
     SUBMITTED_AT_FIELD_NUMBER: _builtins.int
     STARTED_AT_FIELD_NUMBER: _builtins.int
     FINISHED_AT_FIELD_NUMBER: _builtins.int
-    PARTS_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
     WORKER_GROUP_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     VALUE_SENDER_FIELD_NUMBER: _builtins.int
     ASSIGNED_FIELD_NUMBER: _builtins.int
     CREATED_FIELD_NUMBER: _builtins.int
-    NUMBERED_FIELD_NUMBER: _builtins.int
-    CLOSING_FIELD_NUMBER: _builtins.int
+    RESERVED_SEQUENCE_FIELD_NUMBER: _builtins.int
+    ALL_WORKERS_FINISHED_FIELD_NUMBER: _builtins.int
     RESTARTS_FIELD_NUMBER: _builtins.int
     FAILED_RESTARTS_FIELD_NUMBER: _builtins.int
-    PATIENCE_FIELD_NUMBER: _builtins.int
+    SERVER_RETURN_DEADLINE_FIELD_NUMBER: _builtins.int
     SERVERS_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     RESTORED_FIELD_NUMBER: _builtins.int
-    UNREAD_FIELD_NUMBER: _builtins.int
-    READ_AT_FIELD_NUMBER: _builtins.int
-    READ_PAUSE_FIELD_NUMBER: _builtins.int
+    READ_FAILURE_FIELD_NUMBER: _builtins.int
+    NEXT_READ_AT_FIELD_NUMBER: _builtins.int
+    READ_BACKOFF_S_FIELD_NUMBER: _builtins.int
+    QUARANTINED_FIELD_NUMBER: _builtins.int
     state: _job_pb2.JobState.ValueType
+    """The state of the job."""
     reason: _builtins.str
     """Why the job failed."""
     waiting_for: _builtins.str
@@ -234,35 +241,39 @@ class JobRecord(_message.Message):
     submitted_at: _builtins.float
     """Seconds of Unix time; 0 if the event has not happened."""
     started_at: _builtins.float
+    """As submitted_at, for the moment at which the job began to run."""
     finished_at: _builtins.float
+    """As submitted_at, for the job's end."""
     value_sender: _builtins.int
     """The assignment of the value sender; 0 if there is none."""
     assigned: _builtins.bool
     """Whether the given values are in place."""
     created: _builtins.bool
     """Whether the servers have the shards."""
-    numbered: _builtins.int
-    """The largest sequence number of any event of the job. After a restart, numbers continue from here, because events
-    that are not kept (log lines and metrics) have used earlier ones.
+    reserved_sequence: _builtins.int
+    """The largest reserved sequence number of the job's events. Numbers are reserved in advance, because events that are
+    not stored (log lines and metrics) also use them. After a restart, numbers continue after this one.
     """
-    closing: _builtins.bool
+    all_workers_finished: _builtins.bool
     """Whether all workers have finished, and the final checkpoint is in progress or done."""
     restarts: _builtins.int
-    """The number of restarts after lost shards: in all, and since the newest checkpoint."""
+    """The number of restarts after lost shards."""
     failed_restarts: _builtins.int
-    patience: _builtins.float
+    """The number of restarts since the newest checkpoint."""
+    server_return_deadline: _builtins.float
     """The time until which the job waits for as many servers as before, in seconds of Unix time. After that, the
     coordinator places the shards on the remaining servers. 0 means that the job does not wait.
     """
     servers: _builtins.int
     """The number of servers that held the shards before they were lost."""
-    unread: _builtins.str
+    read_failure: _builtins.str
     """Why the last attempt to read the checkpoints failed. Empty if it did not, or there was none."""
-    read_at: _builtins.float
-    """The time of the next attempt in seconds of Unix time, and the seconds between the last attempt and the next."""
-    read_pause: _builtins.float
+    next_read_at: _builtins.float
+    """The time of the next attempt to read, in seconds of Unix time."""
+    read_backoff_s: _builtins.float
+    """Seconds between the last attempt to read and the next."""
     @_builtins.property
-    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupMemberRecord]:
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupMemberRecord]:
         """The live members of the worker group."""
 
     @_builtins.property
@@ -283,6 +294,10 @@ class JobRecord(_message.Message):
     def restored(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The variables with given values whose values came from a checkpoint instead."""
 
+    @_builtins.property
+    def quarantined(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuarantineRecord]:
+        """The workers that were quarantined for this job, also those whose quarantine has ended."""
+
     def __init__(
         self,
         *,
@@ -292,31 +307,61 @@ class JobRecord(_message.Message):
         submitted_at: _builtins.float = ...,
         started_at: _builtins.float = ...,
         finished_at: _builtins.float = ...,
-        parts: _abc.Iterable[Global___GroupMemberRecord] | None = ...,
+        members: _abc.Iterable[Global___GroupMemberRecord] | None = ...,
         worker_group: _abc.Mapping[_builtins.int, _builtins.str] | None = ...,
         finished: _abc.Iterable[_builtins.int] | None = ...,
         value_sender: _builtins.int = ...,
         assigned: _builtins.bool = ...,
         created: _builtins.bool = ...,
-        numbered: _builtins.int = ...,
-        closing: _builtins.bool = ...,
+        reserved_sequence: _builtins.int = ...,
+        all_workers_finished: _builtins.bool = ...,
         restarts: _builtins.int = ...,
         failed_restarts: _builtins.int = ...,
-        patience: _builtins.float = ...,
+        server_return_deadline: _builtins.float = ...,
         servers: _builtins.int = ...,
         source: _job_pb2.CheckpointChoice | None = ...,
         restored: _abc.Iterable[_builtins.str] | None = ...,
-        unread: _builtins.str = ...,
-        read_at: _builtins.float = ...,
-        read_pause: _builtins.float = ...,
+        read_failure: _builtins.str = ...,
+        next_read_at: _builtins.float = ...,
+        read_backoff_s: _builtins.float = ...,
+        quarantined: _abc.Iterable[Global___QuarantineRecord] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned", "closing", b"closing", "created", b"created", "failed_restarts", b"failed_restarts", "finished", b"finished", "finished_at", b"finished_at", "numbered", b"numbered", "parts", b"parts", "patience", b"patience", "read_at", b"read_at", "read_pause", b"read_pause", "reason", b"reason", "restarts", b"restarts", "restored", b"restored", "servers", b"servers", "source", b"source", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at", "unread", b"unread", "value_sender", b"value_sender", "waiting_for", b"waiting_for", "worker_group", b"worker_group"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_workers_finished", b"all_workers_finished", "assigned", b"assigned", "created", b"created", "failed_restarts", b"failed_restarts", "finished", b"finished", "finished_at", b"finished_at", "members", b"members", "next_read_at", b"next_read_at", "quarantined", b"quarantined", "read_backoff_s", b"read_backoff_s", "read_failure", b"read_failure", "reason", b"reason", "reserved_sequence", b"reserved_sequence", "restarts", b"restarts", "restored", b"restored", "server_return_deadline", b"server_return_deadline", "servers", b"servers", "source", b"source", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at", "value_sender", b"value_sender", "waiting_for", b"waiting_for", "worker_group", b"worker_group"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobRecord: _TypeAlias = JobRecord  # noqa: Y015
+
+@_typing.final
+class QuarantineRecord(_message.Message):
+    """A worker that gets no assignment of a job for a while."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    worker: _builtins.str
+    count: _builtins.int
+    """The number of its quarantines, > 0; each is longer than the one before."""
+    until: _builtins.float
+    """The end of the latest one, in seconds of Unix time."""
+    def __init__(
+        self,
+        *,
+        worker: _builtins.str = ...,
+        count: _builtins.int = ...,
+        until: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "until", b"until", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QuarantineRecord: _TypeAlias = QuarantineRecord  # noqa: Y015
 
 @_typing.final
 class GroupMemberRecord(_message.Message):
@@ -331,6 +376,7 @@ class GroupMemberRecord(_message.Message):
     class _StageEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[GroupMemberRecord._Stage.ValueType], _builtins.type):
         DESCRIPTOR: _descriptor.EnumDescriptor
         STAGE_UNSPECIFIED: GroupMemberRecord._Stage.ValueType  # 0
+        """Never the stage of a worker."""
         ASSIGNED: GroupMemberRecord._Stage.ValueType  # 1
         """The worker loads the program."""
         ENTERING: GroupMemberRecord._Stage.ValueType  # 2
@@ -338,8 +384,11 @@ class GroupMemberRecord(_message.Message):
         ADMITTED: GroupMemberRecord._Stage.ValueType  # 3
         """The worker may pull and push."""
 
-    class Stage(_Stage, metaclass=_StageEnumTypeWrapper): ...
+    class Stage(_Stage, metaclass=_StageEnumTypeWrapper):
+        """How far a worker has entered its job."""
+
     STAGE_UNSPECIFIED: GroupMemberRecord.Stage.ValueType  # 0
+    """Never the stage of a worker."""
     ASSIGNED: GroupMemberRecord.Stage.ValueType  # 1
     """The worker loads the program."""
     ENTERING: GroupMemberRecord.Stage.ValueType  # 2
@@ -356,10 +405,13 @@ class GroupMemberRecord(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     incarnation: _builtins.int
+    """The worker's incarnation."""
     rank: _builtins.int
+    """The worker's rank."""
     assignment: _builtins.int
     """Unique in the cluster."""
     stage: Global___GroupMemberRecord.Stage.ValueType
+    """How far the worker has entered the job."""
     described: _builtins.bool
     """Whether the worker has described its program, and so has the given values."""
     step: _builtins.int
@@ -460,6 +512,7 @@ class LedgerRecord(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
+    ORDER_FIELD_NUMBER: _builtins.int
     samples: _builtins.int
     """Samples of one epoch; 0 if the job has no data.
     the name in manifests of checkpoints
@@ -472,6 +525,11 @@ class LedgerRecord(_message.Message):
     """The number of the latest lease."""
     epoch: _builtins.int
     """All epochs before this one are done."""
+    order: _builtins.int
+    """Version of the order of an epoch's samples that all ranges refer to. It never changes in a ledger. In both versions
+    the order of blocks is that of shoal.data._reading.order.ShuffledBlocks; they differ in the order of single
+    samples. 0: one permutation of the epoch by NumPy. 1: a permutation that is computed by index.
+    """
     @_builtins.property
     def next(self) -> _job_pb2.DataRange:
         """The first range that was neither leased nor requeued; its `lease` is 0."""
@@ -505,10 +563,11 @@ class LedgerRecord(_message.Message):
         epoch: _builtins.int = ...,
         done: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
         ranks: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        order: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["next", b"next"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "epoch", b"epoch", "epochs", b"epochs", "held", b"held", "leases", b"leases", "next", b"next", "range_size", b"range_size", "ranks", b"ranks", "requeued", b"requeued", "samples", b"samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "epoch", b"epoch", "epochs", b"epochs", "held", b"held", "leases", b"leases", "next", b"next", "order", b"order", "range_size", b"range_size", "ranks", b"ranks", "requeued", b"requeued", "samples", b"samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -516,8 +575,8 @@ Global___LedgerRecord: _TypeAlias = LedgerRecord  # noqa: Y015
 
 @_typing.final
 class RequeuedRange(_message.Message):
-    """A requeued range: taken back from a worker, passed over, or the rest of a range that was partly done at a checkpoint.
-    Field numbers are those of DataRange.
+    """A requeued range. It was taken back from a worker, it was skipped because it is reserved for another rank, or it is
+    the rest of a range that was partly done at a checkpoint. Field numbers are those of DataRange.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -527,8 +586,11 @@ class RequeuedRange(_message.Message):
     STOP_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
+    """The epoch, from 0."""
     start: _builtins.int
+    """The first sample of the range."""
     stop: _builtins.int
+    """The end of the range: its last sample plus 1."""
     owner: _builtins.int
     """The rank that the range is reserved for. If not set, the next worker that asks gets it."""
     def __init__(
@@ -551,8 +613,9 @@ Global___RequeuedRange: _TypeAlias = RequeuedRange  # noqa: Y015
 
 @_typing.final
 class ProgressRecord(_message.Message):
-    """Key "job/NUMBER/tally": the progress totals of the job. Written when a worker leaves or is lost. Workers report
-    totals, so the next reports of the other workers make up for what a restart of the coordinator loses.
+    """Key "job/NUMBER/tally": the progress totals of the job. Written when a worker leaves or is lost. A restart
+    of the coordinator loses what was reported since then, but the next reports of the live workers contain it again,
+    because workers report totals.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -626,16 +689,19 @@ class CheckpointsRecord(_message.Message):
     FAILURES_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     attempts: _builtins.int
-    """The number of attempts, and whether the latest one is in progress."""
+    """The number of attempts."""
     busy: _builtins.bool
+    """Whether the latest attempt is in progress."""
     began_at: _builtins.float
-    """The start of the latest attempt in seconds of Unix time, and the step at which it started."""
+    """The time at which the latest attempt started, in seconds of Unix time."""
     began_step: _builtins.int
+    """The step at which the latest attempt started."""
     wanted_from: _builtins.float
-    """The earliest start of one more requested attempt, in seconds of Unix time; 0 if none is requested."""
+    """The time before which a requested attempt does not start, in seconds of Unix time; 0 if none is requested."""
     failure: _builtins.str
-    """Why the latest attempt failed, and the number of consecutive failures."""
+    """Why the latest attempt failed."""
     failures: _builtins.int
+    """The number of consecutive failures."""
     number: _builtins.int
     """The largest checkpoint number in use, complete or incomplete."""
     @_builtins.property
@@ -670,79 +736,82 @@ class EvaluationRecord(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NUMBER_FIELD_NUMBER: _builtins.int
-    MARK_FIELD_NUMBER: _builtins.int
-    HOLDER_FIELD_NUMBER: _builtins.int
+    INTERVALS_FIELD_NUMBER: _builtins.int
+    EVALUATOR_FIELD_NUMBER: _builtins.int
     LATEST_FIELD_NUMBER: _builtins.int
     BEST_FIELD_NUMBER: _builtins.int
-    BAR_FIELD_NUMBER: _builtins.int
-    SINCE_BAR_FIELD_NUMBER: _builtins.int
-    THROUGH_FIELD_NUMBER: _builtins.int
+    PATIENCE_BEST_FIELD_NUMBER: _builtins.int
+    SINCE_PATIENCE_BEST_FIELD_NUMBER: _builtins.int
+    FINISHED_TRAINING_FIELD_NUMBER: _builtins.int
     STOPPING_FIELD_NUMBER: _builtins.int
-    ATTEMPT_FIELD_NUMBER: _builtins.int
-    CUT_FIELD_NUMBER: _builtins.int
-    KEPT_FIELD_NUMBER: _builtins.int
-    KEPT_EVALUATION_FIELD_NUMBER: _builtins.int
-    FURTHEST_FIELD_NUMBER: _builtins.int
-    ENDED_FIELD_NUMBER: _builtins.int
+    BEST_ATTEMPT_FIELD_NUMBER: _builtins.int
+    BEST_CUT_TAKEN_FIELD_NUMBER: _builtins.int
+    BEST_CHECKPOINT_FIELD_NUMBER: _builtins.int
+    BEST_CHECKPOINT_EVALUATION_FIELD_NUMBER: _builtins.int
+    LARGEST_STEP_FIELD_NUMBER: _builtins.int
+    FINAL_REPORTED_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """The number of the latest evaluation that a worker claimed."""
-    mark: _builtins.int
-    """The number of whole intervals of every_steps at that time."""
-    holder: _builtins.int
+    intervals: _builtins.int
+    """The claiming worker's step at that time, divided by every_steps and rounded down."""
+    evaluator: _builtins.int
     """The assignment of the worker that evaluates; 0 if none does."""
-    since_bar: _builtins.int
+    since_patience_best: _builtins.int
+    """The number of evaluations after patience_best. If EvaluationPolicy.patience is > 0, the job ends when this number
+    reaches it.
+    """
     stopping: _builtins.str
     """Why the job ends early; empty if it does not."""
-    attempt: _builtins.int
-    """The attempt at a checkpoint of the best evaluation while it is in progress, else 0; and whether its cut was taken."""
-    cut: _builtins.bool
-    kept: _builtins.int
-    """The number of the newest complete checkpoint of a best evaluation, and the number of that evaluation; 0 if there is
-    none.
-    """
-    kept_evaluation: _builtins.int
-    furthest: _builtins.int
+    best_attempt: _builtins.int
+    """The number of the attempt at a checkpoint of the best evaluation, while that attempt is in progress; 0 otherwise."""
+    best_cut_taken: _builtins.bool
+    """Whether the cut of that checkpoint was taken."""
+    best_checkpoint: _builtins.int
+    """The number of the newest complete checkpoint of a best evaluation; 0 if there is none."""
+    best_checkpoint_evaluation: _builtins.int
+    """The number of the evaluation that best_checkpoint was taken for."""
+    largest_step: _builtins.int
     """The largest step that any worker has reported."""
-    ended: _builtins.bool
+    final_reported: _builtins.bool
     """Whether the final evaluation was reported."""
     @_builtins.property
     def latest(self) -> _job_pb2.Evaluation:
-        """The latest evaluation, and the best one. A value of NaN is never the best."""
+        """The latest evaluation."""
 
     @_builtins.property
-    def best(self) -> _job_pb2.Evaluation: ...
-    @_builtins.property
-    def bar(self) -> _job_pb2.Evaluation:
-        """The best evaluation since the job began or restarted, from which patience counts, and the number of evaluations
-        after it.
-        """
+    def best(self) -> _job_pb2.Evaluation:
+        """The best evaluation. A value of NaN is never the best."""
 
     @_builtins.property
-    def through(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+    def patience_best(self) -> _job_pb2.Evaluation:
+        """The best evaluation since the job began or restarted."""
+
+    @_builtins.property
+    def finished_training(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Assignments of live workers that have finished except for the final evaluation."""
 
     def __init__(
         self,
         *,
         number: _builtins.int = ...,
-        mark: _builtins.int = ...,
-        holder: _builtins.int = ...,
+        intervals: _builtins.int = ...,
+        evaluator: _builtins.int = ...,
         latest: _job_pb2.Evaluation | None = ...,
         best: _job_pb2.Evaluation | None = ...,
-        bar: _job_pb2.Evaluation | None = ...,
-        since_bar: _builtins.int = ...,
-        through: _abc.Iterable[_builtins.int] | None = ...,
+        patience_best: _job_pb2.Evaluation | None = ...,
+        since_patience_best: _builtins.int = ...,
+        finished_training: _abc.Iterable[_builtins.int] | None = ...,
         stopping: _builtins.str = ...,
-        attempt: _builtins.int = ...,
-        cut: _builtins.bool = ...,
-        kept: _builtins.int = ...,
-        kept_evaluation: _builtins.int = ...,
-        furthest: _builtins.int = ...,
-        ended: _builtins.bool = ...,
+        best_attempt: _builtins.int = ...,
+        best_cut_taken: _builtins.bool = ...,
+        best_checkpoint: _builtins.int = ...,
+        best_checkpoint_evaluation: _builtins.int = ...,
+        largest_step: _builtins.int = ...,
+        final_reported: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bar", b"bar", "best", b"best", "latest", b"latest"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "latest", b"latest", "patience_best", b"patience_best"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "bar", b"bar", "best", b"best", "cut", b"cut", "ended", b"ended", "furthest", b"furthest", "holder", b"holder", "kept", b"kept", "kept_evaluation", b"kept_evaluation", "latest", b"latest", "mark", b"mark", "number", b"number", "since_bar", b"since_bar", "stopping", b"stopping", "through", b"through"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "best_attempt", b"best_attempt", "best_checkpoint", b"best_checkpoint", "best_checkpoint_evaluation", b"best_checkpoint_evaluation", "best_cut_taken", b"best_cut_taken", "evaluator", b"evaluator", "final_reported", b"final_reported", "finished_training", b"finished_training", "intervals", b"intervals", "largest_step", b"largest_step", "latest", b"latest", "number", b"number", "patience_best", b"patience_best", "since_patience_best", b"since_patience_best", "stopping", b"stopping"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -780,9 +849,13 @@ class Totals(_message.Message):
     DROPPED_FIELD_NUMBER: _builtins.int
     STALENESS_FIELD_NUMBER: _builtins.int
     accepted: _builtins.int
+    """Accepted pushes."""
     samples: _builtins.int
+    """Samples trained on."""
     rejected: _builtins.int
+    """Pushes rejected for NaN or Inf."""
     dropped: _builtins.int
+    """Pushes dropped because they were late."""
     @_builtins.property
     def staleness(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """Accepted pushes by their staleness."""
@@ -826,6 +899,7 @@ class EffectRecord(_message.Message):
     SCAN_CHECKPOINTS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     submission: _builtins.int
+    """The number of the job's submission."""
     @_builtins.property
     def create_shards(self) -> Global___CreateShardsEffect: ...
     @_builtins.property
@@ -865,13 +939,17 @@ Global___EffectRecord: _TypeAlias = EffectRecord  # noqa: Y015
 
 @_typing.final
 class CreateShardsEffect(_message.Message):
+    """Creates the shards of a job on its servers, and restores them."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     PLACEMENT_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def placement(self) -> _tensor_pb2.Placement: ...
+    def placement(self) -> _tensor_pb2.Placement:
+        """The placement of the job's shards."""
+
     @_builtins.property
     def spec(self) -> _job_pb2.JobSpec: ...
     @_builtins.property
@@ -912,6 +990,8 @@ Global___ScanCheckpointsEffect: _TypeAlias = ScanCheckpointsEffect  # noqa: Y015
 
 @_typing.final
 class TakeCutEffect(_message.Message):
+    """Takes the cut of a checkpoint on all servers of a job."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     GENERATION_FIELD_NUMBER: _builtins.int
@@ -919,12 +999,15 @@ class TakeCutEffect(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
+    """The generation of the placement."""
     number: _builtins.int
     """The number of the checkpoint."""
     last: _builtins.bool
     """Whether the job restarts from this checkpoint once it is complete. Until then, servers hold back commits."""
     @_builtins.property
-    def servers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServerRecord]: ...
+    def servers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServerRecord]:
+        """The servers that the effect calls."""
+
     def __init__(
         self,
         *,
@@ -943,6 +1026,8 @@ Global___TakeCutEffect: _TypeAlias = TakeCutEffect  # noqa: Y015
 
 @_typing.final
 class CommitCheckpointEffect(_message.Message):
+    """Collects the files of a checkpoint and writes its manifest."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     PLACEMENT_FIELD_NUMBER: _builtins.int
@@ -959,13 +1044,17 @@ class CommitCheckpointEffect(_message.Message):
     number: _builtins.int
     """The number of the checkpoint."""
     step: _builtins.int
+    """The step at which training continues."""
     version: _builtins.int
+    """The version of the shards at the cut."""
     time: _builtins.float
     """The time of the cut in seconds of Unix time."""
     held_by: _builtins.int
     """The cut that still holds back commits of a job that will restart from this checkpoint; 0 if there is none."""
     @_builtins.property
-    def placement(self) -> _tensor_pb2.Placement: ...
+    def placement(self) -> _tensor_pb2.Placement:
+        """The placement of the job's shards."""
+
     @_builtins.property
     def spec(self) -> _job_pb2.JobSpec: ...
     @_builtins.property
@@ -973,7 +1062,9 @@ class CommitCheckpointEffect(_message.Message):
         """The ledger. Not set if the job has no data."""
 
     @_builtins.property
-    def progress_totals(self) -> Global___ProgressRecord: ...
+    def progress_totals(self) -> Global___ProgressRecord:
+        """The progress totals at the cut."""
+
     @_builtins.property
     def best(self) -> _job_pb2.Evaluation:
         """The best evaluation, if the checkpoint was taken for it; otherwise not set."""
@@ -1007,6 +1098,8 @@ Global___CommitCheckpointEffect: _TypeAlias = CommitCheckpointEffect  # noqa: Y0
 
 @_typing.final
 class AdmitWorkerEffect(_message.Message):
+    """Admits a worker on all servers of a job."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     WORKER_FIELD_NUMBER: _builtins.int
@@ -1016,10 +1109,15 @@ class AdmitWorkerEffect(_message.Message):
     SERVERS_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     incarnation: _builtins.int
+    """The worker's incarnation."""
     rank: _builtins.int
+    """The worker's rank."""
     assignment: _builtins.int
+    """The number of the worker's assignment."""
     @_builtins.property
-    def servers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServerRecord]: ...
+    def servers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServerRecord]:
+        """The servers that the effect calls."""
+
     def __init__(
         self,
         *,
@@ -1039,6 +1137,8 @@ Global___AdmitWorkerEffect: _TypeAlias = AdmitWorkerEffect  # noqa: Y015
 
 @_typing.final
 class RemoveWorkerEffect(_message.Message):
+    """Fences a worker on all servers of a job, then releases it."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     WORKER_FIELD_NUMBER: _builtins.int
@@ -1047,12 +1147,15 @@ class RemoveWorkerEffect(_message.Message):
     COMMITTED_STEPS_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     incarnation: _builtins.int
+    """The worker's incarnation."""
     committed_steps: _builtins.int
-    """The largest number of committed steps on any server. Set when all servers have fenced the worker. Only the fencing
-    call can read it, because a server forgets a worker that it has released.
+    """The largest number of committed steps on any server. Set when all servers have fenced the worker. It is stored,
+    because a later FenceWorker cannot learn it again: a server forgets a worker that it has released.
     """
     @_builtins.property
-    def servers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServerRecord]: ...
+    def servers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServerRecord]:
+        """The servers that the effect calls."""
+
     def __init__(
         self,
         *,
@@ -1073,11 +1176,15 @@ Global___RemoveWorkerEffect: _TypeAlias = RemoveWorkerEffect  # noqa: Y015
 
 @_typing.final
 class DropShardsEffect(_message.Message):
+    """Frees the shards of a job on its servers."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     SERVERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def servers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServerRecord]: ...
+    def servers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServerRecord]:
+        """The servers that the effect calls."""
+
     def __init__(
         self,
         *,
@@ -1093,6 +1200,8 @@ Global___DropShardsEffect: _TypeAlias = DropShardsEffect  # noqa: Y015
 
 @_typing.final
 class ServerRecord(_message.Message):
+    """A server as it was when the effect was decided."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     MEMBER_FIELD_NUMBER: _builtins.int

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15shoal/v1/tensor.proto\x12\x08shoal.v1\"\x97\x01\n\x0bInitializer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x39\n\nparameters\x18\x02 \x03(\x0b\x32%.shoal.v1.Initializer.ParametersEntry\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x1a\x31\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x89\x01\n\x0bPartitioner\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x39\n\nparameters\x18\x02 \x03(\x0b\x32%.shoal.v1.Partitioner.ParametersEntry\x1a\x31\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xcb\x01\n\x08Variable\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\x1e\n\x05\x64type\x18\x03 \x01(\x0e\x32\x0f.shoal.v1.DType\x12*\n\x0b\x61ggregation\x18\x04 \x01(\x0e\x32\x15.shoal.v1.Aggregation\x12*\n\x0binitializer\x18\x05 \x01(\x0b\x32\x15.shoal.v1.Initializer\x12*\n\x0bpartitioner\x18\x06 \x01(\x0b\x32\x15.shoal.v1.Partitioner\"N\n\x05Slice\x12\x10\n\x08variable\x18\x01 \x01(\t\x12\x11\n\trow_start\x18\x02 \x01(\x04\x12\x10\n\x08row_stop\x18\x03 \x01(\x04\x12\x0e\n\x06offset\x18\x04 \x01(\x04\"\x99\x01\n\x0b\x41renaLayout\x12\x1e\n\x05\x64type\x18\x01 \x01(\x0e\x32\x0f.shoal.v1.DType\x12*\n\x0b\x61ggregation\x18\x02 \x01(\x0e\x32\x15.shoal.v1.Aggregation\x12\x1f\n\x06slices\x18\x03 \x03(\x0b\x32\x0f.shoal.v1.Slice\x12\x1d\n\x04wire\x18\x04 \x01(\x0e\x32\x0f.shoal.v1.DType\"C\n\x0bShardLayout\x12\r\n\x05shard\x18\x01 \x01(\r\x12%\n\x06\x61renas\x18\x02 \x03(\x0b\x32\x15.shoal.v1.ArenaLayout\"X\n\x0eShardPlacement\x12%\n\x06layout\x18\x01 \x01(\x0b\x32\x15.shoal.v1.ShardLayout\x12\x0e\n\x06server\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"}\n\tPlacement\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12%\n\tvariables\x18\x03 \x03(\x0b\x32\x12.shoal.v1.Variable\x12(\n\x06shards\x18\x04 \x03(\x0b\x32\x18.shoal.v1.ShardPlacement*^\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x0b\n\x07\x46LOAT32\x10\x01\x12\x0b\n\x07\x46LOAT64\x10\x02\x12\x0b\n\x07\x46LOAT16\x10\x03\x12\x0c\n\x08\x42\x46LOAT16\x10\x04\x12\t\n\x05INT64\x10\x05*V\n\x0b\x41ggregation\x12\x1b\n\x17\x41GGREGATION_UNSPECIFIED\x10\x00\x12\r\n\tTRAINABLE\x10\x01\x12\x08\n\x04MEAN\x10\x02\x12\x07\n\x03SUM\x10\x03\x12\x08\n\x04LAST\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15shoal/v1/tensor.proto\x12\x08shoal.v1\"\x97\x01\n\x0bInitializer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x39\n\nparameters\x18\x02 \x03(\x0b\x32%.shoal.v1.Initializer.ParametersEntry\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x1a\x31\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x89\x01\n\x0bPartitioner\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x39\n\nparameters\x18\x02 \x03(\x0b\x32%.shoal.v1.Partitioner.ParametersEntry\x1a\x31\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xcb\x01\n\x08Variable\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\x1e\n\x05\x64type\x18\x03 \x01(\x0e\x32\x0f.shoal.v1.DType\x12*\n\x0b\x61ggregation\x18\x04 \x01(\x0e\x32\x15.shoal.v1.Aggregation\x12*\n\x0binitializer\x18\x05 \x01(\x0b\x32\x15.shoal.v1.Initializer\x12*\n\x0bpartitioner\x18\x06 \x01(\x0b\x32\x15.shoal.v1.Partitioner\"N\n\x05Slice\x12\x10\n\x08variable\x18\x01 \x01(\t\x12\x11\n\trow_start\x18\x02 \x01(\x04\x12\x10\n\x08row_stop\x18\x03 \x01(\x04\x12\x0e\n\x06offset\x18\x04 \x01(\x04\"\x9f\x01\n\x0b\x41renaLayout\x12\x1e\n\x05\x64type\x18\x01 \x01(\x0e\x32\x0f.shoal.v1.DType\x12*\n\x0b\x61ggregation\x18\x02 \x01(\x0e\x32\x15.shoal.v1.Aggregation\x12\x1f\n\x06slices\x18\x03 \x03(\x0b\x32\x0f.shoal.v1.Slice\x12#\n\nwire_dtype\x18\x04 \x01(\x0e\x32\x0f.shoal.v1.DType\"C\n\x0bShardLayout\x12\r\n\x05shard\x18\x01 \x01(\r\x12%\n\x06\x61renas\x18\x02 \x03(\x0b\x32\x15.shoal.v1.ArenaLayout\"X\n\x0eShardPlacement\x12%\n\x06layout\x18\x01 \x01(\x0b\x32\x15.shoal.v1.ShardLayout\x12\x0e\n\x06server\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"}\n\tPlacement\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12%\n\tvariables\x18\x03 \x03(\x0b\x32\x12.shoal.v1.Variable\x12(\n\x06shards\x18\x04 \x03(\x0b\x32\x18.shoal.v1.ShardPlacement*^\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x0b\n\x07\x46LOAT32\x10\x01\x12\x0b\n\x07\x46LOAT64\x10\x02\x12\x0b\n\x07\x46LOAT16\x10\x03\x12\x0c\n\x08\x42\x46LOAT16\x10\x04\x12\t\n\x05INT64\x10\x05*V\n\x0b\x41ggregation\x12\x1b\n\x17\x41GGREGATION_UNSPECIFIED\x10\x00\x12\r\n\tTRAINABLE\x10\x01\x12\x08\n\x04MEAN\x10\x02\x12\x07\n\x03SUM\x10\x03\x12\x08\n\x04LAST\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,10 +35,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INITIALIZER_PARAMETERSENTRY']._serialized_options = b'8\001'
   _globals['_PARTITIONER_PARAMETERSENTRY']._loaded_options = None
   _globals['_PARTITIONER_PARAMETERSENTRY']._serialized_options = b'8\001'
-  _globals['_DTYPE']._serialized_start=1057
-  _globals['_DTYPE']._serialized_end=1151
-  _globals['_AGGREGATION']._serialized_start=1153
-  _globals['_AGGREGATION']._serialized_end=1239
+  _globals['_DTYPE']._serialized_start=1063
+  _globals['_DTYPE']._serialized_end=1157
+  _globals['_AGGREGATION']._serialized_start=1159
+  _globals['_AGGREGATION']._serialized_end=1245
   _globals['_INITIALIZER']._serialized_start=36
   _globals['_INITIALIZER']._serialized_end=187
   _globals['_INITIALIZER_PARAMETERSENTRY']._serialized_start=138
@@ -52,11 +52,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SLICE']._serialized_start=535
   _globals['_SLICE']._serialized_end=613
   _globals['_ARENALAYOUT']._serialized_start=616
-  _globals['_ARENALAYOUT']._serialized_end=769
-  _globals['_SHARDLAYOUT']._serialized_start=771
-  _globals['_SHARDLAYOUT']._serialized_end=838
-  _globals['_SHARDPLACEMENT']._serialized_start=840
-  _globals['_SHARDPLACEMENT']._serialized_end=928
-  _globals['_PLACEMENT']._serialized_start=930
-  _globals['_PLACEMENT']._serialized_end=1055
+  _globals['_ARENALAYOUT']._serialized_end=775
+  _globals['_SHARDLAYOUT']._serialized_start=777
+  _globals['_SHARDLAYOUT']._serialized_end=844
+  _globals['_SHARDPLACEMENT']._serialized_start=846
+  _globals['_SHARDPLACEMENT']._serialized_end=934
+  _globals['_PLACEMENT']._serialized_start=936
+  _globals['_PLACEMENT']._serialized_end=1061
 # @@protoc_insertion_point(module_scope)

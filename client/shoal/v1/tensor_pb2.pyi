@@ -26,22 +26,31 @@ class _DType:
 class _DTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DType.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     DTYPE_UNSPECIFIED: _DType.ValueType  # 0
+    """Not set. It is allowed only for wire dtypes."""
     FLOAT32: _DType.ValueType  # 1
+    """Single precision."""
     FLOAT64: _DType.ValueType  # 2
+    """Double precision."""
     FLOAT16: _DType.ValueType  # 3
     """Half precision takes two bytes per element on the wire; the server keeps float32 values."""
     BFLOAT16: _DType.ValueType  # 4
+    """As FLOAT16, with the exponent of FLOAT32."""
     INT64: _DType.ValueType  # 5
     """For counters: only with aggregation SUM or LAST."""
 
-class DType(_DType, metaclass=_DTypeEnumTypeWrapper): ...
+class DType(_DType, metaclass=_DTypeEnumTypeWrapper):
+    """The type of a variable's elements."""
 
 DTYPE_UNSPECIFIED: DType.ValueType  # 0
+"""Not set. It is allowed only for wire dtypes."""
 FLOAT32: DType.ValueType  # 1
+"""Single precision."""
 FLOAT64: DType.ValueType  # 2
+"""Double precision."""
 FLOAT16: DType.ValueType  # 3
 """Half precision takes two bytes per element on the wire; the server keeps float32 values."""
 BFLOAT16: DType.ValueType  # 4
+"""As FLOAT16, with the exponent of FLOAT32."""
 INT64: DType.ValueType  # 5
 """For counters: only with aggregation SUM or LAST."""
 Global___DType: _TypeAlias = DType  # noqa: Y015
@@ -53,6 +62,7 @@ class _Aggregation:
 class _AggregationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Aggregation.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     AGGREGATION_UNSPECIFIED: _Aggregation.ValueType  # 0
+    """Not set. It is not allowed."""
     TRAINABLE: _Aggregation.ValueType  # 1
     """Pushes carry gradients, which the job's optimizer applies."""
     MEAN: _Aggregation.ValueType  # 2
@@ -66,6 +76,7 @@ class Aggregation(_Aggregation, metaclass=_AggregationEnumTypeWrapper):
     """Rule by which pushes change a variable."""
 
 AGGREGATION_UNSPECIFIED: Aggregation.ValueType  # 0
+"""Not set. It is not allowed."""
 TRAINABLE: Aggregation.ValueType  # 1
 """Pushes carry gradients, which the job's optimizer applies."""
 MEAN: Aggregation.ValueType  # 2
@@ -112,7 +123,9 @@ class Initializer(_message.Message):
     seed: _builtins.int
     """0 means a seed that is derived from the job's seed and the variable's name."""
     @_builtins.property
-    def parameters(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
+    def parameters(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """The parameters by name."""
+
     def __init__(
         self,
         *,
@@ -159,7 +172,9 @@ class Partitioner(_message.Message):
     name: _builtins.str
     """fixed_shards (count), min_size (min_bytes, max_slices), max_size (max_bytes, max_slices)."""
     @_builtins.property
-    def parameters(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
+    def parameters(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """The parameters by name."""
+
     def __init__(
         self,
         *,
@@ -176,6 +191,8 @@ Global___Partitioner: _TypeAlias = Partitioner  # noqa: Y015
 
 @_typing.final
 class Variable(_message.Message):
+    """A named dense tensor of a job."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
@@ -187,15 +204,21 @@ class Variable(_message.Message):
     name: _builtins.str
     """Unique in the job, 1 to 255 characters, printable, no NUL."""
     dtype: Global___DType.ValueType
+    """The dtype of the elements."""
     aggregation: Global___Aggregation.ValueType
+    """The rule by which pushes change the values."""
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Empty means a scalar."""
 
     @_builtins.property
-    def initializer(self) -> Global___Initializer: ...
+    def initializer(self) -> Global___Initializer:
+        """The rule for the initial values."""
+
     @_builtins.property
-    def partitioner(self) -> Global___Partitioner: ...
+    def partitioner(self) -> Global___Partitioner:
+        """The rule by which the variable is cut into slices."""
+
     def __init__(
         self,
         *,
@@ -225,8 +248,11 @@ class Slice(_message.Message):
     ROW_STOP_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     variable: _builtins.str
+    """The variable's name."""
     row_start: _builtins.int
+    """The first row."""
     row_stop: _builtins.int
+    """The end of the rows: the last row plus 1."""
     offset: _builtins.int
     """Start of the slice in its arena, in elements."""
     def __init__(
@@ -254,13 +280,15 @@ class ArenaLayout(_message.Message):
     DTYPE_FIELD_NUMBER: _builtins.int
     AGGREGATION_FIELD_NUMBER: _builtins.int
     SLICES_FIELD_NUMBER: _builtins.int
-    WIRE_FIELD_NUMBER: _builtins.int
+    WIRE_DTYPE_FIELD_NUMBER: _builtins.int
     dtype: Global___DType.ValueType
+    """The dtype of the elements."""
     aggregation: Global___Aggregation.ValueType
-    wire: Global___DType.ValueType
-    """Dtype of elements in chunks, in both directions. DTYPE_UNSPECIFIED means dtype. FLOAT16 and BFLOAT16 are allowed if
-    dtype is FLOAT32 and aggregation is TRAINABLE; the server keeps float32. Other values: INVALID_ARGUMENT,
-    BAD_REQUEST.
+    """The rule by which pushes change the values."""
+    wire_dtype: Global___DType.ValueType
+    """Dtype of elements in chunks, in both directions. DTYPE_UNSPECIFIED means the same as `dtype`. FLOAT16 and BFLOAT16
+    are allowed if `dtype` is FLOAT32 and `aggregation` is TRAINABLE; the server keeps float32. Other values:
+    INVALID_ARGUMENT, BAD_REQUEST.
     """
     @_builtins.property
     def slices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Slice]:
@@ -272,11 +300,11 @@ class ArenaLayout(_message.Message):
         dtype: Global___DType.ValueType = ...,
         aggregation: Global___Aggregation.ValueType = ...,
         slices: _abc.Iterable[Global___Slice] | None = ...,
-        wire: Global___DType.ValueType = ...,
+        wire_dtype: Global___DType.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "dtype", b"dtype", "slices", b"slices", "wire", b"wire"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "dtype", b"dtype", "slices", b"slices", "wire_dtype", b"wire_dtype"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -284,13 +312,18 @@ Global___ArenaLayout: _TypeAlias = ArenaLayout  # noqa: Y015
 
 @_typing.final
 class ShardLayout(_message.Message):
+    """The arrangement of a shard's slices in its memory."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     SHARD_FIELD_NUMBER: _builtins.int
     ARENAS_FIELD_NUMBER: _builtins.int
     shard: _builtins.int
+    """Index of the shard in its job, from 0."""
     @_builtins.property
-    def arenas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ArenaLayout]: ...
+    def arenas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ArenaLayout]:
+        """The arenas of the shard, at most one for each dtype, aggregation and wire dtype."""
+
     def __init__(
         self,
         *,
@@ -307,16 +340,21 @@ Global___ShardLayout: _TypeAlias = ShardLayout  # noqa: Y015
 
 @_typing.final
 class ShardPlacement(_message.Message):
+    """The server of one shard."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     LAYOUT_FIELD_NUMBER: _builtins.int
     SERVER_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     server: _builtins.str
-    """Member id and address (host:port) of the server that hosts the shard."""
+    """Member id of the server that hosts the shard."""
     address: _builtins.str
+    """host:port of that server."""
     @_builtins.property
-    def layout(self) -> Global___ShardLayout: ...
+    def layout(self) -> Global___ShardLayout:
+        """The layout of the shard."""
+
     def __init__(
         self,
         *,
@@ -344,10 +382,15 @@ class Placement(_message.Message):
     SHARDS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     generation: _builtins.int
+    """The number of the placement. A newer placement has a larger one."""
     @_builtins.property
-    def variables(self) -> _containers.RepeatedCompositeFieldContainer[Global___Variable]: ...
+    def variables(self) -> _containers.RepeatedCompositeFieldContainer[Global___Variable]:
+        """The variables of the job."""
+
     @_builtins.property
-    def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShardPlacement]: ...
+    def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShardPlacement]:
+        """The shards, in order of their indexes."""
+
     def __init__(
         self,
         *,

@@ -71,7 +71,7 @@ def lease_message(answer: Lease | NoRange) -> job_pb2.LeaseReply:
     """Encodes a leased range of data, or the reason why there is none."""
     match answer:
         case Lease():
-            return job_pb2.LeaseReply(range=answer.to_proto())
+            return job_pb2.LeaseReply(range=answer.to_proto(), order=answer.order)
         case NoRange.WAIT:
             return job_pb2.LeaseReply(wait=True)
         case NoRange.FINISHED:

@@ -223,7 +223,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
                 request.worker,
                 request.incarnation,
                 request.step,
-                request.through,
+                request.finished_training,
                 request.assignment,
             )
         )
@@ -260,7 +260,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
                 timings=tuple(StepTiming.from_proto(timing) for timing in request.timings),
             )
         )
-        return pb.ReportReply(stop=ack is ReportAck.DONE, enough=ack is ReportAck.STOP_AFTER_BATCH)
+        return pb.ReportReply(done=ack is ReportAck.DONE, stop_after_batch=ack is ReportAck.STOP_AFTER_BATCH)
 
     @_rpc.servicer
     def Finish(self, request: pb.FinishRequest, _: grpc.ServicerContext) -> pb.FinishReply:
@@ -268,7 +268,13 @@ class JobsService(job_pb2_grpc.JobsServicer):
         error = request.error[-MAX_ERROR_CHARACTERS:]
         self._coordinator.handle(
             events.WorkerFinished(
-                request.job, request.worker, request.incarnation, error, request.assignment, request.lost
+                request.job,
+                request.worker,
+                request.incarnation,
+                error,
+                request.assignment,
+                shards_lost=request.shards_lost,
+                trainer_failed=request.trainer_failed,
             )
         )
         return pb.FinishReply()
@@ -357,7 +363,7 @@ def _check_evaluation(request: pb.ReportEvaluationRequest) -> None:
         raise errors.BadRequest(f"{what} has {len(values)} values; at most {limits.METRICS}")
     for name in values:
         if not is_name(name):
-            raise errors.BadRequest(f"{what} has a value named {name!r:.80}; name it by {NAMES}")
+            raise errors.BadRequest(f"{what} has a value named {name!r:.80}; a name must be {NAMES}")
 
 
 def _check_report(request: pb.ReportRequest) -> None:

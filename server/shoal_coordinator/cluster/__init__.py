@@ -1,10 +1,11 @@
 """The cluster machine: members, jobs, scheduling, placement, draining and pending effects. Pure: no clock, no I/O.
 
 `Cluster.handle(event, now)` is the only way to change its state. `job` holds the state machine of one job, and
-`effects` carries out the effects. The shell, `persistence` and the packages above them may import this package. Of the
-coordinator it imports only `job` and `messages`.
+`effects` carries out the effects. The shell, `persistence` and the packages above them may import this package. It
+imports no other package of the coordinator than `job` and `messages`.
 """
 
+from shoal_coordinator.cluster.expiry_breaker import ExpiryHold
 from shoal_coordinator.cluster.machine import Cluster
 from shoal_coordinator.cluster.membership import DEAD_KEPT_S, Member
 from shoal_coordinator.cluster.placement import Candidate, EvenPlacement, PlacementPolicy, assign_shards, plan_shards
@@ -19,6 +20,7 @@ __all__ = [
     "ClusterPolicy",
     "ClusterSnapshot",
     "EvenPlacement",
+    "ExpiryHold",
     "Member",
     "PlacementPolicy",
     "assign_shards",

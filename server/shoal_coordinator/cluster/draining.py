@@ -1,9 +1,9 @@
 """Draining of servers: their jobs are saved and restart on other servers, or on the same ones after they return. Pure.
 
 A job with shards on a draining server takes a last checkpoint, after which servers commit no pushes. It restarts from
-that checkpoint when the checkpoint is complete. If an attempt fails, the job trains on and tries again while the server
-waits. The server leaves when no job depends on it, or when its grace period ends; the latter is an ordinary loss of
-shards. `membership` knows how long the server is expected back.
+that checkpoint when the checkpoint is complete. If an attempt fails, the job continues to train and tries again while
+the server waits. The server leaves when no job depends on it, or when its grace period ends. If the grace period ends
+first, the jobs have lost shards, as in a crash. `membership` knows until when the server is expected to return.
 """
 
 from collections.abc import Callable, Iterable
@@ -61,8 +61,13 @@ class DrainCoordinator:
             self._place_again(job, now)
         elif job.state is not JobState.RUNNING:  # it has not trained since its shards were created
             self._restart(job, now)
-        elif not job.checkpoint_in_progress and not job.closing:
+        elif not job.checkpoint_in_progress and not job.all_workers_finished:
             self._save(job, now, now)
+
+    def resume(self, job: JobMachine, now: float) -> None:
+        """Starts saving a job if that is not done yet: servers may have begun to drain without checkpoint storage."""
+        if not job.awaits_checkpoint:
+            self.begin(job, now)
 
     def checkpoint_ended(self, job: JobMachine, now: float, *, last: bool) -> None:
         """Restarts a job from a checkpoint, or tries to save it again.
@@ -72,7 +77,7 @@ class DrainCoordinator:
             now: seconds of Unix time.
             last: whether the checkpoint is complete and no push was committed after it.
         """
-        if not self.of(job) or job.closing:
+        if not self.of(job) or job.all_workers_finished:
             return
         if last:
             self._restart(job, now, job.newest_checkpoint)

@@ -6,19 +6,19 @@ assigns workers to jobs whenever members or jobs have changed.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from shoal import errors
-from shoal._wire import Cursor, Placement
+from shoal._wire import Cursor
 from shoal.job import Job
 from shoal.status import ClusterStatus, JobStatus, Role
 from shoal_coordinator.cluster.dirty_records import DirtyRecords
 from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.membership import RETURN_S, Member, Membership
-from shoal_coordinator.cluster.outcome_handler import OutcomeHandler
+from shoal_coordinator.cluster.outcome_handler import OutcomeHandler, lost_shards
 from shoal_coordinator.cluster.pending_effects import PendingEffects
 from shoal_coordinator.cluster.policy import ClusterPolicy
 from shoal_coordinator.cluster.scheduler import Scheduler
@@ -134,12 +134,12 @@ class Cluster:
         return cluster
 
     def _resume(self, now: float) -> None:
-        """Makes the decisions that follow from a restore alone."""
-        for job in self._jobs.values():
-            job.validate()  # before any decision depends on it
-        # The policy may have changed: without checkpoint storage, no job waits for its last checkpoint.
+        """Makes the decisions that follow from a restore alone. The policy may be another one than before."""
+        for job in self._jobs.values():  # before any decision depends on them
+            job.validate()
         for job in self._jobs.live:
             self._emit(job.end_when_saved(now))
+            self._outcomes.draining.resume(job, now)
         self._schedule(now)
         self._effects.clear()  # they are pending, like all others
 
@@ -167,8 +167,8 @@ class Cluster:
         )
 
     @property
-    def members(self) -> Iterable[Member]:
-        """All remembered members, in order of id."""
+    def members(self) -> Membership:
+        """All remembered members, in order of id. For reading only."""
         return self._members
 
     def find_member(self, member: str) -> Member | None:
@@ -206,6 +206,11 @@ class Cluster:
         member = self._members.find(server.member)
         reachable = member is not None and member.alive and member.registration.address == server.address
         return reachable and self._pending_effects.find(effect) is not None
+
+    @property
+    def event_kinds(self) -> Collection[type[events.ClusterEvent[Any]]]:
+        """The kinds of events that `handle` takes."""
+        return self._handlers.keys()
 
     def job(self, name: str) -> JobMachine:
         """Returns a job by name, for reading.
@@ -256,18 +261,20 @@ class Cluster:
 
     # Members.
 
-    def _time_passed(self, _: events.TimePassed, now: float) -> dict[str, Role]:
+    def _time_passed(self, event: events.TimePassed, now: float) -> dict[str, Role]:
+        self._members.breaker.heartbeats_delayed(event.heartbeat_wait_s, event.refused_heartbeats, now)
         self._expire(now)
-        live = self._jobs.live
-        for job in live:
+        waiting = self._worker_requests.end_hung(now)
+        for job in self._jobs.live:
             self._emit(job.checkpoint_when_due(now))
-        if any(job.unplaced is not None for job in live):  # unplaced jobs may wait for a time
+            waiting = waiting or job.unplaced is not None or job.has_quarantines  # perhaps for a time
+        if waiting:
             self._schedule(now)
         dead, self._dead = self._dead, {}
         return dead
 
     def _registration_received(self, event: events.RegistrationReceived, now: float) -> RegisterResult:
-        self._expire(now)
+        self._expire(now, event.registration.member)
         member = self._members.register(event.registration, now)
         self._schedule(now)
         return RegisterResult(member.incarnation)
@@ -293,13 +300,12 @@ class Cluster:
             self._schedule(now)
         return tuple(job.ref.name for job in self._jobs.live if member.id in draining.of(job))
 
-    def _expire(self, now: float) -> None:
+    def _expire(self, now: float, claimed: str = "") -> None:
         paused_s, self._expired_at = now - self._expired_at, now
         if paused_s > self._policy.heartbeat_timeout_s / 2:
             # This process was stopped or starved, so the missing heartbeats do not mean that members died.
             self._members.extend_timeouts(paused_s)
-        dead = self._members.expire(now)
-        for member in dead:
+        for member in (dead := self._members.expire(now, claimed)):
             self._dead[member.id] = member.role
             self._lose(member, now)
         if dead:
@@ -311,7 +317,7 @@ class Cluster:
         if member.role is Role.SERVER:
             for job in self._jobs.live:
                 if job.placement and any(server.member == member.id for server in job.servers):
-                    lost = f"{_lost_shards(member.id, job.placement)}{job.advice}"
+                    lost = f"{lost_shards(member.id, job.placement)}{job.advice}"
                     self._outcomes.lose_shards(job, lost, now, announced=member.draining)
 
     # Jobs, as users see them.
@@ -359,8 +365,6 @@ class Cluster:
         if requested and not self._policy.checkpoints:
             raise errors.InvalidJob(f"job {spec.name} needs checkpoints, but {NO_STORAGE}", job=spec.name)
 
-    # Helpers.
-
     def _schedule(self, now: float) -> None:
         """Runs the scheduler, and forgets the oldest ended jobs. Repeating it changes nothing."""
         self._scheduler.schedule(now)
@@ -392,9 +396,3 @@ class Cluster:
                     self._effects.append(self._pending_effects.add(replace(effect, servers=servers)))
             else:
                 self._effects.append(self._pending_effects.add(effect))
-
-
-def _lost_shards(server: str, placement: Placement) -> str:
-    numbers = [str(shard.layout.shard) for shard in placement.shards if shard.server == server]
-    what = f"shard{'s' * (len(numbers) > 1)} {', '.join(numbers)}"
-    return f"server {server} is gone, and with it the only replica of {what}"

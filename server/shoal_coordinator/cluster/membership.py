@@ -2,8 +2,8 @@
 
 A member that sends no heartbeat for the heartbeat timeout is dead, and its incarnation never returns; a process that
 comes back gets a new incarnation. If a process is killed and restarted at once under its old id, registration is
-refused until the old heartbeat timeout has expired, because the old process may still be alive. The process retries,
-for at most one timeout.
+refused until the old heartbeat timeout has expired, because the coordinator cannot know that the old process is dead.
+The new process retries, for at most one timeout.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from shoal import errors
 from shoal.status import MemberStatus, Role, ServerLoad
 from shoal.v1 import state_pb2
+from shoal_coordinator.cluster.expiry_breaker import ExpiryBreaker
 from shoal_coordinator.messages import Registration
 
 MAX_MEMBERS = 100_000
@@ -111,6 +112,7 @@ class Membership:
 
     Attributes:
         incarnation: the last incarnation that was used, for any member. A forgotten id never gets an old number again.
+        breaker: holds expiry back while heartbeats may not be heard.
     """
 
     def __init__(
@@ -119,8 +121,8 @@ class Membership:
         self._heartbeat_timeout_s, self._return_s = heartbeat_timeout_s, return_s
         self._changed = changed
         self._members: dict[str, Member] = {}
-
         self.incarnation = 0
+        self.breaker = ExpiryBreaker(heartbeat_timeout_s)
 
     def restore(self, members: Iterable[Member], incarnation: int, now: float) -> None:
         """Restores the members that an earlier coordinator knew. All heartbeat timeouts start now.
@@ -135,6 +137,9 @@ class Membership:
             if member.alive:
                 member.last_seen = now + max(0.0, RETURN_S - self._heartbeat_timeout_s)
             self._members[member.id] = member
+            if member.last_seen > now and not member.alive:  # the clock has gone back
+                member.last_seen = now
+                self._changed(member.id)
 
     def __iter__(self) -> Iterator[Member]:
         """Iterates over all remembered members, dead or alive, in order of id."""
@@ -267,9 +272,18 @@ class Membership:
         self._mark_dead([known], now)
         return known
 
-    def expire(self, now: float) -> list[Member]:
-        """Marks members as dead after the heartbeat timeout, and returns them. Forgets members that died long ago."""
-        silent = [member for member in self if member.alive and now - member.last_seen > self._heartbeat_timeout_s]
+    def expire(self, now: float, claimed: str = "") -> list[Member]:
+        """Marks members as dead after the heartbeat timeout, and returns them. Forgets members that died long ago.
+
+        Args:
+            now: seconds of Unix time.
+            claimed: an id for which a process registers. That process reached the coordinator, so `breaker` does not
+                hold back the expiry of this id.
+        """
+        alive = [member for member in self if member.alive]
+        silent = [member for member in alive if now - member.last_seen > self._heartbeat_timeout_s]
+        if not self.breaker.may_expire([member.last_seen for member in alive], now):
+            silent = [member for member in silent if member.id == claimed]
         self._mark_dead(silent, now)
         return silent
 

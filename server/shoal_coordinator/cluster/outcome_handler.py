@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from shoal import errors
+from shoal._wire import Placement
 from shoal.status import SavedCheckpoint
 from shoal_coordinator.cluster.draining import DrainCoordinator
 from shoal_coordinator.cluster.job_table import JobTable
@@ -64,6 +65,7 @@ class OutcomeHandler:
             events.CheckpointsScanned: self._checkpoints_scanned,
             events.CutHeld: self._cut_held,
             events.CutTaken: self._cut_taken,
+            events.CheckpointPublished: self._checkpoint_published,
             events.CheckpointCommitted: self._checkpoint_committed,
             events.CheckpointFailed: self._checkpoint_failed,
         }
@@ -116,7 +118,7 @@ class OutcomeHandler:
 
     def _effect_failed(self, event: events.EffectFailed, now: float) -> None:
         if job := self._job_of_outcome(event):
-            if event.lost:
+            if event.shards_lost:
                 self.lose_shards(job, event.reason, now)
             else:
                 self._emit(job.fail(event.reason, now))
@@ -138,7 +140,17 @@ class OutcomeHandler:
         if job := self._job_of_outcome(event):
             self._emit(job.cut_taken(event))
 
+    def _checkpoint_published(self, event: events.CheckpointPublished, _: float) -> bool:
+        job = self._jobs.find_live(event.job)
+        if job is None or self._pending_effects.find(event.effect) is None:
+            return False
+        job.checkpoint_published(event)
+        return True
+
     def _checkpoint_committed(self, event: events.CheckpointCommitted, now: float) -> None:
+        live = self._jobs.find_live(event.job)
+        if live and self._pending_effects.find(event.effect) is None:  # abandoned, after older ones were removed
+            live.checkpoints_removed(event.removed)
         if job := self._job_of_outcome(event):
             self._emit(job.checkpoint_committed(event, now))
             self.draining.checkpoint_ended(job, now, last=event.last)
@@ -146,7 +158,7 @@ class OutcomeHandler:
 
     def _checkpoint_failed(self, event: events.CheckpointFailed, now: float) -> None:
         if job := self._job_of_outcome(event):
-            if event.lost and job.can_restart:
+            if event.shards_lost and job.can_restart:
                 self.lose_shards(job, event.reason, now)
             else:
                 self._emit(job.checkpoint_failed(event.reason, now))
@@ -156,3 +168,10 @@ class OutcomeHandler:
     def _job_of_outcome(self, event: AnyOutcome) -> JobMachine | None:
         """Ends the effect, and returns its live job; None if the job has ended or the effect was abandoned."""
         return self._jobs.find_live(event.job) if self._pending_effects.end(event.effect) else None
+
+
+def lost_shards(server: str, placement: Placement) -> str:
+    """Returns why a job has lost shards, after the server that held them is gone."""
+    numbers = [str(shard.layout.shard) for shard in placement.shards if shard.server == server]
+    what = f"shard{'s' * (len(numbers) > 1)} {', '.join(numbers)}"
+    return f"server {server} is gone, and with it the only replica of {what}"

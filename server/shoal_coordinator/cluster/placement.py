@@ -22,8 +22,11 @@ from shoal.variables import Variable
 
 # Several shards for each server, so that shards can move when servers join or leave.
 _SHARDS_PER_SERVER = 4
-# Each shard costs bookkeeping in every step, and a smaller one is not worth moving.
+# A smaller shard is not worth moving.
 _SMALLEST_SHARD_BYTES = 1 << 20
+# A job with at most so many bytes of variables gets one shard, so one server, unless it asks for more. Its push is then
+# one call instead of two for each server, and below this size the calls cost more than the bytes.
+SMALL_JOB_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -40,14 +43,14 @@ class PlacementPolicy(ABC):
 
     @abstractmethod
     def assign(
-        self, layouts: Sequence[ShardLayout], servers: Sequence[Candidate], home: Sequence[str] = ()
+        self, layouts: Sequence[ShardLayout], servers: Sequence[Candidate], previous_servers: Sequence[str] = ()
     ) -> tuple[ShardPlacement, ...]:
         """Assigns each shard to a server.
 
         Args:
             layouts: the shards.
             servers: all live servers that may take shards.
-            home: by shard, the server that held it before; empty if none did.
+            previous_servers: by shard, the server that held it before; empty if none did.
 
         Returns:
             The placement of each shard, in the order of `layouts`.
@@ -62,9 +65,9 @@ class EvenPlacement(PlacementPolicy):
     """Spreads each job over all servers, evenly by wire bytes: see `assign_shards`."""
 
     def assign(
-        self, layouts: Sequence[ShardLayout], servers: Sequence[Candidate], home: Sequence[str] = ()
+        self, layouts: Sequence[ShardLayout], servers: Sequence[Candidate], previous_servers: Sequence[str] = ()
     ) -> tuple[ShardPlacement, ...]:
-        return assign_shards(layouts, servers, home)
+        return assign_shards(layouts, servers, previous_servers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ class _Piece:
     variable: Variable
     row_start: int
     row_stop: int
-    wire: np.dtype
+    wire_dtype: np.dtype
 
     @property
     def elements(self) -> int:
@@ -83,12 +86,18 @@ class _Piece:
 
     @property
     def nbytes(self) -> int:
-        return self.elements * self.wire.itemsize
+        return self.elements * self.wire_dtype.itemsize
 
 
 def default_shards(servers: int, variables: Iterable[Variable]) -> int:
-    """Returns the default number of shards: four for each server, or one if they would be small."""
+    """Returns the default number of shards: one to four for each server, the more the larger the variables are.
+
+    A job whose variables take at most SMALL_JOB_BYTES in all, none with a partitioner, gets a single shard.
+    """
+    variables = list(variables)
     nbytes = sum(math.prod(variable.shape) * variable.dtype.itemsize for variable in variables)
+    if nbytes <= SMALL_JOB_BYTES and all(variable.partitioner is None for variable in variables):
+        return 1
     return servers * min(_SHARDS_PER_SERVER, max(1, nbytes // (servers * _SMALLEST_SHARD_BYTES)))
 
 
@@ -127,7 +136,7 @@ def plan_shards(
 
 
 def assign_shards(
-    layouts: Sequence[ShardLayout], servers: Sequence[Candidate], home: Sequence[str] = ()
+    layouts: Sequence[ShardLayout], servers: Sequence[Candidate], previous_servers: Sequence[str] = ()
 ) -> tuple[ShardPlacement, ...]:
     """Assigns shards to servers, evenly by wire bytes.
 
@@ -138,8 +147,8 @@ def assign_shards(
         layouts: the shards.
         servers: all live servers. Ties in the job's bytes go to the server with fewer of its shards, then to the one
             with fewer bytes of other jobs, then to the first by name.
-        home: by shard, the server that held it before. If all of them are live, and no other placement is more even,
-            each shard returns to its own.
+        previous_servers: by shard, the server that held it before. If all of them are live, and no other placement is
+            more even, each shard returns to its own.
 
     Returns:
         The placement of each shard, in the order of `layouts`.
@@ -157,25 +166,28 @@ def assign_shards(
         taken, count, others, name, index = loads[0]
         heapq.heapreplace(loads, (taken + layout.nbytes, count + 1, others, name, index))
         chosen[layout.shard] = servers[index]
-    chosen = _at_home(layouts, servers, home, fullest=max((load for load, *_ in loads), default=0)) or chosen
+    chosen = (
+        _on_previous_servers(layouts, servers, previous_servers, fullest=max((load for load, *_ in loads), default=0))
+        or chosen
+    )
     return tuple(
         ShardPlacement(layout, chosen[layout.shard].server, chosen[layout.shard].address) for layout in layouts
     )
 
 
-def _at_home(
-    layouts: Sequence[ShardLayout], servers: Sequence[Candidate], home: Sequence[str], *, fullest: int
+def _on_previous_servers(
+    layouts: Sequence[ShardLayout], servers: Sequence[Candidate], previous_servers: Sequence[str], *, fullest: int
 ) -> dict[int, Candidate] | None:
     """Returns the placement on the previous servers; None if one is gone, or if that placement is less even."""
     live = {server.server: server for server in servers}
-    if len(home) != len(layouts) or not all(name in live for name in home):
+    if len(previous_servers) != len(layouts) or not all(name in live for name in previous_servers):
         return None
     loads: Counter[str] = Counter()
     for layout in layouts:
-        loads[home[layout.shard]] += layout.nbytes
+        loads[previous_servers[layout.shard]] += layout.nbytes
     if max(loads.values(), default=0) > fullest:
         return None
-    return {layout.shard: live[home[layout.shard]] for layout in layouts}
+    return {layout.shard: live[previous_servers[layout.shard]] for layout in layouts}
 
 
 def _lay_out(shard: int, pieces: Sequence[_Piece]) -> ShardLayout:
@@ -190,5 +202,5 @@ def _lay_out(shard: int, pieces: Sequence[_Piece]) -> ShardLayout:
             Slice(piece.name, piece.row_start, piece.row_stop, offset)
             for piece, offset in zip(members, offsets, strict=True)
         )
-        arenas.append(ArenaLayout(dtype, aggregation, slices, elements, members[0].wire))
+        arenas.append(ArenaLayout(dtype, aggregation, slices, elements, members[0].wire_dtype))
     return ShardLayout(shard, tuple(arenas))

@@ -58,13 +58,13 @@ class Scheduler:
         workers = self._members.alive(Role.WORKER)
         idle = [worker for worker in workers if self._jobs.find_of(worker.id) is None]
         for job in self._jobs.live:
-            self._staff(job, idle, len(workers), now)
+            self._staff(job, idle, workers, now)
         for job in self._jobs.live:  # extra workers, after all jobs have those that they need
             while job.openings and self._send(idle, job, now):
                 pass
         idling = sum(self._jobs.find_of(worker.id) is None for worker in workers)
         for job in self._jobs.live:
-            missing = [_missing_workers(job, idling), job.storage_waited_for]
+            missing = [_missing_workers(job, idling), job.storage_waited_for, job.quarantine_note(now)]
             if job.unplaced is not None:
                 missing.append(self._place(job, now))
             if not job.ended:
@@ -82,13 +82,13 @@ class Scheduler:
         self._counted()
         job.enrol(member.id, member.incarnation, self.assignments, now)
 
-    def _staff(self, job: JobMachine, idle: list[Member], workers: int, now: float) -> None:
+    def _staff(self, job: JobMachine, idle: list[Member], workers: list[Member], now: float) -> None:
         """Assigns idle workers to a job, or reserves them for it."""
         needed = job.spec.fewest_workers
         if job.spec.is_session:
             return
-        if job.state is JobState.PENDING and len(idle) < needed:
-            if needed <= workers:
+        if job.state is JobState.PENDING and sum(not job.is_quarantined(it.id, now) for it in idle) < needed:
+            if needed <= sum(not job.is_quarantined(it.id, now) for it in workers):
                 idle.clear()  # reserve them for this job until enough of the busy ones are idle
             return
         while job.vacancies and self._send(idle, job, now):
@@ -96,7 +96,8 @@ class Scheduler:
 
     def _send(self, idle: list[Member], job: JobMachine, now: float) -> bool:
         """Assigns an idle worker that has not finished the job yet; returns False if there is none."""
-        member = next((member for member in idle if not job.is_finished(member.id)), None)
+        free = (it for it in idle if not (job.is_finished(it.id) or job.is_quarantined(it.id, now)))
+        member = next(free, None)
         if member is None:
             return False
         idle.remove(member)
@@ -117,8 +118,8 @@ class Scheduler:
         candidates = [Candidate(server.id, server.registration.address, held[server.id]) for server in servers]
         try:
             count = job.spec.shards or default_shards(len(servers), variables.values())
-            layouts = plan_shards(variables, count, np.dtype(job.spec.wire))
-            shards = self._placement.assign(layouts, candidates, job.home)
+            layouts = plan_shards(variables, count, np.dtype(job.spec.wire_dtype))
+            shards = self._placement.assign(layouts, candidates, job.previous_servers)
         except errors.ShoalError as error:
             self._emit(job.fail(f"its variables cannot be placed: {error.message}", now))
             return ""
@@ -141,12 +142,12 @@ def _restarting(expected: Mapping[str, float]) -> str:
     if not expected:
         return ""
     servers = (
-        f"server {next(iter(expected))}, which restarts"
+        f"server {next(iter(expected))} to restart"
         if len(expected) == 1
-        else f"servers {', '.join(expected)}, which restart"
+        else f"servers {', '.join(expected)} to restart"
     )
     until = max(expected.values())
-    at_most = f" (until {time.strftime('%H:%M:%S', time.gmtime(until))} UTC at most)" if until else ""
+    at_most = f" (until {time.strftime('%H:%M:%S', time.gmtime(until))} UTC at the latest)" if until else ""
     return f"waiting for {servers}{at_most}"
 
 

@@ -1,6 +1,7 @@
 """Handling of events from workers about their jobs: entry, leases, evaluations, reports and the end (no I/O)."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from shoal import errors
@@ -10,7 +11,7 @@ from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.membership import Member, Membership
 from shoal_coordinator.cluster.outcome_handler import OutcomeHandler
 from shoal_coordinator.cluster.scheduler import Scheduler
-from shoal_coordinator.job import JobMachine
+from shoal_coordinator.job import JobMachine, QuarantineReason
 from shoal_coordinator.messages import DescribeResult, Effect, JoinResult, events
 
 
@@ -70,18 +71,18 @@ class WorkerRequests:
                 self._schedule(now)  # the job may run now, and extra workers may join
         return job.joined(event.worker)
 
-    def _lease_requested(self, event: events.LeaseRequested, _: float) -> Lease | NoRange:
+    def _lease_requested(self, event: events.LeaseRequested, now: float) -> Lease | NoRange:
         self._members.check(event.worker, event.incarnation)
         job = self._jobs.named(event.job)
         has_part = job.has_part(event.worker, event.assignment)
-        return job.lease(event.worker, event.done) if has_part else NoRange.FINISHED
+        return job.lease(event.worker, event.done, now) if has_part else NoRange.FINISHED
 
     def _evaluation_claimed(self, event: events.EvaluationClaimed, _: float) -> EvaluationClaim:
         self._members.check(event.worker, event.incarnation)
         job = self._jobs.named(event.job)
         if not job.has_part(event.worker, event.assignment):
             return EvaluationClaim(stop=True)
-        return job.claim_evaluation(event.worker, event.step, through=event.through)
+        return job.claim_evaluation(event.worker, event.step, finished_training=event.finished_training)
 
     def _evaluation_reported(self, event: events.EvaluationReported, now: float) -> EvaluationAck:
         self._members.check(event.worker, event.incarnation)
@@ -106,7 +107,12 @@ class WorkerRequests:
         job = self._jobs.named(event.job)
         if not job.has_part(event.worker, event.assignment):
             return
-        if not (event.lost and job.can_restart):
+        if event.trainer_failed and self._has_others(job, event.worker, now):
+            reason = _last_line(event.error)
+            self._end(
+                job, event.worker, partial(job.quarantine, event.worker, QuarantineReason.CRASHED, reason, now), now
+            )
+        elif not (event.shards_lost and job.can_restart):
             self._emit(job.finish(event.worker, event.error, now))
         elif job.placement:
             reason = f"worker {event.worker} found its shards gone: {_last_line(event.error)}"
@@ -114,6 +120,27 @@ class WorkerRequests:
         else:  # the job has restarted meanwhile, and this worker had its earlier shards
             self._emit(job.lose(event.worker, now))
         self._schedule(now)
+
+    def end_hung(self, now: float) -> bool:
+        """Ends the incarnations of workers that others wait for in vain; returns whether there were any."""
+        ended = False
+        for job in self._jobs.live:
+            workers, why = job.hung_workers(now)
+            for worker in workers:
+                others = self._has_others(job, worker, now)
+                self._end(job, worker, partial(job.lose_hung, worker, why, now, others=others), now)
+                ended = True
+        return ended
+
+    def _has_others(self, job: JobMachine, worker: str, now: float) -> bool:
+        """Returns whether a worker besides this one may take a part in a job, now or when it is idle."""
+        others = (member for member in self._members.alive(Role.WORKER) if member.id != worker)
+        return not job.spec.is_session and any(not job.is_quarantined(member.id, now) for member in others)
+
+    def _end(self, job: JobMachine, worker: str, lose: Callable[[], Iterable[Effect]], now: float) -> None:
+        """Ends a worker's incarnation. Its daemon registers again, which ends the trainer; servers know the new one."""
+        self._members.leave(worker, job.workers[worker], now)
+        self._emit(lose())
 
     def _ensure_assignment(self, member: Member, job: JobMachine, assignment: int, now: float) -> None:
         """Checks that a member has an assignment in a job that has not ended. A session gets one by asking for it."""

@@ -16,6 +16,7 @@ from shoal_coordinator.effects import checkpoint_cut
 from shoal_coordinator.effects.server_calls import ServerCalls
 from shoal_coordinator.messages import (
     CheckpointCommitted,
+    CheckpointPublished,
     CheckpointsScanned,
     CommitCheckpoint,
     ScanCheckpoints,
@@ -39,13 +40,22 @@ def scan(effect: ScanCheckpoints, catalogue: Catalogue) -> CheckpointsScanned:
     return CheckpointsScanned(effect.job, largest, effect=effect.number)
 
 
-def commit(effect: CommitCheckpoint, calls: ServerCalls, catalogue: Catalogue) -> CheckpointCommitted:
+def commit(
+    effect: CommitCheckpoint,
+    calls: ServerCalls,
+    catalogue: Catalogue,
+    published: Callable[[CheckpointPublished], bool],
+) -> CheckpointCommitted:
     """Waits until all files of a cut are written, writes the manifest, and removes expired checkpoints.
+
+    Nothing is removed before the coordinator durably knows the new checkpoint. Otherwise a job that loses its shards at
+    that moment would restart from a checkpoint that is being removed.
 
     Args:
         effect: The checkpoint to commit.
         calls: The calls to servers.
         catalogue: The cluster's checkpoints.
+        published: Makes the new checkpoint durable in the job's record. Returns whether older ones may be removed.
 
     Returns:
         The outcome, with the numbers of the checkpoints that were removed.
@@ -69,8 +79,10 @@ def commit(effect: CommitCheckpoint, calls: ServerCalls, catalogue: Catalogue) -
             raise
     saved = SavedCheckpoint(cut.number, cut.step, manifest.nbytes, cut.time)
     policy = effect.spec.checkpoints or CheckpointPolicy()
-    removed = _tidy(lambda: _retain(catalogue, job, cut.number, policy, lambda: _best(effect, catalogue))) or ()
     best = effect.best.number if effect.best else 0
+    removed: tuple[int, ...] = ()
+    if published(CheckpointPublished(effect.number, effect.job, saved, best)):
+        removed = _tidy(lambda: _retain(catalogue, job, cut.number, policy, lambda: _best(effect, catalogue))) or ()
     return CheckpointCommitted(effect.job, saved, removed, best, last=bool(cut.held_by), effect=effect.number)
 
 

@@ -1,8 +1,10 @@
 """The effect runner: threads that carry out the cluster machine's effects, in order for each job, with retries.
 
-`shoal_coordinator.coordinator` feeds events to the machine and passes its effects to this module, whose outcomes are
-events again. An effect ends when the machine has handled its outcome. If the coordinator dies before that, the next one
-repeats the effect. In each queue, only the first pending effect can have been carried out before.
+`shoal_coordinator.coordinator` feeds events to the machine and passes its effects to this module. The machine receives
+the outcome of an effect as an event, and the effect ends when the machine has handled this event. If the coordinator
+dies before that, the next one repeats the effect. Each job has a queue of effects, and another one for its slow
+effects. The effects of a queue run one after the other. So when a coordinator dies, only the first pending effect of
+each queue can have been carried out already, in whole or in part.
 """
 
 import threading
@@ -20,6 +22,7 @@ from shoal_coordinator.effects import checkpoint_commit, checkpoint_cut, checkpo
 from shoal_coordinator.effects.server_calls import ServerCalls
 from shoal_coordinator.messages import (
     AdmitWorker,
+    CheckpointPublished,
     CommitCheckpoint,
     CreateShards,
     CutHeld,
@@ -61,6 +64,10 @@ class EffectHost(Protocol):
 
     def report(self, outcome: Report) -> None:
         """Handles an outcome, and returns when it is durable."""
+        ...
+
+    def published(self, event: CheckpointPublished) -> bool:
+        """Records a complete checkpoint, and returns when that is durable, and whether older ones may be removed."""
         ...
 
     def held(self, event: CutHeld) -> HoldResult:
@@ -159,13 +166,15 @@ class EffectRunner:
                 case DropShards():
                     outcome = events.EffectDone(effect=effect.number)
                 case ScanCheckpoints() | TakeCut() | CommitCheckpoint():
-                    lost = isinstance(error, errors.SHARDS_LOST)
-                    outcome = events.CheckpointFailed(effect.job, text, lost, effect=effect.number)
+                    shards_lost = isinstance(error, errors.SHARDS_LOST)
+                    outcome = events.CheckpointFailed(effect.job, text, shards_lost, effect=effect.number)
                 case CreateShards() if isinstance(error, errors.StorageFailed):
                     outcome = events.RestoreDeferred(effect.job, text, effect=effect.number)
                 case _:
-                    lost = isinstance(error, _AWAY)
-                    outcome = events.EffectFailed(effect.job, f"{_doing(effect)}: {text}", lost, effect=effect.number)
+                    shards_lost = isinstance(error, _AWAY)
+                    outcome = events.EffectFailed(
+                        effect.job, f"{_doing(effect)}: {text}", shards_lost, effect=effect.number
+                    )
         if not done or isinstance(effect, CommitCheckpoint):
             self._checkpoint_traces.end(_checkpoint_of(effect))
         self._count(kind, done)
@@ -194,7 +203,7 @@ class EffectRunner:
                 held = CutHeld(effect.job)
                 return checkpoint_cut.take_cut(effect, calls, lambda: self._host.held(held))
             case CommitCheckpoint():
-                return checkpoint_commit.commit(effect, calls, self._checkpoints)
+                return checkpoint_commit.commit(effect, calls, self._checkpoints, self._host.published)
         return events.EffectDone(effect=effect.number)
 
     @property

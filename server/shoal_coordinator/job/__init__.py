@@ -2,16 +2,16 @@
 
 `JobMachine` changes a job, and `JobView` is the part of it that other packages read; neither shows the owners behind
 it. `cluster` assigns workers and places shards. Each owner converts its own state to a message of `state.proto`, which
-`persistence` stores. `cluster` and the packages above it may import this package. Of the coordinator it imports only
-`messages`.
+`persistence` stores. `cluster` and the packages above it may import this package. It imports no other package of the
+coordinator than `messages`.
 """
 
 from shoal_coordinator.job.checkpoint_schedule import NO_STORAGE
-from shoal_coordinator.job.counters import JobCounters, RestartReason
+from shoal_coordinator.job.counters import JobCounters, QuarantineReason, RestartReason
 from shoal_coordinator.job.ledger import Ledger, default_range_size
 from shoal_coordinator.job.machine import JobMachine
-from shoal_coordinator.job.parts import Submission
 from shoal_coordinator.job.snapshot import JobSnapshot
+from shoal_coordinator.job.submission import Submission
 
 __all__ = [
     "NO_STORAGE",
@@ -19,6 +19,7 @@ __all__ = [
     "JobMachine",
     "JobSnapshot",
     "Ledger",
+    "QuarantineReason",
     "RestartReason",
     "Submission",
     "default_range_size",

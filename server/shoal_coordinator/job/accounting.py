@@ -107,7 +107,7 @@ class Accounting:
     def restore_from(self, saved: JobSnapshot) -> None:
         """Restores the accounts from a job's records."""
         self.ledger = Ledger.from_proto(saved.ledger, self.ledger_changed) if saved.ledger else None
-        self.progress_totals = ProgressTotals.from_proto(saved.tally)
+        self.progress_totals = ProgressTotals.from_proto(saved.progress_totals)
 
     def ledger_changed(self) -> None:
         """Marks the ledger's record as changed."""

@@ -6,7 +6,7 @@ that of a best evaluation or the final one, is tried again if it fails. `JobMach
 a whole.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from shoal import errors
@@ -17,9 +17,10 @@ from shoal.status import Evaluation, SavedCheckpoint
 from shoal_coordinator.job.checkpoint_schedule import NO_STORAGE, CheckpointSchedule
 from shoal_coordinator.job.evaluation_schedule import EvaluationSchedule
 from shoal_coordinator.job.owners import Owners
-from shoal_coordinator.job.parts import Submission
+from shoal_coordinator.job.submission import Submission
 from shoal_coordinator.messages import (
     CheckpointCommitted,
+    CheckpointPublished,
     CommitCheckpoint,
     CutTaken,
     Effect,
@@ -85,6 +86,11 @@ class CheckpointCoordinator:
         return self.evaluation_schedule is not None and self.evaluation_schedule.owes
 
     @property
+    def has_evaluator(self) -> bool:
+        """Whether a worker evaluates now."""
+        return self.evaluation_schedule is not None and self.evaluation_schedule.has_evaluator
+
+    @property
     def latest(self) -> Evaluation | None:
         """The latest evaluation; None if there was none."""
         return self.evaluation_schedule.latest if self.evaluation_schedule else None
@@ -96,13 +102,13 @@ class CheckpointCoordinator:
 
     # Evaluations.
 
-    def claim_evaluation(self, worker: str, step: int, *, through: bool) -> EvaluationClaim:
+    def claim_evaluation(self, worker: str, step: int, *, finished_training: bool) -> EvaluationClaim:
         """Gives a worker the evaluation that is due at its step, unless another worker has it.
 
         Args:
             worker: id of the worker.
             step: its step.
-            through: whether only the final evaluation is left for it to do.
+            finished_training: whether only the final evaluation is left for it to do.
 
         Returns:
             The evaluation to do, if any, and whether the worker has to stop.
@@ -112,7 +118,8 @@ class CheckpointCoordinator:
         own = self._worker_group.active[worker].assignment
         others = self._worker_group.assignments - {own}
         return EvaluationClaim(
-            self.evaluation_schedule.claim(own, step, others, through=through), stop=bool(self.stopping)
+            self.evaluation_schedule.claim(own, step, others, finished_training=finished_training),
+            stop=bool(self.stopping),
         )
 
     def lacks(self, result: Evaluation) -> str:
@@ -214,12 +221,21 @@ class CheckpointCoordinator:
         keep = (evaluation_schedule.kept,) if evaluation_schedule and evaluation_schedule.kept else ()
         return [CommitCheckpoint(self._ref, self._plan.placement, self._spec, cut, best, keep)]
 
-    def committed(self, event: CheckpointCommitted, now: float) -> list[Effect]:
-        """Records that the checkpoint in progress is complete."""
-        saved = event.saved
-        self.checkpoints.committed(saved, event.removed)
+    def published(self, event: CheckpointPublished | CheckpointCommitted) -> None:
+        """Records that the checkpoint in progress can be restored. Repeating it changes nothing."""
+        self.checkpoints.published(event.saved)
         if self.evaluation_schedule and event.best:
-            self.evaluation_schedule.checkpoint_committed(saved.number, event.best)
+            self.evaluation_schedule.checkpoint_committed(event.saved.number, event.best)
+
+    def removed(self, numbers: Sequence[int]) -> None:
+        """Records that the storage no longer has these checkpoints."""
+        self.checkpoints.removed(numbers)
+
+    def committed(self, event: CheckpointCommitted, now: float) -> list[Effect]:
+        """Records that the checkpoint in progress is complete, and that those that it replaces are removed."""
+        saved = event.saved
+        self.published(event)
+        self.checkpoints.committed(saved, event.removed)
         self._log_end(self.checkpoints.attempt, saved, "", now)
         return self.begin_when_due(now)  # another one may have been requested meanwhile
 
@@ -228,7 +244,7 @@ class CheckpointCoordinator:
         checkpoints, evaluation_schedule = self.checkpoints, self.evaluation_schedule
         checkpoints.failed(reason)
         of_best = evaluation_schedule is not None and evaluation_schedule.checkpoint_failed(checkpoints.attempt)
-        matters = of_best or self._lifecycle.closing
+        matters = of_best or self._lifecycle.all_workers_finished
         again = matters and not checkpoints.pending and checkpoints.request_again(now)
         if of_best and evaluation_schedule and (again or checkpoints.pending):
             evaluation_schedule.expect_checkpoint(checkpoints.pending_attempt)
@@ -250,6 +266,8 @@ class CheckpointCoordinator:
             Whether a watcher was told that a checkpoint is complete.
         """
         reported = self.checkpoints.pending  # a watcher may wait for it
+        if saved is None and not self.checkpoints.requested:
+            saved = self.checkpoints.in_progress  # only the removal of older ones was left
         if reported:
             self._log_end(self.checkpoints.pending_attempt, saved, "" if saved else reason, now)
         self.checkpoints.restart(now, 0)

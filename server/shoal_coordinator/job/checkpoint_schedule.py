@@ -1,6 +1,7 @@
 """Schedule of one job's checkpoints: when the next is due, which is in progress, which are complete. Pure: no I/O."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from shoal.checkpoint_policy import NEVER, CheckpointPolicy
 from shoal.status import SavedCheckpoint
@@ -40,6 +41,8 @@ class CheckpointSchedule:
         self._possible = possible
         self._changed = changed
         self._saved: list[SavedCheckpoint] = []  # oldest first
+        # The checkpoint in progress, once it can be restored. It is not stored: a restart publishes it again.
+        self._in_progress: SavedCheckpoint | None = None
         self._attempts, self._busy = 0, False
         self._wanted_from = 0.0  # earliest start of a requested checkpoint; 0: none is requested
         self._number = 0  # the largest number used, complete or not
@@ -92,13 +95,23 @@ class CheckpointSchedule:
         return self._busy or (self._possible and bool(self._wanted_from))
 
     @property
+    def requested(self) -> bool:
+        """Whether a further checkpoint is requested, besides one in progress."""
+        return bool(self._wanted_from)
+
+    @property
+    def in_progress(self) -> SavedCheckpoint | None:
+        """The checkpoint in progress, if it can be restored already; otherwise None."""
+        return self._in_progress
+
+    @property
     def pending_attempt(self) -> int:
         """The number of the last attempt that is in progress or requested."""
         return self._attempts + bool(self._wanted_from)
 
     def restart(self, now: float, step: int) -> None:
         """Ends what was in progress, which is lost with the shards; the job continues at a step."""
-        self._busy, self._wanted_from = False, 0.0
+        self._busy, self._wanted_from, self._in_progress = False, 0.0, None
         self._began_at, self._began_step = now, step
         self._changed()
 
@@ -117,7 +130,7 @@ class CheckpointSchedule:
         return True
 
     def due(self, now: float, step: int) -> bool:
-        """Returns whether the next checkpoint is due; `step` is that of the foremost worker."""
+        """Returns whether the next checkpoint is due; `step` is that of the fastest worker."""
         if self._busy or not self._possible:
             return False
         if self._wanted_from:
@@ -150,16 +163,28 @@ class CheckpointSchedule:
         self._changed()
         return self._number
 
+    def published(self, checkpoint: SavedCheckpoint) -> None:
+        """Records that the checkpoint in progress can be restored; its attempt ends with `committed`."""
+        kept = [it for it in self._saved if it.number != checkpoint.number]
+        self._saved = [*kept, checkpoint][-_MAX_SAVED:]
+        self._in_progress = checkpoint
+        self._changed()
+
+    def removed(self, numbers: Sequence[int]) -> None:
+        """Records that the storage no longer has these checkpoints."""
+        self._saved = [it for it in self._saved if it.number not in numbers]
+        self._changed()
+
     def committed(self, checkpoint: SavedCheckpoint, removed: Sequence[int]) -> None:
         """Records that the checkpoint in progress is complete, and that older ones were removed."""
-        kept = [it for it in self._saved if it.number not in removed]
-        self._saved = [*kept, checkpoint][-_MAX_SAVED:]
+        self.published(checkpoint)
+        self.removed(removed)
         self._busy, self._failure, self._failures = False, "", 0
-        self._changed()
+        self._in_progress = None
 
     def failed(self, reason: str) -> None:
         """Records that the attempt in progress has failed."""
-        self._busy, self._failure = False, reason
+        self._busy, self._failure, self._in_progress = False, reason, None
         self._failures += 1
         self._changed()
 
@@ -181,12 +206,17 @@ class CheckpointSchedule:
             failures=self._failures,
         )
 
-    def restore_from(self, record: state_pb2.CheckpointsRecord) -> None:
-        """Restores the schedule from a record."""
-        self._saved = [SavedCheckpoint.from_proto(it) for it in record.saved]
+    def restore_from(self, record: state_pb2.CheckpointsRecord, now: float) -> None:
+        """Restores the schedule from a record.
+
+        Times that are still to come are moved to `now`: the clock may have gone back, and no checkpoint would be due
+        until it has caught up.
+        """
+        found = [SavedCheckpoint.from_proto(it) for it in record.saved]
+        self._saved = [replace(it, time=min(it.time, now)) for it in found]
         self._attempts, self._busy = record.attempts, record.busy
-        self._wanted_from, self._number = record.wanted_from, record.number
-        self._began_at, self._began_step = record.began_at, record.began_step
+        self._wanted_from, self._number = min(record.wanted_from, now + _MAX_RETRY_S), record.number
+        self._began_at, self._began_step = min(record.began_at, now), record.began_step
         self._failure, self._failures = record.failure, record.failures
 
     def validate(self) -> None:
@@ -195,3 +225,4 @@ class CheckpointSchedule:
         assert numbers == sorted(set(numbers)), "checkpoints are out of order"
         assert self._attempts or not self._busy
         assert bool(self._failures) == bool(self._failure)
+        assert self._busy or self._in_progress is None

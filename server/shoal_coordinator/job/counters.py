@@ -13,16 +13,27 @@ class RestartReason(StrEnum):
     DRAINING = "draining"  # the server was draining, so the job was saved first
 
 
+class QuarantineReason(StrEnum):
+    """Why a worker got no assignment of a job for a while."""
+
+    CRASHED = "crashed"  # its trainer was killed several times in a row
+    HUNG = "hung"  # its trainer was restarted several times because others waited for it
+
+
 class JobCounters:
     """Monotonic counts over all jobs, including those that are forgotten.
 
     Attributes:
         restarts: restarts of jobs, by reason.
         ended: ended jobs, by final state.
+        quarantined: quarantines of workers, by reason.
+        hung: trainers that were restarted because others waited for them.
     """
 
     def __init__(self) -> None:
         self.restarts = Counter(dict.fromkeys(RestartReason, 0))
+        self.quarantined = Counter(dict.fromkeys(QuarantineReason, 0))
+        self.hung = 0
         self.ended = Counter({state: 0 for state in JobState if state.finished})
 
     def count_restart(self, reason: RestartReason) -> None:

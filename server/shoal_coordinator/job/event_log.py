@@ -1,13 +1,20 @@
 """Log of one job's latest events, numbered, for watchers. Pure: no clock, no I/O."""
 
 import itertools
+import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from shoal.events import CheckpointEnded, EvaluationEnded, Event, LogLine, StateChanged
+from shoal.events import CheckpointEnded, EvaluationEnded, Event, LogLine, MetricsReported, StateChanged
 
+# Limits of one job's log. Metrics have names of up to 64 KiB a report, so a number of events alone bounds no memory.
 MAX_EVENTS = 20_000  # of the stored events, and as many others
-MAX_LOG_BYTES = 8 << 20
+MAX_STORED_BYTES = 4 << 20  # of the stored events, about 8,000 changes of state with short reasons
+MAX_OTHER_BYTES = 16 << 20  # of all others, log lines included; about 12,000 reports with a few metrics
+MAX_LOG_BYTES = 8 << 20  # of the text of log lines, so that they leave room for metrics
+# Estimated bytes of an event in memory besides its text, and of a metric besides its name: CPython's objects, and the
+# place in a dict.
+_EVENT_BYTES, _METRIC_BYTES = 500, 150
 # Numbers reserved at a time. A restart of the coordinator skips at most this many.
 NUMBERS_AHEAD = 10_000
 # The stored events: a watcher may wait for them across a restart of the coordinator.
@@ -18,44 +25,53 @@ class EventLog:
     """The latest events of one job, numbered from 1.
 
     State changes and the results of checkpoints and evaluations are stored. Log lines and metrics are not, but no
-    number is used twice: the log reserves numbers in advance (`numbered`), and a restored log continues after all of
-    them. The numbers therefore have gaps where the coordinator restarted, and where log lines and metrics were dropped.
+    number is used twice: the log reserves numbers in advance (`reserved_sequence`), and a restored log continues after
+    all of them. The numbers therefore have gaps where the coordinator restarted, and where log lines and metrics were
+    dropped.
     Stored and other events have separate limits, so that many reports do not displace a job's evaluations.
 
     Args:
         kept_changed: called with the number of a stored event that was added or dropped.
-        numbered_changed: called when `numbered` has changed.
+        reserved_changed: called when `reserved_sequence` has changed.
         max_events: maximum number of stored events; also that of all other events.
+        max_stored_bytes: maximum estimated size of the stored events. The newest is kept, however large.
+        max_other_bytes: maximum estimated size of all other events.
         max_log_bytes: maximum size of the log lines.
 
     Attributes:
         last: sequence number of the latest event; after a restore, the largest that it can have been.
-        numbered: the largest reserved number.
+        max_events: see above; a smaller number applies from the next event.
+        reserved_sequence: the largest reserved number.
         ended: whether the latest event is the job's last.
     """
 
     def __init__(
         self,
         kept_changed: Callable[[int], None] = lambda _: None,
-        numbered_changed: Callable[[], None] = lambda: None,
+        reserved_changed: Callable[[], None] = lambda: None,
         *,
         max_events: int = MAX_EVENTS,
+        max_stored_bytes: int = MAX_STORED_BYTES,
+        max_other_bytes: int = MAX_OTHER_BYTES,
         max_log_bytes: int = MAX_LOG_BYTES,
     ) -> None:
-        self._kept_changed, self._numbered_changed = kept_changed, numbered_changed
-        self._max_events, self._max_log_bytes = max_events, max_log_bytes
+        self._kept_changed, self._reserved_changed = kept_changed, reserved_changed
+        self.max_events, self._max_log_bytes = max_events, max_log_bytes
+        self._max_stored_bytes, self._max_other_bytes = max_stored_bytes, max_other_bytes
         self._kept: dict[int, Kept] = {}  # the stored events, by number, in order
         self._others: deque[Event] = deque()
         self._log_bytes = 0  # of the log lines among them
+        self._stored_bytes = self._other_bytes = 0  # estimated, of _kept and _others
         self.last = 0
-        self.numbered = 0
+        self.reserved_sequence = 0
         self.ended = False
 
-    def restore(self, events: Iterable[Kept], numbered: int) -> None:
+    def restore(self, events: Iterable[Kept], reserved_sequence: int) -> None:
         """Restores a new log from the stored events of an earlier one."""
         for event in sorted(events, key=_number):
             self._add(event)
-        self.last = self.numbered = numbered
+        self._trim()
+        self.last = self.reserved_sequence = reserved_sequence
 
     @property
     def next(self) -> int:
@@ -74,18 +90,13 @@ class EventLog:
     def append(self, event: Event) -> None:
         """Adds an event with the sequence number `next`, and drops the oldest events beyond the limits."""
         self.last = event.sequence
-        if self.last > self.numbered:
-            self.numbered = self.last + NUMBERS_AHEAD
-            self._numbered_changed()
+        if self.last > self.reserved_sequence:
+            self.reserved_sequence = self.last + NUMBERS_AHEAD
+            self._reserved_changed()
         self._add(event)
         if event.sequence in self._kept:
             self._kept_changed(event.sequence)
-        while len(self._kept) > self._max_events:
-            oldest = next(iter(self._kept))
-            del self._kept[oldest]
-            self._kept_changed(oldest)
-        while len(self._others) > self._max_events or self._log_bytes > self._max_log_bytes:
-            self._log_bytes -= _log_bytes(self._others.popleft())
+        self._trim()
 
     def after(self, sequence: int) -> list[Event]:
         """Returns the remembered events with larger numbers, in order."""
@@ -100,22 +111,58 @@ class EventLog:
         kept, others = list(self._kept), [*map(_number, self._others)]
         assert kept == sorted(kept) == [*map(_number, self._kept.values())], "a number out of order"
         assert others == sorted(set(others) - {*kept}), "a number out of order, or twice"
-        assert max([*kept, *others], default=0) <= self.last <= self.numbered
+        assert max([*kept, *others], default=0) <= self.last <= self.reserved_sequence
         assert not any(isinstance(event, Kept) for event in self._others)
         assert self._log_bytes == sum(map(_log_bytes, self._others)) <= self._max_log_bytes
-        assert max(len(kept), len(others)) <= self._max_events
+        assert max(len(kept), len(others)) <= self.max_events
+        assert self._stored_bytes == sum(map(_bytes, self._kept.values()))
+        assert self._stored_bytes <= self._max_stored_bytes or len(kept) == 1
+        assert self._other_bytes == sum(map(_bytes, self._others)) <= self._max_other_bytes
+
+    def _trim(self) -> None:
+        """Drops the oldest events beyond the limits."""
+        while len(self._kept) > 1 and (
+            len(self._kept) > self.max_events or self._stored_bytes > self._max_stored_bytes
+        ):
+            oldest = next(iter(self._kept))
+            self._stored_bytes -= _bytes(self._kept.pop(oldest))
+            self._kept_changed(oldest)
+        while (
+            len(self._others) > self.max_events
+            or self._log_bytes > self._max_log_bytes
+            or self._other_bytes > self._max_other_bytes
+        ):
+            dropped = self._others.popleft()
+            self._log_bytes -= _log_bytes(dropped)
+            self._other_bytes -= _bytes(dropped)
 
     def _add(self, event: Event) -> None:
         if isinstance(event, Kept):
             self._kept[event.sequence] = event
+            self._stored_bytes += _bytes(event)
         else:
             self._others.append(event)
+            self._other_bytes += _bytes(event)
             self._log_bytes += _log_bytes(event)
         self.ended = isinstance(event, StateChanged) and event.state.finished
 
 
 def _number(event: Event) -> int:
     return event.sequence
+
+
+def _bytes(event: Event) -> int:
+    """Returns the estimated bytes of an event in memory."""
+    text = ""
+    values: Mapping[str, float] = {}
+    match event:
+        case StateChanged(reason=text) | LogLine(text=text) | CheckpointEnded(failure=text):
+            pass
+        case MetricsReported(values=values):
+            pass
+        case EvaluationEnded():
+            values = event.result.values
+    return _EVENT_BYTES + sys.getsizeof(text) + sum(_METRIC_BYTES + sys.getsizeof(name) for name in values)
 
 
 def _log_bytes(event: Event) -> int:

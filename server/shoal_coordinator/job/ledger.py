@@ -1,13 +1,13 @@
 """The ledger of one job: which samples are done, which are leased to whom, and which wait. Pure: no clock, no I/O.
 
-The samples of every epoch are cut into ranges, numbered from 0 through all epochs. A range is unleased, leased,
+The samples of every epoch are cut into ranges. Their numbers continue from epoch to epoch. A range is unleased, leased,
 requeued or done. When a worker dies or leaves, its lease is taken back, and the rest of its range is leased again
 before unleased ranges. So every sample is visited at least once in each epoch, and exactly once if no worker fails.
 
-Rank r prefers the ranges whose number is r modulo the number of workers. Ranges that it passes over are requeued for
-their ranks. If workers run in step, as in synchronous training, each one therefore gets the same ranges, whatever the
-order of their requests. After a restore, each one gets the same ranges again. A slow worker delays no other worker,
-since others take its share.
+With n workers, rank r prefers the ranges r, r + n, r + 2n, and so on. A range that it skips is requeued for the rank
+that prefers this range. If workers run at the same speed, as in synchronous training, each rank therefore gets exactly
+the ranges that it prefers, whatever the order of the requests. After a restore, each rank gets these ranges again. A
+slow worker delays no other worker, since others take its share.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 
-from shoal._wire import Cursor, DataRange, Lease, NoRange
+from shoal._wire import LATEST_ORDER, Cursor, DataRange, Lease, NoRange
 from shoal.job import Job
 from shoal.status import DataAccount, DataCount, HeldRange
 from shoal.v1 import state_pb2
@@ -53,12 +53,17 @@ class Ledger:
         epochs: number of passes over the data.
         range_size: samples per lease; the last range of an epoch may be shorter.
         changed: called when the record has changed.
+
+    Attributes:
+        order: version of the order that the ranges refer to. It stays the same for the life of the ledger, because
+            the ranges would mean other samples in another order.
     """
 
     def __init__(
         self, samples_per_epoch: int, epochs: int, range_size: int, changed: Callable[[], None] = lambda: None
     ) -> None:
         self.samples_per_epoch, self.epochs = samples_per_epoch, epochs
+        self.order = LATEST_ORDER
         self._changed = changed
         self._range_size = range_size
         self._next = 0  # number of the first unleased range
@@ -109,7 +114,7 @@ class Ledger:
         if following is None:
             return NoRange.FINISHED if self.finished else NoRange.WAIT
         self._leases += 1
-        self._held[worker], self._ranks[worker] = Lease(self._leases, following), rank
+        self._held[worker], self._ranks[worker] = Lease(self._leases, following, self.order), rank
         self._told_to_wait.discard(worker)
         self._changed()
         return self._held[worker]
@@ -197,15 +202,17 @@ class Ledger:
             epoch=self._epoch,
             done=self._done,
             ranks=self._ranks,
+            order=self.order,
         )
 
     @classmethod
     def from_proto(cls, record: state_pb2.LedgerRecord, changed: Callable[[], None] = lambda: None) -> "Ledger":
         """Returns the ledger in a record."""
         ledger = cls(record.samples, record.epochs, record.range_size, changed)
+        ledger.order = record.order
         ledger._next = record.next.epoch * ledger._ranges + record.next.start // max(1, record.range_size)
         ledger._requeued = [_RequeuedRange.from_proto(part) for part in record.requeued]
-        ledger._held = {worker: Lease(part.lease, DataRange.from_proto(part)) for worker, part in record.held.items()}
+        ledger._held = {worker: Lease.from_proto(part, record.order) for worker, part in record.held.items()}
         ledger._ranks = {worker: record.ranks.get(worker, 0) for worker in record.held}
         ledger._leases, ledger._epoch = record.leases, record.epoch
         ledger._done = dict(record.done)

@@ -1,4 +1,4 @@
-"""The state of one job: what it is, since when and why, and what users see of it. Pure: no clock, no I/O.
+"""The state of one job: the current state, its start and reason, and the status that users see. Pure: no clock, no I/O.
 
 A job is pending until it has a worker, starting until its shards are placed, placing until they are on servers and its
 workers may train, and then running. It returns to pending when it loses its shards and restarts. From every state it
@@ -26,7 +26,8 @@ class Lifecycle:
 
     Attributes:
         state: the state.
-        closing: whether all workers have finished and the final checkpoint is taken; stays True afterwards.
+        all_workers_finished: whether all workers have finished and the final checkpoint is taken; stays True
+            afterwards.
         submitted_at: when the job was submitted, in seconds of Unix time.
         started_at: when it first ran; 0 if never.
         finished_at: when it ended; 0 if it has not.
@@ -35,7 +36,7 @@ class Lifecycle:
     def __init__(self, now: float, log: EventLog, changed: Callable[[], None], counters: JobCounters) -> None:
         self._log, self._changed, self._counters = log, changed, counters
         self.state = JobState.PENDING
-        self.closing = False
+        self.all_workers_finished = False
         self._reason = ""  # why it ended
         self._waiting_for = ""  # what it waits for; empty: nothing
         self.submitted_at, self.started_at, self.finished_at = now, 0.0, 0.0
@@ -95,13 +96,13 @@ class Lifecycle:
         self.enter(JobState.RUNNING, "", now)
 
     def close(self, now: float) -> None:
-        """Marks the job as closing: all workers have finished, and the final checkpoint is taken."""
-        self.closing = True
+        """Records that all workers have finished, and that the final checkpoint is taken."""
+        self.all_workers_finished = True
         self.note("all workers have finished; the last checkpoint is being taken", now)
 
     def reopen(self) -> None:
-        """Marks the job as not closing, because work is left. The state entered next writes the record."""
-        self.closing = False
+        """Takes `close` back, because work is left. The state entered next writes the record."""
+        self.all_workers_finished = False
 
     def end(self, state: JobState, reason: str, now: float) -> None:
         """Enters a final state and counts it.
@@ -119,14 +120,15 @@ class Lifecycle:
         """Writes this state into the job's record."""
         record.state, record.reason, record.waiting_for = state_code(self.state), self._reason, self._waiting_for
         record.submitted_at, record.started_at = self.submitted_at, self.started_at
-        record.finished_at, record.closing = self.finished_at, self.closing
+        record.finished_at, record.all_workers_finished = self.finished_at, self.all_workers_finished
 
-    def restore_from(self, record: state_pb2.JobRecord) -> None:
-        """Restores this state from the job's record."""
+    def restore_from(self, record: state_pb2.JobRecord, now: float) -> None:
+        """Restores this state from the job's record. Times after `now` become `now`: the clock may have gone back."""
         self.state = JobState.from_proto(record.state)
         self._reason, self._waiting_for = record.reason, record.waiting_for
-        self.submitted_at, self.started_at = record.submitted_at, record.started_at
-        self.finished_at, self.closing = record.finished_at, record.closing
+        self.submitted_at, self.started_at = min(record.submitted_at, now), min(record.started_at, now)
+        self.finished_at = min(record.finished_at, now)
+        self.all_workers_finished = record.all_workers_finished
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""

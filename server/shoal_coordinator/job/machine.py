@@ -15,17 +15,18 @@ Each method handles one thing that happens to the job. The owners (see `view`) r
 means for the other owners and for the job as a whole.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from shoal._wire import Cursor, EvaluationAck, EvaluationClaim, Lease, NoRange, Placement
 from shoal.events import LogLine, MetricsReported
 from shoal.status import Evaluation, JobState, SavedCheckpoint
-from shoal_coordinator.job.counters import JobCounters, RestartReason
-from shoal_coordinator.job.parts import GroupMember, Stage, Submission
-from shoal_coordinator.job.snapshot import JobSnapshot
+from shoal_coordinator.job.counters import JobCounters, QuarantineReason, RestartReason
+from shoal_coordinator.job.submission import Submission
 from shoal_coordinator.job.view import JobView
+from shoal_coordinator.job.worker_group import GroupMember, Stage
 from shoal_coordinator.messages import (
     CheckpointCommitted,
+    CheckpointPublished,
     CutTaken,
     DescribeResult,
     DropShards,
@@ -70,39 +71,6 @@ class JobMachine(JobView):
         job._lifecycle.enter(JobState.PENDING, "", now)
         return job
 
-    @classmethod
-    def restored(
-        cls,
-        number: int,
-        saved: JobSnapshot,
-        now: float,
-        changed: Callable[[str], None] = lambda _: None,
-        *,
-        checkpoints: bool = False,
-        counters: JobCounters | None = None,
-    ) -> "JobMachine":
-        """Returns a job as an earlier coordinator stored it.
-
-        Args:
-            number: number of the submission.
-            saved: the job's records.
-            now: seconds of Unix time.
-            changed: called with the name of a record that was changed or removed.
-            checkpoints: whether the cluster has checkpoint storage.
-            counters: the cluster's counters, to add to.
-
-        Returns:
-            The restored job.
-
-        Raises:
-            ShoalError, ValueError: the records are invalid.
-        """
-        submission = Submission.from_proto(number, saved.spec)
-        job = cls(submission, now, changed, checkpoints=checkpoints, counters=counters)
-        if not job._records.restore(saved):
-            changed(JobRecordKind.CHECKPOINTS)
-        return job
-
     def wait_for(self, what: str, now: float) -> None:
         """Sets what the job waits for, and logs it when it changes; an empty string means nothing."""
         self._lifecycle.wait_for(what, now)
@@ -113,8 +81,7 @@ class JobMachine(JobView):
         """Gives a worker the first vacant rank, or else the first rank for extra workers.
 
         Args:
-            worker: id of the worker.
-            incarnation: its incarnation.
+            worker, incarnation: id of the worker, and its incarnation.
             assignment: number of the new assignment.
             now: seconds of Unix time.
 
@@ -130,6 +97,12 @@ class JobMachine(JobView):
         conflict = self._startup.describe(event)
         return DescribeResult(conflict), self.fail(conflict, now) if conflict else []
 
+    @property
+    def best_checkpoint(self) -> int:
+        """The number of the checkpoint of the best evaluation; 0 if there is none."""
+        schedule = self._checkpoint_coordinator.evaluation_schedule
+        return schedule.kept if schedule else 0
+
     def place(self, placement: Placement, now: float) -> list[Effect]:
         """Requests the creation of the shards according to a placement."""
         return self._startup.place(placement, now)
@@ -140,35 +113,30 @@ class JobMachine(JobView):
         return self.fail(problem, now) if problem else []
 
     def join(self, worker: str, assigned: bool, now: float) -> list[Effect]:
-        """Lets a worker enter as far as possible: servers admit it once they hold the shards.
-
-        Args:
-            worker: id of the worker.
-            assigned: whether it has sent the given values.
-            now: seconds of Unix time.
-
-        Returns:
-            The effects.
-        """
+        """Lets a worker enter as far as possible; see `Startup.join`."""
         return self._startup.join(worker, assigned, now)
 
     def admitted(self, assignment: int, step: int, now: float) -> None:
-        """Records that all servers have admitted a worker.
-
-        Args:
-            assignment: the worker's assignment.
-            step: the step at which it starts.
-            now: seconds of Unix time.
-        """
+        """Records that all servers have admitted a worker; see `Startup.admitted`."""
         self._startup.admitted(assignment, step, now)
 
     # Work.
 
-    def lease(self, worker: str, done: int) -> Lease | NoRange:
-        """Leases the next range to a worker, after marking its lease `done` as complete, unless `done` is 0."""
+    def lease(self, worker: str, done: int, now: float) -> Lease | NoRange:
+        """Leases the next range to a worker.
+
+        Args:
+            worker: id of the worker.
+            done: number of its lease whose range is done; 0 if there is none.
+            now: seconds of Unix time.
+
+        Returns:
+            The lease, or why there is none.
+        """
         ledger = self._accounting.ledger
         if ledger is None or not self._lifecycle.running:
             return NoRange.WAIT
+        self._worker_group.asked(worker, now)
         if done:
             ledger.complete(worker, done)
         if self.stopping:
@@ -177,7 +145,7 @@ class JobMachine(JobView):
 
     def report(self, report: WorkerReported, now: float) -> None:
         """Counts a worker's report, and logs it for watchers."""
-        fresh = report.since(self._worker_group.keep_report(report))
+        fresh = report.since(self._worker_group.keep_report(report, now))
         self._accounting.count(fresh, now)
         for line in report.log:
             self.log.append(LogLine(self.log.next, now, report.worker, line))
@@ -185,27 +153,53 @@ class JobMachine(JobView):
             values, progress = dict(report.values), self._progress(now)
             self.log.append(MetricsReported(self.log.next, now, report.worker, report.step, values, progress))
 
-    # Evaluations.
+    # Workers that fail again and again, or hang.
 
-    def claim_evaluation(self, worker: str, step: int, *, through: bool) -> EvaluationClaim:
-        """Gives a worker the evaluation that is due at its step, unless another worker has it.
+    def quarantine(self, worker: str, why: QuarantineReason, reason: str, now: float) -> list[Effect]:
+        """Takes a worker out of the job for a while.
 
         Args:
             worker: id of the worker.
-            step: its step.
-            through: whether only the final evaluation is left for it to do.
+            why, reason: label of the metric, and the reason that users see.
+            now: seconds of Unix time.
 
         Returns:
-            The evaluation to do, if any, and whether the worker has to stop.
+            The effects.
         """
-        return self._checkpoint_coordinator.claim_evaluation(worker, step, through=through)
+        seconds = self._worker_group.quarantine(worker, now)
+        self._counters.quarantined[why] += 1
+        self._lifecycle.note(f"worker {worker} is quarantined for {seconds:.0f} s: {reason}", now)
+        return self.lose(worker, now)
+
+    def lose_hung(self, worker: str, reason: str, now: float, *, others: bool) -> list[Effect]:
+        """Takes out a worker that hangs.
+
+        Args:
+            worker: id of the worker.
+            reason: the reason that users see.
+            now: seconds of Unix time.
+            others: whether other workers can do its work, so that it is quarantined if it hangs often.
+
+        Returns:
+            The effects.
+        """
+        self._counters.hung += 1
+        if self._worker_group.count_hang(worker) and others:
+            return self.quarantine(worker, QuarantineReason.HUNG, reason, now)
+        self._lifecycle.note(f"worker {worker} is restarted: {reason}", now)
+        return self.lose(worker, now)
+
+    # Evaluations.
+
+    def claim_evaluation(self, worker: str, step: int, *, finished_training: bool) -> EvaluationClaim:
+        """Gives a worker the evaluation that is due; see `CheckpointCoordinator.claim_evaluation`."""
+        return self._checkpoint_coordinator.claim_evaluation(worker, step, finished_training=finished_training)
 
     def report_evaluation(self, worker: str, result: Evaluation, now: float) -> tuple[EvaluationAck, list[Effect]]:
         """Records a worker's result, and decides what follows. An unusable result fails the job.
 
         Args:
-            worker: id of the worker.
-            result: what it found.
+            worker, result: id of the worker, and what it found.
             now: seconds of Unix time.
 
         Returns:
@@ -237,6 +231,15 @@ class JobMachine(JobView):
         """Records that all servers are writing their shards."""
         return self._checkpoint_coordinator.cut_taken(cut)
 
+    def checkpoint_published(self, event: CheckpointPublished) -> None:
+        """Records that the checkpoint in progress can be restored. Its attempt ends with `checkpoint_committed`."""
+        self._checkpointed()
+        self._checkpoint_coordinator.published(event)
+
+    def checkpoints_removed(self, numbers: Sequence[int]) -> None:
+        """Records that the storage no longer has these checkpoints."""
+        self._checkpoint_coordinator.removed(numbers)
+
     def checkpoint_committed(self, event: CheckpointCommitted, now: float) -> list[Effect]:
         """Records that the checkpoint in progress is complete."""
         self._checkpointed()
@@ -247,8 +250,8 @@ class JobMachine(JobView):
         return self._checkpoint_coordinator.failed(reason, now) + self.end_when_saved(now)
 
     def end_when_saved(self, now: float) -> list[Effect]:
-        """Ends a closing job when its final checkpoint is complete, has failed, or is not possible."""
-        if not self.closing or self._checkpoint_coordinator.pending:
+        """Ends the job if all workers have finished, and the final checkpoint is complete, failed or impossible."""
+        if not self.all_workers_finished or self._checkpoint_coordinator.pending:
             return []
         return self._succeed(now)
 
@@ -274,8 +277,7 @@ class JobMachine(JobView):
             patience_s: seconds to wait for as many servers as there were.
             now: seconds of Unix time.
             announced: whether a server with shards of the job was draining.
-            saved: a checkpoint that contains everything that the lost shards held, and so satisfies all requests; or
-                None.
+            saved: a checkpoint with everything that the lost shards held, so that it satisfies all requests.
 
         Returns:
             The effects.
@@ -380,7 +382,7 @@ class JobMachine(JobView):
         return self.checkpoint_when_due(now)
 
     def _succeed(self, now: float) -> list[Effect]:
-        failure = self.checkpoint_failure if self.closing else ""
+        failure = self.checkpoint_failure if self.all_workers_finished else ""
         notes = [
             self.stopping,
             "the final evaluation was lost with its worker" if self._checkpoint_coordinator.owes_evaluation else "",

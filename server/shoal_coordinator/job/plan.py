@@ -1,12 +1,44 @@
 """Plan of one job: its variables, their placement, and whether they have their initial values (no I/O)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from shoal._wire import Placement
+from shoal.initializers import Given
 from shoal.v1 import state_pb2, tensor_pb2
+from shoal.variables import Variable
 from shoal.variables import from_proto as variable_from_proto
-from shoal_coordinator.job.parts import ProgramDescription
 from shoal_coordinator.messages import JobRecordKind, ServerRef, servers_of
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramDescription:
+    """What a program trains.
+
+    Attributes:
+        variables: its variables, by name.
+        samples: samples in one epoch; 0 if it has no data set.
+    """
+
+    variables: Mapping[str, Variable]
+    samples: int
+
+    @property
+    def given(self) -> frozenset[str]:
+        """The variables whose initial values a worker has to send."""
+        return frozenset(name for name, it in self.variables.items() if isinstance(it.initializer, Given))
+
+    def conflict(self, second: "ProgramDescription") -> str:
+        """Returns how another description of the same job differs; empty if it does not."""
+        if self.samples != second.samples:
+            return f"{second.samples} samples instead of {self.samples}"
+        for name in sorted(self.variables.keys() | second.variables.keys()):
+            here, there = self.variables.get(name), second.variables.get(name)
+            if here is None or there is None:
+                return f"variable {name!r} is in only one of the two descriptions"
+            if here != there:
+                return f"variable {name!r} is {there} instead of {here}"
+        return ""
 
 
 class Plan:
@@ -18,7 +50,7 @@ class Plan:
     Attributes:
         description: what the program trains; None until a worker has described it.
         placement: where the shards are, or will be; None if they are not placed, or were dropped.
-        home: by shard, the server of its last placement; kept when the shards are dropped.
+        previous_servers: by shard, the server of its last placement; kept when the shards are dropped.
         created: whether the shards are on the servers.
         assigned: whether the given values are in place.
         restored: the variables with given values that were restored from a checkpoint instead.
@@ -28,7 +60,7 @@ class Plan:
         self._changed = changed
         self.description: ProgramDescription | None = None
         self.placement: Placement | None = None
-        self.home: tuple[str, ...] = ()
+        self.previous_servers: tuple[str, ...] = ()
         self.created = self.assigned = False
         self.restored: frozenset[str] = frozenset()
 
@@ -55,7 +87,7 @@ class Plan:
     def place(self, placement: Placement) -> None:
         """Records where the shards will be."""
         self.placement = placement
-        self.home = tuple(shard.server for shard in placement.shards)
+        self.previous_servers = tuple(shard.server for shard in placement.shards)
         self._changed(JobRecordKind.PLAN)
 
     def create(self) -> None:
@@ -98,7 +130,7 @@ class Plan:
             variables=[variable.to_proto(name) for name, variable in self.description.variables.items()],
             samples=self.description.samples,
             placement=self.placement.to_proto() if self.placement else None,
-            home=self.home,
+            previous_servers=self.previous_servers,
         )
         if self.placement:
             record.placement.ClearField("variables")
@@ -117,7 +149,7 @@ class Plan:
             return
         variables = dict(variable_from_proto(variable) for variable in plan.variables)
         self.description = ProgramDescription(variables, plan.samples)
-        self.home = tuple(plan.home)
+        self.previous_servers = tuple(plan.previous_servers)
         if plan.HasField("placement"):
             placement = tensor_pb2.Placement()
             placement.CopyFrom(plan.placement)

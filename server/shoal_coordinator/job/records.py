@@ -1,4 +1,4 @@
-"""The stored records of one job, as messages: made from the job's owners, and restored into those of a new job."""
+"""The stored records of one job, as messages: made from the job's owners, and restored into the owners of a new job."""
 
 from collections.abc import Iterator
 
@@ -9,10 +9,10 @@ from shoal.v1 import state_pb2
 from shoal_coordinator.job.checkpoint_coordinator import CheckpointCoordinator
 from shoal_coordinator.job.event_log import Kept
 from shoal_coordinator.job.owners import Owners
-from shoal_coordinator.job.parts import Submission
 from shoal_coordinator.job.progress import report_from_proto
 from shoal_coordinator.job.recovery import Recovery
 from shoal_coordinator.job.snapshot import JobSnapshot
+from shoal_coordinator.job.submission import Submission
 from shoal_coordinator.messages import JobRecordKind, event_message
 
 
@@ -62,30 +62,33 @@ class JobRecords:
         event = self._log.find(int(number))
         return event_message(event) if event else None
 
-    def restore(self, saved: JobSnapshot) -> bool:
-        """Restores the owners of a new job from its records; returns whether there was a record of its checkpoints.
+    def restore(self, saved: JobSnapshot, now: float) -> list[str]:
+        """Restores the owners of a new job from its records; returns the names of those that have to be written again.
 
-        Earlier versions of Shoal stored no such record in a cluster without checkpoint storage.
+        Earlier versions of Shoal stored no record of checkpoints in a cluster without checkpoint storage. The clock may
+        have gone back since the records were written: times that decide what happens next are limited to `now`. The
+        times of events stay, because watchers have seen them, and nothing is decided by them.
         """
         state, evaluation_schedule = saved.state, self._checkpoint_coordinator.evaluation_schedule
-        self._lifecycle.restore_from(state)
+        self._lifecycle.restore_from(state, now)
         self._plan.restore_from(state, saved.plan)
-        self._worker_group.restore_from(state)
-        self._recovery.restore_from(state)
+        self._worker_group.restore_from(state, now)
+        self._recovery.restore_from(state, now)
         if saved.checkpoints:
-            self._checkpoint_coordinator.checkpoints.restore_from(saved.checkpoints)
+            self._checkpoint_coordinator.checkpoints.restore_from(saved.checkpoints, now)
         if evaluation_schedule and saved.evaluation:
             evaluation_schedule.restore_from(saved.evaluation)
         self._accounting.restore_from(saved)
         self._worker_group.restore_reports(
-            {part: report_from_proto(report) for part, report in saved.tally.told.items()}
+            {part: report_from_proto(report) for part, report in saved.progress_totals.told.items()}
         )
         events = [event_from_proto(event) for event in saved.events]
-        self._log.restore([event for event in events if isinstance(event, Kept)], state.numbered)
-        return saved.checkpoints is not None
+        self._log.restore([event for event in events if isinstance(event, Kept)], state.reserved_sequence)
+        restored = {JobRecordKind.STATE: state, JobRecordKind.CHECKPOINTS: saved.checkpoints}
+        return [part for part, record in restored.items() if self.record(part) != record]
 
     def _state_record(self) -> state_pb2.JobRecord:
-        record = state_pb2.JobRecord(numbered=self._log.numbered)
+        record = state_pb2.JobRecord(reserved_sequence=self._log.reserved_sequence)
         self._lifecycle.write_to(record)
         self._plan.write_to(record)
         self._worker_group.write_to(record)

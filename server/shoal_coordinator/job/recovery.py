@@ -11,13 +11,16 @@ from shoal.job import Job
 from shoal.v1 import state_pb2
 from shoal_coordinator.job.checkpoint_schedule import CheckpointSchedule
 from shoal_coordinator.job.ledger import Ledger
-from shoal_coordinator.job.parts import ProgramDescription
+from shoal_coordinator.job.plan import ProgramDescription
 from shoal_coordinator.messages import RestoredCheckpoint
 
 # Restarts without a new checkpoint in between, after which the job fails instead of restarting endlessly.
 MAX_FAILED_RESTARTS = 10
 # Seconds until checkpoint storage that cannot be read is tried again: first, doubled each time, up to the maximum.
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 2.0, 60.0
+# Seconds that a restarted coordinator waits at most for as many servers as a job had. It is above the time that follows
+# from usual heartbeat timeouts, and bounds the wait if the clock has gone back.
+_MAX_RETURN_S = 600.0
 # Maximum number of names in an event.
 _MAX_NAMED = 50
 
@@ -52,10 +55,10 @@ class Recovery:
     def __init__(self, spec: Job, checkpoints: CheckpointSchedule) -> None:
         self._spec, self._checkpoints = spec, checkpoints
         self._restarts = self._failed_restarts = 0  # in total; since the last new checkpoint
-        self._patience, self._servers = 0.0, 0  # until when to wait for how many servers
+        self._server_return_deadline, self._servers = 0.0, 0  # until when to wait for how many servers
         self._source: CheckpointChoice | None = None  # the checkpoint that it began with, with its number
-        self._unread = ""  # why its checkpoints could not be read at the last attempt; empty: no failure
-        self._read_at, self._read_pause = 0.0, 0.0  # time of the next attempt; pause before it
+        self._read_failure = ""  # why its checkpoints could not be read at the last attempt; empty: no failure
+        self._next_read_at, self._read_backoff_s = 0.0, 0.0  # time of the next attempt; pause before it
 
     @property
     def possible(self) -> bool:
@@ -91,13 +94,15 @@ class Recovery:
     def _own(self) -> tuple[CheckpointChoice, ...]:
         return tuple(CheckpointChoice(self._spec.name, it.number) for it in reversed(self._checkpoints.saved))
 
-    def lose(self, reason: str, servers: int, patience: float, *, announced: bool = False) -> tuple[bool, str]:
+    def lose(
+        self, reason: str, servers: int, server_return_deadline: float, *, announced: bool = False
+    ) -> tuple[bool, str]:
         """Decides whether the job restarts after a loss of shards.
 
         Args:
             reason: why the shards are lost.
             servers: how many servers held them.
-            patience: until when to wait for as many servers, in seconds of Unix time.
+            server_return_deadline: until when to wait for as many servers, in seconds of Unix time.
             announced: whether the server was draining, so that the loss does not count towards `MAX_FAILED_RESTARTS`.
 
         Returns:
@@ -109,7 +114,7 @@ class Recovery:
             return False, f"{reason}{often}"
         self._restarts += 1
         self._failed_restarts += not announced
-        self._patience, self._servers = patience, servers
+        self._server_return_deadline, self._servers = server_return_deadline, servers
         newest = self._checkpoints.newest
         first = f"its beginning, {self._source}" if self._source else "its beginning"
         return True, f"{reason}; it continues from {f'checkpoint {newest.number}' if newest else first}"
@@ -125,22 +130,22 @@ class Recovery:
         Returns:
             Whether to wait.
         """
-        return alive < self._servers and (expected or now < self._patience)
+        return alive < self._servers and (expected or now < self._server_return_deadline)
 
     @property
     def waiting_for(self) -> str:
         """What the job needs to read its checkpoints; empty if nothing."""
-        return f"waiting for the storage of its checkpoints: {self._unread}" if self._unread else ""
+        return f"waiting for the storage of its checkpoints: {self._read_failure}" if self._read_failure else ""
 
     def defer_restore(self, reason: str, now: float) -> None:
         """Sets the time at which to read the checkpoints again, after a failure."""
-        self._unread = reason
-        self._read_pause = min(2 * self._read_pause or _FIRST_PAUSE_S, _MAX_PAUSE_S)
-        self._read_at = now + self._read_pause
+        self._read_failure = reason
+        self._read_backoff_s = min(2 * self._read_backoff_s or _FIRST_PAUSE_S, _MAX_PAUSE_S)
+        self._next_read_at = now + self._read_backoff_s
 
     def waits_for_storage(self, now: float) -> bool:
         """Returns whether it is too early to read the checkpoints again."""
-        return now < self._read_at
+        return now < self._next_read_at
 
     def checkpointed(self) -> None:
         """Resets the count of failed restarts, after a new checkpoint."""
@@ -159,7 +164,7 @@ class Recovery:
         Returns:
             How the job continues.
         """
-        self._unread, self._read_at, self._read_pause = "", 0.0, 0.0
+        self._read_failure, self._next_read_at, self._read_backoff_s = "", 0.0, 0.0
         if restored.source not in self._own:
             self._source = restored.source
         spec, given = self._spec, program.given & restored.variables
@@ -174,22 +179,28 @@ class Recovery:
     def write_to(self, record: state_pb2.JobRecord) -> None:
         """Writes this state into the job's record."""
         record.restarts, record.failed_restarts = self._restarts, self._failed_restarts
-        record.patience, record.servers = self._patience, self._servers
-        record.unread, record.read_at, record.read_pause = self._unread, self._read_at, self._read_pause
+        record.server_return_deadline, record.servers = self._server_return_deadline, self._servers
+        record.read_failure, record.next_read_at, record.read_backoff_s = (
+            self._read_failure,
+            self._next_read_at,
+            self._read_backoff_s,
+        )
         if self._source:
             record.source.CopyFrom(self._source.to_proto())
 
-    def restore_from(self, record: state_pb2.JobRecord) -> None:
-        """Restores this state from the job's record."""
+    def restore_from(self, record: state_pb2.JobRecord, now: float) -> None:
+        """Restores this state from the job's record. The job waits at most as long as if it began to wait now."""
         self._restarts, self._failed_restarts = record.restarts, record.failed_restarts
-        self._patience, self._servers = record.patience, record.servers
-        self._unread, self._read_at, self._read_pause = record.unread, record.read_at, record.read_pause
+        self._server_return_deadline = min(record.server_return_deadline, now + _MAX_RETURN_S)
+        self._servers = record.servers
+        self._read_failure, self._read_backoff_s = record.read_failure, record.read_backoff_s
+        self._next_read_at = min(record.next_read_at, now + record.read_backoff_s)
         self._source = CheckpointChoice.from_proto(record.source) if record.HasField("source") else None
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""
         assert 0 <= self._failed_restarts <= self._restarts
-        assert bool(self._unread) == bool(self._read_at) == bool(self._read_pause)
+        assert bool(self._read_failure) == bool(self._next_read_at) == bool(self._read_backoff_s)
 
 
 def _note(restored: RestoredCheckpoint, variables: frozenset[str], *, data_restarted: bool) -> str:
@@ -198,7 +209,7 @@ def _note(restored: RestoredCheckpoint, variables: frozenset[str], *, data_resta
         "not restored": sorted(variables - restored.variables),
         "left out": sorted(restored.variables - variables),
         "skipped": restored.skipped,
-        "its data starts again": ["another seed, or another number of samples"] if data_restarted else [],
+        "its data starts from the beginning": ["the seed or the number of samples differs"] if data_restarted else [],
     }
     notes = [f"{what}: {', '.join(found[:_MAX_NAMED])}" for what, found in lists.items() if found]
     return f"continues from {restored.source}, step {restored.step}" + (f" ({'; '.join(notes)})" if notes else "")

@@ -8,14 +8,14 @@ from shoal.v1 import job_pb2, state_pb2
 
 @dataclass(frozen=True, slots=True)
 class JobSnapshot:
-    """A job's records. Each field has the name of a `record_keys.JobRecordKind`; None means that there is no record.
+    """A job's records. There is a field for each `record_keys.JobRecordKind`; None means that there is no record.
 
     Attributes:
         spec: the submission.
         plan: what the job trains and where; None until a worker has described the program.
         state: state of the job, and its workers.
         ledger: state of the data; None until a worker has described the program.
-        tally: the progress totals.
+        progress_totals: the progress totals.
         checkpoints: the complete checkpoints, and the one in progress.
         evaluation: the evaluations; None if the job has no evaluation policy.
         events: the stored events, in any order.
@@ -25,7 +25,7 @@ class JobSnapshot:
     plan: state_pb2.PlanRecord | None = None
     state: state_pb2.JobRecord = field(default_factory=state_pb2.JobRecord)
     ledger: state_pb2.LedgerRecord | None = None
-    tally: state_pb2.ProgressRecord = field(default_factory=state_pb2.ProgressRecord)
+    progress_totals: state_pb2.ProgressRecord = field(default_factory=state_pb2.ProgressRecord)
     checkpoints: state_pb2.CheckpointsRecord | None = None
     evaluation: state_pb2.EvaluationRecord | None = None
     events: Sequence[job_pb2.Event] = ()

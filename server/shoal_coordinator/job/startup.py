@@ -10,8 +10,10 @@ from shoal._wire import Placement
 from shoal.status import JobState
 from shoal_coordinator.job.checkpoint_coordinator import CheckpointCoordinator
 from shoal_coordinator.job.owners import Owners
-from shoal_coordinator.job.parts import GroupMember, ProgramDescription, Stage, Submission
+from shoal_coordinator.job.plan import ProgramDescription
 from shoal_coordinator.job.recovery import Recovery
+from shoal_coordinator.job.submission import Submission
+from shoal_coordinator.job.worker_group import GroupMember, Stage
 from shoal_coordinator.messages import (
     AdmitWorker,
     CreateShards,
@@ -123,7 +125,7 @@ class JobStartup:
             step: the step at which it starts.
             now: seconds of Unix time.
         """
-        self._worker_group.admit(assignment, step)
+        self._worker_group.admit(assignment, step, now)
         self._changed(JobRecordKind.STATE)
         self._run_when_ready(now)
 

@@ -28,6 +28,11 @@ class StepTimings:
         """When each worker last reported a step in which it trained, in seconds of Unix time."""
         return dict(self._last_reported_at)
 
+    @property
+    def longest_s(self) -> float:
+        """The seconds of the longest of the latest steps, without waiting for others; 0 if none is known."""
+        return max((timing.own for timings in self._steps.values() for timing in timings), default=0.0)
+
     def add(self, worker: str, timings: Sequence[StepTiming], now: float) -> None:
         """Adds a worker's timings. They replace what was kept from their first step on.
 

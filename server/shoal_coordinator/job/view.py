@@ -2,15 +2,19 @@
 
 Each part of a job's state has an owner: `Plan` for what it trains and where, `WorkerGroup` for its workers,
 `Accounting` for what was done, `CheckpointCoordinator` for checkpoints and evaluations, `Lifecycle` for its state, and
-`Recovery` for restarts. Code outside this package does not use the owners; what it needs has a name here.
+`Recovery` for restarts. Code outside this package does not use the owners; it uses the methods and properties of this
+module.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import Self
 
 from google.protobuf.message import Message
 
 from shoal import errors
 from shoal._wire import Placement
+from shoal.consistency import Asynchronous
 from shoal.status import DataAccount, JobState, JobStatus, Progress, SavedCheckpoint, Timings
 from shoal.variables import Variable
 from shoal_coordinator.job.accounting import Accounting
@@ -19,13 +23,20 @@ from shoal_coordinator.job.counters import JobCounters
 from shoal_coordinator.job.event_log import EventLog
 from shoal_coordinator.job.lifecycle import Lifecycle
 from shoal_coordinator.job.owners import Owners
-from shoal_coordinator.job.parts import Submission
 from shoal_coordinator.job.plan import Plan
 from shoal_coordinator.job.records import JobRecords
 from shoal_coordinator.job.recovery import Recovery
+from shoal_coordinator.job.snapshot import JobSnapshot
 from shoal_coordinator.job.startup import JobStartup
+from shoal_coordinator.job.submission import Submission
 from shoal_coordinator.job.worker_group import WorkerGroup
 from shoal_coordinator.messages import HoldResult, JobRecordKind, JoinResult, ServerRef
+
+# The default of `Job.step_timeout_s`: so many times the longest recent step, but at least so many seconds. A program
+# may compile, or read a slow file system, for minutes; restarting it then would be worse than waiting.
+_STEPS_LONG, _STEP_TIMEOUT_S = 20, 600.0
+# Maximum number of quarantined workers that a status names.
+_MAX_NAMED = 10
 
 
 class JobView:
@@ -88,9 +99,9 @@ class JobView:
         return self._lifecycle.finished_at
 
     @property
-    def closing(self) -> bool:
+    def all_workers_finished(self) -> bool:
         """Whether all workers have finished and the final checkpoint is taken; stays True afterwards."""
-        return self._lifecycle.closing
+        return self._lifecycle.all_workers_finished
 
     @property
     def stopping(self) -> str:
@@ -161,9 +172,9 @@ class JobView:
         return self._plan.servers
 
     @property
-    def home(self) -> tuple[str, ...]:
+    def previous_servers(self) -> tuple[str, ...]:
         """By shard, the server of its last placement."""
-        return self._plan.home
+        return self._plan.previous_servers
 
     @property
     def unplaced(self) -> Mapping[str, Variable] | None:
@@ -188,13 +199,15 @@ class JobView:
     @property
     def vacancies(self) -> list[int]:
         """The ranks that need a worker."""
-        is_full = self.ended or self.stopping or (self.closing and not self.spec.is_session)
+        is_full = self.ended or self.stopping or (self.all_workers_finished and not self.spec.is_session)
         return [] if is_full else self._worker_group.free(range(self.spec.workers))
 
     @property
     def openings(self) -> list[int]:
         """The free ranks for extra workers, which may join while the job runs and no worker has finished."""
-        joinable = self._lifecycle.running and not (self._worker_group.finished or self.closing or self.stopping)
+        joinable = self._lifecycle.running and not (
+            self._worker_group.finished or self.all_workers_finished or self.stopping
+        )
         return self._worker_group.free(range(self.spec.workers, self.spec.most_workers)) if joinable else []
 
     @property
@@ -202,7 +215,7 @@ class JobView:
         """The number of workers that it could use now, including those that it has; 0 for a session job."""
         if self.ended or self.spec.is_session:
             return 0
-        if self._worker_group.finished or self.closing or self.stopping:
+        if self._worker_group.finished or self.all_workers_finished or self.stopping:
             return self.staff + len(self.vacancies)
         return self.spec.most_workers
 
@@ -222,6 +235,38 @@ class JobView:
     def is_finished(self, worker: str) -> bool:
         """Returns whether a worker has finished."""
         return self._worker_group.is_finished(worker)
+
+    def is_quarantined(self, worker: str, now: float) -> bool:
+        """Returns whether a worker must not get an assignment in it now."""
+        return self._worker_group.is_quarantined(worker, now)
+
+    @property
+    def has_quarantines(self) -> bool:
+        """Whether a worker is, or was, quarantined, so that the time alone may change who is allowed."""
+        return self._worker_group.has_quarantines
+
+    def quarantine_note(self, now: float) -> str:
+        """Returns which workers are quarantined and until when, for its users; empty if none are."""
+        found = [f"worker {worker} until {_clock(end)}" for worker, end in self._worker_group.quarantined(now).items()]
+        left = len(found) - _MAX_NAMED
+        return f"quarantined: {', '.join(found[:_MAX_NAMED])}{f' and {left} more' if left > 0 else ''}" if found else ""
+
+    def hung_workers(self, now: float) -> tuple[list[str], str]:
+        """Returns the workers that all others wait for in vain, and why they count as hung."""
+        group = self._worker_group
+        if self.spec.is_session or isinstance(self.spec.consistency, Asynchronous) or not self._lifecycle.running:
+            return [], ""
+        if self._checkpoint_coordinator.has_evaluator:  # which may take any time, and the others may wait for it
+            group.restart_watch(now)
+            return [], ""
+        stalled_s, limit_s = group.stalled_s(now), float(self.spec.step_timeout_s)
+        if stalled_s < (limit_s or _STEP_TIMEOUT_S):
+            return [], ""
+        limit_s = limit_s or max(_STEP_TIMEOUT_S, _STEPS_LONG * self._accounting.steps.longest_s)
+        if stalled_s < limit_s:
+            return [], ""
+        why = f"it has made no step for {stalled_s:.0f} s while others wait for it (step_timeout_s: {limit_s:.0f} s)"
+        return group.lagging(now - limit_s), why
 
     def joined(self, worker: str) -> JoinResult:
         """Returns the state of a worker's entry; only the job's state if the worker has no assignment."""
@@ -288,6 +333,39 @@ class JobView:
 
     # Stored state.
 
+    @classmethod
+    def restored(
+        cls,
+        number: int,
+        saved: JobSnapshot,
+        now: float,
+        changed: Callable[[str], None] = lambda _: None,
+        *,
+        checkpoints: bool = False,
+        counters: JobCounters | None = None,
+    ) -> Self:
+        """Returns a job as an earlier coordinator stored it.
+
+        Args:
+            number: number of the submission.
+            saved: the job's records.
+            now: seconds of Unix time.
+            changed: called with the name of a record that was changed or removed.
+            checkpoints: whether the cluster has checkpoint storage.
+            counters: the cluster's counters, to add to.
+
+        Returns:
+            The restored job.
+
+        Raises:
+            ShoalError, ValueError: the records are invalid.
+        """
+        submission = Submission.from_proto(number, saved.spec)
+        job = cls(submission, now, changed, checkpoints=checkpoints, counters=counters)
+        for part in job._records.restore(saved, now):
+            changed(part)
+        return job
+
     @property
     def parts(self) -> Iterator[str]:
         """The names of all records that it may have."""
@@ -309,10 +387,14 @@ class JobView:
         self._accounting.validate()
         self._checkpoint_coordinator.validate()
         self._recovery.validate()
-        waits = self.spec.is_session or self.closing or worker_group.active or self.vacancies
+        waits = self.spec.is_session or self.all_workers_finished or worker_group.active or self.vacancies
         assert waits or not self._lifecycle.running, "a running job has no worker, and none will come"
-        assert not (self.closing and worker_group.active), "the job is closing while workers train"
+        assert not (self.all_workers_finished and worker_group.active), "all workers have finished, yet some train"
         self.log.validate()
 
     def _progress(self, now: float) -> Progress:
         return self._accounting.progress(self._lifecycle.seconds(now))
+
+
+def _clock(at: float) -> str:
+    return f"{time.strftime('%H:%M:%S', time.gmtime(at))} UTC"

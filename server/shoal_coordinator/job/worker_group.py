@@ -1,11 +1,99 @@
 """The worker group of one job: its live workers, their ranks, and the ranks that have finished (no I/O)."""
 
+import enum
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from shoal.job import Job
 from shoal.v1 import state_pb2
-from shoal_coordinator.job.parts import GroupMember, Stage
 from shoal_coordinator.messages import WorkerReported
+
+# Seconds of a worker's first quarantine in a job, doubled each time, up to the maximum.
+_QUARANTINE_S, _MAX_QUARANTINE_S = 60.0, 3600.0
+_DOUBLED = 6  # doublings until the maximum is reached
+# Hangs of a worker in one job after which it is quarantined, as after so many deaths of its trainer in a row.
+HANGS = 3
+
+
+@dataclass(slots=True)
+class Quarantine:
+    """What a worker's failures in one job have led to.
+
+    Attributes:
+        count: number of its quarantines.
+        until: end of the latest one, in seconds of Unix time.
+    """
+
+    count: int = 0
+    until: float = 0.0
+
+
+class Stage(enum.Enum):
+    """How far a worker's entry into a job has come."""
+
+    ASSIGNED = "loads the program"
+    ENTERING = "servers admit it"
+    ADMITTED = "may pull and push"
+
+
+@dataclass(slots=True)
+class GroupMember:
+    """A live worker in a job. Only the job's `WorkerGroup` changes it.
+
+    Attributes:
+        worker: id of the worker.
+        incarnation: its incarnation.
+        rank: in [0, workers), unique within the job.
+        assignment: number of its assignment, unique in the cluster.
+        stage: how far its entry has come.
+        described: whether it has loaded the program, and so has the given values.
+        step: the step at which it starts.
+        last_report: its last report; stored in the record of the progress totals.
+        stepped_at: when its step last rose, or it was admitted, in seconds of Unix time. Not stored.
+        asked_at: when it last asked for data. Not stored.
+    """
+
+    worker: str
+    incarnation: int
+    rank: int
+    assignment: int
+    stage: Stage = Stage.ASSIGNED
+    described: bool = False
+    step: int = 0
+    last_report: WorkerReported | None = None
+    stepped_at: float = 0.0
+    asked_at: float = 0.0
+
+    @property
+    def current_step(self) -> int:
+        """Its step by its last report, or else the one at which it started."""
+        return self.last_report.step if self.last_report else self.step
+
+    def to_proto(self) -> state_pb2.GroupMemberRecord:
+        """Returns the record of this member."""
+        return state_pb2.GroupMemberRecord(
+            worker=self.worker,
+            incarnation=self.incarnation,
+            rank=self.rank,
+            assignment=self.assignment,
+            stage=state_pb2.GroupMemberRecord.Stage.Value(self.stage.name),
+            described=self.described,
+            step=self.step,
+        )
+
+    @classmethod
+    def from_proto(cls, record: state_pb2.GroupMemberRecord) -> "GroupMember":
+        """Returns the member in a record."""
+        return cls(
+            worker=record.worker,
+            incarnation=record.incarnation,
+            rank=record.rank,
+            assignment=record.assignment,
+            stage=Stage[state_pb2.GroupMemberRecord.Stage.Name(record.stage)],
+            described=record.described,
+            step=record.step,
+        )
 
 
 class WorkerGroup:
@@ -24,6 +112,8 @@ class WorkerGroup:
         self._names: dict[int, str] = {}  # by rank: its worker; kept when the worker finishes or the job ends
         self._finished: set[int] = set()  # ranks that have finished; a session can take one again
         self._value_sender = 0  # assignment of the worker that sends the given values; 0: none
+        self._quarantines: dict[str, Quarantine] = {}  # by worker, past ones included
+        self._hangs: Counter[str] = Counter()  # by worker; not stored, so a restart forgives them
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -57,7 +147,7 @@ class WorkerGroup:
 
     @property
     def step(self) -> int:
-        """The step of the foremost worker, by the workers' reports."""
+        """The step of the fastest worker, by the workers' reports."""
         return max((member.last_report.step for member in self.active.values() if member.last_report), default=0)
 
     @property
@@ -88,6 +178,55 @@ class WorkerGroup:
         """Returns whether a worker has finished. Servers have released it, and would not admit it again."""
         return any(self._names.get(rank) == worker for rank in self._finished)
 
+    # Workers that fail again and again, or hang.
+
+    def quarantine(self, worker: str, now: float) -> float:
+        """Quarantines a worker, longer each time; returns the seconds."""
+        found = self._quarantines.setdefault(worker, Quarantine())
+        seconds = min(_QUARANTINE_S * 2.0 ** min(found.count, _DOUBLED), _MAX_QUARANTINE_S)
+        found.count, found.until = found.count + 1, now + seconds
+        self._hangs.pop(worker, None)
+        return seconds
+
+    def quarantined(self, now: float) -> dict[str, float]:
+        """Returns the workers that are quarantined, and until when."""
+        return {worker: it.until for worker, it in sorted(self._quarantines.items()) if now < it.until}
+
+    @property
+    def has_quarantines(self) -> bool:
+        """Whether a worker is, or was, quarantined."""
+        return bool(self._quarantines)
+
+    def is_quarantined(self, worker: str, now: float) -> bool:
+        """Returns whether a worker must not get an assignment now."""
+        found = self._quarantines.get(worker)
+        return found is not None and now < found.until
+
+    def count_hang(self, worker: str) -> bool:
+        """Counts a hang of a worker; returns whether there were so many that it should be quarantined."""
+        self._hangs[worker] += 1
+        return self._hangs[worker] >= HANGS
+
+    def asked(self, worker: str, now: float) -> None:
+        """Records that a worker has asked for data, so its trainer does not hang."""
+        self.active[worker].asked_at = now
+
+    def restart_watch(self, now: float) -> None:
+        """Treats all workers as if they had just made a step, after something else than a step took its time."""
+        for member in self.active.values():
+            member.stepped_at = now
+
+    def stalled_s(self, now: float) -> float:
+        """Returns the seconds since any worker that trains made a step; 0 if none trains."""
+        steps = [member.stepped_at for member in self.active.values() if member.stage is Stage.ADMITTED]
+        return now - max(steps) if steps else 0.0
+
+    def lagging(self, asked_since: float) -> list[str]:
+        """Returns the workers behind the fastest one that have not asked for data since a time."""
+        training = [member for member in self.active.values() if member.stage is Stage.ADMITTED]
+        furthest = max((member.current_step for member in training), default=0)
+        return [it.worker for it in training if it.current_step < furthest and it.asked_at < asked_since]
+
     def has_part(self, worker: str, assignment: int) -> bool:
         """Returns whether a worker has this assignment in the job.
 
@@ -109,15 +248,23 @@ class WorkerGroup:
         """Records that a worker has loaded the program, and so has the given values."""
         self.active[worker].described = True
 
-    def admit(self, assignment: int, step: int) -> None:
-        """Records that all servers have admitted the worker of an assignment, if it is still present."""
+    def admit(self, assignment: int, step: int, now: float) -> None:
+        """Records that all servers have admitted the worker of an assignment, if it is still present.
+
+        Args:
+            assignment: number of the assignment.
+            step: the step at which the worker starts.
+            now: seconds of Unix time.
+        """
         for member in self.active.values():
             if member.assignment == assignment:
-                member.stage, member.step = Stage.ADMITTED, step
+                member.stage, member.step, member.stepped_at = Stage.ADMITTED, step, now
 
-    def keep_report(self, report: WorkerReported) -> WorkerReported | None:
+    def keep_report(self, report: WorkerReported, now: float) -> WorkerReported | None:
         """Keeps a worker's report as its last one; returns the previous one, or None."""
         member = self.active[report.worker]
+        if report.step > member.current_step:
+            member.stepped_at = now
         earlier, member.last_report = member.last_report, report
         return earlier
 
@@ -153,16 +300,24 @@ class WorkerGroup:
 
     def write_to(self, record: state_pb2.JobRecord) -> None:
         """Writes the worker group into the job's record."""
-        record.parts.extend(member.to_proto() for member in self.active.values())
+        record.members.extend(member.to_proto() for member in self.active.values())
         record.worker_group.update(self._names)
         record.finished.extend(sorted(self._finished))
         record.value_sender = self._value_sender
+        record.quarantined.extend(
+            state_pb2.QuarantineRecord(worker=worker, count=it.count, until=it.until)
+            for worker, it in sorted(self._quarantines.items())
+        )
 
-    def restore_from(self, record: state_pb2.JobRecord) -> None:
-        """Restores the worker group from the job's record."""
-        self.active = {part.worker: GroupMember.from_proto(part) for part in record.parts}
+    def restore_from(self, record: state_pb2.JobRecord, now: float) -> None:
+        """Restores the worker group from the job's record. No quarantine lasts longer than one that begins now can."""
+        self.active = {part.worker: GroupMember.from_proto(part) for part in record.members}
         self._names, self._finished = dict(record.worker_group), set(record.finished)
         self._value_sender = record.value_sender
+        self._quarantines = {
+            it.worker: Quarantine(it.count, min(it.until, now + _MAX_QUARANTINE_S)) for it in record.quarantined
+        }
+        self.restart_watch(now)
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""

@@ -19,6 +19,7 @@ from shoal_coordinator.messages.effects import (
 from shoal_coordinator.messages.event_codec import event_message, progress_message, state_code
 from shoal_coordinator.messages.events import (
     CheckpointCommitted,
+    CheckpointPublished,
     CheckpointsScanned,
     CutHeld,
     CutTaken,
@@ -42,6 +43,7 @@ __all__ = [
     "AdmitWorker",
     "Assignment",
     "CheckpointCommitted",
+    "CheckpointPublished",
     "CheckpointsScanned",
     "CommitCheckpoint",
     "CreateShards",

@@ -32,7 +32,16 @@ class ClusterEvent(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class TimePassed(ClusterEvent[Mapping[str, Role]]):
-    """Time has passed without another event. The reply has the role, by id, of each member that has died meanwhile."""
+    """Time has passed without another event. The reply has the role, by id, of each member that has died meanwhile.
+
+    Attributes:
+        heartbeat_wait_s: longest wait for a thread of a heartbeat or a registration since the last such event, in
+            seconds.
+        refused_heartbeats: number of heartbeats and registrations that were refused since then.
+    """
+
+    heartbeat_wait_s: float = 0.0
+    refused_heartbeats: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +151,13 @@ class LeaseRequested(ClusterEvent[Lease | NoRange]):
 
 @dataclass(frozen=True, slots=True)
 class EvaluationClaimed(ClusterEvent[EvaluationClaim]):
-    """A worker has reached a step where an evaluation may be due. `through` means that only the final one is left."""
+    """A worker has reached a step where an evaluation may be due. `finished_training`: only the final one is left."""
 
     job: str
     worker: str
     incarnation: int
     step: int
-    through: bool = False
+    finished_training: bool = False
     assignment: int = 0  # number of the worker's assignment
 
 
@@ -207,14 +216,18 @@ class WorkerReported(ClusterEvent[ReportAck]):
 
 @dataclass(frozen=True, slots=True)
 class WorkerFinished(ClusterEvent[None]):
-    """A worker has finished its part in a job. An error fails the job, unless `lost` says that its shards were gone."""
+    """A worker has finished its part in a job. An error fails the job, unless `shards_lost`: its shards were gone.
+
+    With `trainer_failed`, its trainer was killed several times in a row: the worker is quarantined.
+    """
 
     job: str
     worker: str
     incarnation: int
     error: str = ""
     assignment: int = 0  # number of the worker's assignment; 0 for a session
-    lost: bool = False
+    shards_lost: bool = False
+    trainer_failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,11 +256,11 @@ class WorkerAdmitted(EffectOutcome):
 
 @dataclass(frozen=True, slots=True)
 class EffectFailed(EffectOutcome):
-    """An effect that the job depends on has failed; `lost` means that the job's shards are gone."""
+    """An effect that the job depends on has failed; `shards_lost` means that the job's shards are gone."""
 
     job: JobRef
     reason: str
-    lost: bool = False
+    shards_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,16 +306,29 @@ class CheckpointCommitted(EffectOutcome):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFailed(EffectOutcome):
-    """A checkpoint attempt has failed. The job continues, unless `lost` says that its shards are gone."""
+    """A checkpoint attempt has failed. The job continues, unless `shards_lost` says that its shards are gone."""
 
     job: JobRef
     reason: str
-    lost: bool = False
+    shards_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class EffectDone(EffectOutcome):
     """An effect has completed, and no job needs to know."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPublished(ClusterEvent[bool]):
+    """A checkpoint's manifest is written. The effect continues: it removes older ones only if the reply is True.
+
+    The reply is False if the effect was abandoned, because the job restarts without this checkpoint.
+    """
+
+    effect: int
+    job: JobRef
+    saved: SavedCheckpoint
+    best: int = 0  # as in `CheckpointCommitted`
 
 
 @dataclass(frozen=True, slots=True)

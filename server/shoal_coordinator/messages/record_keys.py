@@ -9,7 +9,7 @@ from enum import StrEnum
 CLUSTER = "cluster"
 
 
-class Kind(StrEnum):
+class RecordKind(StrEnum):
     """The kind of a record."""
 
     MEMBER = "member"  # followed by the member id
@@ -32,14 +32,14 @@ class JobRecordKind(StrEnum):
 
 def of_member(member: str) -> str:
     """Returns the key of a member's record."""
-    return f"{Kind.MEMBER}/{member}"
+    return f"{RecordKind.MEMBER}/{member}"
 
 
 def of_job(submission: int, part: str) -> str:
     """Returns the key of one of a job's records."""
-    return f"{Kind.JOB}/{submission}/{part}"
+    return f"{RecordKind.JOB}/{submission}/{part}"
 
 
 def of_effect(number: int) -> str:
     """Returns the key of an effect's record."""
-    return f"{Kind.EFFECT}/{number}"
+    return f"{RecordKind.EFFECT}/{number}"

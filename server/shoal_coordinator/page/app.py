@@ -16,11 +16,11 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from shoal import errors
-from shoal_coordinator.page.guard import Guard, Rules
-from shoal_coordinator.page.reader import Mark, Reader
+from shoal_coordinator.page.guard import Guard, RequestRules
+from shoal_coordinator.page.reader import EventPosition, Reader
 from shoal_coordinator.page.responses import answer, failure
 from shoal_coordinator.page.streams import Stream, Streams
-from shoal_coordinator.page.threads import Threads
+from shoal_coordinator.page.threads import BoundedThreadPool
 
 _log = structlog.get_logger(__name__)
 
@@ -34,7 +34,7 @@ _ANSWER_S = 10.0
 _BODY_BYTES, _BODY_S = 4_096, 10.0
 
 
-def make_app(reader: Reader, rules: Rules, stopping: asyncio.Event, max_watchers: int) -> ASGIApp:
+def make_app(reader: Reader, rules: RequestRules, stopping: asyncio.Event, max_watchers: int) -> ASGIApp:
     """Returns the page as an ASGI application.
 
     Args:
@@ -74,8 +74,10 @@ class _Pages:
 
     def __init__(self, reader: Reader, stopping: asyncio.Event, max_watchers: int) -> None:
         self._reader = reader
-        self._ask = Threads("the coordinator", _THREADS, _QUEUED, _ANSWER_S).run
-        self._ask_storage = Threads("the checkpoint storage", _STORAGE_THREADS, _STORAGE_QUEUED, _ANSWER_S).run
+        self._ask = BoundedThreadPool("the coordinator", _THREADS, _QUEUED, _ANSWER_S).run
+        self._ask_storage = BoundedThreadPool(
+            "the checkpoint storage", _STORAGE_THREADS, _STORAGE_QUEUED, _ANSWER_S
+        ).run
         self._streams = Streams(reader, self._ask, stopping, max_watchers)
 
     async def overview(self, _request: Request) -> Response:
@@ -96,7 +98,7 @@ class _Pages:
         return await self._streams.cluster()
 
     async def job_events(self, request: Request) -> Stream:
-        mark = Mark.parse(request.headers.get("last-event-id", ""))
+        mark = EventPosition.parse(request.headers.get("last-event-id", ""))
         return await self._streams.job(request.path_params["name"], mark)
 
     def get(self, read: Callable[[], bytes]) -> Callable[[Request], Awaitable[Response]]:

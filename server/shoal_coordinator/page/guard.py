@@ -1,8 +1,8 @@
 """Access rules of the page, without a login: the requests that it refuses, and its security headers.
 
-Anyone who reaches the port may watch, and may also act unless the page is read-only. The rules keep out pages of other
-sites in the browser of such a user. These could use a name that resolves to this address (DNS rebinding), a form or a
-script that sends requests to this page (cross-site requests), or a frame.
+Anyone who reaches the port may watch, and may also act unless the page is read-only. The rules keep other sites
+from acting through the browser of such a user. Another site could use a name that resolves to this address (DNS
+rebinding), a form or a script that sends requests to this page (cross-site requests), or a frame.
 """
 
 import ipaddress
@@ -40,7 +40,7 @@ class _Fields(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class RequestRules:
     """The rules for requests.
 
     Attributes:
@@ -99,7 +99,7 @@ class Guard:
         rules: The rules for requests.
     """
 
-    def __init__(self, app: ASGIApp, rules: Rules) -> None:
+    def __init__(self, app: ASGIApp, rules: RequestRules) -> None:
         self._app, self._rules = app, rules
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -143,4 +143,4 @@ def _name(host: str) -> str:
     return (host[:colon] if colon > bracket else host).lower().removesuffix(".")
 
 
-__all__ = ["ACTION_HEADER", "Guard", "Rules"]
+__all__ = ["ACTION_HEADER", "Guard", "RequestRules"]

@@ -1,4 +1,4 @@
-"""Rates of servers per second, from the totals in their heartbeats (no I/O)."""
+"""Updates and bytes per second of each server, from the totals in its heartbeats (no I/O)."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -33,25 +33,25 @@ _MARK = re.compile(r"([0-9]{1,20})-([0-9]{1,18})")
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class EventPosition:
     """The position of a page in a job's events.
 
     Attributes:
-        life: Identifies the job among those of the same name, since a name can be used again.
+        submission: Identifies the job among those of the same name, since a name can be used again.
         sequence: The sequence number of the last event.
     """
 
-    life: int = 0
+    submission: int = 0
     sequence: int = 0
 
     @classmethod
-    def parse(cls, text: str) -> "Mark":
-        """Parses the text of a mark. Any other text gives the mark before all events."""
+    def parse(cls, text: str) -> "EventPosition":
+        """Parses the text of a position. Any other text gives the position before all events."""
         found = _MARK.fullmatch(text)
         return cls(int(found[1]), int(found[2])) if found else cls()
 
     def __str__(self) -> str:
-        return f"{self.life}-{self.sequence}"
+        return f"{self.submission}-{self.sequence}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +85,11 @@ class JobUpdate:
         ended: Whether no more events will come.
     """
 
-    mark: Mark
+    mark: EventPosition
     fresh: bool
     job: dict[str, Any]
     time: float
-    chunks: tuple[tuple[Mark, bytes], ...]
+    chunks: tuple[tuple[EventPosition, bytes], ...]
     ended: bool
 
 
@@ -176,6 +176,11 @@ class Reader:
             account = machine.job(name).data()
         return encode(records.data(name, account))
 
+    @property
+    def cached_timings(self) -> int:
+        """The number of jobs whose timings are cached."""
+        return len(self._timings)
+
     def timings(self, name: str) -> bytes:
         """Returns the timings of a job's latest steps as JSON. Calls within a second get the same text."""
         with self._coordinator.reading() as (machine, now):
@@ -213,7 +218,7 @@ class Reader:
         attempt = self._coordinator.handle(events.CheckpointRequested(name))
         return encode({"attempt": attempt.number})
 
-    def update(self, name: str, mark: Mark) -> JobUpdate:
+    def update(self, name: str, mark: EventPosition) -> JobUpdate:
         """Returns the changes of a job since a mark.
 
         Raises:
@@ -222,16 +227,18 @@ class Reader:
         with self._coordinator.reading() as (machine, now):
             job = machine.job(name)
             status = job.status(now)
-            life = round(status.submitted_at * 1e6)
-            fresh = mark.life != life or not mark.sequence
+            submission = round(status.submitted_at * 1e6)
+            fresh = mark.submission != submission or not mark.sequence
             found, ended = job.log.after(0 if fresh else mark.sequence), job.log.ended
         last = found[-1].sequence if found else 0 if fresh else mark.sequence
         picked = downsampled(found)
-        chunks: list[tuple[Mark, bytes]] = []
+        chunks: list[tuple[EventPosition, bytes]] = []
         for start in range(0, len(picked), _EVENTS):
             some = picked[start : start + _EVENTS]
-            chunks.append((Mark(life, some[-1].sequence), encode([records.event(event) for event in some])))
-        return JobUpdate(Mark(life, last), fresh, _whole(status), now, tuple(chunks), ended)
+            chunks.append(
+                (EventPosition(submission, some[-1].sequence), encode([records.event(event) for event in some]))
+            )
+        return JobUpdate(EventPosition(submission, last), fresh, _whole(status), now, tuple(chunks), ended)
 
     def _silence(self, member: MemberStatus) -> int:
         """Returns the whole seconds since the last heartbeat of a late live member, and 0 for any other member."""
@@ -273,4 +280,4 @@ def _checkpoint(found: Manifest | errors.ShoalError) -> dict[str, Any]:
     return records.stored_checkpoint(described(found), variables=False)
 
 
-__all__ = ["MAX_CHECKPOINTS", "MAX_JOBS", "MAX_MEMBERS", "JobUpdate", "Mark", "Overview", "Reader"]
+__all__ = ["MAX_CHECKPOINTS", "MAX_JOBS", "MAX_MEMBERS", "EventPosition", "JobUpdate", "Overview", "Reader"]

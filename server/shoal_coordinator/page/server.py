@@ -13,7 +13,7 @@ from shoal._checkpoint import CheckpointStorage
 from shoal._role.web_server import ConnectionLimits, WebServer
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.page.app import make_app
-from shoal_coordinator.page.guard import Rules
+from shoal_coordinator.page.guard import RequestRules
 from shoal_coordinator.page.reader import Reader
 
 _log = structlog.get_logger(__name__)
@@ -99,7 +99,7 @@ class PageServer:
             _log.exception("the page has failed")
 
 
-def rules_for(host: str, hosts: Iterable[str] = (), *, read_only: bool = False) -> Rules:
+def rules_for(host: str, hosts: Iterable[str] = (), *, read_only: bool = False) -> RequestRules:
     """Returns the rules for a page that listens on a host.
 
     Args:
@@ -121,7 +121,7 @@ def rules_for(host: str, hosts: Iterable[str] = (), *, read_only: bool = False) 
                 f"{name!r} is not a host name; --page-host takes names without http:// and port, such as a.example",
                 host=name,
             )
-    return Rules(frozenset({host.strip().lower(), *names} - {"", *_EVERYWHERE}), numeric, read_only)
+    return RequestRules(frozenset({host.strip().lower(), *names} - {"", *_EVERYWHERE}), numeric, read_only)
 
 
 __all__ = ["PageServer", "rules_for"]

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from shoal import errors
 from shoal_coordinator.page import responses
-from shoal_coordinator.page.reader import JobUpdate, Mark, Overview, Reader
+from shoal_coordinator.page.reader import EventPosition, JobUpdate, Overview, Reader
 from shoal_coordinator.page.responses import encode
 
 _log = structlog.get_logger(__name__)
@@ -103,7 +103,7 @@ class Streams:
         await self._look()
         return Stream(self._with_failure(self._cluster_events()), self._watchers)
 
-    async def job(self, name: str, mark: Mark) -> Stream:
+    async def job(self, name: str, mark: EventPosition) -> Stream:
         """Returns a stream of a job.
 
         Its events are `begin`, which tells whether all events follow or only those after the mark; `job` with the

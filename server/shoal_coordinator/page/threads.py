@@ -12,7 +12,7 @@ from shoal._role.web_server import in_thread
 T = TypeVar("T")
 
 
-class Threads:
+class BoundedThreadPool:
     """A pool of threads. Only the event loop's thread uses it.
 
     A function that does not return keeps its thread, but its caller stops waiting after `timeout_s`. The threads end
@@ -72,4 +72,4 @@ class Threads:
             raise
 
 
-__all__ = ["Threads"]
+__all__ = ["BoundedThreadPool"]

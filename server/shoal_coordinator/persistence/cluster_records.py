@@ -1,7 +1,7 @@
 """The mapping between a cluster and its records (no I/O).
 
-A coordinator that makes each change durable before anyone sees its consequences can fail at any time. The cluster that
-is restored from its records then continues where it was.
+Each change is durable before anyone sees its consequences, so a coordinator can fail at any time. The cluster that is
+restored from the records continues where the failed coordinator stopped.
 """
 
 from collections.abc import Mapping
@@ -78,14 +78,14 @@ class ClusterRecords:
         kind, _, rest = name.partition("/")
         message: Message | None
         match kind:
-            case record_keys.Kind.MEMBER:
+            case record_keys.RecordKind.MEMBER:
                 member = self._cluster.find_member(rest)
                 message = member.to_proto() if member else None
-            case record_keys.Kind.JOB:
+            case record_keys.RecordKind.JOB:
                 number, _, part = rest.partition("/")
                 job = jobs.get(int(number))
                 message = job.record(part) if job else None
-            case record_keys.Kind.EFFECT:
+            case record_keys.RecordKind.EFFECT:
                 effect = self._cluster.find_effect(int(rest))
                 message = effect_to_proto(effect) if effect else None
             case _:

@@ -25,6 +25,8 @@ _PARTS: Mapping[str, type[Message]] = {
     JobRecordKind.CHECKPOINTS: state_pb2.CheckpointsRecord,
     JobRecordKind.EVALUATION: state_pb2.EvaluationRecord,
 }
+# The snapshot's field for a record whose key has another name.
+_FIELDS: Mapping[str, str] = {JobRecordKind.PROGRESS: "progress_totals"}
 
 
 def snapshot_of(records: Mapping[str, bytes]) -> ClusterSnapshot | None:
@@ -58,11 +60,11 @@ class _FoundJob:
     def take(self, name: str, record: bytes) -> None:
         part, _, number = name.partition("/")
         if part in _PARTS:
-            self.parts[part] = _PARTS[part].FromString(record)
+            self.parts[_FIELDS.get(part, part)] = _PARTS[part].FromString(record)
         elif part == JobRecordKind.EVENT:
             event = job_pb2.Event.FromString(record)
             if event.sequence != int(number) or event.WhichOneof("kind") not in _KEPT:
-                raise ValueError("its kind is not kept, or it has another number")
+                raise ValueError(f"its event has the number {event.sequence}, or a kind that is not stored")
             self.events.append(event)
         else:
             raise ValueError(f"a job has no record {part!r}")
@@ -91,12 +93,12 @@ class _Found:
             return
         kind, _, rest = name.partition("/")
         match kind:
-            case record_keys.Kind.MEMBER:
+            case record_keys.RecordKind.MEMBER:
                 self.members.append(Member.from_proto(state_pb2.MemberRecord.FromString(record)))
-            case record_keys.Kind.JOB:
+            case record_keys.RecordKind.JOB:
                 number, _, part = rest.partition("/")
                 self.jobs.setdefault(int(number), _FoundJob()).take(part, record)
-            case record_keys.Kind.EFFECT:
+            case record_keys.RecordKind.EFFECT:
                 self.effects.append(effect_from_proto(int(rest), state_pb2.EffectRecord.FromString(record)))
             case _:
                 raise ValueError("its kind is unknown")

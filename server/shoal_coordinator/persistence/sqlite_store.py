@@ -12,11 +12,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from shoal import errors
-from shoal._system import volumes
+from shoal._system import private_files, volumes
 
 # A change that an older coordinator would misread increments the schema. Both numbers are in the file's header; the
-# second one is "SHOA".
-SCHEMA = 1
+# second one is "SHOA". Schema 2 adds `order` to ledgers.
+SCHEMA = 2
 _APPLICATION = 0x53484F41
 _MOST_LOCK_BYTES = 4096
 _HOLDER = ("pid", "host", "since", "address")
@@ -47,6 +47,7 @@ class SqliteStore:
         self._lock = FileLock(path.with_name(f"{path.name}.lock"), f"the store {path}")
         try:
             with self._translated("open"):
+                _create(path)
                 # One thread at a time uses it, but not always the same one.
                 self._database = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
         except BaseException:
@@ -125,6 +126,8 @@ class SqliteStore:
         (found, *_) = execute("PRAGMA quick_check(1)").fetchone()
         if found != "ok":
             raise self._unreadable(str(found))
+        if schema < SCHEMA:  # from now on, older versions of Shoal must not read it
+            execute(f"PRAGMA user_version = {SCHEMA}")
 
     @contextmanager
     def _translated(self, what: str) -> Iterator[None]:
@@ -167,6 +170,16 @@ class SqliteStore:
         )
 
 
+def _create(path: Path) -> None:
+    """Creates the file if it does not exist. SQLite gives the files beside it, such as the -wal file, its mode."""
+    with suppress(FileExistsError):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.fchmod(descriptor, private_files.file_mode())
+        finally:
+            os.close(descriptor)
+
+
 class FileLock:
     """A lock that one process holds until it ends, in a file that names the holder.
 
@@ -182,7 +195,7 @@ class FileLock:
 
     def __init__(self, path: Path, what: str, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, private_files.file_mode())
         except OSError as error:
             raise _no_lock(what, path, error) from None
         try:

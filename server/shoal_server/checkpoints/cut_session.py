@@ -22,7 +22,7 @@ def hold(store: ShardStore, writer: CheckpointWriter, request: pb.HoldCommitsReq
         request: names the job and the cut.
 
     Returns:
-        The progress of each worker: the largest of all shards here.
+        The progress of each worker on the shards here.
 
     Raises:
         StorageFailed: this server has no checkpoint storage.
@@ -30,16 +30,12 @@ def hold(store: ShardStore, writer: CheckpointWriter, request: pb.HoldCommitsReq
         Overloaded: running commits did not end in time.
     """
     writer.storage  # noqa: B018 - fails early if there is no storage: `save` would fail while training waits
-    store.config(request.job, request.generation)
-    store.commit_gate(request.job).hold(request.cut)
-    furthest: dict[str, WorkerProgress] = {}
-    for shard in store.all_shards(request.job):
-        for worker, progress in shard.progress().items():
-            furthest[worker] = furthest.get(worker, progress).joined(progress)
+    group = store.group(request.job, request.generation)
+    group.commit_gate.hold(request.cut)
     return pb.HoldCommitsReply(
         workers=[
             pb.WorkerProgress(worker=worker, incarnation=it.incarnation, committed=it.committed, finished=it.finished)
-            for worker, it in furthest.items()
+            for worker, it in group.progress().items()
         ]
     )
 
@@ -66,18 +62,17 @@ def save(store: ShardStore, writer: CheckpointWriter, request: pb.SaveRequest) -
     writer.storage  # noqa: B018 - raises if there is no storage
     if not 0 <= request.hold_s <= MAX_PAUSE_S:
         raise errors.BadRequest(f"hold_s is {request.hold_s:g}; it must be from 0 to {MAX_PAUSE_S:g} s")
-    config = store.config(request.job, request.generation)
+    group = store.group(request.job, request.generation)
     progress = {it.worker: WorkerProgress(it.incarnation, it.committed, it.finished) for it in request.workers}
-    with store.commit_gate(request.job).held(request.cut, request.hold_s):
-        cuts = {shard: shard.cut(progress) for shard in store.all_shards(request.job)}
-    snapshots = [cut.snapshot for cut in cuts.values()]
-    writer.begin(request.job, request.number, request.cut, config.variables, snapshots)
-    return pb.SaveReply(shards=[_saved(shard.layout.shard, cut) for shard, cut in cuts.items()])
+    with group.commit_gate.held(request.cut, request.hold_s):
+        cut = group.cut(progress)
+    writer.begin(request.job, request.number, request.cut, group.config.variables, cut.snapshots)
+    return pb.SaveReply(shards=[_saved(snapshot.layout.shard, cut) for snapshot in cut.snapshots])
 
 
 def resume_commits(store: ShardStore, request: pb.ResumeCommitsRequest) -> None:
     """Ends a cut that was not saved, or the pause after one: commits continue."""
-    store.commit_gate(request.job).resume(request.cut)
+    store.group_at_any_generation(request.job).commit_gate.resume(request.cut)
 
 
 def collect(store: ShardStore, writer: CheckpointWriter, request: pb.CollectFilesRequest) -> pb.CollectFilesReply:
@@ -97,7 +92,7 @@ def collect(store: ShardStore, writer: CheckpointWriter, request: pb.CollectFile
         StorageFailed: the files could not be written.
         UnknownCheckpoint: this server does not write that checkpoint.
     """
-    store.all_shards(request.job)  # raises if the shards are lost
+    store.group_at_any_generation(request.job)  # raises if the shards are lost
     if not 0 <= request.within_s <= _MAX_WITHIN_S:
         raise errors.BadRequest(f"the wait is {request.within_s:g} s; it must be from 0 to {_MAX_WITHIN_S:g} s")
     files = writer.collect(request.job, request.number, within_s=request.within_s)
@@ -120,15 +115,13 @@ def restore(store: ShardStore, storage: CheckpointStorage, request: pb.RestoreRe
         CorruptCheckpoint: the checkpoint is damaged. The shards are closed, because they may be partly overwritten.
         BadRequest: training has begun.
     """
-    config = store.config(request.job, request.generation)
+    group = store.group(request.job, request.generation)
+    config = group.config
     manifest = Catalogue(storage).manifest(request.from_job, request.number)
     slots = not request.partial
     with SavedVariables(storage, manifest) as saved:
         _check(config, saved, partial=request.partial)
-        for shard in store.all_shards(request.job):
-            shard.restore(
-                request.version, request.step, lambda arena: load(saved, arena, config.variables, slots=slots)
-            )
+        group.restore(request.version, request.step, lambda arena: load(saved, arena, config.variables, slots=slots))
 
 
 def _check(config: JobShardConfig, saved: SavedVariables, *, partial: bool) -> None:

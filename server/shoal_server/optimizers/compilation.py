@@ -112,10 +112,10 @@ CLAIMS = writable(types.int64)
 
 
 def update(*, slots: int, optional_slots: int = 0, scalars: int, optional_scalars: int = 0) -> Callable[[F], F]:
-    """Registers an update kernel.
+    """Returns a decorator that registers an update kernel.
 
-    Its arguments are: values, gradient, slots, optional slots, bounds, decay, claims, scalars, optional scalars. An
-    optional argument may be None. Each combination is compiled separately, so `if slot is not None` costs nothing.
+    A kernel's arguments are: values, gradient, slots, optional slots, bounds, decay, claims, scalars, optional scalars.
+    An optional argument may be None. Each combination is compiled separately, so `if slot is not None` costs nothing.
 
     Args:
         slots: number of slots.

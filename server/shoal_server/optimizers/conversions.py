@@ -1,8 +1,8 @@
 """Conversions between the elements of messages and of arenas, with a check for NaN and Inf in the same pass.
 
-Halves are converted by integer arithmetic on their bits, with the same results as NumPy and ml_dtypes. Processors' own
-instructions change the payload of some NaN, and not all processors have them. Elements of a message may start at any
-byte, so arrays need not be aligned here.
+Half-precision elements are converted by integer arithmetic on their bits, with the same results as NumPy and ml_dtypes.
+The conversion instructions of processors change the payload of some NaN, and not all processors have such instructions.
+Elements of a message may start at any byte, so arrays need not be aligned here.
 """
 
 from collections import deque
@@ -226,5 +226,5 @@ def _check(target: np.ndarray, source: np.ndarray, converted: Collection[tuple[n
     if not (known and flat and target.flags.c_contiguous and source.flags.c_contiguous):
         raise ValueError(
             f"{source.dtype}{source.shape} cannot become {target.dtype}{target.shape}; arrays must be flat, contiguous "
-            f"and of one size and dtype ({', '.join(map(str, _KEPT))}); only a message's side of float32 may be half"
+            f"and of one size and dtype ({', '.join(map(str, _KEPT))}); only float32 has 16-bit types in messages"
         )

@@ -1,8 +1,8 @@
 """Kernel threads: helper threads, one for every core but the caller's, that share the work of large updates.
 
 A caller never waits for a helper that has not started. A helper that has started can lose its core to another process,
-and then the caller waits for it. To bound that cost on a busy machine, helpers then rest for a while. The work itself
-decides how it is divided.
+and then the caller waits for it. After such a wait, callers use no helpers for a while, which bounds the cost on a busy
+machine. The function that is called on all threads divides the work.
 """
 
 import os
@@ -60,6 +60,12 @@ class KernelThreads:
         self._resting_until = 0.0  # time at which helpers are used again
         for number in range(helpers):
             threading.Thread(target=self._help, name=f"kernel-thread-{number}", daemon=True).start()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no work is open to helpers."""
+        with self._lock:
+            return not self._open
 
     def share(self, work: Callable[[], T]) -> list[T]:
         """Calls `work` on this thread and, concurrently, on every helper that starts before it is done.

@@ -1,17 +1,15 @@
 """Arithmetic kernels of the server, compiled by Numba: one pass over memory for each update. No policy, no locks.
 
-Arrays are flat, contiguous, aligned and of one dtype, float32 or float64, as are an update's scalars. Callers check the
-sizes (`update_rules` does). Kernels run without the GIL. The same inputs give the same bits on every call, on any
-number of threads. Half-precision gradients are widened to float32 before.
+Arrays are flat, contiguous and aligned. All arrays and scalars of an update have one dtype, float32 or float64. Callers
+check the sizes (`update_rules` does). Kernels run without the GIL. The same inputs give the same bits on every call, on
+any number of threads. Half-precision gradients are widened to float32 before a kernel gets them.
 
-An update kernel gets an arena's values, the gradient, the slots, the decay ranges, the claims and scalars; it changes
-values and slots. Elements [bounds[k], bounds[k + 1]) have weight decay decay[k], so ten thousand variables cost one
-call. Threads that call a kernel with the same claims share the arena: each claims the next block until none is left. A
-claim is one atomic addition in compiled code, so a thread takes the GIL once per call instead of once per block. Each
-element is computed independently, so the bits do not depend on the thread.
+An update kernel gets an arena's values, the gradient, the slots, the decay ranges (`bounds` and `decay`), the claims
+(the counter by which threads divide the work) and scalars. It changes values and slots. Elements
+[bounds[k], bounds[k + 1]) have weight decay decay[k], so ten thousand variables cost one call. Threads with the same
+claims share an arena: each claims the next block, by an atomic addition, without the GIL. The bits do not depend on it.
 
-`compilation` compiles the kernels, `conversions` converts the elements of messages, and `kernel_threads` provides the
-threads. Code that is compiled into a kernel must be in the kernel's own file, because Numba only tracks changes there.
+Code that is compiled into a kernel must be in the kernel's own file, because Numba only tracks changes there.
 """
 
 from collections.abc import Callable, Iterator
@@ -91,8 +89,7 @@ def _blocks(claims: Claims) -> Iterator[tuple[int, int]]:
 def _runs(bounds: Bounds, claims: Claims) -> Iterator[tuple[int, int, int]]:
     """Yields the claimed blocks in parts (k, start, stop), each within decay range k.
 
-    The ranges cover all elements. The loop of `_blocks` is repeated here, because a nested generator adds a third to
-    the compile time of each kernel.
+    The ranges cover all elements. This repeats the loop of `_blocks`: a nested generator compiles a third longer.
     """
     k = 0  # blocks that a thread claims later lie further on
     end = claims[1]
@@ -114,7 +111,11 @@ def _runs(bounds: Bounds, claims: Claims) -> Iterator[tuple[int, int, int]]:
 
 @update(slots=0, scalars=1)
 def sgd(values: Array, gradient: Array, bounds: Bounds, decay: Decay, claims: Claims, rate: Scalar) -> None:
-    """Applies `shoal.optim.SGD`; rate is the learning rate."""
+    """Applies `shoal.optim.SGD`.
+
+    Args:
+        values, gradient, bounds, decay, claims, rate: see `compilation.update`; rate is the learning rate.
+    """
     for k, start, stop in _runs(bounds, claims):
         cut = slice(start, stop)
         x, g = values[cut], gradient[cut]
@@ -139,8 +140,8 @@ def momentum(
     """Applies `shoal.optim.Momentum`: the step is direct * g + through * s.
 
     Args:
-        rate: learning rate.
-        keep: factor of the momentum buffer s.
+        values, gradient, momentum_buffer, bounds, decay, claims: see `compilation.update`.
+        rate, keep: learning rate, and factor of the momentum buffer s.
         direct, through: (0, 1), or (1, momentum) for Nesterov momentum.
     """
     for k, start, stop in _runs(bounds, claims):
@@ -164,7 +165,12 @@ def adagrad(
     rate: Scalar,
     eps: Scalar,
 ) -> None:
-    """Applies `shoal.optim.Adagrad`; rate is the learning rate, and eps is added to the denominator."""
+    """Applies `shoal.optim.Adagrad`.
+
+    Args:
+        values, gradient, accumulator, bounds, decay, claims: see `compilation.update`.
+        rate, eps: learning rate, and what is added to the denominator.
+    """
     for k, start, stop in _runs(bounds, claims):
         cut = slice(start, stop)
         x, g, s = values[cut], gradient[cut], accumulator[cut]
@@ -194,11 +200,10 @@ def rmsprop(
     """Applies `shoal.optim.RMSProp`.
 
     Args:
+        values, gradient, square_avg, bounds, decay, claims: see `compilation.update`.
         grad_avg, momentum_buffer: optional slots of the centered form and of the momentum.
-        rate: learning rate.
-        alpha, rest: smoothing constant, and 1 - alpha.
-        eps: added to the denominator.
-        keep: the momentum.
+        rate, keep: learning rate, and momentum.
+        alpha, rest, eps: smoothing constant, 1 - alpha, and what is added to the denominator.
     """
     zero = values.dtype.type(0)
     for k, start, stop in _runs(bounds, claims):
@@ -248,6 +253,7 @@ def adam(
     not compute 1 - lr * decay.
 
     Args:
+        values, gradient, exp_avg, exp_avg_sq, bounds, decay, claims: see `compilation.update`.
         step, unbias: lr / (1 - beta1 ** t), and 1 / sqrt(1 - beta2 ** t).
         beta1, rest1, beta2, rest2: decay rates of the averages; rest is 1 - beta.
         eps: added to the denominator.
@@ -284,8 +290,8 @@ def ftrl(
     """Applies `shoal.optim.FTRL`.
 
     Args:
-        rate: learning rate, > 0.
-        l1, l2, l2_shrinkage, beta: as in `shoal.optim.FTRL`.
+        values, gradient, accumulator, linear, bounds, decay, claims: see `compilation.update`.
+        rate, l1, l2, l2_shrinkage, beta: as in `shoal.optim.FTRL`; the learning rate is > 0.
         power: minus the learning-rate power; None means 0.5, whose square roots vectorize and lose no digits.
     """
     two = values.dtype.type(2)
@@ -309,20 +315,29 @@ def ftrl(
             x[i] = pull / ((root + beta) / rate + two * l2)
 
 
-@kernel([(writable(dtype), readable(dtype), dtype, CLAIMS) for dtype in FLOATS])
-def _accumulate(total: Array, gradient: Array, weight: Scalar, claims: Claims) -> None:
+# Means are limited to finite numbers, above which rounding may lead.
+@kernel([(writable(dtype), readable(dtype), dtype, dtype, CLAIMS) for dtype in FLOATS])
+def _accumulate(total: Array, gradient: Array, weight: Scalar, largest: Scalar, claims: Claims) -> None:
     for start, stop in _blocks(claims):
         t, g = total[start:stop], gradient[start:stop]
         for i in range(t.size):
-            t[i] += weight * g[i]
+            t[i] = min(max(t[i] + weight * g[i], -largest), largest)
 
 
-@kernel([(writable(dtype), dtype, CLAIMS) for dtype in FLOATS])
-def _scale(total: Array, factor: Scalar, claims: Claims) -> None:
+@kernel([(writable(dtype), readable(dtype), dtype, dtype, CLAIMS) for dtype in FLOATS])
+def _blend(total: Array, gradient: Array, weight: Scalar, largest: Scalar, claims: Claims) -> None:
+    for start, stop in _blocks(claims):
+        t, g = total[start:stop], gradient[start:stop]
+        for i in range(t.size):
+            t[i] = min(max(weight * t[i] + weight * g[i], -largest), largest)
+
+
+@kernel([(writable(dtype), dtype, dtype, CLAIMS) for dtype in FLOATS])
+def _scale(total: Array, factor: Scalar, largest: Scalar, claims: Claims) -> None:
     for start, stop in _blocks(claims):
         t = total[start:stop]
         for i in range(t.size):
-            t[i] *= factor
+            t[i] = min(max(t[i] * factor, -largest), largest)
 
 
 @kernel([(readable(dtype), dtype, CLAIMS) for dtype in _UNSIGNED])
@@ -345,45 +360,39 @@ def _exponents_below(bits: npt.NDArray[Any], infinity: Any, claims: Claims) -> b
 def share(elements: int, work: Callable[[Claims], T]) -> list[T]:
     """Runs a kernel over an arena, on several threads if it is large.
 
-    Args:
-        elements: size of the arena.
-        work: calls the kernel; several threads call it at once, with the same claims.
-
-    Returns:
-        The result of each thread's call, this thread's first.
+    Several threads call `work` at once, with the same claims; the results are theirs, this thread's first.
     """
     claims = np.array([0, elements], np.int64)
     return [work(claims)] if elements < LARGE else kernel_threads().share(lambda: work(claims))
 
 
-def accumulate(total: Array, gradient: Array, weight: float) -> None:
-    """Computes total := total + weight * gradient, element by element.
+def accumulate(total: Array, gradient: Array, weight: float, *, both: bool = False) -> None:
+    """Computes total := total + weight * gradient, element by element, limited to finite numbers.
 
     Args:
-        total: float32 or float64, flat; changed.
-        gradient: of the same dtype and size.
+        total, gradient: float32 or float64, both flat and of one size; the total is changed.
         weight: factor of the gradient.
+        both: whether it is that of the total, too; it is then a power of two up to 0.5, so that no bits are lost.
 
     Raises:
         ValueError: the shapes differ.
     """
     if total.shape != gradient.shape:
         raise ValueError(f"cannot add {gradient.shape} elements to {total.shape}")
-    as_scalar = total.dtype.type(weight)
-    share(total.size, lambda claims: _accumulate(total, gradient, as_scalar, claims))
+    as_scalar, largest, chosen = total.dtype.type(weight), np.finfo(total.dtype).max, _blend if both else _accumulate
+    share(total.size, lambda claims: chosen(total, gradient, as_scalar, largest, claims))
 
 
 def scale(total: Array, factor: float) -> None:
-    """Computes total := factor * total."""
-    as_scalar = total.dtype.type(factor)
-    share(total.size, lambda claims: _scale(total, as_scalar, claims))
+    """Computes total := factor * total, limited to finite numbers."""
+    scalars = total.dtype.type(factor), np.finfo(total.dtype).max
+    share(total.size, lambda claims: _scale(total, *scalars, claims))
 
 
 def all_finite(x: npt.NDArray[Any]) -> bool:
     """Returns whether no element is NaN or infinite; stops at the first block that has one.
 
-    Args:
-        x: flat and contiguous; float16, bfloat16, float32, float64, or integers, which are always finite.
+    The array is flat and contiguous; integers are always finite.
     """
     if np.issubdtype(x.dtype, np.integer):
         return True

@@ -7,7 +7,7 @@ over one transport, and `register` adds its factory to every server. The effect 
 
 from shoal_server.serving.endpoint import Endpoint, EndpointConfig, EndpointFactory
 from shoal_server.serving.lane_endpoint import LaneHandler
-from shoal_server.serving.pulls import PendingPull, PullGrant, replies
+from shoal_server.serving.pulls import PendingPull, replies
 from shoal_server.serving.pushes import Source, from_chunks, from_region, stamp_of
 from shoal_server.serving.registry import EndpointGroup, register, unregister
 from shoal_server.serving.service import DataService, required
@@ -23,7 +23,6 @@ __all__ = [
     "LaneHandler",
     "ParameterServerServicer",
     "PendingPull",
-    "PullGrant",
     "Source",
     "add_to_server",
     "from_chunks",

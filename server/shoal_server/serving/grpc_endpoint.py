@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
 from typing import Any
@@ -16,9 +16,9 @@ from shoal._wire import Assembler, decode_push
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.serving import pushes
 from shoal_server.serving.endpoint import Endpoint, EndpointConfig, EndpointFactory
-from shoal_server.serving.pulls import PendingPull, replies
+from shoal_server.serving.pulls import replies
 from shoal_server.serving.service import DataService, required
-from shoal_server.shards import Shard, Stamp
+from shoal_server.shards import Stamp
 from shoal_server.stall_detector import StallDetector
 
 _log = structlog.get_logger(__name__)
@@ -55,13 +55,11 @@ class GrpcEndpoint(Endpoint):
 
     def _pull(self, request: pb.PullRequest, context: grpc.ServicerContext, send: Send) -> None:
         call = PullCall(
-            self._service.shards_of(request),
-            headers_only=request.headers_only,
+            self._service,
+            request,
             context=context,
             send=self._watched_send(send, context),
             senders=self._config.senders,
-            on_sent=self._service.sent("grpc"),
-            on_end=self._service.metrics.pulled,
             span=_tracing.server_span("Pull", request.stamp),
         )
         call.start(pushes.stamp_of(request.stamp), request.ahead)
@@ -107,33 +105,28 @@ class PullCall:
     """A pull over gRPC. It takes a thread only while it has values to send.
 
     Args:
-        shards: shards to send, each as soon as it answers.
-        headers_only: whether to send no values (a barrier).
+        service: carries out the pull, and counts it.
+        request: names the shards.
         context: context of the call.
         send: sends a message and blocks until there is room for the next one; None ends the stream.
-        senders: lends a thread when a waiting shard answers.
-        on_sent: called with the bytes of each message's chunks.
+        senders: lends a thread when a waiting pull is answered.
         span: tracing span of the call, ended with it.
-        on_end: called when all is sent, with the seconds spent serving and the seconds spent waiting for shards.
     """
 
     def __init__(
         self,
-        shards: Sequence[Shard],
+        service: DataService,
+        request: pb.PullRequest,
         *,
-        headers_only: bool,
         context: grpc.ServicerContext,
         send: Send,
         senders: Executor,
-        on_sent: Callable[[int], object] = lambda _: None,
         span: _tracing.Span = _tracing.NOTHING,
-        on_end: Callable[[float, float], None] = lambda _serving, _waited: None,
     ) -> None:
-        self._pull, self._span = PendingPull(shards, self._wake, span), span
-        self._headers_only, self._context, self._send, self._senders = headers_only, context, send, senders
-        self._on_sent, self._on_end = on_sent, on_end
+        self._pull, self._span = service.pull(request, self._wake, span), span
+        self._headers_only, self._context, self._send, self._senders = request.headers_only, context, send, senders
+        self._on_sent, self._on_end = service.sent("grpc"), service.metrics.pulled
         self._began = time.perf_counter()
-        self._unsent = len(shards)
         self._lock = threading.Lock()  # guards what follows; taken before the pending pull's lock
         self._sending = True  # whether a thread runs `_send_ready` or is about to
         self._woken = False  # whether there is news since that thread last looked
@@ -141,7 +134,7 @@ class PullCall:
         self._waiting_since = self._waited_s = 0.0  # set while no thread is sending
 
     def start(self, stamp: Stamp, ahead: int) -> None:
-        """Asks all shards, then sends those that answered at once, on this thread.
+        """Asks for the values, and sends them on this thread if they are there at once.
 
         Args:
             stamp: worker, incarnation and step.
@@ -150,7 +143,7 @@ class PullCall:
         if not self._context.add_callback(self._end):
             return  # the caller is already gone
         self._pull.start(stamp, ahead)
-        if self._over:  # the call ended while it asked the shards
+        if self._over:  # the call ended while it asked for the values
             self._pull.abandon()
         self._send_ready()
 
@@ -176,21 +169,19 @@ class PullCall:
     def _send_ready(self) -> None:
         try:
             while self._has_work():
-                grants = self._pull.take()
-                if not grants:
+                step = self._pull.take()
+                if step is None:
                     continue
-                with replies(grants, headers_only=self._headers_only) as messages:
+                with replies(self._pull, step, headers_only=self._headers_only) as messages:
                     for pieces, nbytes in messages:
                         if self._over:
                             return
                         self._on_sent(nbytes)
                         self._send(b"".join(pieces))
-                self._unsent -= len(grants)
-                if not self._unsent:
-                    self._span.end()
-                    self._send(None)
-                    self._on_end(time.perf_counter() - self._began - self._waited_s, self._waited_s)
-                    return
+                self._span.end()
+                self._send(None)
+                self._on_end(time.perf_counter() - self._began - self._waited_s, self._waited_s)
+                return
         except errors.ShoalError as error:
             self._refuse(error)
         except Exception as error:

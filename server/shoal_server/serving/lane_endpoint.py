@@ -10,7 +10,7 @@ import secrets
 import select
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import TypeVar
 
@@ -33,21 +33,18 @@ from shoal._transport import (
     send_error,
 )
 from shoal._wire import (
-    ArenaKey,
     Assembler,
     Buffer,
-    arenas_of,
     decode_push,
     encode_values,
     region_arrays,
-    region_offsets,
 )
 from shoal._wire.limits import transfer_s
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.optimizers import conversions
 from shoal_server.serving import pushes
 from shoal_server.serving.endpoint import Endpoint, EndpointConfig, EndpointFactory
-from shoal_server.serving.pulls import PendingPull, PullGrant, read, replies
+from shoal_server.serving.pulls import PendingPull, headers_of, replies
 from shoal_server.serving.service import DataService, required
 
 M = TypeVar("M", bound=Message)
@@ -171,19 +168,19 @@ class LaneHandler:
             self._segment.close()
 
     def _share(self, offer: pb.Segment, welcome: pb.LaneWelcome) -> None:
-        if not 0 < offer.slots <= _MAX_REGIONS:
-            welcome.reason = f"it has {offer.slots} regions; the server accepts 1 to {_MAX_REGIONS}"
+        if not 0 < offer.regions <= _MAX_REGIONS:
+            welcome.reason = f"it has {offer.regions} regions; the server accepts 1 to {_MAX_REGIONS}"
             return
         if offer.region_bytes % _MEMORY_PAGE:
             welcome.reason = f"its regions have {offer.region_bytes} bytes; that must be a multiple of {_MEMORY_PAGE}"
             return
         try:
-            self._segment = Segment.open(offer.name, offer.slots * offer.region_bytes, offer.nonce)
+            self._segment = Segment.open(offer.name, offer.regions * offer.region_bytes, offer.nonce)
         except SegmentUnavailable as error:
             welcome.reason = str(error)
             _log.info("refused a client's shared memory", client=self._lane.peer, reason=welcome.reason)
             return
-        self._regions, self._region_bytes = offer.slots, offer.region_bytes
+        self._regions, self._region_bytes = offer.regions, offer.region_bytes
         welcome.shared = True
 
     # Calls.
@@ -213,28 +210,20 @@ class LaneHandler:
     def _answer_pull(self, request: pb.PullRequest, span: _tracing.Span) -> float:
         """Sends the values of a pull; returns the seconds that it waited for its consistency mode."""
         waited_s = 0.0
-        shards = self._service.shards_of(request)
         region = None if request.headers_only or not request.region else self._region(request.region)
-        targets: dict[ArenaKey, np.ndarray] = {}
-        if region is not None:
-            layouts = [shard.layout for shard in shards]
-            _, end = region_offsets(layouts)
-            if end > region.size:
-                raise errors.BadRequest(f"a pull of {end} bytes does not fit into a region of {region.size} bytes")
-            targets = region_arrays(region, layouts)
-        pull = PendingPull(shards, self._wake, span)
+        pull = self._service.pull(request, self._wake, span)
+        if region is not None and pull.shards.region_bytes > region.size:
+            raise errors.BadRequest(
+                f"a pull of {pull.shards.region_bytes} bytes does not fit into a region of {region.size} bytes"
+            )
         try:
             pull.start(pushes.stamp_of(request.stamp), request.ahead)
-            unanswered = len(shards)
-            while unanswered:
-                grants = pull.take()
-                unanswered -= len(grants)
-                if not grants:
-                    waited_s += self._wait()
-                elif region is None:
-                    self._send_values(grants, headers_only=request.headers_only, last=not unanswered)
-                else:
-                    self._write_values(grants, targets, last=not unanswered)
+            while (step := pull.take()) is None:
+                waited_s += self._wait()
+            if region is None:
+                self._send_values(pull, step, headers_only=request.headers_only)
+            else:
+                self._write_values(pull, step, region)
         finally:
             if pull.waits:
                 pull.abandon()
@@ -246,7 +235,7 @@ class LaneHandler:
                 os.eventfd_write(self._awake, 1)
 
     def _wait(self) -> float:
-        """Waits until a shard may have answered; returns the seconds."""
+        """Waits until the pull may have been answered; returns the seconds."""
         start = time.perf_counter()
         for descriptor, happened in self._poll.poll():
             if descriptor != self._awake:
@@ -257,7 +246,7 @@ class LaneHandler:
         os.eventfd_read(self._awake)
         return time.perf_counter() - start
 
-    def _send_values(self, grants: Sequence[PullGrant], *, headers_only: bool, last: bool) -> None:
+    def _send_values(self, pull: PendingPull, step: int, *, headers_only: bool) -> None:
         sent = self._service.sent(self._transport)
 
         def counted(messages: Iterator[tuple[list[Buffer], int]]) -> Iterator[list[Buffer]]:
@@ -265,17 +254,16 @@ class LaneHandler:
                 sent(nbytes)
                 yield pieces
 
-        with replies(grants, headers_only=headers_only) as messages:
-            nbytes = sum(grant.shard.layout.nbytes for grant in grants)
-            self._lane.stream(Frame.VALUES, counted(messages), end=last, within_s=transfer_s(nbytes))
+        with replies(pull, step, headers_only=headers_only) as messages:
+            self._lane.stream(Frame.VALUES, counted(messages), within_s=transfer_s(pull.shards.nbytes))
 
-    def _write_values(self, grants: Sequence[PullGrant], targets: Mapping[ArenaKey, np.ndarray], *, last: bool) -> None:
-        keys = arenas_of(grant.shard.layout for grant in grants)
-        with read(grants) as (headers, snapshots):
-            values = chain.from_iterable(snapshot.values for snapshot in snapshots)
-            conversions.send_all([(targets[key], arena) for key, arena in zip(keys, values, strict=True)])
-        self._service.sent("shared_memory")(sum(grant.shard.layout.nbytes for grant in grants))
-        self._lane.send(Frame.VALUES, encode_values(headers, []), end=last)
+    def _write_values(self, pull: PendingPull, step: int, region: np.ndarray) -> None:
+        targets = region_arrays(region, pull.shards.layouts).values()
+        with pull.read() as reading:
+            values = chain.from_iterable(snapshot.values for snapshot in reading.snapshots)
+            conversions.send_all([*zip(targets, values, strict=True)])
+        self._service.sent("shared_memory")(pull.shards.nbytes)
+        self._lane.send(Frame.VALUES, encode_values(headers_of(pull.shards, reading.version, step), []), end=True)
 
     def _push(self, payload: memoryview) -> None:
         stream = _ChunkFrames(self._lane)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,22 +16,13 @@ from shoal._wire import (
     Cursor,
     arenas_of,
     region_arrays,
-    region_offsets,
     storage_dtype,
 )
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.optimizers import conversions, kernels
-from shoal_server.shards import AnswerPush, Payload, Shard, ShardStore, Stamp
-
-
-@dataclass(frozen=True, slots=True)
-class ShardPushResult:
-    """A shard's answer to a push."""
-
-    shard: Shard
-    answer: AnswerPush
-
+from shoal_server.serving.pulls import headers_of
+from shoal_server.shards import AnswerPush, Payload, Selection, ShardStore, Stamp
 
 _OUTCOMES = {
     "staged": pb.STAGED,
@@ -41,8 +31,8 @@ _OUTCOMES = {
     "skipped": pb.SKIPPED,
 }
 
-# Receives the arenas of some aggregations of some shards; returns a payload for each shard.
-Source = Callable[[Sequence[Shard], Collection[Aggregation], BufferPool], list[Payload]]
+# Receives the arenas of some aggregations of some shards; returns them by arena.
+Source = Callable[[Selection, Collection[Aggregation], BufferPool], Payload]
 
 
 def stamp_of(message: header_pb2.Stamp) -> Stamp:
@@ -50,7 +40,7 @@ def stamp_of(message: header_pb2.Stamp) -> Stamp:
     return Stamp(message.worker, message.incarnation, message.step)
 
 
-def receive(store: ShardStore, header: pb.PushHeader, source: Source) -> list[ShardPushResult]:
+def receive(store: ShardStore, header: pb.PushHeader, source: Source) -> tuple[Selection, AnswerPush]:
     """Receives a push, stages it on all its shards, and commits it if its header says so.
 
     Args:
@@ -59,76 +49,76 @@ def receive(store: ShardStore, header: pb.PushHeader, source: Source) -> list[Sh
         source: receives the payload.
 
     Returns:
-        Each shard's answer, in the header's order.
+        The shards in the header's order, and their answer.
 
     Raises:
         BadChunk: the chunks do not fill the arenas exactly.
-        NonFiniteGradient: a shard's gradient holds NaN or Inf; no shard keeps any of the push.
-        Fenced, StaleGeneration, UnknownJob, UnknownShard, BadRequest: from the store and the shards.
+        NonFiniteGradient: a gradient holds NaN or Inf; no shard keeps any of the push.
+        Fenced, StaleGeneration, UnknownJob, UnknownShard, BadRequest: from the store and the group.
     """
     with _tracing.server_span("Push", header.stamp):
         return _received(store, header, source)
 
 
-def _received(store: ShardStore, header: pb.PushHeader, source: Source) -> list[ShardPushResult]:
-    shards = store.shards(header.stamp.job, header.shards, header.stamp.generation)
-    stamp = stamp_of(header.stamp)
-    known = [shard.answer_to(stamp) for shard in shards]
-    if all(known):  # a repeated push: its payload is not read
-        return [ShardPushResult(shard, answer) for shard, answer in zip(shards, known, strict=True) if answer]
-    if len(header.versions) != len(shards):
+def _received(store: ShardStore, header: pb.PushHeader, source: Source) -> tuple[Selection, AnswerPush]:
+    group = store.group(header.stamp.job, header.stamp.generation)
+    shards, stamp = group.select(header.shards), stamp_of(header.stamp)
+    shards.check_whole("push")
+    if known := group.answer_to(stamp):  # a repeated push: its payload is not read
+        return shards, known
+    if len(header.versions) != len(shards.layouts):
         raise errors.BadRequest(
-            f"a push to {len(shards)} shards carries {len(header.versions)} versions; send one for each shard"
+            f"a push to {len(shards.layouts)} shards carries {len(header.versions)} versions; send one for each shard"
         )
     if not 0 <= header.weight < math.inf:
         raise errors.BadRequest(f"the weight of a push is {header.weight}; it must be finite and at least 0")
-    payloads: Sequence[Payload | None] = [None] * len(shards)
+    payload: Payload | None = None
     if header.weight > 0:
         with _tracing.span("assemble"):
-            payloads = source(shards, _aggregations(header), store.memory)
+            payload = source(shards, _aggregations(header), store.memory)
     cursor = Cursor.from_proto(header.cursor) if header.HasField("cursor") else None
-    answers = [
-        shard.stage(stamp, header.weight, version, payload, cursor)
-        for shard, version, payload in zip(shards, header.versions, payloads, strict=True)
-    ]
+    # The versions differ only if the values came from several servers, at an earlier placement: the oldest counts.
+    answer = group.stage(stamp, header.weight, min(header.versions), payload, cursor)
     if header.commit:
-        with store.commit_gate(header.stamp.job).passing():
-            answers = [shard.commit(stamp) for shard in shards]
-    return [ShardPushResult(shard, answer) for shard, answer in zip(shards, answers, strict=True)]
+        with group.commit_gate.passing():
+            answer = group.commit(stamp)
+    return shards, answer
 
 
-def commit(store: ShardStore, request: pb.CommitRequest) -> list[ShardPushResult]:
+def commit(store: ShardStore, request: pb.CommitRequest) -> tuple[Selection, AnswerPush]:
     """Commits a staged push.
 
+    Returns:
+        The shards in the request's order, and their answer.
+
     Raises:
-        NotStaged: one of the shards does not hold it.
-        Fenced, StaleGeneration, UnknownJob, UnknownShard, BadRequest: from the store and the shards.
+        NotStaged: the shards do not hold it.
+        Fenced, StaleGeneration, UnknownJob, UnknownShard, BadRequest: from the store and the group.
     """
-    shards = store.shards(request.stamp.job, request.shards, request.stamp.generation)
-    stamp = stamp_of(request.stamp)
-    with _tracing.server_span("Commit", request.stamp), store.commit_gate(request.stamp.job).passing():
-        return [ShardPushResult(shard, shard.commit(stamp)) for shard in shards]
+    group = store.group(request.stamp.job, request.stamp.generation)
+    shards = group.select(request.shards)
+    shards.check_whole("commit")
+    with _tracing.server_span("Commit", request.stamp), group.commit_gate.passing():
+        return shards, group.commit(stamp_of(request.stamp))
 
 
-def reply_of(answers: Sequence[ShardPushResult], on_answer: Callable[[AnswerPush], None]) -> pb.PushReply:
+def reply_of(shards: Selection, answer: AnswerPush) -> pb.PushReply:
     """Returns the message that answers a push or a commit.
 
     Args:
-        answers: answers of the shards.
-        on_answer: called with each answer.
+        shards: the shards of the push.
+        answer: their answer.
     """
-    reply = pb.PushReply()
-    for answered in answers:
-        answer, shard = answered.answer, answered.shard
-        header = header_pb2.ShardHeader(
-            shard=shard.layout.shard, generation=shard.generation, version=answer.version, step=answer.step
-        )
-        reply.shards.add(header=header, outcome=_OUTCOMES[answer.outcome], staleness=answer.staleness)
-        on_answer(answer)
-    return reply
+    outcome, staleness = _OUTCOMES[answer.outcome], answer.staleness
+    return pb.PushReply(
+        shards=[
+            pb.ShardPush(header=header, outcome=outcome, staleness=staleness)
+            for header in headers_of(shards, answer.version, answer.step)
+        ]
+    )
 
 
-def assign(store: ShardStore, header: pb.PushHeader, source: Source) -> list[Shard]:
+def assign(store: ShardStore, header: pb.PushHeader, source: Source) -> Selection:
     """Receives values of all arenas and overwrites those of the shards.
 
     Args:
@@ -143,10 +133,9 @@ def assign(store: ShardStore, header: pb.PushHeader, source: Source) -> list[Sha
         BadRequest: training has begun.
         BadChunk, NonFiniteGradient, StaleGeneration, UnknownJob, UnknownShard: as for a push.
     """
-    shards = store.shards(header.stamp.job, header.shards, header.stamp.generation)
-    payloads = source(shards, list(Aggregation), store.memory)
-    for shard, payload in zip(shards, payloads, strict=True):
-        shard.assign(payload)
+    group = store.group(header.stamp.job, header.stamp.generation)
+    shards = group.select(header.shards)
+    group.assign(shards, source(shards, list(Aggregation), store.memory))
     return shards
 
 
@@ -161,9 +150,12 @@ def from_chunks(
         first: chunks of the first message.
         rest: feeds the chunks of the other messages to an assembler; yields each message without them, and their bytes.
         on_received: called with the bytes of each message's chunks.
+
+    Raises:
+        BadRequest: from the source, if a message after the first one has a header.
     """
 
-    def source(shards: Sequence[Shard], aggregations: Collection[Aggregation], memory: BufferPool) -> list[Payload]:
+    def source(shards: Selection, aggregations: Collection[Aggregation], memory: BufferPool) -> Payload:
         staged = _Staged(shards, aggregations, memory)
         runs = {key: [ArenaRange(0, array.size, array)] for key, array in staged.arrays.items()}
         assembler = Assembler(staged.arenas, runs, conversions.receive, kernels.all_finite)
@@ -177,7 +169,7 @@ def from_chunks(
         assembler.finish()
         for key in assembler.non_finite:
             raise staged.non_finite(key)
-        return staged.payloads()
+        return staged.arrays
 
     return source
 
@@ -192,18 +184,18 @@ def from_region(region: np.ndarray, on_received: Callable[[int], object] = lambd
         on_received: called with the number of bytes taken.
     """
 
-    def source(shards: Sequence[Shard], aggregations: Collection[Aggregation], memory: BufferPool) -> list[Payload]:
-        layouts = [shard.layout for shard in shards]
-        _, end = region_offsets(layouts)
-        if end > region.size:
-            raise errors.BadRequest(f"a push of {end} bytes does not fit into a region of {region.size} bytes")
+    def source(shards: Selection, aggregations: Collection[Aggregation], memory: BufferPool) -> Payload:
+        if shards.region_bytes > region.size:
+            raise errors.BadRequest(
+                f"a push of {shards.region_bytes} bytes does not fit into a region of {region.size} bytes"
+            )
         staged = _Staged(shards, aggregations, memory)
         on_received(sum(arena.nbytes for arena in staged.arenas.values()))
-        arrived = region_arrays(region, layouts, aggregations)
+        arrived = region_arrays(region, shards.layouts, aggregations)
         bad = conversions.receive_all([(staged.arrays[key], elements) for key, elements in arrived.items()])
         if bad is not None:
             raise staged.non_finite([*arrived][bad])
-        return staged.payloads()
+        return staged.arrays
 
     return source
 
@@ -211,25 +203,19 @@ def from_region(region: np.ndarray, on_received: Callable[[int], object] = lambd
 class _Staged:
     """Memory for the payload of a push, by arena."""
 
-    def __init__(self, shards: Sequence[Shard], aggregations: Collection[Aggregation], memory: BufferPool) -> None:
-        self._shards = {shard.layout.shard: shard for shard in shards}
-        self.arenas = arenas_of([shard.layout for shard in shards], aggregations)
+    def __init__(self, shards: Selection, aggregations: Collection[Aggregation], memory: BufferPool) -> None:
+        self._shards = shards
+        self.arenas = arenas_of(shards.layouts, aggregations)
         self.arrays: dict[ArenaKey, np.ndarray] = {}
         for key, arena in self.arenas.items():
             dtype = storage_dtype(arena.dtype)
             self.arrays[key] = memory.take(arena.elements * dtype.itemsize).view(dtype)
 
-    def payloads(self) -> list[Payload]:
-        """Returns the payload of each shard."""
-        payloads: dict[int, dict[int, np.ndarray]] = {number: {} for number in self._shards}
-        for (number, index), array in self.arrays.items():
-            payloads[number][index] = array
-        return [*payloads.values()]
-
     def non_finite(self, key: ArenaKey) -> errors.NonFiniteGradient:
         array = self.arrays[key]
         element = int(np.flatnonzero(~np.isfinite(array))[0])
-        return self._shards[key[0]].non_finite(key[1], element, array[element])
+        (shard,) = (shard for shard in self._shards.shards if shard.layout.shard == key[0])
+        return shard.non_finite(key[1], element, array[element])
 
 
 def _aggregations(header: pb.PushHeader) -> list[Aggregation]:

@@ -1,13 +1,13 @@
 """Data service: the data-plane calls on one server's shards, independent of the transport."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from shoal import errors
-from shoal.v1 import header_pb2
+from shoal import _tracing, errors
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.metrics import ServerMetrics
 from shoal_server.serving import pushes
-from shoal_server.shards import Shard, ShardStore
+from shoal_server.serving.pulls import PendingPull, headers_of
+from shoal_server.shards import AnswerPush, Selection, ShardStore
 
 # Called with a number of bytes.
 Counted = Callable[[int], object]
@@ -16,7 +16,7 @@ Counted = Callable[[int], object]
 class DataService:
     """Carries out pulls, pushes, commits and assignments for every endpoint.
 
-    `shoal_server.serving.pulls.PendingPull` waits for a pull, on the shards that `shards_of` returns.
+    A transport starts the `PendingPull` that `pull` returns, and sends the values when it wakes.
 
     Args:
         store: the shards.
@@ -26,14 +26,22 @@ class DataService:
     def __init__(self, store: ShardStore, metrics: ServerMetrics) -> None:
         self.store, self.metrics = store, metrics
 
-    def shards_of(self, request: pb.PullRequest) -> list[Shard]:
-        """Returns the shards of a pull, and counts the pull.
+    def pull(
+        self, request: pb.PullRequest, wake: Callable[[], None], span: _tracing.Span = _tracing.NOTHING
+    ) -> PendingPull:
+        """Returns a pull that was not started yet, and counts it.
+
+        Args:
+            request: names the shards.
+            wake: called when there is something to take from the pull.
+            span: tracing span of the call.
 
         Raises:
-            StaleGeneration, UnknownJob, UnknownShard: from the store.
+            StaleGeneration, UnknownJob, UnknownShard, BadRequest: from the store and the group.
         """
         self.metrics.pulls.inc()
-        return self.store.shards(request.stamp.job, request.shards, request.stamp.generation)
+        group = self.store.group(request.stamp.job, request.stamp.generation)
+        return PendingPull(group, group.select(request.shards), wake, span)
 
     def push(self, read: Callable[[], tuple[pb.PushHeader, pushes.Source]]) -> pb.PushReply:
         """Receives a push: stages it, and commits it if its header says so.
@@ -46,8 +54,8 @@ class DataService:
         """
         with self.metrics.pushing("push"):
             header, source = read()
-            answers = pushes.receive(self.store, header, source)
-        return self._reply(answers)
+            shards, answer = pushes.receive(self.store, header, source)
+        return self._reply(shards, answer)
 
     def commit(self, request: pb.CommitRequest) -> pb.PushReply:
         """Commits a staged push.
@@ -56,8 +64,8 @@ class DataService:
             ShoalError: see `pushes.commit`.
         """
         with self.metrics.pushing("commit"):
-            answers = pushes.commit(self.store, request)
-        return self._reply(answers)
+            shards, answer = pushes.commit(self.store, request)
+        return self._reply(shards, answer)
 
     def assign(self, header: pb.PushHeader, source: pushes.Source) -> pb.PushReply:
         """Overwrites values.
@@ -66,8 +74,7 @@ class DataService:
             ShoalError: see `pushes.assign`.
         """
         shards = pushes.assign(self.store, header, source)
-        headers = [header_pb2.ShardHeader(shard=shard.layout.shard, generation=shard.generation) for shard in shards]
-        return pb.PushReply(shards=[pb.ShardPush(header=header) for header in headers])
+        return pb.PushReply(shards=[pb.ShardPush(header=header) for header in headers_of(shards, 0, 0)])
 
     def sent(self, transport: str) -> Counted:
         """Returns the function that counts bytes of values that a transport sends.
@@ -81,8 +88,9 @@ class DataService:
         """Returns the function that counts bytes of gradients and values that a transport receives; see `sent`."""
         return self.metrics.received[transport]
 
-    def _reply(self, answers: Sequence[pushes.ShardPushResult]) -> pb.PushReply:
-        return pushes.reply_of(answers, self.metrics.answered)
+    def _reply(self, shards: Selection, answer: AnswerPush) -> pb.PushReply:
+        self.metrics.answered(answer)
+        return pushes.reply_of(shards, answer)
 
 
 def required(header: pb.PushHeader | None) -> pb.PushHeader:

@@ -1,4 +1,4 @@
-"""RPC servicer of the parameter server: decodes requests, calls, encodes replies."""
+"""RPC servicer of the parameter server: decodes each request, carries it out, and encodes the reply."""
 
 from typing import Any
 
@@ -60,20 +60,18 @@ class ParameterServerServicer:
 
     @_rpc.servicer
     def AdmitWorker(self, request: pb.AdmitWorkerRequest, context: grpc.ServicerContext) -> pb.AdmitWorkerReply:
-        shards = self._store.all_shards(request.job)
-        steps = [shard.admit(request.worker, request.incarnation, request.rank) for shard in shards]
-        return pb.AdmitWorkerReply(step=max(steps))
+        group = self._store.group_at_any_generation(request.job)
+        return pb.AdmitWorkerReply(step=group.admit(request.worker, request.incarnation, request.rank))
 
     @_rpc.servicer
     def FenceWorker(self, request: pb.FenceWorkerRequest, context: grpc.ServicerContext) -> pb.FenceWorkerReply:
-        shards = self._store.all_shards(request.job)
-        committed = [shard.fence(request.worker, request.incarnation) for shard in shards]
-        return pb.FenceWorkerReply(committed_steps=max(committed))
+        group = self._store.group_at_any_generation(request.job)
+        return pb.FenceWorkerReply(committed_steps=group.fence(request.worker, request.incarnation))
 
     @_rpc.servicer
     def ReleaseWorker(self, request: pb.ReleaseWorkerRequest, context: grpc.ServicerContext) -> pb.ReleaseWorkerReply:
-        for shard in self._store.all_shards(request.job):
-            shard.release(request.worker, request.incarnation, request.committed_steps)
+        group = self._store.group_at_any_generation(request.job)
+        group.release(request.worker, request.incarnation, request.committed_steps)
         return pb.ReleaseWorkerReply()
 
     @_rpc.servicer

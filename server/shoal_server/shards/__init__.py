@@ -1,14 +1,16 @@
 """Shards of a server: the pure state machine, its consistency modes, arenas and snapshots, and the locks around them.
 
-`Shard` is the only way to change a shard's state. Calls reach it through `shoal_server.serving`, checkpoints through
-`shoal_server.checkpoints`. This package knows neither RPCs nor files.
+`LockGroup` is the only way to change a shard's state. Calls reach it through `shoal_server.serving`, and checkpoints
+through `shoal_server.checkpoints`. This package knows neither RPCs nor files.
 """
 
 from shoal_server.shards.arena import Arena
 from shoal_server.shards.commit_gate import MAX_PAUSE_S
 from shoal_server.shards.events import AnswerPush, WorkerProgress
-from shoal_server.shards.shard import Cut, JobShardConfig, Payload, Shard, Stamp
-from shoal_server.shards.snapshot import Snapshot
+from shoal_server.shards.lock_group import Cut, LockGroup
+from shoal_server.shards.selection import Selection
+from shoal_server.shards.shard import JobShardConfig, Payload, Shard, Stamp
+from shoal_server.shards.snapshot import Reading, Snapshot
 from shoal_server.shards.store import ShardStore
 
 __all__ = [
@@ -17,7 +19,10 @@ __all__ = [
     "Arena",
     "Cut",
     "JobShardConfig",
+    "LockGroup",
     "Payload",
+    "Reading",
+    "Selection",
     "Shard",
     "ShardStore",
     "Snapshot",

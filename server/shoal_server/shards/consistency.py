@@ -5,12 +5,12 @@ A mode answers two questions: whether a worker may pull at a step, and which pus
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from shoal import consistency
 from shoal._wire import Cursor
+from shoal_server.shards.clocks import Clocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +25,6 @@ class Contribution:
     payload: Any  # the gradient, opaque to the state machine; None when weight is 0
     worker: str = ""
     cursor: Cursor | None = None
-
-
-@dataclass(slots=True)
-class WorkerClock:
-    """A shard's record of one admitted worker."""
-
-    incarnation: int
-    rank: int
-    steps: int  # finished or skipped; never falls
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +43,23 @@ class PushDecision:
     applies: list[Apply] = field(default_factory=list)
 
 
-Clocks = Mapping[str, WorkerClock]
-
-
-def slowest(clocks: Clocks, default: int) -> int:
-    """Returns the steps finished by the slowest admitted worker; `default` if there is none."""
-    return min((clock.steps for clock in clocks.values()), default=default)
+# The limit of a mode that lets every pull through: above all steps.
+NO_LIMIT = 1 << 62
 
 
 class Mode(ABC):
     """One shard's enforcement of a consistency mode."""
 
     @abstractmethod
+    def limit(self, clocks: Clocks) -> int:
+        """Returns the largest step whose values may be pulled now. It never falls while the same workers are admitted.
+
+        Every commit asks this, so it must not scan the clocks.
+        """
+
     def may_pull(self, step: int, clocks: Clocks) -> bool:
         """Returns whether a worker that has finished `step` steps may have the values now."""
+        return step <= self.limit(clocks)
 
     @abstractmethod
     def take(self, contribution: Contribution, staleness: int) -> PushDecision:
@@ -100,9 +94,9 @@ class AsynchronousMode(Mode):
     def __init__(self, *, scale_by_staleness: bool) -> None:
         self._scale_by_staleness = scale_by_staleness
 
-    def may_pull(self, step: int, clocks: Clocks) -> bool:
-        del step, clocks
-        return True
+    def limit(self, clocks: Clocks) -> int:
+        del clocks
+        return NO_LIMIT
 
     def take(self, contribution: Contribution, staleness: int) -> PushDecision:
         if contribution.payload is None:
@@ -115,7 +109,7 @@ class AsynchronousMode(Mode):
 
     def entry_step(self, clocks: Clocks, furthest: int) -> int:
         # A newcomer joins at the slowest worker's step: behind it, other workers of a bounded mode would have to wait.
-        return slowest(clocks, furthest)
+        return clocks.slowest(furthest)
 
 
 class BoundedStalenessMode(AsynchronousMode):
@@ -125,8 +119,8 @@ class BoundedStalenessMode(AsynchronousMode):
         super().__init__(scale_by_staleness=False)
         self._bound = bound
 
-    def may_pull(self, step: int, clocks: Clocks) -> bool:
-        return step - slowest(clocks, step) <= self._bound
+    def limit(self, clocks: Clocks) -> int:
+        return clocks.slowest(NO_LIMIT) + self._bound
 
 
 class SynchronousMode(Mode):
@@ -144,9 +138,9 @@ class SynchronousMode(Mode):
         self._open_step = 0
         self._held: dict[tuple[int, int], Contribution] = {}  # contributions to the open step, by rank and incarnation
 
-    def may_pull(self, step: int, clocks: Clocks) -> bool:
+    def limit(self, clocks: Clocks) -> int:
         del clocks
-        return step <= self._open_step
+        return self._open_step
 
     def take(self, contribution: Contribution, staleness: int) -> PushDecision:
         del staleness
@@ -165,11 +159,11 @@ class SynchronousMode(Mode):
                 self._held = {}
                 self._open_step += 1
             else:  # all workers have skipped this step, and perhaps later ones
-                self._open_step = slowest(clocks, self._open_step)
+                self._open_step = clocks.slowest(self._open_step)
         return applies
 
     def _closes(self, clocks: Clocks) -> bool:
-        owing = sum(clock.steps <= self._open_step for clock in clocks.values())
+        owing = clocks.count_up_to(self._open_step)
         if self._held:
             return owing <= max(0, self._backup_workers - (self._most_admitted - len(clocks)))
         return bool(clocks) and owing == 0

@@ -25,6 +25,7 @@ class Snapshot:
         layout: layout of the shard.
         values: flat values of each arena, in the dtypes that the server keeps.
         slots: slots of each arena, by name; read only while it is being saved.
+        counting: guards the counts of readers; the snapshots of a lock group share it.
     """
 
     def __init__(
@@ -33,10 +34,11 @@ class Snapshot:
         layout: ShardLayout,
         values: Sequence[np.ndarray],
         slots: Sequence[Mapping[str, np.ndarray]] = (),
+        counting: "threading.Lock | None" = None,
     ) -> None:
         self.version, self.layout, self._values, self._slots = version, layout, values, slots
-        # Guards the counts; taken alone or after the shard's lock, and no lock is taken under it.
-        self._lock = threading.Lock()
+        # Guards the counts; taken alone or after the group's lock, and no lock is taken under it.
+        self._lock = counting or threading.Lock()
         self._readers = 0  # includes the savers
         self._savers = 0
 
@@ -79,14 +81,14 @@ class Snapshot:
     def chunks(self) -> Iterator[Chunk]:
         """Yields the values as chunks. Except for halves, these are views of the shard's memory, valid while in use."""
         for index, (arena, values) in enumerate(zip(self.layout.arenas, self._values, strict=True)):
-            step = CHUNK_BYTES // arena.wire.itemsize
+            step = CHUNK_BYTES // arena.wire_dtype.itemsize
             for start in range(0, arena.elements, step):
                 elements = values[start : start + step]
-                if elements.dtype != arena.wire:
-                    elements = np.empty(elements.size, arena.wire)
+                if elements.dtype != arena.wire_dtype:
+                    elements = np.empty(elements.size, arena.wire_dtype)
                     conversions.send(elements, values[start : start + step])
                 data = elements.view(np.uint8).data
-                yield Chunk(self.layout.shard, index, start * arena.wire.itemsize, data)
+                yield Chunk(self.layout.shard, index, start * arena.wire_dtype.itemsize, data)
 
     @property
     def values(self) -> Sequence[np.ndarray]:
@@ -99,3 +101,28 @@ class Snapshot:
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._readers -= 1
+
+
+class Reading:
+    """One reader's use of the snapshots of some shards, at one version. `with` ends it.
+
+    Args:
+        version: updates applied; the same for all shards.
+        snapshots: snapshots of the shards. The caller holds the group's lock.
+        counting: the lock that guards their counts.
+    """
+
+    def __init__(self, version: int, snapshots: Sequence[Snapshot], counting: threading.Lock) -> None:
+        self.version, self.snapshots, self._counting = version, snapshots, counting
+        self._count(1)
+
+    def __enter__(self) -> "Reading":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._count(-1)
+
+    def _count(self, change: int) -> None:
+        with self._counting:
+            for snapshot in self.snapshots:
+                snapshot._readers += change

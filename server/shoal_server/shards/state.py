@@ -1,7 +1,7 @@
-"""State machine of one shard: decides which pulls pass, which updates are applied, and how repeats are answered.
+"""State machine of a lock group: decides which pulls pass, which updates are applied, and how repeats are answered.
 
-It is pure: no values, locks, clocks or I/O. `ShardState.handle(event)` returns effects, which
-`shoal_server.shards.shard` carries out in order. Gradients are opaque payloads.
+It is pure: no values, locks, clocks or I/O. `GroupState.handle(event)` returns effects, which
+`shoal_server.shards.lock_group` carries out in order. Gradients are opaque payloads.
 """
 
 from collections import deque
@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from shoal import errors
 from shoal._wire import Cursor
-from shoal_server.shards.consistency import Apply, Contribution, Mode, WorkerClock, slowest
+from shoal_server.shards.clocks import Clocks, WaitingPulls, WorkerClock
+from shoal_server.shards.consistency import Apply, Contribution, Mode
 from shoal_server.shards.events import (
     AnswerAdmission,
     AnswerCut,
@@ -65,27 +66,19 @@ class _Answered:
     answer: AnswerPush
 
 
-@dataclass(slots=True)
-class _Waiting:
-    """A waiting pull."""
-
-    worker: str
-    step: int  # the step that the values are for
-
-
 @dataclass
-class ShardState:
-    """The state machine of one shard.
+class GroupState:
+    """The state machine of one lock group.
 
     Args:
-        name: name of the shard for messages, such as "job/3".
+        name: name for messages: that of the job.
         mode: enforces the job's consistency mode.
     """
 
     name: str
     mode: Mode
     version: int = 0  # updates applied; never falls
-    clocks: dict[str, WorkerClock] = field(default_factory=dict)  # admitted workers; fenced ones stay until released
+    clocks: Clocks = field(default_factory=Clocks)  # admitted workers; fenced ones stay until released
     furthest: int = 0  # most steps that any worker ever finished; at least every clock
     history: deque[Admission] = field(default_factory=lambda: deque(maxlen=HISTORY))
     # Worker -> newest fenced incarnation; the latest FENCED_WORKERS, in order of fencing.
@@ -94,7 +87,7 @@ class ShardState:
     _answered: dict[str, _Answered] = field(default_factory=dict)  # admitted workers only
     # Positions in the data as of the applied updates; admitted workers only.
     _cursors: dict[str, Cursor] = field(default_factory=dict)
-    _waiting: dict[Any, _Waiting] = field(default_factory=dict)  # in order of arrival
+    _waiting: WaitingPulls = field(default_factory=WaitingPulls)
 
     def handle(self, event: Event) -> list[Effect]:
         """Handles one event and returns the effects.
@@ -138,9 +131,10 @@ class ShardState:
 
         Raises:
             Fenced: the worker or its incarnation is not admitted.
-            BadRequest: the step is older than the last answered one.
+            BadRequest: the step is out of range, or older than the last answered one.
         """
         clock = self._admitted(worker, incarnation)
+        self._check_step(step + 1)  # the worker's clock once this is committed
         answered = self._answered.get(worker)
         if answered and answered.step == step:
             return replace(answered.answer, repeated=True)
@@ -152,6 +146,11 @@ class ShardState:
                 expected=clock.steps,
             )
         return None
+
+    @property
+    def begun(self) -> bool:
+        """Whether workers are admitted, or the values are no longer the initial ones."""
+        return bool(self.clocks or self.history or self.version or self.furthest)
 
     def progress(self) -> dict[str, WorkerProgress]:
         """Returns each admitted worker's progress on this shard."""
@@ -167,9 +166,7 @@ class ShardState:
 
     def abandon_all(self) -> list[Any]:
         """Removes all waiting pulls and returns their tickets."""
-        tickets = list(self._waiting)
-        self._waiting.clear()
-        return tickets
+        return self._waiting.clear()
 
     @property
     def waiting(self) -> int:
@@ -187,7 +184,7 @@ class ShardState:
         assert self._staged.keys() <= self.clocks.keys()
         assert self._answered.keys() <= self.clocks.keys()
         assert len({clock.rank for clock in self.clocks.values()}) == len(self.clocks)
-        for pull in self._waiting.values():
+        for _, pull in self._waiting.items():
             assert pull.worker in self.clocks
             assert not self.mode.may_pull(pull.step, self.clocks), "a pull waits that could be answered"
         assert self._cursors.keys() <= self.clocks.keys()
@@ -204,7 +201,7 @@ class ShardState:
                 worker=event.worker,
             )
         entry = self.mode.entry_step(self.clocks, self.furthest)
-        self.clocks[event.worker] = WorkerClock(event.incarnation, event.rank, entry)
+        self.clocks.admit(event.worker, WorkerClock(event.incarnation, event.rank, entry))
         return [*self._settle(), AnswerAdmission(entry)]
 
     def _worker_fenced(self, event: WorkerFenced) -> list[Effect]:
@@ -216,7 +213,7 @@ class ShardState:
             return [AnswerFence(0)]
         tickets = [ticket for ticket, pull in self._waiting.items() if pull.worker == event.worker]
         for ticket in tickets:
-            del self._waiting[ticket]
+            self._waiting.remove(ticket)
         error = self._not_admitted(event.worker, clock.incarnation)
         return [*(RefusePull(ticket, error) for ticket in tickets), AnswerFence(self._committed(event.worker))]
 
@@ -233,7 +230,7 @@ class ShardState:
         self._staged.pop(event.worker, None)
         self._answered.pop(event.worker, None)
         self._cursors.pop(event.worker, None)
-        del self.clocks[event.worker]
+        self.clocks.release(event.worker)
         return [*effects, *self._settle()]
 
     def _pull_requested(self, event: PullRequested) -> list[Effect]:
@@ -248,11 +245,11 @@ class ShardState:
             return [*effects, self._admit_pull(event.ticket, event.worker, step)]
         if len(self._waiting) >= MAX_WAITING_PULLS:
             raise errors.Overloaded(f"{self.name}: {MAX_WAITING_PULLS} pulls already wait; try again later")
-        self._waiting[event.ticket] = _Waiting(event.worker, step)
+        self._waiting.add(event.ticket, event.worker, step)
         return effects
 
     def _pull_abandoned(self, event: PullAbandoned) -> list[Effect]:
-        self._waiting.pop(event.ticket, None)
+        self._waiting.remove(event.ticket)
         return []
 
     def _push_staged(self, event: PushStaged) -> list[Effect]:
@@ -265,16 +262,9 @@ class ShardState:
                 "the barrier",
                 step=event.step,
             )
-        clock = self.clocks[event.worker]
+        rank, life = self.clocks[event.worker].rank, event.incarnation
         self._staged[event.worker] = Contribution(
-            clock.rank,
-            clock.incarnation,
-            event.step,
-            event.weight,
-            event.version,
-            event.payload,
-            event.worker,
-            event.cursor,
+            rank, life, event.step, event.weight, event.version, event.payload, event.worker, event.cursor
         )
         return [AnswerPush("staged", 0, event.step, self.version)]
 
@@ -295,6 +285,8 @@ class ShardState:
         return [Overwrite()]
 
     def _cut_requested(self, event: CutRequested) -> list[Effect]:
+        for progress in event.progress.values():
+            self._check_step(max(progress.committed, progress.finished))
         effects: list[Effect] = []
         for worker, progress in event.progress.items():
             clock = self.clocks.get(worker)
@@ -315,6 +307,7 @@ class ShardState:
         # A restarted coordinator may repeat this.
         if self.clocks or self.history:
             raise errors.BadRequest(f"{self.name}: training has begun; a checkpoint can only be restored before that")
+        self._check_step(max(event.version, event.step))
         self.version, self.furthest = event.version, event.step
         self.mode.resume(event.step)
         return [Overwrite()]
@@ -344,24 +337,27 @@ class ShardState:
         A newcomer starts at the largest entry step of all shards, and a late worker continues at the largest open step.
         Both can be ahead of this shard, which must not wait for pushes that will not come.
         """
-        if not 0 <= step < MAX_STEP:
-            raise errors.BadRequest(f"{self.name}: step {step} is out of range; steps are below {MAX_STEP}", step=step)
+        self._check_step(step)
         if step <= clock.steps:
             return []
         self._advance(clock, step)
         return self._settle()
 
+    def _check_step(self, step: int) -> None:
+        """Raises BadRequest if a step or version is not in [0, MAX_STEP). Called before anything changes."""
+        if not 0 <= step < MAX_STEP:
+            raise errors.BadRequest(f"{self.name}: step {step} is out of range; steps are below {MAX_STEP}", step=step)
+
     def _advance(self, clock: WorkerClock, steps: int) -> None:
-        clock.steps = max(clock.steps, steps)
+        self.clocks.advance(clock, steps)
         self.furthest = max(self.furthest, clock.steps)
 
     def _settle(self) -> list[Effect]:
         """Applies the updates that the mode releases, and answers the pulls that may now pass, in order of arrival."""
         effects = self._apply(self.mode.settle(self.clocks))
-        ready = [(ticket, pull) for ticket, pull in self._waiting.items() if self.mode.may_pull(pull.step, self.clocks)]
-        for ticket, pull in ready:
-            del self._waiting[ticket]
-            effects.append(self._admit_pull(ticket, pull.worker, pull.step))
+        if len(self._waiting):
+            ready = self._waiting.pop_up_to(self.mode.limit(self.clocks))
+            effects += [self._admit_pull(ticket, pull.worker, pull.step) for ticket, pull in ready]
         return effects
 
     def _apply(self, applies: list[Apply]) -> list[Effect]:
@@ -381,7 +377,7 @@ class ShardState:
         return AnswerPull(ticket, self.mode.next_step(step))
 
     def _record(self, kind: Literal["pull", "push"], worker: str, step: int) -> None:
-        self.history.append(Admission(kind, worker, step, slowest(self.clocks, step), self.version))
+        self.history.append(Admission(kind, worker, step, self.clocks.slowest(step), self.version))
 
     def _admitted(self, worker: str, incarnation: int) -> WorkerClock:
         clock = self.clocks.get(worker)

@@ -12,7 +12,7 @@ from shoal_worker.arrays import Namespace, namespace_of
 
 _FLOAT32 = np.dtype(np.float32)
 # Most elements of a run: long enough to amortize the start of a loop, short enough for the first-level cache.
-_RUN = 2048
+RUN = 2048
 # Most rows of a piece. NumPy adds rows one after the other, so the error grows with their number.
 _ROWS = 256
 
@@ -51,7 +51,7 @@ def in_runs(x: Array) -> Array:
     """
     channels = x.shape[-1]
     count = math.prod(x.shape[:-1]) if namespace_of(x) is np else 1
-    most = min(count, _RUN // max(channels, 1))
+    most = min(count, RUN // max(channels, 1))
     times = next((times for times in range(most, 1, -1) if count % times == 0), 1)
     return x.reshape(-1, times * channels)
 
@@ -124,6 +124,7 @@ def _total(sums: Iterable[Array], channels: int) -> Array:
 
 
 __all__ = [
+    "RUN",
     "along",
     "column_products",
     "column_sums",

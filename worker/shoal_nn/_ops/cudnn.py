@@ -210,6 +210,12 @@ def _handle(device: int, thread: int) -> Any:  # noqa: ARG001 - one for each pai
     return _library().create_handle()
 
 
+def forget() -> None:
+    """Drops all plans and handles, and looks for cuDNN again at the next call."""
+    for cache in (_plan, _handle, _library):
+        cache.cache_clear()
+
+
 @functools.cache
 def _library() -> Any:
     """Returns the frontend; None if it or cuDNN is not installed."""
@@ -227,4 +233,4 @@ def _library() -> Any:
     return cudnn
 
 
-__all__ = ["forward", "gradient_by_input", "gradient_by_kernel", "takes"]
+__all__ = ["forget", "forward", "gradient_by_input", "gradient_by_kernel", "takes"]

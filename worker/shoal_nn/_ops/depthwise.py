@@ -2,7 +2,8 @@
 
 The import takes a second, so callers import the module when they need it. A kernel compiles at its first call, within
 about two seconds. Compiled kernels are cached on disk: beside this file, in the user's cache folder, or in
-NUMBA_CACHE_DIR. Images contain them already, because `warm_up` runs in the build (`shoal._numerics.kernels`).
+NUMBA_CACHE_DIR. Container images include them, because `warm_up` runs when an image is built
+(`shoal._numerics.kernels`).
 """
 
 from collections.abc import Callable

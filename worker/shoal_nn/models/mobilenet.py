@@ -29,6 +29,9 @@ def mobilenet_v2(classes: int = 1000, width: float = 1.0, *, stem_strides: int =
         stem_strides: strides of the first convolution; 1 suits images of 32x32.
         dropout: rate of the dropout before the head.
 
+    Returns:
+        A model from images [batch, height, width, channels] to logits [batch, classes].
+
     Raises:
         InvalidLayer: an argument is out of range.
     """

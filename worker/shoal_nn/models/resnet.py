@@ -27,6 +27,9 @@ def resnet(depth: int, classes: int = 1000, *, small_images: bool = False) -> Se
         small_images: whether to start with a 3x3 convolution without stride and pooling, as in the paper for CIFAR's
             images of 32x32. Otherwise the model suits images of 224x224.
 
+    Returns:
+        A model from images [batch, height, width, channels] to logits [batch, classes].
+
     Raises:
         InvalidLayer: the depth is unknown, or `classes` is out of range.
     """

@@ -19,6 +19,9 @@ def mlp(classes: int, hidden: Sequence[int] = (256,), dropout: float = 0.0) -> S
         hidden: units of each hidden layer.
         dropout: dropout rate of each hidden layer's outputs; 0 means none.
 
+    Returns:
+        A model from images [batch, height, width, channels] to logits [batch, classes].
+
     Raises:
         InvalidLayer: an argument is out of range.
     """
@@ -35,6 +38,9 @@ def small_cnn(classes: int, dropout: float = 0.25) -> Sequential:
     Args:
         classes: number of outputs.
         dropout: dropout rate before the hidden layer and before the head.
+
+    Returns:
+        A model from images [batch, height, width, channels] to logits [batch, classes].
 
     Raises:
         InvalidLayer: an argument is out of range.

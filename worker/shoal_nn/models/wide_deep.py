@@ -39,6 +39,9 @@ def wide_deep(
         hidden: units of the deep part's hidden layers.
         cross_rows: rows of each cross's table.
 
+    Returns:
+        A model from features by name, each [batch], to logits [batch, classes].
+
     Raises:
         InvalidLayer: a number is out of range, there are no categories, or a cross names another feature.
     """

@@ -8,7 +8,11 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from shoal.data._reading.permutation import IndexPermutation
 from shoal.program import Blocks
+
+# Places of an order that are computed at once. This bounds memory, at about half a megabyte.
+_PLACES_AT_ONCE = 8192
 
 
 class SampleOrder(ABC):
@@ -26,7 +30,26 @@ class SampleOrder(ABC):
 
 
 class ShuffledSamples(SampleOrder):
-    """A permutation of single samples.
+    """A permutation of single samples, computed by index.
+
+    Args:
+        samples: number of samples in one epoch.
+        seed: seed of the job.
+    """
+
+    def __init__(self, samples: int, seed: int) -> None:
+        self._samples, self._seed = samples, seed
+
+    def numbers(self, epoch: int, start: int, stop: int) -> Iterator[np.ndarray]:
+        permutation = IndexPermutation(self._samples, self._seed, epoch)
+        for place in range(start, stop, _PLACES_AT_ONCE):
+            yield permutation.at(np.arange(place, min(place + _PLACES_AT_ONCE, stop)))
+
+
+class PermutedSamples(SampleOrder):
+    """A permutation of single samples, drawn as a whole for each epoch: version 0 of the order.
+
+    Jobs whose ledger is from before version 1 continue in this order. It takes 8 bytes of memory a sample.
 
     Args:
         samples: number of samples in one epoch.
@@ -123,4 +146,4 @@ def _ranges(starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
     return np.repeat(starts - before, lengths) + np.arange(lengths.sum(), dtype=np.int64)
 
 
-__all__ = ["SampleOrder", "ShuffledBlocks", "ShuffledSamples", "cut"]
+__all__ = ["PermutedSamples", "SampleOrder", "ShuffledBlocks", "ShuffledSamples", "cut"]

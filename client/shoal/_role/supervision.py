@@ -1,0 +1,60 @@
+"""Restart of roles that die: when each is started again, and when it is abandoned (no processes, no clock)."""
+
+from dataclasses import dataclass
+
+# Seconds from a role's death to its restart: first, doubled for each further death in a row, up to the maximum.
+FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 30.0
+# A role that lived for so many seconds works: its earlier deaths do not count any more.
+STEADY_S = 60.0
+# Deaths in a row after which a role is not started again, because it would not live: its configuration, its disk or
+# the host prevent it. All attempts together take half a minute.
+MAX_DEATHS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """What follows from a death of a role.
+
+    Attributes:
+        exit_status: the exit status of its process; negative if a signal killed it.
+        deaths: number of its deaths in a row.
+        restart_at: when it is started again, by the caller's clock; None if it is not.
+    """
+
+    exit_status: int
+    deaths: int
+    restart_at: float | None
+
+
+class RestartPolicy:
+    """Decides when one role is started again.
+
+    Args:
+        now: when it was started, in seconds of any clock, as in every method.
+
+    Attributes:
+        death: its latest death, until it is started again; None while it lives.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._started_at, self._deaths = now, 0
+        self.death: Death | None = None
+
+    def died(self, exit_status: int, now: float) -> Death:
+        """Records a death. A role that ended with status 0 was asked to stop, and is not started again."""
+        self._deaths = 1 if now - self._started_at >= STEADY_S else self._deaths + 1
+        pause_s = min(FIRST_PAUSE_S * 2.0 ** (self._deaths - 1), MAX_PAUSE_S)
+        again = exit_status != 0 and self._deaths < MAX_DEATHS
+        self.death = Death(exit_status, self._deaths, now + pause_s if again else None)
+        return self.death
+
+    def due(self, now: float) -> bool:
+        """Returns whether it should be started again now."""
+        return self.death is not None and self.death.restart_at is not None and now >= self.death.restart_at
+
+    def restarted(self, now: float) -> None:
+        """Records that its process was started again; it may die at once."""
+        self._started_at, self.death = now, None
+
+
+__all__ = ["FIRST_PAUSE_S", "MAX_DEATHS", "MAX_PAUSE_S", "STEADY_S", "Death", "RestartPolicy"]

@@ -1,0 +1,326 @@
+"""gRPC servers: handlers, their errors and threads, the health service and reflection."""
+
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from shoal import _tracing, errors
+from shoal._rpc import channels
+from shoal._rpc.reception import CallLimits, Reception, Refusal
+from shoal._wire.limits import MAX_MESSAGE_BYTES
+
+_log = structlog.get_logger(__name__)
+
+# The most calls of one connection at a time; gRPC makes its client wait with more. A process that calls for a thousand
+# members has one connection.
+CONNECTION_CALLS = 1_024
+# Milliseconds for a new connection to speak HTTP/2, and for a connection without calls to stay. gRPC does not count
+# connections: these two end silent ones, and the limit of open files bounds the rest.
+_HANDSHAKE_MS, _IDLE_MS = 10_000, 600_000
+
+_SERVER_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.http2.max_frame_size", 1 << 20),
+    # Keepalive detects a client whose host is gone in the middle of a push, and frees its thread.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.max_concurrent_streams", CONNECTION_CALLS),
+    ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+    ("grpc.max_connection_idle_ms", _IDLE_MS),
+    # Without this, two servers on one port would share its connections. Raise PortInUse instead.
+    ("grpc.so_reuseport", 0),
+]
+
+# Threads of essential calls, which wait for nothing but the coordinator's store, and of probes.
+_ESSENTIAL_THREADS, _HEALTH_THREADS = 8, 2
+_HEALTH_CHECK = f"{health.SERVICE_NAME}/Check"
+
+
+def servicer(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a unary or client-streaming handler, so that a `ShoalError` becomes the status of the call."""
+
+    @functools.wraps(method)
+    def handler(self: Any, request: Any, context: grpc.ServicerContext) -> Any:
+        failure: errors.ShoalError
+        try:
+            with _tracing.server_rpc_span(method.__name__, context):
+                return method(self, request, context)
+        except errors.ShoalError as error:
+            failure = error
+        except grpc.RpcError:  # from the request stream: the caller is gone
+            raise
+        except Exception as error:
+            _log.exception("handler failed", rpc=method.__name__)
+            failure = errors.InternalError(f"{method.__name__} failed: {type(error).__name__}: {error}")
+        refuse(context, failure)
+        return context.abort(channels.status_of(failure), channels.status_text(failure))  # raises
+
+    return handler
+
+
+def refuse(context: grpc.ServicerContext, error: errors.ShoalError) -> None:
+    """Sets an error on a call. The handler must then abort the call or end its stream."""
+    context.set_code(channels.status_of(error))
+    context.set_details(channels.status_text(error))
+    context.set_trailing_metadata(channels.error_metadata(error))
+
+
+class Pooled:
+    """A handler that runs on its own threads, so that other calls never wait for it.
+
+    It uses grpcio's `experimental_thread_pool`.
+
+    Args:
+        handler: the handler.
+        pool: its threads.
+    """
+
+    def __init__(self, handler: Callable[..., Any], pool: ThreadPoolExecutor) -> None:
+        self._handler = handler
+        self.experimental_thread_pool = pool
+
+    def __call__(self, request: Any, context: grpc.ServicerContext) -> Any:
+        return self._handler(request, context)
+
+
+class NonBlocking:
+    """A server-streaming handler that may return before it has answered, so that a waiting call holds no thread.
+
+    `send(message)` blocks until there is room for the next message, and `send(None)` ends the stream. Both may be
+    called later and from any thread. It uses grpcio's `experimental_non_blocking`, as grpcio's health service does.
+
+    Args:
+        handler: called with (request, context, send).
+        pool: the threads that run the handler, separate from those of other calls.
+    """
+
+    experimental_non_blocking = True
+
+    def __init__(
+        self, handler: Callable[[Any, grpc.ServicerContext, Callable[[Any], None]], None], pool: ThreadPoolExecutor
+    ) -> None:
+        self._handler = handler
+        self.experimental_thread_pool = pool
+
+    def __call__(self, request: Any, context: grpc.ServicerContext, send: Callable[[Any], None]) -> None:
+        try:
+            self._handler(request, context, send)
+        except errors.ShoalError as error:
+            refuse(context, error)
+            send(None)
+        except Exception as error:
+            _log.exception("handler failed")
+            refuse(context, errors.InternalError(f"{type(error).__name__}: {error}"))
+            send(None)
+
+
+class RawMessages:
+    """A stand-in for a server, to which generated code adds handlers. Messages of some methods stay bytes.
+
+    Args:
+        server: the server that gets the handlers.
+        requests: methods whose requests are not decoded.
+        replies: methods whose replies are already encoded.
+    """
+
+    def __init__(self, server: grpc.Server, *, requests: Collection[str], replies: Collection[str]) -> None:
+        self._server, self._requests, self._replies = server, requests, replies
+
+    def add_generic_rpc_handlers(self, handlers: object) -> None:
+        """Does nothing: `add_registered_method_handlers` creates the generic handlers."""
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
+        """Adds the changed handlers to the server."""
+        raw = {name: self._raw(name, handler) for name, handler in handlers.items()}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, raw),))
+        self._server.add_registered_method_handlers(service, raw)
+
+    def _raw(self, name: str, handler: Any) -> Any:
+        if name in self._requests:
+            handler = handler._replace(request_deserializer=None)
+        return handler._replace(response_serializer=None) if name in self._replies else handler
+
+
+class RpcServer:
+    """A gRPC server with the standard health service and reflection.
+
+    A call gets a thread when its first message has arrived (`Reception`). The threads of essential calls and of probes
+    are apart, so that no other call delays them.
+
+    Args:
+        bind: host:port to listen on. Port 0 takes any free port.
+        services: full name, function of the generated code that adds it, and servicer of each service.
+        threads: largest number of calls that run at a time, beside the essential ones.
+        advertise: host by which others reach this one. Default: as `public_host` chooses.
+        essential: methods that the cluster depends on, as SERVICE/METHOD.
+        limits: limits of the calls.
+
+    Raises:
+        PortInUse: the port is in use.
+        BadRequest: `bind` is not an address.
+    """
+
+    def __init__(
+        self,
+        bind: str,
+        services: Sequence[tuple[str, Callable[[Any, grpc.Server], None], Any]],
+        *,
+        threads: int,
+        advertise: str = "",
+        essential: Collection[str] = (),
+        limits: CallLimits | None = None,
+    ) -> None:
+        host, _ = channels.parse_address(bind)
+        limits = limits or CallLimits()
+        self._reception = Reception(limits, _refusal)
+        self._pools = _Pools(threads)
+        self._server = grpc.server(
+            self._pools.ordinary, options=_SERVER_OPTIONS, maximum_concurrent_rpcs=2 * limits.calls
+        )
+        self._health = _Health(self._pools.health_watch)
+        # As far as generated code uses a server.
+        registrar: Any = _Registrar(self._server, self._reception, self._pools, essential)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, registrar)
+        for _, add, implementation in services:
+            add(implementation, registrar)
+        self._names = [name for name, _, _ in services]
+        reflection.enable_server_reflection([*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], registrar)
+        try:
+            bound = self._server.add_insecure_port(bind)
+        except RuntimeError:
+            bound = 0
+        if not bound:
+            raise channels.port_in_use(bind, "grpc could not bind it")
+        self.address = f"{channels.public_host(host, advertise)}:{bound}"
+        self.set_ready(False)
+
+    @property
+    def refused_calls(self) -> Mapping[Refusal, int]:
+        """The number of refused calls by reason."""
+        return self._reception.refused
+
+    @property
+    def calls_without_message(self) -> int:
+        """The number of calls whose first message has not arrived."""
+        return self._reception.waiting
+
+    def take_essential_delays(self) -> tuple[float, int]:
+        """Returns the longest wait of an essential call for a thread, in seconds, and the number of refused ones.
+
+        Both are since the last call of this.
+        """
+        return self._reception.take_essential_delays()
+
+    def start(self) -> None:
+        """Starts to serve. The health service reports NOT_SERVING until `set_ready(True)`."""
+        self._reception.start()
+        self._server.start()
+
+    def set_ready(self, ready: bool) -> None:
+        """Sets the status that the health service reports for the process and each service."""
+        status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
+        self._health.set(["", *self._names], status)
+
+    def stop(self, grace_s: float = 1.0) -> None:
+        """Refuses new calls, waits up to `grace_s` seconds for running ones, and frees the port and the threads."""
+        self.set_ready(False)
+        self._server.stop(grace_s).wait()
+        self._reception.stop()
+        self._pools.shutdown()
+
+
+class _Pools:
+    """The threads of a server, by kind of call."""
+
+    def __init__(self, threads: int) -> None:
+        self.ordinary = ThreadPoolExecutor(threads, thread_name_prefix="rpc")
+        self.essential = ThreadPoolExecutor(_ESSENTIAL_THREADS, thread_name_prefix="rpc-essential")
+        self.health = ThreadPoolExecutor(_HEALTH_THREADS, thread_name_prefix="rpc-health")
+        # A watcher that does not read may hold one of these, but no probe and no change of the status.
+        self.health_watch = ThreadPoolExecutor(_HEALTH_THREADS, thread_name_prefix="rpc-health-watch")
+        # A reflection call holds its thread until its caller ends it.
+        self.reflection = ThreadPoolExecutor(1, thread_name_prefix="rpc-reflection")
+
+    def shutdown(self) -> None:
+        """Waits for the threads."""
+        for pool in (self.ordinary, self.essential, self.health, self.health_watch, self.reflection):
+            pool.shutdown(wait=True)
+
+
+class _Health:
+    """The health service: gRPC's own, with a separate one for watchers, since it sends to them under its lock."""
+
+    def __init__(self, watching: ThreadPoolExecutor) -> None:
+        self._checked = health.HealthServicer()
+        self._watched = health.HealthServicer(experimental_non_blocking=True)
+        self._watching = watching
+        self.Check, self.List, self.Watch = self._checked.Check, self._checked.List, self._watched.Watch
+
+    def set(self, services: Sequence[str], status: Any) -> None:
+        """Sets the status of services, at once for probes and soon for watchers."""
+        for service in services:
+            self._checked.set(service, status)
+            with suppress(RuntimeError):  # the pool is shut down, so there are no watchers
+                self._watching.submit(self._watched.set, service, status)
+
+
+class _Registrar:
+    """What generated code adds handlers to: each gets its threads, behind the reception of its messages."""
+
+    def __init__(self, server: grpc.Server, reception: Reception, pools: _Pools, essential: Collection[str]) -> None:
+        self._server, self._reception, self._pools, self._essential = server, reception, pools, essential
+
+    def add_generic_rpc_handlers(self, handlers: object) -> None:
+        """Does nothing: `add_registered_method_handlers` creates the generic handlers."""
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
+        """Adds handlers to the server."""
+        received = {name: self._received(service, name, handler) for name, handler in handlers.items()}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, received),))
+        self._server.add_registered_method_handlers(service, received)
+
+    def _received(self, service: str, name: str, handler: Any) -> Any:
+        arity = ("unary", "stream")[handler.request_streaming] + ("_unary", "_stream")[handler.response_streaming]
+        behavior = getattr(handler, arity)
+        essential = f"{service}/{name}" in {_HEALTH_CHECK, *self._essential}
+        if essential:
+            threads = self._pools.health if service == health.SERVICE_NAME else self._pools.essential
+        elif service == health.SERVICE_NAME:
+            threads = self._pools.health_watch
+        elif service == reflection.SERVICE_NAME:
+            threads = self._pools.reflection
+        else:
+            threads = getattr(behavior, "experimental_thread_pool", None) or self._pools.ordinary
+        pool = self._reception.pool(threads, streaming=handler.request_streaming, essential=essential)
+        return handler._replace(**{arity: _InPool(behavior, pool)})
+
+
+class _InPool:
+    """A handler with the pool that grpcio runs it in."""
+
+    def __init__(self, handler: Callable[..., Any], pool: ThreadPoolExecutor) -> None:
+        self._handler = handler
+        self.experimental_thread_pool = pool
+        self.experimental_non_blocking = getattr(handler, "experimental_non_blocking", False)
+
+    def __call__(self, *args: Any) -> Any:
+        return self._handler(*args)
+
+
+def _refusal(error: errors.ShoalError) -> tuple[Any, bytes, Any]:
+    """Returns the status, the text and the trailing metadata with which a call is refused."""
+    return (
+        channels.status_of(error).value[0],
+        channels.status_text(error).encode(),
+        channels.error_metadata(error),
+    )

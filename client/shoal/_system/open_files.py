@@ -1,0 +1,39 @@
+"""The limit of this process on open files, which bounds its connections."""
+
+import resource
+
+# Enough for any cluster. Without it, a hard limit of a billion would let a leak of descriptors go unnoticed for days.
+MAX_OPEN_FILES = 1 << 20
+
+
+def raise_open_files() -> int:
+    """Raises the soft limit on open files to the hard limit, or to `MAX_OPEN_FILES` if that is lower.
+
+    Returns:
+        The soft limit that holds now.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return soft
+
+
+def open_files_warning(needed: int, what: str) -> str:
+    """Returns what to do if the limit on open files is lower than a role's own limits need, or an empty string.
+
+    Args:
+        needed: number of open files.
+        what: what needs them, and the option that lowers it.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return ""
+    return (
+        f"the limit on open files is {soft}, but {what} need up to {needed}; raise the hard limit "
+        "(ulimit -Hn, LimitNOFILE of systemd), or lower that option"
+    )
+
+
+__all__ = ["MAX_OPEN_FILES", "open_files_warning", "raise_open_files"]

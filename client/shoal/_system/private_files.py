@@ -1,0 +1,55 @@
+"""Permissions of the files that a cluster keeps: the store and checkpoints, which hold users' models and settings.
+
+Roles create them for their own user only. `SHOAL_FILE_ACCESS=group` opens them to the group of the folder, for roles
+that share a volume under several user ids. Files that exist keep their permissions.
+"""
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from shoal import errors
+
+VARIABLE = "SHOAL_FILE_ACCESS"
+# By value of the variable, the bits of a file's mode; a folder also has the bit to enter it for those who may read it.
+_MODES = {"owner": 0o600, "group": 0o660}
+
+
+def file_mode(environment: Mapping[str, str] = os.environ) -> int:
+    """Returns the mode of new files.
+
+    Raises:
+        BadRequest: the environment variable has another value.
+    """
+    access = environment.get(VARIABLE, "") or "owner"
+    if access not in _MODES:
+        raise errors.BadRequest(f"{VARIABLE} is {access!r}; use one of: {', '.join(_MODES)}", variable=VARIABLE)
+    return _MODES[access]
+
+
+def folder_mode(environment: Mapping[str, str] = os.environ) -> int:
+    """Returns the mode of new folders.
+
+    Raises:
+        BadRequest: the environment variable has another value.
+    """
+    mode = file_mode(environment)
+    return mode | (mode & 0o444) >> 2
+
+
+def make_folder(folder: Path) -> None:
+    """Creates a folder, and those above it, if they do not exist.
+
+    Raises:
+        OSError: it cannot be created.
+        BadRequest: see `folder_mode`.
+    """
+    mode = folder_mode()
+    for missing in reversed([each for each in (folder, *folder.parents) if not each.exists()]):
+        with suppress(FileExistsError):
+            missing.mkdir(mode=0o700)
+            missing.chmod(mode)  # the process's umask does not apply to what the operator asked for
+
+
+__all__ = ["VARIABLE", "file_mode", "folder_mode", "make_folder"]

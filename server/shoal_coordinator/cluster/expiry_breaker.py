@@ -1,0 +1,99 @@
+"""Circuit breaker of expiry: no member is declared dead while its heartbeats could not be heard. Pure.
+
+A heartbeat that is late at the coordinator proves nothing about its sender when the coordinator itself refused or
+queued heartbeats, or when many members fall silent at once. The likelier cause of such a silence is one failure of the
+network or of the coordinator, not many failures of machines. Expiry then waits, but for a limited time, so that jobs go
+on if the members are really dead.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+
+# The share of the live members that may fall silent without doubt, and the number of live members from which it counts:
+# in a smaller cluster, two deaths are a large share.
+SILENT_SHARE, SHARE_OF_AT_LEAST = 0.2, 10
+# Heartbeat timeouts for which expiry waits at most. A member that is dead is declared so within one timeout more than
+# this; 15 s by default is shorter than a restart from a checkpoint, and longer than a switch or a pause takes.
+HOLD_TIMEOUTS = 3.0
+# The part of the heartbeat timeout from which a wait for a thread may have made heartbeats late. Members send at least
+# two heartbeats a timeout.
+QUEUED_PART = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiryHold:
+    """A time during which no member is declared dead.
+
+    Attributes:
+        since: when it began, in seconds of Unix time.
+        silent: number of members that would be declared dead.
+        why: the reason.
+    """
+
+    since: float
+    silent: int
+    why: str
+
+
+class ExpiryBreaker:
+    """Decides whether silent members may be declared dead.
+
+    Every member is declared dead within `(1 + HOLD_TIMEOUTS)` heartbeat timeouts after its last heartbeat.
+
+    Args:
+        heartbeat_timeout_s: seconds.
+
+    Attributes:
+        hold: the hold in progress, or None.
+    """
+
+    def __init__(self, heartbeat_timeout_s: float) -> None:
+        self._timeout_s = heartbeat_timeout_s
+        self._unheard: tuple[float, str] | None = None  # when heartbeats were last not heard, and why
+        self.hold: ExpiryHold | None = None
+
+    def heartbeats_delayed(self, wait_s: float, refused: int, now: float) -> None:
+        """Notes how heartbeats fared at the coordinator.
+
+        Args:
+            wait_s: their longest wait for a thread since the last call, in seconds.
+            refused: number of refused ones since then.
+            now: seconds of Unix time.
+        """
+        if refused:
+            self._unheard = now, f"{refused} heartbeats or registrations were refused"
+        elif wait_s > QUEUED_PART * self._timeout_s:
+            self._unheard = now, f"a heartbeat waited {wait_s:.1f} s for a thread"
+
+    def may_expire(self, last_seen: Collection[float], now: float) -> bool:
+        """Returns whether the silent members may be declared dead now. Starts or ends a hold.
+
+        Args:
+            last_seen: time of the last heartbeat of each live member.
+            now: seconds of Unix time.
+        """
+        silent = _count(now - seen > self._timeout_s for seen in last_seen)
+        why = self._doubt(last_seen, now) if silent else ""
+        if not why:
+            self.hold = None
+        elif self.hold is None:
+            self.hold = ExpiryHold(now, silent, why)
+        elif now - self.hold.since >= HOLD_TIMEOUTS * self._timeout_s:
+            self.hold = None
+        else:
+            self.hold = replace(self.hold, silent=silent)
+        return self.hold is None
+
+    def _doubt(self, last_seen: Collection[float], now: float) -> str:
+        """Returns why silence may not mean death, or nothing."""
+        if self._unheard and now - self._unheard[0] <= self._timeout_s:
+            return self._unheard[1]
+        # Half a timeout, because members that fall silent at once do not reach the timeout at once.
+        late = _count(now - seen > self._timeout_s / 2 for seen in last_seen)
+        if len(last_seen) >= SHARE_OF_AT_LEAST and late > SILENT_SHARE * len(last_seen):
+            return f"{late} of {len(last_seen)} live members fell silent at once"
+        return ""
+
+
+def _count(conditions: Iterable[bool]) -> int:
+    return sum(conditions)

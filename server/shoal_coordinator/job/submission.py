@@ -1,0 +1,36 @@
+"""Submission of a job: what its user submitted, under its number (no I/O)."""
+
+from dataclasses import dataclass
+
+from shoal.job import Job
+from shoal.v1 import state_pb2
+from shoal_coordinator.messages import JobRef
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A job, as its user submitted it.
+
+    Attributes:
+        ref: its name and submission number.
+        spec: the job specification.
+        token: identifies repeats of the same submission.
+    """
+
+    ref: JobRef
+    spec: Job
+    token: str = ""
+
+    def to_proto(self) -> state_pb2.SubmissionRecord:
+        """Returns the record of this submission, without its number."""
+        return state_pb2.SubmissionRecord(spec=self.spec.to_proto(), token=self.token)
+
+    @classmethod
+    def from_proto(cls, number: int, record: state_pb2.SubmissionRecord) -> "Submission":
+        """Returns the submission with this number from its record.
+
+        Raises:
+            ShoalError, ValueError: the record is invalid.
+        """
+        spec = Job.from_proto(record.spec)
+        return cls(JobRef(spec.name, number), spec, record.token)

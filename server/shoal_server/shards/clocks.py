@@ -1,0 +1,180 @@
+"""Clocks of a lock group's workers, and the pulls that wait for them: ordered by step, so that no event scans them.
+
+`Clocks` counts the workers at each step, and `WaitingPulls` keeps the pulls by the step that they wait for. Both are
+pure, and an operation costs O(log W) at most, amortised over W workers.
+"""
+
+import heapq
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+# Entries of a heap that no longer count are removed once there are this many more than others.
+_SLACK = 64
+
+
+@dataclass(slots=True)
+class WorkerClock:
+    """A group's record of one admitted worker."""
+
+    incarnation: int
+    rank: int
+    steps: int  # finished or skipped; never falls, and only `Clocks.advance` changes it
+
+
+class Clocks(Mapping[str, WorkerClock]):
+    """The admitted workers by name, with the numbers of workers by steps finished."""
+
+    def __init__(self) -> None:
+        self._by_worker: dict[str, WorkerClock] = {}
+        self._at: dict[int, int] = {}  # steps -> workers that have finished exactly as many; none is 0
+        self._order: list[int] = []  # heap of at least the keys of _at
+        self._mark = 0  # of the last `count_up_to`
+        self._up_to_mark = 0  # workers that have finished at most _mark steps
+
+    def __getitem__(self, worker: str) -> WorkerClock:
+        return self._by_worker[worker]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_worker)
+
+    def __len__(self) -> int:
+        return len(self._by_worker)
+
+    # As in a dict: the methods of Mapping raise and catch a KeyError for each missing worker.
+
+    def __contains__(self, worker: object) -> bool:
+        return worker in self._by_worker
+
+    def get(self, worker: str, default: None = None) -> WorkerClock | None:  # type: ignore[override]
+        """Returns a worker's clock, or None if the worker is not admitted."""
+        return self._by_worker.get(worker, default)
+
+    def admit(self, worker: str, clock: WorkerClock) -> None:
+        """Adds a worker that is not there yet."""
+        assert worker not in self._by_worker
+        self._by_worker[worker] = clock
+        self._add(clock.steps)
+
+    def release(self, worker: str) -> None:
+        """Removes a worker."""
+        self._remove(self._by_worker.pop(worker).steps)
+
+    def advance(self, clock: WorkerClock, steps: int) -> None:
+        """Sets the steps that an admitted worker has finished, if they are more than before."""
+        if steps > clock.steps:
+            self._remove(clock.steps)
+            clock.steps = steps
+            self._add(steps)
+
+    def slowest(self, default: int) -> int:
+        """Returns the steps finished by the slowest worker; `default` if there is none."""
+        order, at = self._order, self._at
+        while order and order[0] not in at:
+            heapq.heappop(order)
+        return order[0] if order else default
+
+    def count_up_to(self, steps: int) -> int:
+        """Returns the number of workers that have finished at most so many steps. Calls with close steps are cheap."""
+        low, high = sorted((self._mark, steps))
+        if high - low <= len(self._at):
+            between = sum(self._at.get(step, 0) for step in range(low + 1, high + 1))
+        else:
+            between = sum(count for step, count in self._at.items() if low < step <= high)
+        self._up_to_mark += between if steps > self._mark else -between
+        self._mark = steps
+        return self._up_to_mark
+
+    def _add(self, steps: int) -> None:
+        if steps in self._at:
+            self._at[steps] += 1
+        else:
+            self._at[steps] = 1
+            heapq.heappush(self._order, steps)
+        if steps <= self._mark:
+            self._up_to_mark += 1
+        if len(self._order) > 2 * len(self._at) + _SLACK:
+            self._order = sorted(self._at)
+
+    def _remove(self, steps: int) -> None:
+        self._at[steps] -= 1
+        if not self._at[steps]:
+            del self._at[steps]
+        if steps <= self._mark:
+            self._up_to_mark -= 1
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingPull:
+    """A pull that waits.
+
+    Attributes:
+        worker: name of the worker.
+        step: the step that the values are for.
+        order: its place in the order of arrival.
+    """
+
+    worker: str
+    step: int
+    order: int
+
+
+class WaitingPulls:
+    """Pulls by ticket, with an order by the step that they wait for."""
+
+    def __init__(self) -> None:
+        self._by_ticket: dict[Any, WaitingPull] = {}
+        self._at: dict[int, dict[Any, WaitingPull]] = {}  # step -> its pulls, oldest first; none is empty
+        self._order: list[int] = []  # heap of at least the keys of _at
+        self._added = 0
+
+    def __len__(self) -> int:
+        return len(self._by_ticket)
+
+    def items(self) -> Iterator[tuple[Any, WaitingPull]]:
+        """Yields tickets and pulls, in the order in which they came."""
+        yield from self._by_ticket.items()
+
+    def add(self, ticket: Any, worker: str, step: int) -> None:
+        """Adds a pull.
+
+        Args:
+            ticket: identifies the pull.
+            worker: name of the worker.
+            step: the step that the values are for.
+        """
+        self._added += 1
+        pull = self._by_ticket[ticket] = WaitingPull(worker, step, self._added)
+        if step not in self._at:
+            self._at[step] = {}
+            heapq.heappush(self._order, step)
+            if len(self._order) > 2 * len(self._at) + _SLACK:
+                self._order = sorted(self._at)
+        self._at[step][ticket] = pull
+
+    def remove(self, ticket: Any) -> None:
+        """Removes a pull, without effect if it does not wait."""
+        pull = self._by_ticket.pop(ticket, None)
+        if pull is not None:
+            pulls = self._at[pull.step]
+            del pulls[ticket]
+            if not pulls:
+                del self._at[pull.step]
+
+    def pop_up_to(self, step: int) -> list[tuple[Any, WaitingPull]]:
+        """Removes the pulls that wait for at most this step, and returns them in the order in which they came."""
+        order, found = self._order, list[tuple[Any, WaitingPull]]()
+        while order and order[0] <= step:
+            pulls = self._at.pop(heapq.heappop(order), None)  # None: its pulls were removed
+            if pulls:
+                found += pulls.items()
+        for ticket, _ in found:
+            del self._by_ticket[ticket]
+        found.sort(key=lambda each: each[1].order)
+        return found
+
+    def clear(self) -> list[Any]:
+        """Removes all pulls and returns their tickets."""
+        tickets = list(self._by_ticket)
+        self._by_ticket, self._at, self._order = {}, {}, []
+        return tickets

@@ -1,0 +1,391 @@
+"""Lock group: a job's shards on one server, with one lock, one state machine and one version.
+
+All changes to the shards go through this class. Because they share one clock, one stream of events and one table of
+waiting pulls, a pull or a push costs the same bookkeeping for 16 shards as for one. A shard stays the unit of
+placement, of layouts and of checkpoint files.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import structlog
+
+from shoal import _tracing, errors
+from shoal._memory.buffers import BufferPool
+from shoal._wire import Cursor, ShardLayout
+from shoal_server.shards import events
+from shoal_server.shards.arena import Arena
+from shoal_server.shards.commit_gate import CommitGate
+from shoal_server.shards.consistency import Apply, mode_for
+from shoal_server.shards.selection import Selection
+from shoal_server.shards.shard import JobShardConfig, Payload, Shard, Stamp
+from shoal_server.shards.snapshot import Reading, Snapshot
+from shoal_server.shards.state import GroupState
+
+E = TypeVar("E")
+_log = structlog.get_logger(__name__)
+
+# Selections that a group remembers. Clients name the same shards in each call, so a job has one or two.
+_SELECTIONS = 16
+
+
+class PullTicket(Protocol):
+    """Callbacks of one pull. The group calls them without its lock."""
+
+    def answer(self, step: int) -> None:
+        """The values may be read now."""
+
+    def refuse(self, error: errors.ShoalError) -> None:
+        """The pull has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The state of a group's shards for a checkpoint. The owner must end each snapshot with `end_saving`."""
+
+    answer: events.AnswerCut
+    snapshots: Sequence[Snapshot]
+
+
+class LockGroup:
+    """A job's shards on one server.
+
+    Args:
+        config: the job's configuration.
+        layouts: layouts of the shards.
+        on_apply: called with the seconds that each update took.
+        memory: provides memory for copies of the values.
+
+    Attributes:
+        config: the job's configuration.
+        commit_gate: the gate that the job's commits pass.
+    """
+
+    def __init__(
+        self,
+        config: JobShardConfig,
+        layouts: Iterable[ShardLayout],
+        on_apply: Callable[[float], None] = lambda _: None,
+        memory: BufferPool | None = None,
+    ) -> None:
+        self.config = config
+        self.commit_gate = CommitGate()
+        self._on_apply = on_apply
+        self._memory = memory or BufferPool(0, 0.0)
+        # Guards the numbers of readers of all snapshots; taken alone or after _lock, and no lock is taken under it.
+        self._counting = threading.Lock()
+        # Guards _state, _shards, the arenas' values and slots, and _closed. Only the locks of snapshots and of the
+        # kernel threads are taken under it, both briefly, and nothing is sent. Kernels run under it without the GIL; a
+        # large one waits until the threads that joined it are done.
+        self._lock = threading.Lock()
+        self._state = GroupState(config.name, mode_for(config.consistency))
+        self._closed = False
+        # Replaced as a whole when shards are added, so that it is read without the lock.
+        self._shards = {layout.shard: Shard(config, layout, self._counting) for layout in layouts}
+        self._selections: dict[tuple[int, ...], Selection] = {}  # without the lock: any thread may fill or empty it
+
+    @property
+    def shards(self) -> Sequence[Shard]:
+        """The shards, in the order of their creation."""
+        return [*self._shards.values()]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of values and slots."""
+        return sum(shard.nbytes for shard in self._shards.values())
+
+    @property
+    def queues(self) -> tuple[int, int]:
+        """Number of waiting pulls, and of staged pushes."""
+        # Without the lock: heartbeats call this, and a restore holds the lock while it reads from storage.
+        return self._state.waiting, self._state.staged
+
+    @property
+    def version(self) -> int:
+        """Updates applied."""
+        with self._lock:
+            return self._state.version
+
+    def select(self, indices: Sequence[int]) -> Selection:
+        """Returns some of the shards, in this order.
+
+        Args:
+            indices: numbers of the shards.
+
+        Raises:
+            BadRequest: no shard is named, or one is named twice.
+            UnknownShard: this server does not host them.
+        """
+        key = tuple(indices)
+        found = self._selections.get(key)
+        if found is None:
+            found = self._selected(key)
+            if len(self._selections) >= _SELECTIONS:
+                self._selections = {}
+            self._selections[key] = found
+        return found
+
+    def _selected(self, indices: tuple[int, ...]) -> Selection:
+        name, shards = self.config.name, self._shards
+        if not indices or len(set(indices)) != len(indices):
+            raise errors.BadRequest(
+                f"a request names the shards {list(indices)} of {name}; name at least one, and each only once"
+            )
+        missing = [index for index in indices if index not in shards]
+        if missing:
+            raise errors.UnknownShard(f"this server does not host shards {missing} of {name}; it has {sorted(shards)}")
+        return Selection(name, self.config.generation, [shards[index] for index in indices], len(shards))
+
+    def add(self, layouts: Iterable[ShardLayout]) -> None:
+        """Creates the shards that the group does not have yet.
+
+        Raises:
+            BadRequest: training has begun, so that new shards would lack updates.
+        """
+        # Allocated without the lock, because filling gigabytes takes seconds. The store lets one caller in at a time.
+        fresh = {
+            layout.shard: Shard(self.config, layout, self._counting)
+            for layout in layouts
+            if layout.shard not in self._shards
+        }
+        if not fresh:
+            return
+        with self._lock:
+            if self._state.begun:
+                raise errors.BadRequest(
+                    f"{self.config.name}: training has begun; shards {sorted(fresh)} can only be added before that, or "
+                    "at a later generation"
+                )
+            self._shards = self._shards | fresh
+            self._selections = {}
+
+    def answer_to(self, stamp: Stamp) -> events.AnswerPush | None:
+        """Returns the answer to a push that was committed before; None if it was not."""
+        with self._lock:
+            self._check_open()
+            return self._state.answer_to(stamp.worker, stamp.incarnation, stamp.step)
+
+    def stage(
+        self, stamp: Stamp, weight: float, version: int, payload: Payload | None, cursor: Cursor | None = None
+    ) -> events.AnswerPush:
+        """Stages a complete push until it is committed. A repeated push gets the first answer.
+
+        Args:
+            stamp: name of the push.
+            weight: weight in the step's mean, >= 0.
+            version: version of the shards at the worker's pull.
+            payload: gradients by arena; None if the weight is 0.
+            cursor: the worker's position in its data.
+
+        Returns:
+            The answer "staged", or the first answer if the push was committed before.
+
+        Raises:
+            Fenced: the worker is not admitted.
+            BadRequest: the step was answered long ago, or may not begin yet.
+        """
+        event = events.PushStaged(stamp.worker, stamp.incarnation, stamp.step, weight, version, payload, cursor)
+        return _only(self._handle(event), events.AnswerPush)
+
+    def commit(self, stamp: Stamp) -> events.AnswerPush:
+        """Commits a staged push.
+
+        Raises:
+            NotStaged: no push with this stamp is staged.
+            Fenced: the worker is not admitted.
+        """
+        return _only(self._handle(events.PushCommitted(stamp.worker, stamp.incarnation, stamp.step)), events.AnswerPush)
+
+    def pull(self, ticket: PullTicket, stamp: Stamp, ahead: int = 0) -> None:
+        """Asks for the values. The ticket is answered at once, or when the consistency mode permits it.
+
+        Args:
+            ticket: called with the answer.
+            stamp: worker, incarnation and step.
+            ahead: steps after the stamp's step for which the values are wanted.
+
+        Raises:
+            Fenced: the worker is not admitted.
+            BadRequest: the step is out of range, or too far ahead.
+            Overloaded: too many pulls wait here.
+        """
+        self._handle(events.PullRequested(ticket, stamp.worker, stamp.incarnation, stamp.step, ahead))
+
+    def abandon(self, ticket: PullTicket) -> None:
+        """Removes a waiting pull. A closed group has none."""
+        with self._lock:
+            self._state.handle(events.PullAbandoned(ticket))
+
+    def admit(self, worker: str, incarnation: int, rank: int) -> int:
+        """Admits a worker.
+
+        Args:
+            worker: name of the worker.
+            incarnation: its incarnation.
+            rank: its rank in the worker group.
+
+        Returns:
+            The step at which it starts on these shards.
+
+        Raises:
+            Fenced: this incarnation is fenced.
+            BadRequest: another incarnation is still admitted.
+        """
+        effects = self._handle(events.WorkerAdmitted(worker, incarnation, rank))
+        return _only(effects, events.AnswerAdmission).step
+
+    def fence(self, worker: str, incarnation: int) -> int:
+        """Refuses a worker's calls from now on; returns the number of steps that it has committed here."""
+        effects = self._handle(events.WorkerFenced(worker, incarnation))
+        return _only(effects, events.AnswerFence).committed_steps
+
+    def release(self, worker: str, incarnation: int, committed_steps: int) -> None:
+        """Takes a worker out of the barriers.
+
+        Args:
+            worker: name of the worker.
+            incarnation: its incarnation.
+            committed_steps: largest number of steps that the worker has committed on any server.
+        """
+        self._handle(events.WorkerReleased(worker, incarnation, committed_steps))
+
+    def close(self) -> None:
+        """Refuses waiting and later calls: the job is gone from this server."""
+        with self._lock:
+            self._closed = True
+            tickets = self._state.abandon_all()
+        for ticket in tickets:
+            self._refuse(ticket, self._gone())
+        self.commit_gate.close()  # last, so that held commits find the group closed
+
+    def assign(self, shards: Selection, values: Payload) -> None:
+        """Overwrites initial values.
+
+        Args:
+            shards: the shards to overwrite.
+            values: values of all their arenas.
+
+        Raises:
+            BadRequest: training has begun.
+        """
+        with self._lock:
+            self._check_open()
+            self._state.handle(events.ValuesAssigned())
+            for shard in shards.shards:
+                shard.leave_to_readers(self._memory)
+                for index, arena in enumerate(shard.arenas):
+                    arena.assign(values[shard.layout.shard, index])
+
+    def read(self, shards: Selection) -> Reading:
+        """Returns the current values of some shards, at one version; later updates do not change them."""
+        with self._lock:
+            self._check_open()
+            version = self._state.version
+            return Reading(version, [shard.latest(version) for shard in shards.shards], self._counting)
+
+    def progress(self) -> Mapping[str, events.WorkerProgress]:
+        """Returns each admitted worker's progress on these shards."""
+        with self._lock:
+            self._check_open()
+            return self._state.progress()
+
+    def cut(self, progress: Mapping[str, events.WorkerProgress]) -> Cut:
+        """Takes the snapshots for a checkpoint, after completing the pushes that any server has committed.
+
+        Args:
+            progress: the largest progress of each worker on any server.
+        """
+        begun: list[Snapshot] = []
+
+        def begin() -> None:
+            begun.extend(shard.latest(self._state.version).begin_saving() for shard in self._shards.values())
+
+        effects = self._handle(events.CutRequested(progress), then=begin)
+        return Cut(_only(effects, events.AnswerCut), begun)
+
+    def restore(self, version: int, step: int, read: Callable[[Arena], None]) -> None:
+        """Overwrites values and slots, before training begins.
+
+        Args:
+            version: number of updates in the restored values.
+            step: step to continue with.
+            read: fills an arena; called under the lock, because no worker uses the shards yet.
+
+        Raises:
+            BadRequest: training has begun.
+        """
+        with self._lock:
+            self._check_open()
+            self._state.handle(events.ValuesRestored(version, step))
+            try:
+                for shard in self._shards.values():
+                    shard.leave_to_readers(self._memory)
+                    for arena in shard.arenas:
+                        read(arena)
+            except BaseException:
+                self._closed = True  # the values are partly overwritten
+                raise
+
+    def _handle(self, event: events.Event, then: Callable[[], None] | None = None) -> list[events.Effect]:
+        with self._lock:
+            self._check_open()
+            effects = self._state.handle(event)
+            try:
+                self._apply_all([effect for effect in effects if isinstance(effect, Apply)])
+                if then is not None:
+                    then()  # under the lock
+            except BaseException:
+                # The state machine counts the update as applied, but it failed: the group cannot continue.
+                self._closed = True
+                raise
+        for effect in effects:
+            if isinstance(effect, events.AnswerPull):
+                self._answer(effect.ticket, effect.step)
+            elif isinstance(effect, events.RefusePull):
+                self._refuse(effect.ticket, effect.error)
+        return effects
+
+    # One pull's callback that fails must not keep the others from waking, nor fail the push that wakes them.
+
+    def _answer(self, ticket: PullTicket, step: int) -> None:
+        try:
+            ticket.answer(step)
+        except Exception as error:
+            _log.exception("a pull could not be answered", job=self.config.name)
+            self._refuse(ticket, errors.InternalError(f"the pull failed: {type(error).__name__}: {error}"))
+
+    def _refuse(self, ticket: PullTicket, error: errors.ShoalError) -> None:
+        try:
+            ticket.refuse(error)
+        except Exception:
+            _log.exception("a pull could not be refused", job=self.config.name, why=error.message)
+
+    def _check_open(self) -> None:
+        """Raises UnknownJob if the group is closed. Called with the lock held."""
+        if self._closed:
+            raise self._gone()
+
+    def _gone(self) -> errors.UnknownJob:
+        return errors.UnknownJob(f"{self.config.name} is gone from this server: its job has ended or was dropped")
+
+    def _apply_all(self, updates: Sequence[Apply]) -> None:
+        first = self._state.version - len(updates)
+        for number, update in enumerate(updates):
+            with _tracing.span("apply", shards=len(self._shards), pushes=len(update.contributions)):
+                self._apply(update, first + number)
+
+    def _apply(self, update: Apply, version: int) -> None:
+        start = time.perf_counter()
+        for shard in self._shards.values():
+            shard.leave_to_readers(self._memory)
+            shard.apply(update, version)
+        self._on_apply(time.perf_counter() - start)
+
+
+def _only(effects: Iterable[events.Effect], kind: type[E]) -> E:
+    """Returns the only effect of a kind."""
+    (effect,) = (effect for effect in effects if isinstance(effect, kind))
+    return effect
