@@ -65,10 +65,3 @@ def lone_cluster() -> Iterator[shoal.LocalCluster]:
     """A server and a worker, for tests where more come."""
     with local_cluster(servers=1, workers=1) as cluster:
         yield cluster
-
-
-@pytest.fixture
-def patient_cluster() -> Iterator[shoal.LocalCluster]:
-    """Two servers and two workers, with the lease and the heartbeat that a cluster has by default."""
-    with local_cluster(servers=2, workers=2, flags={}) as cluster:
-        yield cluster

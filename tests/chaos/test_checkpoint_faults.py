@@ -4,31 +4,34 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.local_storage import LocalStorage
+from shoal._checkpoint.manifest import Manifest
 from shoal._checkpoint.slices import SavedVariables
-from support import forms
+from support import run_lengths
 from support.faults import checkpoint_writer
 from support.faults.checkpoint_writer import JOB, POINTS, values
 
-RUNS = forms.runs(1, 10)
+RUNS = run_lengths.runs(1, 10)
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(60 + 20 * RUNS)]
 
 
-def die_writing(root, number, point, run):
+def assert_writer_dies(root: Path, number: int, point: str, run: int) -> None:
     command = [sys.executable, checkpoint_writer.__file__, str(root), str(number), point, str(run)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == -signal.SIGKILL, f"it was to die {point}: {done.stderr}"
 
 
-def restored(catalogue):
-    """The number of the newest checkpoint, which has to be whole."""
+def check_newest(catalogue: Catalogue) -> int:
+    """Checks the newest checkpoint; returns its number."""
     manifest = next(catalogue.newest(JOB))
+    assert isinstance(manifest, Manifest)
     catalogue.verify(manifest)
     with SavedVariables(catalogue.folder, manifest) as saved:
         ((shape, dtype),) = saved.variables.values()
@@ -39,16 +42,16 @@ def restored(catalogue):
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_what_was_whole_is_restored_wherever_the_writer_dies(tmp_path, point):
+def test_last_complete_checkpoint_is_restored_after_the_writer_dies(tmp_path: Path, point: str) -> None:
     published = point == "after the manifest"
-    with forms.tally("checkpoint_faults", RUNS, "s to restore") as tally:
+    with run_lengths.count_runs("checkpoint_faults", RUNS, "s to restore") as counted:
         for run in range(RUNS):
             root = tmp_path / str(run)
             checkpoint_writer.write(root, 1)
             catalogue = Catalogue(LocalStorage(root))
-            die_writing(root, 2, point, run)
+            assert_writer_dies(root, 2, point, run)
             start = time.monotonic()
-            assert restored(catalogue) == (2 if published else 1)
+            assert check_newest(catalogue) == (2 if published else 1)
             took = time.monotonic() - start
             there = {int(name) for name in catalogue.folder.names([JOB])}
             assert catalogue.next_number(JOB) == max(there) + 1
@@ -57,12 +60,12 @@ def test_what_was_whole_is_restored_wherever_the_writer_dies(tmp_path, point):
             kept = [path for path in root.rglob("*") if path.is_file()]
             assert len(kept) == (2 if published else 1) * (checkpoint_writer.SHARDS + 1), "something torn is left"
             checkpoint_writer.write(root, 3)
-            assert restored(catalogue) == 3
-            tally.passes(took)
+            assert check_newest(catalogue) == 3
+            counted.passes(took)
     print(f"{RUNS} of {RUNS} restored after a death {point}")
 
 
-def test_the_writer_writes_the_same_when_nobody_kills_it(tmp_path):
+def test_writer_completes_without_a_kill(tmp_path: Path) -> None:
     command = [sys.executable, checkpoint_writer.__file__, str(tmp_path), "1", "none", "0"]
     subprocess.run(command, timeout=60, check=True)
-    assert restored(Catalogue(LocalStorage(tmp_path))) == 1
+    assert check_newest(Catalogue(LocalStorage(tmp_path))) == 1

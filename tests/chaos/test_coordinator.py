@@ -3,6 +3,9 @@
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -10,7 +13,8 @@ import pytest
 
 import shoal
 from shoal import optim
-from support import forms
+from support import run_lengths
+from support.clusters.local import local_cluster
 from support.clusters.supervised import until_ready
 from support.scraping import sample
 from support.waiting import wait_until
@@ -18,7 +22,7 @@ from support.waiting import wait_until
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 
 # How often the coordinator is killed in one job; 20 for a release.
-RUNS = forms.runs(1, 20)
+RUNS = run_lengths.runs(1, 20)
 BACK_WITHIN_S = 5.0
 BATCH, STEP_S = 8, 0.05
 # Steps of one pass: those that two workers take while the coordinator is killed and started once, and many more.
@@ -27,19 +31,26 @@ MEMBERS = {"server-0", "server-1", "worker-0", "worker-1"}
 
 
 @pytest.fixture
-def cluster(patient_cluster):
-    return patient_cluster
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "coordinator.db"
 
 
 @pytest.fixture
-def client(cluster):
+def cluster(store: Path) -> Iterator[shoal.LocalCluster]:
+    """Two servers and two workers, with the lease and the heartbeat that a cluster has by default."""
+    with local_cluster(servers=2, workers=2, flags={}, store=store) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def client(cluster: shoal.LocalCluster) -> Iterator[shoal.Client]:
     with cluster.client() as client:
         yield client
 
 
-def paced(gate, steps, **options):
+def paced(gate: Path, steps: int, **options: Any) -> shoal.Job:
     """A job of so many steps a pass, which takes its time until the gate is there."""
-    settings = {"gate": str(gate), "seconds": STEP_S, "size": steps * BATCH}
+    settings: dict[str, Any] = {"gate": str(gate), "seconds": STEP_S, "size": steps * BATCH}
     return shoal.Job(
         "support.programs.broken:Paced",
         settings=settings,
@@ -52,21 +63,21 @@ def paced(gate, steps, **options):
     )
 
 
-def state_of(job):
+def state_of(job: shoal.JobHandle) -> shoal.JobState:
     return job.status().state
 
 
-def restart(cluster):
+def restart(cluster: shoal.LocalCluster) -> float:
     """Kills the coordinator and starts it again; the time at which it was ready."""
     cluster.kill("coordinator")
     cluster.restart("coordinator")
     return time.monotonic()
 
 
-def wait_for_members(client, ready_at):
+def wait_for_members(client: shoal.Client, ready_at: float) -> float:
     """Until each was heard since the coordinator was ready; how long that took."""
 
-    def heard():
+    def heard() -> bool:
         since = time.monotonic() - ready_at  # who was not heard has been silent for longer
         members = client.status().members
         return {member.member for member in members if member.alive and member.silent_s < since} >= MEMBERS
@@ -76,7 +87,9 @@ def wait_for_members(client, ready_at):
 
 
 @pytest.mark.timeout(120 + 30 * RUNS)
-def test_nothing_is_lost_however_often_it_is_killed(cluster, client, tmp_path):
+def test_nothing_is_lost_when_the_coordinator_is_killed_repeatedly(
+    cluster: shoal.LocalCluster, client: shoal.Client, tmp_path: Path
+) -> None:
     gate = tmp_path / "gate"
     client.submit(shoal.Job("support.programs.broken:fine", name="done", optimizer=optim.SGD(1.0), batch_size=8)).wait()
     steps = STEPS_A_RUN * RUNS
@@ -87,7 +100,7 @@ def test_nothing_is_lost_however_often_it_is_killed(cluster, client, tmp_path):
     before = client.status()
     lives = {member.member: member.incarnation for member in before.members}
     away, back = [], []
-    with forms.tally("coordinator_kill_restart", RUNS, "s until all members are back") as tally:
+    with run_lengths.count_runs("coordinator_kill_restart", RUNS, "s until all members are back") as counted:
         for _ in range(RUNS):
             seen = client.pull(job)["seen"].sum()
             killed_at = time.monotonic()
@@ -98,7 +111,7 @@ def test_nothing_is_lost_however_often_it_is_killed(cluster, client, tmp_path):
             back.append(wait_for_members(client, ready_at))
             assert back[-1] < BACK_WITHIN_S
             wait_until(lambda: client.pull(job)["seen"].sum() > seen + 8 * BATCH, what="more training")  # noqa: B023
-            tally.passes(back[-1])
+            counted.passes(back[-1])
     print(f"{RUNS} times killed; away for {spread(away)} s, all members back within {spread(back)} s of its return")
     after = client.status()
     assert (after.cluster, after.generation) == (before.cluster, before.generation)
@@ -118,11 +131,11 @@ def test_nothing_is_lost_however_often_it_is_killed(cluster, client, tmp_path):
     print(f"{steps} steps, each sample {RUNS} times; no job lost, no push refused, no trainer dead")
 
 
-def spread(seconds):
+def spread(seconds: list[float]) -> str:
     return f"{np.median(seconds):.2f} (median) to {max(seconds):.2f}"
 
 
-def refusals(cluster):
+def refusals(cluster: shoal.LocalCluster) -> float:
     """Pushes that servers refused, and trainers that died."""
     return sum(
         sample(cluster.metrics[f"server-{index}"], "shoal_server_rejected_pushes_total")
@@ -131,7 +144,9 @@ def refusals(cluster):
     )
 
 
-def test_watching_and_waiting_go_on(cluster, client, tmp_path):
+def test_event_stream_survives_a_coordinator_restart(
+    cluster: shoal.LocalCluster, client: shoal.Client, tmp_path: Path
+) -> None:
     """One stream of events, from before the coordinator's death to the job's end, each once and in order."""
     gate = tmp_path / "gate"
     job = client.submit(paced(gate, 100))
@@ -150,7 +165,9 @@ def test_watching_and_waiting_go_on(cluster, client, tmp_path):
     assert [event.state.value for event in again] == states
 
 
-def test_jobs_whose_servers_are_gone_end_and_say_why(cluster, client, tmp_path):
+def test_jobs_whose_servers_are_gone_fail_with_the_reason(
+    cluster: shoal.LocalCluster, client: shoal.Client, tmp_path: Path
+) -> None:
     """As on the day after: a coordinator comes back to its store, and nobody else does."""
     job = client.submit(paced(tmp_path / "never", 1_000))
     wait_until(lambda: state_of(job) is shoal.JobState.RUNNING, what="the job's start")
@@ -163,27 +180,29 @@ def test_jobs_whose_servers_are_gone_end_and_say_why(cluster, client, tmp_path):
         job.wait(timeout_s=30)
 
 
-def test_a_second_coordinator_on_the_same_store_is_refused(shared_cluster):
-    store = shared_cluster._state / "coordinator.db"
+def test_a_second_coordinator_on_the_same_store_is_refused(store: Path) -> None:
     command = [sys.executable, "-m", "shoal", "coordinator", "--listen", "127.0.0.1:0", "--store", str(store)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    with shoal.LocalCluster(0, 0, store=store) as cluster:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        address, process = cluster.address, cluster.process("coordinator")
     assert done.returncode == 1
-    address, process = shared_cluster.address, shared_cluster.process("coordinator")
     assert f"in use by the coordinator at {address} with process id {process.pid} on" in done.stderr
     assert "STORE_LOCKED" in done.stderr
 
 
-def test_a_disk_that_is_full_ends_the_coordinator_and_loses_nothing(cluster, client, tmp_path):
+def test_a_disk_that_is_full_ends_the_coordinator_and_loses_nothing(
+    cluster: shoal.LocalCluster, client: shoal.Client, store: Path, tmp_path: Path
+) -> None:
     gate = tmp_path / "gate"
     job = client.submit(paced(gate, 200))
     wait_until(lambda: state_of(job) is shoal.JobState.RUNNING, what="the job's start")
     process = cluster.process("coordinator")
-    log = cluster._state / "coordinator.db-wal"
+    log = store.with_name("coordinator.db-wal")
     # The kernel refuses to let its files grow, as a full disk does.
     psutil.Process(process.pid).rlimit(psutil.RLIMIT_FSIZE, (log.stat().st_size, log.stat().st_size))
     wait_until(lambda: process.returncode is not None, what="the coordinator's end")
     assert process.returncode == 1
-    assert f"cannot write the store {cluster._state}" in process.tail()
+    assert f"cannot write the store {store}" in process.tail()
     assert "disk is full" in process.tail()
     cluster.restart("coordinator")
     gate.touch()
@@ -193,7 +212,7 @@ def test_a_disk_that_is_full_ends_the_coordinator_and_loses_nothing(cluster, cli
 
 
 @pytest.mark.parametrize("damage", ["newer", "torn"])
-def test_a_store_that_cannot_be_read_is_left_alone(tmp_path, damage):
+def test_a_store_that_cannot_be_read_is_left_alone(tmp_path: Path, damage: str) -> None:
     store = tmp_path / "coordinator.db"
     command = [sys.executable, "-m", "shoal", "coordinator", "--listen", "127.0.0.1:0", "--store", str(store)]
     until_ready(command)

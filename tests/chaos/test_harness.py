@@ -1,6 +1,7 @@
 """`make chaos` end to end, with the cheapest of its scenarios."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +10,7 @@ from support import chaos
 pytestmark = pytest.mark.chaos
 
 
-def test_a_scenario_is_run_and_its_row_written(tmp_path, monkeypatch):
+def test_a_scenario_is_run_and_its_row_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHAOS_RUNS", "1")
     monkeypatch.setattr(chaos, "GUARD", ())  # the suite has its own, and this one would see what others do meanwhile
     latest = tmp_path / "latest.json"

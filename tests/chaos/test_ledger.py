@@ -2,24 +2,28 @@
 
 import random
 import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import shoal
 from shoal import optim
-from support import forms
+from shoal.consistency import Consistency
+from support import run_lengths
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 
 SIZE, EPOCHS = 4_096, 2
-KILLS = forms.runs(2, 30)
+KILLS = run_lengths.runs(2, 30)
 
 
-def counting(gate, **options):
+def counting(gate: Path, **options: Any) -> shoal.Job:
     """A job that counts its samples, and takes its time for each step until the gate is open."""
-    settings = {"gate": str(gate), "seconds": 0.02, "size": SIZE}
+    settings: dict[str, Any] = {"gate": str(gate), "seconds": 0.02, "size": SIZE}
     return shoal.Job(
         "support.programs.broken:Paced",
         settings=settings,
@@ -34,20 +38,22 @@ def counting(gate, **options):
 
 
 @pytest.fixture
-def client(small_cluster):
+def client(small_cluster: shoal.LocalCluster) -> Iterator[shoal.Client]:
     with small_cluster.client() as client:
         yield client
 
 
-def check_account(job):
+def check_account(job: shoal.JobHandle) -> None:
     """All is done, and nobody holds anything."""
     account = job.data()
     assert (account.total.done, account.in_progress, account.held) == (SIZE * EPOCHS, {}, ())
 
 
-@forms.in_full
+@run_lengths.long_only
 @pytest.mark.parametrize("mode", [shoal.Synchronous(), shoal.Asynchronous()], ids=str)
-def test_every_sample_is_visited_exactly_once_an_epoch_without_kills(client, tmp_path, mode):
+def test_every_sample_is_visited_exactly_once_an_epoch_without_kills(
+    client: shoal.Client, tmp_path: Path, mode: Consistency
+) -> None:
     gate = tmp_path / "gate"
     gate.touch()
     job = client.submit(counting(gate, consistency=mode))
@@ -57,18 +63,18 @@ def test_every_sample_is_visited_exactly_once_an_epoch_without_kills(client, tmp
 
 
 @pytest.mark.timeout(120 + 20 * KILLS)
-def test_every_sample_is_visited_at_least_once_an_epoch_however_many_workers_are_killed(
-    small_cluster, client, tmp_path
-):
+def test_every_sample_is_visited_at_least_once_an_epoch_with_kills(
+    small_cluster: shoal.LocalCluster, client: shoal.Client, tmp_path: Path
+) -> None:
     """Random ones, at random moments; jobs follow one another until there were enough kills."""
     kills, seed = 0, random.randrange(2**32)
     chance, pause = random.Random(seed), threading.Event()
     print(f"seed {seed}")
-    with forms.tally("worker_kill_ledger", KILLS, "samples once more in a job") as tally:
+    with run_lengths.count_runs("worker_kill_ledger", KILLS, "samples once more in a job") as counted:
         while kills < KILLS:
             gate, before = tmp_path / f"gate-{kills}", kills
             job = client.submit(counting(gate, consistency=chance.choice([shoal.Synchronous(), shoal.Asynchronous()])))
-            wait_until(lambda job=job: job.data().total.done > 0, what="the first range's end", timeout_s=60)
+            wait_until(lambda: job.data().total.done > 0, what="the first range's end", timeout_s=60)  # noqa: B023
             while kills < KILLS and job.data().total.unleased > SIZE // 4:
                 pause.wait(chance.uniform(0.0, 1.0))  # the moment is what is random
                 victim = chance.randrange(2)
@@ -82,4 +88,4 @@ def test_every_sample_is_visited_at_least_once_an_epoch_however_many_workers_are
             again = int(seen.sum()) - SIZE * EPOCHS
             print(f"{kills} kills; {again} samples were trained on once more, of {SIZE * EPOCHS}")
             client.drop(job)
-            tally.passes(again, kills - before)
+            counted.passes(again, kills - before)

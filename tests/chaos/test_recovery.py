@@ -3,15 +3,18 @@
 import json
 import random
 import time
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import shoal
 from shoal import optim
-from support import forms
+from support import run_lengths
 from support.clusters.local import local_cluster
 from support.faults import crashing_coordinator
 from support.scraping import sample
@@ -19,30 +22,30 @@ from support.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 
-KILLS = forms.runs(1, 20)
+KILLS = run_lengths.runs(1, 20)
 SIZE, EPOCHS, BATCH, WORKERS = 512, 6, 8, 3
 STEPS = SIZE * EPOCHS // (BATCH * WORKERS)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("checkpoints")
 
 
 @pytest.fixture(scope="module")
-def cluster(folder):
+def cluster(folder: Path) -> Iterator[shoal.LocalCluster]:
     with local_cluster(servers=2, workers=WORKERS, checkpoints=folder) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def client(cluster):
+def client(cluster: shoal.LocalCluster) -> Iterator[shoal.Client]:
     with shoal.Client(cluster.address, retry_for_s=60) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def unbroken(cluster):
+def unbroken(cluster: shoal.LocalCluster) -> dict[str, np.ndarray]:
     """What a run gives that nobody disturbs, and that takes no checkpoint."""
     with cluster.client() as client:
         job = client.submit(plane("unbroken", checkpoints=NEVER))
@@ -54,9 +57,11 @@ NEVER = shoal.CheckpointPolicy(every_s=0, at_end=False)
 OFTEN = shoal.CheckpointPolicy(every_s=0, every_steps=STEPS // 8)
 
 
-def plane(name, *, seconds=0.0, hurry="", epochs=EPOCHS, **options):
-    settings = {"size": SIZE, "seconds": seconds, "hurry": str(hurry)}
-    options = {"workers": WORKERS, "checkpoints": OFTEN, "consistency": shoal.Synchronous(), **options}
+def plane(
+    name: str, *, seconds: float = 0.0, hurry: str | Path = "", epochs: int = EPOCHS, **options: Any
+) -> shoal.Job:
+    settings: dict[str, Any] = {"size": SIZE, "seconds": seconds, "hurry": str(hurry)}
+    options = {"workers": WORKERS, "shards": 2, "checkpoints": OFTEN, "consistency": shoal.Synchronous(), **options}
     return shoal.Job(
         "support.programs.recovery:Plane",
         name=name,
@@ -69,20 +74,20 @@ def plane(name, *, seconds=0.0, hurry="", epochs=EPOCHS, **options):
     )
 
 
-def same(found, expected):
+def same(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> bool:
     return all(np.array_equal(found[name], expected[name]) for name in expected)
 
 
-def reasons(job):
+def reasons(job: shoal.JobHandle) -> list[str]:
     return [event.reason for event in job.events(follow=False) if isinstance(event, shoal.events.StateChanged)]
 
 
-def restored_from(job):
+def restored_from(job: shoal.JobHandle) -> list[str]:
     return [reason for reason in reasons(job) if reason.startswith("continues from")]
 
 
 @contextmanager
-def running(client, spec, steps=1):
+def running(client: shoal.Client, spec: shoal.Job, steps: int = 1) -> Iterator[shoal.JobHandle]:
     """A job that has taken some steps; cancelled should the test fail."""
     job = client.submit(spec)
     try:
@@ -92,7 +97,7 @@ def running(client, spec, steps=1):
         job.cancel()
 
 
-def kill_all(cluster):
+def kill_all(cluster: shoal.LocalCluster) -> None:
     """As a power cut would, and back again. A trainer ends with its daemon."""
     for process in cluster.processes:
         process.kill()
@@ -103,9 +108,11 @@ def kill_all(cluster):
 
 
 @pytest.mark.timeout(60 + 40 * KILLS)
-def test_the_whole_cluster_is_killed_and_the_job_ends_as_if_nothing_had_been(cluster, client, unbroken, tmp_path):
+def test_job_has_the_same_result_after_the_whole_cluster_is_killed(
+    cluster: shoal.LocalCluster, client: shoal.Client, unbroken: dict[str, np.ndarray], tmp_path: Path
+) -> None:
     rng = random.Random(7)
-    with forms.tally("whole_cluster_kill", KILLS, "s to the end") as tally:
+    with run_lengths.count_runs("whole_cluster_kill", KILLS, "s to the end") as counted:
         for run in range(KILLS):
             hurry = tmp_path / f"hurry-{run}"
             # Of all moments: before the first checkpoint, while one is written, between two, near the end.
@@ -119,11 +126,13 @@ def test_the_whole_cluster_is_killed_and_the_job_ends_as_if_nothing_had_been(clu
                 status = job.status()
                 assert same(job.pull(), unbroken), f"killed after {moment} pushes, it ended otherwise: {reasons(job)}"
                 assert status.restarts or not status.workers
-                tally.passes(took)
-    print(f"{KILLS} of {KILLS} ended with the same bits, within {tally.worst:.1f} s of the cluster's return")
+                counted.passes(took)
+    print(f"{KILLS} of {KILLS} ended with the same bits, within {counted.worst:.1f} s of the cluster's return")
 
 
-def test_a_server_that_dies_takes_the_job_back_to_its_last_checkpoint(cluster, client, unbroken, tmp_path):
+def test_dead_server_takes_the_job_back_to_its_last_checkpoint(
+    cluster: shoal.LocalCluster, client: shoal.Client, unbroken: dict[str, np.ndarray], tmp_path: Path
+) -> None:
     hurry = tmp_path / "hurry"
     with running(client, plane("server-dies", seconds=0.01, hurry=hurry)) as job:
         saved = job.checkpoint(timeout_s=20)
@@ -135,10 +144,15 @@ def test_a_server_that_dies_takes_the_job_back_to_its_last_checkpoint(cluster, c
         assert any(f"continues from server-dies/{saved.number}, step {saved.step}" in reason for reason in reasons(job))
 
 
-def test_a_damaged_checkpoint_is_skipped(cluster, client, folder, unbroken, tmp_path):
+def test_a_damaged_checkpoint_is_skipped(
+    cluster: shoal.LocalCluster, client: shoal.Client, folder: Path, unbroken: dict[str, np.ndarray], tmp_path: Path
+) -> None:
     hurry = tmp_path / "hurry"
     spec = plane("damaged", seconds=0.01, hurry=hurry, checkpoints=shoal.CheckpointPolicy(every_s=0))
-    with running(client, spec) as job, forms.tally("corrupt_checkpoint", 1, "s to the one before") as tally:
+    with (
+        running(client, spec) as job,
+        run_lengths.count_runs("corrupt_checkpoint", 1, "s to the one before") as counted,
+    ):
         first, second, third = (job.checkpoint(timeout_s=20) for _ in range(3))
         shard = next((folder / "damaged" / f"{third.number:08}").glob("*.safetensors"))
         content = bytearray(shard.read_bytes())
@@ -157,24 +171,31 @@ def test_a_damaged_checkpoint_is_skipped(cluster, client, folder, unbroken, tmp_
         assert f"continues from damaged/{first.number}, step {first.step}" in went_on
         assert f"damaged/{third.number}: " in went_on
         assert f"damaged/{second.number}: " in went_on
-        tally.passes(took)
+        counted.passes(took)
 
 
 # One of each in the short form: where what is done and what is known of it are the furthest apart.
-SAVING = forms.size(["CheckpointCommitted"], crashing_coordinator.SAVING)
-RESTORING = forms.size(["ShardsCreated"], crashing_coordinator.RESTORING)
-FAULTS = forms.runs(1, 10)
+SAVING = run_lengths.size(["CheckpointCommitted"], crashing_coordinator.SAVING)
+RESTORING = run_lengths.size(["ShardsCreated"], crashing_coordinator.RESTORING)
+FAULTS = run_lengths.runs(1, 10)
 
 
 @pytest.mark.timeout(60 + 20 * FAULTS)
 @pytest.mark.parametrize("step", [*SAVING, *RESTORING])
-def test_the_coordinator_dies_at_a_step_of_a_checkpoint(cluster, client, folder, unbroken, tmp_path, step):
+def test_the_coordinator_dies_at_a_step_of_a_checkpoint(
+    cluster: shoal.LocalCluster,
+    client: shoal.Client,
+    folder: Path,
+    unbroken: dict[str, np.ndarray],
+    tmp_path: Path,
+    step: str,
+) -> None:
     """Before it is taken: the next one goes on, and what it says is complete can be read."""
-    with forms.tally("checkpoint_faults", FAULTS, "s to restore") as tally:
+    with run_lengths.count_runs("checkpoint_faults", FAULTS, "s to restore") as counted:
         for run in range(FAULTS):
             hurry, name = tmp_path / f"hurry-{run}", f"{step.lower()}-{run}"
             with running(client, plane(name, seconds=0.01, hurry=hurry)) as job:
-                with crashing_coordinator.mortal(cluster, tmp_path / f"doom-{run}") as coordinator:
+                with crashing_coordinator.crashing(cluster, tmp_path / f"doom-{run}") as coordinator:
                     wait_until(lambda: job.status().checkpoint, what="a checkpoint")
                     coordinator.doom(step)
                     if step in crashing_coordinator.RESTORING:
@@ -189,22 +210,26 @@ def test_the_coordinator_dies_at_a_step_of_a_checkpoint(cluster, client, folder,
                 checkpoints = shoal.Checkpoints(str(folder))
                 for checkpoint in checkpoints.list(name):
                     checkpoints.verify(str(checkpoint))
-                tally.passes(took)
+                counted.passes(took)
 
 
-@pytest.mark.parametrize("step", [*forms.size([], ["CheckpointCommitted"]), *crashing_coordinator.TELLING])
-def test_a_checkpoint_that_was_asked_for_is_told_over_the_coordinators_death(cluster, client, tmp_path, step):
+@pytest.mark.parametrize("step", [*run_lengths.size([], ["CheckpointCommitted"]), *crashing_coordinator.TELLING])
+def test_requested_checkpoint_is_reported_after_the_coordinator_dies(
+    cluster: shoal.LocalCluster, client: shoal.Client, tmp_path: Path, step: str
+) -> None:
     spec = plane(f"asked-{step.lower()}", seconds=0.01, hurry=tmp_path / "never", checkpoints=NEVER)
     with ThreadPoolExecutor(1) as pool, running(client, spec) as job:
-        with crashing_coordinator.mortal(cluster, tmp_path / "doom") as coordinator:
+        with crashing_coordinator.crashing(cluster, tmp_path / "doom") as coordinator:
             coordinator.doom(step)
             saved = pool.submit(job.checkpoint, timeout_s=40)
             coordinator.wait(timeout_s=20)
         assert saved.result() == job.status().checkpoint
 
 
-@forms.in_full
-def test_a_job_without_a_checkpoint_begins_again(cluster, client, unbroken, tmp_path):
+@run_lengths.long_only
+def test_job_without_a_checkpoint_starts_over(
+    cluster: shoal.LocalCluster, client: shoal.Client, unbroken: dict[str, np.ndarray], tmp_path: Path
+) -> None:
     hurry = tmp_path / "hurry"
     with running(client, plane("early", seconds=0.01, hurry=hurry, checkpoints=NEVER), steps=20) as job:
         cluster.restart("server", 0)
@@ -214,7 +239,9 @@ def test_a_job_without_a_checkpoint_begins_again(cluster, client, unbroken, tmp_
         assert any("it continues from its beginning" in reason for reason in reasons(job))
 
 
-def test_a_job_that_was_cancelled_goes_on_in_another(client, unbroken, tmp_path):
+def test_cancelled_job_continues_in_another(
+    client: shoal.Client, unbroken: dict[str, np.ndarray], tmp_path: Path
+) -> None:
     with running(client, plane("first-half", seconds=0.01, hurry=tmp_path / "never"), steps=40) as job:
         saved = job.checkpoint(timeout_s=20)
         job.cancel()
@@ -225,10 +252,10 @@ def test_a_job_that_was_cancelled_goes_on_in_another(client, unbroken, tmp_path)
     assert second.pull()["seen"].sum() == SIZE * EPOCHS
 
 
-def test_a_session_begins_with_what_another_had(client):
+def test_session_starts_from_the_checkpoint_of_another(client: shoal.Client) -> None:
     variables = {"w": shoal.Variable((4,)), "head": shoal.Variable((2,))}
     ones = {"w": np.ones(4, np.float32), "head": np.ones(2, np.float32)}
-    options = {"optimizer": optim.SGD(1.0), "checkpoints": NEVER}
+    options: dict[str, Any] = {"optimizer": optim.SGD(1.0), "checkpoints": NEVER}
     with client.session("loop", variables=variables, **options) as session:
         began = session.pull()
         session.push(ones)
@@ -241,8 +268,10 @@ def test_a_session_begins_with_what_another_had(client):
         np.testing.assert_array_equal(found[name], began[name] - 1)
 
 
-@forms.in_full
-def test_what_cannot_be_restored_is_refused_and_says_why(client, unbroken):
+@run_lengths.long_only
+def test_checkpoint_that_cannot_be_restored_is_refused_with_the_reason(
+    client: shoal.Client, unbroken: dict[str, np.ndarray]
+) -> None:
     with running(client, plane("whole", checkpoints=shoal.CheckpointPolicy(every_s=0))) as job:
         job.wait(timeout_s=60)
     for choice in ("nobody", "whole/77"):
@@ -255,8 +284,10 @@ def test_what_cannot_be_restored_is_refused_and_says_why(client, unbroken):
         assert name in str(refused.value)
 
 
-@forms.in_full
-def test_values_of_the_variables_that_both_have(client, unbroken):
+@run_lengths.long_only
+def test_partial_restore_takes_the_values_of_common_variables(
+    client: shoal.Client, unbroken: dict[str, np.ndarray]
+) -> None:
     """Fine-tuning: the second program has no `seen`, and begins at step 0."""
     with running(client, plane("base", checkpoints=shoal.CheckpointPolicy(every_s=0))) as job:
         job.wait(timeout_s=60)
@@ -274,7 +305,9 @@ def test_values_of_the_variables_that_both_have(client, unbroken):
     np.testing.assert_array_equal(values["head"], [3, 4], err_msg="what its program gives")
 
 
-def test_a_disk_that_fails_stops_no_training(cluster, client, folder, unbroken, tmp_path):
+def test_failed_storage_does_not_stop_training(
+    cluster: shoal.LocalCluster, client: shoal.Client, folder: Path, unbroken: dict[str, np.ndarray], tmp_path: Path
+) -> None:
     """Where the checkpoint's folder should be is a file, until it is not."""
     hurry, blocker = tmp_path / "hurry", folder / "blocked"
     blocker.write_text("in the way")
@@ -294,8 +327,10 @@ def test_a_disk_that_fails_stops_no_training(cluster, client, folder, unbroken, 
         assert same(job.pull(), unbroken)
 
 
-@forms.in_full
-def test_a_job_waits_for_a_storage_that_is_away_when_it_goes_back(cluster, client, folder, unbroken, tmp_path):
+@run_lengths.long_only
+def test_job_waits_for_missing_storage_before_it_restores(
+    cluster: shoal.LocalCluster, client: shoal.Client, folder: Path, unbroken: dict[str, np.ndarray], tmp_path: Path
+) -> None:
     """Where its checkpoints were is a file, until they are there again."""
     hurry, there, away = tmp_path / "hurry", folder / "away", tmp_path / "away"
     with running(client, plane("away", seconds=0.01, hurry=hurry, checkpoints=NEVER)) as job:
@@ -314,7 +349,7 @@ def test_a_job_waits_for_a_storage_that_is_away_when_it_goes_back(cluster, clien
         assert restored_from(job) == [f"continues from away/{saved.number}, step {saved.step}"]
 
 
-def test_old_checkpoints_are_removed(client, folder, unbroken):
+def test_old_checkpoints_are_removed(client: shoal.Client, folder: Path, unbroken: dict[str, np.ndarray]) -> None:
     policy = shoal.CheckpointPolicy(every_s=0, keep_last=2, keep_every=3)
     with running(client, plane("kept", seconds=0.01, checkpoints=policy)) as job:
         for _ in range(6):

@@ -3,12 +3,14 @@
 import random
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from shoal._transport.segment import SHM
-from support.faults.killable_roles import Nursery
+from support.faults.killable_roles import KillableRole, Nursery
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
@@ -19,29 +21,35 @@ FIRST_STEP, LATER_STEPS = (1, 500), (501, 1_500)
 LANES = 2  # of a worker to a server, each with a segment
 
 
+class Server(NamedTuple):
+    """A server that outlives the tests, and its address."""
+
+    process: KillableRole
+    address: str
+
+
 @pytest.fixture(scope="module")
-def nursery():
+def nursery() -> Iterator[Nursery]:
     with tempfile.TemporaryDirectory(dir=SHM) as folder, Nursery(Path(folder)) as nursery:
         yield nursery
         assert not nursery.segments()
 
 
 @pytest.fixture(scope="module")
-def server(nursery):
+def server(nursery: Nursery) -> Iterator[Server]:
     """One that lives on."""
     server = nursery.server()
-    server.address = server.hear()
-    yield server
+    yield Server(server, server.hear())
     server.kill()
 
 
-def moments(count, seed):
+def moments(count: int, seed: int) -> list[int]:
     """Seeded lines to die at; with most of them, memory begins to be shared."""
     rng = random.Random(seed)
     return [rng.randint(*rng.choice((FIRST_STEP, FIRST_STEP, FIRST_STEP, LATER_STEPS))) for _ in range(count)]
 
 
-def nothing_is_left(nursery, *survivors):
+def wait_until_nothing_is_left(nursery: Nursery, *survivors: KillableRole) -> None:
     wait_until(
         lambda: not nursery.segments() and not any(survivor.shares() for survivor in survivors),
         what="the segments' end",
@@ -51,26 +59,26 @@ def nothing_is_left(nursery, *survivors):
 class TestKill9:
     """50 kills, of each side 25."""
 
-    def test_of_workers(self, nursery, server):
+    def test_of_workers(self, nursery: Nursery, server: Server) -> None:
         for moment in moments(10, seed=1):
             assert nursery.worker(server.address, doom=moment).end() == KILLED
-            nothing_is_left(nursery, server)
+            wait_until_nothing_is_left(nursery, server.process)
             another = nursery.worker(server.address)
             another.hear_until("2")
-            assert (another.shares(), server.shares(), nursery.segments()) == (LANES, LANES, set())
+            assert (another.shares(), server.process.shares(), nursery.segments()) == (LANES, LANES, set())
             assert another.kill() == KILLED
-            nothing_is_left(nursery, server)
+            wait_until_nothing_is_left(nursery, server.process)
 
-    def test_of_servers(self, nursery):
+    def test_of_servers(self, nursery: Nursery) -> None:
         for moment in moments(20, seed=2):
             server = nursery.server(doom=moment)
             worker = nursery.worker(server.hear())
             assert server.end() == KILLED
             worker.hear_until("unreachable")
-            nothing_is_left(nursery, worker)
+            wait_until_nothing_is_left(nursery, worker)
             worker.kill()
 
-    def test_of_both(self, nursery):
+    def test_of_both(self, nursery: Nursery) -> None:
         for moment in moments(5, seed=3):
             server = nursery.server()
             assert nursery.worker(server.hear(), doom=moment).end() == KILLED
@@ -81,27 +89,27 @@ class TestKill9:
             next_server.kill()
 
 
-class TestANameThatNobodyHasHeardOf:
+class TestUnannouncedSegment:
     """Its owner is killed before it says hello."""
 
-    def test_is_removed(self, nursery, server):
+    def test_is_removed(self, nursery: Nursery, server: Server) -> None:
         for _ in range(10):
             client = nursery.mute(server.address)
             name = client.hear()
             assert nursery.segments() == {name}
             client.kill()
-            nothing_is_left(nursery)
+            wait_until_nothing_is_left(nursery)
 
-    def test_stays_while_its_owner_lives(self, nursery, server):
+    def test_stays_while_its_owner_lives(self, nursery: Nursery, server: Server) -> None:
         living, dying = nursery.mute(server.address), nursery.mute(server.address)
         name, other = living.hear(), dying.hear()
         assert nursery.segments() == {name, other}
         dying.kill()
         wait_until(lambda: nursery.segments() == {name}, what="the other name's end")
         living.kill()
-        nothing_is_left(nursery)
+        wait_until_nothing_is_left(nursery)
 
-    def test_is_removed_by_the_next_server_if_this_one_is_killed_too(self, nursery):
+    def test_is_removed_by_the_next_server_if_this_one_is_killed_too(self, nursery: Nursery) -> None:
         server = nursery.server()
         client = nursery.mute(server.hear())
         name = client.hear()

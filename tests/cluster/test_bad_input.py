@@ -4,22 +4,26 @@ import json
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import shoal
 from shoal import optim
+from shoal.status import MemberStatus
 
 pytestmark = pytest.mark.cluster
 
 
-def job(program, **options):
+def job(program: str, **options: Any) -> shoal.Job:
     return shoal.Job(f"support.programs.broken:{program}", optimizer=optim.SGD(1.0), batch_size=8, **options)
 
 
 @pytest.fixture(autouse=True)
-def healthy_afterwards(client):
+def healthy_afterwards(client: shoal.Client) -> Iterator[None]:
     """Every server still takes a push, and every worker is there and free; the last test trains a job."""
     yield
     variables = {f"v{index}": np.zeros(2) for index in range(3)}
@@ -47,7 +51,9 @@ class TestPrograms:
         ],
         ids=["module", "factory", "factory raises", "setting", "loss raises", "name", "shape", "dtype", "nan"],
     )
-    def test_a_program_that_goes_wrong_fails_its_job_and_says_why(self, client, program, settings, messages):
+    def test_failing_program_fails_its_job_with_the_reason(
+        self, client: shoal.Client, program: str, settings: dict[str, Any], messages: list[str]
+    ) -> None:
         submitted = client.submit(shoal.Job(program, workers=2, settings=settings, batch_size=8))
         with pytest.raises(shoal.JobFailed) as failure:
             submitted.wait(timeout_s=40)
@@ -55,7 +61,7 @@ class TestPrograms:
             assert message.lower() in failure.value.message.lower()
         assert submitted.status().state is shoal.JobState.FAILED
 
-    def test_a_batch_that_gives_nan_is_rejected_counted_and_skipped(self, client):
+    def test_a_batch_that_gives_nan_is_rejected_counted_and_skipped(self, client: shoal.Client) -> None:
         submitted = client.submit(job("NotFinite", workers=1, settings={"every": 4}))
         result = submitted.wait(timeout_s=40)
         assert result.progress.rejected == 2
@@ -64,7 +70,7 @@ class TestPrograms:
 
 
 class TestJobs:
-    def test_a_name_that_is_running(self, client, tmp_path):
+    def test_name_of_running_job_is_refused(self, client: shoal.Client, tmp_path: Path) -> None:
         gated = job("Gated", name="twice", settings={"gate": str(tmp_path / "gate")})
         first = client.submit(gated)
         with pytest.raises(shoal.JobExists, match=r"twice is .*: choose another name, or cancel it first"):
@@ -73,12 +79,12 @@ class TestJobs:
         with pytest.raises(shoal.Cancelled):
             first.wait(timeout_s=30)
 
-    def test_a_job_nobody_knows(self, client):
+    def test_unknown_job_is_refused(self, client: shoal.Client) -> None:
         for call in (client.pull, client.cancel, client.drop):
             with pytest.raises(shoal.UnknownJob, match="nobody-knows"):
                 call("nobody-knows")
 
-    def test_a_session_of_other_variables_than_the_jobs(self, client):
+    def test_session_with_different_variables_is_refused(self, client: shoal.Client) -> None:
         with (
             client.session("mine", variables={"w": np.zeros(3)}),
             pytest.raises(shoal.ShoalError, match="mine"),
@@ -88,12 +94,12 @@ class TestJobs:
 
 
 class TestProcesses:
-    def run(self, *arguments):
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "shoal", *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
-    def refusal(self, *arguments):
-        """What a role says that cannot start: code and reason."""
+    def check_refused(self, *arguments: str) -> tuple[str, str]:
+        """Checks that a role does not start; returns the code and the reason that it logs."""
         done = self.run(*arguments, "--log-format", "json")
         assert done.returncode == 1
         last = json.loads(done.stderr.splitlines()[-1])
@@ -101,7 +107,7 @@ class TestProcesses:
         return last["code"], last["reason"]
 
     @pytest.mark.parametrize("role", ["server", "coordinator"])
-    def test_a_port_in_use(self, shared_cluster, role):
+    def test_a_port_in_use(self, shared_cluster: shoal.LocalCluster, role: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             address = f"127.0.0.1:{taken.getsockname()[1]}"
             extra = ["--coordinator", shared_cluster.address, "--name", "another"] if role == "server" else []
@@ -110,7 +116,7 @@ class TestProcesses:
         assert f"cannot listen on {address}" in done.stderr
         assert "choose another port" in done.stderr
 
-    def test_a_metrics_port_in_use(self, shared_cluster):
+    def test_a_metrics_port_in_use(self, shared_cluster: shoal.LocalCluster) -> None:
         done = self.run(
             "coordinator", "--listen", "127.0.0.1:0", "--metrics-listen", shared_cluster.metrics["server-0"]
         )
@@ -118,7 +124,7 @@ class TestProcesses:
         assert "cannot serve metrics" in done.stderr
 
     @pytest.mark.parametrize("role", ["server", "worker"])
-    def test_an_unreachable_coordinator(self, role):
+    def test_unreachable_coordinator_ends_the_role(self, role: str) -> None:
         with socket.socket() as closed:
             closed.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{closed.getsockname()[1]}"
@@ -142,23 +148,34 @@ class TestProcesses:
         ],
         ids=["store", "checkpoints", "server"],
     )
-    def test_a_volume_that_is_not_there(self, shared_cluster, tmp_path, role, flags, code, volume, advice):
+    def test_missing_volume_is_refused(
+        self,
+        shared_cluster: shoal.LocalCluster,
+        tmp_path: Path,
+        role: str,
+        flags: list[str],
+        code: str,
+        volume: str,
+        advice: str,
+    ) -> None:
         """None is made in its place: what is kept in it would go with the container."""
         (tmp_path / "file").touch()
         path = tmp_path / volume
         where = ["--coordinator", shared_cluster.address] if role == "server" else ["--listen", "127.0.0.1:0"]
-        said, reason = self.refusal(role, *where, *[flag.format(path) for flag in flags])
+        said, reason = self.check_refused(role, *where, *[flag.format(path) for flag in flags])
         assert said == code
         assert f"{path}/" in reason
         assert advice in reason
         assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
     @pytest.mark.parametrize("role", ["server", "worker"])
-    def test_two_processes_of_one_name(self, shared_cluster, client, role):
+    def test_second_process_of_a_name_is_refused(
+        self, shared_cluster: shoal.LocalCluster, client: shoal.Client, role: str
+    ) -> None:
         """The second is told of the first, which goes on in the same life."""
         name = f"{role}-0"
         first = status_of(client, name)
-        code, reason = self.refusal(role, "--coordinator", shared_cluster.address, "--name", name)
+        code, reason = self.check_refused(role, "--coordinator", shared_cluster.address, "--name", name)
         assert code == "DUPLICATE_MEMBER"
         address = shared_cluster.process(role, 0).address
         assert f"a live process at {address} has the member id {name}: give each process its own" in reason
@@ -166,12 +183,12 @@ class TestProcesses:
         assert (now.alive, now.incarnation, now.metrics_address) == (True, first.incarnation, first.metrics_address)
 
 
-def status_of(client, name):
+def status_of(client: shoal.Client, name: str) -> MemberStatus:
     [status] = [member for member in client.status().members if member.member == name]
     return status
 
 
-def test_after_all_of_this_a_job_trains(client):
+def test_job_trains_after_bad_input(client: shoal.Client) -> None:
     fine = client.submit(job("fine", workers=2))
     assert fine.wait(timeout_s=30).progress.steps == 8
     np.testing.assert_array_equal(client.pull(fine)["w"], -4.0)

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.cluster
 RUN = Path(__file__).parents[2] / "benchmarks" / "run.py"
 
 
-def test_the_small_benchmark_runs_and_writes_its_rows(tmp_path):
+def test_the_small_benchmark_runs_and_writes_its_rows(tmp_path: Path) -> None:
     command = [sys.executable, str(RUN), "small", "--short", "--no-peers", "--results", str(tmp_path)]
     bench = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert bench.returncode == 0, bench.stdout + bench.stderr
@@ -28,7 +28,7 @@ def test_the_small_benchmark_runs_and_writes_its_rows(tmp_path):
     assert (tmp_path / "latest.svg").exists()
 
 
-def test_the_benchmark_of_data_runs_and_reads_all_that_it_wrote(tmp_path):
+def test_the_benchmark_of_data_runs_and_reads_all_that_it_wrote(tmp_path: Path) -> None:
     command = [sys.executable, str(RUN), "data", "--short", "--no-peers", "--results", str(tmp_path)]
     bench = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert bench.returncode == 0, bench.stdout + bench.stderr
@@ -37,7 +37,7 @@ def test_the_benchmark_of_data_runs_and_reads_all_that_it_wrote(tmp_path):
     assert all(row["ratio"] > 0 for row in rows)
 
 
-def test_the_benchmark_of_checkpoints_runs(tmp_path):
+def test_the_benchmark_of_checkpoints_runs(tmp_path: Path) -> None:
     command = [sys.executable, str(RUN), "checkpoints", "--short", "--no-peers", "--results", str(tmp_path)]
     bench = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert bench.returncode == 0, bench.stdout + bench.stderr

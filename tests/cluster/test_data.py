@@ -1,5 +1,8 @@
 """Jobs that read files: every row once an epoch, the same bits with and without reading ahead, bad files by name."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
@@ -15,7 +18,7 @@ ROWS = 960
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path: Path) -> Path:
     rng = np.random.default_rng(4)
     x = rng.normal(size=(ROWS, FEATURES))
     columns = {f"x{place}": x[:, place] for place in range(FEATURES)}
@@ -27,7 +30,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def train(client, folder, **settings):
+def train(client: shoal.Client, folder: Path, **settings: Any) -> dict[str, np.ndarray]:
     job = client.submit(
         shoal.Job(
             "support.programs.data:Line",
@@ -44,7 +47,9 @@ def train(client, folder, **settings):
 
 
 @pytest.mark.parametrize("settings", [{}, {"window": 3}, {"format": "csv"}], ids=str)
-def test_every_row_is_seen_once_an_epoch_and_reading_ahead_changes_no_bit(client, folder, settings):
+def test_every_row_is_seen_once_an_epoch_and_reading_ahead_changes_no_bit(
+    client: shoal.Client, folder: Path, settings: dict[str, Any]
+) -> None:
     ahead, in_turn = (train(client, folder, prefetch=prefetch, **settings) for prefetch in (3, 0))
     for found in (ahead, in_turn):
         assert (found["seen"] == 3).all()
@@ -52,7 +57,7 @@ def test_every_row_is_seen_once_an_epoch_and_reading_ahead_changes_no_bit(client
     assert ahead["w"].tobytes() == in_turn["w"].tobytes()
 
 
-def test_a_job_on_a_damaged_file_says_which_it_is(client, folder):
+def test_job_names_the_damaged_file(client: shoal.Client, folder: Path) -> None:
     path = folder / "1.parquet"
     path.write_bytes(path.read_bytes()[:2000])
     with pytest.raises(shoal.JobFailed, match=r"InvalidData: .*1\.parquet cannot be read: .*damaged or truncated"):

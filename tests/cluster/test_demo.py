@@ -11,13 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import shoal
+
 pytestmark = pytest.mark.cluster
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 KEYS = {"mode", "steps", "samples_per_s", "test_accuracy", "staleness_p50", "staleness_max"}
 
 
-def test_the_demo_trains_in_each_mode_and_draws_the_curves(tmp_path):
+def test_the_demo_trains_in_each_mode_and_draws_the_curves(tmp_path: Path) -> None:
     start = time.monotonic()
     command = [sys.executable, str(EXAMPLES / "demo.py"), "--out", str(tmp_path / "runs")]
     demo = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
@@ -39,7 +41,7 @@ def test_the_demo_trains_in_each_mode_and_draws_the_curves(tmp_path):
     assert (tmp_path / "runs" / "loss.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
-def test_the_plain_session_finds_the_line_in_two_processes(shared_cluster):
+def test_the_plain_session_finds_the_line_in_two_processes(shared_cluster: shoal.LocalCluster) -> None:
     environment = {**os.environ, "SHOAL_COORDINATOR": shared_cluster.address, "WORKERS": "2"}
     command = [sys.executable, str(EXAMPLES / "plain_session.py")]
     workers = [

@@ -3,6 +3,9 @@
 import dataclasses
 import signal
 import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,30 +13,33 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import shoal
 from shoal import _rpc, optim
+from shoal.consistency import Consistency
 from shoal.events import MetricsReported
-from support import forms
+from support import run_lengths
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
 SIZE = 2_048
-MODES = forms.size([shoal.Synchronous()], [shoal.Synchronous(), shoal.Asynchronous(), shoal.BoundedStaleness(1)])
+MODES: list[Consistency] = run_lengths.size(
+    [shoal.Synchronous()], [shoal.Synchronous(), shoal.Asynchronous(), shoal.BoundedStaleness(1)]
+)
 
 
 @pytest.fixture
-def cluster(lone_cluster):
+def cluster(lone_cluster: shoal.LocalCluster) -> shoal.LocalCluster:
     return lone_cluster
 
 
 @pytest.fixture
-def client(cluster):
+def client(cluster: shoal.LocalCluster) -> Iterator[shoal.Client]:
     with cluster.client() as client:
         yield client
 
 
-def paced(gate, **options):
+def paced(gate: Path, **options: Any) -> shoal.Job:
     """A job that counts its samples, and takes its time for each step until the gate is open."""
-    settings = {"gate": str(gate), "seconds": 0.06, "size": SIZE}
+    settings: dict[str, Any] = {"gate": str(gate), "seconds": 0.06, "size": SIZE}
     return shoal.Job(
         "support.programs.broken:Paced",
         settings=settings,
@@ -44,21 +50,23 @@ def paced(gate, **options):
     )
 
 
-def marks(folder):
+def marks(folder: Path) -> set[Path]:
     """What each trainer leaves there once its first push was answered."""
     return {entry for entry in folder.iterdir() if entry.name.isdigit()}
 
 
-def pushed(job, worker):
+def pushed(job: shoal.JobHandle, worker: str) -> Callable[[], bool]:
     """Whether a worker has had a push accepted, by the job's events."""
     return lambda: any(
         isinstance(event, MetricsReported) and event.worker == worker for event in job.events(follow=False)
     )
 
 
-def test_a_worker_joins_a_running_job_within_seconds(cluster, client, tmp_path):
+def test_a_worker_joins_a_running_job_within_seconds(
+    cluster: shoal.LocalCluster, client: shoal.Client, tmp_path: Path
+) -> None:
     """Within 3 s; in the suite others are at work beside it."""
-    settings = {"marks": str(tmp_path), "gate": str(tmp_path / "gate"), "seconds": 0.02, "size": SIZE}
+    settings: dict[str, Any] = {"marks": str(tmp_path), "gate": str(tmp_path / "gate"), "seconds": 0.02, "size": SIZE}
     spec = paced(tmp_path / "gate", max_workers=2, epochs=100, overlap=False)
     job = client.submit(dataclasses.replace(spec, program="support.programs.broken:Marked", settings=settings))
     wait_until(lambda: marks(tmp_path), what="the first worker's push", timeout_s=60)
@@ -73,11 +81,13 @@ def test_a_worker_joins_a_running_job_within_seconds(cluster, client, tmp_path):
         f"a worker was ready {ready_s:.2f} s after its process was started, its first push answered at {seconds:.2f} s"
     )
     job.cancel()
-    assert seconds < forms.size(10, 3)
+    assert seconds < run_lengths.size(10, 3)
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
-def test_workers_join_and_leave_and_each_sample_is_visited_once(cluster, client, tmp_path, mode):
+def test_workers_join_and_leave_and_each_sample_is_visited_once(
+    cluster: shoal.LocalCluster, client: shoal.Client, tmp_path: Path, mode: Consistency
+) -> None:
     gate = tmp_path / "gate"
     job = client.submit(paced(gate, max_workers=3, consistency=mode))
     wait_until(pushed(job, "worker-0"), what="the first worker's push")
@@ -98,15 +108,17 @@ def test_workers_join_and_leave_and_each_sample_is_visited_once(cluster, client,
 
 
 @pytest.fixture
-def stuck(client, tmp_path):
+def stuck(client: shoal.Client, tmp_path: Path) -> shoal.JobHandle:
     """A job whose steps never end."""
-    settings = {"gate": str(tmp_path / "never"), "size": 64}
+    settings: dict[str, Any] = {"gate": str(tmp_path / "never"), "size": 64}
     job = client.submit(shoal.Job("support.programs.broken:Gated", settings=settings))
     wait_until(lambda: job.data().held, what="the first range's lease")
     return job
 
 
-def test_a_second_sigterm_ends_a_worker_at_once(cluster, client, stuck):
+def test_a_second_sigterm_ends_a_worker_at_once(
+    cluster: shoal.LocalCluster, client: shoal.Client, stuck: shoal.JobHandle
+) -> None:
     worker = cluster.process("worker")
     worker.send_signal(signal.SIGTERM)
     address = next(each.address for each in client.status().members if each.member == "worker-0")
@@ -124,7 +136,7 @@ def test_a_second_sigterm_ends_a_worker_at_once(cluster, client, stuck):
     assert stuck.data().total.requeued == 32, "its range is given back"
 
 
-def test_a_cluster_is_stopped_without_waiting_for_batches(cluster, stuck):
+def test_a_cluster_is_stopped_without_waiting_for_batches(cluster: shoal.LocalCluster, stuck: shoal.JobHandle) -> None:
     start = time.monotonic()
     cluster.stop()
     seconds = time.monotonic() - start

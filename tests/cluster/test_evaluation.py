@@ -2,6 +2,9 @@
 
 import re
 import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -9,7 +12,9 @@ from typer.testing import CliRunner
 import shoal
 from shoal import optim
 from shoal._cli.app import app
+from shoal.consistency import Consistency
 from shoal.events import EvaluationEnded
+from shoal.status import Evaluation
 from support.clusters.local import ROOT, local_cluster
 
 pytestmark = pytest.mark.cluster
@@ -18,17 +23,23 @@ MODES = [shoal.Synchronous(), shoal.Asynchronous(), shoal.BoundedStaleness(2)]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("checkpoints")
 
 
 @pytest.fixture(scope="module")
-def client(folder):
+def client(folder: Path) -> Iterator[shoal.Client]:
     with local_cluster(2, 2, checkpoints=folder) as cluster, cluster.client() as client:
         yield client
 
 
-def counted(mode=MODES[0], policy=None, *, settings=None, **options):
+def counted(
+    mode: Consistency = MODES[0],
+    policy: shoal.EvaluationPolicy | None = None,
+    *,
+    settings: dict[str, Any] | None = None,
+    **options: Any,
+) -> shoal.Job:
     """A job of 2 workers that takes 80 steps with them, or a little more."""
     policy = policy or shoal.EvaluationPolicy(every_steps=20, metric="updates", mode="max")
     return shoal.Job(
@@ -43,12 +54,12 @@ def counted(mode=MODES[0], policy=None, *, settings=None, **options):
     )
 
 
-def evaluations(job):
+def evaluations(job: shoal.JobHandle) -> list[Evaluation]:
     return [event.result for event in job.events() if isinstance(event, EvaluationEnded)]
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
-def test_it_is_evaluated_on_the_way_and_in_the_end(client, mode):
+def test_job_is_evaluated_periodically_and_at_the_end(client: shoal.Client, mode: Consistency) -> None:
     job = client.submit(counted(mode))
     found = evaluations(job)
     result = job.result()
@@ -63,18 +74,18 @@ def test_it_is_evaluated_on_the_way_and_in_the_end(client, mode):
         assert all(it.values["updates"] == it.step for it in found[:-1])
 
 
-def test_the_best_ones_checkpoint_has_the_values_that_were_evaluated(client, folder):
+def test_best_checkpoint_has_the_evaluated_values(client: shoal.Client, folder: Path) -> None:
     policy = shoal.EvaluationPolicy(every_steps=7, at_end=False, metric="updates", mode="max", checkpoint_best=True)
     keeping = shoal.CheckpointPolicy(every_s=0, keep_last=100, at_end=False)
     job = client.submit(counted(policy=policy, checkpoints=keeping))
     found = evaluations(job)
     checkpoints = shoal.Checkpoints(folder)
-    saved = {it.number: it for it in checkpoints.list(job.name)}
-    values = sorted(checkpoints.read(f"{job.name}/{number}")["w"][0] for number in saved)
+    saved = [it for it in checkpoints.list(job.name) if isinstance(it, shoal.Checkpoint)]
+    values = sorted(checkpoints.read(str(it))["w"][0] for it in saved)
     assert values == [it.values["updates"] for it in found]
 
 
-def test_the_best_stays_while_others_go_and_a_job_begins_with_it(client, folder):
+def test_best_checkpoint_is_kept_and_can_be_restored(client: shoal.Client, folder: Path) -> None:
     policy = shoal.EvaluationPolicy(every_steps=20, metric="updates", mode="min", checkpoint_best=True)
     keeping = shoal.CheckpointPolicy(every_s=0, every_steps=10, keep_last=1)
     job = client.submit(counted(policy=policy, checkpoints=keeping))
@@ -88,14 +99,14 @@ def test_the_best_stays_while_others_go_and_a_job_begins_with_it(client, folder)
     assert again.pull()["w"][0] == first.values["updates"] + 1
 
 
-def test_a_best_checkpoint_that_is_not_there(client):
+def test_missing_best_checkpoint_is_refused(client: shoal.Client) -> None:
     job = client.submit(counted())
     job.wait(60)
     with pytest.raises(shoal.UnknownCheckpoint, match=f"{job.name}/best"):
         client.submit(counted(restore=f"{job.name}/best"))
 
 
-def test_a_job_that_gets_no_better_stops_early(client):
+def test_a_job_that_gets_no_better_stops_early(client: shoal.Client) -> None:
     policy = shoal.EvaluationPolicy(every_steps=5, metric="constant", mode="max", patience=3)
     job = client.submit(counted(policy=policy))
     found = evaluations(job)
@@ -106,7 +117,7 @@ def test_a_job_that_gets_no_better_stops_early(client):
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
-def test_all_hear_at_once_that_the_job_stops_early(client, mode):
+def test_workers_stop_at_once_when_the_job_stops_early(client: shoal.Client, mode: Consistency) -> None:
     """Not at their next step to ask at, nor at their next range."""
     policy = shoal.EvaluationPolicy(every_steps=20, at_end=False, metric="constant", mode="max", patience=1)
     settings = {"size": 64_000, "seconds": 0.02}
@@ -116,7 +127,7 @@ def test_all_hear_at_once_that_the_job_stops_early(client, mode):
 
 
 @pytest.mark.parametrize("mode", MODES[:2], ids=str)
-def test_a_worker_dies_while_it_evaluates(client, tmp_path, mode):
+def test_a_worker_dies_while_it_evaluates(client: shoal.Client, tmp_path: Path, mode: Consistency) -> None:
     settings = {"size": 640, "kill": str(tmp_path / "died")}
     job = client.submit(counted(mode, settings=settings))
     found = evaluations(job)
@@ -125,7 +136,7 @@ def test_a_worker_dies_while_it_evaluates(client, tmp_path, mode):
     assert found[-1].values["updates"] == job.pull()["w"][0]
 
 
-def test_others_wait_for_a_long_evaluation_of_a_synchronous_job(client):
+def test_others_wait_for_a_long_evaluation_of_a_synchronous_job(client: shoal.Client) -> None:
     """Longer than a lease, and than a call may take."""
     policy = shoal.EvaluationPolicy(every_steps=40, at_end=False, metric="updates", mode="max")
     job = client.submit(counted(policy=policy, settings={"size": 640, "slow": 2.0}))
@@ -135,21 +146,23 @@ def test_others_wait_for_a_long_evaluation_of_a_synchronous_job(client):
     assert job.result().progress.samples == 640
 
 
-def test_a_program_with_nothing_to_evaluate_fails_and_says_so(client):
+def test_program_without_evaluation_fails_with_the_reason(client: shoal.Client) -> None:
     spec = shoal.Job("support.programs.broken:fine", workers=1, evaluation=shoal.EvaluationPolicy())
     with pytest.raises(shoal.JobFailed, match="lacks `held_out` or the method evaluate"):
         client.submit(spec).wait(60)
 
 
-def test_what_the_page_shows_is_so(tmp_path, capsys):
+def test_samples_of_the_evaluation_guide_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its program, the job that is submitted from Python, and the commands, as they stand there."""
     page = (ROOT / "docs" / "how-to" / "evaluation.md").read_text()
     program, submission, *_ = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     here = re.search(r"`(shoal\.evaluate\(.*?)` does the", page, re.DOTALL)
+    assert here, "the page names no function"
     commands = [shlex.split(command) for command in re.findall(r"^shoal (.*)$", page, re.MULTILINE)]
     assert [command[0] for command in commands] == ["submit", "checkpoints", "submit"]
     (tmp_path / "halves.py").write_text(program)
-    names, folder = {}, tmp_path / "checkpoints"
+    names: dict[str, Any] = {}
+    folder = tmp_path / "checkpoints"
     exec(program, names)
     with (
         shoal.LocalCluster(servers=1, workers=2, path=[tmp_path], checkpoints=folder) as cluster,
@@ -167,6 +180,8 @@ def test_what_the_page_shows_is_so(tmp_path, capsys):
         told = [CliRunner().invoke(app, command, env=environment) for command in commands]
         assert [it.exit_code for it in told] == [0, 0, 0], [it.output for it in told]
         best = client.job("halves").status().best
+        assert best
         assert f"best evaluation so far: accuracy {best.values['accuracy']:.4g}" in told[1].stdout
         [last] = [it for it in client.jobs() if it.job.restore == "halves/best"]
+        assert last.checkpoint
         assert last.checkpoint.step == 6 * 512 // 32, "it went on from there"

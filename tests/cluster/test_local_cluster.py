@@ -6,12 +6,15 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 import shoal
+from shoal._role import RoleProcess
 from shoal.status import Role
 from support.waiting import wait_until
 
@@ -30,7 +33,11 @@ def gone(pids: list[int]) -> bool:
     return not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids)
 
 
-def test_it_starts_loses_a_role_gets_it_back_and_leaves_nothing(scratch, monkeypatch):
+def environment_of(process: RoleProcess) -> dict[str, str]:
+    return psutil.Process(process.pid).environ()
+
+
+def test_cluster_restarts_a_killed_role_and_leaves_nothing(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     before, files = descendants(), our_files()
     with shoal.LocalCluster(servers=1, workers=1, flags={"coordinator": ["--heartbeat-timeout", "2"]}) as cluster:
@@ -48,7 +55,7 @@ def test_it_starts_loses_a_role_gets_it_back_and_leaves_nothing(scratch, monkeyp
     assert our_files() == files
 
 
-def test_a_session_trains_without_workers():
+def test_a_session_trains_without_workers() -> None:
     with shoal.LocalCluster(servers=1, workers=0) as cluster, cluster.client() as client:
         variables = {"w": shoal.Variable(3, "float64")}
         with client.session("loop", variables=variables, optimizer=shoal.optim.SGD(1.0)) as session:
@@ -58,7 +65,7 @@ def test_a_session_trains_without_workers():
         assert client.pull("loop")["w"].tolist() == [-1.0, -2.0, -3.0]
 
 
-def test_a_role_that_cannot_start_says_why(tmp_path):
+def test_failed_start_of_a_role_gives_the_reason(tmp_path: Path) -> None:
     before = descendants()
     cluster = shoal.LocalCluster(1, 0, flags={"server": ["--rpc-threads", "0"]}, log_dir=tmp_path)
     with pytest.raises(shoal.StartFailed, match=r"(?s)server-0 ended with exit status 2 before.*--rpc-threads"):
@@ -68,13 +75,13 @@ def test_a_role_that_cannot_start_says_why(tmp_path):
 
 
 @pytest.mark.parametrize("counts", [{"servers": -1}, {"workers": -1}, {"servers": 1.5}, {"workers": True}])
-def test_a_number_of_roles_that_makes_no_sense_is_refused(counts):
+def test_invalid_number_of_roles_is_refused(counts: dict[str, Any]) -> None:
     ((name, count),) = counts.items()
     with pytest.raises(shoal.errors.BadRequest, match=rf"{name} is {count!r}; it must be a whole number, 0 or more"):
         shoal.LocalCluster(**counts)
 
 
-def test_it_is_not_started_twice():
+def test_it_is_not_started_twice() -> None:
     with shoal.LocalCluster(0, 0) as cluster:
         roles = cluster.processes
         with pytest.raises(shoal.StartFailed, match="already running"):
@@ -84,23 +91,25 @@ def test_it_is_not_started_twice():
             assert client.status().members == ()
 
 
-def test_threads_are_shared_out_unless_somebody_has_said_how_many(monkeypatch):
+def test_threads_are_shared_out_unless_the_environment_sets_them(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    assert shoal.LocalCluster(workers=2)._env["OPENBLAS_NUM_THREADS"] == "4"
-    given = shoal.LocalCluster(workers=2, env={"OMP_NUM_THREADS": "3"})._env
+    with shoal.LocalCluster(servers=0, workers=2) as cluster:
+        assert environment_of(cluster.process("worker"))["OPENBLAS_NUM_THREADS"] == "4"
+    with shoal.LocalCluster(servers=0, workers=2, env={"OMP_NUM_THREADS": "3"}) as cluster:
+        given = environment_of(cluster.process("worker"))
     assert given["OMP_NUM_THREADS"] == "3"
     assert "OPENBLAS_NUM_THREADS" not in given
 
 
-def test_an_address_meant_for_one_role_is_not_every_roles():
+def test_listen_address_of_one_role_does_not_apply_to_others() -> None:
     nowhere = "192.0.2.1:7070"  # no machine's, by RFC 5737
     with shoal.LocalCluster(1, 1, env={"SHOAL_LISTEN": nowhere}) as cluster, cluster.client() as client:
         assert len(client.status().members) == 2
 
 
-def test_the_log_of_a_job_has_its_programs_traceback():
+def test_job_log_has_the_traceback_of_its_program() -> None:
     path = [Path(__file__).parents[1]]
     with shoal.LocalCluster(1, 1, path=path) as cluster, cluster.client() as client:
         job = client.submit(shoal.Job("support.programs.broken:Raises"))
@@ -111,7 +120,7 @@ def test_the_log_of_a_job_has_its_programs_traceback():
     assert "worker-0: ValueError: the loss is out of order" in lines
 
 
-def test_a_port_in_use_is_named():
+def test_a_port_in_use_is_named() -> None:
     with (
         shoal.LocalCluster(0, 0) as first,
         pytest.raises(shoal.StartFailed, match=rf"(?s)coordinator ended.*{first.address}.*in use"),
@@ -120,7 +129,7 @@ def test_a_port_in_use_is_named():
 
 
 @pytest.fixture
-def scratch(tmp_path):
+def scratch(tmp_path: Path) -> Path:
     """Where `up` has its temporary files; those of other clusters on this machine are elsewhere."""
     folder = tmp_path / "scratch"
     folder.mkdir()
@@ -128,7 +137,7 @@ def scratch(tmp_path):
 
 
 @pytest.fixture
-def up(scratch):
+def up(scratch: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
     """`shoal up` in a process of its own, and what it said when it was ready."""
     command = [sys.executable, "-m", "shoal", "up", "--servers", "1", "--workers", "1"]
     process = subprocess.Popen(
@@ -149,7 +158,9 @@ def up(scratch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_up_ends_with_all_its_roles(up, scratch, number):
+def test_up_ends_with_all_its_roles(
+    up: tuple[subprocess.Popen[str], dict[str, Any]], scratch: Path, number: signal.Signals
+) -> None:
     process, said = up
     with shoal.connect(said["address"]) as client:
         assert len(client.status().members) == 2
@@ -159,7 +170,9 @@ def test_up_ends_with_all_its_roles(up, scratch, number):
     assert not list(scratch.iterdir())
 
 
-def test_no_role_outlives_a_parent_that_is_killed(up, scratch):
+def test_no_role_outlives_a_parent_that_is_killed(
+    up: tuple[subprocess.Popen[str], dict[str, Any]], scratch: Path
+) -> None:
     process, said = up
     assert list(scratch.rglob("coordinator.db"))
     os.kill(process.pid, signal.SIGKILL)
@@ -167,7 +180,14 @@ def test_no_role_outlives_a_parent_that_is_killed(up, scratch):
     assert not list(scratch.iterdir()), "the coordinator's store is left"
 
 
-def test_up_says_when_a_role_dies(up):
+def test_up_restarts_a_role_that_dies_and_says_so(up: tuple[subprocess.Popen[str], dict[str, Any]]) -> None:
     process, said = up
-    os.kill(said["pids"]["worker-0"], signal.SIGKILL)
-    assert json.loads(process.stdout.readline()) == {"event": "ended", "name": "worker-0", "exit_status": -9}
+    os.kill(said["pids"]["server-0"], signal.SIGKILL)
+    assert process.stdout
+    ended = {"event": "ended", "name": "server-0", "exit_status": -9, "restart_in_s": 1.0}
+    assert json.loads(process.stdout.readline()) == ended
+    again = json.loads(process.stdout.readline())
+    assert (again["event"], again["name"]) == ("restarted", "server-0")
+    assert again["pid"] != said["pids"]["server-0"]
+    with shoal.connect(said["address"]) as client:
+        assert all(member.alive for member in client.status().members)

@@ -1,10 +1,15 @@
 """Programs to submit as they are, in jobs of real processes: from a whole model to a fine-tuned one, and a table."""
 
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
 import shoal
 from shoal import optim
+from shoal.status import JobResult
 from support.clusters.local import local_cluster
 from support.programs.model_data import bright, pairs
 
@@ -14,12 +19,14 @@ IMAGES = {"format": "npz", "model": "mobilenet_v2", "options": {"width": 0.35}, 
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory):
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[shoal.Client]:
     with local_cluster(2, 2, checkpoints=tmp_path_factory.mktemp("checkpoints")) as cluster, cluster.client() as client:
         yield client
 
 
-def train(client, factory, settings, **options):
+def train(
+    client: shoal.Client, factory: str, settings: dict[str, Any], **options: Any
+) -> tuple[JobResult, dict[str, np.ndarray]]:
     """A job that is through, and its variables."""
     job = client.submit(
         shoal.Job(
@@ -32,10 +39,11 @@ def train(client, factory, settings, **options):
     return job.wait(60), job.pull()
 
 
-def test_a_model_is_fine_tuned_its_head_alone_and_then_whole(client, tmp_path):
+def test_a_model_is_fine_tuned_its_head_alone_and_then_whole(client: shoal.Client, tmp_path: Path) -> None:
     data = {"data": bright(tmp_path / "bright.npz", 160, channels=3)}
     judged = {"evaluation": shoal.EvaluationPolicy(metric="accuracy")}
     first, whole = train(client, "image_classifier", {**data, **IMAGES}, **judged)
+    assert first.evaluation
     assert first.evaluation.samples == 16
     assert first.evaluation.values.keys() == {"loss", "accuracy"}
 
@@ -55,7 +63,7 @@ def test_a_model_is_fine_tuned_its_head_alone_and_then_whole(client, tmp_path):
     assert third.progress.steps > 0
 
 
-def test_a_table_is_learned_asynchronously_and_the_best_is_by_auc(client, tmp_path):
+def test_a_table_is_learned_asynchronously_and_the_best_is_by_auc(client: shoal.Client, tmp_path: Path) -> None:
     settings = {
         "data": pairs(tmp_path / "train.parquet", 2000, 2),
         "held_out": pairs(tmp_path / "test.parquet", 300, 3),
@@ -74,12 +82,14 @@ def test_a_table_is_learned_asynchronously_and_the_best_is_by_auc(client, tmp_pa
         epochs=4,
         evaluation=shoal.EvaluationPolicy(every_steps=50, metric="auc"),
     )
+    assert result.best
+    assert result.evaluation
     assert result.best.values.keys() == {"loss", "accuracy", "auc"}
     assert result.best.values["auc"] >= result.evaluation.values["auc"] > 0.9
     assert result.evaluation.samples == 300
 
 
-def test_steps_that_overflow_in_float16_are_rejected_until_a_scale_fits(client, tmp_path):
+def test_steps_that_overflow_in_float16_are_rejected_until_a_scale_fits(client: shoal.Client, tmp_path: Path) -> None:
     settings = {"data": bright(tmp_path / "bright.npz"), "format": "npz", "model": "mlp", "classes": 2}
     # Gradients by so many units, of so few that come before them, are large.
     large = {"std": 0.01, "precision": "float16", "options": {"hidden": [2, 2048]}}
@@ -88,7 +98,7 @@ def test_steps_that_overflow_in_float16_are_rejected_until_a_scale_fits(client, 
     assert all(np.isfinite(value).all() for value in values.values())
 
 
-def test_a_label_that_the_model_has_no_class_for_fails_the_job_and_says_so(client, tmp_path):
+def test_label_without_a_class_fails_the_job_with_the_reason(client: shoal.Client, tmp_path: Path) -> None:
     path = tmp_path / "images.npz"
     np.savez(path, images=np.zeros((40, 8, 8), np.uint8), labels=np.arange(40) // 4)
     settings = {"data": str(path), "format": "npz", "model": "mlp", "classes": 9}

@@ -4,7 +4,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -12,15 +14,16 @@ from digits import Digits
 
 import shoal
 from shoal import initializers, optim, partitioners
+from shoal.consistency import Consistency
 from shoal.events import MetricsReported
-from support import forms
+from support import run_lengths
 from support.clusters import history_server, reference_worker
 from support.clusters.cluster_probe import histories, in_sessions, leads_of, placement
 
 pytestmark = pytest.mark.cluster
 
 
-def test_synchronous_is_exact(shared_cluster, client):
+def test_synchronous_is_exact(shared_cluster: shoal.LocalCluster, client: shoal.Client) -> None:
     """4 processes compute what one computes on the joined batch, 50 steps, though their batches are uneven."""
     command = [sys.executable, reference_worker.__file__, shared_cluster.address]
     workers = [subprocess.Popen(command) for _ in range(reference_worker.WORKERS)]
@@ -39,7 +42,7 @@ def test_synchronous_is_exact(shared_cluster, client):
         assert np.max(np.abs(alone["w"] - problem.start["w"])) > 0.1, "nothing was learned, so nothing was compared"
 
 
-def largest_difference(found, expected):
+def largest_difference(found: np.ndarray, expected: np.ndarray) -> float:
     """The largest relative difference of any element.
 
     An element near 0 is a difference of terms as large as the others' are, and has their rounding errors, not its own:
@@ -56,19 +59,22 @@ class Race:
     to do. By the clock they take as long as whatever runs beside this test makes them, and the slow one's 10 times so.
     """
 
-    STEPS, SLOWER = forms.size(400, 2_000), 10
+    STEPS, SLOWER = run_lengths.size(400, 2_000), 10
 
-    def __init__(self, bound):
+    def __init__(self, bound: int) -> None:
         self.job, self.mode = f"bound-{bound}", shoal.BoundedStaleness(bound)
         self.changed = threading.Condition()  # guards seconds
-        self.seconds = ([], [])  # that each step took, by rank: the slow one's by the clock
+        self.seconds: tuple[list[float], list[float]] = (
+            [],
+            [],
+        )  # that each step took, by rank: the slow one's by the clock
 
-    def run(self, client):
+    def run(self, client: shoal.Client) -> Self:
         variables = {"w": shoal.Variable((4,))}
         in_sessions(client, self.job, 2, self.loop, variables=variables, consistency=self.mode, shards=1)
         return self
 
-    def loop(self, session, rank):
+    def loop(self, session: shoal.Session, rank: int) -> None:
         work, gradient = np.ones((64, 64), np.float32), {"w": np.ones(4, np.float32)}
         for step in range(self.STEPS):
             session.barrier()
@@ -82,7 +88,7 @@ class Race:
                 self.seconds[rank].append(clock() - start)
                 self.changed.notify_all()
 
-    def lag(self, step, start):
+    def lag(self, step: int, start: float) -> None:
         """Holds the slow one until 10 times what the same step took the fast one is over.
 
         The mode lets the fast one take that step now, whatever the bound. The slow one is held rather than kept busy:
@@ -96,19 +102,21 @@ class Race:
 
 
 @pytest.fixture
-def recorded():
+def recorded() -> Iterator[shoal.Client]:
     """A client of a cluster whose only server also says what its shards admitted."""
     with shoal.LocalCluster(servers=0, workers=0) as cluster, cluster.client() as client:
         command = [sys.executable, history_server.__file__, cluster.address, "recorded"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
             try:
+                assert server.stdout
                 assert server.stdout.readline(), "it is ready"
                 yield client
             finally:
+                assert server.stdin
                 server.stdin.close()
 
 
-def test_the_bound_holds(recorded):
+def test_the_bound_holds(recorded: shoal.Client) -> None:
     """400 steps, or 2,000, beside a worker 10 times slower: no violation in the servers' own history.
 
     The three bounds at once: a slow worker mostly waits, and so do all others then.
@@ -133,16 +141,16 @@ def test_the_bound_holds(recorded):
 @pytest.mark.parametrize(
     "mode", [shoal.Synchronous(), shoal.Asynchronous(), shoal.BoundedStaleness(2)], ids=lambda mode: mode.name
 )
-def test_updates_are_counted(client, mode):
+def test_updates_are_counted(client: shoal.Client, mode: Consistency) -> None:
     """Integer gradients, 4 workers, 100 or 500 pushes each, 3 servers: the sums are equal exactly."""
-    pushes, workers = forms.size(100, 500), 4
+    pushes, workers = run_lengths.size(100, 500), 4
     rng = np.random.default_rng(2)
     sent = rng.integers(-4, 5, size=(workers, pushes, 30)).astype(np.float32)
     variables = {
         "w": shoal.Variable((30,), partitioner=partitioners.FixedShards(3), initializer=initializers.Ones()),
     }
 
-    def loop(session, rank):
+    def loop(session: shoal.Session, rank: int) -> None:
         for step in range(pushes):
             if mode != shoal.Asynchronous():  # which never waits, so that there is nothing to ask
                 session.barrier()
@@ -157,15 +165,16 @@ def test_updates_are_counted(client, mode):
     np.testing.assert_array_equal(client.pull(name)["w"], 1 - share)
 
 
-def test_with_a_backup_worker_each_step_counts_three_of_four(client):
+def test_with_a_backup_worker_each_step_counts_three_of_four(client: shoal.Client) -> None:
     """Worker r's gradient is 1 in element r alone, so that the variable counts how often each worker counted."""
     steps, workers, slow = 60, 4, 3
     through = threading.Barrier(workers)  # who leaves uses up the backup, so nobody leaves before the last step is over
     changed = threading.Condition()  # guards pushed
     pushed = [0] * steps  # by the others, of each step
 
-    def loop(session, rank):
-        outcomes, gradient = [], {"w": np.eye(workers, dtype=np.float32)[rank]}
+    def loop(session: shoal.Session, rank: int) -> list[str]:
+        outcomes: list[str] = []
+        gradient = {"w": np.eye(workers, dtype=np.float32)[rank]}
         while (step := session.step) < steps:
             session.pull()
             if session.step != step:  # overtaken while it waited: that step is closed
@@ -193,26 +202,24 @@ def test_with_a_backup_worker_each_step_counts_three_of_four(client):
     assert client.job("backup").wait(timeout_s=20).progress.dropped == dropped
 
 
-def test_a_worker_that_overlaps_waits_for_less_of_its_time(client):
-    """16 MB each way a step, beside a computation that takes much longer; in turn and overlapping, at the same time."""
-    steps, settings = 16, {"elements": 4_000_000, "seconds": 0.25}
-    options = {"consistency": shoal.Asynchronous(), "max_steps": steps, "settings": settings}
-    jobs = {
-        overlap: client.submit(shoal.Job("support.programs.broken:Accelerated", overlap=overlap, **options))
-        for overlap in (False, True)
-    }
+def test_a_worker_that_overlaps_waits_for_less_of_its_time(client: shoal.Client) -> None:
+    """64 MB each way a step, beside a computation that takes longer; first in turn, then overlapping."""
+    steps, settings = 30, {"elements": 16_000_000, "seconds": 0.1}
     shares = {}
-    for overlap, job in jobs.items():
+    for overlap in (False, True):  # not at the same time: each would slow the other's transfers
+        options: dict[str, Any] = {"consistency": shoal.Asynchronous(), "max_steps": steps, "settings": settings}
+        job = client.submit(shoal.Job("support.programs.broken:Accelerated", overlap=overlap, **options))
         assert job.wait(timeout_s=60).progress.steps == steps
         reported = [event.values for event in job.events() if isinstance(event, MetricsReported)]
-        shares[overlap] = float(np.median([values["wait_share"] for values in reported if "wait_share" in values]))
+        # The smallest of some half seconds: other tests load this machine now and then.
+        shares[overlap] = min(values["wait_share"] for values in reported if "wait_share" in values)
         job.drop()
     print(f"waits for {shares[False]:.0%} of its time in turn, for {shares[True]:.0%} when it overlaps")
     assert shares[True] < 0.7 * shares[False]
 
 
-@forms.in_full  # the demo does so, too
-def test_an_asynchronous_run_converges(client):
+@run_lengths.long_only  # the demo does so, too
+def test_an_asynchronous_run_converges(client: shoal.Client) -> None:
     """The digits, 4 workers."""
     job = shoal.Job(
         "digits:Digits",
@@ -220,18 +227,18 @@ def test_an_asynchronous_run_converges(client):
         workers=4,
         consistency=shoal.Asynchronous(),
         optimizer=optim.Adam(0.003),
-        epochs=forms.size(15, 30),
+        epochs=run_lengths.size(15, 30),
     )
     result = client.submit(job).wait(timeout_s=100)
     assert result.progress.staleness_max > 0
     assert shoal.evaluate(Digits(), client.pull(job.name))["accuracy"] >= 0.97
 
 
-def test_a_run_scaled_by_staleness_converges(client):
+def test_a_run_scaled_by_staleness_converges(client: shoal.Client) -> None:
     """Least squares, 4 workers that pull periodically, so that most of their gradients are stale."""
     target = np.arange(6, dtype=np.float32)
 
-    def loop(session, _rank):
+    def loop(session: shoal.Session, _rank: int) -> int:
         stalest = 0
         for step in range(120):
             if step % 3 == 0:

@@ -7,6 +7,9 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +20,7 @@ from prometheus_client import CollectorRegistry
 
 import shoal
 from shoal import _rpc, errors, optim
-from shoal.v1 import coordinator_pb2
+from shoal.v1 import coordinator_pb2, coordinator_pb2_grpc
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
 from shoal_server.optimizers import compilation
 from shoal_server.process import Server, ServerConfig
@@ -36,7 +39,7 @@ BASE_UNITS = ("_seconds", "_bytes", "_total", "_info", "_versions", "_ratio")
 
 
 @pytest.fixture(scope="module")
-def trained(shared_cluster):
+def trained(shared_cluster: shoal.LocalCluster) -> Iterator[shoal.LocalCluster]:
     with shared_cluster.client() as client:
         job = shoal.Job("support.programs.broken:fine", workers=4, optimizer=optim.SGD(1.0), batch_size=8)
         client.submit(job).wait(timeout_s=60)
@@ -45,7 +48,7 @@ def trained(shared_cluster):
 
 @pytest.mark.parametrize(("role", "index"), ROLES, ids=str)
 class TestEveryRole:
-    def test_serves_metrics(self, trained, role, index):
+    def test_serves_metrics(self, trained: shoal.LocalCluster, role: str, index: int) -> None:
         families = scrape(trained.process(role, index).metrics)
         ours = {name: family for name, family in families.items() if name.startswith("shoal_")}
         others = {name for name in families if not name.startswith(("shoal_", "process_", "python_"))}
@@ -60,11 +63,11 @@ class TestEveryRole:
                 assert family.name.endswith(BASE_UNITS)
             assert not re.search(r"(milli|micro|_ms|_mb|_kb|minutes|percent)", family.name)
 
-    def test_says_over_http_that_it_serves(self, trained, role, index):
+    def test_says_over_http_that_it_serves(self, trained: shoal.LocalCluster, role: str, index: int) -> None:
         with urllib.request.urlopen(f"http://{trained.process(role, index).metrics}/healthz", timeout=5) as reply:
             assert (reply.status, reply.read()) == (200, b"ok\n")
 
-    def test_is_healthy_and_lists_its_services(self, trained, role, index):
+    def test_is_healthy_and_lists_its_services(self, trained: shoal.LocalCluster, role: str, index: int) -> None:
         with _rpc.channel(trained.process(role, index).address) as channel:
             reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
@@ -80,7 +83,7 @@ class TestEveryRole:
         assert names >= {"grpc.health.v1.Health", *expected[role]}
 
 
-def test_the_servers_count_what_was_trained(trained):
+def test_the_servers_count_what_was_trained(trained: shoal.LocalCluster) -> None:
     server = scrape(trained.metrics["server-0"]) | scrape(trained.metrics["server-1"])
     assert server["shoal_server_pushes"].samples
     coordinator = scrape(trained.metrics["coordinator"])
@@ -92,7 +95,7 @@ def test_the_servers_count_what_was_trained(trained):
     assert alive[("role", "worker"), ("state", "alive")] == 4
 
 
-def test_logs_for_machines_are_an_object_a_line():
+def test_json_logs_have_one_object_a_line() -> None:
     command = [sys.executable, "-m", "shoal", "coordinator", "--store", "memory", "--listen", "127.0.0.1:0"]
     done = until_ready([*command, "--log-format", "json"])
     ready = json.loads(done.stdout)
@@ -106,7 +109,7 @@ def test_logs_for_machines_are_an_object_a_line():
         assert line["timestamp"].endswith("Z")
 
 
-def test_a_role_by_its_task(monkeypatch):
+def test_role_is_chosen_by_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
     task = {"cluster": {"chief": ["localhost:7070"], "ps": ["localhost:7071"]}, "task": {"type": "chief", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(task))
     done = until_ready([sys.executable, "-m", "shoal", "run", "--store", "memory", "--listen", "127.0.0.1:0"])
@@ -116,14 +119,14 @@ def test_a_role_by_its_task(monkeypatch):
     assert not ready["address"].endswith(":7070"), "the flag wins"
 
 
-def test_a_wrong_flag_names_the_right_ones():
+def test_a_wrong_flag_names_the_right_ones() -> None:
     command = [sys.executable, "-m", "shoal", "worker", "--log-format", "yaml"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "json" in done.stderr
 
 
-def test_variables_of_the_environment_are_flags(monkeypatch):
+def test_variables_of_the_environment_are_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_HEARTBEAT_TIMEOUT", "1")
     monkeypatch.setenv("SHOAL_HEARTBEAT_INTERVAL", "5")
     command = [sys.executable, "-m", "shoal", "coordinator", "--store", "memory", "--listen", "127.0.0.1:0"]
@@ -134,7 +137,7 @@ def test_variables_of_the_environment_are_flags(monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("role", ["server", "worker"])
-def test_a_role_that_waits_for_its_coordinator_ends_when_it_is_told_to(role, number):
+def test_role_waiting_for_coordinator_ends_on_a_signal(role: str, number: signal.Signals) -> None:
     with socket.socket() as silent:  # it takes connections, and says nothing
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -149,17 +152,17 @@ def test_a_role_that_waits_for_its_coordinator_ends_when_it_is_told_to(role, num
 
 
 @pytest.fixture
-def cold_kernels():
+def cold_kernels() -> Iterator[dict[Any, Any]]:
     """The kernels as a new process has them, with nothing compiled or loaded; other tests may have warmed them here."""
     for kernel, _ in compilation.registered:
-        kernel._make_finalizer()()
-        kernel._reset_overloads()
+        kernel._make_finalizer()()  # noqa: SLF001 - Numba has no public way to forget what it has compiled
+        kernel._reset_overloads()  # noqa: SLF001
         kernel.disable_compile(False)
     yield dict(compilation.registered)
     compilation.warm_up()
 
 
-def test_a_server_compiles_its_kernels_before_it_is_ready_and_none_at_a_push(cold_kernels):
+def test_a_server_compiles_its_kernels_before_it_is_ready_and_none_at_a_push(cold_kernels: dict[Any, Any]) -> None:
     """In this process, where the compiler can be watched."""
     assert not any(kernel.signatures for kernel in cold_kernels)
     coordinator = start_coordinator(CoordinatorConfig(listen="127.0.0.1:0"), CollectorRegistry())
@@ -179,14 +182,20 @@ def test_a_server_compiles_its_kernels_before_it_is_ready_and_none_at_a_push(col
         coordinator.stop()
 
 
-def test_a_server_does_not_start_with_a_folder_of_checkpoints_that_it_cannot_write(tmp_path):
+def test_server_does_not_start_with_an_unwritable_checkpoint_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for folder, error in ((str(tmp_path / "file"), errors.StorageFailed), ("memory://x", errors.BadRequest)):
         with pytest.raises(error, match=folder):
             Server(ServerConfig("server-0", "127.0.0.1:1", checkpoints=folder), CollectorRegistry())
 
 
-def test_a_server_that_was_given_up_frees_its_shards_and_is_a_member_again():
+def incarnation_of(client: shoal.Client) -> int:
+    """The incarnation of server-0; 0 while it is no member."""
+    members = client.status().members
+    return next((member.incarnation for member in members if member.member == "server-0"), 0)
+
+
+def test_expired_server_frees_its_shards_and_registers_again() -> None:
     """Both roles in this process, so that the lease can be ended without waiting for it."""
     coordinator = start_coordinator(
         CoordinatorConfig(listen="127.0.0.1:0", heartbeat_interval_s=0.05), CollectorRegistry()
@@ -197,10 +206,11 @@ def test_a_server_that_was_given_up_frees_its_shards_and_is_a_member_again():
             with client.session("held", variables={"w": shoal.Variable((100,))}) as session:
                 session.pull()
             assert server.store.load() == (1, 400)
-            first = server._membership.incarnation
+            first = incarnation_of(client)
             leave = coordinator_pb2.LeaveRequest(member="server-0", incarnation=first)
-            client._coordinator.call(client._coordinator.members.Leave, leave)
-            wait_until(lambda: server._membership.incarnation > first, what="the new life")
+            with _rpc.channel(coordinator.address) as channel:
+                coordinator_pb2_grpc.CoordinatorStub(channel).Leave(leave, timeout=5)
+            wait_until(lambda: incarnation_of(client) > first, what="the new life")
             wait_until(lambda: server.store.load() == (0, 0), what="the shards' end")
             assert [member.alive for member in client.status().members if member.member == "server-0"] == [True]
     finally:

@@ -1,9 +1,13 @@
 """Where the time of steps goes, on real processes: the worker that holds up the others is named, and why."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
 import shoal
+from shoal.consistency import Consistency
 from shoal.events import LogLine
 from shoal.status import Role, ServerLoad
 from support.scraping import sample
@@ -13,8 +17,8 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.mark.parametrize("mode", [shoal.Synchronous(), shoal.Asynchronous()], ids=str)
-def test_the_one_slow_worker_is_named(client, tmp_path, mode):
-    settings = {"mark": str(tmp_path / "mark"), "seconds": 0.005}
+def test_timings_name_the_slow_worker(client: shoal.Client, tmp_path: Path, mode: Consistency) -> None:
+    settings: dict[str, Any] = {"mark": str(tmp_path / "mark"), "seconds": 0.005}
     job = client.submit(
         shoal.Job("support.programs.broken:OneSlow", settings=settings, workers=3, consistency=mode, max_steps=20)
     )
@@ -30,13 +34,13 @@ def test_the_one_slow_worker_is_named(client, tmp_path, mode):
     assert sum(timings.staleness.values()) == job.status().progress.steps
 
 
-def test_servers_say_what_they_do(shared_cluster, client):
+def test_heartbeats_carry_the_load_of_servers(shared_cluster: shoal.LocalCluster, client: shoal.Client) -> None:
     """In heartbeats, which come a while after the fact; what they come to, the servers' pages have at once."""
 
-    def said(field):
+    def said(field: str) -> int:
         return sum(getattr(member.load, field) for member in client.status().members)
 
-    def so_far(field):
+    def so_far(field: str) -> float:
         pages = [page for name, page in shared_cluster.metrics.items() if name.startswith("server")]
         return sum(sample(page, f"shoal_server_{field}_total") for page in pages)
 

@@ -1,16 +1,18 @@
 """A cluster of processes that is told by its environment where to export to: a step's spans of all roles, together."""
 
+from collections.abc import Mapping, Sequence
+
 import pytest
 
 import shoal
 from support.clusters.local import local_cluster
-from support.traces import collector, roots, tree
+from support.traces import Seen, collector, roots, tree
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
 
-def below_first(spans):
+def below_first(spans: Sequence[Seen]) -> Mapping[str, int]:
     """What there is so far of the first step; of some spans that have come, those above have not."""
     steps = roots(spans, "step")
     try:
@@ -19,7 +21,7 @@ def below_first(spans):
         return {}
 
 
-def test_a_steps_trace_comes_from_every_process(monkeypatch):
+def test_a_steps_trace_comes_from_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES", "SHOAL_TRACING"):
         monkeypatch.delenv(name, raising=False)
     with collector() as (received, variables):

@@ -16,7 +16,7 @@ from shoal._transport.segment import FOLDER_VARIABLE
 from shoal.status import Role
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
-from support.witness import ports
+from support.transport_observer import ports
 
 pytestmark = pytest.mark.cluster
 
@@ -33,13 +33,13 @@ with shoal.Client(sys.argv[1]) as client:
 """
 
 
-def offer(address):
+def offer(address: str) -> pb.AttachReply:
     """What a server says of its lanes."""
     with _rpc.channel(address) as channel:
         return ParameterServerStub(channel).Attach(pb.AttachRequest(), timeout=5)
 
 
-def train(client, job, steps=3):
+def train(client: shoal.Client, job: str, steps: int = 3) -> list[int]:
     """Trains in a session of this process; the ports that it was connected to."""
     with client.session(job, variables=LARGE, optimizer=optim.SGD(1.0)) as session:
         for step in range(steps):
@@ -49,13 +49,13 @@ def train(client, job, steps=3):
         return ports()
 
 
-def test_each_transport_trains_the_same_bits(shared_cluster, client):
+def test_each_transport_trains_the_same_bits(shared_cluster: shoal.LocalCluster, client: shoal.Client) -> None:
     servers = [member.address for member in client.status().alive(Role.SERVER)]
     lanes = {_rpc.parse_address(offer(address).address)[1] for address in servers}
     jobs = {
         transport: client.submit(
             shoal.Job(
-                "support.witness:Witness",
+                "support.transport_observer:TransportObserver",
                 settings={"transport": transport, "hidden": 4096},
                 workers=2,
                 optimizer=optim.Momentum(0.1),
@@ -70,7 +70,7 @@ def test_each_transport_trains_the_same_bits(shared_cluster, client):
         job.wait(timeout_s=60)
         said = [json.loads(line.partition(": ")[2]) for line in job.logs()]
         assert len(said) == 8
-        seen[transport] = {(witness["segments"], len(lanes.intersection(witness["ports"]))) for witness in said[-2:]}
+        seen[transport] = {(line["segments"], len(lanes.intersection(line["ports"]))) for line in said[-2:]}
         values[transport] = client.pull(job)
     # Connected to the lanes of three servers; two segments shared with each, for pulls and for pushes.
     assert seen == {"grpc": {(0, 0)}, "tcp": {(0, 3)}, "auto": {(6, 3)}}
@@ -79,7 +79,7 @@ def test_each_transport_trains_the_same_bits(shared_cluster, client):
         np.testing.assert_array_equal(values["auto"][name], expected)
 
 
-def test_a_full_dev_shm_is_no_obstacle(shared_cluster):
+def test_session_falls_back_to_tcp_when_dev_shm_is_full(shared_cluster: shoal.LocalCluster) -> None:
     """A session to which /dev/shm has 1 MiB, in a mount namespace of its own."""
     alone = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
     command = 'mount -t tmpfs -o size=1m none /dev/shm && exec "$@"'
@@ -97,7 +97,7 @@ def test_a_full_dev_shm_is_no_obstacle(shared_cluster):
     assert "gRPC" not in done.stdout
 
 
-def test_a_port_for_lanes():
+def test_lanes_listen_on_the_given_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     flags = {"server": ["--lane-port", str(port)]}
@@ -116,7 +116,9 @@ def test_a_port_for_lanes():
         assert port in train(client, "second")
 
 
-def test_a_server_without_lanes_and_a_transport_that_there_is_not(tmp_path, monkeypatch):
+def test_server_without_lanes_trains_and_unknown_transport_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("SHOAL_TRANSPORT", raising=False)
     wrong = {"SHOAL_TRANSPORT": "udp"}
     complaint = "SHOAL_TRANSPORT is 'udp'; set it to auto, tcp or grpc"

@@ -1,39 +1,46 @@
 """Gradients and values that travel as halves, on real processes: what is rounded, what is not, and what it costs."""
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
 from digits import Digits
+from numpy.typing import DTypeLike
 
 import shoal
 from shoal import optim
+from shoal.job import WireDtype
 from shoal.partitioners import FixedShards
-from support import forms
+from support import run_lengths
 from support.clusters.cluster_probe import in_sessions, placement
 from support.scraping import sample
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
-HALVES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+HALVES: dict[WireDtype, type[np.generic]] = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 SYNCHRONOUS = shoal.Synchronous()
 SEED = 2
 
 
-def test_digits_are_read_as_well_whatever_gradients_travel_as(client):
+def test_accuracy_does_not_depend_on_the_wire_dtype(client: shoal.Client) -> None:
     """Trained to the end, synchronously, with one seed: within half a point of float32."""
 
-    halves = forms.size(["bfloat16"], [*HALVES])
-    how = {
+    halves: list[WireDtype] = run_lengths.size(["bfloat16"], [*HALVES])
+    how: dict[str, Any] = {
         "optimizer": optim.Adam(0.01),
         "consistency": SYNCHRONOUS,
-        "epochs": forms.size(10, 20),
+        "epochs": 20,  # after 10, a quarter of all seeds are still below 97%
         "batch_size": 64,
         "seed": SEED,
     }
+    wires: list[WireDtype] = ["float32", *halves]
     jobs = {
-        wire: client.submit(shoal.Job("digits:Digits", name=f"digits-{wire}", workers=2, shards=1, wire=wire, **how))
-        for wire in ("float32", *halves)
+        wire: client.submit(
+            shoal.Job("digits:Digits", name=f"digits-{wire}", workers=2, shards=1, wire_dtype=wire, **how)
+        )
+        for wire in wires
     }
     results = {wire: job.wait(timeout_s=100) for wire, job in jobs.items()}
     assert {result.progress.rejected for result in results.values()} == {0}
@@ -55,20 +62,20 @@ class Problem:
 
     WORKERS, STEPS, FEATURES, RATE = 4, 30, 24, 0.125
 
-    def __init__(self):
+    def __init__(self) -> None:
         rng = np.random.default_rng(7)
         shape = (self.STEPS, self.WORKERS, 32)
         self.x = rng.normal(size=(*shape, self.FEATURES)).astype(np.float32)
         self.y = (self.x @ rng.normal(size=self.FEATURES)).astype(np.float32)
 
-    def gradient(self, w, step, rank):
+    def gradient(self, w: np.ndarray, step: int, rank: int) -> np.ndarray:
         x, y = self.x[step, rank], self.y[step, rank]
-        return x.T @ (x @ w - y) / np.float32(len(y))
+        return np.asarray(x.T @ (x @ w - y) / np.float32(len(y)))
 
-    def alone(self, wire):
+    def alone(self, wire: DTypeLike) -> np.ndarray:
         """One process, which rounds what would travel and nothing else."""
 
-        def travelled(array):
+        def travelled(array: np.ndarray) -> np.ndarray:
             return array.astype(wire).astype(np.float32)
 
         w = np.zeros(self.FEATURES, np.float32)
@@ -82,16 +89,21 @@ class Problem:
 
 
 @pytest.mark.parametrize("wire", HALVES)
-def test_the_server_adds_up_in_float32_what_was_rounded_on_its_way(client, wire):
+def test_server_sums_rounded_gradients_in_float32(client: shoal.Client, wire: WireDtype) -> None:
     problem, name = Problem(), f"rounded-{wire}"
 
-    def loop(session, rank):
+    def loop(session: shoal.Session, rank: int) -> np.ndarray:
         for step in range(problem.STEPS):
             session.push({"w": problem.gradient(session.pull()["w"], step, rank)})
         return session.pull()["w"]
 
     variables = {"w": shoal.Variable((problem.FEATURES,), partitioner=FixedShards(3))}
-    options = {"optimizer": optim.SGD(problem.RATE), "consistency": SYNCHRONOUS, "wire": wire, "shards": 3}
+    options: dict[str, Any] = {
+        "optimizer": optim.SGD(problem.RATE),
+        "consistency": SYNCHRONOUS,
+        "wire_dtype": wire,
+        "shards": 3,
+    }
     pulled = in_sessions(client, name, problem.WORKERS, loop, variables=variables, **options)
     expected = problem.alone(HALVES[wire])
     for values in pulled:
@@ -103,14 +115,17 @@ def test_the_server_adds_up_in_float32_what_was_rounded_on_its_way(client, wire)
 
 
 @pytest.mark.parametrize("elements", [6, 300_000], ids=["small", "large"])
-def test_a_gradient_that_float16_cannot_hold_is_refused_and_nothing_changes(client, elements):
+def test_a_gradient_that_float16_cannot_hold_is_refused_and_nothing_changes(
+    client: shoal.Client, elements: int
+) -> None:
     name = f"too-large-{elements}"
-    options = {"variables": {"w": shoal.Variable(elements), "v": shoal.Variable(elements)}, "optimizer": optim.SGD(1.0)}
-    with client.session(name, wire="float16", consistency=SYNCHRONOUS, shards=2, **options) as session:
+    options: dict[str, Any] = {"optimizer": optim.SGD(1.0), "consistency": SYNCHRONOUS, "shards": 2}
+    variables = {"w": shoal.Variable(elements), "v": shoal.Variable(elements)}
+    with client.session(name, variables=variables, wire_dtype="float16", **options) as session:
         session.pull()
         gradients = {"w": np.ones(elements, np.float32), "v": np.ones(elements, np.float32)}
         gradients["v"][-1] = 65_520
-        with pytest.raises(shoal.NonFiniteGradient, match="'v' holds inf"):
+        with pytest.raises(shoal.NonFiniteGradient, match="'v' contains inf"):
             session.push(gradients)
         assert session.step == 0
         assert not any(values.any() for values in client.pull(name).values())
@@ -124,10 +139,12 @@ def test_a_gradient_that_float16_cannot_hold_is_refused_and_nothing_changes(clie
 
 @pytest.mark.parametrize("wire", ["float32", *HALVES])
 @pytest.mark.parametrize("elements", [3_000, 600_000], ids=["as chunks", "through shared memory"])
-def test_halves_take_half_the_bytes(shared_cluster, client, wire, elements):
+def test_halves_take_half_the_bytes(
+    shared_cluster: shoal.LocalCluster, client: shoal.Client, wire: WireDtype, elements: int
+) -> None:
     pages = [page for role, page in shared_cluster.metrics.items() if role.startswith("server")]
 
-    def moved():
+    def moved() -> np.ndarray:
         names = "shoal_server_sent_bytes_total", "shoal_server_received_bytes_total"
         return np.array([sum(sample(page, name) for page in pages) for name in names])
 
@@ -144,7 +161,7 @@ def test_halves_take_half_the_bytes(shared_cluster, client, wire, elements):
     zeros = {name: np.zeros(variable.shape, variable.dtype) for name, variable in variables.items()}
     gradients = {name: zeros[name] for name in ("kernel", "wide", "half")}
     name = f"bytes-{wire}-{elements}"
-    with client.session(name, variables=variables, wire=wire, consistency=SYNCHRONOUS, shards=3) as session:
+    with client.session(name, variables=variables, wire_dtype=wire, consistency=SYNCHRONOUS, shards=3) as session:
         assert len({shard.address for shard in placement(client, name).shards}) == 3
         before = moved()
         session.pull()
@@ -156,7 +173,7 @@ def test_halves_take_half_the_bytes(shared_cluster, client, wire, elements):
 
 
 @pytest.mark.parametrize("wire", HALVES)
-def test_all_but_trainable_float32_stays_exact(client, wire):
+def test_only_trainable_float32_is_rounded(client: shoal.Client, wire: WireDtype) -> None:
     fine, large = 1 + 2**-20, 2**60 + 1
     kinds = {
         "kernel": shoal.Variable(5),
@@ -168,7 +185,7 @@ def test_all_but_trainable_float32_stays_exact(client, wire):
     }
     pushed = {name: np.full(5, large if name == "count" else fine, kind.dtype) for name, kind in kinds.items()}
     gradients = {name: pushed.pop(name) for name in ("kernel", "wide")}
-    options = {"optimizer": optim.SGD(1.0), "consistency": SYNCHRONOUS, "wire": wire}
+    options: dict[str, Any] = {"optimizer": optim.SGD(1.0), "consistency": SYNCHRONOUS, "wire_dtype": wire}
     with client.session(f"exact-beside-{wire}", variables=kinds, **options) as session:
         session.push(gradients, updates=pushed)
         values = session.pull()

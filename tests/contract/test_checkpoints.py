@@ -6,8 +6,11 @@ import resource
 import shutil
 import threading
 import time
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +20,9 @@ from shoal._checkpoint import manifest as manifest_module
 from shoal._checkpoint import tensor_files
 from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.local_storage import LocalStorage
+from shoal._checkpoint.manifest import Manifest
 from shoal._checkpoint.storage_urls import open_storage
+from shoal._training import ParameterClient
 from shoal.partitioners import FixedShards
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1 import state_pb2
@@ -25,7 +30,7 @@ from shoal.variables import Variable
 from shoal_coordinator.effects import checkpoint_cut
 from shoal_coordinator.effects.server_calls import ServerCalls
 from shoal_coordinator.messages import HoldResult, JobRef, ServerRef, TakeCut
-from support import forms
+from support import run_lengths
 from support.clusters.shard_servers import ShardServers
 from support.waiting import wait_until
 
@@ -41,26 +46,26 @@ JOB = {
 TRAINED = [name for name in JOB if name not in ("mean", "count")]
 
 
-def gradients(seed):
+def gradients(seed: int | tuple[int, int]) -> dict[str, np.ndarray]:
     chance = np.random.default_rng(seed)
     return {name: chance.normal(size=JOB[name].shape).astype(JOB[name].dtype) for name in TRAINED}
 
 
-UPDATES = {"mean": np.full(4, 2.5, np.float32), "count": np.int64(1)}
+UPDATES = {"mean": np.full(4, 2.5, np.float32), "count": np.array(1)}
 
 
-def train(worker, steps, seed=0):
+def train(worker: ParameterClient, steps: int, seed: int = 0) -> None:
     for step in range(steps):
         worker.pull()
         worker.push(gradients((seed, step)), updates=UPDATES)
 
 
-def state(servers):
+def state(servers: ShardServers) -> dict[tuple[str, str], bytes]:
     """Values and slots of every variable, bit for bit, however they are cut."""
-    found = {}
+    found: dict[tuple[str, str], dict[int, bytes]] = {}
     for store in servers.stores:
-        for shard in store.everything():
-            for arena in shard._arenas:
+        for shard in (each for group in store.groups() for each in group.shards):
+            for arena in shard.arenas:
                 for part in arena.layout.slices:
                     width = int(np.prod(JOB[part.variable].shape[1:], dtype=int))
                     cut = slice(part.offset, part.offset + (part.row_stop - part.row_start) * width)
@@ -70,7 +75,9 @@ def state(servers):
     return {key: b"".join(pieces[row] for row in sorted(pieces)) for key, pieces in found.items()}
 
 
-def servers_of(root, count, shards, mode=None, **options):
+def servers_of(
+    root: str | Path, count: int, shards: int, mode: consistency.Consistency | None = None, **options: Any
+) -> ShardServers:
     return ShardServers(
         JOB,
         servers=count,
@@ -82,14 +89,14 @@ def servers_of(root, count, shards, mode=None, **options):
     )
 
 
-RESHARDED = forms.runs(1, 5)
+RESHARDED = run_lengths.runs(1, 5)
 NUMBERS = ((1, 1), (2, 3), (5, 7))  # of servers and shards
 
 
 @pytest.mark.timeout(60 + 30 * RESHARDED)
 @pytest.mark.parametrize("mode", [consistency.Asynchronous(), consistency.Synchronous()], ids=["async", "sync"])
-def test_what_three_servers_saved_is_restored_on_any_number_and_trains_on_the_same(tmp_path, mode):
-    with forms.tally("reshard_restore", RESHARDED * len(NUMBERS), "s to restore") as tally:
+def test_checkpoint_of_three_servers_is_restored_on_any_number(tmp_path: Path, mode: consistency.Consistency) -> None:
+    with run_lengths.count_runs("reshard_restore", RESHARDED * len(NUMBERS), "s to restore") as counted:
         for run in range(RESHARDED):
             root, seed = tmp_path / str(run), 2 * run
             with servers_of(root, 3, 5, mode, seed=seed) as servers:
@@ -112,10 +119,10 @@ def test_what_three_servers_saved_is_restored_on_any_number_and_trains_on_the_sa
                         assert worker.step == 4
                         train(worker, 3, seed + 1)
                     assert state(others) == trained
-                tally.passes(took)
+                counted.passes(took)
 
 
-def test_servers_save_to_s3_and_others_restore_from_there(s3):
+def test_servers_save_to_s3_and_others_restore_from_there(s3: str) -> None:
     with servers_of(f"{s3}/contract", 2, 3) as servers:
         with servers.worker("a") as worker:
             train(worker, 2)
@@ -126,11 +133,11 @@ def test_servers_save_to_s3_and_others_restore_from_there(s3):
         assert state(others) == saved
 
 
-def test_training_goes_on_while_it_is_saved_and_what_is_saved_is_the_cut(tmp_path, monkeypatch):
+def test_checkpoint_has_the_cut_while_training_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
     write = LocalStorage.write
 
-    def slow(folder, path, pieces):
+    def slow(folder: LocalStorage, path: tuple[str, str, str], pieces: Iterator[Any] | list[bytes]) -> None:
         assert go_on.wait(60)
         write(folder, path, pieces)
 
@@ -147,11 +154,11 @@ def test_training_goes_on_while_it_is_saved_and_what_is_saved_is_the_cut(tmp_pat
         assert state(others) == saved
 
 
-CUTS = forms.runs(10, 50)
+CUTS = run_lengths.runs(10, 50)
 
 
 @pytest.mark.timeout(60 + 10 * CUTS)
-def test_cuts_under_load_are_consistent_over_all_shards(tmp_path):
+def test_cuts_under_load_are_consistent_over_all_shards(tmp_path: Path) -> None:
     """Each push adds 1 to a counter of every shard: in a checkpoint they agree, though it is cut at any moment."""
     counters = {
         f"count{number}": Variable((), dtype="int64", trainable=False, aggregation="sum") for number in range(6)
@@ -159,12 +166,12 @@ def test_cuts_under_load_are_consistent_over_all_shards(tmp_path):
     job = {"w": Variable((64, 8), partitioner=FixedShards(6)), **counters}
     stop = threading.Event()
 
-    def load(worker):
+    def load(worker: ParameterClient) -> None:
         with worker:
             while not stop.is_set():
                 worker.pull()
                 ones = {"w": np.ones((64, 8), np.float32)}
-                worker.push(ones, updates=dict.fromkeys(counters, np.int64(1)))
+                worker.push(ones, updates=dict.fromkeys(counters, np.array(1)))
 
     took = []
     with ShardServers(job, servers=3, shards=6, optimizer=optim.SGD(1.0), checkpoints=tmp_path) as servers:
@@ -174,11 +181,15 @@ def test_cuts_under_load_are_consistent_over_all_shards(tmp_path):
         for thread in threads:
             thread.start()
         try:
-            manifests = []
+            manifests: list[Manifest] = []
             for number in range(1, CUTS + 1):
                 # A cut before the first push, or two without one between, would show little.
                 last = manifests[-1].version if manifests else 0
-                wait_until(lambda last=last: min(servers.versions()) > last, what="a push since the last cut")
+
+                def pushed(last: int = last) -> bool:
+                    return min(servers.versions()) > last
+
+                wait_until(pushed, what="a push since the last cut")
                 start = time.monotonic()
                 manifests.append(servers.save(number, cut=number))
                 took.append(time.monotonic() - start)
@@ -187,24 +198,24 @@ def test_cuts_under_load_are_consistent_over_all_shards(tmp_path):
             for thread in threads:
                 thread.join()
     assert [manifest.version for manifest in manifests] == sorted({manifest.version for manifest in manifests})
-    with forms.tally("consistent_cut", CUTS, "s to save under load") as tally:
+    with run_lengths.count_runs("consistent_cut", CUTS, "s to save under load") as counted:
         for manifest, seconds in zip(manifests, took, strict=True):
             with ShardServers(job, shards=1, optimizer=optim.SGD(1.0), checkpoints=tmp_path) as others:
                 others.restore(manifest)
                 values = others.values()
             assert {int(values[name]) for name in counters} == {manifest.version}
             np.testing.assert_allclose(values["w"], before - manifest.version, rtol=1e-4)
-            tally.passes(seconds)
+            counted.passes(seconds)
 
 
-def test_a_push_that_is_half_committed_is_in_the_cut_on_all(tmp_path):
+def test_a_push_that_is_half_committed_is_in_the_cut_on_all(tmp_path: Path) -> None:
     with servers_of(tmp_path, 2, 2) as servers, servers.worker("a") as worker:
         train(worker, 1)
-        first, second = worker._servers.connections
+        first, second = worker.servers.connections
         push = worker.prepare(gradients(5), UPDATES, 1.0)
         for link in (first, second):
-            link.push(worker._pusher.header(link, push, commit=False), push.payload_for(link))
-        stamp = worker._servers.stamp(push.step)
+            link.push(worker.pusher.header(link, push, commit=False), push.payload_for(link))
+        stamp = worker.servers.stamp(push.step)
         first.commit(pb.CommitRequest(stamp=stamp, shards=first.indices))
         manifest = servers.save()
         assert manifest.version == 2
@@ -214,7 +225,7 @@ def test_a_push_that_is_half_committed_is_in_the_cut_on_all(tmp_path):
         assert servers.versions() == [2, 2]
 
 
-def test_a_checkpoint_of_other_variables_is_refused_by_name_and_nothing_changes(tmp_path):
+def test_a_checkpoint_of_other_variables_is_refused_by_name_and_nothing_changes(tmp_path: Path) -> None:
     with servers_of(tmp_path, 1, 2) as servers:
         manifest = servers.save()
     others = {
@@ -235,7 +246,7 @@ def test_a_checkpoint_of_other_variables_is_refused_by_name_and_nothing_changes(
         assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
-def test_a_partial_restore_takes_what_both_have(tmp_path):
+def test_partial_restore_takes_the_common_variables(tmp_path: Path) -> None:
     with servers_of(tmp_path, 2, 2) as servers:
         with servers.worker("a") as worker:
             train(worker, 2)
@@ -250,7 +261,7 @@ def test_a_partial_restore_takes_what_both_have(tmp_path):
 
 
 @pytest.mark.parametrize("block", [1 << 10, 4 << 20], ids=["in mid-restore", "at once"])
-def test_a_damaged_file_is_never_restored(tmp_path, monkeypatch, block):
+def test_a_damaged_file_is_never_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     monkeypatch.setattr(tensor_files, "BLOCK_BYTES", block)
     monkeypatch.setattr(manifest_module, "BLOCK_BYTES", block)
     with servers_of(tmp_path, 1, 1) as servers:
@@ -270,7 +281,7 @@ def test_a_damaged_file_is_never_restored(tmp_path, monkeypatch, block):
                 servers.values()  # neither what it was nor what it should be
 
 
-def test_a_checkpoint_is_restored_before_training_begins(tmp_path):
+def test_a_checkpoint_is_restored_before_training_begins(tmp_path: Path) -> None:
     with servers_of(tmp_path, 1, 1) as servers:
         manifest = servers.save()
         with servers.worker("a") as worker:
@@ -280,7 +291,7 @@ def test_a_checkpoint_is_restored_before_training_begins(tmp_path):
 
 
 @contextmanager
-def full_disk(root):
+def full_disk(root: Path) -> Iterator[str]:
     """The kernel refuses to let files grow, as a full disk does."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
@@ -291,8 +302,8 @@ def full_disk(root):
 
 
 @contextmanager
-def failing_disk(root):
-    def broken(_):
+def failing_disk(root: Path) -> Iterator[str]:
+    def broken(_: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with pytest.MonkeyPatch.context() as patch:
@@ -301,11 +312,11 @@ def failing_disk(root):
 
 
 @contextmanager
-def read_only_folder(root):
+def read_only_folder(root: Path) -> Iterator[str]:
     """To anybody, root included."""
     real = os.open
 
-    def refused(path, flags, *rest, **more):
+    def refused(path: str | Path, flags: int, *rest: int, **more: Any) -> int:
         if flags & os.O_CREAT:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         return real(path, flags, *rest, **more)
@@ -316,7 +327,7 @@ def read_only_folder(root):
 
 
 @contextmanager
-def no_storage_message(root):
+def no_storage_message(root: Path) -> Iterator[str]:
     """Something else has its name."""
     shutil.rmtree(root, ignore_errors=True)
     root.write_text("")
@@ -325,7 +336,7 @@ def no_storage_message(root):
 
 
 @contextmanager
-def link_out(root):
+def link_out(root: Path) -> Iterator[str]:
     """The job's folder is a link that leads out of the root."""
     root.mkdir(exist_ok=True)
     outside = root.parent / "outside"
@@ -337,7 +348,9 @@ def link_out(root):
 
 
 @pytest.mark.parametrize("cause", [full_disk, failing_disk, read_only_folder, no_storage_message, link_out])
-def test_a_disk_that_fails_fails_the_checkpoint_and_not_the_training(tmp_path, cause):
+def test_a_disk_that_fails_fails_the_checkpoint_and_not_the_training(
+    tmp_path: Path, cause: Callable[[Path], AbstractContextManager[str]]
+) -> None:
     root = tmp_path / "checkpoints"
     with servers_of(root, 2, 2) as servers, servers.worker("a") as worker:
         train(worker, 1)
@@ -357,7 +370,7 @@ def test_a_disk_that_fails_fails_the_checkpoint_and_not_the_training(tmp_path, c
 
 
 @pytest.mark.parametrize("job", ["../job", "a/b", "a\0b", "/etc", "..", ""])
-def test_a_restore_does_not_leave_the_folder(tmp_path, job):
+def test_a_restore_does_not_leave_the_folder(tmp_path: Path, job: str) -> None:
     with servers_of(tmp_path, 1, 1) as servers:
         before = state(servers)
         with pytest.raises(errors.BadRequest, match="not a valid name"):
@@ -365,7 +378,7 @@ def test_a_restore_does_not_leave_the_folder(tmp_path, job):
         assert state(servers) == before
 
 
-def test_a_manifest_that_leads_out_of_the_folder_is_refused(tmp_path):
+def test_a_manifest_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     root = tmp_path / "checkpoints"
     with servers_of(root, 1, 1) as servers:
@@ -377,18 +390,18 @@ def test_a_manifest_that_leads_out_of_the_folder_is_refused(tmp_path):
             servers.restore(led_out)
 
 
-def test_a_checkpoint_of_a_later_shoal_is_refused_by_name(tmp_path, monkeypatch):
+def test_a_checkpoint_of_a_later_shoal_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with servers_of(tmp_path, 1, 1) as servers:
         with monkeypatch.context() as patch:
-            patch.setattr(manifest_module, "VERSION", 3)
+            patch.setattr(manifest_module, "VERSION", 4)
             manifest = servers.save()
         before = state(servers)
-        with pytest.raises(errors.IncompatibleCheckpoint, match="schema 3, but this version of Shoal reads up to 2"):
+        with pytest.raises(errors.IncompatibleCheckpoint, match="schema 4, but this version of Shoal reads up to 3"):
             servers.restore(manifest)
         assert state(servers) == before
 
 
-def test_a_server_without_a_folder_says_so(tmp_path):
+def test_a_server_without_a_folder_says_so(tmp_path: Path) -> None:
     with (
         ShardServers(JOB) as servers,
         pytest.raises(errors.StorageFailed, match=r"^server server-0 has no checkpoint storage.* --checkpoints"),
@@ -396,7 +409,7 @@ def test_a_server_without_a_folder_says_so(tmp_path):
         servers.save()
 
 
-def test_a_cut_that_comes_too_late_saves_nothing(tmp_path):
+def test_a_cut_that_comes_too_late_saves_nothing(tmp_path: Path) -> None:
     with servers_of(tmp_path, 1, 1) as servers:
         servers.hold(cut=1)
         committed = servers.hold(cut=2)
@@ -404,7 +417,7 @@ def test_a_cut_that_comes_too_late_saves_nothing(tmp_path):
             servers.cut(committed, cut=1)
 
 
-def test_a_cut_that_fails_on_one_server_holds_back_no_commits_on_the_others(tmp_path):
+def test_a_cut_that_fails_on_one_server_holds_back_no_commits_on_the_others(tmp_path: Path) -> None:
     with servers_of(tmp_path, 1, 1) as servers:
         [address] = servers.placement.by_server()
         refs = (ServerRef("s0", address), ServerRef("gone", "127.0.0.1:1"))
@@ -415,7 +428,7 @@ def test_a_cut_that_fails_on_one_server_holds_back_no_commits_on_the_others(tmp_
             servers.cut({}, cut=7)
 
 
-def test_a_server_tells_lost_shards_from_a_save_that_it_does_not_have(tmp_path):
+def test_a_server_tells_lost_shards_from_a_save_that_it_does_not_have(tmp_path: Path) -> None:
     with servers_of(tmp_path, 1, 1) as servers:
         saved = servers.cut(servers.hold())
         with pytest.raises(errors.UnknownCheckpoint, match="not begun here"):
@@ -425,11 +438,11 @@ def test_a_server_tells_lost_shards_from_a_save_that_it_does_not_have(tmp_path):
             servers.publish(saved)
 
 
-def test_dropping_shards_ends_their_saving(tmp_path, monkeypatch):
+def test_dropping_shards_ends_their_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go_on = threading.Event(), threading.Event()
     write = LocalStorage.write
 
-    def slow(folder, path, pieces):
+    def slow(folder: LocalStorage, path: tuple[str, str, str], pieces: Iterator[Any]) -> None:
         begun.set()
         assert go_on.wait(60)
         write(folder, path, pieces)

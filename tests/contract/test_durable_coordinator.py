@@ -2,6 +2,9 @@
 
 import os
 import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import prometheus_client
 import pytest
@@ -19,12 +22,12 @@ from support.waiting import wait_until
 
 
 @pytest.fixture
-def store(tmp_path):
+def store(tmp_path: Path) -> Path:
     return tmp_path / "coordinator.db"
 
 
 @pytest.fixture
-def rig(store):
+def rig(store: Path) -> Iterator[Rig]:
     rig = Rig(str(store))
     try:
         yield rig
@@ -33,13 +36,13 @@ def rig(store):
 
 
 @pytest.fixture
-def group(rig):
+def group(rig: Rig) -> Rig:
     for name in ("w0", "w1"):
         rig.register(members.WORKER, name, device="cpu")
     return rig
 
 
-def test_all_that_was_answered_is_known_again(group):
+def test_all_that_was_answered_is_known_again(group: Rig) -> None:
     group.run(job(epochs=3, range_size=32), "w0", "w1")
     held = group.job("Lease", job="a", worker="w1").range
     group.job("Report", job="a", worker="w0", accepted=4, samples=32)
@@ -55,7 +58,7 @@ def test_all_that_was_answered_is_known_again(group):
         name: member.metrics_address for name, member in group.member_status().items()
     }
     assert group.job("Lease", job="a", worker="w1").range == held
-    assert not group.job("Report", job="a", worker="w0", accepted=4, samples=32).stop
+    assert not group.job("Report", job="a", worker="w0", accepted=4, samples=32).done
     assert group.job("Get", job="a").status.progress.steps == 4
     for worker in ("w0", "w1"):
         group.job("Finish", job="a", worker=worker)
@@ -63,13 +66,13 @@ def test_all_that_was_answered_is_known_again(group):
     assert group.state("a") is JobState.SUCCEEDED
 
 
-def test_servers_are_told_what_they_were_to_be_told(group):
+def test_restart_makes_the_pending_calls_to_servers(group: Rig) -> None:
     """The coordinator ends while a server is asked to let a worker in; the next one asks again, and goes on."""
     held = group.notes["s0"].holds["AdmitWorker"] = threading.Event()
     group.submit(job(workers=1))
     group.describe("a", "w0")
 
-    def asked():
+    def asked() -> list[pb.AdmitWorkerRequest]:
         group.job("Join", job="a", worker="w0")
         return group.notes["s0"].of(pb.AdmitWorkerRequest)
 
@@ -85,7 +88,7 @@ def test_servers_are_told_what_they_were_to_be_told(group):
     assert len(group.notes["s1"].of(pb.CreateShardsRequest)) == 1, "what was known to be done is not done again"
 
 
-def test_a_folder_of_checkpoints_that_cannot_be_written_is_told_at_the_start(tmp_path):
+def test_unwritable_checkpoint_folder_is_refused_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for folder, error, said in (
         (tmp_path / "file", errors.StorageFailed, "is not a folder"),
@@ -98,7 +101,7 @@ def test_a_folder_of_checkpoints_that_cannot_be_written_is_told_at_the_start(tmp
                 start_coordinator(config, prometheus_client.CollectorRegistry())
 
 
-def test_a_coordinator_that_has_jobs_comes_back_though_its_folder_cannot_be_written(tmp_path):
+def test_a_coordinator_that_has_jobs_comes_back_though_its_folder_cannot_be_written(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     rig = Rig(str(tmp_path / "db"), str(folder))
@@ -116,7 +119,7 @@ def test_a_coordinator_that_has_jobs_comes_back_though_its_folder_cannot_be_writ
         rig.stop()
 
 
-def test_a_worker_is_released_as_it_was_fenced(group):
+def test_a_worker_is_released_as_it_was_fenced(group: Rig) -> None:
     """Between the two the coordinator ends. The next one must not ask again: one server has released the worker."""
     group.run(job(workers=1), "w0")
     group.notes["s1"].fails["ReleaseWorker"] = errors.Unreachable("not now")
@@ -132,13 +135,13 @@ def test_a_worker_is_released_as_it_was_fenced(group):
         assert {request.committed_steps for request in notes.of(pb.ReleaseWorkerRequest)} == {5}
 
 
-def outstanding(rig):
+def outstanding(rig: Rig) -> list[Any]:
     """What is known not to be done."""
-    with rig.process._coordinator.reading() as (machine, _):
+    with rig.process.coordinator.reading() as (machine, _):
         return machine.pending_effects
 
 
-def test_watching_goes_on_behind_what_was_seen(group):
+def test_watching_continues_after_the_last_event_seen(group: Rig) -> None:
     group.submit(job(workers=3))
     stream = watch(group.client, "a", timeout_s=20)
     seen = [next(stream), next(stream)]
@@ -151,7 +154,7 @@ def test_watching_goes_on_behind_what_was_seen(group):
     assert [event.sequence for event in watch(group.client, "a", follow=False)] == numbers
 
 
-def test_a_store_that_is_in_use(rig, store):
+def test_a_store_that_is_in_use(rig: Rig, store: Path) -> None:
     """The second coordinator is told where the first one is; nothing of it is left, and the first goes on."""
     held = rf"the store {store} is in use by the coordinator at {rig.process.address} with process id {os.getpid()} on"
     for _ in range(2):
@@ -160,19 +163,20 @@ def test_a_store_that_is_in_use(rig, store):
     assert rig.submit(job(workers=3)).state == jobs.PENDING
 
 
-def test_volumes_that_are_not_there(tmp_path):
+def test_volumes_that_are_not_there(tmp_path: Path) -> None:
     """Neither the store's folder nor that of checkpoints is made: what is kept in them would go with the container."""
     missing = tmp_path / "volume"
-    for options, error in (
+    given: list[tuple[dict[str, Any], type[errors.ShoalError]]] = [
         ({"store": str(missing / "coordinator.db")}, errors.StoreFailed),
         ({"store": "memory", "checkpoints": str(missing)}, errors.StorageFailed),
-    ):
+    ]
+    for options, error in given:
         with pytest.raises(error, match=f"{missing}.*there is no such folder: create it, or mount its volume"):
             start_coordinator(CoordinatorConfig(listen="127.0.0.1:0", **options), prometheus_client.CollectorRegistry())
     assert not missing.exists()
 
 
-def test_a_store_that_contradicts_itself_is_named(store):
+def test_a_store_that_contradicts_itself_is_named(store: Path) -> None:
     kept = SqliteStore(store)
     kept.apply({"cluster": b"", "job/1/spec": b""})
     kept.close()
@@ -181,10 +185,12 @@ def test_a_store_that_contradicts_itself_is_named(store):
             Rig(str(store))
 
 
-def test_nobody_is_answered_what_may_be_lost(group):
+def test_reply_is_not_sent_before_its_change_is_stored(group: Rig) -> None:
     """The store fails: the coordinator says so once, answers nothing more, and what was answered is there again."""
     group.submit(job("kept", workers=3))
-    group.process._store._database.execute("PRAGMA query_only = 1")
+    kept = group.process._store
+    assert isinstance(kept, SqliteStore)
+    kept._database.execute("PRAGMA query_only = 1")
     with pytest.raises(errors.Unreachable, match="cannot write the store"):
         group.client.call(group.client.jobs.Submit, jobs.SubmitRequest(spec=job("lost").to_proto()), retry_for_s=0)
     wait_until(lambda: group.failures, what="the failure's being told")
@@ -195,7 +201,7 @@ def test_nobody_is_answered_what_may_be_lost(group):
     assert {status.spec.name for status in group.job("List").jobs} == {"kept"}
 
 
-def test_metrics_tell_of_the_store(group):
+def test_metrics_tell_of_the_store(group: Rig) -> None:
     sample = group.registry.get_sample_value
-    assert sample("shoal_coordinator_store_write_seconds_count") >= 4
-    assert sample("shoal_coordinator_store_records_total") >= 4
+    assert (sample("shoal_coordinator_store_write_seconds_count") or 0) >= 4
+    assert (sample("shoal_coordinator_store_records_total") or 0) >= 4

@@ -5,6 +5,7 @@
 
 import json
 import shutil
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -14,16 +15,17 @@ import pytest
 from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.storage_urls import open_storage
 from shoal._rpc.coordinator import CoordinatorClient
-from shoal._wire import Lease
+from shoal._wire import Lease, NoRange
 from shoal._wire.cursor import Cursor
 from shoal.checkpoints import Checkpoints
 from shoal.client import Client
 from shoal.events import StateChanged
 from shoal.status import JobState
 from shoal_coordinator.persistence import ClusterRecords, open_store
+from shoal_worker.batches import LeasedBatches
 from support.clusters.shard_servers import ShardServers
 from support.recordings.cluster_members import part_of, register_server, register_worker, report_of
-from support.recordings.conversation import load, shown
+from support.recordings.conversation import Call, load, shown
 from support.recordings.mixed_variables import GIVEN, MIXED, MOMENTUM, TRAINED, updates, whole_numbers
 from support.recordings.pinned_cluster import Clock, PinnedCoordinator, bare_servers
 from support.recordings.raw_calls import make_calls
@@ -31,29 +33,30 @@ from support.recordings.raw_calls import make_calls
 FILES = Path(__file__).parents[1] / "golden" / "earlier_files"
 KNOWN = json.loads((FILES / "values.json").read_text())
 NOW, VALUES = KNOWN["now"], KNOWN["values"]
+LATER = 2_000_000_000.0
 SAVED = ("done/1", "running/1", "running/2", "running/3")
 
 
 @pytest.fixture
-def files(tmp_path):
+def files(tmp_path: Path) -> Path:
     """A copy, which may be written to."""
     return Path(shutil.copytree(FILES, tmp_path / "files"))
 
 
 @pytest.fixture
-def checkpoints(files):
+def checkpoints(files: Path) -> Path:
     return files / "checkpoints"
 
 
 @pytest.fixture
-def started(files, checkpoints):
+def started(files: Path, checkpoints: Path) -> Iterator[tuple[PinnedCoordinator, Clock]]:
     """A coordinator on the store, and its clock."""
     clock = Clock(NOW)
     with PinnedCoordinator(str(files / "coordinator.db"), checkpoints, clock) as coordinator:
         yield coordinator, clock
 
 
-def assert_values(found, name):
+def assert_values(found: Mapping[str, np.ndarray], name: str) -> None:
     """Of halves, checkpoints have the float32 that servers keep; what was taken down had been pulled."""
     assert found.keys() == VALUES[name].keys() == MIXED.keys()
     for key, value in found.items():
@@ -62,19 +65,42 @@ def assert_values(found, name):
         np.testing.assert_array_equal(pulled.astype(np.float64), VALUES[name][key], err_msg=key)
 
 
-def test_a_coordinator_answers_as_one_of_then_did(started):
+class Numbers:
+    """The samples of the job "running": each is its own number."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def batch(self, indices: np.ndarray) -> np.ndarray:
+        return indices
+
+
+def train_on_the_rest(batches: LeasedBatches) -> dict[int, list[int]]:
+    """The numbers of the samples of all further ranges, by epoch."""
+    trained: dict[int, list[int]] = {0: [], 1: []}
+    while batches.lease() is not NoRange.FINISHED:
+        while batches.has_next:
+            batch = batches.take()
+            assert batch.place
+            trained[batch.place[0]] += batch.data.tolist()
+    batches.close()
+    return trained
+
+
+def test_a_coordinator_answers_as_one_of_then_did(started: tuple[PinnedCoordinator, Clock]) -> None:
     coordinator, _ = started
-    recorded = load(FILES / "answers.jsonl")
+    recorded = [entry for entry in load(FILES / "answers.jsonl") if isinstance(entry, Call)]
     answers = make_calls(coordinator.address, [(call.method, call.requests[0]) for call in recorded])
     for answer, expected in zip(answers, recorded, strict=True):
         assert answer == expected, f"{shown(answer)}\n\ninstead of\n\n{shown(expected)}"
 
 
-def test_a_coordinator_knows_every_record_as_it_was_written(files, checkpoints):
+def test_a_coordinator_knows_every_record_as_it_was_written(files: Path, checkpoints: Path) -> None:
     """What it would write is what it has read, byte for byte: no field was lost or taken for another."""
     with closing(open_store(str(files / "coordinator.db"))) as store:
         written = store.load()
-    rig = PinnedCoordinator(str(files / "coordinator.db"), checkpoints, Clock(NOW))
+    # Later than the times of the checkpoints, which come from the clock of the host that took them.
+    rig = PinnedCoordinator(str(files / "coordinator.db"), checkpoints, Clock(LATER))
     with rig, rig.coordinator.reading() as (machine, _):
         known = ClusterRecords(machine).all()
     assert {key: known.get(key) for key in written} == written
@@ -82,7 +108,7 @@ def test_a_coordinator_knows_every_record_as_it_was_written(files, checkpoints):
     assert known.keys() - written.keys() == {"job/3/tally", "job/4/tally"}
 
 
-def test_users_see_all_that_was_there(started):
+def test_users_see_all_that_was_there(started: tuple[PinnedCoordinator, Clock]) -> None:
     coordinator, _ = started
     with Client(coordinator.address) as client:
         assert {job.name: job.state for job in client.jobs()} == {
@@ -102,7 +128,9 @@ def test_users_see_all_that_was_there(started):
         }
         running = client.job("running")
         status, account = running.status(), running.data()
+        assert status.checkpoint
         assert (status.checkpoint.number, status.checkpoint.step) == (3, 3)
+        assert status.best
         assert (status.best.number, status.best.step, status.best.values["loss"]) == (1, 2, 0.25)
         assert (status.progress.steps, status.workers) == (4, ("w0",))
         # Of two ranges of 16, w0 holds one, and w1 had done half of the other when it left.
@@ -115,13 +143,13 @@ def test_users_see_all_that_was_there(started):
 
 
 @pytest.mark.parametrize("name", SAVED)
-def test_a_checkpoint_is_whole_and_has_its_values(checkpoints, name):
+def test_a_checkpoint_is_whole_and_has_its_values(checkpoints: Path, name: str) -> None:
     folder = Checkpoints(checkpoints)
     folder.verify(name)
     assert_values(folder.read(name), name)
 
 
-def test_the_list_of_checkpoints(checkpoints):
+def test_the_list_of_checkpoints(checkpoints: Path) -> None:
     folder = Checkpoints(checkpoints)
     assert sorted(map(str, folder.list())) == sorted(SAVED)
     assert folder.show("running/best").number == 1
@@ -129,7 +157,7 @@ def test_the_list_of_checkpoints(checkpoints):
 
 
 @pytest.mark.parametrize("shards", [1, 4])
-def test_servers_restore_values_slots_and_clocks(checkpoints, shards):
+def test_servers_restore_values_slots_and_clocks(checkpoints: Path, shards: int) -> None:
     """The next step gives what it gave then, which takes the optimizer's slots."""
     manifest = Catalogue(open_storage(str(checkpoints))).manifest("running", 3)
     with ShardServers(MIXED, servers=2, shards=shards, optimizer=MOMENTUM, checkpoints=checkpoints) as servers:
@@ -142,8 +170,13 @@ def test_servers_restore_values_slots_and_clocks(checkpoints, shards):
         assert_values(servers.values(), "one step after running/3")
 
 
-def test_a_job_goes_on_from_the_store_and_its_checkpoint(started, checkpoints, monkeypatch):
-    """Its servers are gone, so it goes back to its newest checkpoint, on new ones, and comes to its end."""
+def test_a_job_goes_on_from_the_store_and_its_checkpoint(
+    started: tuple[PinnedCoordinator, Clock], checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its servers are gone, so it goes back to its newest checkpoint, on new ones, and comes to its end.
+
+    It continues in the order of samples that it began in, so that it trains on each sample once an epoch.
+    """
     monkeypatch.setenv("SHOAL_TRANSPORT", "grpc")
     coordinator, clock = started
     with ExitStack() as stack:
@@ -167,13 +200,17 @@ def test_a_job_goes_on_from_the_store_and_its_checkpoint(started, checkpoints, m
             counts = client.job("running").data().total
             assert (counts.done, counts.leased, counts.requeued, counts.unleased) == (20, 0, 12, 96)
             leased = part.lease()
+            assert isinstance(leased, Lease)
+            assert leased.order == 0
             cursor = Cursor(leased.number, leased.range.samples)
             training.push(whole_numbers(TRAINED, 2), updates=updates(5), cursor=cursor)
             assert_values(client.pull("running"), "one step after running/3")
             part.report(report_of(4))
-            while isinstance(leased, Lease):
-                leased = part.lease(done=leased.number)
+            trained = train_on_the_rest(LeasedBatches(Numbers(), 8, seed=5, lease=part.lease))
         part.finish()
+        # Of the first epoch, the earlier version had trained on the places 0 to 11 and 16 to 23 of NumPy's permutation.
+        before = np.random.Generator(np.random.Philox(key=np.array([5, 0], np.uint64))).permutation(64)
+        assert sorted([*before[:12], *before[16:24], *trained[0]]) == sorted(trained[1]) == list(range(64))
         coordinator.settle()
         status = client.job("running").status()
         assert (status.state, status.restarts) == (JobState.SUCCEEDED, 1)

@@ -11,28 +11,32 @@ import socket
 import stat
 import struct
 import threading
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
 from shoal import _rpc, consistency, errors, initializers, partitioners
+from shoal._training import ParameterClient
 from shoal._training.overlap import Pipeline
-from shoal._transport import handshake, lane_transport, listener
+from shoal._transport import Connection, Transport, handshake, lane_transport, listener
 from shoal._transport import lane as _lane
 from shoal._transport import shared_memory as _shared_memory
 from shoal._transport.frames import Frame
 from shoal._transport.lane import Lane
 from shoal._transport.segment import HEADER_BYTES, SHM, Segment
-from shoal._wire.chunks import Chunk, encode_values
+from shoal._wire.chunks import Buffer, Chunk, encode_values
 from shoal._wire.limits import MAX_MESSAGE_BYTES
-from shoal.v1 import header_pb2
+from shoal.v1 import header_pb2, tensor_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
 from shoal_server.serving import lane_endpoint
+from shoal_server.serving.pulls import PendingPull
 from support.clusters.shard_servers import RawLane, ShardServers
 from support.waiting import wait_until
 
@@ -44,7 +48,7 @@ PAGE = 4096
 
 
 @pytest.fixture(autouse=True)
-def nothing_left():
+def nothing_left() -> Iterator[None]:
     """No lane's thread and no segment outlives a test, nor waits for the garbage collector."""
     before = shared_memory()
     yield
@@ -52,27 +56,31 @@ def nothing_left():
     assert shared_memory() - before == set()
 
 
-def shared_memory():
+def shared_memory() -> set[str]:
     """What this process has mapped or open in /dev/shm."""
     mapped = {line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
     opened = {os.readlink(f"/proc/self/fd/{file}") for file in os.listdir("/proc/self/fd") if is_open(file)}
     return {name for name in mapped | opened if name.startswith("/dev/shm/")}
 
 
-def is_open(file):
+def is_open(file: str) -> bool:
     return os.path.lexists(f"/proc/self/fd/{file}")
 
 
+class Watched(ShardServers):
+    bystander: ParameterClient
+
+
 @pytest.fixture
-def servers():
+def servers() -> Iterator[Watched]:
     """One server, on which a bystander trains before, during and after whatever a test does."""
     with trained(VARIABLES) as servers:
         yield servers
 
 
 @contextmanager
-def trained(variables, **options):
-    with ShardServers(variables, shards=1, **options) as servers, servers.worker("bystander") as bystander:
+def trained(variables: Mapping[str, np.ndarray | Variable], **options: Any) -> Iterator[Watched]:
+    with Watched(variables, shards=1, **options) as servers, servers.worker("bystander") as bystander:
         servers.bystander = bystander
         step(servers)
         yield servers
@@ -81,14 +89,14 @@ def trained(variables, **options):
         assert servers.versions() == [version + 1 for version in before]
 
 
-def step(servers):
+def step(servers: Watched) -> None:
     """The bystander takes one."""
     values = servers.bystander.pull()
     assert servers.bystander.push({name: np.zeros_like(value) for name, value in values.items()}).outcome == "accepted"
 
 
 @pytest.fixture
-def impatient(monkeypatch):
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers that wait only so long: for HELLO, and for a client that stalls."""
     monkeypatch.setattr(handshake, "_HELLO_TIMEOUT_S", 0.3)
     monkeypatch.setattr(lane_endpoint, "STALL_S", 0.2)
@@ -96,27 +104,27 @@ def impatient(monkeypatch):
 
 
 @pytest.fixture
-def shared(monkeypatch):
+def shared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory is shared for variables however small."""
     monkeypatch.setattr(_shared_memory, "_SHARED_FROM_BYTES", 0)
 
 
 @contextmanager
-def connected(servers):
+def connected(servers: ShardServers) -> Iterator[socket.socket]:
     """A plain socket to where the server takes lanes."""
     with socket.create_connection(_rpc.parse_address(servers.lanes[0].offer.address), 20) as connection:
         yield connection
 
 
-def frame(kind, payload=b"", *, size=None, reserved=b"\0\0\0"):
+def frame(kind: int | Frame, payload: bytes = b"", *, size: int | None = None, reserved: bytes = b"\0\0\0") -> bytes:
     return struct.pack("<B3sI", kind, reserved, len(payload) if size is None else size) + payload
 
 
-def hello(servers, **change):
+def hello(servers: ShardServers, **change: Any) -> bytes:
     return pb.LaneHello(**{"token": servers.lanes[0].offer.token} | change).SerializeToString()
 
 
-def said_until_closed(connection):
+def said_until_closed(connection: socket.socket) -> bytes:
     """What the server sends before it closes the connection."""
     said = b""
     try:
@@ -127,33 +135,39 @@ def said_until_closed(connection):
     return said
 
 
-def stamp(step):
+def stamp(step: int) -> header_pb2.Stamp:
     """Of worker "a", which is admitted after the bystander's first step and so begins with the second."""
     return header_pb2.Stamp(job="job", worker="a", incarnation=1, step=step, generation=1)
 
 
-def pull_request(*, step=1, **fields):
+def pull_request(*, step: int = 1, **fields: Any) -> pb.PullRequest:
     return pb.PullRequest(stamp=stamp(step), shards=[0], **fields)
 
 
-def push_header(*, step=1, **fields):
+def push_header(*, step: int = 1, **fields: Any) -> pb.PushHeader:
     return pb.PushHeader(
-        stamp=stamp(step), shards=[0], weight=1.0, commit=True, aggregations=[1], versions=[1], **fields
+        stamp=stamp(step),
+        shards=[0],
+        weight=1.0,
+        commit=True,
+        aggregations=[tensor_pb2.TRAINABLE],
+        versions=[1],
+        **fields,
     )
 
 
-def slot_push(slot):
+def slot_push(slot: int) -> bytes:
     """The only message of a push through memory."""
     return pb.PushRequest(header=push_header(region=slot)).SerializeToString()
 
 
-def push_messages():
+def push_messages() -> Iterator[bytes]:
     """Those of a push of ones."""
     yield pb.PushRequest(header=push_header()).SerializeToString()
     yield pb.PushRequest(chunks=[pb.Chunk(data=ONES["w"].tobytes())]).SerializeToString()
 
 
-def fallbacks(logs):
+def fallbacks(logs: Sequence[Mapping[str, str]]) -> list[str]:
     return [entry["why"] for entry in logs if "no shared memory" in entry["event"] or "no lane" in entry["event"]]
 
 
@@ -175,7 +189,7 @@ class TestFrames:
         ],
         ids=["large", "huge", "kind 0", "kind 10", "kind 255", "reserved", "reserved hello", "HTTP", "gRPC", "noise"],
     )
-    def test_what_is_no_frame_ends_the_lane(self, servers, lie, greeted):
+    def test_invalid_frame_ends_the_lane(self, servers: ShardServers, lie: bytes, greeted: bool) -> None:
         with connected(servers) as connection:
             if greeted:
                 connection.sendall(frame(Frame.HELLO, hello(servers)))
@@ -185,14 +199,14 @@ class TestFrames:
         assert servers.versions() == [1]
 
     @pytest.mark.parametrize("kind", [Frame.HELLO, Frame.WELCOME, Frame.VALUES, Frame.PUSHED, Frame.ERROR, Frame.END])
-    def test_a_frame_that_is_no_call_ends_the_lane(self, servers, kind):
+    def test_a_frame_that_is_no_call_ends_the_lane(self, servers: ShardServers, kind: Frame) -> None:
         with servers.lane() as lane:
             lane.send(kind)
             with pytest.raises(errors.Unreachable):
                 lane.receive()
 
     @pytest.mark.parametrize("kind", [Frame.HELLO, Frame.PULL, Frame.COMMIT, Frame.VALUES, Frame.PUSHED])
-    def test_another_frame_in_the_middle_of_a_push_ends_the_lane(self, servers, kind):
+    def test_another_frame_in_the_middle_of_a_push_ends_the_lane(self, servers: ShardServers, kind: Frame) -> None:
         servers.admit("a")
         with servers.lane() as lane:
             for message in push_messages():
@@ -203,7 +217,9 @@ class TestFrames:
         assert servers.versions() == [1]
 
     @pytest.mark.parametrize("kind", [Frame.PULL, Frame.COMMIT, Frame.PUSH])
-    def test_a_call_that_cannot_be_read_is_refused_and_the_lane_goes_on(self, servers, kind):
+    def test_a_call_that_cannot_be_read_is_refused_and_the_lane_goes_on(
+        self, servers: ShardServers, kind: Frame
+    ) -> None:
         servers.admit("a")
         with servers.lane() as lane:
             for payload in (b"\xff\xff\xff", b"\x0a\x7f", b"nonsense"):
@@ -215,12 +231,12 @@ class TestFrames:
             assert lane.pull(pull_request())[0].headers[0].version == 1
 
     @pytest.mark.parametrize("cut", [1, 7, 8, 9, 20])
-    def test_a_lane_that_ends_within_a_frame_leaves_nothing(self, servers, cut):
+    def test_a_lane_that_ends_within_a_frame_leaves_nothing(self, servers: ShardServers, cut: int) -> None:
         with connected(servers) as connection:
             connection.sendall(frame(Frame.HELLO, hello(servers))[:cut])
         wait_until(lambda: servers.open_lanes == 2, what="its end")  # the bystander's
 
-    def test_frames_may_come_byte_by_byte_or_all_at_once(self, servers):
+    def test_frames_may_come_byte_by_byte_or_all_at_once(self, servers: ShardServers) -> None:
         servers.admit("a")
         call = frame(Frame.PULL, pull_request().SerializeToString())
         with connected(servers) as connection:
@@ -239,7 +255,7 @@ class TestFrames:
 
 
 class TestGreeting:
-    def test_a_wrong_token_is_told_and_closed(self, servers):
+    def test_wrong_token_is_refused_and_the_lane_closed(self, servers: ShardServers) -> None:
         for token in (b"", b"x", bytes(32), servers.lanes[0].offer.token[:-1], servers.lanes[0].offer.token + b"\0"):
             with (
                 RawLane(servers.lanes[0].offer.address) as lane,
@@ -249,37 +265,41 @@ class TestGreeting:
             with pytest.raises(errors.Unreachable):
                 lane.receive()
 
-    def test_a_large_hello_is_not_waited_for(self, servers):
+    def test_a_large_hello_is_not_waited_for(self, servers: ShardServers) -> None:
         """Nobody takes memory here before he has shown the token."""
         with connected(servers) as connection:
             connection.sendall(frame(Frame.HELLO, size=5000))
             assert said_until_closed(connection) == b""
 
     @pytest.mark.parametrize("payload", [b"\xff\xff", b"\x0a\x7f", b"\x12\x04\x0a\x02\xff\xff"])
-    def test_a_hello_that_cannot_be_read_ends_the_lane(self, servers, payload):
+    def test_a_hello_that_cannot_be_read_ends_the_lane(self, servers: ShardServers, payload: bytes) -> None:
         with connected(servers) as connection:
             connection.sendall(frame(Frame.HELLO, payload))
             assert said_until_closed(connection) == b""
 
-    def test_a_call_before_hello_ends_the_lane(self, servers):
+    def test_a_call_before_hello_ends_the_lane(self, servers: ShardServers) -> None:
         servers.admit("a")
         with connected(servers) as connection:
             connection.sendall(frame(Frame.PULL, pull_request().SerializeToString()))
             assert said_until_closed(connection) == b""
 
     @pytest.mark.parametrize("beginning", [b"", b"\1", frame(Frame.HELLO, size=50)])
-    def test_a_client_that_does_not_say_hello_is_let_go(self, impatient, servers, beginning):
+    def test_a_client_that_does_not_say_hello_is_let_go(
+        self, impatient: None, servers: ShardServers, beginning: bytes
+    ) -> None:
         with connected(servers) as connection:
             connection.sendall(beginning)
             assert said_until_closed(connection) == b""
 
-    def test_the_limit_for_hello_is_shorter_than_that_for_a_stall(self, monkeypatch, servers):
+    def test_the_limit_for_hello_is_shorter_than_that_for_a_stall(
+        self, monkeypatch: pytest.MonkeyPatch, servers: ShardServers
+    ) -> None:
         monkeypatch.setattr(handshake, "_HELLO_TIMEOUT_S", 0.1)
         with connected(servers) as connection:
             assert said_until_closed(connection) == b""
 
     @pytest.mark.parametrize("limit", [2, 3], ids=["none", "only for pulls"])
-    def test_whom_no_lane_is_left_for_calls_by_grpc_and_says_so(self, limit):
+    def test_whom_no_lane_is_left_for_calls_by_grpc_and_says_so(self, limit: int) -> None:
         with trained(VARIABLES, max_lanes=limit) as servers, capture_logs() as logs, servers.worker("late") as late:
             for _ in range(2):
                 late.pull()
@@ -288,8 +308,10 @@ class TestGreeting:
         [why] = fallbacks(logs)
         assert f"has its limit of {limit} lanes" in why
 
-    def test_a_lane_without_a_thread_is_refused_and_the_next_one_is_taken(self, monkeypatch):
-        def start(thread):
+    def test_a_lane_without_a_thread_is_refused_and_the_next_one_is_taken(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def start(thread: threading.Thread) -> None:
             if thread.name == "lane":
                 raise RuntimeError("can't start new thread")
             begin(thread)
@@ -305,21 +327,21 @@ class TestGreeting:
                 late.pull()
                 assert servers.open_lanes == before + 1
 
-    def test_a_lane_that_breaks_when_no_other_is_left_is_replaced_by_grpc(self):
+    def test_a_lane_that_breaks_when_no_other_is_left_is_replaced_by_grpc(self) -> None:
         """Pulls have a lane, pushes were refused one; then that of the pulls breaks."""
         with trained(VARIABLES, max_lanes=3) as servers, servers.worker("late") as late:
             late.pull()
             assert late.push(ONES).outcome == "accepted"
-            late._servers.connections[0]._pulls._lane.close()
+            connection_of(late.servers.connections[0].pull_transport).close()
             assert late.pull()["w"].shape == (ELEMENTS,)
 
-    def test_a_server_without_lanes_is_called_by_grpc(self):
+    def test_a_server_without_lanes_is_called_by_grpc(self) -> None:
         with ShardServers(VARIABLES, max_lanes=0) as servers, capture_logs() as logs, servers.worker("a") as worker:
             worker.pull()
             assert worker.push(ONES).outcome == "accepted"
         assert fallbacks(logs) == []
 
-    def test_a_port_that_nobody_answers_at_is_gone_round(self, servers):
+    def test_unanswered_lane_port_falls_back_to_grpc(self, servers: ShardServers) -> None:
         servers.lanes[0].offer.address = f"127.0.0.1:{free_port()}"
         with capture_logs() as logs, servers.worker("a") as worker:
             worker.pull()
@@ -327,7 +349,9 @@ class TestGreeting:
         [why] = fallbacks(logs)
         assert "refused" in why
 
-    def test_a_server_that_says_nothing_is_gone_round(self, servers, monkeypatch):
+    def test_a_server_that_says_nothing_is_gone_round(
+        self, servers: ShardServers, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(lane_transport, "_WELCOME_TIMEOUT_S", 0.1)
         with socket.create_server(("127.0.0.1", 0)) as silent:
             servers.lanes[0].offer.address = f"127.0.0.1:{silent.getsockname()[1]}"
@@ -340,11 +364,11 @@ class TestGreeting:
     @pytest.mark.parametrize(
         "answer", [frame(Frame.WELCOME, b"\xff"), frame(Frame.ERROR, b"\xff"), frame(99), b"x" * 99]
     )
-    def test_a_server_that_answers_nonsense_is_gone_round(self, servers, answer):
+    def test_a_server_that_answers_nonsense_is_gone_round(self, servers: ShardServers, answer: bytes) -> None:
         with socket.create_server(("127.0.0.1", 0)) as strange, ThreadPoolExecutor(1) as pool:
             servers.lanes[0].offer.address = f"127.0.0.1:{strange.getsockname()[1]}"
 
-            def answers():
+            def answers() -> None:
                 with strange.accept()[0] as connection:
                     connection.recv(1000)
                     connection.sendall(answer)
@@ -357,35 +381,38 @@ class TestGreeting:
         assert len(fallbacks(logs)) == 1
 
 
-def free_port():
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
+        port: int = listener.getsockname()[1]
+        return port
 
 
 class Offered:
     """A segment that a client made, and what it says of it; removed at the end."""
 
-    def __init__(self, slots=2, region_bytes=PAGE):
-        self.segment = Segment.create(slots * region_bytes)
-        self.said = pb.Segment(name=self.segment.name, nonce=self.segment.nonce, slots=slots, region_bytes=region_bytes)
+    def __init__(self, regions: int = 2, region_bytes: int = PAGE) -> None:
+        self.segment = Segment.create(regions * region_bytes)
+        self.said = pb.Segment(
+            name=self.segment.name, nonce=self.segment.nonce, regions=regions, region_bytes=region_bytes
+        )
         self.path = SHM / self.segment.name
-        self.slots, self.region_bytes = slots, region_bytes
+        self.regions, self.region_bytes = regions, region_bytes
 
-    def slot(self, number):
+    def slot(self, number: int) -> np.ndarray:
         return np.frombuffer(self.segment.view((number - 1) * self.region_bytes, self.region_bytes), np.uint8)
 
-    def close(self):
+    def close(self) -> None:
         self.segment.close()
 
 
 @pytest.fixture
-def offered():
+def offered() -> Iterator[Offered]:
     with closing(Offered()) as offered:
         yield offered
 
 
 @pytest.fixture
-def elsewhere(tmp_path):
+def elsewhere(tmp_path: Path) -> Iterator[Path]:
     """A file that no server is to touch."""
     path = tmp_path / "theirs"
     path.write_bytes(b"x" * (HEADER_BYTES + 2 * PAGE))
@@ -396,7 +423,7 @@ def elsewhere(tmp_path):
 class TestSegmentsThatAreNotTheClients:
     """The server says why it does not share; the lane goes on, with chunks."""
 
-    def refused(self, servers, said):
+    def check_refused(self, servers: ShardServers, said: pb.Segment) -> str:
         servers.admit("a")
         with servers.lane(segment=said) as lane:
             assert not lane.welcome.shared
@@ -422,55 +449,55 @@ class TestSegmentsThatAreNotTheClients:
             "x" * 3000,
         ],
     )
-    def test_a_name_that_is_none(self, servers, offered, name):
+    def test_a_name_that_is_none(self, servers: ShardServers, offered: Offered, name: str) -> None:
         offered.said.name = name
-        reason = self.refused(servers, offered.said)
+        reason = self.check_refused(servers, offered.said)
         assert "is not a segment's name" in reason
         assert len(reason) < 200
 
-    def test_a_name_that_nothing_has(self, servers, offered):
+    def test_a_name_that_nothing_has(self, servers: ShardServers, offered: Offered) -> None:
         offered.said.name = "shoal-" + "0" * 32
-        assert "No such file" in self.refused(servers, offered.said)
+        assert "No such file" in self.check_refused(servers, offered.said)
 
-    def test_a_path_to_elsewhere(self, servers, offered, elsewhere):
+    def test_a_path_to_elsewhere(self, servers: ShardServers, offered: Offered, elsewhere: Path) -> None:
         offered.said.name = os.path.relpath(elsewhere, SHM)
-        assert "is not a segment's name" in self.refused(servers, offered.said)
+        assert "is not a segment's name" in self.check_refused(servers, offered.said)
 
-    def test_a_link_to_elsewhere(self, servers, offered, elsewhere):
+    def test_a_link_to_elsewhere(self, servers: ShardServers, offered: Offered, elsewhere: Path) -> None:
         offered.path.unlink()
         offered.path.symlink_to(elsewhere)
-        assert "symbolic link" in self.refused(servers, offered.said)
+        assert "symbolic link" in self.check_refused(servers, offered.said)
 
-    def test_a_file_that_is_no_segment(self, servers, offered):
+    def test_a_file_that_is_no_segment(self, servers: ShardServers, offered: Offered) -> None:
         offered.path.unlink()
         fd = os.open(offered.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         with os.fdopen(fd, "wb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # or the next sweep, of any process, removes it
             file.write(b"x" * (HEADER_BYTES + 2 * PAGE))
             file.flush()
-            assert "is not a segment" in self.refused(servers, offered.said)
+            assert "is not a segment" in self.check_refused(servers, offered.said)
 
-    def test_a_pipe(self, servers, offered):
+    def test_a_pipe(self, servers: ShardServers, offered: Offered) -> None:
         offered.path.unlink()
         os.mkfifo(offered.path, 0o600)
-        assert "is not a regular file" in self.refused(servers, offered.said)
+        assert "is not a regular file" in self.check_refused(servers, offered.said)
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-    def test_somebody_elses_file(self, servers, offered):
+    def test_file_of_another_owner_is_refused(self, servers: ShardServers, offered: Offered) -> None:
         os.chown(offered.path, 12345, 12345)
-        assert "belongs to user 12345" in self.refused(servers, offered.said)
+        assert "belongs to user 12345" in self.check_refused(servers, offered.said)
 
-    def test_a_file_that_others_may_write_to(self, servers, offered):
+    def test_a_file_that_others_may_write_to(self, servers: ShardServers, offered: Offered) -> None:
         offered.path.chmod(0o606)
-        assert "is accessible to other users" in self.refused(servers, offered.said)
+        assert "is accessible to other users" in self.check_refused(servers, offered.said)
 
     @pytest.mark.parametrize("nonce", [b"", bytes(16), b"x" * 1000])
-    def test_a_wrong_nonce(self, servers, offered, nonce):
+    def test_a_wrong_nonce(self, servers: ShardServers, offered: Offered, nonce: bytes) -> None:
         offered.said.nonce = nonce
-        assert "has another nonce" in self.refused(servers, offered.said)
+        assert "has another nonce" in self.check_refused(servers, offered.said)
 
     @pytest.mark.parametrize(
-        ("slots", "region_bytes", "said"),
+        ("regions", "region_bytes", "said"),
         [
             (0, PAGE, "it has 0 regions"),
             (17, PAGE, "it has 17 regions"),
@@ -481,28 +508,30 @@ class TestSegmentsThatAreNotTheClients:
             (1, PAGE, "has 12288 bytes instead"),
         ],
     )
-    def test_a_wrong_size(self, servers, offered, slots, region_bytes, said):
-        offered.said.slots, offered.said.region_bytes = slots, region_bytes
-        assert said in self.refused(servers, offered.said)
+    def test_a_wrong_size(
+        self, servers: ShardServers, offered: Offered, regions: int, region_bytes: int, said: str
+    ) -> None:
+        offered.said.regions, offered.said.region_bytes = regions, region_bytes
+        assert said in self.check_refused(servers, offered.said)
 
-    def test_regions_that_are_not_whole_pages(self, servers):
+    def test_regions_that_are_not_whole_pages(self, servers: ShardServers) -> None:
         with closing(Offered(3, PAGE + 1)) as odd:
-            assert "multiple of 4096" in self.refused(servers, odd.said)
+            assert "multiple of 4096" in self.check_refused(servers, odd.said)
 
-    def test_a_segment_that_shrank_before_it_was_offered(self, servers, offered):
+    def test_a_segment_that_shrank_before_it_was_offered(self, servers: ShardServers, offered: Offered) -> None:
         os.truncate(offered.path, HEADER_BYTES + PAGE)
-        assert "has 8192 bytes instead" in self.refused(servers, offered.said)
+        assert "has 8192 bytes instead" in self.check_refused(servers, offered.said)
 
-    def test_a_segment_of_holes(self, servers, offered):
+    def test_a_segment_of_holes(self, servers: ShardServers, offered: Offered) -> None:
         """Its owner takes memory only once the server writes, perhaps where there is none left."""
         os.truncate(offered.path, HEADER_BYTES)
         os.truncate(offered.path, HEADER_BYTES + 2 * PAGE)
-        assert "has holes" in self.refused(servers, offered.said)
+        assert "has holes" in self.check_refused(servers, offered.said)
 
 
 class TestSlots:
     @pytest.mark.parametrize("slot", [3, 16, 2**31, 2**32 - 1])
-    def test_one_that_there_is_not(self, servers, offered, slot):
+    def test_one_that_there_is_not(self, servers: ShardServers, offered: Offered, slot: int) -> None:
         servers.admit("a")
         with servers.lane(segment=offered.said) as lane:
             assert lane.welcome.shared
@@ -513,7 +542,7 @@ class TestSlots:
             assert servers.versions() == [1]
             lane.pull(pull_request(region=2))  # the lane goes on
 
-    def test_values_and_gradients_lie_where_the_contract_says(self, servers, offered):
+    def test_values_and_gradients_lie_where_the_contract_says(self, servers: ShardServers, offered: Offered) -> None:
         servers.admit("a")
         before = servers.values()["w"]
         with servers.lane(segment=offered.said) as lane:
@@ -524,11 +553,11 @@ class TestSlots:
             assert not offered.slot(1).any()
             assert not offered.slot(2)[4000:].any()
             offered.slot(1)[:4000] = np.full(ELEMENTS, 0.5, np.float32).view(np.uint8)
-            reply = lane.push([slot_push(1)])
-            assert reply.shards[0].outcome == pb.ACCEPTED
+            taken = lane.push([slot_push(1)])
+            assert taken.shards[0].outcome == pb.ACCEPTED
         np.testing.assert_array_equal(servers.values()["w"], before - np.float32(0.5))
 
-    def test_shards_that_are_too_large_for_one(self, offered):
+    def test_shards_that_are_too_large_for_one(self, offered: Offered) -> None:
         with trained({"w": Variable((ELEMENTS + 25,))}) as servers:  # 4,100 bytes
             servers.admit("a")
             with servers.lane(segment=offered.said) as lane:
@@ -541,18 +570,18 @@ class TestSlots:
                 assert lane.pull(pull_request())[0].headers
 
     @pytest.mark.parametrize("count", [1, 3])
-    def test_of_a_push_that_was_refused_is_free_again(self, shared, count):
+    def test_of_a_push_that_was_refused_is_free_again(self, shared: None, count: int) -> None:
         """At once: not only when the garbage collector has found out."""
         variables = {"w": Variable((30,), partitioner=partitioners.FixedShards(3))}
         with ShardServers(variables, servers=count, shards=3) as servers, servers.worker("a") as worker:
             for _ in range(5):
                 with pytest.raises(errors.NonFiniteGradient):
                     worker.push({"w": np.full(30, np.nan, np.float32)})
-                taken = [link._pushes.memory() for link in worker._servers.connections for _ in range(2)]
+                taken = [memory_of(link.push_transport) for link in worker.servers.connections for _ in range(2)]
                 assert all(taken)
                 del taken
 
-    def test_of_a_push_that_was_refused_is_free_again_where_it_overlaps(self, shared):
+    def test_of_a_push_that_was_refused_is_free_again_where_it_overlaps(self, shared: None) -> None:
         with ShardServers(VARIABLES, shards=1) as servers:
             worker = servers.worker("a")
             with Pipeline(worker, overlap=True) as pipeline:
@@ -561,22 +590,22 @@ class TestSlots:
                     pipeline.push({"w": np.full(ELEMENTS, np.nan, np.float32)})
                     with pytest.raises(errors.NonFiniteGradient):
                         pipeline.settle()
-                taken = [worker._servers.connections[0]._pushes.memory() for _ in range(2)]
+                taken = [memory_of(worker.servers.connections[0].push_transport) for _ in range(2)]
                 assert all(taken)
                 del taken
 
-    def test_a_gradient_in_one_is_checked_as_any_other(self, servers, offered):
+    def test_a_gradient_in_one_is_checked_as_any_other(self, servers: ShardServers, offered: Offered) -> None:
         servers.admit("a")
         offered.slot(1).view(np.float32)[ELEMENTS - 1] = np.nan
         with servers.lane(segment=offered.said) as lane:
             message = slot_push(1)
-            with pytest.raises(errors.NonFiniteGradient, match="'w' holds nan"):
+            with pytest.raises(errors.NonFiniteGradient, match="'w' contains nan"):
                 lane.push([message])
             assert servers.versions() == [1]
             offered.slot(1)[:] = 0
             assert lane.push([message]).shards[0].outcome == pb.ACCEPTED
 
-    def test_bytes_through_memory_are_counted_as_others_are(self, servers, offered):
+    def test_bytes_through_memory_are_counted_as_others_are(self, servers: ShardServers, offered: Offered) -> None:
         servers.admit("a")
         metrics = ("shoal_server_sent_bytes_total", "shoal_server_received_bytes_total")
         before = [servers.sample(metric) for metric in metrics]
@@ -585,7 +614,9 @@ class TestSlots:
             lane.push([slot_push(1)])
         assert [servers.sample(metric) for metric in metrics] == [value + 4000 for value in before]
 
-    def test_of_a_segment_that_shrank_are_refused_and_the_lane_goes_on(self, servers, offered):
+    def test_of_a_segment_that_shrank_are_refused_and_the_lane_goes_on(
+        self, servers: Watched, offered: Offered
+    ) -> None:
         servers.admit("a")
         with servers.lane(segment=offered.said) as lane:
             lane.pull(pull_request(region=1))
@@ -599,8 +630,33 @@ class TestSlots:
             assert lane.push(push_messages()).shards[0].outcome == pb.ACCEPTED
 
 
-def shrink(client_lane):
+def connection_of(transport: Transport | None) -> Connection:
+    assert isinstance(transport, lane_transport.LaneTransport)
+    return transport._lane
+
+
+def memory_of(transport: Transport | None) -> Any:
+    assert transport
+    return transport.memory()
+
+
+def names_of_segments(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the segments that are made from now on."""
+    names: list[str] = []
+    create = Segment.create
+
+    def noted(nbytes: int) -> Segment:
+        made = create(nbytes)
+        names.append(made.name)
+        return made
+
+    monkeypatch.setattr(Segment, "create", noted)
+    return names
+
+
+def shrink(client_lane: Transport | None) -> None:
     """Cuts a client's segment short, as somebody with its descriptor could; it has no name any more."""
+    assert isinstance(client_lane, _shared_memory.SharedMemoryTransport)
     wanted = client_lane._segment.name
     for file in os.listdir("/proc/self/fd"):
         path = f"/proc/self/fd/{file}"
@@ -612,43 +668,49 @@ def shrink(client_lane):
 
 @pytest.mark.usefixtures("shared")
 class TestSharing:
-    def test_a_segment_has_no_name_once_both_have_it(self, servers, monkeypatch):
-        names = []
-        create = Segment.create
-        monkeypatch.setattr(Segment, "create", lambda nbytes: names.append((made := create(nbytes)).name) or made)
+    def test_a_segment_has_no_name_once_both_have_it(
+        self, servers: ShardServers, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        names = names_of_segments(monkeypatch)
         with servers.worker("a") as worker:
             worker.pull()
             worker.push(ONES)
             assert len(names) == 2
             assert not any((SHM / name).exists() for name in names)
 
-    def test_it_is_made_before_its_lane(self, servers, monkeypatch):
+    def test_it_is_made_before_its_lane(self, servers: ShardServers, monkeypatch: pytest.MonkeyPatch) -> None:
         """However long that takes: a server waits only so long for what is said first."""
-        lanes_before, made = servers.open_lanes, []
+        lanes_before = servers.open_lanes
+        made: list[int] = []
         create = Segment.create
-        monkeypatch.setattr(Segment, "create", lambda nbytes: made.append(servers.open_lanes) or create(nbytes))
+
+        def noted(nbytes: int) -> Segment:
+            made.append(servers.open_lanes)
+            return create(nbytes)
+
+        monkeypatch.setattr(Segment, "create", noted)
         with servers.worker("a") as worker:
             worker.pull()
         assert made == [lanes_before]
 
-    def test_its_file_is_only_for_its_user(self, servers, monkeypatch):
+    def test_its_file_is_only_for_its_user(self, servers: ShardServers, monkeypatch: pytest.MonkeyPatch) -> None:
         modes = []
         opened = Segment.open
 
-        def spy(name, *rest):
+        def spy(name: str, *rest: Any) -> Segment:
             modes.append(stat.S_IMODE((SHM / name).stat().st_mode))
             return opened(name, *rest)
 
-        monkeypatch.setattr(lane_endpoint.Segment, "open", spy)
+        monkeypatch.setattr(Segment, "open", spy)
         with servers.worker("a") as worker:
             worker.pull()
         assert modes == [0o600]
 
-    def test_values_outlive_their_lane(self, servers):
+    def test_values_outlive_their_lane(self, servers: ShardServers) -> None:
         """What was pulled stays as it is, however often one pulls, and after the end."""
         with servers.worker("a") as worker:
             kept = []
-            for step in range(6):  # more than there are slots
+            for step in range(6):  # more than there are regions
                 kept.append((step, worker.pull()["w"]))
                 worker.push(ONES)
         first = kept[0][1]
@@ -656,7 +718,7 @@ class TestSharing:
             np.testing.assert_array_equal(value, first - np.float32(step), strict=True)
 
     @pytest.mark.parametrize("full", ["statvfs", "fallocate"])
-    def test_a_full_dev_shm_is_gone_round_and_says_so(self, monkeypatch, full):
+    def test_a_full_dev_shm_is_gone_round_and_says_so(self, monkeypatch: pytest.MonkeyPatch, full: str) -> None:
         with trained(VARIABLES, transport="tcp") as servers:
             fill(monkeypatch, full)
             with capture_logs() as logs, servers.client("a", step=servers.admit("a"), transport="auto") as worker:
@@ -669,13 +731,13 @@ class TestSharing:
             assert "/dev/shm" in why
             assert "give the machine or container a larger /dev/shm (docker: --shm-size)" in why
 
-    def test_a_server_that_does_not_see_it_is_gone_round_and_says_so(self, servers, monkeypatch, tmp_path):
+    def test_a_server_that_does_not_see_it_is_gone_round_and_says_so(
+        self, servers: ShardServers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
         """As in another container, with a /dev/shm of its own."""
         opened = Segment.open
         monkeypatch.setattr(Segment, "open", lambda *said: opened(*said, directory=tmp_path))
-        names = []
-        create = Segment.create
-        monkeypatch.setattr(Segment, "create", lambda nbytes: names.append((made := create(nbytes)).name) or made)
+        names = names_of_segments(monkeypatch)
         with capture_logs() as logs, servers.worker("a") as worker:
             worker.pull()
             assert worker.push(ONES).outcome == "accepted"
@@ -683,7 +745,9 @@ class TestSharing:
             assert not any((SHM / name).exists() for name in names)
         assert ["No such file" in why for why in fallbacks(logs)] == [True, True]
 
-    def test_a_server_of_another_host_is_not_offered_any(self, servers, monkeypatch):
+    def test_a_server_of_another_host_is_not_offered_any(
+        self, servers: ShardServers, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         servers.lanes[0].offer.host = "another"
         monkeypatch.setattr(Segment, "create", lambda nbytes: pytest.fail("a segment was made"))
         with capture_logs() as logs, servers.worker("a") as worker:
@@ -691,56 +755,59 @@ class TestSharing:
             assert worker.push(ONES).outcome == "accepted"
         assert fallbacks(logs) == []
 
-    def test_small_calls_share_none(self, servers, monkeypatch):
+    def test_small_calls_share_none(self, servers: ShardServers, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.undo()
         monkeypatch.setattr(Segment, "create", lambda nbytes: pytest.fail("a segment was made"))
         with servers.worker("a") as worker:
             worker.pull()
 
-    def test_a_segment_that_shrinks_before_a_pull(self, servers):
+    def test_a_segment_that_shrinks_before_a_pull(self, servers: ShardServers) -> None:
         with servers.worker("a") as worker:
             before = worker.pull()["w"].copy()
             assert worker.push(ONES).outcome == "accepted"
-            shrink(worker._servers.connections[0]._pulls)
+            shrink(worker.servers.connections[0].pull_transport)
             with capture_logs() as logs:
                 np.testing.assert_array_equal(worker.pull()["w"], before - np.float32(1))
             assert ["truncated to" in why for why in fallbacks(logs)] == [True]
             assert worker.push(ONES).outcome == "accepted"
         np.testing.assert_array_equal(servers.values()["w"], before - np.float32(2))
 
-    def test_a_segment_that_shrinks_before_a_push(self, servers):
+    def test_a_segment_that_shrinks_before_a_push(self, servers: ShardServers) -> None:
         with servers.worker("a") as worker:
             before = worker.pull()["w"].copy()
             assert worker.push(ONES).outcome == "accepted"
-            shrink(worker._servers.connections[0]._pushes)
+            shrink(worker.servers.connections[0].push_transport)
             with capture_logs() as logs:
                 assert worker.push(ONES).outcome == "accepted"
             assert ["truncated to" in why for why in fallbacks(logs)] == [True]
             assert servers.versions() == [3]
             np.testing.assert_array_equal(worker.pull()["w"], before - np.float32(2))
 
-    def test_a_segment_that_shrinks_with_a_gradient_in_it(self, servers):
+    def test_a_segment_that_shrinks_with_a_gradient_in_it(self, servers: ShardServers) -> None:
         """The step counts once nevertheless: its arrays are still there."""
         with servers.worker("a") as worker:
             before = worker.pull()["w"].copy()
             push = worker.prepare(ONES, None, 1.0)
-            ready = push.payload_for(worker._servers.connections[0])
+            ready = push.payload_for(worker.servers.connections[0])
             assert ready.region
-            shrink(worker._servers.connections[0]._pushes)
+            shrink(worker.servers.connections[0].push_transport)
             assert worker.send(dataclasses.replace(push, payload_for=lambda _: ready)).outcome == "accepted"
             assert servers.versions() == [2]
             np.testing.assert_array_equal(worker.pull()["w"], before - np.float32(1))
 
     @pytest.mark.parametrize("call", [Frame.PULL, Frame.PUSH])
-    def test_a_segment_that_shrinks_when_a_server_is_about_to_look(self, servers, monkeypatch, call):
+    def test_a_segment_that_shrinks_when_a_server_is_about_to_look(
+        self, servers: ShardServers, monkeypatch: pytest.MonkeyPatch, call: Frame
+    ) -> None:
         with servers.worker("a") as worker:
             before = worker.pull()["w"].copy()
-            link, slot, shrunk = worker._servers.connections[0], lane_endpoint.LaneHandler._region, []
+            link, slot = worker.servers.connections[0], lane_endpoint.LaneHandler._region
+            shrunk: list[int] = []
 
-            def shrinks(calls, number):
+            def shrinks(calls: lane_endpoint.LaneHandler, number: int) -> np.ndarray:
                 if not shrunk:
                     shrunk.append(number)
-                    shrink(link._pulls if call is Frame.PULL else link._pushes)
+                    shrink(link.pull_transport if call is Frame.PULL else link.push_transport)
                 return slot(calls, number)
 
             if call is Frame.PULL:
@@ -753,27 +820,27 @@ class TestSharing:
             np.testing.assert_array_equal(worker.pull()["w"], before - np.float32(1))
             assert len(shrunk) == 1
 
-    def test_a_gradient_that_is_lost_with_its_segment_is_an_error(self, servers):
+    def test_a_gradient_that_is_lost_with_its_segment_is_an_error(self, servers: ShardServers) -> None:
         """It was copied there so that its arrays could change at once: there is no other copy."""
         with servers.worker("a") as worker:
             push = worker.prepare(ONES, None, 1.0, memory=private)
-            shrink(worker._servers.connections[0]._pushes)
+            shrink(worker.servers.connections[0].push_transport)
             with pytest.raises(errors.ShoalError, match="lost"):
                 worker.send(push)
             assert servers.versions() == [1]
             assert worker.push(ONES).outcome == "accepted"
 
-    def test_a_gradient_prepared_for_a_lane_that_broke_goes_over_the_next(self, servers):
+    def test_a_gradient_prepared_for_a_lane_that_broke_goes_over_the_next(self, servers: ShardServers) -> None:
         before = servers.values()["w"]
         with servers.worker("a") as worker:
             arrays = {"w": np.ones(ELEMENTS, np.float32)}
             push = worker.prepare(arrays, None, 1.0, memory=private)
             arrays["w"][:] = 7
-            worker._servers.connections[0]._pushes._lane.close()
+            connection_of(worker.servers.connections[0].push_transport).close()
             assert worker.send(push).outcome == "accepted"
         np.testing.assert_array_equal(servers.values()["w"], before - np.float32(1))
 
-    def test_more_gradients_than_slots_go_as_chunks(self, servers):
+    def test_more_gradients_than_slots_go_as_chunks(self, servers: ShardServers) -> None:
         before = servers.values()["w"]
         with servers.worker("a") as worker:
             pushes = [
@@ -785,11 +852,11 @@ class TestSharing:
         np.testing.assert_array_equal(servers.values()["w"], before - np.float32(6))
 
 
-def private(nbytes):
+def private(nbytes: int) -> np.ndarray:
     return np.empty(nbytes, np.uint8)
 
 
-def fill(monkeypatch, how):
+def fill(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """Makes /dev/shm full for this process."""
     if how == "statvfs":
         real = os.statvfs(SHM)
@@ -798,7 +865,7 @@ def fill(monkeypatch, how):
         monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(fields))
     else:
 
-        def no_space(*_):
+        def no_space(*_: int) -> None:
             raise OSError(28, os.strerror(28))
 
         monkeypatch.setattr(os, "posix_fallocate", no_space)
@@ -822,9 +889,16 @@ class TestAnswersThatLie:
         ],
         ids=["long", "late", "short", "another shard", "no header", "another's header"],
     )
-    def test_values_that_do_not_fit(self, servers, monkeypatch, headers, chunks, said):
+    def test_values_that_do_not_fit(
+        self,
+        servers: ShardServers,
+        monkeypatch: pytest.MonkeyPatch,
+        headers: list[int],
+        chunks: Sequence[Chunk],
+        said: str,
+    ) -> None:
         @contextmanager
-        def lies(answers, **_):
+        def lies(_pull: PendingPull, _step: int, **_: Any) -> Iterator[Iterator[tuple[list[Buffer], int]]]:
             yield iter([(encode_values([header_pb2.ShardHeader(shard=shard) for shard in headers], chunks), 0)])
 
         with servers.worker("a") as worker:
@@ -838,7 +912,9 @@ class TestAnswersThatLie:
     @pytest.mark.parametrize(
         ("kind", "payload"), [(Frame.PULL, b""), (Frame.END, b""), (Frame.VALUES, b""), (Frame.PUSHED, b"\xff")]
     )
-    def test_an_answer_to_a_push_that_is_none(self, servers, monkeypatch, kind, payload):
+    def test_an_answer_to_a_push_that_is_none(
+        self, servers: ShardServers, monkeypatch: pytest.MonkeyPatch, kind: Frame, payload: bytes
+    ) -> None:
         with servers.worker("a") as worker:
             with monkeypatch.context() as lying:
                 reply_kind = lambda calls, reply: calls._lane.send(kind, [payload])  # noqa: E731
@@ -852,24 +928,24 @@ class TestAnswersThatLie:
 class TestLanesThatBreak:
     """A call is repeated, and counts once, wherever its lane broke."""
 
-    def breaking(self, monkeypatch, kind, at):
+    def breaking(self, monkeypatch: pytest.MonkeyPatch, kind: Frame, at: int) -> list[Any]:
         """Servers' lanes break instead of sending the frame of a kind that comes after so many others."""
         send, stream = Lane.send, Lane.stream
         seen = []
 
-        def note(lane, sent):
+        def note(lane: Lane, sent: Frame) -> None:
             if sent is kind:
                 seen.append(sent)
                 if len(seen) == at + 1:
                     lane.close()
                     raise errors.Unreachable("broken by the test")
 
-        def sends(lane, sent, pieces=(), **options):
+        def sends(lane: Lane, sent: Frame, pieces: Sequence[bytearray | bytes] = (), **options: Any) -> None:
             note(lane, sent)
             return send(lane, sent, pieces, **options)
 
-        def streams(lane, sent, payloads, **options):
-            def noted():
+        def streams(lane: Lane, sent: Frame, payloads: Iterator[Any], **options: Any) -> None:
+            def noted() -> Iterator[list[bytearray | memoryview]]:
                 for pieces in payloads:
                     note(lane, sent)
                     yield pieces
@@ -883,7 +959,9 @@ class TestLanesThatBreak:
 
     @TRANSPORTS
     @pytest.mark.parametrize("at", range(4))
-    def test_a_push_that_was_not_answered_counts_once(self, monkeypatch, transport, at):
+    def test_a_push_that_was_not_answered_counts_once(
+        self, monkeypatch: pytest.MonkeyPatch, transport: str, at: int
+    ) -> None:
         """To two servers: the answers to the first phase and to the second get lost in turn."""
         use(transport, monkeypatch)
         variables = {"w": Variable((100,), partitioner=partitioners.FixedShards(2))}
@@ -896,7 +974,9 @@ class TestLanesThatBreak:
             np.testing.assert_array_equal(worker.pull()["w"], before - np.float32(1))
 
     @TRANSPORTS
-    def test_a_push_in_one_phase_that_was_not_answered_counts_once(self, monkeypatch, transport):
+    def test_a_push_in_one_phase_that_was_not_answered_counts_once(
+        self, monkeypatch: pytest.MonkeyPatch, transport: str
+    ) -> None:
         use(transport, monkeypatch)
         with trained(VARIABLES) as servers, servers.worker("a") as worker:
             before = worker.pull()["w"].copy()
@@ -908,7 +988,9 @@ class TestLanesThatBreak:
 
     @TRANSPORTS
     @pytest.mark.parametrize("at", range(3))
-    def test_a_pull_that_breaks_off_begins_again(self, monkeypatch, transport, at):
+    def test_a_pull_that_breaks_off_begins_again(
+        self, monkeypatch: pytest.MonkeyPatch, transport: str, at: int
+    ) -> None:
         use(transport, monkeypatch)
         variables = {"w": Variable((700_000,), initializer=initializers.Uniform(-1, 1))}  # 3 chunks
         with trained(variables) as servers, servers.worker("a") as worker:
@@ -918,7 +1000,7 @@ class TestLanesThatBreak:
             assert transport == "shared memory" or len(seen) > at
 
     @pytest.mark.parametrize("after", [0, 1, 8, 9, 2000, 4000])
-    def test_a_push_that_breaks_off_on_its_way_counts_once(self, after):
+    def test_a_push_that_breaks_off_on_its_way_counts_once(self, after: int) -> None:
         """Something between the two forwards so many bytes of the push, and hangs up."""
         with trained(VARIABLES) as servers, servers.worker("a") as worker:
             before = worker.pull()["w"].copy()
@@ -928,14 +1010,14 @@ class TestLanesThatBreak:
                 servers.lanes[0].offer.address = between
                 try:
                     push = worker.prepare(ONES, None, 1.0)
-                    push.payload_for(worker._servers.connections[0])  # opens the lane for pushes
+                    push.payload_for(worker.servers.connections[0])  # opens the lane for pushes
                 finally:
                     servers.lanes[0].offer.address = address
                 assert worker.send(push).outcome == "accepted"
             assert servers.versions() == [2]
             np.testing.assert_array_equal(worker.pull()["w"], before - np.float32(1))
 
-    def test_a_worker_that_leaves_while_its_pull_waits_is_forgotten(self):
+    def test_a_worker_that_leaves_while_its_pull_waits_is_forgotten(self) -> None:
         with two_in_step() as (servers, a, b):
             a.push(ONES)
             with servers.lane() as lane:
@@ -947,7 +1029,7 @@ class TestLanesThatBreak:
             assert b.push(ONES).outcome == "accepted"
             np.testing.assert_array_equal(a.pull()["w"], VARIABLES["w"] - 1)
 
-    def test_a_worker_that_speaks_while_its_pull_waits_is_let_go(self):
+    def test_a_worker_that_speaks_while_its_pull_waits_is_let_go(self) -> None:
         with two_in_step() as (servers, a, b):
             a.push(ONES)
             with servers.lane() as lane:
@@ -959,23 +1041,23 @@ class TestLanesThatBreak:
             wait_until(lambda: servers.waiting() == 0)
             assert b.push(ONES).outcome == "accepted"
 
-    def test_an_answer_that_comes_when_its_lane_is_over_goes_nowhere(self, monkeypatch):
+    def test_an_answer_that_comes_when_its_lane_is_over_goes_nowhere(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Another worker's push has let the pull through, and tells it only after its lane has ended."""
         with two_in_step() as (servers, a, b):
             a.push(ONES)
             about_to_answer, go_on = threading.Event(), threading.Event()
-            answered = lane_endpoint.PendingPull.answered
+            answered = PendingPull.answer
 
-            def late(pull, answer):
+            def late(pull: PendingPull, step: int) -> None:
                 about_to_answer.set()
                 assert go_on.wait(20)
-                answered(pull, answer)
+                answered(pull, step)
 
             with ThreadPoolExecutor(1) as pool:
                 with servers.lane() as lane:
                     lane.send(Frame.PULL, pull_request().SerializeToString())
                     wait_until(lambda: servers.waiting() == 1)
-                    monkeypatch.setattr(lane_endpoint.PendingPull, "answered", late)
+                    monkeypatch.setattr(PendingPull, "answer", late)
                     pushed = pool.submit(b.push, ONES)
                     assert about_to_answer.wait(20)
                     open_lanes = servers.open_lanes
@@ -990,7 +1072,7 @@ class TestLanesThatBreak:
 
 
 @contextmanager
-def two_in_step():
+def two_in_step() -> Iterator[tuple[ShardServers, ParameterClient, ParameterClient]]:
     """A server, and two workers whose steps it keeps together."""
     with (
         ShardServers(VARIABLES, shards=1, mode=consistency.Synchronous()) as servers,
@@ -1000,18 +1082,18 @@ def two_in_step():
         yield servers, a, b
 
 
-def use(transport, monkeypatch):
+def use(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_TRANSPORT", "auto" if transport == "shared memory" else transport)
     if transport == "shared memory":
         monkeypatch.setattr(_shared_memory, "_SHARED_FROM_BYTES", 0)
 
 
 @contextmanager
-def proxy(address, client_bytes):
+def proxy(address: str, client_bytes: int) -> Iterator[str]:
     """A place in between that forwards one connection, until its client has sent so many bytes."""
     listener = socket.create_server(("127.0.0.1", 0))
 
-    def forward():
+    def forward() -> None:
         with listener.accept()[0] as client, socket.create_connection(_rpc.parse_address(address)) as server:
             back = threading.Thread(target=pipe, args=(server, client, 1 << 60))
             back.start()
@@ -1030,7 +1112,7 @@ def proxy(address, client_bytes):
         listener.close()
 
 
-def pipe(source, target, most):
+def pipe(source: socket.socket, target: socket.socket, most: int) -> None:
     try:
         while most and (part := source.recv(min(most, 1 << 16))):
             target.sendall(part)
@@ -1041,7 +1123,7 @@ def pipe(source, target, most):
 
 @pytest.mark.usefixtures("impatient")
 class TestStalls:
-    def test_a_worker_that_reads_slowly_gets_what_it_began_with(self):
+    def test_slow_reader_gets_the_version_it_started_with(self) -> None:
         with trained(BIG) as servers, servers.worker("b") as b:
             servers.admit("a")
             with servers.lane() as lane:
@@ -1049,7 +1131,7 @@ class TestStalls:
                 lane.send(Frame.PULL, pull_request().SerializeToString())
                 wait_until(lambda: servers.sample("shoal_server_sent_bytes_total") > sent, what="its first bytes")
                 assert b.push({"big": np.ones(4 << 20, np.float32)}).outcome == "accepted"
-                kinds = {}
+                kinds: dict[Frame, int] = {}
                 while Frame.END not in kinds:
                     kind, payload = lane.receive()
                     kinds[kind] = kinds.get(kind, 0) + 1
@@ -1058,7 +1140,7 @@ class TestStalls:
                 assert kinds[Frame.VALUES] == 16
             assert (b.pull()["big"] == -1).all()
 
-    def test_a_worker_that_stops_reading_a_pull_is_let_go(self):
+    def test_a_worker_that_stops_reading_a_pull_is_let_go(self) -> None:
         with trained(BIG) as servers:
             servers.admit("a")
             with servers.lane() as lane:
@@ -1071,7 +1153,7 @@ class TestStalls:
                 assert taken
             wait_until(lambda: lane_threads() == 2, what="its thread's end")
 
-    def test_a_worker_that_stops_in_the_middle_of_a_push_is_let_go(self, servers):
+    def test_a_worker_that_stops_in_the_middle_of_a_push_is_let_go(self, servers: ShardServers) -> None:
         servers.admit("a")
         first, *_ = push_messages()
         with servers.lane() as lane:
@@ -1082,7 +1164,7 @@ class TestStalls:
         assert servers.versions() == [1]
 
     @pytest.mark.parametrize("sent", [1, 8, 1000])
-    def test_a_worker_that_stops_in_the_middle_of_a_frame_is_let_go(self, servers, sent):
+    def test_a_worker_that_stops_in_the_middle_of_a_frame_is_let_go(self, servers: ShardServers, sent: int) -> None:
         servers.admit("a")
         with connected(servers) as connection:
             connection.sendall(frame(Frame.HELLO, hello(servers)))
@@ -1091,13 +1173,13 @@ class TestStalls:
             assert said_until_closed(connection) == b""
         assert servers.versions() == [1]
 
-    def test_a_worker_that_is_silent_between_calls_is_kept(self, servers):
+    def test_a_worker_that_is_silent_between_calls_is_kept(self, servers: ShardServers) -> None:
         servers.admit("a")
         with servers.lane() as lane:
             outlast_a_stall(servers)
             assert lane.pull(pull_request())
 
-    def test_a_pull_that_waits_for_others_is_kept(self):
+    def test_a_pull_that_waits_for_others_is_kept(self) -> None:
         with two_in_step() as (servers, a, b), servers.lane() as lane:
             a.push(ONES)
             lane.send(Frame.PULL, pull_request().SerializeToString())
@@ -1108,12 +1190,12 @@ class TestStalls:
             assert lane.receive()[0] is Frame.VALUES
 
 
-def outlast_a_stall(servers):
+def outlast_a_stall(servers: ShardServers) -> None:
     """Returns once the server has let somebody go who stalled, from now on."""
     with connected(servers) as connection:
         connection.sendall(frame(Frame.HELLO, hello(servers)) + b"\3")
         assert said_until_closed(connection)[0] == Frame.WELCOME
 
 
-def lane_threads():
+def lane_threads() -> int:
     return sum(thread.name == "lane" for thread in threading.enumerate())

@@ -5,8 +5,9 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -52,13 +53,13 @@ def rig() -> Iterator[Rig]:
 
 
 @pytest.fixture(scope="module")
-def page(rig) -> Iterator[httpx.Client]:
+def page(rig: Rig) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=rig.process.page, timeout=10) as page:
         yield page
 
 
 @pytest.fixture
-def alone(tmp_path) -> Iterator[tuple[Rig, httpx.Client]]:
+def alone(tmp_path: Path) -> Iterator[tuple[Rig, httpx.Client]]:
     """A page that a test has to itself, of a cluster with a folder of checkpoints."""
     (tmp_path / "checkpoints").mkdir()
     with (
@@ -69,7 +70,7 @@ def alone(tmp_path) -> Iterator[tuple[Rig, httpx.Client]]:
 
 
 @pytest.fixture(scope="module")
-def trained(rig) -> str:
+def trained(rig: Rig) -> str:
     """The name of a job that runs, of which everything has happened."""
     rig.run(job("trained", workers=1, settings={"hidden": 8}), "w0")
     rig.job("Lease", job="trained", worker="w0")
@@ -84,7 +85,7 @@ def connected(rig: Rig) -> socket.socket:
     return raw
 
 
-def report(rig, name, *, step, worker="w0", **fields):
+def report(rig: Rig, name: str, *, step: int, worker: str = "w0", **fields: Any) -> None:
     rig.job("Report", job=name, worker=worker, step=step, accepted=step, samples=8 * step, **fields)
 
 
@@ -123,7 +124,7 @@ def events_in(stream: list[JsonField]) -> list[dict[str, Any]]:
 
 
 class TestWhatItSays:
-    def test_the_cluster(self, page):
+    def test_the_cluster(self, page: httpx.Client) -> None:
         cluster = page.get("/api/cluster").json()
         by_name = {member["member"]: member for member in cluster["members"]}
         assert {"s0", "s1", "w0", "w1"} <= set(by_name)
@@ -131,19 +132,19 @@ class TestWhatItSays:
         assert by_name["s0"]["load"]["updates"] == 0
         assert (cluster["heartbeat_interval_s"], cluster["read_only"]) == (0.1, False)
 
-    def test_jobs(self, page, trained):
+    def test_jobs(self, page: httpx.Client, trained: str) -> None:
         [found] = [job for job in page.get("/api/jobs").json()["jobs"] if job["name"] == trained]
         one = page.get(f"/api/jobs/{trained}").json()
         assert {"label": "Optimizer", "value": "sgd"} in one.pop("specification"), "which the page of one job shows"
         assert found == {**one, "progress": found["progress"]}
         assert (found["state"], found["settings"]) == ("running", {"hidden": 8})
 
-    def test_data(self, page, trained):
+    def test_data(self, page: httpx.Client, trained: str) -> None:
         data = page.get(f"/api/jobs/{trained}/data").json()
         assert (data["name"], data["samples"], data["held"][0]["worker"]) == (trained, 64, "w0")
         assert data["in_progress"][0]["leased"] == data["total"]["leased"] > 0
 
-    def test_timings(self, alone):
+    def test_timings(self, alone: tuple[Rig, httpx.Client]) -> None:
         rig, page = alone
         rig.run(job("timed", workers=1), "w0")
         timing = StepTiming(7, 1.5, compute=0.25)
@@ -155,10 +156,12 @@ class TestWhatItSays:
         assert (step["step"], step["began"], step["compute"], step["pull"], step["own"]) == (7, 1.5, 0.25, 0.0, 0.25)
         assert timings["staleness"] == {"0": 2, "3": 1}
 
-    def test_staleness_as_the_coordinator_counts_it(self, page, trained):
+    def test_staleness_as_the_coordinator_counts_it(self, page: httpx.Client, trained: str) -> None:
         assert page.get(f"/api/jobs/{trained}/timings").json()["staleness"] == {"0": 2, "3": 1}
 
-    def test_checkpoints_newest_first_with_the_best_and_the_damaged(self, alone, tmp_path):
+    def test_checkpoints_newest_first_with_the_best_and_the_damaged(
+        self, alone: tuple[Rig, httpx.Client], tmp_path: Path
+    ) -> None:
         rig, page = alone
         rig.submit(job("a", workers=1))
         catalogue = Catalogue(LocalStorage(tmp_path / "checkpoints"))
@@ -179,21 +182,21 @@ class TestWhatItSays:
         assert told == [second, first], "as the command line says it, but for the variables"
         assert answer["folder"].endswith("checkpoints")
 
-    def test_a_cluster_without_a_folder_has_no_checkpoints(self, page, trained):
+    def test_a_cluster_without_a_folder_has_no_checkpoints(self, page: httpx.Client, trained: str) -> None:
         answer = page.get(f"/api/jobs/{trained}/checkpoints").json()
         assert answer == {"name": trained, "folder": "", "checkpoints": []}
 
-    def test_health(self, page):
+    def test_health(self, page: httpx.Client) -> None:
         answer = page.get("/healthz")
         assert (answer.status_code, answer.text) == (200, "ok\n")
 
-    def test_a_loss_that_is_no_number_is_null(self, alone):
+    def test_a_loss_that_is_no_number_is_null(self, alone: tuple[Rig, httpx.Client]) -> None:
         rig, page = alone
         rig.run(job("a", workers=1), "w0")
         report(rig, "a", step=1, values={"loss": float("nan")})
         assert page.get("/api/jobs/a").json()["progress"]["loss"] is None
 
-    def test_unknown_jobs(self, page):
+    def test_unknown_jobs(self, page: httpx.Client) -> None:
         for what in ("", "/data", "/timings", "/checkpoints", "/events"):
             answer = page.get(f"/api/jobs/nobody{what}")
             assert (answer.status_code, answer.json()["code"]) == (404, "UNKNOWN_JOB")
@@ -202,13 +205,13 @@ class TestWhatItSays:
         assert answer.status_code == 404, "the page is told that there is none"
         assert "app.js" in answer.text, "and shows it"
 
-    def test_pages_of_jobs_and_of_nothing(self, page, trained):
+    def test_pages_of_jobs_and_of_nothing(self, page: httpx.Client, trained: str) -> None:
         assert page.get(f"/jobs/{trained}").status_code == page.get("/").status_code == 200
         assert "app.js" in page.get("/no/such").text
         assert page.get("/api/no/such").json()["code"] == "NOT_FOUND"
         assert page.get(f"/api/jobs/{trained}/cancel").status_code == 405, "nothing changes by GET"
 
-    def test_every_file_of_the_page(self, page):
+    def test_every_file_of_the_page(self, page: httpx.Client) -> None:
         files = [path for path in STATIC.rglob("*") if path.suffix in {".js", ".css", ".svg"}]
         assert len(files) > 15
         for path in files:
@@ -220,7 +223,7 @@ class TestWhatItSays:
     @pytest.mark.parametrize(
         "path", ["/static/../app.py", "/static/%2e%2e/app.py", "/static/..%2fapp.py", "/static//etc/passwd"]
     )
-    def test_files_elsewhere_are_not_shown(self, rig, path):
+    def test_files_elsewhere_are_not_shown(self, rig: Rig, path: str) -> None:
         """As they are written here: a client would take `..` out before it asks."""
         with connected(rig) as raw:
             raw.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
@@ -229,7 +232,7 @@ class TestWhatItSays:
         assert b"make_app" not in answer
         assert b"root:" not in answer
 
-    def test_a_folder_that_hangs_is_said_in_time(self, monkeypatch, tmp_path):
+    def test_a_folder_that_hangs_is_said_in_time(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         hangs = threading.Event()
         monkeypatch.setattr("shoal_coordinator.page.app._ANSWER_S", 0.5)
         monkeypatch.setattr(Catalogue, "numbers", lambda self, name: hangs.wait(20) and [])
@@ -243,7 +246,9 @@ class TestWhatItSays:
         assert (answer.status_code, answer.json()["code"]) == (504, "DEADLINE_EXCEEDED")
         assert "the checkpoint storage did not answer" in answer.json()["message"]
 
-    def test_a_defect_is_told_and_logged(self, page, trained, monkeypatch):
+    def test_defect_is_reported_and_logged(
+        self, page: httpx.Client, trained: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(JobMachine, "data", lambda self: 1 / 0)
         with capture_logs() as logs:
             answer = page.get(f"/api/jobs/{trained}/data")
@@ -254,7 +259,9 @@ class TestWhatItSays:
         assert logged["path"].endswith("/data")
         assert isinstance(logged["exc_info"], ZeroDivisionError)
 
-    def test_counts_are_of_all_though_few_are_shown(self, alone, monkeypatch):
+    def test_counts_are_of_all_though_few_are_shown(
+        self, alone: tuple[Rig, httpx.Client], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         rig, _ = alone
         for name in ("MAX_JOBS", "MAX_MEMBERS"):
             monkeypatch.setattr(f"shoal_coordinator.page.reader.{name}", 1)
@@ -262,6 +269,7 @@ class TestWhatItSays:
         rig.submit(job("b", workers=9))
         rig.submit(job("c"))
         rig.job("Cancel", job="c")
+        assert rig.process._page
         overview = json.loads(rig.process._page._reader.overview().text)
         assert (len(overview["jobs"]), len(overview["cluster"]["members"])) == (1, 1)
         assert overview["cluster"]["counts"] == {
@@ -273,7 +281,7 @@ class TestWhatItSays:
 
 
 class TestStreams:
-    def test_the_cluster_as_it_changes(self, alone):
+    def test_the_cluster_as_it_changes(self, alone: tuple[Rig, httpx.Client]) -> None:
         rig, page = alone
         with page.stream("GET", "/api/events") as response:
             assert response.headers["content-type"].startswith("text/event-stream")
@@ -292,16 +300,21 @@ class TestStreams:
             assert states[-1] == "late", "that it is silent is news before it is declared dead"
             assert w1["state"] == "dead"
 
-    def test_a_cluster_in_which_nothing_happens_is_told_once(self, alone):
-        reader = alone[0].process._page._reader
+    def test_unchanged_cluster_is_sent_once(self, alone: tuple[Rig, httpx.Client]) -> None:
+        page = alone[0].process._page
+        assert page
+        reader = page._reader
         wait_until(lambda: b'"rates":{' in reader.overview().text, what="two heartbeats a second apart")
         assert reader.overview().key == reader.overview().key
 
-    def test_rates_fall_to_0_when_the_load_ends(self, alone):
+    def test_rates_fall_to_0_when_the_load_ends(self, alone: tuple[Rig, httpx.Client]) -> None:
         rig, page = alone
 
         def rates() -> dict[str, float] | None:
-            return {it["member"]: it for it in next(stream)[2]["cluster"]["members"]}["s0"]["rates"]
+            found: dict[str, float] | None = {it["member"]: it for it in next(stream)[2]["cluster"]["members"]}["s0"][
+                "rates"
+            ]
+            return found
 
         with page.stream("GET", "/api/events") as response:
             stream = told(response)
@@ -311,12 +324,17 @@ class TestStreams:
                 if not any(found.values()):
                     break
 
-    def test_a_job_in_which_nothing_happens_is_told_once(self, monkeypatch):
+    def test_unchanged_job_is_sent_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Though its workers' last heartbeats are others whenever one looks."""
         monkeypatch.setattr("shoal_coordinator.page.reader._LATE_BY_CHANCE_S", 60.0)  # a busy machine is no news here
         looks: list[None] = []
         look = Reader.overview
-        monkeypatch.setattr(Reader, "overview", lambda self: looks.append(None) or look(self))
+
+        def counted(reader: Reader) -> Any:
+            looks.append(None)
+            return look(reader)
+
+        monkeypatch.setattr(Reader, "overview", counted)
         with running() as rig:
             rig.run(job("a", workers=1), "w0")
             with httpx.stream("GET", f"{rig.process.page}/api/jobs/a/events", timeout=10) as response:
@@ -327,7 +345,7 @@ class TestStreams:
                 report(rig, "a", step=1, log=["hello"])
                 assert [kind for kind, _, _ in until(stream, "events")] == ["events"]
 
-    def test_a_job_from_its_beginning_to_its_end(self, alone):
+    def test_a_job_from_its_beginning_to_its_end(self, alone: tuple[Rig, httpx.Client]) -> None:
         rig, page = alone
         rig.run(job("a", workers=1), "w0")
         report(rig, "a", step=1, values={"loss": 0.5}, log=[HOSTILE])
@@ -347,7 +365,7 @@ class TestStreams:
             assert until(stream, "end")[-2][2]["job"]["state"] == "cancelled"
             assert list(stream) == []
 
-    def test_it_goes_on_where_it_was(self, alone):
+    def test_it_goes_on_where_it_was(self, alone: tuple[Rig, httpx.Client]) -> None:
         rig, page = alone
         rig.run(job("a", workers=1), "w0")
         report(rig, "a", step=1, values={"loss": 0.5})
@@ -360,7 +378,7 @@ class TestStreams:
         assert [event["step"] for event in events_in(again)] == [2], "each event once"
 
     @pytest.mark.parametrize("mark", ["1-5", "x", "9" * 99, "7"], ids=["another job's", "text", "long", "short"])
-    def test_a_mark_of_something_else_is_told_all(self, alone, mark):
+    def test_foreign_event_position_gets_all_events(self, alone: tuple[Rig, httpx.Client], mark: str) -> None:
         rig, page = alone
         rig.submit(job("a"))
         with page.stream("GET", "/api/jobs/a/events", headers={"last-event-id": mark}) as response:
@@ -368,7 +386,9 @@ class TestStreams:
         assert begun[0][2] == {"fresh": True}
         assert events_in(begun)[0]["sequence"] == 1
 
-    def test_a_defect_ends_a_stream_and_is_told(self, alone, monkeypatch):
+    def test_defect_ends_a_stream_and_is_reported(
+        self, alone: tuple[Rig, httpx.Client], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         rig, page = alone
         rig.submit(job("a"))
         with capture_logs() as logs, page.stream("GET", "/api/jobs/a/events") as response:
@@ -380,16 +400,16 @@ class TestStreams:
         assert "division" not in failure["message"]
         assert [it["event"] for it in logs if it["log_level"] == "error"] == ["a stream of the page has failed"]
 
-    def test_a_job_that_is_dropped_meanwhile(self, alone):
+    def test_a_job_that_is_dropped_meanwhile(self, alone: tuple[Rig, httpx.Client]) -> None:
         rig, page = alone
         rig.submit(job("a"))
         with page.stream("GET", "/api/jobs/a/events") as response:
             stream = told(response)
             until(stream, "job")
-            rig.process._coordinator._machine._jobs.remove(rig.process._coordinator._machine.job("a"))
+            rig.process.coordinator._machine._jobs.remove(rig.process.coordinator._machine.job("a"))
             assert until(stream, "failure")[-1][2]["code"] == "UNKNOWN_JOB"
 
-    def test_a_bound_on_those_who_watch(self, alone):
+    def test_number_of_watchers_is_limited(self, alone: tuple[Rig, httpx.Client]) -> None:
         rig, page = alone
         rig.submit(job("a"))
         with page.stream("GET", "/api/events") as one, page.stream("GET", "/api/jobs/a/events") as two:
@@ -408,7 +428,7 @@ class TestStreams:
 
         wait_until(room, what="the end of a stream whose page is closed")
 
-    def test_the_end_of_the_coordinator_ends_streams_at_once(self):
+    def test_the_end_of_the_coordinator_ends_streams_at_once(self) -> None:
         with running() as rig, httpx.stream("GET", f"{rig.process.page}/api/events", timeout=10) as response:
             stream = told(response)
             next(stream)
@@ -417,7 +437,7 @@ class TestStreams:
 
 
 class TestActions:
-    def test_cancel(self, alone):
+    def test_cancel(self, alone: tuple[Rig, httpx.Client]) -> None:
         rig, page = alone
         rig.submit(job("a"))
         answer = page.post("/api/jobs/a/cancel", json={}, headers=ACTION)
@@ -425,12 +445,12 @@ class TestActions:
         assert answer.json()["state"] == "cancelled"
         assert rig.state("a").value == "cancelled"
 
-    def test_checkpoint(self, alone):
+    def test_checkpoint(self, alone: tuple[Rig, httpx.Client]) -> None:
         rig, page = alone
         rig.run(job("a", workers=1), "w0")
         assert page.post("/api/jobs/a/checkpoint", json={}, headers=ACTION).json()["attempt"] == 1
 
-    def test_what_the_cluster_refuses(self, page, trained):
+    def test_refusal_of_the_cluster_is_passed_on(self, page: httpx.Client, trained: str) -> None:
         answer = page.post(f"/api/jobs/{trained}/checkpoint", json={}, headers=ACTION)
         assert answer.status_code == 503
         assert "no checkpoint storage" in answer.json()["message"]
@@ -450,14 +470,16 @@ class TestActions:
             ({**ACTION, "content-type": "application/x-www-form-urlencoded"}, "application/json"),
         ],
     )
-    def test_other_sites_do_nothing(self, rig, page, trained, headers, reason):
+    def test_other_sites_do_nothing(
+        self, rig: Rig, page: httpx.Client, trained: str, headers: Mapping[str, str], reason: str
+    ) -> None:
         headers = {"content-type": "application/json", **headers}
         answer = page.post(f"/api/jobs/{trained}/cancel", content="{}", headers=headers)
         assert answer.status_code in {400, 403}
         assert reason in answer.json()["message"]
         assert rig.state(trained).value == "running"
 
-    def test_its_own_origin_will_do(self, alone):
+    def test_its_own_origin_will_do(self, alone: tuple[Rig, httpx.Client]) -> None:
         rig, page = alone
         rig.submit(job("a"))
         headers = {"x-shoal-page": "1", "origin": rig.process.page}
@@ -467,14 +489,16 @@ class TestActions:
         ("body", "status"),
         [(b"", 400), (b"{", 400), (b"[]", 400), (b'{"force":true}', 400), (b"[" * 4000, 400), (b" " * 9000, 413)],
     )
-    def test_a_body_that_makes_no_sense(self, rig, page, trained, body, status):
+    def test_a_body_that_makes_no_sense(
+        self, rig: Rig, page: httpx.Client, trained: str, body: bytes, status: int
+    ) -> None:
         headers = {"content-type": "application/json", **ACTION}
         answer = page.post(f"/api/jobs/{trained}/cancel", content=body, headers=headers)
         assert answer.status_code == status
         assert "send {}" in answer.json()["message"]
         assert rig.state(trained).value == "running"
 
-    def test_a_page_for_reading_alone(self):
+    def test_a_page_for_reading_alone(self) -> None:
         with running(page_read_only=True) as rig:
             rig.submit(job("a"))
             answer = httpx.post(f"{rig.process.page}/api/jobs/a/cancel", json={}, headers=ACTION)
@@ -485,7 +509,7 @@ class TestActions:
 
 class TestSafety:
     @pytest.mark.parametrize("path", ["/", "/static/app.js", "/api/cluster", "/api/nothing", "/healthz"])
-    def test_headers_of_every_answer(self, page, path):
+    def test_headers_of_every_answer(self, page: httpx.Client, path: str) -> None:
         headers = page.get(path).headers
         policy = headers["content-security-policy"]
         assert "default-src 'self'" in policy
@@ -497,7 +521,7 @@ class TestSafety:
         assert headers["cache-control"] == ("no-store" if path.startswith(("/api", "/healthz")) else "no-cache")
         assert "access-control-allow-origin" not in headers
 
-    def test_a_name_that_leads_here_is_not_enough(self, page):
+    def test_a_name_that_leads_here_is_not_enough(self, page: httpx.Client) -> None:
         for host in ("evil.example", "evil.example:7080", "127.0.0.1.evil.example", "10.0.0.1", ""):
             answer = page.get("/api/cluster", headers={"host": host})
             assert answer.status_code in {400, 403}, host
@@ -505,17 +529,17 @@ class TestSafety:
         for host in ("localhost:9999", "127.0.0.1", "[::1]:80", "shoal.localhost"):
             assert page.get("/api/cluster", headers={"host": host}).status_code == 200
 
-    def test_names_that_were_given(self):
+    def test_names_that_were_given(self) -> None:
         with running(page_hosts=("Watch.example",)) as rig:
             answer = httpx.get(f"{rig.process.page}/api/cluster", headers={"host": "watch.example:443"})
             assert answer.status_code == 200
 
-    def test_other_sites_cannot_ask(self, page):
+    def test_other_sites_cannot_ask(self, page: httpx.Client) -> None:
         for site in ("cross-site", "same-site"):
             assert page.get("/api/cluster", headers={"sec-fetch-site": site}).status_code == 403
         assert page.get("/", headers={"sec-fetch-site": "cross-site"}).status_code == 200, "a link leads here"
 
-    def test_no_html_is_made_of_text(self):
+    def test_no_html_is_made_of_text(self) -> None:
         """Neither a string nor markup reaches the DOM as HTML: the policy above has browsers refuse it as well."""
         for path in STATIC.glob("*.js"):
             text = path.read_text()
@@ -527,37 +551,37 @@ class TestSafety:
         assert "<style" not in shell
         assert shell.count("<script") == shell.count('src="/static/app.js"') == 1
 
-    def test_nothing_comes_from_elsewhere(self):
+    def test_nothing_comes_from_elsewhere(self) -> None:
         for path in [*STATIC.glob("*.js"), *STATIC.glob("*.css"), STATIC / "index.html"]:
             assert not re.search(r"""https?:|["'(]//""", path.read_text()), path
 
 
 class TestItsPort:
-    def test_it_is_in_use(self):
+    def test_it_is_in_use(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             address = f"127.0.0.1:{taken.getsockname()[1]}"
             config = CoordinatorConfig(listen="127.0.0.1:0", page_listen=address)
             with pytest.raises(errors.PortInUse, match=f"cannot serve the page on {address}"):
                 start_coordinator(config, prometheus_client.CollectorRegistry())
 
-    def test_there_is_none_unless_it_is_wanted(self):
+    def test_there_is_none_unless_it_is_wanted(self) -> None:
         process = start_coordinator(CoordinatorConfig(listen="127.0.0.1:0"), prometheus_client.CollectorRegistry())
         try:
             assert process.page == ""
         finally:
             process.stop()
 
-    def test_it_is_free_again(self):
+    def test_it_is_free_again(self) -> None:
         with running() as rig:
             host, port = rig.process.page.removeprefix("http://").split(":")
         socket.create_server((host, int(port))).close()
 
-    def test_who_says_nothing_is_sent_away(self, monkeypatch):
+    def test_silent_client_is_disconnected(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("shoal_coordinator.page.server._PATIENCE_S", 0.1)
         with running() as rig, connected(rig) as silent:
             assert silent.recv(1) == b""
 
-    def test_who_begins_a_second_request_and_does_not_end_it_is_sent_away(self, monkeypatch):
+    def test_client_with_unfinished_second_request_is_disconnected(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("shoal_coordinator.page.server._PATIENCE_S", 0.5)
         with running() as rig, connected(rig) as slow:
             first = time.monotonic()
@@ -570,7 +594,7 @@ class TestItsPort:
             slow.sendall(b"G")
             assert slow.recv(4096) == b""
 
-    def test_who_waits_for_what_was_asked_is_not(self, monkeypatch):
+    def test_client_that_waits_for_an_answer_is_not_disconnected(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("shoal_coordinator.page.server._PATIENCE_S", 0.2)
         with running() as rig, httpx.stream("GET", f"{rig.process.page}/api/events", timeout=10) as response:
             stream = told(response)
@@ -578,7 +602,7 @@ class TestItsPort:
                 next(stream)
                 rig.submit(job(f"a{number}"))
 
-    def test_a_bound_on_connections(self, monkeypatch):
+    def test_a_bound_on_connections(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("shoal_coordinator.page.server._CONNECTIONS", 1)
         with running() as rig, httpx.Client(base_url=rig.process.page, timeout=10) as first:
             with first.stream("GET", "/api/events") as response:

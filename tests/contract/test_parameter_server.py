@@ -6,18 +6,22 @@ By gRPC, by lanes over TCP and with shared memory: the same on each. What only l
 import itertools
 import random
 import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import grpc
 import ml_dtypes
 import numpy as np
 import pytest
+from numpy.random import Generator
 from structlog.testing import capture_logs
 
 import shoal
 from shoal import _rpc, consistency, errors, initializers, optim, partitioners
-from shoal._training.parameters import Push
+from shoal._training import ParameterClient
+from shoal._training.parameters import Push, PushResult
 from shoal._transport import shared_memory
 from shoal._transport.frames import Frame
 from shoal._wire.layout import Aggregation
@@ -43,7 +47,7 @@ CROSSED = {
 }
 
 
-def gradients(value=1.0):
+def gradients(value: float = 1.0) -> dict[str, np.ndarray]:
     return {
         name: np.full(variable.shape, value, variable.dtype)
         for name, variable in VARIABLES.items()
@@ -52,7 +56,7 @@ def gradients(value=1.0):
 
 
 @pytest.fixture(params=["grpc", "tcp", "shared memory"])
-def transport(request, monkeypatch):
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """How clients get to servers. None takes another way than it should: they would say so in the log."""
     use(request.param, monkeypatch)
     with capture_logs() as logs:
@@ -60,57 +64,63 @@ def transport(request, monkeypatch):
     assert [entry for entry in logs if "no lane" in entry["event"] or "no memory" in entry["event"]] == []
 
 
-def use(transport, monkeypatch):
+def use(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_TRANSPORT", "auto" if transport == "shared memory" else transport)
     if transport == "shared memory":  # of variables however small
         monkeypatch.setattr(shared_memory, "_SHARED_FROM_BYTES", 0)
 
 
 @pytest.fixture(params=[1, 3], ids=["one server", "three servers"])
-def servers(request):
+def servers(request: pytest.FixtureRequest) -> Iterator[ShardServers]:
     with ShardServers(VARIABLES, servers=request.param, shards=5) as servers:
         yield servers
 
 
+Messages = Iterable[bytes | pb.PushRequest]
+RawPush = Callable[[ShardServers, Messages], pb.PushReply]
+
+
 @pytest.fixture(params=["grpc", "lane"])
-def push(request):
+def push(
+    request: pytest.FixtureRequest,
+) -> RawPush:
     """A push that is made by hand, of messages or their bytes, to a job's first server."""
     return push_by_grpc if request.param == "grpc" else push_by_lane
 
 
-def push_by_grpc(servers, messages):
+def push_by_grpc(servers: ShardServers, messages: Messages) -> pb.PushReply:
     address = servers.placement.shards[0].address
     with grpc.insecure_channel(address) as channel, _rpc.as_shoal_errors(address):
         call = channel.stream_unary("/shoal.v1.ParameterServer/Push", encoded, pb.PushReply.FromString)
         return call(iter(messages))
 
 
-def push_by_lane(servers, messages):
+def push_by_lane(servers: ShardServers, messages: Messages) -> pb.PushReply:
     with servers.lane() as lane:
         return lane.push(map(encoded, messages))
 
 
 @pytest.mark.usefixtures("transport")
 class TestTransports:
-    def test_calls_take_the_way_that_they_should(self, servers, transport):
+    def test_calls_take_the_way_that_they_should(self, servers: ShardServers, transport: str) -> None:
         """Or all tests that run once a transport would prove nothing."""
         with servers.worker("a") as worker:
             value = worker.pull()["b"]
-            assert servers.open_lanes == (0 if transport == "grpc" else len(worker._servers.connections))
+            assert servers.open_lanes == (0 if transport == "grpc" else len(worker.servers.connections))
             assert in_shared_memory(value) == (transport == "shared memory")
             loads = [
-                link.prepare(worker._servers.payload(link, CompleteArrays(gradients()), list(Aggregation)), None)
-                for link in worker._servers.connections
+                link.prepare(worker.servers.payload(link, CompleteArrays(gradients()), list(Aggregation)), None)
+                for link in worker.servers.connections
             ]
             assert [bool(load.region) for load in loads] == [transport == "shared memory"] * len(loads)
-            assert servers.open_lanes == (0 if transport == "grpc" else 2 * len(worker._servers.connections))
+            assert servers.open_lanes == (0 if transport == "grpc" else 2 * len(worker.servers.connections))
             worker.push(gradients())
         wait_until(lambda: servers.open_lanes == 0, what="the lanes' end")
 
 
 @pytest.mark.usefixtures("transport")
 class TestValues:
-    def test_initial_values_do_not_depend_on_shards_or_servers(self):
+    def test_initial_values_do_not_depend_on_shards_or_servers(self) -> None:
         with ShardServers(VARIABLES, servers=1, shards=1, seed=7) as one:
             expected = one.values()
         with ShardServers(VARIABLES, servers=3, shards=6, seed=7) as many:
@@ -120,17 +130,17 @@ class TestValues:
             assert values[name].dtype == variable.dtype
         assert values["w"].std() == pytest.approx(1.0, abs=0.3)
 
-    def test_a_push_is_applied_to_every_variable(self, servers):
+    def test_a_push_is_applied_to_every_variable(self, servers: ShardServers) -> None:
         before = servers.values()
         with servers.worker("a") as worker:
             worker.pull()
             result = worker.push(gradients(0.5))
-        assert result == shoal._training.parameters.PushResult("accepted", 0, 1)
+        assert result == PushResult("accepted", 0, 1)
         after = servers.values()
         for name in VARIABLES:
             np.testing.assert_allclose(after[name], before[name] - 0.5, rtol=1e-6)
 
-    def test_given_values_are_assigned_whole(self):
+    def test_given_values_are_assigned_whole(self) -> None:
         given = {"x": np.arange(12.0).reshape(4, 3), "n": np.array(3, np.float32)}
         with ShardServers(given, servers=2, shards=2) as servers:
             values = servers.values()
@@ -143,7 +153,7 @@ class TestValues:
                     client.assign(given)
 
     @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-    def test_half_precision_travels_as_half_and_adds_up_as_float32(self, dtype):
+    def test_half_precision_travels_as_half_and_adds_up_as_float32(self, dtype: type[np.generic]) -> None:
         variables = {"h": Variable((8,), dtype=dtype, initializer=initializers.Ones())}
         with ShardServers(variables, shards=1, optimizer=optim.SGD(2.0**-12)) as servers, servers.worker("a") as worker:
             for _ in range(64):
@@ -153,14 +163,14 @@ class TestValues:
         # Each step alone would vanish in half precision's rounding next to 1; 64 of them do not.
         np.testing.assert_array_equal(value.astype(np.float32), np.float32(1 - 64 * 2.0**-12).astype(dtype))
 
-    def test_variables_larger_than_a_message_travel_in_chunks(self):
+    def test_variables_larger_than_a_message_travel_in_chunks(self) -> None:
         variables = {"big": Variable((3_000_001,), initializer=initializers.Uniform(-1, 1))}
         with ShardServers(variables, shards=1) as servers, servers.worker("a") as worker:
             before = worker.pull()["big"]
             worker.push({"big": before})
             assert not servers.values()["big"].any()
 
-    def test_a_large_variable_is_not_copied_on_its_way_out(self, monkeypatch):
+    def test_a_large_variable_is_not_copied_on_its_way_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Where no update comes in between, a server takes no memory for a pull."""
         variables = {"big": Variable((16 << 20,), initializer=initializers.Ones())}  # 64 MB
         with ShardServers(variables, shards=1) as servers, servers.worker("a") as worker:
@@ -169,7 +179,7 @@ class TestValues:
             assert big.nbytes == 64 << 20
             assert (big == 1).all()
 
-    def test_non_trainable_variables_are_aggregated_as_they_ask(self):
+    def test_non_trainable_variables_are_aggregated_as_they_ask(self) -> None:
         variables = {
             "w": Variable((2,)),
             "mean": Variable((2,), trainable=False, aggregation="mean"),
@@ -190,7 +200,7 @@ class TestValues:
         assert values["count"] == 5
         np.testing.assert_array_equal(values["last"], [4.0, 4.0])
 
-    def test_what_no_update_is_of_does_not_travel(self, monkeypatch):
+    def test_variables_without_updates_are_not_sent(self, monkeypatch: pytest.MonkeyPatch) -> None:
         variables = {
             "w": Variable((2,)),
             "mean": Variable((2,), trainable=False, aggregation="mean"),
@@ -199,9 +209,12 @@ class TestValues:
         }
         arrived = []
         apply = Arena.apply
-        monkeypatch.setattr(
-            Arena, "apply", lambda arena, *given, **more: arrived.append(arena.layout) or apply(arena, *given, **more)
-        )
+
+        def noted(arena: Arena, *given: Any, **more: Any) -> None:
+            arrived.append(arena.layout)
+            apply(arena, *given, **more)
+
+        monkeypatch.setattr(Arena, "apply", noted)
         with ShardServers(variables, servers=2, shards=2) as servers, servers.worker("a") as worker:
             updates = {"mean": np.ones(2, np.float32)}
             worker.push({"w": np.zeros(2, np.float32)}, updates=updates)
@@ -218,7 +231,9 @@ class TestBits:
     STEPS = 5
 
     @pytest.mark.parametrize("wire", [None, "bfloat16"])
-    def test_a_synchronous_run_is_the_same_on_every_transport(self, wire, monkeypatch):
+    def test_a_synchronous_run_is_the_same_on_every_transport(
+        self, wire: str | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         runs = []
         for transport in ("grpc", "tcp", "shared memory"):
             use(transport, monkeypatch)
@@ -227,7 +242,7 @@ class TestBits:
         assert runs[0] == runs[1]
         assert runs[0] == runs[2]
 
-    def run(self, wire, *, reverse):
+    def run(self, wire: str | None, *, reverse: bool) -> list[bytes]:
         """All bits that were ever pulled: of each step, and of the end."""
         random = np.random.default_rng(11)
         variables = self.variables(random)
@@ -252,7 +267,7 @@ class TestBits:
         assert len({*seen}) == self.STEPS + 1  # something happened
         return seen
 
-    def variables(self, random):
+    def variables(self, random: Generator) -> dict[str, Variable]:
         cut = partitioners.FixedShards(3)
         made = {
             dtype: Variable((301, 7), dtype=dtype, initializer=initializers.Normal(), partitioner=cut)
@@ -265,13 +280,13 @@ class TestBits:
             "last": Variable((9,), trainable=False, aggregation="last"),
         }
 
-    def gradients(self, variables, random):
+    def gradients(self, variables: Mapping[str, Variable], random: Generator) -> dict[str, np.ndarray]:
         return self.drawn(variables, random, trainable=True)
 
-    def updates(self, variables, random):
+    def updates(self, variables: Mapping[str, Variable], random: Generator) -> dict[str, np.ndarray]:
         return self.drawn(variables, random, trainable=False)
 
-    def drawn(self, variables, random, *, trainable):
+    def drawn(self, variables: Mapping[str, Variable], random: Generator, *, trainable: bool) -> dict[str, np.ndarray]:
         return {
             name: (10 * random.standard_normal(variable.shape)).astype(variable.dtype)
             for name, variable in variables.items()
@@ -291,7 +306,9 @@ class TestBadGradients:
         ],
         ids=["missing", "unexpected", "shape", "dtype"],
     )
-    def test_a_gradient_of_wrong_name_shape_or_dtype(self, servers, change, message):
+    def test_a_gradient_of_wrong_name_shape_or_dtype(
+        self, servers: ShardServers, change: Callable[..., Any], message: str
+    ) -> None:
         wrong = gradients()
         change(wrong)
         with servers.worker("a") as worker:
@@ -301,13 +318,13 @@ class TestBadGradients:
             assert worker.push(gradients()).outcome == "accepted"
 
     @pytest.mark.parametrize("name", VARIABLES)
-    def test_nan_and_inf_are_rejected_on_every_shard_and_counted(self, servers, name):
+    def test_nan_and_inf_are_rejected_on_every_shard_and_counted(self, servers: ShardServers, name: str) -> None:
         before = servers.values()
         with servers.worker("a") as worker:
             for count, poison in enumerate((np.nan, np.inf, -np.inf), start=1):
                 bad = gradients()
                 bad[name].reshape(-1)[-1] = poison
-                with pytest.raises(errors.NonFiniteGradient, match=f"'{name}' holds {poison}"):
+                with pytest.raises(errors.NonFiniteGradient, match=f"'{name}' contains {poison}"):
                     worker.push(bad)
                 for variable, value in servers.values().items():
                     np.testing.assert_array_equal(value, before[variable])
@@ -315,7 +332,7 @@ class TestBadGradients:
             assert worker.push(gradients()).outcome == "accepted"
         assert set(servers.versions()) == {1}
 
-    def test_a_rejected_step_can_be_skipped(self, servers):
+    def test_a_rejected_step_can_be_skipped(self, servers: ShardServers) -> None:
         with servers.worker("a") as worker:
             with pytest.raises(errors.NonFiniteGradient):
                 worker.push(gradients(np.nan))
@@ -323,14 +340,14 @@ class TestBadGradients:
             assert worker.step == 1
         assert not any(servers.versions())
 
-    def test_an_old_placement_is_refused_and_fetched_again(self, servers):
+    def test_an_old_placement_is_refused_and_fetched_again(self, servers: ShardServers) -> None:
         with servers.worker("a") as worker:
-            worker._servers.placement = worker._servers.placement.__class__(
+            worker.servers.placement = worker.servers.placement.__class__(
                 "job", 0, servers.placement.variables, servers.placement.shards
             )
             assert worker.push(gradients()).outcome == "accepted"
 
-    def test_a_reader_may_not_push(self, servers):
+    def test_a_reader_may_not_push(self, servers: ShardServers) -> None:
         with servers.client() as reader, pytest.raises(errors.Fenced):
             reader.push(gradients())
 
@@ -339,7 +356,7 @@ class TestBadMessages:
     """Made by hand, for no client of ours sends them: by gRPC and over a lane."""
 
     @pytest.fixture
-    def servers(self):
+    def servers(self) -> Iterator[ShardServers]:
         with ShardServers(VARIABLES, shards=5) as servers:
             yield servers
 
@@ -370,7 +387,11 @@ class TestBadMessages:
             "far offset",
         ],
     )
-    def test_chunks_that_do_not_fill_the_arena_exactly(self, push, spoil):
+    def test_chunks_that_do_not_fill_the_arena_exactly(
+        self,
+        push: RawPush,
+        spoil: Callable[..., Any],
+    ) -> None:
         with ShardServers({"w": Variable((400_000,))}, shards=1) as servers, servers.worker("a") as worker:
             layout = servers.placement.shards[0].layout
             arrays = {"w": np.ones(400_000, np.float32)}
@@ -404,7 +425,11 @@ class TestBadMessages:
             "a header past the end",
         ],
     )
-    def test_a_length_that_lies_inside_a_message(self, push, spoil):
+    def test_a_length_that_lies_inside_a_message(
+        self,
+        push: RawPush,
+        spoil: Callable[..., Any],
+    ) -> None:
         with ShardServers({"w": Variable((5,))}, shards=1) as servers, servers.worker("a") as worker:
             chunk = pb.Chunk(data=np.ones(5, np.float32).tobytes()).SerializeToString()
             for messages in ([pb.PushRequest(header=header(servers, "a")), spoil(chunk)], [spoil(chunk)]):
@@ -415,7 +440,11 @@ class TestBadMessages:
             assert worker.push({"w": np.ones(5, np.float32)}).outcome == "accepted"
 
     @pytest.mark.parametrize("chunks_a_message", [1, 7, 10_000])
-    def test_chunks_may_come_in_any_order(self, push, chunks_a_message):
+    def test_chunks_may_come_in_any_order(
+        self,
+        push: RawPush,
+        chunks_a_message: int,
+    ) -> None:
         """Two shards of two arenas each on one server, all in chunks of 3 elements, shuffled."""
         with ShardServers(CROSSED, shards=2) as servers, servers.worker("a") as worker:
             assert [len(shard.layout.arenas) for shard in servers.placement.shards] == [2, 2]
@@ -429,7 +458,7 @@ class TestBadMessages:
                 np.testing.assert_array_equal(value, before[name] - grads[name])
             assert worker.step == 0  # it pushed by other means than its client
 
-    def test_a_message_of_many_small_chunks(self, push):
+    def test_a_message_of_many_small_chunks(self, push: RawPush) -> None:
         """One element each: the framing is many times what it carries."""
         with ShardServers({"w": Variable((5_000,))}, shards=1) as servers, servers.worker("a"):
             grads = {"w": np.arange(5_000, dtype=np.float32)}
@@ -437,7 +466,7 @@ class TestBadMessages:
             push(servers, push_of(servers, "a", chunks, 2_500))
             np.testing.assert_array_equal(servers.values()["w"], -grads["w"])
 
-    def test_an_oversized_message(self, servers):
+    def test_an_oversized_message(self, servers: ShardServers) -> None:
         """By gRPC; `test_lanes` has the frame that is too large."""
         with servers.worker("a") as worker:
             chunk = pb.Chunk(shard=0, arena=0, data=bytes(MAX_MESSAGE_BYTES + 1))
@@ -446,12 +475,21 @@ class TestBadMessages:
             assert worker.push(gradients()).outcome == "accepted"
 
     @pytest.mark.parametrize("messages", [[pb.PushRequest()], [b""], [pb.PushRequest(chunks=[pb.Chunk()])]])
-    def test_a_push_without_a_header(self, servers, push, messages):
+    def test_a_push_without_a_header(
+        self,
+        servers: ShardServers,
+        push: RawPush,
+        messages: Sequence[bytes | pb.PushRequest],
+    ) -> None:
         with pytest.raises(errors.BadRequest, match="has no header"):
             push(servers, messages)
         assert not any(servers.versions())
 
-    def test_a_push_with_two_headers(self, servers, push):
+    def test_a_push_with_two_headers(
+        self,
+        servers: ShardServers,
+        push: RawPush,
+    ) -> None:
         with servers.worker("a"):
             message = pb.PushRequest(header=header(servers, "a"))
             with pytest.raises(errors.BadRequest, match="one header"):
@@ -470,11 +508,17 @@ class TestBadMessages:
         ],
         ids=["no versions", "negative", "infinite", "no number", "aggregation", "no shards"],
     )
-    def test_a_header_that_makes_no_sense(self, servers, push, change, error):
+    def test_a_header_that_makes_no_sense(
+        self,
+        servers: ShardServers,
+        push: RawPush,
+        change: dict[str, Any],
+        error: str,
+    ) -> None:
         with servers.worker("a") as worker:
             message = header(servers, "a")
             for name, value in change.items():
-                message.ClearField(name)
+                message.ClearField(name)  # type: ignore[arg-type]  # one of its fields
                 message.MergeFrom(pb.PushHeader(**{name: value}))
             with pytest.raises(errors.BadRequest, match=error):
                 push(servers, [pb.PushRequest(header=message)])
@@ -495,32 +539,44 @@ class TestBadMessages:
         ],
         ids=["job", "generation", "stranger", "shard", "no shards", "a shard twice", "too far ahead"],
     )
-    def test_a_pull_that_makes_no_sense(self, way, stamp, asked, error):
+    def test_a_pull_that_makes_no_sense(
+        self,
+        way: str,
+        stamp: dict[str, Any],
+        asked: dict[str, Any],
+        error: type[shoal.ShoalError],
+    ) -> None:
         with ShardServers(VARIABLES) as servers, servers.worker("a") as worker:
-            said = header_pb2.Stamp(**{"job": "job", "worker": "a", "incarnation": 1, "generation": 1} | stamp)
+            ours: dict[str, Any] = {"job": "job", "worker": "a", "incarnation": 1, "generation": 1}
+            said = header_pb2.Stamp(**ours | stamp)
+            everything = {"shards": [it.layout.shard for it in servers.placement.shards]}
             with pytest.raises(error):
-                pull_by(way, servers, pb.PullRequest(stamp=said, **{"shards": [0]} | asked))
+                pull_by(way, servers, pb.PullRequest(stamp=said, **(everything | asked)))
             assert worker.push(gradients()).outcome == "accepted"
 
-    def test_a_push_of_another_generation(self, servers, push):
+    def test_a_push_of_another_generation(
+        self,
+        servers: ShardServers,
+        push: RawPush,
+    ) -> None:
         with servers.worker("a"):
             stale = header(servers, "a")
             stale.stamp.generation = 9
-            with pytest.raises(errors.StaleGeneration, match="generation 1 here, the request at 9"):
+            with pytest.raises(errors.StaleGeneration, match="generation 1 on this server, but the request has 9"):
                 push(servers, [pb.PushRequest(header=stale)])
 
 
 @pytest.mark.usefixtures("transport")
 class TestWholeOrNotAtAll:
-    def test_a_push_that_breaks_off_leaves_no_trace(self, servers, transport):
+    def test_a_push_that_breaks_off_leaves_no_trace(self, servers: ShardServers, transport: str) -> None:
         """The worker dies in mid-push: one server has its whole part, another some chunks, a third nothing."""
         before = servers.values()
         servers.admit("a")
         client = servers.client("a")
         push = push_by(client, gradients())
-        for place, link in enumerate(client._servers.connections):
-            header, load = client._pusher.header(link, push, commit=False), push.payload_for(link)
-            if place == 0 and len(client._servers.connections) > 1:
+        for place, link in enumerate(client.servers.connections):
+            header, load = client.pusher.header(link, push, commit=False), push.payload_for(link)
+            if place == 0 and len(client.servers.connections) > 1:
                 link.push(header, load)  # staged whole
             else:
                 chunk = next(load.chunks())
@@ -533,41 +589,41 @@ class TestWholeOrNotAtAll:
             np.testing.assert_array_equal(value, before[name])
         assert not any(servers.versions())
 
-    def test_a_push_that_one_server_has_committed_counts_on_all(self):
+    def test_a_push_that_one_server_has_committed_counts_on_all(self) -> None:
         with ShardServers(VARIABLES, servers=3, shards=5) as servers:
             before = servers.values()
             servers.admit("a")
             client = servers.client("a")
             push = push_by(client, gradients())
-            for link in client._servers.connections:
-                link.push(client._pusher.header(link, push, commit=False), push.payload_for(link))
-            first = client._servers.connections[0]
-            first.commit(pb.CommitRequest(stamp=client._servers.stamp(0), shards=first.indices))
+            for link in client.servers.connections:
+                link.push(client.pusher.header(link, push, commit=False), push.payload_for(link))
+            first = client.servers.connections[0]
+            first.commit(pb.CommitRequest(stamp=client.servers.stamp(0), shards=first.indices))
             client.close()  # dies between the commits
             servers.remove("a")
             assert set(servers.versions()) == {1}
             for name, value in servers.values().items():
                 np.testing.assert_allclose(value, before[name] - 1.0, rtol=1e-6)
 
-    def test_a_repeated_push_counts_once(self, servers):
+    def test_a_repeated_push_counts_once(self, servers: ShardServers) -> None:
         with servers.worker("a") as worker:
             first = worker.push(gradients())
             worker.step = 0
             assert worker.push(gradients(7.0)) == first
         assert set(servers.versions()) == {1}
 
-    def test_a_commit_of_what_is_not_staged(self, servers):
+    def test_commit_without_a_staged_push_is_refused(self, servers: ShardServers) -> None:
         with servers.worker("a") as worker:
-            for link in worker._servers.connections:
+            for link in worker.servers.connections:
                 with pytest.raises(errors.NotStaged):
-                    link.commit(pb.CommitRequest(stamp=worker._servers.stamp(0), shards=link.indices))
+                    link.commit(pb.CommitRequest(stamp=worker.servers.stamp(0), shards=link.indices))
             assert worker.push(gradients()).outcome == "accepted"
         assert set(servers.versions()) == {1}
 
 
 @pytest.mark.usefixtures("transport")
 class TestWaiting:
-    def test_many_waiting_pulls_hold_up_nobody(self, transport):
+    def test_many_waiting_pulls_do_not_delay_other_calls(self, transport: str) -> None:
         """Two threads serve 200 pulls that wait; the pushes that they wait for go through, and all are answered.
 
         On lanes, each has a thread of its own, which is its client's: fewer show as much.
@@ -590,7 +646,7 @@ class TestWaiting:
             for client in [*clients, last]:
                 client.close()
 
-    def test_a_barrier_waits_as_a_pull_does(self, servers):
+    def test_a_barrier_waits_as_a_pull_does(self, servers: ShardServers) -> None:
         with (
             ShardServers(VARIABLES, servers=2, mode=consistency.BoundedStaleness(0)) as servers,
             servers.worker("a") as a,
@@ -603,7 +659,7 @@ class TestWaiting:
             b.push(gradients())
             waiting.result(timeout=20)
 
-    def test_a_pull_given_up_by_its_caller_is_forgotten(self):
+    def test_a_pull_given_up_by_its_caller_is_forgotten(self) -> None:
         """On a server that has answered for one of its two shards."""
         with ShardServers({"w": Variable((3,)), "v": Variable((3,))}, mode=consistency.Synchronous()) as servers:
             a, b = servers.worker("a"), servers.worker("b")
@@ -611,7 +667,7 @@ class TestWaiting:
             a.push(grads)
             with ThreadPoolExecutor(1) as pool:
                 waiting = pool.submit(a.pull)
-                wait_until(lambda: servers.waiting() == 2)
+                wait_until(lambda: servers.waiting() == 1)
                 a.close()
                 with pytest.raises(errors.Cancelled):
                     waiting.result(timeout=20)
@@ -619,7 +675,7 @@ class TestWaiting:
             assert b.push(grads).outcome == "accepted"
             b.close()
 
-    def test_dropping_a_job_ends_its_waiting_pulls(self):
+    def test_dropping_a_job_ends_its_waiting_pulls(self) -> None:
         with ShardServers({"w": Variable((3,))}, shards=1, mode=consistency.Synchronous()) as servers:
             a, b = servers.worker("a"), servers.worker("b")
             a.push({"w": np.ones(3, np.float32)})
@@ -632,7 +688,7 @@ class TestWaiting:
             a.close()
             b.close()
 
-    def test_a_dead_workers_pull_is_fenced(self):
+    def test_a_dead_workers_pull_is_fenced(self) -> None:
         with ShardServers({"w": Variable((3,))}, shards=1, mode=consistency.Synchronous()) as servers:
             a, b = servers.worker("a"), servers.worker("b")
             a.push({"w": np.ones(3, np.float32)})
@@ -649,7 +705,7 @@ class TestWaiting:
 class TestStalls:
     """By gRPC; `test_lanes` has the same for lanes."""
 
-    def test_a_caller_that_does_not_read_holds_up_nobody(self):
+    def test_caller_that_does_not_read_does_not_delay_others(self) -> None:
         variables = {"w": Variable((2 << 20,))}
         with ShardServers(variables, shards=1, transport="grpc") as servers, servers.worker("a") as worker:
             request = pb.PullRequest(stamp=header_pb2.Stamp(job="job", generation=1), shards=[0])
@@ -662,7 +718,7 @@ class TestStalls:
             # Though it was slow, it gets what it began with.
             assert all(not any(chunk.data) for reply in call for chunk in reply.chunks)
 
-    def test_callers_that_stall_do_not_hold_all_threads_for_ever(self):
+    def test_callers_that_stall_do_not_hold_all_threads_for_ever(self) -> None:
         """As many as there are threads neither read their pulls nor go on with their pushes."""
         variables = {"w": Variable((2 << 20,))}
         with ShardServers(variables, shards=1, rpc_threads=2, stall_s=0.3, transport="grpc") as servers:
@@ -673,7 +729,12 @@ class TestStalls:
                 for_ever = threading.Event()
                 pushes = [stub.Push.future(until(for_ever, header(servers, "a"))) for _ in range(2)]
                 pulled, pushed = pool.submit(worker.pull), pool.submit(worker.push, {"w": np.ones(2 << 20, np.float32)})
-                wait_until(lambda: endpoints.end_stalled() or (pulled.done() and pushed.done()), what="their turn")
+
+                def served() -> bool:
+                    endpoints.end_stalled()
+                    return pulled.done() and pushed.done()
+
+                wait_until(served, what="their turn")
                 assert pulled.result()["w"].size == 2 << 20
                 assert pushed.result().outcome == "accepted"
                 for call in (lambda: list(pulls[0]), lambda: list(pulls[1]), pushes[0].result, pushes[1].result):
@@ -683,17 +744,17 @@ class TestStalls:
             assert servers.versions() == [1]
 
 
-def until(over, header):
+def until(over: threading.Event, header: pb.PushHeader) -> Iterator[pb.PushRequest]:
     """A push that begins, and does not go on before that."""
     yield pb.PushRequest(header=header)
     over.wait()
 
 
-def encoded(message):
+def encoded(message: bytes | pb.PushRequest) -> bytes:
     return message if isinstance(message, bytes) else message.SerializeToString()
 
 
-def varint(value):
+def varint(value: int) -> bytes:
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)
@@ -701,11 +762,11 @@ def varint(value):
     return bytes([*encoded, value])
 
 
-def bits(values):
+def bits(values: Mapping[str, np.ndarray]) -> bytes:
     return b"".join(array.tobytes() for array in values.values())
 
 
-def in_shared_memory(array):
+def in_shared_memory(array: np.ndarray) -> bool:
     """Whether an array lies in a segment, by what the kernel says that is mapped there."""
     address = array.__array_interface__["data"][0]
     for line in Path("/proc/self/maps").read_text().splitlines():
@@ -715,7 +776,7 @@ def in_shared_memory(array):
     raise AssertionError("an array lies nowhere")
 
 
-def pull_by(way, servers, request):
+def pull_by(way: str, servers: ShardServers, request: pb.PullRequest) -> list[pb.PullReply]:
     if way == "lane":
         with servers.lane() as lane:
             return lane.pull(request)
@@ -723,17 +784,17 @@ def pull_by(way, servers, request):
         return list(servers.stubs[0].Pull(request))
 
 
-def push_by(client, arrays):
+def push_by(client: ParameterClient, arrays: Mapping[str, np.ndarray]) -> Push:
     """What `client` would push, for its links."""
     return client.prepare(arrays, None, 1.0)
 
 
-def break_off(servers, server, message, *, lane):
+def break_off(servers: ShardServers, server: int, message: pb.PushRequest, *, lane: bool) -> None:
     """Sends the beginning of a push, waits until it is there, and is gone."""
     metric = "shoal_server_received_bytes_total"
     received = servers.sample(metric)
 
-    def arrives():
+    def arrives() -> None:
         wait_until(lambda: servers.sample(metric) > received, what="the chunk's arrival")
 
     if lane:
@@ -743,7 +804,7 @@ def break_off(servers, server, message, *, lane):
         return
     dead = threading.Event()
 
-    def until_death():
+    def until_death() -> Iterator[pb.PushRequest]:
         yield message
         dead.wait()
 
@@ -753,17 +814,18 @@ def break_off(servers, server, message, *, lane):
     dead.set()
 
 
-def header(servers, worker):
+def header(servers: ShardServers, worker: str) -> pb.PushHeader:
     client = servers.client(worker)
     try:
-        first = client._servers.connections[0]
-        push = Push(client.step, 1.0, {}, lambda _: None, [Aggregation.TRAINABLE])
-        return client._pusher.header(first, push, commit=True)
+        first = client.servers.connections[0]
+        nothing: Any = None
+        push = Push(client.step, 1.0, {}, lambda _: nothing, [Aggregation.TRAINABLE])
+        return client.pusher.header(first, push, commit=True)
     finally:
         client.close()
 
 
-def small_chunks(servers, arrays, *, elements):
+def small_chunks(servers: ShardServers, arrays: Mapping[str, np.ndarray], *, elements: int) -> list[list[pb.Chunk]]:
     """A list of chunks of so many elements an arena, of all shards."""
     lists = []
     packer = Packer(servers.placement)
@@ -772,7 +834,7 @@ def small_chunks(servers, arrays, *, elements):
         for chunk in packer.chunks([shard.layout], CompleteArrays(arrays), [Aggregation.TRAINABLE]):
             raw[chunk.arena] = raw.get(chunk.arena, b"") + bytes(chunk.data)
         for index, data in raw.items():
-            size = elements * shard.layout.arenas[index].wire.itemsize
+            size = elements * shard.layout.arenas[index].wire_dtype.itemsize
             lists.append(
                 [
                     pb.Chunk(shard=shard.layout.shard, arena=index, offset=offset, data=data[offset : offset + size])
@@ -782,12 +844,14 @@ def small_chunks(servers, arrays, *, elements):
     return lists
 
 
-def deal(lists):
+def deal(lists: Sequence[Sequence[pb.Chunk]]) -> list[pb.Chunk]:
     """The lists' items in turn: the first of each, the second of each, and so on."""
     return [item for turn in itertools.zip_longest(*lists) for item in turn if item is not None]
 
 
-def push_of(servers, worker, chunks, chunks_a_message):
+def push_of(
+    servers: ShardServers, worker: str, chunks: Sequence[pb.Chunk], chunks_a_message: int
+) -> Iterator[pb.PushRequest]:
     """The messages of a push."""
     yield pb.PushRequest(header=header(servers, worker))
     for group in (chunks[i : i + chunks_a_message] for i in range(0, len(chunks), chunks_a_message)):

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from shoal import errors
 from shoal._rpc.coordinator import CoordinatorClient
 from shoal._training.participant import Participant, Report
 from shoal._wire import DataRange, Lease, NoRange, ReportAck
-from shoal.consistency import Asynchronous, BoundedStaleness, Synchronous
+from shoal.consistency import Asynchronous, BoundedStaleness, Consistency, Synchronous
 from shoal.job import Job
 from shoal.status import StepTiming
 from shoal.v1 import job_pb2
@@ -38,13 +39,13 @@ def rig() -> Iterator[Rig]:
         yield Rig(cluster, client)
 
 
-def test_the_spec_is_fetched_once(rig):
+def test_the_spec_is_fetched_once(rig: Rig) -> None:
     assert rig.participant.spec == SPEC
     assert rig.participant.spec.settings == {"hidden": 3}
     assert len(rig.record.requests) == 1
 
 
-def test_describe_turns_arrays_into_given_variables(rig):
+def test_describe_turns_arrays_into_given_variables(rig: Rig) -> None:
     array = np.zeros((2, 3))
     rig.participant.describe({"w": array, "b": Variable(1)}, samples=50)
     [request] = rig.record.requests
@@ -52,7 +53,7 @@ def test_describe_turns_arrays_into_given_variables(rig):
     assert list(request.variables) == [variable_from_array(array).to_proto("w"), Variable(1).to_proto("b")]
 
 
-def test_enter_waits_longer_and_longer_until_it_is_ready(rig):
+def test_enter_waits_longer_and_longer_until_it_is_ready(rig: Rig) -> None:
     rig.jobs.joins = [*[rig.joined(False, placed=False)] * 7, rig.joined(True, state=job_pb2.RUNNING, step=12)]
     with rig.participant.enter() as parameters:
         assert parameters.step == 12
@@ -71,7 +72,9 @@ def test_enter_waits_longer_and_longer_until_it_is_ready(rig):
     ],
     ids=str,
 )
-def test_pushes_overlap_where_the_job_asks_for_it_and_the_mode_allows_it(mode, overlap, outcome):
+def test_pushes_overlap_where_the_job_asks_for_it_and_the_mode_allows_it(
+    mode: Consistency, overlap: bool, outcome: str
+) -> None:
     with fake_cluster(replace(SPEC, consistency=mode, overlap=overlap)) as (cluster, client):
         with Participant(client, "digits", "worker-1", 4).enter() as parameters:
             parameters.pull()
@@ -81,7 +84,7 @@ def test_pushes_overlap_where_the_job_asks_for_it_and_the_mode_allows_it(mode, o
         assert [pull.ahead for pull in pulls] == ([0, 1] if outcome == "sent" else [0])
 
 
-def test_calls_that_are_made_again_are_counted_by_what_was_called(rig):
+def test_repeated_calls_are_counted_by_method(rig: Rig) -> None:
     gradients = {"w": np.ones(2, np.float32), "b": np.ones(1, np.float32)}
     with rig.participant.enter() as parameters, ThreadPoolExecutor(1) as pool:
         parameters.pull()
@@ -104,7 +107,7 @@ def test_calls_that_are_made_again_are_counted_by_what_was_called(rig):
     assert rig.client.retries.take() == {"coordinator": len(rig.record.of(job_pb2.LeaseRequest)) - 1}
 
 
-def test_the_assigning_worker_sends_the_values_once_and_says_so(rig):
+def test_the_assigning_worker_sends_the_values_once_and_says_so(rig: Rig) -> None:
     rig.jobs.assign_values = True
     rig.jobs.joins = [rig.joined(False, placed=False), rig.joined(False), rig.joined(False), rig.joined(True)]
     rig.participant.describe({"w": np.ones(2, np.float32), "b": np.full(1, 3.0, np.float32)}, samples=0)
@@ -114,7 +117,7 @@ def test_the_assigning_worker_sends_the_values_once_and_says_so(rig):
     assert [join.assigned for join in rig.record.of(job_pb2.JoinRequest)] == [False, False, True, True]
 
 
-def test_variables_that_are_not_given_keep_their_values(rig):
+def test_variables_that_are_not_given_keep_their_values(rig: Rig) -> None:
     rig.jobs.assign_values = True
     rig.jobs.joins = [rig.joined(False), rig.joined(True)]
     rig.participant.describe({"w": np.ones(2, np.float32), "b": Variable(1)}, samples=0)
@@ -122,7 +125,7 @@ def test_variables_that_are_not_given_keep_their_values(rig):
     np.testing.assert_array_equal(rig.server.values, [1, 1, 9])
 
 
-def test_values_that_were_restored_are_not_sent(rig):
+def test_values_that_were_restored_are_not_sent(rig: Rig) -> None:
     rig.jobs.assign_values = True
     rig.jobs.joins = [rig.joined(False), rig.joined(True)]
     rig.jobs.joins[0].restored.append("b")
@@ -131,46 +134,48 @@ def test_values_that_were_restored_are_not_sent(rig):
     np.testing.assert_array_equal(rig.server.values, [1, 1, 9])
 
 
-def test_the_other_workers_send_nothing(rig):
+def test_the_other_workers_send_nothing(rig: Rig) -> None:
     rig.jobs.joins = [rig.joined(False), rig.joined(True)]
     rig.participant.describe({"w": np.ones(2, np.float32), "b": Variable(1)}, samples=0)
     rig.participant.enter().close()
     assert rig.record.of(pb.PushRequest) == []
 
 
-def test_a_job_that_failed_meanwhile_says_why(rig):
+def test_a_job_that_failed_meanwhile_says_why(rig: Rig) -> None:
     rig.jobs.joins = [rig.joined(False, placed=False), rig.joined(False, placed=False, state=job_pb2.FAILED)]
     with pytest.raises(errors.JobFailed, match="digits failed: no luck"):
         rig.participant.enter()
 
 
 @pytest.mark.parametrize("state", [job_pb2.CANCELLED, job_pb2.SUCCEEDED])
-def test_a_job_that_is_over_cannot_be_entered(rig, state):
+def test_a_job_that_is_over_cannot_be_entered(rig: Rig, state: job_pb2.JobState.ValueType) -> None:
     rig.jobs.joins = [rig.joined(False, placed=False, state=state)]
     with pytest.raises(errors.Cancelled, match=job_pb2.JobState.Name(state).lower()):
         rig.participant.enter()
 
 
-def test_enter_gives_up_when_told_to(rig):
+def test_enter_ends_when_stopped(rig: Rig) -> None:
     rig.jobs.joins = [rig.joined(False, placed=False)]
     with pytest.raises(errors.Cancelled, match="stopped waiting"):
         rig.participant.enter(stop=lambda: len(rig.slept) == 3)
 
 
-def test_leases(rig):
+def test_leases(rig: Rig) -> None:
     leased = job_pb2.DataRange(lease=5, epoch=1, start=32, stop=64)
     rig.jobs.leases = [
+        job_pb2.LeaseReply(range=leased, order=1),
         job_pb2.LeaseReply(range=leased),
         job_pb2.LeaseReply(wait=True),
         job_pb2.LeaseReply(finished=True),
     ]
-    assert rig.participant.lease() == Lease(5, DataRange(epoch=1, start=32, stop=64))
+    assert rig.participant.lease() == Lease(5, DataRange(epoch=1, start=32, stop=64), order=1)
+    assert rig.participant.lease() == Lease(5, DataRange(epoch=1, start=32, stop=64), order=0)
     assert rig.participant.lease(done=5) is NoRange.WAIT
     assert rig.participant.lease() is NoRange.FINISHED
-    assert [request.done for request in rig.record.requests] == [0, 5, 0]
+    assert [request.done for request in rig.record.requests] == [0, 0, 5, 0]
 
 
-def test_a_report_carries_everything_and_brings_the_end(rig):
+def test_a_report_carries_everything_and_brings_the_end(rig: Rig) -> None:
     rig.jobs.stop = True
     timing = StepTiming(2, 1_000.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
     report = Report(3, 4, 5, 6, 7, {"loss": 0.5}, {0: 3, 2: 1}, ("hello",), (timing,))
@@ -185,20 +190,20 @@ def test_a_report_carries_everything_and_brings_the_end(rig):
     assert list(rig.record.requests[-1].timings) == [], "they are told once"
 
 
-def test_an_error_keeps_its_end_however_long_it_is(rig):
+def test_an_error_keeps_its_end_however_long_it_is(rig: Rig) -> None:
     rig.participant.finish("x" * 100_000 + "the reason")
     [request] = rig.record.requests
     assert len(request.error) < 33_000
     assert request.error.endswith("the reason")
 
 
-def test_an_error_of_halves_of_characters_is_sent_all_the_same(rig):
+def test_an_error_of_halves_of_characters_is_sent_all_the_same(rig: Rig) -> None:
     rig.participant.finish("no \ud800 way")
     assert rig.record.requests[0].error == "no ? way"
 
 
-def test_whatever_a_report_is_made_of_it_can_be_sent(rig):
-    values = {"x\ud800" + "é" * 300: 1.0, 7: 2.0, **{f"m{number}": 0.0 for number in range(300)}, "loss": 0.5}
+def test_whatever_a_report_is_made_of_it_can_be_sent(rig: Rig) -> None:
+    values: Any = {"x\ud800" + "é" * 300: 1.0, 7: 2.0, **{f"m{number}": 0.0 for number in range(300)}, "loss": 0.5}
     staleness = {0: 1, 1_022: 2, 1_023: 3, 1_024: 4, 10**6: 5}
     timings = tuple(StepTiming(step, 0.0) for step in [*range(200), 3])
     rig.participant.report(Report(samples=10**30, values=values, staleness=staleness, timings=timings))
@@ -212,21 +217,21 @@ def test_whatever_a_report_is_made_of_it_can_be_sent(rig):
     assert [timing.step for timing in request.timings] == [*range(136, 200)]
 
 
-def test_a_fenced_participant_hears_so(rig):
+def test_a_fenced_participant_hears_so(rig: Rig) -> None:
     rig.jobs.error = errors.Fenced("worker-1 was declared dead")
     for call in (rig.participant.lease, lambda: rig.participant.report(Report()), rig.participant.finish):
         with pytest.raises(errors.Fenced, match="declared dead"):
             call()
 
 
-def test_a_report_to_nobody_fails_at_once(rig):
+def test_report_without_a_coordinator_fails_at_once(rig: Rig) -> None:
     client = CoordinatorClient("127.0.0.1:1", retry_for_s=600)
     with pytest.raises(errors.Unreachable, match=r"127\.0\.0\.1:1"):
         Participant(client, "digits", "worker-1", 4).report(Report())
     client.close()
 
 
-def test_reports_join_into_one():
+def test_reports_join_into_one() -> None:
     early = Report(2, 3, 1, 0, 30, {"loss": 1.0, "old": 5.0}, {0: 3}, ("a",))
     late = Report(5, 1, 0, 2, 10, {"loss": 2.0, "new": 6.0}, {0: 1, 4: 1}, ("b",))
     assert early.merged_with(late) == Report(

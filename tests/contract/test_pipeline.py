@@ -2,21 +2,26 @@
 
 import threading
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from typing import Any
 
 import numpy as np
 import pytest
 
-from shoal import consistency, errors, optim
+from shoal import PushResult, consistency, errors, optim
+from shoal._training.gradient_buffers import GradientBuffers
 from shoal._training.overlap import Pipeline
 from shoal._transport.frames import Frame
 from shoal._transport.lane import Lane
 from shoal._wire import DataRange, Lease, NoRange
 from shoal.partitioners import FixedShards
 from shoal.variables import Variable
+from shoal_server.shards.state import Admission
 from shoal_worker.arrays import Cpu
 from shoal_worker.batches import LeasedBatches
+from shoal_worker.messages import TrainerReport
 from shoal_worker.training_loop import TrainingConfig, TrainingLoop
 from support.clusters import history_server
 from support.clusters.cluster_probe import leads_of
@@ -29,20 +34,22 @@ MODES = [consistency.Asynchronous(), consistency.BoundedStaleness(1), consistenc
 PATIENCE_S = 30
 
 
-def servers_with(mode, *, elements=ELEMENTS, servers=2, **options):
+def servers_with(
+    mode: consistency.Consistency, *, elements: int = ELEMENTS, servers: int = 2, **options: Any
+) -> ShardServers:
     variables = {"w": Variable((elements,), partitioner=FixedShards(3))}
     return ShardServers(variables, servers=servers, shards=3, mode=mode, optimizer=optim.SGD(1.0), **options)
 
 
-def overlapping(servers, name):
+def overlapping(servers: ShardServers, name: str) -> Pipeline:
     return Pipeline(servers.worker(name), overlap=True)
 
 
-def gradient(value, elements=ELEMENTS):
+def gradient(value: float, elements: int = ELEMENTS) -> dict[str, np.ndarray]:
     return {"w": np.full(elements, value, np.float32)}
 
 
-def step(pipeline, pushed):
+def step(pipeline: Pipeline, pushed: Mapping[str, np.ndarray]) -> np.ndarray:
     """One step of a worker's loop; the values that it computes on."""
     values = pipeline.pull()
     pipeline.settle()
@@ -50,31 +57,38 @@ def step(pipeline, pushed):
     return values["w"]
 
 
-def histories(servers):
+def settled(pipeline: Pipeline) -> str:
+    """The outcome of the push that was under way."""
+    result = pipeline.settle()
+    assert result
+    return result.outcome
+
+
+def histories(servers: ShardServers) -> list[list[Admission]]:
     """Of each shard: what it let pull and push, oldest first."""
     stores = {f"server-{index}": store for index, store in enumerate(servers.stores)}
     shards = servers.placement.shards
     return [history_server.admissions(stores[shard.server], "job", shard.layout.shard) for shard in shards]
 
 
-def together(*loops):
+def together(*loops: Callable[[], Any]) -> list[int | None]:
     """Runs loops in threads of their own; their results."""
     with ThreadPoolExecutor(len(loops)) as pool:
         return [future.result(PATIENCE_S) for future in [pool.submit(loop) for loop in loops]]
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
-def test_every_push_counts_once_and_nobody_gets_ahead_of_the_bound(mode):
+def test_every_push_counts_once_within_the_staleness_bound(mode: consistency.Consistency) -> None:
     steps = 60
     sent = np.random.default_rng(0).integers(-4, 5, size=(2, steps, ELEMENTS)).astype(np.float32)
     with servers_with(mode) as servers:
         pipelines = [overlapping(servers, name) for name in "ab"]
 
-        def loop(rank):
+        def loop(rank: int) -> None:
             with pipelines[rank] as pipeline:
                 for number in range(steps):
                     step(pipeline, {"w": sent[rank, number]})
-                assert pipeline.settle().outcome == "accepted"
+                assert settled(pipeline) == "accepted"
 
         together(lambda: loop(0), lambda: loop(1))
         np.testing.assert_array_equal(servers.values()["w"], -sent.sum(axis=(0, 1)))
@@ -88,7 +102,7 @@ def test_every_push_counts_once_and_nobody_gets_ahead_of_the_bound(mode):
 
 
 @pytest.mark.parametrize("bound", [1, 4])
-def test_a_worker_computes_as_far_ahead_as_the_bound_allows_and_no_further(bound):
+def test_a_worker_computes_as_far_ahead_as_the_bound_allows_and_no_further(bound: int) -> None:
     with servers_with(consistency.BoundedStaleness(bound)) as servers, servers.worker("slow") as slow:
         with overlapping(servers, "fast") as fast, ThreadPoolExecutor(1) as thread:
             for _ in range(bound):
@@ -96,7 +110,7 @@ def test_a_worker_computes_as_far_ahead_as_the_bound_allows_and_no_further(bound
             last = thread.submit(step, fast, gradient(1))
             last.result(PATIENCE_S)  # step `bound`, on values that the mode had let through already
             assert fast.step == bound + 1
-            wait_until(lambda: servers.waiting() == 3, what="the pull for the step after")
+            wait_until(lambda: servers.waiting() == len(servers.stores), what="the pull for the step after")
             assert servers.versions() == [bound] * 3, "the push of the last step comes after that pull"
             following = thread.submit(step, fast, gradient(1))
             slow.skip()
@@ -109,7 +123,7 @@ def test_a_worker_computes_as_far_ahead_as_the_bound_allows_and_no_further(bound
 @pytest.mark.parametrize("transport", ["auto", "tcp", "grpc"])
 @pytest.mark.parametrize("elements", [12, 150_000], ids=["small", "large"])
 @pytest.mark.parametrize("count", [1, 2], ids=["one server", "two servers"])
-def test_gradients_may_be_changed_as_soon_as_push_returns(transport, elements, count):
+def test_gradients_may_be_changed_as_soon_as_push_returns(transport: str, elements: int, count: int) -> None:
     mode = consistency.BoundedStaleness(1)
     with (
         servers_with(mode, elements=elements, servers=count, transport=transport) as servers,
@@ -119,17 +133,17 @@ def test_gradients_may_be_changed_as_soon_as_push_returns(transport, elements, c
         step(fast, gradient(1, elements))
         pushed = gradient(2, elements)
         values = step(fast, pushed)
-        wait_until(lambda: servers.waiting() == 3, what="the pull that the push is behind")
+        wait_until(lambda: servers.waiting() == len(servers.stores), what="the pull that the push is behind")
         pushed["w"][:] = np.nan
         slow.skip()
-        assert fast.settle().outcome == "accepted"
+        assert settled(fast) == "accepted"
         np.testing.assert_array_equal(servers.values()["w"], gradient(-3, elements)["w"])
         # Values are the worker's own, too.
         values += 1
         np.testing.assert_array_equal(servers.values()["w"], gradient(-3, elements)["w"])
 
 
-def test_values_that_are_kept_stay_as_they_are():
+def test_values_that_are_kept_stay_as_they_are() -> None:
     """There are more of them than there are slots of shared memory."""
     with servers_with(consistency.Asynchronous(), elements=150_000) as servers, overlapping(servers, "a") as pipeline:
         kept = [step(pipeline, gradient(1, 150_000)) for _ in range(8)]
@@ -140,27 +154,40 @@ def test_values_that_are_kept_stay_as_they_are():
 class Numbers:
     """Learns nothing: every step's gradient is 1."""
 
-    def __init__(self, size):
+    def __init__(self, size: int) -> None:
         self.dataset = Samples(size)
 
-    def loss_and_gradients(self, params, batch):
+    def variables(self) -> dict[str, np.ndarray]:
+        raise AssertionError("the servers have them")
+
+    def loss_and_gradients(
+        self, params: Mapping[str, np.ndarray], batch: np.ndarray
+    ) -> tuple[float, dict[str, np.ndarray]]:
         return 0.0, gradient(1)
 
 
 class Samples:
-    def __init__(self, size):
+    def __init__(self, size: int) -> None:
         self.size = size
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self.size
 
-    def batch(self, indices):
+    def batch(self, indices: np.ndarray) -> np.ndarray:
         return indices
 
 
-def train(servers, pipeline, name, lease, *, samples=40, max_steps=0):
+def train(
+    servers: ShardServers,
+    pipeline: Pipeline,
+    name: str,
+    lease: Callable[[int], Lease | NoRange],
+    *,
+    samples: int = 40,
+    max_steps: int = 0,
+) -> int:
     """A worker's real loop, from its first step to its leaving; what it counted."""
-    emitted = []
+    emitted: list[TrainerReport] = []
     with pipeline, closing(LeasedBatches(Samples(samples), 2, 0, lease)) as batches:
         config = TrainingConfig(name=name, program=Numbers(samples), device=Cpu(), max_steps=max_steps)
         TrainingLoop(config, pipeline, batches, emit=emitted.append).run()
@@ -169,11 +196,11 @@ def train(servers, pipeline, name, lease, *, samples=40, max_steps=0):
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
-def test_a_worker_without_data_holds_up_nobody(mode):
+def test_worker_without_data_does_not_delay_others(mode: consistency.Consistency) -> None:
     through = threading.Event()
-    ranges = [Lease(1, DataRange(0, 0, 20)), Lease(2, DataRange(0, 20, 40)), NoRange.FINISHED]
+    ranges: list[Lease | NoRange] = [Lease(1, DataRange(0, 0, 20)), Lease(2, DataRange(0, 20, 40)), NoRange.FINISHED]
 
-    def busy_lease(done):
+    def busy_lease(done: int) -> Lease | NoRange:
         if ranges[0] is NoRange.FINISHED:
             through.set()
         return ranges.pop(0)
@@ -191,8 +218,8 @@ def test_a_worker_without_data_holds_up_nobody(mode):
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
-def test_a_worker_that_leaves_is_waited_for_no_longer(mode):
-    def lease(done):
+def test_a_worker_that_leaves_is_waited_for_no_longer(mode: consistency.Consistency) -> None:
+    def lease(done: int) -> Lease | NoRange:
         return NoRange.FINISHED if done else Lease(1, DataRange(0, 0, 40))
 
     with servers_with(mode) as servers:
@@ -205,12 +232,12 @@ def test_a_worker_that_leaves_is_waited_for_no_longer(mode):
         np.testing.assert_array_equal(servers.values()["w"], gradient(-23)["w"])
 
 
-def test_a_worker_that_dies_takes_along_what_was_on_its_way_and_nothing_else():
+def test_dead_worker_loses_only_its_push_in_flight() -> None:
     with servers_with(consistency.BoundedStaleness(1)) as servers, servers.worker("slow") as slow:
         with overlapping(servers, "fast") as fast:
             step(fast, gradient(1))
             step(fast, gradient(1))
-            wait_until(lambda: servers.waiting() == 3, what="the pull that the push is behind")
+            wait_until(lambda: servers.waiting() == len(servers.stores), what="the pull that the push is behind")
             servers.remove("fast")
             with pytest.raises(errors.Fenced):
                 fast.settle()
@@ -222,43 +249,43 @@ def test_a_worker_that_dies_takes_along_what_was_on_its_way_and_nothing_else():
         np.testing.assert_array_equal(servers.values()["w"], gradient(-5)["w"])
 
 
-def test_nan_changes_nothing_and_the_next_steps_count():
+def test_nan_changes_nothing_and_the_next_steps_count() -> None:
     with servers_with(consistency.BoundedStaleness(1)) as servers, overlapping(servers, "a") as pipeline:
         step(pipeline, gradient(1))
         step(pipeline, gradient(np.nan))
         pipeline.pull()
-        with pytest.raises(errors.NonFiniteGradient, match="'w' holds nan"):
+        with pytest.raises(errors.NonFiniteGradient, match="'w' contains nan"):
             pipeline.settle()
         pipeline.push(gradient(1))
-        assert pipeline.settle().outcome == "accepted"
+        assert settled(pipeline) == "accepted"
         np.testing.assert_array_equal(servers.values()["w"], gradient(-2)["w"])
         assert servers.versions() == [2] * 3
 
 
 @pytest.mark.parametrize("transport", ["auto", "tcp", "grpc"])
-def test_closing_ends_a_pull_that_waits(transport):
+def test_closing_ends_a_pull_that_waits(transport: str) -> None:
     mode = consistency.BoundedStaleness(1)
     with servers_with(mode, transport=transport) as servers, servers.worker("slow"):
         fast = overlapping(servers, "fast")
         for _ in range(2):
             step(fast, gradient(1))
-        wait_until(lambda: servers.waiting() == 3, what="the pull that waits")
+        wait_until(lambda: servers.waiting() == len(servers.stores), what="the pull that waits")
         with ThreadPoolExecutor(1) as thread:
             thread.submit(fast.close).result(10)
         wait_until(lambda: servers.waiting() == 0, what="the end of the pull")
         np.testing.assert_array_equal(servers.values()["w"], gradient(-1)["w"])
 
 
-def test_closing_ends_a_pull_whose_lane_is_just_being_opened(monkeypatch):
+def test_closing_ends_a_pull_whose_lane_is_just_being_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     mode = consistency.BoundedStaleness(0)
     with servers_with(mode, servers=1, transport="tcp") as servers, servers.worker("slow"):
         servers.admit("fast")
         client = servers.client("fast", step=1)  # which waits for the slow one
         pipeline, connecting, connect = Pipeline(client, overlap=True), threading.Event(), Lane.connect
 
-        def slowly(*address, **options):
+        def slowly(*address: Any, **options: Any) -> Lane:
             connecting.set()
-            wait_until(lambda: client._servers.connections[0]._closed, what="the end of the link")
+            wait_until(lambda: client.servers.connections[0].closed, what="the end of the link")
             return connect(*address, **options)
 
         monkeypatch.setattr(Lane, "connect", slowly)
@@ -280,23 +307,23 @@ class TestGradientsOneByOne:
     """They go out as they come, in any order, and are together what they would be in a mapping."""
 
     @pytest.fixture
-    def servers(self, transport, count):
+    def servers(self, transport: str, count: int) -> Iterator[ShardServers]:
         with ShardServers(LAYERS, servers=count, shards=3, optimizer=optim.SGD(1.0), transport=transport) as servers:
             yield servers
 
     @pytest.fixture
-    def pipeline(self, servers, overlap):
+    def pipeline(self, servers: ShardServers, overlap: bool) -> Iterator[Pipeline]:
         with Pipeline(servers.worker("a"), overlap=overlap) as pipeline:
             yield pipeline
 
-    def drawn(self, seed=0):
+    def drawn(self, seed: int = 0) -> dict[str, np.ndarray]:
         random = np.random.default_rng(seed)
         return {name: random.standard_normal(spec.shape).astype(np.float32) for name, spec in LAYERS.items()}
 
-    def outcome(self, pipeline, result):
-        return (pipeline.settle() if result.outcome == "sent" else result).outcome
+    def outcome(self, pipeline: Pipeline, result: PushResult) -> str:
+        return settled(pipeline) if result.outcome == "sent" else result.outcome
 
-    def test_they_count_as_a_mapping_does(self, servers, pipeline):
+    def test_they_count_as_a_mapping_does(self, servers: ShardServers, pipeline: Pipeline) -> None:
         before = servers.values()
         grads = [self.drawn(step) for step in range(3)]
         for drawn in grads:
@@ -309,10 +336,10 @@ class TestGradientsOneByOne:
                 expected = expected - drawn[name]
             np.testing.assert_array_equal(value, expected)
 
-    def test_a_program_that_fails_in_between_leaves_no_trace(self, servers, pipeline):
+    def test_a_program_that_fails_in_between_leaves_no_trace(self, servers: ShardServers, pipeline: Pipeline) -> None:
         before, grads = servers.values(), self.drawn()
 
-        def failing():
+        def failing() -> Iterator[tuple[str, np.ndarray]]:
             yield from list(grads.items())[:5]
             raise ZeroDivisionError
 
@@ -336,7 +363,9 @@ class TestGradientsOneByOne:
         ],
         ids=["missing", "twice", "unknown", "misshapen", "none"],
     )
-    def test_arrays_that_do_not_fit(self, servers, pipeline, spoil, said):
+    def test_arrays_that_do_not_fit(
+        self, servers: ShardServers, pipeline: Pipeline, spoil: Callable[..., Any], said: str
+    ) -> None:
         pipeline.pull()
         grads = self.drawn()
         with pytest.raises(errors.InvalidGradient, match=said):
@@ -344,7 +373,7 @@ class TestGradientsOneByOne:
         assert not any(servers.versions())
         assert self.outcome(pipeline, pipeline.push(iter(grads.items()))) == "accepted"
 
-    def test_updates_may_be_changed_as_soon_as_push_returns(self, count, transport, overlap):
+    def test_updates_may_be_changed_as_soon_as_push_returns(self, count: int, transport: str, overlap: bool) -> None:
         variables = {"w": Variable((400_000,)), "mean": Variable((9,), trainable=False, aggregation="last")}
         with (
             ShardServers(variables, servers=count, shards=3, transport=transport) as servers,
@@ -358,23 +387,25 @@ class TestGradientsOneByOne:
             np.testing.assert_array_equal(servers.values()["mean"], np.ones(9, np.float32))
 
     @pytest.mark.parametrize("call", ["pull", "push", "skip", "barrier"])
-    def test_a_generator_may_not_use_what_waits_for_it(self, servers, pipeline, call):
+    def test_generator_may_not_use_the_pipeline_that_waits_for_it(
+        self, servers: ShardServers, pipeline: Pipeline, call: str
+    ) -> None:
         grads = self.drawn()
 
-        def meddling():
+        def meddling() -> Iterator[tuple[str, np.ndarray]]:
             yield from list(grads.items())[:3]
             getattr(pipeline, call)(*([grads] if call == "push" else []))
 
         pipeline.pull()
-        with pytest.raises(errors.BadRequest, match="let it end first"):
+        with pytest.raises(errors.BadRequest, match="make this call after the push"):
             pipeline.push(meddling())
         assert not any(servers.versions())
         assert self.outcome(pipeline, pipeline.push(iter(grads.items()))) == "accepted"
 
-    def test_closing_ends_a_push_that_waits_for_gradients(self, servers, pipeline):
+    def test_closing_ends_a_push_that_waits_for_gradients(self, servers: ShardServers, pipeline: Pipeline) -> None:
         grads = self.drawn()
 
-        def closing():
+        def closing() -> Iterator[tuple[str, np.ndarray]]:
             yield from list(grads.items())[:3]
             pipeline.close()
             yield from list(grads.items())[3:]
@@ -384,7 +415,7 @@ class TestGradientsOneByOne:
             self.outcome(pipeline, pipeline.push(closing()))
         assert not any(servers.versions())
 
-    def test_nan_is_refused(self, servers, pipeline):
+    def test_nan_is_refused(self, servers: ShardServers, pipeline: Pipeline) -> None:
         pipeline.pull()
         grads = self.drawn()
         grads["layer_7"][5] = np.nan
@@ -396,7 +427,7 @@ class TestGradientsOneByOne:
 @pytest.mark.parametrize("transport", ["auto", "tcp", "grpc"])
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapping"])
 @pytest.mark.parametrize("values", [("a", "b", "c"), ("b", "a", "c"), ("b", "c", "a"), ("c", "c", "c")])
-def test_buffers_may_trade_places(transport, overlap, values):
+def test_buffers_may_trade_places(transport: str, overlap: bool, values: tuple[str, str, str]) -> None:
     """Each is then where another one's gradient is about to be written."""
     variables = {name: Variable(100) for name in "abc"}
     number = {"a": 1, "b": 2, "c": 3}
@@ -434,16 +465,21 @@ class TestBuffers:
     """Gradients that are computed into memory that they are pushed from count as any others do."""
 
     @pytest.fixture
-    def servers(self, transport, count):
+    def servers(self, transport: str, count: int) -> Iterator[ShardServers]:
         with ShardServers(MIXED, servers=count, shards=3, optimizer=optim.SGD(1.0), transport=transport) as servers:
             yield servers
 
     @pytest.fixture
-    def pipeline(self, servers, overlap):
+    def pipeline(self, servers: ShardServers, overlap: bool) -> Iterator[Pipeline]:
         with Pipeline(servers.worker("a"), overlap=overlap) as pipeline:
             yield pipeline
 
-    def step(self, pipeline, change=lambda buffers: buffers, **options):
+    def step(
+        self,
+        pipeline: Pipeline,
+        change: Callable[[GradientBuffers], Any] = lambda buffers: buffers,
+        **options: Any,
+    ) -> GradientBuffers:
         """Every element's gradient is 1."""
         pipeline.pull()
         buffers = pipeline.buffers()
@@ -454,20 +490,22 @@ class TestBuffers:
         pipeline.push(change(buffers), **options)
         return buffers
 
-    def check(self, servers, before, steps):
+    def check(self, servers: ShardServers, before: Mapping[str, np.ndarray], steps: int) -> None:
         for name, value in servers.values().items():
             expected = before[name] - np.asarray(steps, before[name].dtype) if name in TRAINED else before[name]
             np.testing.assert_allclose(value, expected, rtol=2e-3, atol=1e-2 if name == "half" else 1e-5)
 
-    def test_they_count_step_after_step_though_the_program_keeps_them(self, servers, pipeline):
+    def test_they_count_step_after_step_though_the_program_keeps_them(
+        self, servers: ShardServers, pipeline: Pipeline
+    ) -> None:
         before = servers.values()
         kept = [self.step(pipeline) for _ in range(5)]
         pipeline.settle()
         self.check(servers, before, 5)
         assert len({id(buffers["whole"]) for buffers in kept}) == 5
 
-    def test_arrays_that_were_replaced_count_too(self, servers, pipeline):
-        def replace(buffers):
+    def test_arrays_that_were_replaced_count_too(self, servers: ShardServers, pipeline: Pipeline) -> None:
+        def replace(buffers: GradientBuffers) -> GradientBuffers:
             for name in ("whole", "cut", "number"):
                 buffers[name][...] = np.nan
                 buffers[name] = np.ones(MIXED[name].shape, np.float32)
@@ -478,35 +516,37 @@ class TestBuffers:
         pipeline.settle()
         self.check(servers, before, 1)
 
-    def test_a_copy_of_the_mapping_counts_too(self, servers, pipeline):
+    def test_a_copy_of_the_mapping_counts_too(self, servers: ShardServers, pipeline: Pipeline) -> None:
         before = servers.values()
         self.step(pipeline, dict)
         pipeline.settle()
         self.check(servers, before, 1)
 
-    def test_they_may_be_pushed_again_once_they_are_settled(self, servers, pipeline, overlap):
+    def test_they_may_be_pushed_again_once_they_are_settled(
+        self, servers: ShardServers, pipeline: Pipeline, overlap: bool
+    ) -> None:
         before = servers.values()
         buffers = self.step(pipeline)
         pipeline.settle()
         buffers["whole"][:] = 1
         pipeline.pull()
         if overlap:
-            with pytest.raises(errors.BadRequest, match="ask for new ones"):
+            with pytest.raises(errors.BadRequest, match="request new buffers"):
                 pipeline.push(buffers)
         pipeline.push(dict(buffers) if overlap else buffers)
         pipeline.settle()
         self.check(servers, before, 2)
 
-    def test_what_is_no_numpy_array_may_take_a_place(self, servers, pipeline):
+    def test_foreign_array_may_replace_a_buffer(self, servers: ShardServers, pipeline: Pipeline) -> None:
         """Such as another framework's."""
 
         class Foreign:
-            def __array__(self, dtype=None, copy=None):
+            def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
                 return np.ones(MIXED["small"].shape, np.float32)
 
-        def replace(buffers):
+        def replace(buffers: GradientBuffers) -> GradientBuffers:
             buffers["small"][:] = np.nan
-            buffers["small"] = Foreign()
+            buffers["small"] = Foreign()  # type: ignore[assignment]  # converted, as its type says
             return buffers
 
         before = servers.values()
@@ -514,7 +554,7 @@ class TestBuffers:
         pipeline.settle()
         self.check(servers, before, 1)
 
-    def test_updates_go_with_them(self, servers, pipeline):
+    def test_updates_go_with_them(self, servers: ShardServers, pipeline: Pipeline) -> None:
         before = servers.values()
         before["mean"][:] = 5
         self.step(pipeline, updates={"mean": np.full(4, 5, np.float32)})
@@ -530,8 +570,10 @@ class TestBuffers:
         ],
         ids=["missing", "misshapen", "unknown"],
     )
-    def test_what_does_not_fit_is_refused(self, servers, pipeline, spoil, said):
-        def spoiled(buffers):
+    def test_arrays_that_do_not_fit_are_refused(
+        self, servers: ShardServers, pipeline: Pipeline, spoil: Callable[..., Any], said: str
+    ) -> None:
+        def spoiled(buffers: GradientBuffers) -> GradientBuffers:
             spoil(buffers)
             return buffers
 
@@ -539,12 +581,12 @@ class TestBuffers:
             self.step(pipeline, spoiled)
         assert not any(servers.versions())
 
-    def test_nan_is_refused(self, servers, pipeline):
-        def spoiled(buffers):
+    def test_nan_is_refused(self, servers: ShardServers, pipeline: Pipeline) -> None:
+        def spoiled(buffers: GradientBuffers) -> GradientBuffers:
             buffers["whole"][77] = np.nan
             return buffers
 
-        def pushed():
+        def pushed() -> None:
             self.step(pipeline, spoiled)
             pipeline.settle()
 
@@ -556,17 +598,19 @@ class TestBuffers:
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapping"])
 class TestGradientsThatTakeTheirTime:
     @pytest.fixture
-    def servers(self):
+    def servers(self) -> Iterator[ShardServers]:
         with ShardServers(LAYERS, optimizer=optim.SGD(1.0), transport="tcp", stall_s=0.2) as servers:
             yield servers
 
-    def received(self, servers):
+    def received(self, servers: ShardServers) -> float:
         return servers.sample("shoal_server_received_bytes_total")
 
-    def test_the_first_are_at_the_server_before_the_last_are_computed(self, servers, overlap):
+    def test_the_first_are_at_the_server_before_the_last_are_computed(
+        self, servers: ShardServers, overlap: bool
+    ) -> None:
         seen = []
 
-        def slowly():
+        def slowly() -> Iterator[tuple[str, np.ndarray]]:
             for number, (name, spec) in enumerate(LAYERS.items()):
                 yield name, np.ones(spec.shape, np.float32)
                 if number == 5:
@@ -582,11 +626,13 @@ class TestGradientsThatTakeTheirTime:
         assert seen[0] < self.received(servers)
 
     @pytest.mark.parametrize("times", [1, 2], ids=["once", "and again when it is sent again"])
-    def test_a_lane_that_breaks_meanwhile_is_no_failure(self, servers, overlap, monkeypatch, times):
-        broken = []
+    def test_a_lane_that_breaks_meanwhile_is_no_failure(
+        self, servers: ShardServers, overlap: bool, monkeypatch: pytest.MonkeyPatch, times: int
+    ) -> None:
+        broken: list[Lane] = []
         send = Lane._send
 
-        def breaking(lane, waiting, kind, *options):
+        def breaking(lane: Lane, waiting: list[bytes | bytearray | memoryview], kind: Frame, *options: float) -> None:
             if kind is Frame.PUSH and len(broken) < times and self.received(servers) >= 2 << 20:
                 broken.append(lane)
                 lane.close()
@@ -594,7 +640,7 @@ class TestGradientsThatTakeTheirTime:
 
         monkeypatch.setattr(Lane, "_send", breaking)
 
-        def slowly():
+        def slowly() -> Iterator[tuple[str, np.ndarray]]:
             for number, (name, spec) in enumerate(LAYERS.items()):
                 if number == 6:
                     wait_until(lambda: self.received(servers) >= 2 << 20, what="the first gradients' arrival")

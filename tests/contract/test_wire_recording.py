@@ -5,6 +5,7 @@ is compared, and what cannot be.
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -23,7 +24,7 @@ def assert_same(answers: Sequence[Entry], recorded: Sequence[Entry]) -> None:
 
 
 @pytest.mark.parametrize("name", ON_SERVERS)
-def test_servers_answer_as_they_did(name, tmp_path):
+def test_servers_answer_as_they_did(name: str, tmp_path: Path) -> None:
     recorded = load(FOLDER / f"{name}.jsonl")
     with bare_servers(ON_SERVERS[name][1], tmp_path) as servers:
         addresses = {f"server-{index}": address for index, address in enumerate(servers.addresses)}
@@ -33,11 +34,11 @@ def test_servers_answer_as_they_did(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ON_SERVERS)
-def test_clients_ask_servers_as_they_did(name):
+def test_clients_ask_servers_as_they_did(name: str) -> None:
     assert_asked(name, ON_SERVERS[name][0])
 
 
-def test_a_coordinator_and_its_servers_answer_as_they_did(tmp_path):
+def test_a_coordinator_and_its_servers_answer_as_they_did(tmp_path: Path) -> None:
     """And the coordinator asks of the servers what it did, which write the checkpoint that they did."""
     recorded = load(FOLDER / "cluster.jsonl")
     with pinned_cluster(tmp_path) as (coordinator, servers, clock):
@@ -61,7 +62,7 @@ def test_a_coordinator_and_its_servers_answer_as_they_did(tmp_path):
         assert data == (CHECKPOINT / name).read_bytes(), f"{name} is another one"
 
 
-def test_users_and_workers_ask_a_coordinator_as_they_did():
+def test_users_and_workers_ask_a_coordinator_as_they_did() -> None:
     assert_asked("cluster", a_cluster)
 
 

@@ -76,7 +76,7 @@ def registry() -> CollectorRegistry:
 
 
 @pytest.fixture
-def start(cluster: FakeCluster, registry: CollectorRegistry, tmp_path: Path) -> Iterator[Callable[[str], Daemon]]:
+def start(cluster: FakeCluster, registry: CollectorRegistry, tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
     """Starts a daemon whose program has this as a part of its `loss_and_gradients`."""
     daemons: list[Daemon] = []
 
@@ -93,7 +93,9 @@ def start(cluster: FakeCluster, registry: CollectorRegistry, tmp_path: Path) -> 
     assert [child for child in psutil.Process().children() if "shoal_worker" in child.cmdline()] == []
 
 
-def test_a_job_is_trained_told_of_and_finished(cluster, start, registry):
+def test_job_is_trained_reported_and_finished(
+    cluster: FakeCluster, start: Callable[..., Daemon], registry: CollectorRegistry
+) -> None:
     start("print('batch', sorted(batch)[0] >= 0)")
     [finish] = cluster.record.wait_for(job_pb2.FinishRequest)
     assert (finish.job, finish.worker, finish.incarnation, finish.error) == ("digits", "worker-1", 1, "")
@@ -113,7 +115,9 @@ def test_a_job_is_trained_told_of_and_finished(cluster, start, registry):
     assert registry.get_sample_value("shoal_worker_device_info", {"device": "cpu"}) == 1
 
 
-def test_metrics_tell_of_the_trainer_and_of_lines_that_wait(cluster, start, registry):
+def test_metrics_tell_of_the_trainer_and_of_lines_that_wait(
+    cluster: FakeCluster, start: Callable[..., Daemon], registry: CollectorRegistry
+) -> None:
     sample = registry.get_sample_value
     start(BATCH_IN_HAND)
     trainer = pid_of(cluster)
@@ -121,21 +125,25 @@ def test_metrics_tell_of_the_trainer_and_of_lines_that_wait(cluster, start, regi
     assert sample("shoal_worker_log_lines_waiting") == 0
     cluster.jobs.error = errors.Unreachable("away")  # nobody takes reports
     psutil.Process(trainer).send_signal(signal.SIGUSR1)
-    wait_until(lambda: sample("shoal_worker_log_lines_waiting") > 0, what="lines that wait")
+    wait_until(lambda: (sample("shoal_worker_log_lines_waiting") or 0) > 0, what="lines that wait")
     cluster.jobs.error = None
     wait_until(lambda: sample("shoal_worker_log_lines_waiting") == 0, what="lines that were sent")
     psutil.Process(trainer).kill()
     wait_until(lambda: sample("shoal_worker_trainers") == 0, what="the trainer's end")
 
 
-def test_a_job_that_runs_out_of_memory_fails_and_the_daemon_lives_on(cluster, start):
+def test_a_job_that_runs_out_of_memory_fails_and_the_daemon_lives_on(
+    cluster: FakeCluster, start: Callable[..., Daemon]
+) -> None:
     daemon = start("np.empty(1 << 57)")
     [finish] = cluster.record.wait_for(job_pb2.FinishRequest)
     assert "ran out of memory on cpu, with a batch of 4 samples: Unable to allocate 1.00 EiB" in finish.error
     assert daemon._thread.is_alive()
 
 
-def test_a_job_that_overlaps_is_trained_told_of_and_finished(cluster, start, registry):
+def test_overlapping_job_is_trained_reported_and_finished(
+    cluster: FakeCluster, start: Callable[..., Daemon], registry: CollectorRegistry
+) -> None:
     cluster.jobs.job = replace(JOB, consistency=Asynchronous())
     cluster.jobs.joins = [cluster.joined(ready=True, state=job_pb2.RUNNING)]
     start()
@@ -149,14 +157,16 @@ def test_a_job_that_overlaps_is_trained_told_of_and_finished(cluster, start, reg
     assert registry.get_sample_value("shoal_worker_steps_total") == 4
 
 
-def test_pushes_say_how_far_the_data_is(cluster, start):
+def test_pushes_say_how_far_the_data_is(cluster: FakeCluster, start: Callable[..., Daemon]) -> None:
     start()
     cluster.record.wait_for(job_pb2.FinishRequest)
     cursors = [(push.header.cursor.lease, push.header.cursor.consumed) for push in cluster.record.of(pb.PushRequest)]
     assert cursors == [(1, 4), (1, 8), (1, 12), (1, 16)]
 
 
-def test_a_daemon_that_leaves_finishes_the_batch_in_hand_and_says_how_far_it_is(cluster, start):
+def test_a_daemon_that_leaves_finishes_the_batch_in_hand_and_says_how_far_it_is(
+    cluster: FakeCluster, start: Callable[..., Daemon]
+) -> None:
     daemon = start(BATCH_IN_HAND)
     trainer = psutil.Process(pid_of(cluster))
     enough = threading.Event()
@@ -176,7 +186,9 @@ def test_a_daemon_that_leaves_finishes_the_batch_in_hand_and_says_how_far_it_is(
 
 
 @pytest.mark.parametrize("way", ["told", "late"])
-def test_a_daemon_that_leaves_does_not_wait_for_ever(cluster, start, way):
+def test_a_daemon_that_leaves_does_not_wait_for_ever(
+    cluster: FakeCluster, start: Callable[..., Daemon], way: str
+) -> None:
     daemon = start(BATCH_IN_HAND, leave_grace_s=0.2 if way == "late" else 60.0)
     pid_of(cluster)
     enough = threading.Event()
@@ -198,7 +210,9 @@ def test_a_daemon_that_leaves_does_not_wait_for_ever(cluster, start, way):
         ("os._exit(0)", "exit status 0"),
     ],
 )
-def test_a_program_that_fails_fails_its_job_and_not_the_daemon(cluster, start, body, said):
+def test_a_program_that_fails_fails_its_job_and_not_the_daemon(
+    cluster: FakeCluster, start: Callable[..., Daemon], body: str, said: str
+) -> None:
     start(body)
     [finish] = cluster.record.wait_for(job_pb2.FinishRequest)
     assert said in finish.error
@@ -207,7 +221,9 @@ def test_a_program_that_fails_fails_its_job_and_not_the_daemon(cluster, start, b
     assert len(cluster.record.of(coordinator_pb2.RegisterRequest)) == 1
 
 
-def test_a_trainer_that_is_killed_means_a_new_incarnation(cluster, start, registry):
+def test_a_trainer_that_is_killed_means_a_new_incarnation(
+    cluster: FakeCluster, start: Callable[..., Daemon], registry: CollectorRegistry
+) -> None:
     start("print('about to die'); sys.stdout.flush(); os.kill(os.getpid(), signal.SIGKILL)")
     cluster.record.wait_for(coordinator_pb2.RegisterRequest, 2)
     assert cluster.record.of(job_pb2.FinishRequest) == []
@@ -218,7 +234,7 @@ def test_a_trainer_that_is_killed_means_a_new_incarnation(cluster, start, regist
 
 
 @pytest.mark.parametrize("way", ["heartbeat", "report"])
-def test_a_job_that_is_taken_back_is_killed(cluster, start, way):
+def test_a_job_that_is_taken_back_is_killed(cluster: FakeCluster, start: Callable[..., Daemon], way: str) -> None:
     # The program, and a child that it leaves behind, would run forever; when asked, it writes a line first.
     start(
         "import subprocess; subprocess.Popen(['sleep', '1000']); "
@@ -237,7 +253,9 @@ def test_a_job_that_is_taken_back_is_killed(cluster, start, way):
     assert [finish.error for finish in cluster.record.of(job_pb2.FinishRequest)] == []
 
 
-def test_the_end_is_told_however_long_the_coordinator_is_away(cluster, start):
+def test_end_is_reported_after_a_long_absence_of_the_coordinator(
+    cluster: FakeCluster, start: Callable[..., Daemon]
+) -> None:
     start("pass")
     cluster.record.wait_for(job_pb2.DescribeRequest)
     cluster.jobs.error = errors.Unreachable("away")
@@ -247,27 +265,31 @@ def test_the_end_is_told_however_long_the_coordinator_is_away(cluster, start):
     assert finish.error == ""
 
 
-def test_a_fenced_trainer_means_a_new_incarnation(cluster, start):
+def test_a_fenced_trainer_means_a_new_incarnation(cluster: FakeCluster, start: Callable[..., Daemon]) -> None:
     cluster.server.error = errors.Fenced("incarnation 1 of worker-1 is not admitted")
     start()
     cluster.record.wait_for(coordinator_pb2.RegisterRequest, 2)
     assert cluster.record.of(job_pb2.FinishRequest) == []
 
 
-def test_a_job_that_ended_before_the_trainer_came_is_left_alone(cluster, start):
+def test_a_job_that_ended_before_the_trainer_came_is_left_alone(
+    cluster: FakeCluster, start: Callable[..., Daemon]
+) -> None:
     cluster.jobs.joins = [cluster.joined(ready=False, placed=False, state=job_pb2.CANCELLED)]
     start()
     [finish] = cluster.record.wait_for(job_pb2.FinishRequest)
     assert finish.error == ""
 
 
-def test_a_device_that_is_not_there_stops_the_start(cluster, registry):
+def test_a_device_that_is_not_there_stops_the_start(cluster: FakeCluster, registry: CollectorRegistry) -> None:
     with pytest.raises(errors.ShoalError, match="cuda:99 does not exist"):
         start_worker(WorkerConfig(cluster.address, "worker-1", device="cuda:99"), registry)
 
 
 @pytest.mark.parametrize(("wish", "reason"), [("auto", "CuPy cannot be imported"), ("cpu", None)])
-def test_what_it_trains_on_is_logged_and_why_that_is_no_gpu(cluster, registry, monkeypatch, wish, reason):
+def test_log_has_the_device_and_why_it_is_no_gpu(
+    cluster: FakeCluster, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch, wish: str, reason: str | None
+) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     cluster.members.assignments.clear()
     with capture_logs() as logs:
@@ -277,7 +299,7 @@ def test_what_it_trains_on_is_logged_and_why_that_is_no_gpu(cluster, registry, m
     assert line["reason"] is reason or line["reason"].startswith(reason)
 
 
-def test_a_trainer_ends_when_its_parent_is_killed(cluster, tmp_path):
+def test_a_trainer_ends_when_its_parent_is_killed(cluster: FakeCluster, tmp_path: Path) -> None:
     (tmp_path / "trained.py").write_text(PROGRAM.replace("BODY", "print('pid', os.getpid()); signal.pause()"))
     script = f"""
         from prometheus_client import CollectorRegistry

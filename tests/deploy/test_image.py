@@ -7,8 +7,10 @@ import subprocess
 import sys
 import threading
 import tomllib
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,15 +22,16 @@ TEXT = (ROOT / "Dockerfile").read_text()
 STAGES = {stage.name: stage for stage in stages(TEXT)}
 
 
-def project():
-    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+def project() -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return found
 
 
-def argument(stage, name):
+def argument(stage: str, name: str) -> str:
     return next(value.partition("=")[2] for value in STAGES[stage].of("ARG") if value.split("=")[0] == name)
 
 
-def test_without_a_target_the_image_is_the_cpus():
+def test_without_a_target_the_image_is_the_cpus() -> None:
     last = stages(TEXT)[-1]
     assert (last.base, last.instructions) == ("shoal", [])
 
@@ -36,34 +39,34 @@ def test_without_a_target_the_image_is_the_cpus():
 class TestFinalStage:
     stage = STAGES["shoal"]
 
-    def test_it_runs_as_a_user_with_a_number(self):
+    def test_it_runs_as_a_user_with_a_number(self) -> None:
         # Only of a number does Kubernetes know that it is not root's (runAsNonRoot).
         assert self.stage.of("USER") == ["65532:65532"]
 
-    def test_it_has_nothing_that_builds(self):
+    def test_it_has_nothing_that_builds(self) -> None:
         assert [line for line in self.stage.of("RUN") if re.search(r"\b(apt-get|pip|gcc|venv)\b", line)] == []
         assert self.stage.of("COPY") == ["--from=build /opt/shoal /opt/shoal"]
 
-    def test_the_role_is_the_command(self):
+    def test_the_role_is_the_command(self) -> None:
         assert [json.loads(line) for line in self.stage.of("ENTRYPOINT")] == [["shoal"]]
 
-    def test_its_version_is_the_projects(self):
+    def test_its_version_is_the_projects(self) -> None:
         assert argument("shoal", "VERSION") == project()["version"]
 
-    def test_its_health_is_asked_of_a_script_that_it_has(self):
+    def test_its_health_is_asked_of_a_script_that_it_has(self) -> None:
         [check] = self.stage.of("HEALTHCHECK")
         *_, script = json.loads(check[check.index("[") :])
         copied = [line.split() for line in STAGES["build"].of("COPY")]
         [source] = [source for source, *_, target in copied if target == script]
         assert (ROOT / source).is_file()
 
-    def test_the_gpus_adds_to_it_only_a_check_of_its_base(self):
+    def test_the_gpus_adds_to_it_only_a_check_of_its_base(self) -> None:
         gpu = STAGES["gpu"]
         assert gpu.base == "shoal"
         [(keyword, check)] = gpu.instructions
         assert keyword == "RUN"
 
-        def ends(cuda):
+        def ends(cuda: Mapping[str, str]) -> tuple[int, bool]:
             done = subprocess.run(["sh", "-c", check], env=cuda, capture_output=True, text=True, check=False)
             return done.returncode, "--build-arg BASE=nvidia/cuda" in done.stderr
 
@@ -71,12 +74,12 @@ class TestFinalStage:
         assert ends({}) == (2, True)
 
 
-def test_no_builder_but_any_is_asked_for():
+def test_no_builder_but_any_is_asked_for() -> None:
     # Debian's Docker has none of BuildKit's: no syntax line, no heredoc, no --mount, --chmod or --link.
     assert not re.search(r"^# *syntax *=|<<|--(mount|chmod|link|security|network)\b", TEXT, re.MULTILINE)
 
 
-def test_what_is_copied_gets_in_and_nothing_else():
+def test_what_is_copied_gets_in_and_nothing_else() -> None:
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     let_in = {line[1:] for line in ignored if line.startswith("!")}
     copies = [line.split()[:-1] for stage in STAGES.values() for line in stage.of("COPY") if "--from" not in line]
@@ -87,26 +90,26 @@ def test_what_is_copied_gets_in_and_nothing_else():
     assert [path for path in let_in if not (ROOT / path).exists()] == []
 
 
-def requirements(extras):
-    command = [sys.executable, IMAGE / "requirements.py", extras]
+def requirements(extras: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(IMAGE / "requirements.py"), extras]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def test_its_extras_are_the_projects():
+def test_its_extras_are_the_projects() -> None:
     extras = argument("build", "EXTRAS")
     listed = requirements(extras).stdout.splitlines()
     optional = project()["optional-dependencies"]
     assert listed == project()["dependencies"] + [line for extra in extras.split(",") for line in optional[extra]]
 
 
-def test_an_extra_that_there_is_not_ends_the_build():
+def test_an_extra_that_there_is_not_ends_the_build() -> None:
     done = requirements("data,nonesuch")
     assert (done.returncode, done.stdout) == (1, "")
     assert "'nonesuch'" in done.stderr
     assert "tensorboard" in done.stderr
 
 
-def installed(folder, cuda):
+def installed(folder: Path, cuda: Mapping[str, str]) -> tuple[int, str, list[str]]:
     """How install.sh ends and what it complains of, and what it has pip install: with programs that only note it."""
     (folder / "deploy").symlink_to(ROOT / "deploy")
     (folder / "pyproject.toml").symlink_to(ROOT / "pyproject.toml")
@@ -135,7 +138,7 @@ def installed(folder, cuda):
 
 
 class TestInstall:
-    def test_without_cuda_there_is_no_cupy(self, tmp_path):
+    def test_without_cuda_there_is_no_cupy(self, tmp_path: Path) -> None:
         code, complaint, lines = installed(tmp_path, {})
         assert (code, complaint) == (0, "")
         assert set(lines) >= set(project()["dependencies"]) | {"--requirement"}
@@ -148,27 +151,29 @@ class TestInstall:
             ("13.0.1", "gpu13", "nvidia-cuda-runtime==13.0.*"),
         ],
     )
-    def test_with_cuda_there_is_what_its_version_wants(self, tmp_path, cuda, extra, headers):
+    def test_with_cuda_there_is_what_its_version_wants(
+        self, tmp_path: Path, cuda: str, extra: str, headers: str
+    ) -> None:
         code, complaint, lines = installed(tmp_path, {"CUDA_VERSION": cuda})
         assert (code, complaint) == (0, "")
         assert set(lines) >= {*project()["optional-dependencies"][extra], headers}
 
-    def test_a_version_of_cuda_that_there_is_no_cupy_for(self, tmp_path):
+    def test_a_version_of_cuda_that_there_is_no_cupy_for(self, tmp_path: Path) -> None:
         code, complaint, lines = installed(tmp_path, {"CUDA_VERSION": "11.8.0"})
         assert (code, lines) == (2, [])
         assert "CUDA_VERSION, which the base sets, is 11.8.0" in complaint
 
 
 @contextmanager
-def metrics_server(status, body):
+def metrics_server(status: int, body: bytes) -> Iterator[int]:
     class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
+        def do_GET(self) -> None:
             assert self.path == "/healthz"
             self.send_response(status)
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, *_):
+        def log_message(self, *_: str) -> None:
             pass
 
     with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
@@ -181,7 +186,7 @@ def metrics_server(status, body):
             thread.join()
 
 
-def health(listen):
+def health(listen: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-I", "-S", IMAGE / "health.py"],
         env={"SHOAL_METRICS_LISTEN": listen},
@@ -193,24 +198,24 @@ def health(listen):
 
 class TestHealth:
     @pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1", ""])
-    def test_a_role_that_is_well(self, host):
+    def test_a_role_that_is_well(self, host: str) -> None:
         with metrics_server(200, b"ok") as port:
             done = health(f"{host}:{port}")
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
-    def test_a_role_that_is_not_says_why(self):
+    def test_a_role_that_is_not_says_why(self) -> None:
         with metrics_server(503, b"no coordinator at coordinator:7070") as port:
             done = health(f"0.0.0.0:{port}")
         assert (done.returncode, done.stdout) == (1, "no coordinator at coordinator:7070\n")
 
-    def test_nobody_there(self):
+    def test_nobody_there(self) -> None:
         with metrics_server(200, b"") as port:
             pass
         done = health(f"0.0.0.0:{port}")
         assert done.returncode == 1
         assert f"SHOAL_METRICS_LISTEN=0.0.0.0:{port}" in done.stdout
 
-    def test_no_address(self):
+    def test_no_address(self) -> None:
         done = health("")
         assert done.returncode == 1
         assert "SHOAL_METRICS_LISTEN" in done.stdout

@@ -15,6 +15,7 @@ import yaml
 from shoal._tracing import environment as tracing
 from support.deployment import manifest_lifecycle as lifecycle
 from support.deployment import manifest_network as network
+from support.deployment import manifest_rules as rules
 from support.deployment.manifest_checks import OLDEST, OVERLAYS, RULES, SCHEMAS, complaints, rendered, schema_errors
 from support.deployment.manifests import (
     KUBERNETES,
@@ -33,7 +34,7 @@ DOCS = KUBERNETES.parents[1] / "docs"
 
 
 @pytest.fixture(scope="module")
-def composed(tmp_path_factory) -> list[Object]:
+def composed(tmp_path_factory: pytest.TempPathFactory) -> list[Object]:
     """Production with GPUs, and a bucket; not to be changed."""
     return render_with(tmp_path_factory.mktemp("manifests"), "production", ["gpu", "object-store"])
 
@@ -46,29 +47,29 @@ def sample() -> list[Object]:
 class TestOverlays:
     @pytest.mark.parametrize("version", [OLDEST, SCHEMAS])
     @pytest.mark.parametrize("overlay", OVERLAYS)
-    def test_is_valid(self, overlay, version):
+    def test_is_valid(self, overlay: str, version: str) -> None:
         assert schema_errors(rendered(overlay), version) == []
 
     @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
     @pytest.mark.parametrize("overlay", OVERLAYS)
-    def test_keeps_the_rules(self, overlay, rule):
+    def test_keeps_the_rules(self, overlay: str, rule: rules.Rule) -> None:
         assert list(rule(rendered(overlay))) == []
 
     @pytest.mark.parametrize("overlay", OVERLAYS)
-    def test_lets_through_what_is_needed_and_no_more(self, overlay):
+    def test_lets_through_what_is_needed_and_no_more(self, overlay: str) -> None:
         assert list(network.complaints(rendered(overlay), OVERLAYS[overlay])) == []
 
     @pytest.mark.parametrize("overlay", OVERLAYS)
-    def test_has_all_members(self, overlay):
+    def test_has_all_members(self, overlay: str) -> None:
         found = {(each.kind, each.name) for each in workloads(rendered(overlay))}
         assert found == {("StatefulSet", "coordinator"), ("StatefulSet", "server"), ("Deployment", "worker")}
 
-    def test_each_folder_of_overlays_is_tested(self):
+    def test_each_folder_of_overlays_is_tested(self) -> None:
         assert {f"overlays/{each.name}" for each in (KUBERNETES / "overlays").iterdir()} == OVERLAYS.keys() - {"base"}
 
 
 class TestWhatOverlaysSay:
-    def test_gpus_go_to_workers_alone(self):
+    def test_gpus_go_to_workers_alone(self) -> None:
         asking = {
             each.name: each.pod["containers"][0]
             for each in workloads(rendered("overlays/gpu"))
@@ -79,16 +80,16 @@ class TestWhatOverlaysSay:
         assert worker["image"].endswith("-gpu")
         assert lifecycle.environment(worker, rendered("overlays/gpu"))["SHOAL_DEVICE"] == "cuda:0"
 
-    def test_one_node_shares_a_volume_of_its_own(self):
+    def test_one_node_shares_a_volume_of_its_own(self) -> None:
         claim = named(rendered("overlays/local"), "PersistentVolumeClaim", "checkpoints")
         assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
 
-    def test_several_nodes_share_a_volume(self):
+    def test_several_nodes_share_a_volume(self) -> None:
         claim = named(rendered("overlays/production"), "PersistentVolumeClaim", "checkpoints")
         assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
         assert claim["spec"]["storageClassName"]
 
-    def test_local_asks_for_no_more_than_a_laptop_has(self):
+    def test_local_asks_for_no_more_than_a_laptop_has(self) -> None:
         asked = {"cpu": 0.0, "memory": 0.0}
         for each in workloads(rendered("overlays/local")):
             for kind in asked:
@@ -98,7 +99,7 @@ class TestWhatOverlaysSay:
         assert asked["cpu"] <= 1
         assert asked["memory"] <= quantity("3Gi")
 
-    def test_the_settings_of_all_roles_are_one_map(self):
+    def test_the_settings_of_all_roles_are_one_map(self) -> None:
         """So that the coordinator and the servers cannot differ in where checkpoints are."""
         maps = {
             source["configMapRef"]["name"]
@@ -110,18 +111,18 @@ class TestWhatOverlaysSay:
 
 
 class TestComponents:
-    def test_go_together(self, composed):
+    def test_go_together(self, composed: list[Object]) -> None:
         assert schema_errors(composed, SCHEMAS) == []
         assert complaints(composed) == []
         assert list(network.complaints(composed, network.NEEDED | network.SCRAPES | network.STORES)) == []
 
-    def test_a_bucket_takes_the_place_of_the_volume(self, composed):
+    def test_a_bucket_takes_the_place_of_the_volume(self, composed: list[Object]) -> None:
         for name in ("coordinator", "server"):
             pod = named(composed, "StatefulSet", name)["spec"]["template"]["spec"]
             assert lifecycle.environment(pod["containers"][0], composed)["SHOAL_CHECKPOINTS"].startswith("s3://")
             assert "checkpoints" not in {volume["name"] for volume in pod["volumes"]}
 
-    def test_production_names_both_images_anew(self, composed):
+    def test_production_names_both_images_again(self, composed: list[Object]) -> None:
         images = {each.name: each.pod["containers"][0]["image"] for each in workloads(composed)}
         assert len({image.rpartition("/")[0] for image in images.values()}) == 1
         assert images["worker"] == f"{images['server']}-gpu"
@@ -132,12 +133,12 @@ class TestDocs:
 
     TEXT = (DOCS / "how-to" / "kubernetes.md").read_text()
 
-    def test_the_adapters_rule_gives_the_metric_that_the_autoscaler_reads(self):
+    def test_the_adapters_rule_gives_the_metric_that_the_autoscaler_reads(self) -> None:
         [rule] = [yaml.safe_load(block)["externalRules"][0] for block in self.blocks("externalRules")]
         [metric] = named(rendered("overlays/production"), "HorizontalPodAutoscaler", "worker")["spec"]["metrics"]
         assert rule["seriesQuery"].partition("{")[0] == metric["external"]["metric"]["name"]
 
-    def test_the_settings_that_it_names_are_those_that_there_are(self):
+    def test_the_settings_that_it_names_are_those_that_there_are(self) -> None:
         base = yaml.safe_load((KUBERNETES / "base" / "kustomization.yaml").read_text())
         [there] = base["configMapGenerator"]
         settings = {each.partition("=")[0] for each in there["literals"]}
@@ -148,14 +149,14 @@ class TestDocs:
             assert (generator["name"], generator["behavior"]) == (there["name"], "merge")
             assert {each.partition("=")[0] for each in generator["literals"]} <= settings
 
-    def test_with_its_lines_for_ipv6_nobody_listens_at_ipv4(self, tmp_path):
+    def test_with_its_lines_for_ipv6_nobody_listens_at_ipv4(self, tmp_path: Path) -> None:
         [lines] = [block for block in self.blocks("configMapGenerator") if "[::]" in block]
         objects = self.rendered_with(yaml.safe_load(lines), tmp_path)
         for workload in workloads(objects):
             found = lifecycle.environment(workload.pod["containers"][0], objects)
             assert {found[name].rpartition(":")[0] for name in found if name.endswith("_LISTEN")} == {"[::]"}
 
-    def test_with_its_lines_for_traces_all_reach_the_collector_and_nobody_else(self, tmp_path):
+    def test_with_its_lines_for_traces_all_reach_the_collector_and_nobody_else(self, tmp_path: Path) -> None:
         text = (DOCS / "how-to" / "tracing.md").read_text()
         [lines] = self.blocks("configMapGenerator", text)
         [policy] = self.blocks("apiVersion", text)
@@ -170,7 +171,9 @@ class TestDocs:
             assert told["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://collector.observability:4317"
 
     @pytest.mark.parametrize("components", [[], ["object-store", "gpu"]])
-    def test_an_overlay_outside_the_checkout_says_the_image_and_the_class(self, components, tmp_path):
+    def test_an_overlay_outside_the_checkout_says_the_image_and_the_class(
+        self, components: list[str], tmp_path: Path
+    ) -> None:
         [lines] = self.blocks("apiVersion: kustomize")
         mine = yaml.safe_load(lines.replace("../shoal/", f"{os.path.relpath(DOCS.parent, tmp_path)}/"))
         parts = os.path.relpath(KUBERNETES / "components", tmp_path)
@@ -183,14 +186,14 @@ class TestDocs:
         assert [claim["spec"]["storageClassName"] for claim in claims] == ([] if components else ["YOUR-CLASS"])
         assert complaints(objects) == []
 
-    def test_the_sample_can_be_given_an_image(self):
+    def test_the_sample_can_be_given_an_image(self) -> None:
         [line] = re.findall(r"^kubectl (set image .*) \| kubectl apply -f -$", self.TEXT, re.MULTILINE)
         kubectl = need("kubectl", source="it changes manifests; Kubernetes' site has it", failing=("SHOAL_E2E", "CI"))
         shown = subprocess.run([kubectl, *line.split()], cwd=DOCS.parent, capture_output=True, text=True, check=True)
         [job] = workloads(read(shown.stdout))
         assert [each["image"].partition(":")[0] for each in job.containers] == ["YOUR-REGISTRY/shoal"]
 
-    def test_its_backup_is_of_the_claims_that_there_are(self):
+    def test_its_backup_is_of_the_claims_that_there_are(self) -> None:
         text = (DOCS / "how-to" / "backup.md").read_text()
         snapshots, claim = (read(block) for block in self.blocks("apiVersion", text))
         coordinator = named(rendered("base"), "StatefulSet", "coordinator")
@@ -204,7 +207,7 @@ class TestDocs:
         assert (again["metadata"]["name"], again["spec"].pop("dataSource")["name"]) == (store, copied[store])
         assert again["spec"] == template["spec"]
 
-    def test_an_upgrade_ends_and_starts_all_parts_in_their_order(self):
+    def test_an_upgrade_ends_and_starts_all_parts_in_their_order(self) -> None:
         [section] = re.findall(r"## A new version\n(.*?)\n## ", self.TEXT, re.DOTALL)
         before, apply, after = re.split(r"^kubectl (apply -k \S+)$", section, maxsplit=1, flags=re.MULTILINE)
         scaled = r"scale (\w+)/(\w+) --replicas=(\d+)"
@@ -224,13 +227,13 @@ class TestDocs:
         there = {(each.kind.lower(), each.name) for each in workloads(rendered(apply.rpartition("kubernetes/")[2]))}
         assert there == {(kind, name) for kind, name, _ in ended}
 
-    def test_folders_and_files_that_it_names_are_there(self):
+    def test_folders_and_files_that_it_names_are_there(self) -> None:
         root = KUBERNETES.parents[1]
         paths = re.findall(r"(?:apply -[kf] |from-file=)([^\s-]\S*)", self.TEXT)
         assert paths
         assert [path for path in paths if not (root / path).exists()] == []
 
-    def test_its_table_of_overlays_has_all_of_them(self):
+    def test_its_table_of_overlays_has_all_of_them(self) -> None:
         [section] = re.findall(r"^(# .*?)\n## ", self.TEXT, re.DOTALL)
         assert {
             f"overlays/{name}" for name in re.findall(r"^\| `(\w+)` ", section, re.MULTILINE)
@@ -248,13 +251,13 @@ class TestDocs:
 
 
 class TestSample:
-    def test_is_valid(self, sample):
+    def test_is_valid(self, sample: list[Object]) -> None:
         assert schema_errors(sample, SCHEMAS) == schema_errors(sample, OLDEST) == []
 
-    def test_keeps_the_rules(self, sample):
+    def test_keeps_the_rules(self, sample: list[Object]) -> None:
         assert complaints([*rendered("base"), *sample]) == []
 
-    def test_may_reach_what_it_calls(self, sample):
+    def test_may_reach_what_it_calls(self, sample: list[Object]) -> None:
         [client] = [peer for peer in network.MEMBERS if peer.name == "client"]
         [job] = workloads(sample)
         assert job.labels == client.labels

@@ -1,8 +1,9 @@
 """The rules that manifests are held to: each one notices a manifest that breaks it."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,8 @@ def pod(objects: list[Object], name: str = "server") -> Object:
 
 
 def container(objects: list[Object], name: str = "server") -> Object:
-    return pod(objects, name)["containers"][0]
+    first: Object = pod(objects, name)["containers"][0]
+    return first
 
 
 def variable(objects: list[Object], name: str, value: str, of: str = "server") -> None:
@@ -41,11 +43,13 @@ def variable(objects: list[Object], name: str, value: str, of: str = "server") -
 
 
 def spec(objects: list[Object], kind: str, name: str = "server") -> Object:
-    return named(objects, kind, name)["spec"]
+    found: Object = named(objects, kind, name)["spec"]
+    return found
 
 
 def metadata(objects: list[Object], kind: str, name: str = "server") -> Object:
-    return named(objects, kind, name)["metadata"]
+    found: Object = named(objects, kind, name)["metadata"]
+    return found
 
 
 def drop(objects: list[Object], kind: str, name: str = "server") -> None:
@@ -170,7 +174,7 @@ BROKEN: list[tuple[rules.Rule, Change, str]] = [
         lambda o: variable(o, "SHOAL_PAGE_HOSTS", "evil.example", "coordinator"),
         "answers to evil.example",
     ),
-    (lifecycle.folders, lambda o: variable(o, "SHOAL_CHECKPOINTS", "/data"), "SHOAL_CHECKPOINTS is /data"),
+    (lifecycle.mounted_folders, lambda o: variable(o, "SHOAL_CHECKPOINTS", "/data"), "SHOAL_CHECKPOINTS is /data"),
     (lifecycle.probes, lambda o: container(o)["livenessProbe"]["grpc"].update(port=7071), "livenessProbe does not ask"),
     (lifecycle.probes, lambda o: container(o)["startupProbe"].update(failureThreshold=3), "gives up after 6 s"),
     (lifecycle.endings, lambda o: variable(o, "SHOAL_GRACE_PERIOD", "100"), "killed before its 105 s"),
@@ -182,11 +186,17 @@ class TestTheRulesThemselves:
     @pytest.mark.parametrize(
         ("rule", "change", "complaint"), BROKEN, ids=[f"{rule.__name__}-{text}" for rule, _, text in BROKEN]
     )
-    def test_notice(self, production, rule, change, complaint):
+    def test_notice(
+        self,
+        production: list[Object],
+        rule: rules.Rule,
+        change: Callable[..., Any],
+        complaint: str,
+    ) -> None:
         change(production)
         assert any(complaint in found for found in rule(production)), list(rule(production))
 
-    def test_none_goes_without_a_proof(self):
+    def test_none_goes_without_a_proof(self) -> None:
         assert {rule for rule, _, _ in BROKEN} == set(RULES)
 
     @pytest.mark.parametrize(
@@ -216,12 +226,12 @@ class TestTheRulesThemselves:
             ),
         ],
     )
-    def test_notice_policies(self, production, change, complaint):
+    def test_notice_policies(self, production: list[Object], change: Callable[..., Any], complaint: str) -> None:
         change(production)
         found = list(network.complaints(production, OVERLAYS["overlays/production"]))
         assert any(complaint in each for each in found), found
 
-    def test_variables_without_a_flag_are_read_somewhere(self):
+    def test_variables_without_a_flag_are_read_somewhere(self) -> None:
         sources = [path for room in ("client", "server", "worker") for path in (ROOT / room).rglob("*.py")]
         text = "".join(path.read_text() for path in sources)
         assert {name for name in lifecycle.READ_ELSEWHERE if f'"{name}"' in text} == lifecycle.READ_ELSEWHERE
@@ -235,7 +245,7 @@ class TestTheRulesThemselves:
             ("Service", lambda spec: spec["ports"][0].update(port="grpc")),
         ],
     )
-    def test_the_schema_notices(self, production, kind, change):
+    def test_the_schema_notices(self, production: list[Object], kind: str, change: Callable[..., Any]) -> None:
         change(spec(production, kind))
         [error] = schema_errors(production, SCHEMAS)
         assert error.startswith(f"{kind} server: ")
@@ -282,28 +292,29 @@ FORBIDDEN_IN_CONTAINERS = [
 class TestPodSecurity:
     """The profile, field by field; containers of each of the three kinds."""
 
-    def workload(self, *, annotations: Object | None = None, **pod: object) -> Workload:
+    def workload(self, *, annotations: Object | None = None, **pod: Any) -> Workload:
         containers = {"containers": [{"name": "c", "securityContext": SAFE}]}
         return Workload("Job", "j", {}, {"annotations": annotations or {}}, {**containers, **pod})
 
-    def test_what_is_safe_passes(self):
+    def test_what_is_safe_passes(self) -> None:
         assert list(violations(self.workload())) == []
 
-    def test_what_the_pod_says_holds_for_its_containers(self):
+    def test_what_the_pod_says_holds_for_its_containers(self) -> None:
         own = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"], "add": ["NET_BIND_SERVICE"]}}
         of_pod = {"runAsNonRoot": True, "seccompProfile": {"type": "Localhost"}}
         found = self.workload(securityContext=of_pod, containers=[{"name": "c", "securityContext": own}])
         assert list(violations(found)) == []
 
     @pytest.mark.parametrize(("change", "complaint"), FORBIDDEN_IN_PODS)
-    def test_of_a_pod(self, change, complaint):
+    def test_of_a_pod(self, change: dict[str, Any], complaint: str) -> None:
         assert any(complaint in found for found in violations(self.workload(**change)))
 
     @pytest.mark.parametrize("kind", ["containers", "initContainers", "ephemeralContainers"])
     @pytest.mark.parametrize(("change", "complaint"), FORBIDDEN_IN_CONTAINERS)
-    def test_of_a_container(self, kind, change, complaint):
+    def test_of_a_container(self, kind: str, change: dict[str, Any], complaint: str) -> None:
         context = {key: value for key, value in {**SAFE, **change}.items() if value is not None}
-        found = self.workload(**{kind: [{"name": "x", "securityContext": context}]})
+        pod: dict[str, Any] = {kind: [{"name": "x", "securityContext": context}]}
+        found = self.workload(**pod)
         assert any(complaint in each and "container x" in each for each in violations(found))
 
     @pytest.mark.parametrize(
@@ -314,11 +325,13 @@ class TestPodSecurity:
             {"lifecycle": {"preStop": {"tcpSocket": {"host": "elsewhere", "port": 1}}}},
         ],
     )
-    def test_of_what_a_container_opens_and_calls(self, change):
+    def test_of_what_a_container_opens_and_calls(
+        self, change: Mapping[str, Sequence[Mapping[str, int]] | Mapping[str, dict[str, Any]]]
+    ) -> None:
         found = self.workload(containers=[{"name": "c", "securityContext": SAFE, **change}])
         assert len(list(violations(found))) == 1
 
-    def test_of_annotations(self):
+    def test_of_annotations(self) -> None:
         key = "container.apparmor.security.beta.kubernetes.io/c"
         assert len(list(violations(self.workload(annotations={key: "unconfined"})))) == 1
         assert list(violations(self.workload(annotations={key: "runtime/default"}))) == []
@@ -328,7 +341,7 @@ class TestReading:
     @pytest.mark.parametrize(
         ("text", "value"), [("500m", 0.5), ("2", 2), (4, 4), ("1Ki", 1024), ("1.5Gi", 1.5 * 2**30)]
     )
-    def test_quantities(self, text, value):
+    def test_quantities(self, text: int | str, value: float) -> None:
         assert quantity(text) == value
 
     @pytest.mark.parametrize(
@@ -343,14 +356,14 @@ class TestReading:
             ({"key": "b", "operator": "DoesNotExist"}, True),
         ],
     )
-    def test_selectors(self, expression, taken):
+    def test_selectors(self, expression: Mapping[str, str | list[str]], taken: bool) -> None:
         assert selects({"matchExpressions": [expression]}, {"a": "1"}) is taken
 
-    def test_an_empty_selector_takes_all_and_none_takes_nothing(self):
+    def test_an_empty_selector_takes_all_and_none_takes_nothing(self) -> None:
         assert selects({}, {"a": "1"})
         assert not selects(None, {"a": "1"})
 
-    def test_without_kubectl_it_is_skipped_but_for_ci(self, monkeypatch):
+    def test_without_kubectl_it_is_skipped_but_for_ci(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", "")
         for variable in ("CI", "SHOAL_E2E"):
             monkeypatch.delenv(variable, raising=False)

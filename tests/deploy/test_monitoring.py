@@ -36,7 +36,8 @@ def rules(name: str) -> list[dict[str, Any]]:
 
 
 def cases_of(name: str) -> list[dict[str, Any]]:
-    return yaml.safe_load((PROMETHEUS / "tests" / name).read_text())["tests"]
+    cases: list[dict[str, Any]] = yaml.safe_load((PROMETHEUS / "tests" / name).read_text())["tests"]
+    return cases
 
 
 RECORDED = {rule["record"]: rule["expr"] for rule in rules("recording.yml")}
@@ -98,11 +99,11 @@ def script(path: Path) -> ModuleType:
 
 class TestMetrics:
     @pytest.mark.parametrize("role", ["coordinator", "server", "worker"])
-    def test_promtool_has_nothing_to_say(self, scraped, role):
+    def test_promtool_has_nothing_to_say(self, scraped: dict[str, Scraped], role: str) -> None:
         assert promtool("check", "metrics", text=scraped[role].text) == ""
 
     @pytest.mark.parametrize("role", ["coordinator", "server", "worker"])
-    def test_are_named_as_prometheus_asks(self, scraped, role):
+    def test_are_named_as_prometheus_asks(self, scraped: dict[str, Scraped], role: str) -> None:
         ours = {
             name: kind for name, kind in scraped[role].types.items() if not name.startswith(("process_", "python_"))
         }
@@ -113,11 +114,11 @@ class TestMetrics:
             assert name.endswith("_total") == (kind == "counter")
             assert kind != "histogram" or name.endswith(UNITS)
 
-    def test_have_no_label_of_the_targets(self, labels):
+    def test_have_no_label_of_the_targets(self, labels: dict[str, dict[str, set[str]]]) -> None:
         for name, found in labels.items():
             assert not TARGET_LABELS & found.keys(), name
 
-    def test_are_all_in_the_reference_and_no_others(self, scraped):
+    def test_are_all_in_the_reference_and_no_others(self, scraped: dict[str, Scraped]) -> None:
         page = metric_pages.pages()["reference/metrics/index.md"]
         documented: dict[str, tuple[str, set[str]]] = {}
         row = r"^\| `(shoal_\w+)` \| (\w+) \|([^|]*)\| \S.* \|$"
@@ -139,7 +140,7 @@ class TestMetrics:
                 assert found.keys() - {"le"} <= documented.get(family, ("", set(found)))[1], name
 
 
-def test_an_expression_is_read_as_it_is_meant():
+def test_an_expression_is_read_as_it_is_meant() -> None:
     expression = (
         'sum by (le, kind) (rate(shoal_a_bucket{role="x",state=~"a|b"}[5m])) / on(instance) level:b:rate5m'
         " > 2 and up == 1 unless scalar(process_c) offset 1h"
@@ -166,13 +167,15 @@ def test_an_expression_is_read_as_it_is_meant():
         ('state!="pending",component="server",instance=~"server-.*",job!="other"', None),
     ],
 )
-def test_what_is_never_measured_is_found(matcher, said):
+def test_what_is_never_measured_is_found(matcher: str, said: str | None) -> None:
     labels = {"shoal_jobs": {"state": {"pending", "starting", "placed"}}}
     found = list(unmeasured(f"sum(shoal_jobs{{{matcher}}}) > 0", labels))
     assert found == ([f"shoal_jobs {said}"] if said else [])
 
 
-def test_a_state_that_was_renamed_is_found_in_every_alert_that_waits_for_it(labels):
+def test_a_state_that_was_renamed_is_found_in_every_alert_that_waits_for_it(
+    labels: dict[str, dict[str, set[str]]],
+) -> None:
     name = "shoal_coordinator_jobs"
     states = labels[name]["state"] - {"placing"} | {"placed"}
     renamed = {**labels, name: {**labels[name], "state": states}}
@@ -183,25 +186,25 @@ def test_a_state_that_was_renamed_is_found_in_every_alert_that_waits_for_it(labe
 
 @pytest.mark.parametrize("what", EXPRESSIONS)
 class TestExpressions:
-    def test_ask_for_what_is_measured(self, what, labels):
+    def test_ask_for_what_is_measured(self, what: str, labels: dict[str, dict[str, set[str]]]) -> None:
         assert selectors(EXPRESSIONS[what])
         assert list(unmeasured(EXPRESSIONS[what], labels)) == []
 
-    def test_group_by_labels_that_there_are(self, what, labels):
+    def test_group_by_labels_that_there_are(self, what: str, labels: dict[str, dict[str, set[str]]]) -> None:
         everything = [labels.get(selector.name, {}) for selector in selectors(EXPRESSIONS[what])]
         known = {label for found in everything for label in found} | TARGET_LABELS
         assert grouped_by(EXPRESSIONS[what]) <= known
 
 
 class TestRules:
-    def test_pass_promtools_tests(self):
+    def test_pass_promtools_tests(self) -> None:
         promtool("test", "rules", *sorted((PROMETHEUS / "tests").glob("*.yml")))
 
-    def test_pass_promtools_check(self):
+    def test_pass_promtools_check(self) -> None:
         promtool("check", "rules", *sorted((PROMETHEUS / "rules").glob("*.yml")))
         promtool("check", "config", PROMETHEUS / "prometheus.yml")
 
-    def test_the_docs_lines_for_an_alertmanager_are_a_configuration(self, tmp_path):
+    def test_the_docs_lines_for_an_alertmanager_are_a_configuration(self, tmp_path: Path) -> None:
         [lines] = re.findall(r"```yaml\n(alerting:.*?)```", MONITORING, re.DOTALL)
         config = tmp_path / "prometheus.yml"
         config.write_text((PROMETHEUS / "prometheus.yml").read_text() + lines)
@@ -209,14 +212,14 @@ class TestRules:
         promtool("check", "config", config)
 
     @pytest.mark.parametrize("alert", ALERTS)
-    def test_an_alert_is_tested_firing_and_not_firing(self, alert):
+    def test_an_alert_is_tested_firing_and_not_firing(self, alert: str) -> None:
         cases = [
             case for test in cases_of("alerts.yml") for case in test["alert_rule_test"] if case["alertname"] == alert
         ]
         assert {bool(case["exp_alerts"]) for case in cases} == {True, False}
 
     @pytest.mark.parametrize("alert", ALERTS)
-    def test_an_alert_says_what_it_is_and_what_to_do(self, alert):
+    def test_an_alert_says_what_it_is_and_what_to_do(self, alert: str) -> None:
         rule = ALERTS[alert]
         assert rule["labels"].keys() == {"severity"}
         assert rule["labels"]["severity"] in {"critical", "warning"}
@@ -226,16 +229,16 @@ class TestRules:
         section = section.partition("\n## ")[0]
         assert re.search(r"^- \w", section, re.MULTILINE), "its runbook says nothing to do"
 
-    def test_there_is_no_runbook_of_an_alert_that_is_gone(self):
+    def test_there_is_no_runbook_of_an_alert_that_is_gone(self) -> None:
         assert set(re.findall(r"^## (Shoal\w+)$", RUNBOOKS, re.MULTILINE)) == ALERTS.keys()
 
     @pytest.mark.parametrize("rule", RECORDED)
-    def test_a_recorded_value_is_tested_and_used(self, rule):
+    def test_a_recorded_value_is_tested_and_used(self, rule: str) -> None:
         assert rule in {case["expr"] for test in cases_of("recording.yml") for case in test["promql_expr_test"]}
         users = [expression for what, expression in EXPRESSIONS.items() if what != f"rule {rule}"]
         assert any(selector.name == rule for expression in users for selector in selectors(expression))
 
-    def test_the_prometheus_rule_is_made_of_them(self):
+    def test_the_prometheus_rule_is_made_of_them(self) -> None:
         module = script(PROMETHEUS / "prometheus_rule.py")
         assert module.TARGET.read_text() == module.prometheus_rule(), "run deploy/prometheus/prometheus_rule.py"
         rule = yaml.safe_load(module.prometheus_rule())
@@ -245,16 +248,16 @@ class TestRules:
 
 
 class TestDashboard:
-    def test_is_what_the_script_makes(self):
+    def test_is_what_the_script_makes(self) -> None:
         module = script(GRAFANA / "dashboard.py")
         assert module.TARGET.read_text() == module.text(), "run deploy/grafana/dashboard.py"
 
-    def test_asks_what_has_to_be_known(self):
+    def test_asks_what_has_to_be_known(self) -> None:
         rows = [panel["title"] for panel in DASHBOARD["panels"] if panel["type"] == "row"]
         asked = ["Is it training?", "How fast?", "Who is the straggler?", "How stale?", "Is anything lost?"]
         assert rows[: len(asked)] == asked
 
-    def test_shows_every_metric_but_those_that_say_less_than_others(self, scraped):
+    def test_shows_every_metric_but_those_that_say_less_than_others(self, scraped: dict[str, Scraped]) -> None:
         shown = {selector.name for expression in EXPRESSIONS.values() for selector in selectors(expression)}
         shown = {re.sub(r"_(bucket|sum|count)$", "", name) for name in shown}
         measured = {name for page in scraped.values() for name in page.types if name.startswith("shoal_")}
@@ -269,7 +272,7 @@ class TestDashboard:
             "shoal_worker_device_info",
         }
 
-    def test_its_panels_do_not_overlap_and_have_ids_of_their_own(self):
+    def test_its_panels_do_not_overlap_and_have_ids_of_their_own(self) -> None:
         panels = DASHBOARD["panels"]
         assert len({panel["id"] for panel in panels}) == len(panels)
         taken: set[tuple[int, int]] = set()
@@ -280,7 +283,7 @@ class TestDashboard:
             assert at["x"] + at["w"] <= 24
             taken |= cells
 
-    def test_its_source_is_the_variable_and_is_provisioned(self):
+    def test_its_source_is_the_variable_and_is_provisioned(self) -> None:
         sources = {target["datasource"]["uid"] for panel in PANELS for target in panel["targets"]}
         assert sources == {"${datasource}"}
         [variable] = DASHBOARD["templating"]["list"]
@@ -300,7 +303,7 @@ class TestScraping:
             ("worker", {"component": "worker"}),  # of many: each keeps its address
         ],
     )
-    def test_services_of_compose_are_told_apart(self, service, labels):
+    def test_services_of_compose_are_told_apart(self, service: str, labels: dict[str, str]) -> None:
         config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
         [job] = config["scrape_configs"]
         [names] = job["dns_sd_configs"]

@@ -12,7 +12,9 @@ import subprocess
 import tempfile
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ import pytest
 import shoal
 from shoal._numerics import kernels
 from shoal.events import MetricsReported, StateChanged
+from shoal.status import MemberStatus, SavedCheckpoint
 from support.deployment import docker_engine
 from support.deployment.compose_stack import COMPOSE_FILE, Stack, compose_file
 from support.deployment.docker_engine import ROOT, Engine
@@ -43,6 +46,7 @@ JOB = shoal.Job(
     epochs=30,
     evaluation=shoal.EvaluationPolicy(every_steps=100, metric="accuracy"),
 )
+CHECKPOINTS = shoal.CheckpointPolicy(every_steps=200)
 # It lasts until the cluster is told to stop.
 LONG = dataclasses.replace(
     JOB,
@@ -50,10 +54,10 @@ LONG = dataclasses.replace(
     settings={"hidden": 512},
     consistency=shoal.Synchronous(),  # so a step is one of each worker
     epochs=100_000,
-    checkpoints=shoal.CheckpointPolicy(every_steps=200),
+    checkpoints=CHECKPOINTS,
 )
 GOES_ON = re.compile(rf"^continues from {LONG.name}/(\d+)")
-KEPT = LONG.checkpoints.keep_last
+KEPT = CHECKPOINTS.keep_last
 # What a dashboard's panel may have nothing of, on a CPU, where nothing fails.
 MAY_BE_EMPTY = {"GPUs' memory"}
 PAGE = "http://127.0.0.1:7080"
@@ -75,7 +79,7 @@ sys.stdout.write(urllib.request.urlopen('http://127.0.0.1:7090/metrics').read().
 
 
 @pytest.fixture(scope="module")
-def engine():
+def engine() -> Iterator[Engine]:
     if reason := docker_engine.obstacle():
         pytest.skip(reason)
     with Engine() as engine:
@@ -84,12 +88,13 @@ def engine():
         yield engine
 
 
-def get(url):
+def get(url: str) -> str:
     with urllib.request.urlopen(url, timeout=10) as reply:
-        return reply.read().decode()
+        text: str = reply.read().decode()
+        return text
 
 
-def block(document, heading, number=0):
+def block(document: str, heading: str, number: int = 0) -> str:
     """A block of code below a heading, the first one unless another number is given."""
     _, _, below = (ROOT / document).read_text().partition(f"\n{heading}")
     return below.split("```\n")[2 * number + 1]
@@ -114,7 +119,7 @@ class Shown:
 
 
 @pytest.fixture(scope="module")
-def shown(engine):
+def shown(engine: Engine) -> Shown:
     """What the docs' three commands show, typed as they stand but for the page's port; no cluster is left."""
     stack = Stack(engine)
     commands = block("docs/how-to/compose.md", "## From nothing to a trained model")
@@ -139,13 +144,30 @@ def shown(engine):
 
 
 @pytest.fixture(scope="module")
-def image(shown):
+def image(shown: Shown) -> str:
     """The name of the image that was built."""
-    return compose_file()["services"]["coordinator"]["image"]
+    name: str = compose_file()["services"]["coordinator"]["image"]
+    return name
+
+
+class Story(NamedTuple):
+    """A running cluster with a job that has taken its first step.
+
+    Attributes:
+        stack: the cluster's containers.
+        client: a client of the cluster.
+        job: the job.
+        first_step_s: seconds from the start of the containers to the job's first step.
+    """
+
+    stack: Stack
+    client: shoal.Client
+    job: shoal.JobHandle
+    first_step_s: float
 
 
 @pytest.fixture(scope="module")
-def story(engine, image):
+def story(engine: Engine, image: str) -> Iterator[Story]:
     """The cluster, up, and a job that has made its first step: with how long that took."""
     stack = Stack(engine)
     began = time.monotonic()
@@ -159,54 +181,59 @@ def story(engine, image):
             print(
                 f"\ndocker-compose up took {up_s:.1f} s, the first training step was there after {first_step_s:.1f} s"
             )
-            yield stack, client, job, first_step_s
+            yield Story(stack, client, job, first_step_s)
     finally:
         stack.compose("down", "--volumes", "--timeout", "5")
 
 
 @pytest.fixture(scope="module")
-def long_job(story):
+def long_job(story: Story) -> shoal.JobHandle:
     """A job that trains as long as the cluster is there."""
-    _, client, *_ = story
-    job = client.submit(LONG)
+    job = story.client.submit(LONG)
     wait_until(lambda: job.status().checkpoint is not None, timeout_s=120, what="the long job's first checkpoint")
     return job
 
 
 @pytest.fixture
-def stack(story, request):
+def stack(story: Story, request: pytest.FixtureRequest) -> Iterator[Stack]:
     """The cluster; what it logged is printed with a failure."""
     failed = request.session.testsfailed
-    yield story[0]
+    yield story.stack
     if request.session.testsfailed > failed:
-        print(story[0].compose("logs", "--no-color", "--tail", "60"))
+        print(story.stack.compose("logs", "--no-color", "--tail", "60"))
 
 
 @pytest.fixture
-def client(story):
-    return story[1]
+def client(story: Story) -> shoal.Client:
+    return story.client
 
 
 @pytest.fixture
-def job(story):
-    return story[2]
+def job(story: Story) -> shoal.JobHandle:
+    return story.job
 
 
-def states(job):
+def newest_checkpoint(job: shoal.JobHandle) -> SavedCheckpoint:
+    found = job.status().checkpoint
+    assert found, f"{job.name} has no checkpoint"
+    return found
+
+
+def states(job: shoal.JobHandle) -> list[StateChanged]:
     return [event for event in job.events(follow=False) if isinstance(event, StateChanged)]
 
 
-def segments(stack, service):
+def segments(stack: Stack, service: str) -> set[str]:
     """The shared memory that a service's first container maps, by inode: its name goes once both ends have it."""
     maps = stack.inside(stack.containers(service)[0], "python3", "-c", READ_MAPS)
     return set(re.findall(r"(\d+) +/dev/shm/\S+", maps))
 
 
-def alive(client):
+def alive(client: shoal.Client) -> list[MemberStatus]:
     return [member for member in client.status().members if member.alive]
 
 
-def test_the_three_commands_of_the_readme_train_a_model_and_show_its_curve(shown):
+def test_the_three_commands_of_the_readme_train_a_model_and_show_its_curve(shown: Shown) -> None:
     assert len(shown.commands.replace("\\\n", "").splitlines()) == 3
     assert float(re.findall(r"accuracy (0\.\d+|1)", shown.said)[-1]) >= ACCURACY
     assert shown.page == PAGE
@@ -215,8 +242,8 @@ def test_the_three_commands_of_the_readme_train_a_model_and_show_its_curve(shown
     assert min(shown.losses) < shown.losses[0] / 4
 
 
-def test_nothing_of_the_build_is_in_the_image(engine, image):
-    def says(*command):
+def test_image_has_no_build_files(engine: Engine, image: str) -> None:
+    def says(*command: str) -> str:
         return engine.docker("run", "--rm", "--network", "none", "--entrypoint", command[0], image, *command[1:])
 
     compilers = "import shutil; print([*filter(shutil.which, ('cc', 'gcc', 'g++', 'clang', 'make'))])"
@@ -226,7 +253,7 @@ def test_nothing_of_the_build_is_in_the_image(engine, image):
     assert says("python3", "-c", READ_FILES, *FILES_OF_BUILDING).strip() == "[]"
 
 
-def test_the_image_says_what_it_is(engine, image):
+def test_image_has_its_labels(engine: Engine, image: str) -> None:
     [found] = json.loads(engine.docker("image", "inspect", image))
     print(f"\nthe image has {found['Size'] / 1e6:.0f} MB")
     labels = found["Config"]["Labels"]
@@ -235,14 +262,14 @@ def test_the_image_says_what_it_is(engine, image):
     assert labels[f"{name}base.name"] == docker_engine.base_of()
 
 
-def heeds(pid, number):
+def heeds(pid: int, number: int) -> bool:
     """Whether a process has a handler for a signal."""
     [caught] = re.findall(r"^SigCgt:\s*([0-9a-f]+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 @pytest.mark.parametrize("when", ["while it loads", "while it waits for its coordinator"])
-def test_a_container_that_is_not_ready_ends_when_it_is_told_to(engine, image, when):
+def test_container_that_is_not_ready_ends_on_sigterm(engine: Engine, image: str, when: str) -> None:
     """It is the first process there, which a signal that it does not handle leaves alone."""
     server = ["server", "--advertise", "here", "--coordinator", "127.0.0.1:1", "--retry-for", "600"]
     container = engine.docker("run", "--detach", "--network", "none", image, *server).strip()
@@ -259,12 +286,12 @@ def test_a_container_that_is_not_ready_ends_when_it_is_told_to(engine, image, wh
         engine.docker("rm", "--force", container)
 
 
-def test_the_first_step_is_there_within_20_s(story):
-    assert story[3] < FIRST_STEP_S
+def test_the_first_step_is_there_within_20_s(story: Story) -> None:
+    assert story.first_step_s < FIRST_STEP_S
 
 
 @pytest.mark.parametrize("server", ["server-0", "server-1"])
-def test_a_start_takes_the_kernels_of_the_image(stack, server):
+def test_server_uses_the_kernels_of_the_image(stack: Stack, server: str) -> None:
     [line] = [line for line in stack.logs(stack.containers(server)[0]).splitlines() if "kernels are ready" in line]
     logged = json.loads(line)
     print(f"\n{server}: kernels for {logged['processor']} were there after {logged['seconds']} s")
@@ -272,7 +299,7 @@ def test_a_start_takes_the_kernels_of_the_image(stack, server):
     assert logged["seconds"] < KERNELS_S
 
 
-def test_servers_and_workers_share_memory(stack, job):
+def test_servers_and_workers_share_memory(stack: Stack, job: shoal.JobHandle) -> None:
     # One server has the one large variable of the job. What the other has is too little for shared memory.
     wait_until(
         lambda: (segments(stack, "server-0") | segments(stack, "server-1")) & segments(stack, "worker"),
@@ -281,7 +308,7 @@ def test_servers_and_workers_share_memory(stack, job):
     )
 
 
-def test_a_job_outlives_a_worker_and_the_coordinator(stack, client, job):
+def test_a_job_outlives_a_worker_and_the_coordinator(stack: Stack, client: shoal.Client, job: shoal.JobHandle) -> None:
     steps = job.status().progress.steps
     stack.kill(stack.containers("worker")[0])
     wait_until(lambda: len(alive(client)) == MEMBERS - 1, timeout_s=60, what="the worker's death")
@@ -295,16 +322,17 @@ def test_a_job_outlives_a_worker_and_the_coordinator(stack, client, job):
 
     result = job.wait(timeout_s=300)
     assert job.status().restarts == 0
+    assert result.evaluation
     assert result.evaluation.values["accuracy"] >= ACCURACY
 
 
-def test_a_worker_that_was_killed_takes_part_again(stack, client):
+def test_restarted_worker_takes_part_again(stack: Stack, client: shoal.Client) -> None:
     [dead] = [worker for worker in stack.containers("worker") if not stack.inspect(worker)["State"]["Running"]]
     stack.start(dead)
     wait_until(lambda: len(alive(client)) == MEMBERS, timeout_s=60, what="the worker")
 
 
-def test_the_docs_line_pulls_a_model_out_of_a_container(stack, job, tmp_path):
+def test_command_of_the_compose_guide_pulls_a_model(stack: Stack, job: shoal.JobHandle, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "how-to" / "compose.md").read_text()
     [line] = re.findall(r"^docker-compose .*shoal pull .*$", page, re.MULTILINE)
     file = tmp_path / "weights.npz"
@@ -315,7 +343,7 @@ def test_the_docs_line_pulls_a_model_out_of_a_container(stack, job, tmp_path):
 
 
 @pytest.mark.parametrize("service", ["server-0", "worker", "coordinator"])
-def test_what_dies_by_itself_comes_back(stack, client, service):
+def test_crashed_container_is_restarted(stack: Stack, client: shoal.Client, service: str) -> None:
     container = stack.containers(service)[0]
     before = stack.inspect(container)
     os.kill(before["State"]["Pid"], signal.SIGKILL)
@@ -329,12 +357,12 @@ def test_what_dies_by_itself_comes_back(stack, client, service):
     wait_until(lambda: len(alive(client)) == MEMBERS, timeout_s=60, what=f"{service} among the members")
 
 
-def test_more_workers_by_scale(stack, client):
+def test_more_workers_by_scale(stack: Stack, client: shoal.Client) -> None:
     stack.compose("up", "--detach", "--no-build", "--no-recreate", "--scale", "worker=4")
     wait_until(lambda: len(alive(client)) == MEMBERS + 2, timeout_s=60, what="two more workers")
 
 
-def test_prometheus_finds_every_container(stack):
+def test_prometheus_finds_every_container(stack: Stack) -> None:
     stack.compose("up", "--detach", "--no-build", "--no-recreate", "--scale", "worker=4", "prometheus")
     addresses = {
         f"{network['IPAddress']}:7090"
@@ -343,7 +371,7 @@ def test_prometheus_finds_every_container(stack):
     }
     assert len(addresses) == len(ROLES) + 3
 
-    def found():
+    def found() -> bool:
         targets = stack.targets()
         scraped = {target["discoveredLabels"]["__address__"] for target in targets}
         return addresses <= scraped and all(target["health"] == "up" for target in targets)
@@ -367,12 +395,14 @@ def test_prometheus_finds_every_container(stack):
         "max(shoal_coordinator_checkpoint_bytes) > 0",
     ],
 )
-def test_prometheus_has_the_figures_of_a_job_that_trains(stack, long_job, expression):
+def test_prometheus_has_the_metrics_of_a_job_that_trains(
+    stack: Stack, long_job: shoal.JobHandle, expression: str
+) -> None:
     wait_until(lambda: bool(stack.query(expression)), timeout_s=90, what=expression)
 
 
-def test_every_rule_is_well(stack, long_job):
-    def evaluated():
+def test_every_rule_evaluates_without_error(stack: Stack, long_job: shoal.JobHandle) -> None:
+    def evaluated() -> bool:
         return all(rule["health"] != "unknown" for rule in stack.rules())
 
     wait_until(evaluated, timeout_s=60, what="an evaluation of every rule")
@@ -380,7 +410,7 @@ def test_every_rule_is_well(stack, long_job):
     assert [(rule["name"], rule.get("lastError")) for rule in stack.rules() if rule["health"] != "ok"] == []
 
 
-def test_every_panel_of_the_dashboard_shows_something(stack, long_job):
+def test_every_panel_of_the_dashboard_shows_something(stack: Stack, long_job: shoal.JobHandle) -> None:
     dashboard = json.loads((ROOT / "deploy" / "grafana" / "dashboards" / "shoal.json").read_text())
     panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
     expressions = {
@@ -389,9 +419,9 @@ def test_every_panel_of_the_dashboard_shows_something(stack, long_job):
         for target in panel["targets"]
     }
     assert len(expressions) > 40
-    empty = set()
+    empty: set[tuple[str, str]] = set()
 
-    def full():
+    def full() -> bool:
         empty.clear()
         empty.update(
             (title, expression)
@@ -406,7 +436,7 @@ def test_every_panel_of_the_dashboard_shows_something(stack, long_job):
         assert empty == set()
 
 
-def test_promtool_has_nothing_to_say(stack):
+def test_promtool_finds_no_problem(stack: Stack) -> None:
     for service in ROLES:
         page = stack.inside(stack.containers(service)[0], "python3", "-c", READ_METRICS)
         checked = subprocess.run(
@@ -415,7 +445,7 @@ def test_promtool_has_nothing_to_say(stack):
         assert (checked.returncode, checked.stdout + checked.stderr) == (0, ""), service
 
 
-def test_every_container_is_confined(stack):
+def test_every_container_is_confined(stack: Stack) -> None:
     containers = stack.containers()
     assert len(containers) == len(ROLES) + 4
     for container in containers:
@@ -433,16 +463,18 @@ def test_every_container_is_confined(stack):
         assert (int(status["CapEff"], 16), int(status["CapBnd"], 16), status["NoNewPrivs"]) == (0, 0, "1")
 
 
-def test_every_role_says_that_it_is_well(stack):
+def test_every_role_is_healthy(stack: Stack) -> None:
     for container in stack.containers(*ROLES):
         wait_until(
-            lambda container=container: stack.inspect(container)["State"]["Health"]["Status"] == "healthy",
+            lambda: stack.inspect(container)["State"]["Health"]["Status"] == "healthy",  # noqa: B023
             timeout_s=60,
             what=f"the health of {stack.inspect(container)['Name']}",
         )
 
 
-def test_a_job_goes_on_where_all_was_stopped(stack, client, long_job):
+def test_job_continues_after_the_cluster_is_stopped(
+    stack: Stack, client: shoal.Client, long_job: shoal.JobHandle
+) -> None:
     containers = stack.containers(*ROLES)
     before = long_job.status()
     assert before.state is shoal.JobState.RUNNING
@@ -452,12 +484,12 @@ def test_a_job_goes_on_where_all_was_stopped(stack, client, long_job):
     assert {stack.inspect(container)["State"]["ExitCode"] for container in containers} == {0}
 
     stack.compose("up", "--detach", "--no-build", "--no-recreate", "--scale", "worker=4")
-    saved = long_job.status().checkpoint
+    saved = newest_checkpoint(long_job)
     assert saved.step * LONG.workers >= before.progress.steps, "it was saved when it was told to stop"
     told = [event.sequence for event in states(long_job) if f"continues from checkpoint {saved.number}" in event.reason]
     assert len(told) == 1
 
-    def steps():
+    def steps() -> list[int]:
         """Of what workers have said since."""
         reports = long_job.events(after=told[0], follow=False)
         return [event.step for event in reports if isinstance(event, MetricsReported)]
@@ -467,12 +499,14 @@ def test_a_job_goes_on_where_all_was_stopped(stack, client, long_job):
     assert long_job.status().restarts == before.restarts + 1
 
 
-def test_the_docs_lines_take_a_backup_and_bring_it_back(stack, client, long_job, tmp_path):
-    def type_in(number):
+def test_commands_of_the_backup_guide_restore_a_backup(
+    stack: Stack, client: shoal.Client, long_job: shoal.JobHandle, tmp_path: Path
+) -> None:
+    def type_in(number: int) -> str:
         lines = block("docs/how-to/backup.md", "## With Compose", number)
         return stack.terminal(re.sub(r"(?<=[<>] )(\w+\.tar)", rf"{tmp_path}/\1", lines), COMPOSE_FILE.parent)
 
-    def went_on():
+    def went_on() -> dict[int, int]:
         """From which checkpoints the job has gone on, by the numbers of the events that say so."""
         found = {event.sequence: GOES_ON.search(event.reason) for event in states(long_job)}
         return {sequence: int(match[1]) for sequence, match in found.items() if match}
@@ -480,16 +514,16 @@ def test_the_docs_lines_take_a_backup_and_bring_it_back(stack, client, long_job,
     before = went_on()
     pid = stack.inspect(stack.containers("coordinator")[0])["State"]["Pid"]
     type_in(0)
-    kept = long_job.status().checkpoint.number
+    kept = newest_checkpoint(long_job).number
     assert stack.inspect(stack.containers("coordinator")[0])["State"]["Pid"] == pid  # it has not been away
     later = client.submit(dataclasses.replace(JOB, name="later"))
     wait_until(lambda: later.status().progress.steps > 0, timeout_s=120, what="a step of a job that no backup knows")
-    wait_until(lambda: long_job.status().checkpoint.number >= kept + KEPT, timeout_s=120, what="newer checkpoints")
+    wait_until(lambda: newest_checkpoint(long_job).number >= kept + KEPT, timeout_s=120, what="newer checkpoints")
 
     type_in(1)
     assert "later" not in {job.name for job in client.jobs()}
 
-    def reports():
+    def reports() -> list[MetricsReported]:
         """What workers have said since the job went on from the backup."""
         begun = {sequence: number for sequence, number in went_on().items() if sequence not in before}
         assert max(begun.values(), default=0) <= kept
@@ -502,7 +536,7 @@ def test_the_docs_lines_take_a_backup_and_bring_it_back(stack, client, long_job,
     assert owners == ""
 
 
-def test_down_leaves_nothing(stack):
+def test_down_leaves_nothing(stack: Stack) -> None:
     assert all(stack.left().values())
     stack.compose("--profile", "monitoring", "down", "--volumes")
     assert stack.left() == {"containers": [], "volumes": [], "networks": []}

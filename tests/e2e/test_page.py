@@ -4,7 +4,9 @@ import os
 import signal
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,20 +22,20 @@ IMAGES = ROOT / "docs" / "images"
 
 
 @pytest.fixture(scope="module")
-def chromium():
+def chromium() -> Iterator[Any]:
     with browser() as chromium:
         yield chromium
 
 
 @pytest.fixture(scope="module")
-def folder():
+def folder() -> Iterator[Path]:
     """Of a name that may be seen in a picture."""
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
         yield Path(folder)
 
 
 @pytest.fixture(scope="module")
-def cluster(folder):
+def cluster(folder: Path) -> Iterator[shoal.LocalCluster]:
     """With the lease that a cluster has by default, 5 s: what the page shows of a death must not wait for it."""
     (folder / "checkpoints").mkdir()
     with local_cluster(2, 3, flags={}, checkpoints=folder / "checkpoints") as cluster:
@@ -41,7 +43,7 @@ def cluster(folder):
 
 
 @pytest.fixture
-def page(chromium, cluster):
+def page(chromium: Any, cluster: shoal.LocalCluster) -> Iterator[Any]:
     context = chromium.new_context(
         base_url=cluster.page, reduced_motion="reduce", viewport={"width": 1280, "height": 900}
     )
@@ -57,7 +59,7 @@ def page(chromium, cluster):
 
 
 @pytest.fixture
-def job(cluster):
+def job(cluster: shoal.LocalCluster) -> Iterator[shoal.JobHandle]:
     """A job that trains until it is cancelled; the fixture does that if the test does not."""
     with cluster.client() as client:
         job = client.submit(watched())
@@ -66,7 +68,7 @@ def job(cluster):
             job.cancel()
 
 
-def watched(**options) -> shoal.Job:
+def watched(**options: Any) -> shoal.Job:
     return shoal.Job(
         "support.programs.page:Watched",
         workers=2,
@@ -79,15 +81,15 @@ def watched(**options) -> shoal.Job:
     )
 
 
-def text_of(page, what: str) -> str:
-    return page.locator(what).inner_text()
+def text_of(page: Any, what: str) -> str:
+    return str(page.locator(what).inner_text())
 
 
-def points(page, name: str) -> int:
+def points(page: Any, name: str) -> int:
     return int(page.locator(f'figure[data-chart="{name}"]').get_attribute("data-points"))
 
 
-def picture(page, name: str) -> bytes:
+def picture(page: Any, name: str) -> bytes:
     """The pixels of a chart."""
     read = """(it) => {
       const { width, height } = it;
@@ -96,7 +98,7 @@ def picture(page, name: str) -> bytes:
     return bytes(page.locator(f'figure[data-chart="{name}"] canvas').evaluate(read))
 
 
-def wait_for_points(page, name: str, most: int) -> None:
+def wait_for_points(page: Any, name: str, most: int) -> None:
     page.wait_for_function(
         "([name, most]) => Number(document.querySelector(`figure[data-chart='${name}']`)?.dataset.points ?? 0) > most",
         arg=[name, most],
@@ -104,7 +106,7 @@ def wait_for_points(page, name: str, most: int) -> None:
     )
 
 
-def test_curves_move(page, job):
+def test_curves_move(page: Any, job: shoal.JobHandle) -> None:
     page.goto("/")
     page.get_by_role("link", name=job.name).first.click()
     wait_for_points(page, "loss", 3)
@@ -124,7 +126,7 @@ def test_curves_move(page, job):
     page.locator(".legend", has_text="worker-").first.wait_for()
 
 
-def test_a_killed_worker_shows_within_5_s(page, cluster, job):
+def test_a_killed_worker_shows_within_5_s(page: Any, cluster: shoal.LocalCluster, job: shoal.JobHandle) -> None:
     index = next(int(name.removeprefix("worker-")) for name in wait_for_workers(job))
     page.goto("/")
     row = page.locator(f'[data-member="worker-{index}"]')
@@ -140,22 +142,22 @@ def test_a_killed_worker_shows_within_5_s(page, cluster, job):
     row.get_by_text("alive").wait_for()
 
 
-def wait_for_workers(job) -> tuple[str, ...]:
+def wait_for_workers(job: shoal.JobHandle) -> tuple[str, ...]:
     for event in job.events():
         if isinstance(event, shoal.events.MetricsReported):
             break
     return job.status().workers
 
 
-def test_cancel_asks_and_cancels_by_the_keyboard_alone(page, job):
+def test_keyboard_alone_confirms_and_cancels_a_job(page: Any, job: shoal.JobHandle) -> None:
     wait_for_workers(job)
     page.goto("/")
     page.get_by_role("link", name=job.name).first.wait_for()
-    press_to(page, "Skip to the content")
-    press_to(page, job.name)
+    check_reached_by_tab(page, "Skip to the content")
+    check_reached_by_tab(page, job.name)
     page.keyboard.press("Enter")
     page.get_by_role("button", name="Cancel the job").wait_for()
-    press_to(page, "Cancel the job …")
+    check_reached_by_tab(page, "Cancel the job …")
     page.keyboard.press("Enter")
     dialog = page.get_by_role("dialog")
     dialog.wait_for()
@@ -176,7 +178,7 @@ def test_cancel_asks_and_cancels_by_the_keyboard_alone(page, job):
     page.get_by_role("button", name="Cancel the job").wait_for(state="detached")
 
 
-def press_to(page, name: str) -> None:
+def check_reached_by_tab(page: Any, name: str) -> None:
     for _ in range(40):
         page.keyboard.press("Tab")
         if focused(page) == name:
@@ -185,11 +187,14 @@ def press_to(page, name: str) -> None:
     raise AssertionError(f"the keyboard does not get to {name!r}")
 
 
-def focused(page) -> str:
-    return page.evaluate("document.activeElement === document.body ? '' : document.activeElement.textContent.trim()")
+def focused(page: Any) -> str:
+    text: str = page.evaluate(
+        "document.activeElement === document.body ? '' : document.activeElement.textContent.trim()"
+    )
+    return text
 
 
-def test_a_checkpoint_by_its_button(page, job):
+def test_a_checkpoint_by_its_button(page: Any, job: shoal.JobHandle) -> None:
     wait_for_workers(job)
     page.goto(f"/jobs/{job.name}")
     page.get_by_role("button", name="Take a checkpoint").click()
@@ -197,7 +202,7 @@ def test_a_checkpoint_by_its_button(page, job):
     page.locator("section", has=page.get_by_role("heading", name="Checkpoints")).locator("tbody tr").first.wait_for()
 
 
-def test_the_straggler_is_named(page, cluster, tmp_path):
+def test_the_straggler_is_named(page: Any, cluster: shoal.LocalCluster, tmp_path: Path) -> None:
     """In words, as soon as there are enough steps to tell."""
     with cluster.client() as client:
         job = client.submit(watched(settings={"slow": str(tmp_path / "slow")}))
@@ -210,15 +215,15 @@ def test_the_straggler_is_named(page, cluster, tmp_path):
         job.cancel()
 
 
-def test_hostile_text_is_text(page, cluster, job):
+def test_hostile_text_is_escaped(page: Any, cluster: shoal.LocalCluster, job: shoal.JobHandle) -> None:
     job.cancel()
     with cluster.client() as client:
         hostile = client.submit(watched(settings={"hostile": True}))
-        look_at_hostile_text(page, hostile)
+        check_hostile_text(page, hostile)
         hostile.cancel()
 
 
-def look_at_hostile_text(page, job):
+def check_hostile_text(page: Any, job: shoal.JobHandle) -> None:
     wait_for_workers(job)
     page.goto(f"/jobs/{job.name}")
     page.get_by_role("log").get_by_text(HOSTILE).first.wait_for()
@@ -235,7 +240,7 @@ def look_at_hostile_text(page, job):
     page.problems.clear()  # the browser notes the 404s
 
 
-def test_an_unknown_job_has_a_way_back(page):
+def test_an_unknown_job_has_a_way_back(page: Any) -> None:
     assert page.goto("/jobs/nobody").status == 404
     page.get_by_role("heading", name="Unknown job nobody").wait_for()
     page.get_by_role("link", name="Go to the cluster").click()
@@ -246,7 +251,7 @@ def test_an_unknown_job_has_a_way_back(page):
 @pytest.mark.parametrize(
     ("status", "code", "says"), [(503, "OVERLOADED", "Trying again"), (403, "FORBIDDEN", "Reload the page")]
 )
-def test_a_refusal_is_not_told_as_absence(page, status, code, says):
+def test_refusal_is_not_shown_as_absence(page: Any, status: int, code: str, says: str) -> None:
     refusal = {"code": code, "message": "as many watch as may"}
     page.route("**/api/events", lambda route: route.fulfill(status=status, json=refusal))
     page.goto("/")
@@ -257,7 +262,7 @@ def test_a_refusal_is_not_told_as_absence(page, status, code, says):
     page.problems.clear()  # the browser notes the refusal
 
 
-def test_it_comes_back_with_the_coordinator(page, cluster, job):
+def test_page_recovers_with_the_coordinator(page: Any, cluster: shoal.LocalCluster, job: shoal.JobHandle) -> None:
     page.goto(f"/jobs/{job.name}")
     wait_for_points(page, "loss", 2)
     cluster.kill("coordinator")
@@ -269,7 +274,7 @@ def test_it_comes_back_with_the_coordinator(page, cluster, job):
     page.problems.clear()  # the browser notes connections that were refused
 
 
-def test_it_has_landmarks_names_and_no_sideways_scrolling(page, job):
+def test_it_has_landmarks_names_and_no_sideways_scrolling(page: Any, job: shoal.JobHandle) -> None:
     wait_for_workers(job)
     for path in ("/", f"/jobs/{job.name}"):
         page.set_viewport_size({"width": 360, "height": 800})
@@ -285,7 +290,7 @@ def test_it_has_landmarks_names_and_no_sideways_scrolling(page, job):
 
 
 @pytest.fixture(scope="module")
-def shown(cluster, folder):
+def shown(cluster: shoal.LocalCluster, folder: Path) -> Iterator[shoal.JobHandle]:
     """The job of the pictures."""
     settings = {"slow": str(folder / "slow")}
     with cluster.client() as client:
@@ -295,13 +300,13 @@ def shown(cluster, folder):
 
 
 @pytest.fixture
-def images(tmp_path):
+def images(tmp_path: Path) -> Path:
     """Where pictures go: to those of the docs when they are asked for, as two are never the same."""
     return IMAGES if os.environ.get("SHOAL_PICTURES") else tmp_path
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_pictures_for_the_docs(page, shown, scheme, images):
+def test_pictures_for_the_docs(page: Any, shown: shoal.JobHandle, scheme: str, images: Path) -> None:
     """Those of docs/images; contrast is measured where the text is."""
     page.emulate_media(color_scheme=scheme)
     page.goto(f"/jobs/{shown.name}")
@@ -319,9 +324,9 @@ def test_pictures_for_the_docs(page, shown, scheme, images):
         assert 0 < kept.stat().st_size < 400_000
 
 
-def lowest_contrast(page) -> float:
+def lowest_contrast(page: Any) -> float:
     """Of all text of the page with the ground behind it, by WCAG's formula."""
-    return page.evaluate(
+    lowest: float = page.evaluate(
         """() => {
           const rgb = (text) => text.match(/[0-9.]+/g).map(Number);
           const light = ([r, g, b]) => [r, g, b].map((it) => it / 255)
@@ -343,3 +348,4 @@ def lowest_contrast(page) -> float:
           }));
         }"""
     )
+    return lowest

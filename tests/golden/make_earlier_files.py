@@ -25,6 +25,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -33,6 +34,7 @@ import numpy as np
 from shoal._rpc.coordinator import CoordinatorClient
 from shoal._training.participant import Participant
 from shoal._wire.cursor import Cursor
+from shoal._wire.leases import Lease
 from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.client import Client
 from shoal.evaluation_policy import EvaluationPolicy
@@ -70,7 +72,7 @@ class Cluster:
         request = coordinator_pb2.DrainRequest(member="server-2", incarnation=incarnation)
         self.coordinator.call(self.coordinator.members.Drain, request)
         self.lives = {name: register_worker(self.coordinator, name) for name in ("w0", "w1")}
-        self.values: dict[str, dict[str, list]] = {}
+        self.values: dict[str, dict[str, list[Any]]] = {}
 
     def part(self, worker: str) -> Participant:
         self.rig.settle()
@@ -95,20 +97,27 @@ class Cluster:
         self.stack.close()
 
 
+def lease_of(part: Participant, done: int = 0) -> Lease:
+    """A lease, where there is a range to lease."""
+    leased = part.lease(done)
+    assert isinstance(leased, Lease)
+    return leased
+
+
 def done(cluster: Cluster) -> None:
     """A job that has come to its end, with a checkpoint there."""
     policy = CheckpointPolicy(every_s=0.0, at_end=True)
     cluster.client.submit(job_of("done", epochs=1, checkpoints=policy, optimizer=Adam(0.5)))
     part = cluster.part("w0")
-    part.describe({**MIXED, **GIVEN}, examples=32)
+    part.describe({**MIXED, **GIVEN}, samples=32)
     with part.enter() as training:
-        leased = part.lease()
+        leased = lease_of(part)
         for step in range(2):
             training.pull()
-            training.push(whole_numbers(TRAINED, step + 1), updates=updates(1), cursor=Cursor(leased.lease, 8))
+            training.push(whole_numbers(TRAINED, step + 1), updates=updates(1), cursor=Cursor(leased.number, 8))
             cluster.clock.advance(0.5)
             part.report(report_of(step + 1, log=(f"step {step} is done",)))
-        part.lease(done=part.lease(done=leased.lease).lease)
+        part.lease(done=lease_of(part, done=leased.number).number)
     part.finish()
     cluster.rig.settle()
     cluster.keep("done/1", cluster.client.pull("done"))
@@ -118,7 +127,7 @@ def failed(cluster: Cluster) -> None:
     """A job whose program has failed."""
     cluster.client.submit(job_of("failed"))
     part = cluster.part("w0")
-    part.describe(MIXED, examples=32)
+    part.describe(MIXED, samples=32)
     part.enter().close()
     part.finish("Traceback: the program has failed")
     cluster.rig.settle()
@@ -130,38 +139,38 @@ def running(cluster: Cluster) -> None:
     cluster.client.submit(job_of("running", workers=2, min_workers=1, evaluation=policy))
     parts = {name: cluster.part(name) for name in ("w0", "w1")}
     for part in parts.values():
-        part.describe({**MIXED, **GIVEN}, examples=64)
+        part.describe({**MIXED, **GIVEN}, samples=64)
     cluster.rig.settle()
     with ThreadPoolExecutor(2) as pool:  # each waits for the other
         entering = [pool.submit(part.enter) for part in parts.values()]
         trainings = [it.result(timeout=20) for it in entering]
     with trainings[0] as first, trainings[1] as second:
         cluster.rig.settle()
-        leases = {name: part.lease() for name, part in parts.items()}
+        leases = {name: lease_of(part) for name, part in parts.items()}
         for step in range(2):
             for name, training in (("w0", first), ("w1", second)):
                 training.pull()
-                cursor = Cursor(leases[name].lease, 4 * (step + 1))
+                cursor = Cursor(leases[name].number, 4 * (step + 1))
                 training.push(whole_numbers(TRAINED, step + 1), updates=updates(step), cursor=cursor)
                 cluster.clock.advance(0.5)
                 parts[name].report(report_of(step + 1))
-        turn = parts["w0"].ask_evaluation(2)
-        found = Evaluation(turn.number, 2, {"loss": 0.25, "accuracy": 0.75}, examples=16, seconds=1.5)
+        turn = parts["w0"].claim_evaluation(2)
+        found = Evaluation(turn.number, 2, {"loss": 0.25, "accuracy": 0.75}, samples=16, seconds=1.5)
         while parts["w0"].report_evaluation(found).wait:
             cluster.rig.settle()
         cluster.keep("running/1", cluster.client.pull("running"))
         request = coordinator_pb2.LeaveRequest(
-            member="w1", incarnation=cluster.lives["w1"], cursor=Cursor(leases["w1"].lease, 8).to_proto()
+            member="w1", incarnation=cluster.lives["w1"], cursor=Cursor(leases["w1"].number, 8).to_proto()
         )
         cluster.coordinator.call(cluster.coordinator.members.Leave, request)
         cluster.rig.settle()
         cluster.checkpoint("running")
         first.pull()
-        first.push(whole_numbers(TRAINED, 7), updates=updates(3), cursor=Cursor(leases["w0"].lease, 12))
+        first.push(whole_numbers(TRAINED, 7), updates=updates(3), cursor=Cursor(leases["w0"].number, 12))
         cluster.clock.advance(0.5)
         cluster.checkpoint("running")
         first.pull()
-        first.push(whole_numbers(TRAINED, 2), updates=updates(5), cursor=Cursor(leases["w0"].lease, 16))
+        first.push(whole_numbers(TRAINED, 2), updates=updates(5), cursor=Cursor(leases["w0"].number, 16))
         cluster.keep("one step after running/3", cluster.client.pull("running"))
         parts["w0"].report(report_of(4, log=("all is well",)))
 

@@ -9,6 +9,7 @@ statistic a digest. All are in the order of axes that Shoal has.
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def images(function: Any, x: Any, *args: Any, **settings: Any) -> Any:
     return function(x.permute(0, 3, 1, 2), *args, **settings).permute(0, 2, 3, 1)
 
 
-LAYERS = {
+LAYERS: dict[str, Callable[[Any, Any], Any]] = {
     "dense": lambda x, p: x @ p["kernel"] + p["bias"],
     "embedding": lambda x, p: F.embedding(x, p["table"]),
     "convolution": lambda x, p: conv(x, p, stride=2, padding=1),

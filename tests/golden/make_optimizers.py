@@ -33,7 +33,7 @@ def main() -> None:
     chance = random.Random(20)
     count = sum(SIZES.values())
     initial = [chance.randrange(-512, 512) / 256 for _ in range(count)]
-    # A drift keeps the values moving, and an element now and then has no gradient.
+    # A drift keeps the values moving, and some elements have no gradient in some steps.
     drift = [chance.randrange(-128, 128) for _ in range(count)]
     gradients = [
         [0.0 if chance.random() < 0.1 else (chance.randrange(-256, 257) + drift[i]) / 256 for i in range(count)]

@@ -4,10 +4,11 @@ import pytest
 
 from shoal import errors
 from shoal_worker.arrays import choose_device
+from shoal_worker.devices import Device
 
 
 @pytest.fixture
-def device():
+def device() -> Device:
     try:
         device = choose_device("cuda:0")
     except errors.DeviceUnavailable as error:

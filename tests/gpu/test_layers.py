@@ -1,8 +1,12 @@
 """Layers on CuPy beside the same on NumPy: values, gradients, statistics."""
 
+from collections.abc import Callable
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
+from numpy.typing import DTypeLike
 
 from shoal_nn import (
     GELU,
@@ -15,6 +19,7 @@ from shoal_nn import (
     Embedding,
     Flatten,
     GlobalAvgPool,
+    Layer,
     LayerNorm,
     MaxPool,
     ReLU,
@@ -23,6 +28,7 @@ from shoal_nn import (
     Tanh,
     TrainingContext,
 )
+from shoal_worker.devices import Device
 
 pytestmark = pytest.mark.gpu
 IMAGES = (4, 9, 8, 6)
@@ -42,7 +48,7 @@ LAYERS = [
 ]
 
 
-def step(layer, x, place, dtype):
+def step(layer: Layer, x: np.ndarray, place: Callable[[np.ndarray], Any], dtype: DTypeLike) -> dict[str, Any]:
     """Output, gradients and state of one step of training, on the host."""
     params, state = layer.init(np.random.default_rng(3), x.shape[1:])
     params = {name: place(value.astype(dtype)) for name, value in params.items()}
@@ -55,7 +61,9 @@ def step(layer, x, place, dtype):
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 2e-4), (np.float64, 1e-10)])
 @pytest.mark.parametrize(("layer", "shape"), LAYERS, ids=repr)
-def test_a_layer_is_the_same_on_both(device, layer, shape, dtype, tolerance):
+def test_a_layer_is_the_same_on_both(
+    device: Device, layer: Layer, shape: tuple[int, ...], dtype: DTypeLike, tolerance: float
+) -> None:
     x = (3 * np.random.default_rng(1).normal(size=shape)).astype(dtype)
     there = step(layer, x, device.to_device, dtype)
     here = step(layer, x, lambda array: array, dtype)
@@ -66,7 +74,7 @@ def test_a_layer_is_the_same_on_both(device, layer, shape, dtype, tolerance):
         )
 
 
-def test_an_embedding_is_the_same_on_both(device):
+def test_an_embedding_is_the_same_on_both(device: Device) -> None:
     layer, numbers = Embedding(10, 4), np.array([[1, 2, 1], [9, 0, 1]])
     table = np.random.default_rng(3).normal(size=(10, 4)).astype(np.float32)
     [name] = layer.variables((3,))
@@ -81,7 +89,9 @@ def test_an_embedding_is_the_same_on_both(device):
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 0.01), ("bfloat16", 0.05)])
 @pytest.mark.parametrize("layer", [Conv2D(8), Conv2D(8, window=5, strides=2, padding=2), Conv2D(9, groups=3)], ids=repr)
-def test_a_convolution_of_halves_is_about_what_it_is_on_the_cpu(device, layer, dtype, tolerance):
+def test_a_convolution_of_halves_is_about_what_it_is_on_the_cpu(
+    device: Device, layer: Layer, dtype: str, tolerance: float
+) -> None:
     if dtype == "bfloat16" and int(device.xp.__version__.partition(".")[0]) < 14:
         pytest.skip("CuPy has bfloat16 from version 14 on")
     half = np.dtype(getattr(ml_dtypes, dtype) if dtype == "bfloat16" else dtype)
@@ -97,7 +107,7 @@ def test_a_convolution_of_halves_is_about_what_it_is_on_the_cpu(device, layer, d
         )
 
 
-def test_dropout_follows_from_the_seed_and_leaves_about_its_share(device):
+def test_dropout_follows_from_the_seed_and_leaves_about_its_share(device: Device) -> None:
     x = device.to_device(np.ones((100, 200), np.float32))
     first, again, other = (
         device.to_host(Dropout(0.25).apply({}, {}, x, TrainingContext(seed, "a"))[0]) for seed in (7, 7, 8)

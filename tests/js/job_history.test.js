@@ -25,7 +25,7 @@ test("points are in order, and steps that are done again replace what was there"
   assert.deepEqual([points.steps, points.values], [[1, 2], [10, 21]]);
 });
 
-test("a long curve is thinned evenly, and its newest point stays", () => {
+test("a long curve is downsampled evenly, and its newest point stays", () => {
   const points = new Points();
   for (let step = 1; step <= 20_000; step += 1) {
     points.add(step, -step);

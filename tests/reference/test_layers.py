@@ -1,41 +1,49 @@
 """Layers beside PyTorch's: the same values, gradients and running statistics, over drawn shapes, in float32 and 64."""
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shoal_nn
+from shoal_nn import Layer, TrainingContext
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: `make reference` does that")
 nn = torch.nn
 
+Dtype = type[np.floating[Any]]
+# The name of a parameter, their tensor, and what makes their gradient ours.
+Weight = tuple[str, Any, Callable[[np.ndarray], np.ndarray]]
 FEW = settings(max_examples=25, deadline=None)
 # All axes but the last: the batch, and another perhaps. Four axes would be images.
 LEADING = st.lists(st.integers(1, 4), min_size=1, max_size=2).map(tuple)
 DTYPES = st.sampled_from([np.float32, np.float64])
 # Of what is compared, in units of its largest element.
-TOLERANCE = {np.float32: 2e-5, np.float64: 1e-12}
+TOLERANCE: dict[Dtype, float] = {np.float32: 2e-5, np.float64: 1e-12}
 # What is smaller than inputs by so much may be 0 but for rounding.
 FLOOR = 0.1
 
 
-def drawn(seed, shape, dtype):
+def drawn(seed: int, shape: int | tuple[int, ...], dtype: Dtype) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(dtype)
 
 
-def to_torch(x, *, grad=False):
+def to_torch(x: np.ndarray, *, grad: bool = False) -> Any:
     """An array as a tensor; images as PyTorch has them, channels before height and width."""
     x = np.moveaxis(x, -1, 1) if x.ndim == 4 else x
     return torch.from_numpy(np.ascontiguousarray(x)).requires_grad_(grad)
 
 
-def from_torch(t):
+def from_torch(t: Any) -> np.ndarray:
     array = t.detach().numpy()
     return np.moveaxis(array, 1, -1) if array.ndim == 4 else array
 
 
-def close(found, expected, dtype, what):
+def assert_close(found: np.ndarray, expected: npt.ArrayLike, dtype: Dtype, what: str) -> None:
     expected = np.asarray(expected)
     assert found.dtype == dtype, what
     assert found.shape == expected.shape, what
@@ -43,25 +51,35 @@ def close(found, expected, dtype, what):
     assert np.abs(found - expected).max(initial=0.0) <= TOLERANCE[dtype] * scale, what
 
 
-def compare(layer, theirs, x, dtype, *, params=None, state=None, weights=(), train=False):
+def assert_same_step(
+    layer: Layer,
+    theirs: Callable[..., Any],
+    x: np.ndarray,
+    dtype: Dtype,
+    *,
+    params: dict[str, np.ndarray] | None = None,
+    state: dict[str, np.ndarray] | None = None,
+    weights: Sequence[Weight] = (),
+    train: TrainingContext | Literal[False] = False,
+) -> Mapping[str, np.ndarray]:
     """Value, dx and the gradients of both; `weights` are of ours and theirs, with what makes theirs ours."""
     params, state = params or {}, state or {}
     y, moved, pullback = layer.apply(params, state, x, train)
     given_x = to_torch(x, grad=True)
     expected = theirs(given_x)
-    close(y, from_torch(expected), dtype, "value")
+    assert_close(y, from_torch(expected), dtype, "value")
     dy = drawn(99, y.shape, dtype)
     by_params, dx = pullback(dy)
     expected.backward(to_torch(dy))
-    close(dx, from_torch(given_x.grad), dtype, "dx")
+    assert_close(dx, from_torch(given_x.grad), dtype, "dx")
     for name, tensor, ours in weights:
-        close(by_params[name], ours(tensor.grad.numpy()), dtype, name)
+        assert_close(by_params[name], ours(tensor.grad.numpy()), dtype, name)
     return moved
 
 
 @FEW
 @given(st.data(), DTYPES)
-def test_convolutions(data, dtype):
+def test_convolutions(data: st.DataObject, dtype: Dtype) -> None:
     groups = data.draw(st.sampled_from([1, 1, 2, 3]))
     channels, filters = groups * data.draw(st.integers(1, 3)), groups * data.draw(st.integers(1, 3))
     window = data.draw(st.tuples(st.integers(1, 4), st.integers(1, 4)))
@@ -79,12 +97,12 @@ def test_convolutions(data, dtype):
         ("kernel", theirs.weight, lambda gradient: gradient.transpose(2, 3, 1, 0)),
         ("bias", theirs.bias, lambda gradient: gradient),
     ]
-    compare(layer, theirs, x, dtype, params=params, weights=weights)
+    assert_same_step(layer, theirs, x, dtype, params=params, weights=weights)
 
 
 @FEW
 @given(st.data(), DTYPES)
-def test_depthwise_convolutions(data, dtype):
+def test_depthwise_convolutions(data: st.DataObject, dtype: Dtype) -> None:
     channels, multiplier = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 2))
     window, strides = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 2))
     x = drawn(1, (2, window + 3, window + 4, channels), dtype)
@@ -99,12 +117,12 @@ def test_depthwise_convolutions(data, dtype):
         ("kernel", theirs.weight, lambda gradient: gradient.transpose(2, 3, 1, 0)),
         ("bias", theirs.bias, lambda gradient: gradient),
     ]
-    compare(layer, theirs, x, dtype, params=params, weights=weights)
+    assert_same_step(layer, theirs, x, dtype, params=params, weights=weights)
 
 
 @FEW
 @given(LEADING, st.integers(1, 6), st.integers(1, 6), DTYPES)
-def test_dense(leading, features, units, dtype):
+def test_dense(leading: tuple[int, ...], features: int, units: int, dtype: Dtype) -> None:
     x = drawn(1, (*leading, features), dtype)
     theirs = nn.Linear(features, units).to(torch.from_numpy(x).dtype)
     params = {"kernel": theirs.weight.detach().numpy().T.copy(), "bias": theirs.bias.detach().numpy().copy()}
@@ -112,14 +130,16 @@ def test_dense(leading, features, units, dtype):
         ("kernel", theirs.weight, lambda gradient: gradient.T),
         ("bias", theirs.bias, lambda gradient: gradient),
     ]
-    compare(shoal_nn.Dense(units), theirs, x, dtype, params=params, weights=weights)
+    assert_same_step(shoal_nn.Dense(units), theirs, x, dtype, params=params, weights=weights)
 
 
 @FEW
 @given(
     st.integers(2, 5), st.integers(1, 4), st.integers(1, 4), DTYPES, st.booleans(), st.booleans(), st.floats(0.05, 0.5)
 )
-def test_batch_norm(batch, size, channels, dtype, rows, training, momentum):
+def test_batch_norm(
+    batch: int, size: int, channels: int, dtype: Dtype, rows: bool, training: bool, momentum: float
+) -> None:
     shape = (6 * batch, channels) if rows else (batch, size, size + 1, channels)
     x = drawn(1, shape, dtype) * 3 + 1
     theirs = (nn.BatchNorm1d if rows else nn.BatchNorm2d)(channels, momentum=momentum).to(torch.from_numpy(x).dtype)
@@ -131,7 +151,7 @@ def test_batch_norm(batch, size, channels, dtype, rows, training, momentum):
     params = {"scale": theirs.weight.detach().numpy().copy(), "bias": theirs.bias.detach().numpy().copy()}
     state = {"mean": theirs.running_mean.numpy().copy(), "var": theirs.running_var.numpy().copy()}
     weights = [("scale", theirs.weight, lambda gradient: gradient), ("bias", theirs.bias, lambda gradient: gradient)]
-    moved = compare(
+    moved = assert_same_step(
         shoal_nn.BatchNorm(momentum=momentum),
         theirs,
         x,
@@ -141,46 +161,46 @@ def test_batch_norm(batch, size, channels, dtype, rows, training, momentum):
         weights=weights,
         train=shoal_nn.TrainingContext(1) if training else False,
     )
-    close(moved["mean"], theirs.running_mean.numpy(), dtype, "running mean")
-    close(moved["var"], theirs.running_var.numpy(), dtype, "running variance")
+    assert_close(moved["mean"], theirs.running_mean.numpy(), dtype, "running mean")
+    assert_close(moved["var"], theirs.running_var.numpy(), dtype, "running variance")
 
 
 @FEW
 @given(LEADING, st.integers(4, 8), DTYPES)
-def test_layer_norm(leading, features, dtype):
+def test_layer_norm(leading: tuple[int, ...], features: int, dtype: Dtype) -> None:
     x = drawn(1, (*leading, features), dtype)
     theirs = nn.LayerNorm(features, eps=shoal_nn.LayerNorm().epsilon).to(torch.from_numpy(x).dtype)
     params = {"scale": theirs.weight.detach().numpy().copy(), "bias": theirs.bias.detach().numpy().copy()}
     weights = [("scale", theirs.weight, lambda gradient: gradient), ("bias", theirs.bias, lambda gradient: gradient)]
-    compare(shoal_nn.LayerNorm(), theirs, x, dtype, params=params, weights=weights)
+    assert_same_step(shoal_nn.LayerNorm(), theirs, x, dtype, params=params, weights=weights)
 
 
 @FEW
 @given(st.data(), DTYPES)
-def test_pooling(data, dtype):
+def test_pooling(data: st.DataObject, dtype: Dtype) -> None:
     window, strides = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
     padding = data.draw(st.integers(0, window // 2))
     x = drawn(1, (2, window + data.draw(st.integers(0, 5)), window + 2, 3), dtype)
-    options = {"window": window, "strides": strides, "padding": padding}
-    compare(shoal_nn.MaxPool(**options), nn.MaxPool2d(window, strides, padding), x, dtype)
+    options: dict[str, Any] = {"window": window, "strides": strides, "padding": padding}
+    assert_same_step(shoal_nn.MaxPool(**options), nn.MaxPool2d(window, strides, padding), x, dtype)
     average = nn.AvgPool2d(window, strides, padding, count_include_pad=False)
-    compare(shoal_nn.AvgPool(**options), average, x, dtype)
+    assert_same_step(shoal_nn.AvgPool(**options), average, x, dtype)
     counting = nn.AvgPool2d(window, strides, padding, count_include_pad=True)
-    compare(shoal_nn.AvgPool(**options, count_padding=True), counting, x, dtype)
-    compare(shoal_nn.GlobalAvgPool(), lambda given: given.mean(dim=(2, 3)), x, dtype)
+    assert_same_step(shoal_nn.AvgPool(**options, count_padding=True), counting, x, dtype)
+    assert_same_step(shoal_nn.GlobalAvgPool(), lambda given: given.mean(dim=(2, 3)), x, dtype)
 
 
 @FEW
 @given(LEADING, st.integers(1, 6), st.integers(1, 4), DTYPES)
-def test_embedding(leading, rows, width, dtype):
+def test_embedding(leading: tuple[int, ...], rows: int, width: int, dtype: Dtype) -> None:
     numbers, table = np.random.default_rng(1).integers(0, rows, leading), drawn(2, (rows, width), dtype)
     theirs = torch.from_numpy(table.copy()).requires_grad_()
     expected = nn.functional.embedding(torch.from_numpy(numbers), theirs)
     y, _, pullback = shoal_nn.Embedding(rows, width).apply({"table": table}, {}, numbers, False)
-    close(y, expected.detach().numpy(), dtype, "value")
+    assert_close(y, expected.detach().numpy(), dtype, "value")
     dy = drawn(99, y.shape, dtype)
     expected.backward(torch.from_numpy(dy))
-    close(pullback(dy)[0]["table"], theirs.grad.numpy(), dtype, "table")
+    assert_close(pullback(dy)[0]["table"], theirs.grad.numpy(), dtype, "table")
 
 
 ACTIVATIONS = [
@@ -195,14 +215,14 @@ ACTIVATIONS = [
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(("ours", "theirs"), ACTIVATIONS, ids=str)
-def test_activations(ours, theirs, dtype):
-    compare(ours, theirs, drawn(1, (40, 7), dtype) * 4, dtype)
+def test_activations(ours: Layer, theirs: Callable[..., Any], dtype: Dtype) -> None:
+    assert_same_step(ours, theirs, drawn(1, (40, 7), dtype) * 4, dtype)
 
 
 LABELS = np.array([[0, 1, 4], [2, 2, 3]])
 CHANCES = np.random.default_rng(5).dirichlet(np.ones(5), (2, 3))
 CLASSES = nn.functional.cross_entropy
-LOSSES = {
+LOSSES: dict[str, tuple[Callable[[np.ndarray], Any], Callable[[Any], Any]]] = {
     "classes": (
         lambda logits: shoal_nn.softmax_cross_entropy(logits, LABELS),
         lambda logits: CLASSES(logits.reshape(-1, 5), torch.from_numpy(LABELS).reshape(-1)),
@@ -226,12 +246,12 @@ LOSSES = {
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", LOSSES)
-def test_losses(name, dtype):
+def test_losses(name: str, dtype: Dtype) -> None:
     ours, theirs = LOSSES[name]
     logits = drawn(1, (2, 3, 5), dtype) * 4
     tensor = torch.from_numpy(logits.copy()).requires_grad_()
     expected = theirs(tensor)
     expected.backward()
     loss, by_logits = ours(logits)
-    close(np.asarray(loss), expected.item(), dtype, "loss")
-    close(by_logits, tensor.grad.numpy(), dtype, "gradient")
+    assert_close(np.asarray(loss), expected.item(), dtype, "loss")
+    assert_close(by_logits, tensor.grad.numpy(), dtype, "gradient")

@@ -1,6 +1,6 @@
 """Runner of the long scenarios with faults, which stores their results: `chaos.py [NAME,...]`.
 
-`make chaos` calls it. A scenario is one or more tests. Their rows (see `forms.record`) are the scenario's results.
+`make chaos` calls it. A scenario is one or more tests. Their rows (see `run_lengths.record`) are its results.
 The suite runs the same tests in their short forms. Scenarios run one after the other, because results include times,
 and each runs under the guard against leaks. CHAOS_RUNS=n in the environment shortens all of them.
 """
@@ -24,20 +24,18 @@ LATEST = ROOT / "runs" / "chaos" / "latest.json"
 _RECOVERY, _CHECKPOINTS = "tests/chaos/test_recovery.py", "tests/contract/test_checkpoints.py"
 _COORDINATOR, _LEDGER = "tests/chaos/test_coordinator.py", "tests/chaos/test_ledger.py"
 SCENARIOS: Mapping[str, Sequence[str]] = {
-    "whole_cluster_kill": [f"{_RECOVERY}::test_the_whole_cluster_is_killed_and_the_job_ends_as_if_nothing_had_been"],
+    "whole_cluster_kill": [f"{_RECOVERY}::test_job_has_the_same_result_after_the_whole_cluster_is_killed"],
     "checkpoint_faults": [
         "tests/chaos/test_checkpoint_faults.py",
         f"{_RECOVERY}::test_the_coordinator_dies_at_a_step_of_a_checkpoint",
     ],
-    "reshard_restore": [
-        f"{_CHECKPOINTS}::test_what_three_servers_saved_is_restored_on_any_number_and_trains_on_the_same"
-    ],
+    "reshard_restore": [f"{_CHECKPOINTS}::test_checkpoint_of_three_servers_is_restored_on_any_number"],
     "consistent_cut": [f"{_CHECKPOINTS}::test_cuts_under_load_are_consistent_over_all_shards"],
     "corrupt_checkpoint": [
         "tests/unit/shoal/checkpoint/test_damage.py",
         f"{_RECOVERY}::test_a_damaged_checkpoint_is_skipped",
     ],
-    "coordinator_kill_restart": [f"{_COORDINATOR}::test_nothing_is_lost_however_often_it_is_killed"],
+    "coordinator_kill_restart": [f"{_COORDINATOR}::test_nothing_is_lost_when_the_coordinator_is_killed_repeatedly"],
     "worker_kill_ledger": [_LEDGER],
 }
 

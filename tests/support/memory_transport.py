@@ -21,7 +21,6 @@ from shoal_server.serving import (
     Endpoint,
     EndpointConfig,
     EndpointFactory,
-    PendingPull,
     Source,
     from_chunks,
     from_region,
@@ -186,20 +185,16 @@ class MemoryEndpoint(Endpoint):
 
     def _pull(self, line: Line, message: bytes, _region: object) -> bytes:
         request = pb.PullRequest.FromString(message)
-        shards = self._service.shards_of(request)
-        pull = PendingPull(shards, lambda: line.calls.put(("woken", b"", None)))
+        pull = self._service.pull(request, lambda: line.calls.put(("woken", b"", None)))
         try:
             pull.start(stamp_of(request.stamp), request.ahead)
-            unanswered = len(shards)
-            while unanswered:
-                answers = pull.take()
-                unanswered -= len(answers)
-                if not answers and line.calls.get()[0] == "over":
+            while (step := pull.take()) is None:
+                if line.calls.get()[0] == "over":
                     line.hang_up()
                     raise errors.Unreachable("the client left")
-                with replies(answers, headers_only=request.headers_only) as messages:
-                    for pieces, _ in messages if answers else ():
-                        line.answers.put(("values", b"".join(pieces)))
+            with replies(pull, step, headers_only=request.headers_only) as messages:
+                for pieces, _ in messages:
+                    line.answers.put(("values", b"".join(pieces)))
         finally:
             if pull.waits:
                 pull.abandon()

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 
-def wait_until(condition: Callable[[], bool], *, timeout_s: float = 20.0, what: str = "the condition") -> None:
+def wait_until(condition: Callable[[], object], *, timeout_s: float = 20.0, what: str = "the condition") -> None:
     """Returns once `condition()` holds; AssertionError if it does not within `timeout_s` seconds."""
     deadline = time.monotonic() + timeout_s
     pause = threading.Event()

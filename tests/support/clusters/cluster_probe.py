@@ -4,17 +4,18 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from shoal import Client, Session
+from shoal import Client, Session, _rpc
 from shoal._wire.layout import Placement
-from shoal.v1 import job_pb2
+from shoal.v1 import job_pb2, job_pb2_grpc
 from shoal_server.shards.state import Admission
 from support.clusters import history_server
 
 
 def placement(client: Client, job: str) -> Placement:
     """Where a job's shards are."""
-    coordinator = client._coordinator
-    return Placement.from_proto(coordinator.call(coordinator.jobs.GetPlacement, job_pb2.GetPlacementRequest(job=job)))
+    with _rpc.channel(client.address) as channel:
+        request = job_pb2.GetPlacementRequest(job=job)
+        return Placement.from_proto(job_pb2_grpc.JobsStub(channel).GetPlacement(request, timeout=20))
 
 
 def histories(client: Client, job: str) -> dict[int, list[Admission]]:

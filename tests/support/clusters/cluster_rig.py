@@ -1,9 +1,9 @@
 """Rig for the cluster machine: a fake clock, an inspectable store, and random sequences of events."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from hypothesis import event
 from hypothesis import strategies as st
@@ -45,16 +45,28 @@ GIVEN = {"w": Variable((8, 4), initializer=Given())}
 
 
 def job(name: str = "a", workers: int = 2, **options: Any) -> Job:
+    options.setdefault("shards", 2)  # on two servers, small as its variables are
     return Job("m:f", name=name, workers=workers, consistency=Asynchronous(), **options)
 
 
 def session(name: str = "s", workers: int = 1, **options: Any) -> Job:
+    options.setdefault("shards", 2)
     return Job(name=name, workers=workers, consistency=Asynchronous(), **options)
 
 
 def promised(records: Mapping[str, Any]) -> dict[str, Any]:
     """Records without those that may be behind: how far a job has come is written down when one of its workers goes."""
     return {key: record for key, record in records.items() if not key.endswith("/tally")}
+
+
+E = TypeVar("E", bound=Effect)
+
+
+def only(effects: Sequence[Effect], kind: type[E]) -> E:
+    """The only one of the effects, which is of this kind."""
+    [effect] = effects
+    assert isinstance(effect, kind)
+    return effect
 
 
 @dataclass
@@ -160,13 +172,13 @@ class Rig:
         part = self.part(name, worker)
         return self.handle(events.LeaseRequested(name, worker, self.lives[worker], done, part))
 
-    def report(self, name: str, worker: str, **figures: Any) -> Any:
+    def report(self, name: str, worker: str, **counts: Any) -> Any:
         part = self.part(name, worker)
-        return self.handle(events.WorkerReported(name, worker, self.lives[worker], assignment=part, **figures))
+        return self.handle(events.WorkerReported(name, worker, self.lives[worker], assignment=part, **counts))
 
-    def ask(self, name: str, worker: str, step: int, *, through: bool = False) -> Any:
+    def ask(self, name: str, worker: str, step: int, *, finished_training: bool = False) -> Any:
         part = self.part(name, worker)
-        return self.handle(events.EvaluationClaimed(name, worker, self.lives[worker], step, through, part))
+        return self.handle(events.EvaluationClaimed(name, worker, self.lives[worker], step, finished_training, part))
 
     def evaluate(self, name: str, worker: str, number: int, **values: Any) -> Any:
         """Reports an evaluation; what follows for the worker."""
@@ -174,9 +186,9 @@ class Rig:
         part = self.part(name, worker)
         return self.handle(events.EvaluationReported(name, worker, self.lives[worker], result, part))
 
-    def finish(self, name: str, worker: str, error: str = "", *, lost: bool = False) -> None:
+    def finish(self, name: str, worker: str, error: str = "", *, shards_lost: bool = False) -> None:
         part = self.part(name, worker)
-        self.handle(events.WorkerFinished(name, worker, self.lives[worker], error, part, lost=lost))
+        self.handle(events.WorkerFinished(name, worker, self.lives[worker], error, part, shards_lost=shards_lost))
 
     def perform(self, *, step: int = 0, until: type | tuple[type, ...] = ()) -> list[Effect]:
         """Performs what is decided, and what follows from it, up to the first of a kind; what was performed."""
@@ -245,6 +257,7 @@ class Rig:
         saved = SavedCheckpoint(cut.number, cut.step, 100, cut.time)
         best = effect.best.number if effect.best else 0
         last = bool(cut.held_by)
+        self.handle(events.CheckpointPublished(effect.number, effect.job, saved, best))
         self.handle(events.CheckpointCommitted(effect.job, saved, best=best, last=last, effect=effect.number))
 
     def start(
@@ -261,6 +274,12 @@ class Rig:
 
     def status(self, name: str) -> JobStatus:
         return self.machine.job(name).status(self.now)
+
+    def checkpoint(self, name: str) -> SavedCheckpoint:
+        """The newest checkpoint of a job, which has one."""
+        found = self.status(name).checkpoint
+        assert found, f"{name} has no checkpoint"
+        return found
 
     def state(self, name: str) -> JobState:
         return self.status(name).state
@@ -347,28 +366,30 @@ class Voyage(RuleBasedStateMachine):
         name=names,
         member=members,
         step=st.integers(0, 9),
-        through=st.booleans(),
+        finished_training=st.booleans(),
         loss=st.sampled_from([0.5, 0.25, float("nan"), None]),
     )
-    def evaluate(self, name: str, member: str, step: int, through: bool, loss: float) -> None:
+    def evaluate(self, name: str, member: str, step: int, finished_training: bool, loss: float) -> None:
         def once() -> None:
-            asked = self.rig.ask(name, member, step, through=through)
-            assert self.rig.ask(name, member, step, through=through) == asked, "a call that is repeated"
+            asked = self.rig.ask(name, member, step, finished_training=finished_training)
+            assert self.rig.ask(name, member, step, finished_training=finished_training) == asked, (
+                "a call that is repeated"
+            )
             if asked.number and loss is not None:
                 self.rig.evaluate(name, member, asked.number, loss=loss)
 
         self.attempt(once)
 
-    @rule(name=names, member=members, error=st.sampled_from(["", "", "", "boom"]), lost=st.booleans())
-    def finish(self, name: str, member: str, error: str, lost: bool) -> None:
-        self.attempt(lambda: self.rig.finish(name, member, error, lost=lost and bool(error)))
+    @rule(name=names, member=members, error=st.sampled_from(["", "", "", "boom"]), shards_lost=st.booleans())
+    def finish(self, name: str, member: str, error: str, shards_lost: bool) -> None:
+        self.attempt(lambda: self.rig.finish(name, member, error, shards_lost=shards_lost and bool(error)))
 
     @rule(name=names)
     def checkpoint(self, name: str) -> None:
         self.attempt(lambda: self.rig.handle(events.CheckpointRequested(name)))
 
-    @rule(fails=st.booleans(), lost=st.booleans())
-    def perform_one(self, fails: bool, lost: bool) -> None:
+    @rule(fails=st.booleans(), shards_lost=st.booleans())
+    def perform_one(self, fails: bool, shards_lost: bool) -> None:
         if self.rig.pending:
             effect = self.rig.pending[0]
             if fails and isinstance(effect, ScanCheckpoints | TakeCut | CommitCheckpoint):
@@ -379,7 +400,9 @@ class Voyage(RuleBasedStateMachine):
                 self.rig.handle(events.RestoreDeferred(effect.job, "the storage is away", effect=effect.number))
             elif fails and not isinstance(effect, DropShards):
                 self.rig.pending.pop(0)
-                self.rig.handle(events.EffectFailed(effect.job, "it went wrong", lost=lost, effect=effect.number))
+                self.rig.handle(
+                    events.EffectFailed(effect.job, "it went wrong", shards_lost=shards_lost, effect=effect.number)
+                )
             else:
                 later, self.rig.pending = self.rig.pending[1:], [effect]
                 self.rig.perform()
@@ -387,10 +410,10 @@ class Voyage(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        given_up = {effect.number for effect in self.rig.pending} - {
+        abandoned = {effect.number for effect in self.rig.pending} - {
             effect.number for effect in self.rig.machine.pending_effects
         }
-        before = sorted(effect.number for effect in self.rig.pending if effect.number not in given_up)
+        before = sorted(effect.number for effect in self.rig.pending if effect.number not in abandoned)
         self.rig.crash()
         assert [effect.number for effect in self.rig.pending] == before
 

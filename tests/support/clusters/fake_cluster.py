@@ -114,7 +114,7 @@ class FakeJobs(job_pb2_grpc.JobsServicer):
     @_rpc.servicer
     def Report(self, request: Any, context: Any) -> Any:
         self._note(request)
-        return job_pb2.ReportReply(stop=self.stop)
+        return job_pb2.ReportReply(done=self.stop)
 
     @_rpc.servicer
     def Finish(self, request: Any, context: Any) -> Any:

@@ -237,10 +237,19 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer, job_pb2_grpc.Job
         job = self._job(request.job)
         return job_pb2.JoinReply(ready=True, placement=self.placement, spec=job.spec, state=job.state)
 
+    def Lease(self, request: Any, context: Any) -> Any:
+        raise NotImplementedError("no job of it has data")
+
+    def ClaimEvaluation(self, request: Any, context: Any) -> Any:
+        raise NotImplementedError("no job of it evaluates")
+
+    def ReportEvaluation(self, request: Any, context: Any) -> Any:
+        raise NotImplementedError("no job of it evaluates")
+
     @_rpc.servicer
     def Report(self, request: Any, context: Any) -> Any:
         self.reports.append(request)
-        return job_pb2.ReportReply(stop=self.over)
+        return job_pb2.ReportReply(done=self.over)
 
     @_rpc.servicer
     def Finish(self, request: Any, context: Any) -> Any:

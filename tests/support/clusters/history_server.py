@@ -30,7 +30,8 @@ def ask(address: str, job: str, shard: int) -> list[Admission]:
 
 def admissions(store: ShardStore, job: str, shard: int) -> list[Admission]:
     """Returns the same of a shard in this process."""
-    (found,) = (known for known in store.all_shards(job) if known.layout.shard == shard)
+    found = store.group_at_any_generation(job)
+    assert shard in [known.layout.shard for known in found.shards]
     with found._lock:
         return list(found._state.history)
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from prometheus_client import CollectorRegistry
@@ -82,7 +82,7 @@ class ShardServers:
         metrics = ServerMetrics(registry)
         store = ShardStore(metrics.applied)
         pools = {kind: CallPool(rpc_threads, kind) for kind in ("pull", "push", "commit")}
-        metrics.watch(store, pools)
+        metrics.watch(store, pools, dict)
         config = EndpointConfig(
             host="127.0.0.1",
             lanes=max_lanes,
@@ -253,10 +253,10 @@ class ShardServers:
 
     def versions(self) -> list[int]:
         """Of all shards."""
-        return [shard.version for store in self.stores for shard in store.everything()]
+        return [group.version for store in self.stores for group in store.groups() for _ in group.shards]
 
     def waiting(self) -> int:
-        """Pulls that wait at any shard."""
+        """Pulls that wait at any server."""
         return sum(store.queues()[0] for store in self.stores)
 
     def sample(self, name: str, **labels: str) -> float:
@@ -272,7 +272,7 @@ class ShardServers:
     def close(self) -> None:
         self._stack.close()
 
-    def __enter__(self) -> "ShardServers":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

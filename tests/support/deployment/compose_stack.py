@@ -70,8 +70,14 @@ class Stack:
 
     def terminal(self, commands: str, folder: Path, **environment: str) -> str:
         """What lines of a shell print on a terminal, as somebody has typed them; RuntimeError if one fails."""
-        typed = ["script", "--quiet", "--return", "--command", shlex.join(["bash", "-ec", f"cd {folder}\n{commands}"])]
-        return run([*typed, "/dev/null"], {**self.environment, **environment})
+        command = [
+            "script",
+            "--quiet",
+            "--return",
+            "--command",
+            shlex.join(["bash", "-ec", f"cd {folder}\n{commands}"]),
+        ]
+        return run([*command, "/dev/null"], {**self.environment, **environment})
 
     def client(self) -> shoal.Client:
         """A client on this host, that has patience while the coordinator is away."""

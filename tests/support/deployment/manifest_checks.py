@@ -39,7 +39,7 @@ RULES: list[rules.Rule] = [
     lifecycle.command_lines,
     lifecycle.addresses,
     lifecycle.page_names,
-    lifecycle.folders,
+    lifecycle.mounted_folders,
     lifecycle.probes,
     lifecycle.endings,
 ]

@@ -102,7 +102,7 @@ def page_names(objects: Sequence[Object]) -> Iterator[str]:
     yield from (f"the page answers to {name}" for name in sorted(set(given) - names))
 
 
-def folders(objects: Sequence[Object]) -> Iterator[str]:
+def mounted_folders(objects: Sequence[Object]) -> Iterator[str]:
     """What a process is to read and write is on a volume."""
     for workload in workloads(objects):
         [container] = workload.pod["containers"]

@@ -50,7 +50,7 @@ class Tensor:
 
 
 def fake_cudnn(*, refuses: Exception | None = None) -> types.ModuleType:
-    """A module that keeps the `graphs` that were built and the `streams` that were set, or refuses each graph."""
+    """A module that keeps the `graphs` that were built and the `streams` that were set, or `refuses` each graph."""
     cudnn = types.ModuleType("cudnn")
 
     class Graph:
@@ -95,8 +95,8 @@ def fake_cudnn(*, refuses: Exception | None = None) -> types.ModuleType:
             pass
 
         def check_support(self) -> None:
-            if refuses:
-                raise refuses
+            if cudnn.refuses:
+                raise cudnn.refuses
 
         def build_plans(self) -> None:
             self.built = True
@@ -121,6 +121,7 @@ def fake_cudnn(*, refuses: Exception | None = None) -> types.ModuleType:
 
     cudnn.__dict__.update(
         graphs=[],
+        refuses=refuses,
         streams=[],
         pygraph=Graph,
         data_type=DataType,

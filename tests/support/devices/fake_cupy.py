@@ -69,6 +69,11 @@ class FakeStream:
         self.waits.append(event)
         self.queue(event.synchronize)
 
+    @property
+    def idle(self) -> bool:
+        """Whether all that was queued has run."""
+        return self.ran == len(self._queued)
+
     def synchronize(self) -> None:
         self.run_to(len(self._queued))
 

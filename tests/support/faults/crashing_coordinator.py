@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 import shoal
 from shoal._checkpoint.catalogue import Catalogue
 from shoal._cli import main as shoal_main
@@ -28,7 +30,7 @@ RESTORING = ("CreateShards", "Restore", "ShardsCreated")
 TELLING = ("CheckpointEnded",)
 
 
-class Mortal:
+class CrashingCoordinator:
     """The running process, in the place of a cluster's own coordinator.
 
     Args:
@@ -39,7 +41,7 @@ class Mortal:
     def __init__(self, cluster: shoal.LocalCluster, doom: Path) -> None:
         self._doom = doom
         role = cluster.process("coordinator")
-        flags: list[str] = list(role._process.args)  # type: ignore[arg-type]  # it was started from a list
+        flags = psutil.Process(role.pid).cmdline()
         flags = flags[flags.index("coordinator") :]
         flags[flags.index("--listen") + 1] = role.address
         role.kill()
@@ -60,9 +62,9 @@ class Mortal:
 
 
 @contextmanager
-def mortal(cluster: shoal.LocalCluster, doom: Path) -> Iterator[Mortal]:
-    """A mortal coordinator, in whose place the cluster's own comes again when the block is left."""
-    there = Mortal(cluster, doom)
+def crashing(cluster: shoal.LocalCluster, doom: Path) -> Iterator[CrashingCoordinator]:
+    """Runs a crashing coordinator; at the end of the block the cluster starts its own again."""
+    there = CrashingCoordinator(cluster, doom)
     try:
         yield there
     finally:

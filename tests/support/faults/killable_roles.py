@@ -79,7 +79,7 @@ class Nursery:
             environment = {**os.environ, THREADS_VARIABLE: "1"}
             self._process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])
 
-    def server(self, **options: Any) -> "Mortal":
+    def server(self, **options: Any) -> "KillableRole":
         """A parameter server with one shard. It says its address; the lines of its doom are counted from then on.
 
         Args:
@@ -87,7 +87,7 @@ class Nursery:
         """
         return self._start("serve", **options)
 
-    def worker(self, address: str, **options: Any) -> "Mortal":
+    def worker(self, address: str, **options: Any) -> "KillableRole":
         """A worker. It says after each step how many it has taken, and "unreachable" once its server is.
 
         Args:
@@ -96,7 +96,7 @@ class Nursery:
         """
         return self._start("train", address=address, **options)
 
-    def mute(self, address: str) -> "Mortal":
+    def mute(self, address: str) -> "KillableRole":
         """A client that connects to a server's lanes and makes a segment, says its name here, and nothing there."""
         return self._start("say_nothing", address=address)
 
@@ -111,11 +111,11 @@ class Nursery:
         assert answer, "the nursery is gone"
         return int(answer)
 
-    def _start(self, kind: str, **options: Any) -> "Mortal":
+    def _start(self, kind: str, **options: Any) -> "KillableRole":
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._reports.append(ours)
         with theirs:
-            return Mortal(self, self.ask({"start": kind, "options": options}, [theirs.fileno()]), ours)
+            return KillableRole(self, self.ask({"start": kind, "options": options}, [theirs.fileno()]), ours)
 
     def __enter__(self) -> "Nursery":
         return self
@@ -127,7 +127,7 @@ class Nursery:
             reports.close()
 
 
-class Mortal:
+class KillableRole:
     """A process of a nursery.
 
     Attributes:

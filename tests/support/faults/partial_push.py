@@ -27,18 +27,18 @@ def main(address: str, job: str, *pairs: str) -> None:
     session = shoal.Client(address).session(job, worker="victim")
     session.pull()
     parameters = session._parameters._parameters
-    placement, aggregations = parameters._servers.placement, [Aggregation.TRAINABLE]
+    placement, aggregations = parameters.servers.placement, [Aggregation.TRAINABLE]
     gradients = {name: np.ones(v.shape, v.dtype) for name, v in placement.variables.items()}
-    first, second = parameters._servers.connections
+    first, second = parameters.servers.connections
     names = {shard.address: shard.server for shard in placement.shards}
 
     def stub(link: Any) -> Any:
         return parameter_server_pb2_grpc.ParameterServerStub(_rpc.channel(link.address))
 
     def requests(link: Any) -> Iterator[pb.PushRequest]:
-        load = PushPayload(parameters._servers.packer, link.layouts, aggregations, CompleteArrays(gradients))
+        load = PushPayload(parameters.servers.packer, link.layouts, aggregations, CompleteArrays(gradients))
         push = Push(parameters.step, 1.0, parameters._versions, lambda _: load, aggregations)
-        for message in load.requests(parameters._pusher.header(link, push, commit=False)):
+        for message in load.requests(parameters.pusher.header(link, push, commit=False)):
             yield pb.PushRequest.FromString(b"".join(message))
 
     def received() -> float:

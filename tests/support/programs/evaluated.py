@@ -36,12 +36,12 @@ class Counted:
     def evaluate(self, params: Any, batch: Any) -> Any:
         first, self.tried = not self.tried, True
         if first:
-            return self.figures(params)
+            return self.measured(params)
         if self.kill and not Path(self.kill).exists():
             Path(self.kill).touch()
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(self.slow)  # what an evaluation takes
-        return self.figures(params)
+        return self.measured(params)
 
-    def figures(self, params: Any) -> dict[str, float]:
+    def measured(self, params: Any) -> dict[str, float]:
         return {"updates": float(params["w"][0]), "constant": 1.0}

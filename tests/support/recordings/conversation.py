@@ -126,7 +126,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Turn:
+class LaneTurn:
     """What one side of a lane says until the other one speaks.
 
     Attributes:
@@ -153,14 +153,14 @@ class Turn:
         """Always false: the coordinator uses no lanes."""
         return False
 
-    def rewritten(self, names: Names) -> "Turn":
+    def rewritten(self, names: Names) -> "LaneTurn":
         """The same turn in its comparable form."""
         pieces = []
         for kind, data in frames(self.data):
             known = _LANE_KINDS.get(kind)
             payload = rewritten(known, data, names) if known else data
             pieces.append(HEADER.pack(kind, bytes(3), len(payload)) + payload)
-        return Turn(self.lane, self.side, b"".join(pieces), self.slot, self.memory)
+        return LaneTurn(self.lane, self.side, b"".join(pieces), self.slot, self.memory)
 
     def to_json(self) -> dict[str, Any]:
         record = {"lane": self.lane, "side": self.side, "data": _text(self.data)}
@@ -179,7 +179,7 @@ class Advance:
         return {"advance": self.seconds}
 
 
-Entry = Call | Turn | Advance
+Entry = Call | LaneTurn | Advance
 
 
 def rewritten(kind: Descriptor, data: bytes, names: Names) -> bytes:
@@ -255,7 +255,7 @@ def _entry(record: dict[str, Any]) -> Entry:
     decode = base64.b64decode
     if "lane" in record:
         memory = zlib.decompress(decode(record["memory"])) if "memory" in record else b""
-        return Turn(record["lane"], record["side"], decode(record["data"]), record.get("slot", 0), memory)
+        return LaneTurn(record["lane"], record["side"], decode(record["data"]), record.get("slot", 0), memory)
     messages = {name: tuple(map(decode, record[name])) for name in ("requests", "replies")}
     return Call(**record | messages | {"error": decode(record["error"])})
 
@@ -270,6 +270,6 @@ def shown(entry: Entry) -> str:
             raw = hashlib.sha256(b"".join((*entry.requests, *entry.replies))).hexdigest()[:16]
             end = f"{entry.status} {entry.details} error={entry.error!r} sha256={raw}"
             return "\n".join([f"{entry.method} to {entry.to}", *said, "->", *answered, end])
-        case Turn():
+        case LaneTurn():
             return f"lane {entry.lane}, {entry.side}: {[(kind, data[:200]) for kind, data in frames(entry.data)]}"
     return str(entry)

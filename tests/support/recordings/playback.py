@@ -18,8 +18,8 @@ from support.recordings.conversation import (
     Advance,
     Call,
     Entry,
+    LaneTurn,
     Names,
-    Turn,
     frames,
     rewritten,
     shown,
@@ -66,7 +66,7 @@ class Playing:
             case Advance():
                 self._advance(entry.seconds)
                 return entry
-            case Turn():
+            case LaneTurn():
                 return self._say(entry) if entry.side == "client" else self._hear(entry)
         return self._call(entry)
 
@@ -84,7 +84,7 @@ class Playing:
             self._settle()
         return call.rewritten(self._names)
 
-    def _say(self, turn: Turn) -> Turn:
+    def _say(self, turn: LaneTurn) -> LaneTurn:
         if turn.lane not in self._lanes:
             address = self._lane_addresses[turn.to]
             self._lanes[turn.lane] = self._stack.enter_context(socket.create_connection(address, TIMEOUT_S))
@@ -95,27 +95,27 @@ class Playing:
         self._lanes[turn.lane].sendall(turn.rewritten(back).data)
         return turn
 
-    def _offer_memory(self, turn: Turn) -> None:
+    def _offer_memory(self, turn: LaneTurn) -> None:
         for _, payload in frames(turn.data):
             hello = pb.LaneHello.FromString(payload)
             if hello.HasField("segment"):
                 said = hello.segment
-                segment = self._stack.enter_context(Segment.create(said.slots * said.region_bytes))
+                segment = self._stack.enter_context(Segment.create(said.regions * said.region_bytes))
                 self._segments[turn.lane] = segment, said.region_bytes
                 self._names = {name: it for name, it in self._names.items() if it not in (said.name, said.nonce)} | {
                     segment.name: said.name,
                     segment.nonce: said.nonce,
                 }
 
-    def _hear(self, turn: Turn) -> Turn:
-        heard = b""
+    def _hear(self, turn: LaneTurn) -> LaneTurn:
+        received = b""
         with suppress(EOFError, TimeoutError):
-            while len(heard) < len(turn.data):
-                heard += read_frame(self._lanes[turn.lane])[1]
+            while len(received) < len(turn.data):
+                received += read_frame(self._lanes[turn.lane])[1]
         memory = bytes(self._memory(turn)) if turn.slot else b""
-        return Turn(turn.lane, turn.side, heard, turn.slot, memory).rewritten(self._names)
+        return LaneTurn(turn.lane, turn.side, received, turn.slot, memory).rewritten(self._names)
 
-    def _memory(self, turn: Turn) -> memoryview:
+    def _memory(self, turn: LaneTurn) -> memoryview:
         segment, region_bytes = self._segments[turn.lane]
         return segment.view((turn.slot - 1) * region_bytes, region_bytes)
 
@@ -149,7 +149,7 @@ class Players:
         self._lock = threading.Lock()  # guards what is left to be said
         calls = [entry for entry in self.entries if isinstance(entry, Call) and not self._is_elsewhere(entry)]
         self._left = {name: [call for call in calls if call.to == name] for name in {call.to for call in calls}}
-        turns = [entry for entry in self.entries if isinstance(entry, Turn)]
+        turns = [entry for entry in self.entries if isinstance(entry, LaneTurn)]
         self._turns = {lane: [turn for turn in turns if turn.lane == lane] for lane in {turn.lane for turn in turns}}
         for name in self._left:
             server = RawServer(functools.partial(self._answer, name))
@@ -189,7 +189,7 @@ class Players:
         with suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)
 
-    def _serve_lanes(self, listener: socket.socket, lanes: list[list[Turn]]) -> None:
+    def _serve_lanes(self, listener: socket.socket, lanes: list[list[LaneTurn]]) -> None:
         threads = []
         with suppress(OSError):  # closed
             for turns in lanes:
@@ -199,7 +199,7 @@ class Players:
         for thread in threads:
             thread.join()
 
-    def _serve_lane(self, client: socket.socket, turns: list[Turn]) -> None:
+    def _serve_lane(self, client: socket.socket, turns: list[LaneTurn]) -> None:
         memory: SlotMemory | None = None
         client.settimeout(TIMEOUT_S)
         with client:
@@ -220,9 +220,9 @@ class Players:
                     self.complaints.append(f"a lane ended ({error!r}) before {shown(turn)}")
                     break
                 held = memory.read(turn.slot) if memory and turn.slot else b""
-                heard = Turn(turn.lane, "client", said, turn.slot, held).rewritten(self.names)
-                if heard != turn:
-                    self.complaints.append(f"said\n{shown(heard)}\ninstead of\n{shown(turn)}")
+                received = LaneTurn(turn.lane, "client", said, turn.slot, held).rewritten(self.names)
+                if received != turn:
+                    self.complaints.append(f"said\n{shown(received)}\ninstead of\n{shown(turn)}")
                     break
                 turns.pop(0)
             if memory:

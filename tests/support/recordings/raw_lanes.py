@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from shoal._transport.segment import Segment
 from shoal.v1 import parameter_server_pb2 as pb
-from support.recordings.conversation import END, HEADER, HELLO, PULL, PUSH, Side, Turn
+from support.recordings.conversation import END, HEADER, HELLO, PULL, PUSH, LaneTurn, Side
 
 
 class LaneTap:
@@ -21,7 +21,7 @@ class LaneTap:
     """
 
     def __init__(
-        self, name: str, address: str, names: dict[str | bytes, str | bytes], note: Callable[[Turn], None]
+        self, name: str, address: str, names: dict[str | bytes, str | bytes], note: Callable[[LaneTurn], None]
     ) -> None:
         self._name = name
         host, _, port = address.rpartition(":")
@@ -59,9 +59,9 @@ class LaneTap:
 
 
 class _LaneState:
-    """One lane that passes through a tap: its shared memory, and the slot of the call at hand."""
+    """One lane that passes through a tap: its shared memory, and the region of the call at hand."""
 
-    def __init__(self, lane: str, names: dict[str | bytes, str | bytes], note: Callable[[Turn], None]) -> None:
+    def __init__(self, lane: str, names: dict[str | bytes, str | bytes], note: Callable[[LaneTurn], None]) -> None:
         self._lane, self._names, self._note = lane, names, note
         self._memory: SlotMemory | None = None
         self._slot = 0
@@ -93,15 +93,15 @@ class _LaneState:
             slot, self._slot = self._slot, 0
         if slot and self._memory:
             memory = self._memory.read(slot)
-        self._note(Turn(self._lane, side, data, slot, memory))
+        self._note(LaneTurn(self._lane, side, data, slot, memory))
 
 
 class SlotMemory:
-    """The slots of a segment that a client has offered, as a server sees them."""
+    """The regions of a segment that a client has offered, as a server sees them."""
 
     def __init__(self, said: pb.Segment) -> None:
         self._slot_bytes = said.region_bytes
-        self._segment = Segment.open(said.name, said.slots * said.region_bytes, said.nonce)
+        self._segment = Segment.open(said.name, said.regions * said.region_bytes, said.nonce)
 
     def read(self, slot: int) -> bytes:
         return bytes(self._segment.view((slot - 1) * self._slot_bytes, self._slot_bytes))

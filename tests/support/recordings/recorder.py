@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import grpc
 
 from shoal.v1 import parameter_server_pb2 as pb
-from support.recordings.conversation import Advance, Call, Entry, Names, Turn, token_of
+from support.recordings.conversation import Advance, Call, Entry, LaneTurn, Names, token_of
 from support.recordings.raw_calls import RawServer, make_call
 from support.recordings.raw_lanes import LaneTap
 
@@ -83,15 +83,15 @@ class Recorder:
         entry = entry if isinstance(entry, Advance) else entry.rewritten(self.names)
         with self._lock:
             since = range(len(self.entries) - 1, self._marked - 1, -1)
-            last = next((it for it in since if isinstance(entry, Turn) and self.entries[it].to == entry.to), -1)
+            last = next((it for it in since if isinstance(entry, LaneTurn) and self.entries[it].to == entry.to), -1)
             before = self.entries[last] if last >= 0 else None
             if (
-                isinstance(before, Turn)
-                and isinstance(entry, Turn)
+                isinstance(before, LaneTurn)
+                and isinstance(entry, LaneTurn)
                 and (before.lane, before.side) == (entry.lane, entry.side)
             ):
                 memory = (entry.slot, entry.memory) if entry.slot else (before.slot, before.memory)
-                self.entries[last] = Turn(entry.lane, entry.side, before.data + entry.data, *memory)
+                self.entries[last] = LaneTurn(entry.lane, entry.side, before.data + entry.data, *memory)
             else:
                 self.entries.append(entry)
 

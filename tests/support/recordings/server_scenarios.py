@@ -213,7 +213,7 @@ def one_lane(wire: Wire) -> None:
 
 
 def shared_memory(wire: Wire) -> None:
-    """Pull and push through slots of memory that both sides share."""
+    """Pull and push through regions of memory that both sides share."""
     variables = {"kernel": Variable((1 << 16,), initializer=Constant(2.0)), "bias": Variable((16,))}
     job = JobOnServers(wire, "shared", variables, servers=1, shards=2, mode=Asynchronous(), transport="auto")
     job.create()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from support import chaos, forms
+from support import chaos, run_lengths
 
 ISSUE = [
     *("whole_cluster_kill", "checkpoint_faults", "reshard_restore", "consistent_cut"),
@@ -39,11 +39,11 @@ def scenarios(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str,
     monkeypatch.setattr(chaos, "SCENARIOS", given)
     monkeypatch.setattr(chaos, "GUARD", ())
     monkeypatch.setattr(chaos, "PYTEST", (sys.executable,))
-    monkeypatch.setenv("PYTHONPATH", str(Path(forms.__file__).parents[1]), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", str(Path(run_lengths.__file__).parents[1]), prepend=os.pathsep)
 
     def add(name: str, code: str) -> None:
         script = tmp_path / f"{name}.py"
-        script.write_text(f"from support import forms\n{code}\n")
+        script.write_text(f"from support import run_lengths\n{code}\n")
         given[name] = [str(script)]
 
     return add
@@ -111,9 +111,9 @@ def test_a_tally_is_recorded_however_the_test_ends(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("CHAOS_ROWS", str(rows))
 
     def two_of_three() -> None:
-        with forms.tally("a", 3, "s") as tally:
-            tally.passes(2.0)
-            tally.passes(1.0)
+        with run_lengths.count_runs("a", 3, "s") as counted:
+            counted.passes(2.0)
+            counted.passes(1.0)
             raise AssertionError
 
     with pytest.raises(AssertionError):
@@ -127,8 +127,8 @@ def test_a_tally_is_recorded_however_the_test_ends(tmp_path: Path, monkeypatch: 
 def test_a_scenario_that_fails_is_a_row_and_the_exit_status(
     scenarios: Callable[[str, str], None], latest: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    scenarios("good", "assert forms.long(); forms.record('good', forms.runs(1, 7), 7, 0.25, 's')")
-    scenarios("bad", "forms.record('bad', 3, 2, 1.0, 's'); raise AssertionError('the third')")
+    scenarios("good", "assert run_lengths.is_long(); run_lengths.record('good', run_lengths.runs(1, 7), 7, 0.25, 's')")
+    scenarios("bad", "run_lengths.record('bad', 3, 2, 1.0, 's'); raise AssertionError('the third')")
     scenarios("silent", "raise AssertionError('at once')")
     assert chaos.main([], latest) == 1
     expected = [recorded("good", 7, 7, 0.25), recorded("bad", 3, 2, 1.0), recorded("silent", 1, 0, unit="")]
@@ -144,7 +144,7 @@ def test_some_are_picked_and_shortened_and_the_status_says_that_they_held(
 ) -> None:
     monkeypatch.setenv("CHAOS_RUNS", "2")
     scenarios("one", "raise AssertionError('nobody asked')")
-    scenarios("two", "forms.record('two', forms.runs(1, 7), 2, 0.0, 's')")
+    scenarios("two", "run_lengths.record('two', run_lengths.runs(1, 7), 2, 0.0, 's')")
     assert chaos.main(["two"], latest) == 0
     assert json.loads(latest.read_text()) == [recorded("two", 2, 2)]
 
@@ -156,8 +156,8 @@ def test_rows_are_saved_one_by_one_beside_those_that_were_not_run(
     """Whatever ends it, and whatever is there."""
     seen = f"import pathlib, shutil; shutil.copy({str(latest)!r}, {str(latest.with_name('seen'))!r})"
     for name in ("again", "kept"):
-        scenarios(name, f"forms.record('{name}', 1, 1, 0.0, 's')")
-    scenarios("last", f"forms.record('last', 1, 1, 0.0, 's'); {seen}")
+        scenarios(name, f"run_lengths.record('{name}', 1, 1, 0.0, 's')")
+    scenarios("last", f"run_lengths.record('last', 1, 1, 0.0, 's'); {seen}")
     chaos.save(
         [chaos.Row("kept", 9, 9, 2.0, "s"), chaos.Row("again", 5, 4, 1.0, "s"), chaos.Row("old", 1, 1, 0, "s")], latest
     )
@@ -176,6 +176,6 @@ def test_what_is_left_behind_fails_a_scenario(
 ) -> None:
     guard = "import subprocess, sys; subprocess.run(sys.argv[1:], check=True); sys.exit(1)"
     monkeypatch.setattr(chaos, "GUARD", (sys.executable, "-c", guard))
-    scenarios("leaks", "forms.record('leaks', 1, 1, 0.0, 's')")
+    scenarios("leaks", "run_lengths.record('leaks', 1, 1, 0.0, 's')")
     assert chaos.main([], latest) == 1
     assert json.loads(latest.read_text()) == [recorded("leaks", 2, 1)]

@@ -4,6 +4,8 @@
 """
 
 import ast
+import importlib
+import inspect
 import re
 import sys
 from pathlib import Path
@@ -21,10 +23,12 @@ import api_pages  # noqa: E402 - the generator is no package
 import cli_pages  # noqa: E402
 import error_pages  # noqa: E402
 import generate  # noqa: E402
+import markdown_text  # noqa: E402
 import project_pages  # noqa: E402
 import proto_pages  # noqa: E402
 
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+STABILITY = ROOT / "docs" / "explanation" / "stability.md"
 TOP_LEVEL = ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md")
 
 
@@ -39,6 +43,28 @@ class TestReference:
         names = {name for name in shoal.__all__ if not name.startswith("__")} - modules
         assert names == set(re.findall(r"^::: shoal\.(\w+)$", page, re.MULTILINE))
         assert modules >= {"callbacks", "consistency", "data", "errors", "events", "optim", "status"}
+
+    @pytest.mark.parametrize("module", api_pages.MODULES)
+    def test_has_every_name_and_submodule_of_a_module(self, module: str) -> None:
+        page = api_pages.pages()[f"reference/python/{module.replace('.', '-').replace('_', '-')}.md"]
+        found = importlib.import_module(module)
+        exported = {f"{module}.{name}" for name in found.__all__ if not name.startswith("__")}
+        submodules = {name for name in exported if inspect.ismodule(getattr(found, name.rpartition(".")[2]))}
+        assert submodules <= set(api_pages.MODULES)
+        assert exported - submodules <= set(re.findall(r"^::: (\S+)$", page, re.MULTILINE))
+        assert f"reference/python/{module.replace('.', '-').replace('_', '-')}.md" in (ROOT / "mkdocs.yml").read_text()
+
+    def test_lists_the_modules_that_have_a_level_of_stability(self) -> None:
+        rows = re.findall(r"^\| (stable|provisional|internal) \| (.*?) \|", STABILITY.read_text(), re.MULTILINE)
+        (stable,) = [row for level, row in rows if "public modules of `shoal`" in row]
+        (internal,) = [row for level, row in rows if "other modules of `shoal`" in row]
+        (provisional,) = [row for level, row in rows if row.startswith("`shoal_nn`")]
+        documented = {name for name in api_pages.MODULES if name != "shoal"}
+        listed = {f"shoal.{name}" for name in re.findall(r"`([a-z_.]+)`", stable.partition(":")[2])}
+        assert listed | set(re.findall(r"`(shoal_nn[a-z_.]*)`", provisional)) == documented
+        files = {f"shoal.{file.stem}" for file in (ROOT / "client" / "shoal").glob("[a-z]*.py")}
+        rest = {f"shoal.{name}" for name in re.findall(r"`([a-z_]+)`", internal.partition(":")[2].partition(";")[0])}
+        assert rest == files - documented
 
     def test_has_every_command_with_every_option(self) -> None:
         page = cli_pages.pages()["reference/cli/index.md"]
@@ -60,12 +86,20 @@ class TestReference:
     def test_has_defaults_and_variables_of_options(self) -> None:
         page = cli_pages.pages()["reference/cli/index.md"]
         assert (
-            "| `-c, --coordinator <str>` | host:port of the coordinator. | `127.0.0.1:7070` | `SHOAL_COORDINATOR` |"
+            "| `-c, --coordinator TEXT` | host:port of the coordinator. | `127.0.0.1:7070` | `SHOAL_COORDINATOR` |"
             in page
         )
         assert re.search(
             r"^\| `SHOAL_RPC_THREADS` \| `--rpc-threads` \| `16` \(`shoal server`\) \|$", page, re.MULTILINE
         )
+
+    def test_a_flag_has_no_value_and_a_default_in_the_text_is_in_its_column(self) -> None:
+        page = cli_pages.pages()["reference/cli/index.md"]
+        assert "| `--json` | Prints one JSON object" in page
+        assert "| `-f, --follow` | " in page
+        assert "| `--timeout NUMBER` | Time limit in seconds. `x>=0` | `none` |" in page
+        assert re.search(r"^\| `--keep-last INTEGER` \| [^|]* \| `3` \|", page, re.MULTILINE)
+        assert not re.search(r"`-[^`]*<(bool|str|int|float|path|list\[\w+\])( range)?>", page)
 
     def test_has_every_error_with_its_codes(self) -> None:
         page = error_pages.pages()["reference/errors/index.md"]
@@ -99,6 +133,24 @@ class TestReference:
             generate.write({"how-to/mine.md": ""}, tmp_path)
 
 
+class TestTables:
+    def test_code_with_a_vertical_bar_is_html(self) -> None:
+        assert markdown_text.code("--x <a|b>") == "<code>--x &lt;a&#124;b&gt;</code>"
+        assert markdown_text.text("a|b or `c|d`") == r"a\|b or <code>c&#124;d</code>"
+
+    def test_no_code_on_a_page_shows_an_escaped_vertical_bar(self) -> None:
+        """In code, the site shows the backslash too."""
+        written = [page for page in (ROOT / "docs").rglob("*.md") if "project" not in page.parts]
+        found = [
+            (page.name, code)
+            for page in written
+            for code in re.findall(r"`[^`\n]*`", page.read_text())
+            if r"\|" in code
+        ]
+        assert len(written) > 40
+        assert found == []
+
+
 class TestTutorials:
     def test_there_are_three_and_the_index_lists_them(self) -> None:
         index = (ROOT / "docs" / "tutorials" / "index.md").read_text()
@@ -123,7 +175,7 @@ class TestTutorials:
         exec(compile(check, "check_rings.py", "exec"), {})  # the page's own code
         monkeypatch.delitem(sys.modules, "rings")
         printed = capsys.readouterr().out
-        found = np.array(re.findall(r"differences (\S+), by the gradient (\S+)", printed), float)
+        found = np.array(re.findall(r"difference (\S+), gradient (\S+)", printed), float)
         assert found.shape == (4, 2)
         np.testing.assert_allclose(found[:, 0], found[:, 1], atol=2e-4)
         assert printed in page.read_text()

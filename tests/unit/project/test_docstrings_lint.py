@@ -3,7 +3,7 @@
 import ast
 
 import pytest
-from lint.docstrings import problems, public_functions
+from lint.docstrings import ROOT, exported, is_public, module_name, problems, public_functions, public_names
 
 WHOLE = """
     First line.
@@ -41,6 +41,23 @@ def test_a_whole_docstring_has_no_problem() -> None:
 )
 def test_what_is_missing_is_named(cut: str, problem: str) -> None:
     assert found(WHOLE.replace(cut, "")) == [problem]
+
+
+def test_an_exception_that_is_only_mentioned_is_not_explained() -> None:
+    entry = "        BadRequest: c is wrong.\n"
+    assert found(WHOLE.replace(entry, "        ValueError: instead of BadRequest.\n")) == ["Raises lacks BadRequest"]
+    assert found(WHOLE.replace(entry, "        ValueError, errors.BadRequest: c is wrong.\n")) == []
+
+
+def test_names_that_public_modules_export_again_are_public() -> None:
+    package, inner = ROOT / "client/shoal/a/__init__.py", ROOT / "client/shoal/a/_b/__init__.py"
+    assert [is_public(package), is_public(inner)] == [True, False]
+    assert module_name(inner) == "shoal.a._b"
+    exports = {
+        package: exported(ast.parse("from shoal.a._b import C, D\n__all__ = ['C']\n")),
+        inner: exported(ast.parse("from shoal.a._b._c import C, E\n__all__ = ['C', 'E']\n")),
+    }
+    assert public_names(exports) == {"shoal.a._b": {"C"}, "shoal.a._b._c": {"C"}}
 
 
 def test_nothing_need_be_returned_by_what_returns_nothing() -> None:

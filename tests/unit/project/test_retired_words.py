@@ -11,7 +11,7 @@ exempt = ["CHANGELOG.md", "docs/decisions/**"]
 sources = ["server/**"]
 
 [[words]]
-identifier = "take_up"
+identifier = "old_verb"
 use = "restore_from"
 
 [[words]]
@@ -23,21 +23,23 @@ in = ["server/**"]
 out = ["server/tests/*.py"]
 
 [[words]]
-phrase = "what became of"
+phrase = "what comes of"
 use = "the outcome of"
 """
 
 
 def hits(text: str, path: str = "server/shard.py") -> list[str]:
-    return [str(hit) for hit in Finder(load(WORD_LIST)[0]).hits(path, text)]
+    return [str(hit) for hit in Finder(load(WORD_LIST)).hits(path, text)]
 
 
-@pytest.mark.parametrize("text", ["take_up", "_take_up(x)", "takeUp", "job.TakeUpRecord", "SHOAL_TAKE_UP", "--take-up"])
+@pytest.mark.parametrize(
+    "text", ["old_verb", "_old_verb(x)", "oldVerb", "job.OldVerbRecord", "SHOAL_OLD_VERB", "--old-verb"]
+)
 def test_an_identifier_is_found_in_any_style_and_as_a_part(text: str) -> None:
-    assert hits(f"\n{text}\n") == ["server/shard.py:2: take_up -> restore_from"]
+    assert hits(f"\n{text}\n") == ["server/shard.py:2: old_verb -> restore_from"]
 
 
-@pytest.mark.parametrize("text", ["mistake_up", "take_upper", "take up", "takeUpper", "intake_up"])
+@pytest.mark.parametrize("text", ["bold_verb", "old_verbs", "old verb", "oldVerbs", "threshold_verb"])
 def test_an_identifier_is_not_found_within_a_word(text: str) -> None:
     assert hits(text) == []
 
@@ -49,14 +51,26 @@ def test_a_whole_identifier_is_found_in_code_alone_and_in_its_scope() -> None:
 
 
 def test_an_identifier_of_code_without_a_scope_is_looked_for_in_the_sources() -> None:
-    (word,), _ = load('sources = ["server/**"]\n[[words]]\nidentifier = "gate"\nuse = "commit_gate"\ncode = true\n')
+    (word,) = load('sources = ["server/**"]\n[[words]]\nidentifier = "gate"\nuse = "commit_gate"\ncode = true\n').words
     assert word.applies_to("server/shard.py")
     assert not word.applies_to("tests/test_shard.py")
 
 
 def test_a_phrase_is_found_in_any_case_and_over_the_end_of_a_line() -> None:
-    text = "x = 1\n# What\n#   became of it\nwhat became often\n"
-    assert hits(text) == ["server/shard.py:2: what became of -> the outcome of"]
+    text = "x = 1\n# What\n#   comes of it\nwhat comes often\n"
+    assert hits(text) == ["server/shard.py:2: what comes of -> the outcome of"]
+
+
+def test_names_of_files_and_phrases_in_snake_case_are_read() -> None:
+    assert hits("", "server/old_verb/shard.py") == ["server/old_verb/shard.py:0: old_verb -> restore_from"]
+    assert hits("", "server/what_comes_of.py") == ["server/what_comes_of.py:0: what comes of -> the outcome of"]
+    assert hits("def test_what_comes_of_it(): ...\n") == ["server/shard.py:1: what comes of -> the outcome of"]
+
+
+def test_names_are_not_read_where_the_list_says_so() -> None:
+    finder = Finder(load(f'unread_names = ["tests/**"]\n{WORD_LIST}'))
+    text = "def test_what_comes_of_it(): ...\n# what comes of it\n"
+    assert [hit.line for hit in finder.hits("tests/test_what_comes_of.py", text)] == [2]
 
 
 def test_code_of_a_file_keeps_its_lines() -> None:
@@ -90,17 +104,17 @@ def test_the_command_looks_at_tracked_files_that_are_not_exempt(
     for name in ("a.py", "CHANGELOG.md", "docs/decisions/1.md", "untracked.py"):
         path = repository / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("take_up\n")
+        path.write_text("old_verb\n")
     subprocess.run(["git", "init", "-q"], cwd=repository, check=True)
     subprocess.run(["git", "add", "a.py", "CHANGELOG.md", "docs"], cwd=repository, check=True)
     assert main([], repository, words_file) == 1
-    assert capsys.readouterr().out == "a.py:1: take_up -> restore_from\n"
+    assert capsys.readouterr().out == "a.py:1: old_verb -> restore_from\n"
     assert main(["--count"], repository, words_file) == 0
     assert main(["docs"], repository, words_file) == 0
 
 
 def test_the_list_of_the_project_is_sound_and_says_each_word_once() -> None:
-    words, _ = load(WORDS.read_text())
+    words = load(WORDS.read_text()).words
     keys = [(word.text, word.inside) for word in words]
     assert words
     assert len(keys) == len(set(keys))

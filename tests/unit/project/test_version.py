@@ -46,5 +46,5 @@ def test_setting_it_changes_every_mention_and_heads_the_changelog(tmp_path: Path
     assert told["docs/decisions/0001.md"] == "shoal:0.1.0\n"
     with pytest.raises(SystemExit, match="already"):
         version.set_version(tmp_path, "0.2.0rc1", date(2027, 1, 2))
-    with pytest.raises(SystemExit, match="is no version"):
+    with pytest.raises(SystemExit, match="is not a version"):
         version.set_version(tmp_path, "1.0", date(2027, 1, 2))

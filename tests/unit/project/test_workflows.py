@@ -19,6 +19,12 @@ def test_it_runs_the_suite_on_every_python_that_the_project_names() -> None:
     assert [step["run"] for step in job["steps"] if "run" in step] == ["bash .ci/run"]
 
 
+def test_it_enforces_the_coverage_floor_and_the_subjects_of_commits() -> None:
+    commands = [step["run"] for job in WORKFLOW["jobs"].values() for step in job["steps"] if "run" in step]
+    assert "make coverage" in commands
+    assert 'python3 tools/commits/subject.py --range "$BASE..HEAD"' in commands
+
+
 def test_its_actions_are_pinned_to_a_commit() -> None:
     used = re.findall(r"uses: (.*)", TEXT)
     assert used

@@ -32,8 +32,8 @@ ENDED = StateChanged(7, 15.0, JobState.SUCCEEDED, "")
 LIFE = (RUNNING, TRAINED, BESIDE, EVALUATED, SAVED, GIVEN_UP, ENDED)
 
 
-def records(folder: Path) -> list[Record]:
-    """All records with figures of a run's files, each by TFRecord's format and with its checksums."""
+def checked_records(folder: Path) -> list[Record]:
+    """Returns the metric records of a run's files; asserts that each has TFRecord's format and checksums."""
     found = []
     for file in sorted(folder.glob("events.out.tfevents.*")):
         text = file.read_bytes()
@@ -51,7 +51,7 @@ def scalars(folder: Path) -> list[tuple[str, int, float, float]]:
     """Tag, step, time and value."""
     return [
         (value.tag, record.step, record.wall_time, value.simple_value)
-        for record in records(folder)
+        for record in checked_records(folder)
         for value in record.summary.value
     ]
 
@@ -64,7 +64,7 @@ def watch(folder: Path, events: Sequence[Event]) -> None:
 
 
 class TestTensorBoard:
-    def test_has_what_each_worker_trained_and_what_the_job_did(self, tmp_path: Path) -> None:
+    def test_has_the_metrics_of_each_worker_and_of_the_job(self, tmp_path: Path) -> None:
         watch(tmp_path, LIFE)
         assert scalars(tmp_path) == [
             ("progress/epoch", 9, 11.0, 0.0),
@@ -80,7 +80,7 @@ class TestTensorBoard:
         assert (tag, step, time, value != value) == ("train/loss", 4, 11.0, True)
 
     @pytest.mark.parametrize("seen", range(len(LIFE) + 1))
-    def test_that_is_begun_anew_has_everything_once(self, tmp_path: Path, seen: int) -> None:
+    def test_restarted_callback_writes_each_event_once(self, tmp_path: Path, seen: int) -> None:
         watch(tmp_path / "again", LIFE[:seen])
         watch(tmp_path / "again", LIFE)
         watch(tmp_path / "again", LIFE)
@@ -88,11 +88,11 @@ class TestTensorBoard:
         for run in (".", "worker-0", "worker-1"):
             assert repr(scalars(tmp_path / "again" / run)) == repr(scalars(tmp_path / "once" / run))
 
-    def test_goes_on_behind_a_record_that_is_torn_anywhere(self, tmp_path: Path) -> None:
+    def test_continues_after_a_truncated_record(self, tmp_path: Path) -> None:
         watch(tmp_path, LIFE[:2])
         (file,) = (tmp_path / "worker-0").iterdir()
         whole = file.read_bytes()
-        begun = len(whole) - len(records(tmp_path / "worker-0")[0].SerializeToString()) - 16
+        begun = len(whole) - len(checked_records(tmp_path / "worker-0")[0].SerializeToString()) - 16
         for size in range(begun, len(whole)):
             for each in (tmp_path / "worker-0").iterdir():
                 each.unlink()
@@ -104,7 +104,7 @@ class TestTensorBoard:
             file.unlink()
             assert [tag for tag, *_ in scalars(tmp_path / "worker-0")] == ["train/accuracy", "train/loss"]
 
-    def test_of_a_new_job_of_the_same_name_goes_on_in_the_same_folder(self, tmp_path: Path) -> None:
+    def test_new_job_of_the_same_name_continues_in_the_same_folder(self, tmp_path: Path) -> None:
         watch(tmp_path, LIFE)
         later = MetricsReported(2, 99.0, "worker-0", 5, {"loss": 0.5}, Progress())
         watch(tmp_path, [later, ENDED])
@@ -123,7 +123,7 @@ class TestTensorBoard:
         assert len(scalars(tmp_path / "worker-0")) == 4
         board.close()
 
-    def test_knows_no_more_than_can_come_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_remembers_only_events_that_can_repeat(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tensorboard, "_MOST_KNOWN", 2)
         reports = [MetricsReported(n, float(n), "worker-0", n, {"loss": 1.0}, Progress(steps=n)) for n in range(1, 6)]
         watch(tmp_path, [*reports, ENDED])
@@ -150,12 +150,12 @@ class TestTensorBoard:
         watch(tmp_path, LIFE)
         assert other.read_bytes() == b"no records at all"
 
-    def test_a_folder_that_cannot_be_written_says_so_at_once(self, tmp_path: Path) -> None:
+    def test_unwritable_folder_raises_an_error_at_once(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
         with pytest.raises(errors.StorageFailed, match=r"file cannot be written: .*; name a folder"):
             callbacks.TensorBoard(tmp_path / "file")
 
-    def test_without_the_package_it_says_what_to_install(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_missing_package_raises_an_error_with_advice(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "tensorboardX.event_file_writer", None)
         with pytest.raises(ImportError, match=r"TensorBoard needs tensorboardX.*pip install 'shoal\[tensorboard\]'"):
             callbacks.TensorBoard(tmp_path / "board")

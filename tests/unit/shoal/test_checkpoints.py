@@ -1,6 +1,7 @@
 """Checkpoints as users see them: named, looked at, checked, and carried to and from files of other frameworks."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from google.protobuf import json_format
 from safetensors.numpy import load_file, save_file
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from shoal import errors
 from shoal._checkpoint.catalogue import Catalogue, path_of
@@ -39,7 +40,7 @@ BEST = Evaluation(5, 12, {"accuracy": 0.93, "loss": float("nan")}, samples=360, 
 def save(root: Path, number: int = 1, *, best: Evaluation | None = None) -> Manifest:
     """A kernel in three slices on two shards, with a slot beside its values."""
     folder = LocalStorage(root)
-    first = {
+    first: dict[str, np.ndarray] = {
         tensor_name("value", 0, "dense/kernel"): KERNEL[:4],
         tensor_name("value", 7, "dense/kernel"): KERNEL[7:],
         tensor_name("exp_avg", 0, "dense/kernel"): -KERNEL[:4],
@@ -67,7 +68,7 @@ def damage(root: Path, number: int, name: str) -> None:
 
 
 @pytest.mark.parametrize(("start", "rows"), [(0, 10), (0, 4), (3, 2), (4, 3), (5, 5), (9, 1), (2, 0)])
-def test_any_rows_are_found_in_whatever_slices_they_lie(tmp_path: Path, start: int, rows: int) -> None:
+def test_rows_are_read_across_slices(tmp_path: Path, start: int, rows: int) -> None:
     with SavedVariables(LocalStorage(tmp_path), save(tmp_path)) as saved:
         for kind, sign in (("value", 1), ("exp_avg", -1)):
             target = np.empty(rows * 6, np.float32)
@@ -126,7 +127,7 @@ class TestTheFolder:
         assert np.array_equal(values["dense/kernel"], KERNEL)
         assert values["count"].shape == ()
 
-    def test_a_damaged_one_is_told_and_others_are_shown(self, tmp_path: Path) -> None:
+    def test_damaged_checkpoint_is_reported_and_others_are_shown(self, tmp_path: Path) -> None:
         save(tmp_path, 1)
         save(tmp_path, 2)
         damage(tmp_path, 2, "b.safetensors")
@@ -147,12 +148,12 @@ class TestTheFolder:
         assert str(found.show("digits")) == "digits/1"
 
     @pytest.mark.parametrize("damaged", ["manifest.json", "b.safetensors"])
-    def test_a_job_is_its_newest_whole_one_as_for_a_job_that_begins_with_it(self, tmp_path: Path, damaged: str) -> None:
+    def test_job_name_selects_its_newest_complete_checkpoint(self, tmp_path: Path, damaged: str) -> None:
         save(tmp_path, 1)
         save(tmp_path, 2)
         damage(tmp_path, 2, damaged)
         found = Checkpoints(str(tmp_path))
-        uses = [found.verify, lambda name: found.export(name, tmp_path / "out")]
+        uses: list[Callable[[str], Any]] = [found.verify, lambda name: found.export(name, tmp_path / "out")]
         for use in [found.show, *uses] if damaged == "manifest.json" else uses:
             used = use("digits")
             assert str(used) == "digits/1"
@@ -197,7 +198,7 @@ class TestTheFolder:
         with pytest.raises(errors.IncompatibleCheckpoint):
             Checkpoints(str(tmp_path)).show("digits")
 
-    def test_torn_ones_are_told_and_removed(self, tmp_path: Path) -> None:
+    def test_incomplete_checkpoints_are_listed_and_removed(self, tmp_path: Path) -> None:
         save(tmp_path, 1)
         save(tmp_path, 3)
         (tmp_path / "digits" / "00000003" / "manifest.json").unlink()
@@ -212,7 +213,7 @@ class TestTheFolder:
         assert [*found.incomplete()] == []
         assert str(found.show("digits")) == "digits/1"
 
-    def test_all_of_a_job_are_removed(self, tmp_path: Path) -> None:
+    def test_remove_all_removes_the_checkpoints_of_a_job(self, tmp_path: Path) -> None:
         for number in (1, 2, 3):
             save(tmp_path, number)
         damage(tmp_path, 2, "manifest.json")
@@ -228,7 +229,7 @@ class TestTheFolder:
         with pytest.raises(errors.UnknownCheckpoint, match="there is no checkpoint digits"):
             found.remove_all("digits")
 
-    def test_to_remove_one_its_number_is_said(self, tmp_path: Path) -> None:
+    def test_remove_requires_a_number(self, tmp_path: Path) -> None:
         save(tmp_path)
         found = Checkpoints(str(tmp_path))
         with pytest.raises(errors.BadRequest, match=r"digits/NUMBER, or .* --all"):
@@ -237,7 +238,7 @@ class TestTheFolder:
         with pytest.raises(errors.UnknownCheckpoint):
             found.remove("digits/1")
 
-    def test_what_else_lies_there_is_left_alone(self, tmp_path: Path) -> None:
+    def test_other_files_are_ignored(self, tmp_path: Path) -> None:
         save(tmp_path)
         (tmp_path / "notes.txt").write_text("of the user")
         (tmp_path / "empty").mkdir()
@@ -259,14 +260,14 @@ class TestOtherFrameworks:
         assert exported["dense/kernel"].tobytes() == KERNEL.tobytes()
         assert exported["count"] == 7
 
-    def test_a_file_that_cannot_be_written_says_so(self, tmp_path: Path) -> None:
+    def test_export_to_an_unwritable_path_raises_an_error(self, tmp_path: Path) -> None:
         save(tmp_path)
         with pytest.raises(errors.StorageFailed, match="cannot be written"):
             Checkpoints(str(tmp_path)).export("digits", tmp_path / "none" / "model.safetensors")
 
-    def test_what_is_imported_is_exported_the_same(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_imported_tensors_are_exported_unchanged(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("shoal._checkpoint.safetensors_files._PIECE_BYTES", 50)
-        tensors = {
+        tensors: dict[str, np.ndarray] = {
             "a": np.arange(40, dtype=np.float64).reshape(8, 5),
             "b.c": KERNEL,
             "half": np.arange(33).astype(np.float16),
@@ -295,13 +296,13 @@ class TestOtherFrameworks:
         assert found.read("model")["w"].tolist() == [0, 1, 2, 3]
 
     @pytest.mark.parametrize("text", [b"", b"no tensors at all", b"\xff" * 100])
-    def test_what_is_no_file_of_tensors_is_refused(self, tmp_path: Path, text: bytes) -> None:
+    def test_import_of_an_invalid_file_is_refused(self, tmp_path: Path, text: bytes) -> None:
         (tmp_path / "in").write_bytes(text)
         with pytest.raises(errors.CorruptCheckpoint):
             Checkpoints(str(tmp_path / "checkpoints")).import_file(tmp_path / "in", "model")
         assert [*Checkpoints(str(tmp_path / "checkpoints")).list()] == []
 
-    def test_types_that_there_are_no_variables_of_are_refused_by_name(self, tmp_path: Path) -> None:
+    def test_import_of_an_unsupported_dtype_is_refused(self, tmp_path: Path) -> None:
         save_file({"mask": np.zeros(3, np.bool_)}, tmp_path / "in.safetensors")
         with pytest.raises(errors.IncompatibleCheckpoint, match=r"'mask' is bool.*--skip mask"):
             Checkpoints(str(tmp_path / "c")).import_file(tmp_path / "in.safetensors", "model")
@@ -348,19 +349,21 @@ class TestOtherFrameworks:
         assert [str(it) for it in found.list()] == (["digits/1"] if meanwhile == "another" else [])
         assert [*found.incomplete()] == []
 
-    def test_a_file_that_is_not_there_says_so(self, tmp_path: Path) -> None:
+    def test_import_of_a_missing_file_raises_an_error(self, tmp_path: Path) -> None:
         with pytest.raises(errors.StorageFailed, match="No such file"):
             Checkpoints(str(tmp_path)).import_file(tmp_path / "in.safetensors", "model")
 
 
 class TestTheCommands:
     @pytest.fixture
-    def run(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    def run(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
         monkeypatch.setenv("SHOAL_CHECKPOINTS", str(tmp_path))
         monkeypatch.setenv("COLUMNS", "240")
         return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
 
-    def test_ls_shows_those_that_are_whole_and_what_is_wrong_with_others(self, tmp_path: Path, run: Any) -> None:
+    def test_ls_shows_complete_checkpoints_and_the_errors_of_others(
+        self, tmp_path: Path, run: Callable[..., Result]
+    ) -> None:
         save(tmp_path, 1)
         save(tmp_path, 2)
         damage(tmp_path, 2, "manifest.json")
@@ -379,7 +382,7 @@ class TestTheCommands:
         assert "is damaged" in damaged["error"]["message"]
         assert "has no manifest" in torn["error"]["message"]
 
-    def test_ls_of_what_is_not_there_says_so(self, tmp_path: Path, run: Any) -> None:
+    def test_ls_of_a_missing_checkpoint_raises_an_error(self, tmp_path: Path, run: Callable[..., Result]) -> None:
         folder = tmp_path / "none"
         shown = run("checkpoints", "ls", "--checkpoints", folder)
         assert (shown.exit_code, f"{folder} has no complete checkpoint" in shown.stdout) == (0, True)
@@ -392,7 +395,7 @@ class TestTheCommands:
         no_storage_message = run("checkpoints", "ls", "--checkpoints", tmp_path / "file")
         assert (no_storage_message.exit_code, "is not a folder" in no_storage_message.stderr) == (1, True)
 
-    def test_a_damaged_one_is_skipped_aloud(self, tmp_path: Path, run: Any) -> None:
+    def test_skipped_damaged_checkpoint_is_reported(self, tmp_path: Path, run: Callable[..., Result]) -> None:
         save(tmp_path, 1)
         save(tmp_path, 2)
         damage(tmp_path, 2, "manifest.json")
@@ -405,7 +408,7 @@ class TestTheCommands:
             assert "is damaged" in problem
             assert run(*command, "digits/2", *rest).exit_code == 1
 
-    def test_show_verify_and_rm(self, tmp_path: Path, run: Any) -> None:
+    def test_show_verify_and_rm(self, tmp_path: Path, run: Callable[..., Result]) -> None:
         save(tmp_path)
         assert "dense/kernel" in run("checkpoints", "show", "digits").stdout
         assert json.loads(run("checkpoints", "show", "digits", "--json").stdout)["variables"]["dense/kernel"]
@@ -423,7 +426,7 @@ class TestTheCommands:
         assert run("checkpoints", "rm", "digits", "--all").stdout == "digits/1 is removed\ndigits/2 is removed\n"
         assert run("checkpoints", "rm", "digits", "--all").exit_code == 4
 
-    def test_what_was_taken_at_the_best_evaluation_says_so(self, tmp_path: Path, run: Any) -> None:
+    def test_best_checkpoint_shows_its_evaluation(self, tmp_path: Path, run: Callable[..., Result]) -> None:
         save(tmp_path, 1, best=BEST)
         save(tmp_path, 2)
         titles, last, best = run("checkpoints", "ls").stdout.splitlines()
@@ -443,7 +446,7 @@ class TestTheCommands:
         assert f"{told} (evaluated at step 1,010)\n" in run("checkpoints", "show", "digits/best").stdout
         assert "(evaluated at step 1,010)" in run("checkpoints", "ls").stdout.splitlines()[1]
 
-    def test_export_and_import(self, tmp_path: Path, run: Any) -> None:
+    def test_export_and_import(self, tmp_path: Path, run: Callable[..., Result]) -> None:
         save(tmp_path)
         assert run("export", "digits", tmp_path / "m.safetensors").exit_code == 0
         result = run("import", tmp_path / "m.safetensors", "tuned")

@@ -1,6 +1,8 @@
 """The error catalogue is complete, and its one table works both ways."""
 
 import re
+from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import pytest
@@ -8,7 +10,7 @@ import pytest
 from shoal import _rpc, errors
 
 
-def all_errors(kind=errors.ShoalError):
+def all_errors(kind: type[errors.ShoalError] = errors.ShoalError) -> Iterator[type[errors.ShoalError]]:
     for child in kind.__subclasses__():
         if child.__module__.startswith("shoal"):
             yield child
@@ -17,14 +19,14 @@ def all_errors(kind=errors.ShoalError):
 
 @pytest.mark.parametrize("kind", list(all_errors()), ids=lambda kind: kind.__name__)
 class TestEachError:
-    def test_has_a_code_a_status_and_a_docstring_of_its_own(self, kind):
+    def test_has_a_code_a_status_and_a_docstring_of_its_own(self, kind: type[errors.ShoalError]) -> None:
         assert errors.ShoalError.catalogue[kind.code] is kind
         assert re.fullmatch(r"[A-Z]+(_[A-Z]+)*", kind.code)
         assert grpc.StatusCode[kind.status] is _rpc.status_of(kind("x"))
         assert kind.__doc__
         assert kind.__name__ in errors.__all__
 
-    def test_comes_back_as_itself(self, kind):
+    def test_comes_back_as_itself(self, kind: type[errors.ShoalError]) -> None:
         sent = kind("what, where and what to do", shard=3, name="é")
         failure = Failure(_rpc.status_of(sent), sent.message, _rpc.error_metadata(sent))
         received = _rpc.error_from(failure, "host:1")
@@ -33,7 +35,7 @@ class TestEachError:
         assert received.details == {"shard": "3", "name": "é"}
 
 
-def test_codes_are_not_shared():
+def test_codes_are_not_shared() -> None:
     with pytest.raises(TypeError, match="STALE_GENERATION is taken by StaleGeneration"):
 
         class Impostor(errors.ShoalError, code="STALE_GENERATION", status="ABORTED"):
@@ -41,14 +43,14 @@ def test_codes_are_not_shared():
 
 
 @pytest.mark.parametrize("status", list(grpc.StatusCode))
-def test_every_status_that_grpc_makes_itself_becomes_an_error_that_names_the_address(status):
+def test_any_status_of_grpc_becomes_an_error_with_the_address(status: grpc.StatusCode) -> None:
     received = _rpc.error_from(Failure(status, "bare", ()), "host:1")
     assert isinstance(received, errors.ShoalError)
     assert "host:1" in received.message
     assert "bare" in received.message
 
 
-def test_a_code_of_a_newer_version_is_still_an_error():
+def test_a_code_of_a_newer_version_is_still_an_error() -> None:
     detail = errors.InternalError("from the future")
     type(detail).code, code = "NOT_YET", type(detail).code
     try:
@@ -61,16 +63,20 @@ def test_a_code_of_a_newer_version_is_still_an_error():
 
 
 class TestRetrying:
-    def run(self, outcomes, for_s=10.0):
-        now, slept = [0.0], []
+    def run(
+        self, outcomes: list[str | errors.ShoalError], for_s: float = 10.0
+    ) -> tuple[str | errors.ShoalError, list[float]]:
+        now = [0.0]
+        slept: list[float] = []
+        result: str | errors.ShoalError
 
-        def call():
+        def call() -> str:
             outcome = outcomes.pop(0) if len(outcomes) > 1 else outcomes[0]
             if isinstance(outcome, Exception):
                 raise outcome
             return outcome
 
-        def sleep(seconds):
+        def sleep(seconds: float) -> None:
             slept.append(seconds)
             now[0] += seconds
 
@@ -82,18 +88,18 @@ class TestRetrying:
             result = error
         return result, slept
 
-    def test_backs_off_and_gets_through(self):
+    def test_backs_off_and_gets_through(self) -> None:
         gone = errors.Unreachable("gone")
         assert self.run([gone, gone, gone, "there"]) == ("there", [0.05, 0.1, 0.2])
 
-    def test_gives_up_after_the_stated_time_and_says_where_and_how_long(self):
+    def test_error_after_the_time_limit_names_address_and_limit(self) -> None:
         result, slept = self.run([errors.Unreachable("gone")], for_s=30)
         assert isinstance(result, errors.Unreachable)
         assert "host:1 did not answer within 30 s" in result.message
         assert max(slept) == 2.0
         assert 25 < sum(slept) <= 30
 
-    def test_does_not_repeat_what_is_wrong_in_itself(self):
+    def test_does_not_retry_permanent_errors(self) -> None:
         wrong = errors.BadRequest("no")
         assert self.run([wrong]) == (wrong, [])
 
@@ -101,14 +107,14 @@ class TestRetrying:
 class Failure(grpc.RpcError):
     """A failed call as a stub raises it."""
 
-    def __init__(self, code, details, metadata):
+    def __init__(self, code: grpc.StatusCode, details: str, metadata: tuple[tuple[str, bytes], ...]) -> None:
         self._code, self._details, self._metadata = code, details, metadata
 
-    def code(self):
+    def code(self) -> grpc.StatusCode:
         return self._code
 
-    def details(self):
+    def details(self) -> str:
         return self._details
 
-    def trailing_metadata(self):
+    def trailing_metadata(self) -> Any:
         return self._metadata

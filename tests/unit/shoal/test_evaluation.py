@@ -1,7 +1,10 @@
-"""Evaluating held-out samples: figures of a whole set, here and by a worker whose turn it is."""
+"""Evaluation of held-out samples: metrics of a whole set, locally and by the worker that claimed the evaluation."""
 
+import itertools
 import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,51 +20,59 @@ from shoal_worker.evaluation import Evaluator
 
 @dataclass(frozen=True)
 class Most:
-    """The largest number, as a measure."""
+    """The largest number, as a metric of a whole set. Its type is not checked, as in a user's program."""
 
-    most: float
+    most: Any
 
-    def joined(self, other):
+    def merged_with(self, other: "Most") -> "Most":
         return Most(max(self.most, other.most))
 
-    def value(self):
+    def value(self) -> Any:
         return self.most
 
 
 class Numbers:
     """0, 1, 2 and so on; as float64."""
 
-    def __init__(self, count, prefetch=2):
+    def __init__(self, count: int, prefetch: int = 2) -> None:
         self.count, self.prefetch = count, prefetch
-        self.read = []
+        self.read: list[list[int]] = []
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self.count
 
-    def batch(self, indices):
+    def batch(self, indices: np.ndarray) -> np.ndarray:
         self.read.append(indices.tolist())
         return indices.astype(np.float64)
 
 
+Evaluate = Callable[[np.ndarray], Any]
+
+
+def mean_and_most(x: np.ndarray) -> dict[str, Any]:
+    return {"mean": x.mean(), "most": Most(x.max())}
+
+
 class Program:
-    """Its figures are of the numbers, times w."""
+    """Its metrics are of the numbers, times w."""
 
-    def __init__(self, count=10, figures=None, **options):
-        self.held_out, self.dataset = Numbers(count, **options), None
-        self.figures = figures or (lambda x: {"mean": x.mean(), "most": Most(x.max())})
+    def __init__(self, count: int = 10, figures: Evaluate = mean_and_most, **options: Any) -> None:
+        self.dataset = None
+        self.held_out: Any = Numbers(count, **options)  # a test may replace it by another object
+        self.figures = figures
 
-    def variables(self):
+    def variables(self) -> dict[str, np.ndarray]:
         return {"w": np.ones(1)}
 
-    def loss_and_gradients(self, params, batch):
+    def loss_and_gradients(self, params: Mapping[str, np.ndarray], batch: object) -> tuple[float, Mapping[str, Any]]:
         return 0.0, params
 
-    def evaluate(self, params, batch):
+    def evaluate(self, params: Mapping[str, np.ndarray], batch: np.ndarray) -> Any:
         return self.figures(batch * params["w"])
 
 
 @dataclass
-class Coordinator:
+class FakeCoordinator:
     """Gives a turn for each of these, and asks to wait so often."""
 
     turns: list[EvaluationClaim] = field(default_factory=list)
@@ -70,11 +81,11 @@ class Coordinator:
     asked: list[tuple[int, bool]] = field(default_factory=list)
     told: list[Evaluation] = field(default_factory=list)
 
-    def claim_evaluation(self, step, *, through=False):
-        self.asked.append((step, through))
+    def claim_evaluation(self, step: int, *, finished_training: bool = False) -> EvaluationClaim:
+        self.asked.append((step, finished_training))
         return self.turns.pop(0) if self.turns else EvaluationClaim()
 
-    def report_evaluation(self, result):
+    def report_evaluation(self, result: Evaluation) -> EvaluationAck:
         self.told.append(result)
         self.waits -= 1
         return EvaluationAck(self.waits >= 0, self.stop)
@@ -83,16 +94,23 @@ class Coordinator:
 class Stop(threading.Event):
     """Waiting takes no time, and is written down."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
-        self.waited = []
+        self.waited: list[float | None] = []
 
-    def wait(self, timeout=None):
+    def wait(self, timeout: float | None = None) -> bool:
         self.waited.append(timeout)
         return self.is_set()
 
 
-def evaluator(coordinator, program=None, *, metric="mean", every=10, stop=None):
+def evaluator(
+    coordinator: FakeCoordinator,
+    program: Program | None = None,
+    *,
+    metric: str = "mean",
+    every: int = 10,
+    stop: Stop | None = None,
+) -> Evaluator:
     ticks = iter(range(1_000_000))
     return Evaluator(
         "tests:program",
@@ -110,12 +128,12 @@ VALUES = {"w": np.array([2.0])}
 
 
 @pytest.mark.parametrize("size", [1, 3, 4, 10, 99])
-def test_figures_are_those_of_the_whole_set_however_it_is_cut(size):
+def test_metrics_do_not_depend_on_the_batch_size(size: int) -> None:
     assert shoal.evaluate(Program(), VALUES, batch_size=size) == {"mean": pytest.approx(9.0), "most": 18.0}
 
 
-def test_a_turn_is_taken_in_order_in_batches_and_told():
-    program, coordinator = Program(), Coordinator([EvaluationClaim(3)])
+def test_claimed_evaluation_reads_all_batches_and_is_reported() -> None:
+    program, coordinator = Program(), FakeCoordinator([EvaluationClaim(3)])
     assert evaluator(coordinator, program).at_step(20, VALUES)
     assert program.held_out.read == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     [told] = coordinator.told
@@ -124,8 +142,8 @@ def test_a_turn_is_taken_in_order_in_batches_and_told():
     assert told.seconds > 0
 
 
-def test_it_asks_once_at_each_mark_that_it_comes_to():
-    coordinator = Coordinator()
+def test_worker_claims_once_at_each_interval() -> None:
+    coordinator = FakeCoordinator()
     mine = evaluator(coordinator)
     for step in range(5, 45, 3):
         if mine.due(step):
@@ -135,37 +153,47 @@ def test_it_asks_once_at_each_mark_that_it_comes_to():
     assert not any(evaluator(coordinator, every=0).due(step) for step in range(100))
 
 
-def test_it_hears_that_the_job_ends_early():
-    assert not evaluator(Coordinator([EvaluationClaim(0, stop=True)])).at_step(10, VALUES)
-    assert not evaluator(Coordinator([EvaluationClaim(1)], stop=True)).at_step(10, VALUES), "for what it has found"
+def test_worker_stops_when_the_job_ends_early() -> None:
+    assert not evaluator(FakeCoordinator([EvaluationClaim(0, stop=True)])).at_step(10, VALUES)
+    assert not evaluator(FakeCoordinator([EvaluationClaim(1)], stop=True)).at_step(10, VALUES), "for what it has found"
 
 
-def test_it_holds_still_until_the_checkpoint_of_what_it_saw_has_begun():
-    coordinator, stop = Coordinator([EvaluationClaim(1)], waits=3), Stop()
+def test_worker_waits_until_the_checkpoint_of_its_values_has_begun() -> None:
+    coordinator, stop = FakeCoordinator([EvaluationClaim(1)], waits=3), Stop()
     evaluator(coordinator, stop=stop).at_step(10, VALUES)
     assert len(coordinator.told) == 4
     assert len(set(map(id, coordinator.told))) == 1, "the same each time"
     assert stop.waited == [0.01, 0.02, 0.04]
 
 
-def test_it_holds_still_no_longer_than_that_is_worth():
-    coordinator = Coordinator([EvaluationClaim(1)], waits=1_000)
+def test_worker_waits_for_a_limited_time() -> None:
+    coordinator = FakeCoordinator([EvaluationClaim(1)], waits=1_000)
     evaluator(coordinator).at_step(10, VALUES)
     assert len(coordinator.told) < 20
 
 
-def test_at_the_end_it_pulls_only_if_it_is_its_turn():
-    coordinator, pulls = Coordinator([EvaluationClaim(0), EvaluationClaim(5)]), []
-    mine = evaluator(coordinator)
+def test_worker_pulls_at_the_end_only_for_a_claimed_evaluation() -> None:
+    coordinator = FakeCoordinator([EvaluationClaim(0), EvaluationClaim(5)])
+    mine, pulls = evaluator(coordinator), itertools.count()
+
+    def pull() -> dict[str, np.ndarray]:
+        next(pulls)
+        return VALUES
+
     for _ in range(2):
-        mine.at_end(33, lambda: pulls.append(1) or VALUES)
+        mine.at_end(33, pull)
     assert coordinator.asked == [(33, True), (33, True)]
-    assert len(pulls) == len(coordinator.told) == 1
+    assert next(pulls) == len(coordinator.told) == 1
 
 
-def test_a_worker_that_is_to_leave_leaves_off():
-    stop, coordinator = Stop(), Coordinator([EvaluationClaim(1)])
-    program = Program(figures=lambda x: stop.set() or {"mean": x.mean()})
+def test_stopping_worker_abandons_its_evaluation() -> None:
+    stop, coordinator = Stop(), FakeCoordinator([EvaluationClaim(1)])
+
+    def evaluate_and_stop(x: np.ndarray) -> dict[str, float]:
+        stop.set()
+        return {"mean": float(x.mean())}
+
+    program = Program(figures=evaluate_and_stop)
     assert evaluator(coordinator, program, stop=stop).at_step(10, VALUES)
     assert not coordinator.told
 
@@ -186,35 +214,38 @@ def test_a_worker_that_is_to_leave_leaves_off():
         (lambda x: {"mean": None}, "gives 'mean' as NoneType"),
         (lambda x: {"mean": 10**400}, "gives 'mean' as int"),
         (lambda x: {"most": Most("high")}, "gives 'most' as str"),
-        (lambda x: {"mean": 1.0, 3: 1.0}, "names a metric 3; name it by text of 1 to 256 bytes of UTF-8"),
+        (lambda x: {"mean": 1.0, 3: 1.0}, "names a metric 3; a name must be text of 1 to 256 bytes of UTF-8"),
         (lambda x: {"": 1.0}, "names a metric ''"),
         (lambda x: {"\ud83d": 1.0}, r"names a metric '\\ud83d'"),
         (lambda x: {"ü" * 129: 1.0}, "names a metric 'üü"),
         (lambda x: 1 / 0, "evaluate, step 10, raised ZeroDivisionError"),
     ],
 )
-def test_a_program_that_evaluates_to_nothing_good_is_told_so(figures, said):
+def test_invalid_metrics_raise_an_error(figures: Callable[..., Any], said: str) -> None:
     with pytest.raises(errors.ProgramError, match=said):
-        evaluator(Coordinator([EvaluationClaim(1)]), Program(figures=figures)).at_step(10, VALUES)
+        evaluator(FakeCoordinator([EvaluationClaim(1)]), Program(figures=figures)).at_step(10, VALUES)
 
 
 @pytest.mark.parametrize("figure", [0.5, np.float32(0.5), np.array(0.5), np.full((1,), 0.5), np.full((1, 1), 0.5)])
-def test_a_figure_is_a_number_or_an_array_of_one_element(figure):
+def test_metric_is_a_number_or_an_array_of_one_element(figure: float | np.ndarray) -> None:
     assert shoal.evaluate(Program(figures=lambda _: {"x": figure, "y": Most(figure)}), VALUES) == {"x": 0.5, "y": 0.5}
 
 
-def test_a_traceback_begins_with_the_program():
-    def joined(self, other):
-        raise RuntimeError("not these two")
+def test_a_traceback_begins_with_the_program() -> None:
+    class Separate(Most):
+        def merged_with(self, other: Most) -> Most:
+            raise RuntimeError("not these two")
 
-    measure = type("AggregateMetric", (Most,), {"joined": joined})(1.0)
+    measure = Separate(1.0)
     with pytest.raises(errors.ProgramError, match="not these two") as caught:
-        evaluator(Coordinator([EvaluationClaim(1)]), Program(figures=lambda _: {"most": measure})).at_step(10, VALUES)
+        evaluator(FakeCoordinator([EvaluationClaim(1)]), Program(figures=lambda _: {"most": measure})).at_step(
+            10, VALUES
+        )
     assert caught.value.message.count('File "') == 1
 
 
-def test_it_is_tried_out_on_one_batch_of_which_nobody_is_told():
-    program, coordinator = Program(), Coordinator()
+def test_check_evaluates_one_batch_and_reports_nothing() -> None:
+    program, coordinator = Program(), FakeCoordinator()
     mine = evaluator(coordinator, program)
     assert mine.unchecked
     mine.check_program(0, VALUES)
@@ -224,23 +255,23 @@ def test_it_is_tried_out_on_one_batch_of_which_nobody_is_told():
     assert not coordinator.told
 
 
-def without_samples(program):
+def without_samples(program: Program) -> None:
     program.held_out = Numbers(0)
 
 
-def with_a_method(program):
+def with_a_method(program: Program) -> None:
     program.held_out = program.variables
 
 
-def with_a_list(program):
+def with_a_list(program: Program) -> None:
     program.held_out = [1, 2]
 
 
-def that_raises(program):
+def that_raises(program: Program) -> None:
     program.figures = lambda x: 1 / 0
 
 
-def of_another_name(program):
+def of_another_name(program: Program) -> None:
     program.figures = lambda x: {"accuracy": 1.0, "auc": 0.5}
 
 
@@ -254,60 +285,60 @@ def of_another_name(program):
         (of_another_name, "tests:program: evaluate gives accuracy, auc, but the job asks for 'mean'; set the metric"),
     ],
 )
-def test_what_is_wrong_shows_before_the_first_step(spoil, said):
+def test_check_finds_invalid_programs(spoil: Callable[[Program], None], said: str) -> None:
     program = Program()
     spoil(program)
     with pytest.raises(errors.ProgramError, match=said):
-        evaluator(Coordinator(), program).check_program(7, VALUES)
+        evaluator(FakeCoordinator(), program).check_program(7, VALUES)
 
 
-class BlockReader(Numbers):
-    """Reads ranges, and no single samples."""
+class NumbersInBlocks(Numbers):
+    """Numbers that are read in ranges only."""
 
     blocks = shoal.program.Blocks([0, 5, 10])
 
-    def batches(self, plan):
+    def batches(self, plan: list[np.ndarray]) -> Iterator[np.ndarray]:
         for numbers in plan:
             yield super().batch(numbers)
 
-    def batch(self, indices):
+    def batch(self, indices: np.ndarray) -> np.ndarray:
         raise AssertionError("it is read by batches(plan)")
 
 
-def test_samples_in_blocks_are_read_so():
+def test_samples_in_blocks_are_read_by_plan() -> None:
     program = Program()
-    program.held_out = BlockReader(10)
+    program.held_out = NumbersInBlocks(10)
     figures = {"mean": pytest.approx(9.0), "most": 18.0}
     assert shoal.evaluate(program, VALUES, batch_size=4) == figures
-    coordinator = Coordinator([EvaluationClaim(1)])
+    coordinator = FakeCoordinator([EvaluationClaim(1)])
     evaluator(coordinator, program).at_step(10, VALUES)
     assert coordinator.told[0].values == figures
     assert program.held_out.read == 2 * [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_samples_that_cannot_be_read_are_the_programs_fault(prefetch):
+def test_samples_that_cannot_be_read_are_the_programs_fault(prefetch: int) -> None:
     program = Program(prefetch=prefetch)
     program.held_out.batch = lambda indices: 1 / 0
     with pytest.raises(errors.ProgramError, match=r"held_out.batch, step 10, raised ZeroDivisionError"):
-        evaluator(Coordinator([EvaluationClaim(1)]), program).at_step(10, VALUES)
+        evaluator(FakeCoordinator([EvaluationClaim(1)]), program).at_step(10, VALUES)
 
 
-def test_no_samples_are_no_set():
+def test_empty_held_out_set_is_refused() -> None:
     with pytest.raises(errors.ProgramError, match="held_out has no samples"):
-        evaluator(Coordinator([EvaluationClaim(1)]), Program(count=0)).at_step(10, VALUES)
+        evaluator(FakeCoordinator([EvaluationClaim(1)]), Program(count=0)).at_step(10, VALUES)
     with pytest.raises(errors.ProgramError, match="held_out has no samples"):
         shoal.evaluate(Program(count=0), VALUES)
 
 
-def test_a_program_without_held_out_samples_is_refused_at_the_start():
+def test_a_program_without_held_out_samples_is_refused_at_the_start() -> None:
     program = Program()
     del program.held_out
     with pytest.raises(errors.ProgramError, match=r"lacks `held_out` or the method evaluate\(\)"):
-        evaluator(Coordinator(), program)
+        evaluator(FakeCoordinator(), program)
 
 
-def test_a_total_of_measures_alone():
+def test_total_of_aggregate_metrics_only() -> None:
     total = MetricTotals()
     total.add({"most": Most(3.0)}, 2)
     total.add({"most": Most(5.0)}, 2)

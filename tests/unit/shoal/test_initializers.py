@@ -1,5 +1,7 @@
 import math
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -23,6 +25,12 @@ from shoal.initializers import (
     Zeros,
 )
 from shoal.v1 import tensor_pb2
+
+# Without their types, for arguments of wrong types.
+untyped_constant: Any = Constant
+untyped_uniform: Any = Uniform
+untyped_normal: Any = Normal
+untyped_he_normal: Any = HeNormal
 
 FIXED = [Zeros(), Ones(), Constant(2.5), Given()]
 RANDOM = [
@@ -179,8 +187,8 @@ def test_proto_roundtrip(initializer: Initializer) -> None:
     assert initializers.from_proto(initializer.to_proto()) == initializer
 
 
-def test_numbers_of_any_kind_become_what_the_wire_carries() -> None:
-    initializer = Uniform(np.float32(-0.5), np.int64(2))
+def test_numbers_of_any_type_become_floats() -> None:
+    initializer = untyped_uniform(np.float32(-0.5), np.int64(2))
     assert (initializer, type(initializer.low), type(initializer.high)) == (Uniform(-0.5, 2.0), float, float)
     assert initializers.from_proto(initializer.to_proto()) == initializer
 
@@ -206,15 +214,15 @@ def test_given_is_named_on_the_wire() -> None:
             "None for the job's seed",
         ),
         (
-            lambda: Normal(seed="a"),
+            lambda: untyped_normal(seed="a"),
             "initializer Normal: seed is 'a'; it must be a whole number from 1 to 2^64 - 1, or None for the job's seed",
         ),
         (lambda: HeNormal(seed=True), "initializer HeNormal: seed is True; it must be a whole number"),
-        (lambda: HeNormal(seed=1.5), "initializer HeNormal: seed is 1.5; it must be a whole number"),
-        (lambda: Uniform(low="a"), "initializer Uniform: low is 'a'; it must be a number"),
-        (lambda: Constant(None), "initializer Constant: value is None; it must be a number"),
+        (lambda: untyped_he_normal(seed=1.5), "initializer HeNormal: seed is 1.5; it must be a whole number"),
+        (lambda: untyped_uniform(low="a"), "initializer Uniform: low is 'a'; it must be a number"),
+        (lambda: untyped_constant(None), "initializer Constant: value is None; it must be a number"),
         (lambda: Constant(True), "initializer Constant: value is True; it must be a number"),
-        (lambda: Constant(np.zeros(2)), "initializer Constant: value is array([0., 0.]); it must be a number"),
+        (lambda: untyped_constant(np.zeros(2)), "initializer Constant: value is array([0., 0.]); it must be a number"),
         (lambda: Constant(10**400), "initializer Constant: value is too large for a float; it must be finite"),
         (
             lambda: Normal(stddev=-(10**400)),
@@ -263,7 +271,7 @@ def test_given_is_named_on_the_wire() -> None:
         ),
     ],
 )
-def test_errors_say_what_is_wrong(make, message: str) -> None:
+def test_invalid_initializer_raises_an_error_with_advice(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(errors.InvalidVariable) as raised:
         make()
     assert raised.value.message.startswith(message)

@@ -1,7 +1,9 @@
+from typing import Any
+
 import pytest
 
 from shoal import errors, optim
-from shoal.consistency import Asynchronous, BoundedStaleness, Synchronous
+from shoal.consistency import Asynchronous, BoundedStaleness, Consistency, Synchronous
 from shoal.job import Job
 from shoal.v1 import job_pb2, tensor_pb2
 
@@ -24,40 +26,40 @@ from shoal.v1 import job_pb2, tensor_pb2
             max_steps=100,
             shards=7,
             seed=2**64 - 1,
-            wire="bfloat16",
+            wire_dtype="bfloat16",
             overlap=False,
         ),
-        Job("m:f", wire="float16"),
+        Job("m:f", wire_dtype="float16"),
         Job("m:f", workers=3, min_workers=2, max_workers=9),
         Job("m:f", consistency=Asynchronous(scale_by_staleness=True)),
         Job("m:f", consistency=BoundedStaleness(4)),
     ],
 )
-def test_a_job_survives_the_wire(job):
+def test_a_job_survives_the_wire(job: Job) -> None:
     assert Job.from_proto(job.to_proto()) == job
 
 
-def test_what_the_wire_leaves_out_takes_its_default():
+def test_missing_field_of_a_message_takes_its_default() -> None:
     message = job_pb2.JobSpec(name="a", program="m:f", workers=1, consistency=Asynchronous().to_proto())
     job = Job.from_proto(message)
     assert (job.epochs, job.batch_size, job.settings) == (1, 32, {})
     assert job.optimizer == Job("m:f").optimizer
-    assert (job.wire, job.overlap) == ("float32", True)
+    assert (job.wire_dtype, job.overlap) == ("float32", True)
 
 
-def test_as_many_workers_as_are_wanted_unless_it_is_said_otherwise():
+def test_worker_limits_default_to_the_number_of_workers() -> None:
     assert (Job("m:f", workers=3).fewest_workers, Job("m:f", workers=3).most_workers) == (3, 3)
     elastic = Job("m:f", workers=3, min_workers=1, max_workers=5)
     assert (elastic.fewest_workers, elastic.most_workers) == (1, 5)
 
 
 @pytest.mark.parametrize("numbers", [{"min_workers": 1}, {"max_workers": 1}])
-def test_sessions_come_and_go_anyway(numbers):
+def test_worker_limits_do_not_apply_to_session_jobs(numbers: dict[str, Any]) -> None:
     with pytest.raises(errors.InvalidJob, match="do not apply to session jobs"):
         Job(name="mine", **numbers)
 
 
-def test_a_name_is_drawn_from_the_program():
+def test_a_name_is_drawn_from_the_program() -> None:
     first, second = Job("models.My_Digits2:classifier"), Job("models.My_Digits2:classifier")
     assert first.name.startswith("my-digits2-")
     assert first.name != second.name
@@ -66,7 +68,7 @@ def test_a_name_is_drawn_from_the_program():
     assert len(Job("m" * 200 + ":f").name) <= 63
 
 
-def test_settings_are_a_copy():
+def test_settings_are_a_copy() -> None:
     settings = {"hidden": [1]}
     job = Job("m:f", settings=settings)
     settings["hidden"].append(2)
@@ -74,13 +76,13 @@ def test_settings_are_a_copy():
 
 
 @pytest.mark.parametrize("name", ["A", "1a", "a_b", "a/b", "a" * 64, "-a", "ä", "a\n"])
-def test_bad_names(name):
+def test_bad_names(name: str) -> None:
     with pytest.raises(errors.InvalidJob, match="job name"):
         Job("m:f", name=name)
 
 
 @pytest.mark.parametrize("program", ["m", "m:", ":f", "m.:f", "m:f:g", "m:f()", "a b:f", "../m:f", "m:1"])
-def test_bad_programs(program):
+def test_bad_programs(program: str) -> None:
     with pytest.raises(errors.InvalidJob, match=r"package\.module:factory"):
         Job(program)
 
@@ -106,8 +108,8 @@ def test_bad_programs(program):
             "1 backup workers are too many for 1",
         ),
         ({"consistency": "sync"}, "consistency"),
-        ({"wire": "float64"}, "wire is 'float64'; it must be one of float32, bfloat16, float16"),
-        ({"wire": ["bfloat16"]}, "wire is"),
+        ({"wire_dtype": "float64"}, "wire_dtype is 'float64'; it must be one of float32, bfloat16, float16"),
+        ({"wire_dtype": ["bfloat16"]}, "wire_dtype is"),
         ({"overlap": 1}, "overlap is 1; it must be True or False"),
         ({"optimizer": "adam"}, "optimizer"),
         ({"settings": {"x": object()}}, "not JSON"),
@@ -117,7 +119,7 @@ def test_bad_programs(program):
         ({"settings": {"x": "y" * (1 << 20)}}, "the limit is"),
     ],
 )
-def test_contradictions(arguments, said):
+def test_contradictions(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(errors.InvalidJob, match=said):
         Job("m:f", **arguments)
 
@@ -131,13 +133,14 @@ def test_contradictions(arguments, said):
         {"settings_json": "[1]"},
         {"settings_json": '{"x": NaN}'},
         {"consistency": job_pb2.Consistency()},
-        {"wire": tensor_pb2.FLOAT32},
-        {"wire": tensor_pb2.INT64},
-        {"wire": 99},
+        {"wire_dtype": tensor_pb2.FLOAT32},
+        {"wire_dtype": tensor_pb2.INT64},
+        {"wire_dtype": 99},
     ],
 )
-def test_a_message_that_contradicts_itself_is_refused(change):
+def test_a_message_that_contradicts_itself_is_refused(change: dict[str, Any]) -> None:
     message = Job("m:f").to_proto()
+    field: Any
     for field in change:
         message.ClearField(field)
     message.MergeFrom(job_pb2.JobSpec(**change))
@@ -145,7 +148,7 @@ def test_a_message_that_contradicts_itself_is_refused(change):
         Job.from_proto(message)
 
 
-def test_an_unknown_optimizer_is_refused():
+def test_an_unknown_optimizer_is_refused() -> None:
     message = Job("m:f").to_proto()
     message.optimizer.name = "lion"
     with pytest.raises(errors.InvalidOptimizer):
@@ -162,7 +165,7 @@ def test_an_unknown_optimizer_is_refused():
         (BoundedStaleness(1), True),
     ],
 )
-def test_a_mode_says_whether_pulls_may_pass_pushes(mode, overlaps):
+def test_mode_tells_whether_pulls_may_pass_pushes(mode: Consistency, overlaps: bool) -> None:
     assert mode.overlaps is overlaps
 
 
@@ -175,5 +178,5 @@ def test_a_mode_says_whether_pulls_may_pass_pushes(mode, overlaps):
         (BoundedStaleness(0), False),  # gradients are applied one by one
     ],
 )
-def test_a_mode_says_whether_one_worker_that_holds_still_keeps_the_variables(mode, needs):
+def test_mode_tells_whether_one_paused_worker_blocks_changes(mode: Consistency, needs: bool) -> None:
     assert mode.needs_every_worker is needs

@@ -16,7 +16,9 @@ from shoal.v1 import job_pb2
 RECORDED = json.loads((Path(__file__).parents[2] / "golden" / "job_specs.json").read_text())
 JOBS = {
     "plain": Job("models.digits:classifier", name="plain"),
-    "session": Job(name="session", consistency=Asynchronous(scale_by_staleness=True), wire="float16", overlap=False),
+    "session": Job(
+        name="session", consistency=Asynchronous(scale_by_staleness=True), wire_dtype="float16", overlap=False
+    ),
     "all": Job(
         "m:f",
         name="all",
@@ -32,7 +34,7 @@ JOBS = {
         max_steps=100,
         shards=7,
         seed=2**64 - 1,
-        wire="bfloat16",
+        wire_dtype="bfloat16",
         overlap=False,
         checkpoints=CheckpointPolicy(every_s=30.5, every_steps=50, at_end=False, keep_last=5, keep_every=10),
         restore="base/7",
@@ -54,14 +56,14 @@ JOBS = {
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_the_bytes_of_a_job_are_the_recorded_ones(name):
+def test_the_bytes_of_a_job_are_the_recorded_ones(name: str) -> None:
     assert JOBS[name].to_proto().SerializeToString(deterministic=True).hex() == RECORDED[name]
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_recorded_bytes_are_read_as_the_job_that_they_were_made_of(name):
+def test_recorded_bytes_are_read_as_the_job_that_they_were_made_of(name: str) -> None:
     assert Job.from_proto(job_pb2.JobSpec.FromString(bytes.fromhex(RECORDED[name]))) == JOBS[name]
 
 
-def test_each_recording_has_its_job():
+def test_each_recording_has_its_job() -> None:
     assert RECORDED.keys() == JOBS.keys()

@@ -1,4 +1,7 @@
-"""Where the roles of a local cluster are told to listen, without any process."""
+"""The flags and environment of the roles of a local cluster, without any process."""
+
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,66 +13,82 @@ class Role:
     """A role that is ready at once, at ports that it was given or else chose."""
 
     started: list[list[str]]
+    environments: list[dict[str, str]]
 
-    def __init__(self, role, index, flags, **_options):
+    def __init__(self, role: str, index: int, flags: list[str], *, env: dict[str, str], **_options: Any) -> None:
         self.role, self.index, self.name = role, index, f"{role}-{index}"
         self.started.append(list(flags))
+        self.environments.append(env)
         self.address, self.page = (self.got(flags, it) for it in ("--listen", "--page-listen"))
         self.page = self.page and f"http://{self.page}"
         self.metrics = ""
 
     @staticmethod
-    def got(flags, flag):
+    def got(flags: list[str], flag: str) -> str:
         """What it says of where it is: an address that others reach."""
         asked = flags[flags.index(flag) + 1] if flag in flags else ""
         host, _, port = asked.rpartition(":")
         return f"{'127.0.0.1' if host == '0.0.0.0' else host}:{4567 if port == '0' else port}" if asked else ""
 
-    def wait_ready(self, seconds):
+    def wait_ready(self, seconds: float) -> None:
         pass
 
-    def kill(self):
+    def kill(self) -> None:
         pass
 
-    def reap(self, seconds):
+    def reap(self, seconds: float) -> None:
         pass
 
-    def ask_to_stop(self):
+    def ask_to_stop(self) -> None:
         pass
 
 
 @pytest.fixture
-def started(monkeypatch):
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The flags of each coordinator that was started."""
     flags: list[list[str]] = []
     monkeypatch.setattr(Role, "started", flags, raising=False)
+    monkeypatch.setattr(Role, "environments", [], raising=False)
     monkeypatch.setattr(local_cluster, "RoleProcess", Role)
     return flags
 
 
-def told(flags, flag):
+def value_of(flags: list[str], flag: str) -> str:
     return flags[flags.index(flag) + 1]
 
 
-def test_a_coordinator_comes_back_where_it_was_and_listens_as_it_did(started):
+def test_restarted_coordinator_keeps_its_addresses(started: list[list[str]]) -> None:
     cluster = LocalCluster(0, 0, listen="0.0.0.0:0", page_listen="0.0.0.0:0")
     with cluster:
         assert cluster.page == "http://127.0.0.1:4567"
         cluster.restart("coordinator")
-        assert told(started[-1], "--listen") == told(started[-1], "--page-listen") == "0.0.0.0:4567"
+        assert value_of(started[-1], "--listen") == value_of(started[-1], "--page-listen") == "0.0.0.0:4567"
         assert cluster.page == "http://127.0.0.1:4567"
     with cluster:
-        assert told(started[-1], "--page-listen") == "0.0.0.0:0", "another start takes any port again"
+        assert value_of(started[-1], "--page-listen") == "0.0.0.0:0", "another start takes any port again"
 
 
-def test_one_without_a_page_comes_back_without(started):
+def test_restarted_coordinator_without_a_page_has_none(started: list[list[str]]) -> None:
     with LocalCluster(0, 0, page_listen="") as cluster:
         cluster.restart("coordinator")
-    assert told(started[-1], "--page-listen") == ""
+    assert value_of(started[-1], "--page-listen") == ""
 
 
-def test_a_member_comes_back_at_any_port(started):
+def test_restarted_server_takes_any_port(started: list[list[str]]) -> None:
     with LocalCluster(1, 0) as cluster:
         cluster.restart("server")
-        assert told(started[-1], "--listen") == "127.0.0.1:0"
+        assert value_of(started[-1], "--listen") == "127.0.0.1:0"
         assert "--page-listen" not in started[-1]
+
+
+@pytest.mark.usefixtures("started")
+def test_local_cluster_names_its_roles_by_flags_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It may run where TF_CONFIG or a pod's name says who its own process is."""
+    monkeypatch.setenv("SHOAL_POD_NAME", "notebook-0")
+    env = {"TF_CONFIG": '{"task": {"type": "worker", "index": 0}}', "KEPT": "1"}
+    with LocalCluster(0, 0, env=env, checkpoints=tmp_path / "a" / "b", store=tmp_path / "c" / "jobs.db"):
+        assert (tmp_path / "a" / "b").is_dir()
+        assert (tmp_path / "c").is_dir()
+    (environment,) = Role.environments
+    assert environment["KEPT"] == "1"
+    assert not {"TF_CONFIG", "SHOAL_POD_NAME"} & environment.keys()

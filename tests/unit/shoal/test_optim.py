@@ -67,14 +67,14 @@ def test_the_message_holds_each_number_once() -> None:
 
 
 def test_names_on_the_wire_are_those_of_the_contract() -> None:
-    assert sorted(optim.Optimizer.known) == ["adagrad", "adam", "adamw", "ftrl", "momentum", "rmsprop", "sgd"]
-    assert sorted(optim.Schedule.known) == ["constant", "cosine", "exponential", "step"]
-    for name, known in {**optim.Optimizer.known, **optim.Schedule.known}.items():
+    assert sorted(optim.Optimizer.registry) == ["adagrad", "adam", "adamw", "ftrl", "momentum", "rmsprop", "sgd"]
+    assert sorted(optim.Schedule.registry) == ["constant", "cosine", "exponential", "step"]
+    for name, known in {**optim.Optimizer.registry, **optim.Schedule.registry}.items():
         assert known.name == name
         assert known.__name__ in optim.__all__
 
 
-def test_what_a_message_lacks_takes_its_default() -> None:
+def test_missing_field_of_a_message_takes_its_default() -> None:
     assert optim.from_proto(job_pb2.Optimizer(name="adam")) == optim.Adam()
     assert optim.from_proto(job_pb2.Optimizer(name="adamw")) == optim.AdamW(weight_decay=0.0)  # 0 is a value
 

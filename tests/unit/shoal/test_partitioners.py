@@ -1,4 +1,6 @@
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,6 +10,8 @@ from hypothesis import strategies as st
 from shoal import errors, partitioners
 from shoal.partitioners import FixedShards, MaxSize, MinSize, Partitioner
 from shoal.v1 import tensor_pb2
+
+untyped_shards: Any = FixedShards  # for arguments of wrong types
 
 FLOAT32 = np.dtype(np.float32)
 
@@ -89,7 +93,7 @@ def test_the_first_slices_are_the_larger_ones() -> None:
     ("make", "message"),
     [
         (lambda: FixedShards(0), "partitioner FixedShards: count is 0; it must be an integer above 0"),
-        (lambda: FixedShards(2.5), "partitioner FixedShards: count is 2.5; it must be an integer above 0"),
+        (lambda: untyped_shards(2.5), "partitioner FixedShards: count is 2.5; it must be an integer above 0"),
         (lambda: MinSize(0, max_slices=1), "partitioner MinSize: min_bytes is 0; it must be an integer above 0"),
         (lambda: MinSize(max_slices=-1), "partitioner MinSize: max_slices is -1; it must be an integer above 0"),
         (lambda: MaxSize(-4), "partitioner MaxSize: max_bytes is -4; it must be an integer above 0"),
@@ -119,7 +123,7 @@ def test_the_first_slices_are_the_larger_ones() -> None:
         ),
     ],
 )
-def test_errors_say_what_is_wrong(make, message: str) -> None:
+def test_invalid_partitioner_raises_an_error_with_advice(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(errors.InvalidVariable) as raised:
         make()
     assert raised.value.message.startswith(message)

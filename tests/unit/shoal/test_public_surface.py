@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from importlib.metadata import version
+from typing import Any
 
 import pytest
 
@@ -37,14 +38,14 @@ def modules_after(statement: str) -> set[str]:
     return set(json.loads(done.stdout))
 
 
-def test_all_names_what_is_there_and_only_that():
+def test_every_name_in_all_exists_once() -> None:
     assert sorted(shoal.__all__) == sorted(set(shoal.__all__))
     for name in shoal.__all__:
         assert hasattr(shoal, name), name
 
 
-def test_nothing_public_is_missing_from_all():
-    assert shoal.Client  # with what it needs
+def test_nothing_public_is_missing_from_all() -> None:
+    assert shoal.Client.__name__ == "Client"  # importing it imports its dependencies
     submodules = {name for name in vars(shoal) if f"shoal.{name}" in sys.modules}
     public = {name for name in vars(shoal) if not name.startswith("_")} - submodules
     assert public <= set(shoal.__all__)
@@ -54,11 +55,11 @@ def test_nothing_public_is_missing_from_all():
     "name",
     ["Client", "JobHandle", "LocalCluster", "Session", "Job", "Variable", "StepOutput", "Synchronous", "connect"],
 )
-def test_what_users_touch_says_what_it_is(name):
+def test_public_class_has_a_docstring(name: str) -> None:
     assert len(getattr(shoal, name).__doc__ or "") > 40
 
 
-def test_the_errors_that_users_catch_are_at_hand():
+def test_errors_for_users_are_exported() -> None:
     # Between clients and servers, or of those who run a cluster; users see none.
     ours = {"BadChunk", "BadFrame", "BadRequest", "Forbidden", "NotStaged", "Unauthenticated", "UnknownShard"}
     ours |= {"StoreFailed", "StoreLocked", "StoreUnreadable"}
@@ -67,30 +68,31 @@ def test_the_errors_that_users_catch_are_at_hand():
         assert name in shoal.__all__
 
 
-def test_no_type_of_the_wire_is_public():
+def test_no_type_of_the_wire_is_public() -> None:
     for name in shoal.__all__:
         module = getattr(getattr(shoal, name), "__module__", "")
         assert not module.startswith(("grpc", "google", "shoal.v1")), name
 
 
-def test_the_version_is_the_distribution_s():
+def test_the_version_is_the_distribution_s() -> None:
     assert shoal.__version__ == version("shoal")
 
 
-def test_importing_loads_nothing_before_it_is_used():
+def test_import_loads_dependencies_on_first_use() -> None:
     assert modules_after("import shoal") & {"grpc", "google", "numpy", "ml_dtypes"} == set()
     assert modules_after("from shoal import *") >= {"grpc", "numpy"}
 
 
-def test_what_is_not_there_is_missed_as_from_any_module():
+def test_missing_name_raises_attribute_error() -> None:
     assert set(shoal.__all__) <= set(dir(shoal))
+    module: Any = shoal
     with pytest.raises(AttributeError, match="module 'shoal' has no attribute 'Sessions'"):
-        _ = shoal.Sessions
+        _ = module.Sessions
 
 
-def test_using_it_is_light_and_brings_no_role():
+def test_using_the_client_imports_no_role_and_no_heavy_package() -> None:
     assert modules_after("from shoal import *") & (HEAVY | ROLES) == set()
 
 
-def test_the_command_line_brings_no_role_either():
+def test_the_command_line_brings_no_role_either() -> None:
     assert modules_after("import shoal._cli.app") & (ROLES | HEAVY - {"typer"}) == set()

@@ -1,6 +1,8 @@
-"""Where the time of steps goes: noted by a worker, kept by the coordinator, compared by who asks."""
+"""Step timings: measured by a worker, kept by the coordinator, compared by a client."""
 
 import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,7 +16,7 @@ from shoal_coordinator.job import step_timings
 from shoal_coordinator.job.step_timings import StepTimings
 
 
-def steps(numbers=range(20), began=1_000.0, **phases):
+def steps(numbers: list[int] | range = range(20), began: float = 1_000.0, **phases: Any) -> tuple[StepTiming, ...]:
     """Timings of steps that follow each other."""
     one = StepTiming(0, 0.0, **phases)
     return tuple(
@@ -22,8 +24,13 @@ def steps(numbers=range(20), began=1_000.0, **phases):
     )
 
 
+def straggling_worker(timings: Timings) -> str | None:
+    found = timings.straggler()
+    return found.worker if found else None
+
+
 class TestAStepClock:
-    def test_notes_each_step_by_itself(self):
+    def test_notes_each_step_by_itself(self) -> None:
         now = iter([100.0, 103.0, 104.0, 109.0])
         clock = StepClock(lambda: next(now))
         clock.observe("pull", 0.5)
@@ -42,7 +49,7 @@ class TestAStepClock:
         clock.stepped(9)
         assert clock.take() == (StepTiming(9, 104.0, read=0.125, push=0.25),), "it was under way as they were taken"
 
-    def test_keeps_the_latest(self):
+    def test_keeps_the_latest(self) -> None:
         clock = StepClock(lambda: 0.0)
         for step in range(TIMINGS + 10):
             clock.stepped(step)
@@ -50,17 +57,17 @@ class TestAStepClock:
 
 
 class TestAReport:
-    def test_joins_timings_and_keeps_the_latest(self):
+    def test_joins_timings_and_keeps_the_latest(self) -> None:
         early, late = Report(timings=steps(range(60))), Report(timings=steps(range(60, 70)))
         assert [timing.step for timing in early.merged_with(late).timings] == [*range(6, 70)]
 
-    def test_brings_timings_in_order_each_step_once(self):
+    def test_brings_timings_in_order_each_step_once(self) -> None:
         last = StepTiming(3, 0.0, compute=2.0)
         assert Report(timings=(StepTiming(3, 0.0), StepTiming(1, 0.0), last)).timings == (StepTiming(1, 0.0), last)
 
 
-class TestWhatTheCoordinatorKeeps:
-    def test_is_the_latest_of_each_worker(self):
+class TestTimingsOfTheCoordinator:
+    def test_is_the_latest_of_each_worker(self) -> None:
         kept = StepTimings()
         for start in range(0, 320, 64):
             kept.add("w1", steps(range(start, start + 64)), 10.0)
@@ -68,19 +75,19 @@ class TestWhatTheCoordinatorKeeps:
         assert [*kept.kept] == ["w0", "w1"]
         assert [timing.step for timing in kept.kept["w1"]] == [*range(64, 320)]
 
-    def test_counts_a_report_once_that_came_twice(self):
+    def test_counts_a_report_once_that_came_twice(self) -> None:
         kept, report = StepTimings(), steps(range(10, 14))
         kept.add("w0", report, 10.0)
         kept.add("w0", (*report, *steps([14])), 10.0)
         assert [timing.step for timing in kept.kept["w0"]] == [10, 11, 12, 13, 14]
 
-    def test_gives_way_to_a_life_that_begins_earlier(self):
+    def test_are_replaced_by_an_incarnation_that_starts_earlier(self) -> None:
         kept = StepTimings()
         kept.add("w0", steps(range(10, 14), compute=1.0), 10.0)
         kept.add("w0", steps([12], compute=2.0), 11.0)
         assert [(timing.step, timing.compute) for timing in kept.kept["w0"]] == [(10, 1.0), (11, 1.0), (12, 2.0)]
 
-    def test_is_what_an_answer_carries_however_many_workers_there_are(self, monkeypatch):
+    def test_stay_within_the_reply_for_any_number_of_workers(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(step_timings, "WORKERS", 3)
         monkeypatch.setattr(step_timings, "STEPS", 8)
         monkeypatch.setattr(step_timings, "IN_ALL", 16)
@@ -97,7 +104,7 @@ class TestWhatTheCoordinatorKeeps:
         assert [*kept.kept] == ["w0", "w2", "w3"], "w1 has been silent for the longest"
         kept.validate()
 
-    def test_is_gone_through_as_a_whole_only_when_each_share_is_halved(self):
+    def test_are_scanned_only_when_the_share_of_a_worker_is_halved(self) -> None:
         kept = StepTimings()
         replaced = []
         for worker in range(step_timings.WORKERS):
@@ -108,7 +115,7 @@ class TestWhatTheCoordinatorKeeps:
         assert replaced == [64, 128, 256, 512]
         kept.validate()
 
-    def test_says_when_it_was_told_of_a_step_that_a_worker_trained_in(self, monkeypatch):
+    def test_have_the_time_of_the_last_reported_training_step(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(step_timings, "WORKERS", 2)
         kept = StepTimings()
         kept.add("w0", steps([0], compute=0.1), 10.0)
@@ -125,7 +132,7 @@ class TestWhatTheCoordinatorKeeps:
             max_size=30,
         )
     )
-    def test_is_bounded_and_in_order_whatever_is_reported(self, reports):
+    def test_are_bounded_and_in_order_for_any_reports(self, reports: Sequence[tuple[int, set[int]]]) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(step_timings, "STEPS", 6)
             patch.setattr(step_timings, "WORKERS", 4)
@@ -141,7 +148,7 @@ class TestWhatTheCoordinatorKeeps:
 
 
 class TestTheStraggler:
-    def test_is_who_takes_longest_of_its_own_doing_and_is_told_with_what(self):
+    def test_is_the_worker_with_the_longest_own_time_and_names_its_phase(self) -> None:
         timings = Timings(
             {
                 "w0": steps(pull=0.25, compute=0.1, push=0.025),
@@ -150,65 +157,70 @@ class TestTheStraggler:
             }
         )
         found = timings.straggler()
-        assert found == Straggler("w1", pytest.approx(3.0), pytest.approx(0.25), "read")
+        assert found
+        assert (found.worker, found.phase) == ("w1", "read")
+        assert [found.ratio, found.seconds] == pytest.approx([3.0, 0.25])
         assert str(found) == "w1 takes 3.0 times as long as the others: 250 ms more a step, most of it in read"
         assert "w1 takes 3.0 times as long as the others: 1.5 s more a step" in str(Straggler("w1", 3.0, 1.5, "read"))
         assert timings.compared().slowest == {"w0": 0.0, "w1": 1.0, "w2": 0.0}
 
-    def test_is_nobody_among_equals(self):
+    def test_is_none_among_equal_workers(self) -> None:
         assert Timings({"w0": steps(compute=0.1), "w1": steps(compute=0.11)}).straggler() is None
 
-    def test_is_nobody_alone_or_in_a_job_without_steps(self):
+    def test_is_none_for_one_worker_or_without_steps(self) -> None:
         assert Timings().straggler() is None
         assert Timings({"w0": steps(compute=0.1)}).straggler() is None
 
-    def test_is_nobody_before_there_are_some_steps(self):
+    def test_is_none_before_five_steps(self) -> None:
         few = range(4)
         assert Timings({"w0": steps(few, compute=0.1), "w1": steps(few, compute=0.9)}).straggler() is None
 
-    def test_is_not_who_was_slow_in_some_steps_only(self):
+    def test_is_not_a_worker_that_was_slow_in_some_steps_only(self) -> None:
         slow = (*steps(range(9), compute=5.0), *steps(range(9, 20), compute=0.1))
         timings = Timings({"w0": steps(compute=0.1), "w1": slow})
         assert timings.straggler() is None
 
-    def test_is_not_who_was_slow_long_ago(self):
+    def test_is_not_a_worker_that_was_slow_long_ago(self) -> None:
         numbers = range(200)
         slow_once = (*steps(range(136), compute=9.0), *steps(range(136, 200), began=1_000 + 136 * 9.0, compute=0.1))
         others = steps(numbers, began=2_200.0, compute=0.1)
         assert Timings({"w0": slow_once, "w1": others}).straggler() is None
 
-    def test_is_not_who_works_while_another_has_no_data(self):
+    def test_is_not_a_worker_whose_peers_have_no_data(self) -> None:
         """An idle worker passes its steps by, which takes it no time of its own."""
         assert Timings({"w0": steps(compute=0.1), "w1": steps(wait=0.1)}).straggler() is None
 
-    def test_is_not_who_is_gone(self):
+    def test_is_not_a_worker_that_is_gone(self) -> None:
         slow = steps(range(20), compute=0.9)
         others = {name: steps(range(20), compute=0.2, pull=0.7) for name in ("w0", "w1")}
         heard = {"w0": 1_100.0, "w1": 1_100.5}
         gone = Timings({**others, "w2": slow}, last_reported_at={**heard, "w2": 1_090.0})
         assert gone.straggler() is None
         assert [*gone.compared().typical] == ["w0", "w1"]
-        assert Timings({**others, "w2": slow}, last_reported_at={**heard, "w2": 1_091.0}).straggler().worker == "w2"
+        silent_briefly = Timings({**others, "w2": slow}, last_reported_at={**heard, "w2": 1_091.0})
+        assert straggling_worker(silent_briefly) == "w2"
         long = steps(range(20), compute=4.0)
-        assert Timings({**others, "w2": long}, last_reported_at={**heard, "w2": 1_089.0}).straggler().worker == "w2", (
-            "in a step"
-        )
+        in_a_step = Timings({**others, "w2": long}, last_reported_at={**heard, "w2": 1_089.0})
+        assert straggling_worker(in_a_step) == "w2"
 
     @pytest.mark.parametrize("off_s", [-3_600, 3_600])
-    def test_is_found_whatever_its_hosts_clock_says(self, off_s):
+    def test_does_not_depend_on_the_clock_of_its_host(self, off_s: int) -> None:
         others = {name: steps(compute=0.2) for name in ("w0", "w1")}
         timings = Timings({**others, "w2": steps(began=1_000.0 + off_s, compute=0.9)})
-        assert timings.straggler().worker == "w2"
+        assert straggling_worker(timings) == "w2"
         assert [*timings.compared().typical] == ["w0", "w1", "w2"]
 
-    def test_is_found_by_medians_where_each_goes_at_its_own_pace(self):
+    def test_is_found_by_medians_without_common_steps(self) -> None:
         fast = {name: steps(range(800, 1_056), began=1_000.0, compute=0.02) for name in ("w0", "w1")}
         slow = steps(range(20), began=1_000.0, compute=0.25, push=0.01)
         timings = Timings({**fast, "w2": slow})
         assert "w2" not in timings.compared().slowest, "it has no step in common with the others"
-        assert timings.straggler() == Straggler("w2", pytest.approx(13.0), pytest.approx(0.24), "compute")
+        found = timings.straggler()
+        assert found
+        assert (found.worker, found.phase) == ("w2", "compute")
+        assert [found.ratio, found.seconds] == pytest.approx([13.0, 0.24])
 
-    def test_is_not_misled_by_a_single_long_step(self):
+    def test_is_not_misled_by_a_single_long_step(self) -> None:
         odd = (StepTiming(0, 1_000.0, compute=60.0), *steps(range(1, 20), began=1_060.0, compute=0.1))
         waiting = (StepTiming(0, 1_000.0, compute=0.1), *steps(range(1, 20), began=1_060.0, compute=0.1))
         assert Timings({"w0": waiting, "w1": odd}).straggler() is None
@@ -223,7 +235,9 @@ class TestTheStraggler:
             ),
         )
     )
-    def test_is_whatever_the_timings_are_a_worker_that_is_there_or_nobody(self, found):
+    def test_is_one_of_the_workers_or_none_for_any_timings(
+        self, found: Mapping[str, Mapping[int, tuple[float, ...]]]
+    ) -> None:
         timings = Timings(
             {
                 worker: tuple(StepTiming(step, *figures) for step, figures in sorted(rows.items()))

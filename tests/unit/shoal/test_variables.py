@@ -1,3 +1,6 @@
+from collections.abc import Callable
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -10,6 +13,10 @@ from shoal.initializers import Constant, Given, GlorotNormal, Normal, Uniform, Z
 from shoal.partitioners import FixedShards, MaxSize, MinSize
 from shoal.v1 import tensor_pb2
 from shoal.variables import Variable, variable_from_array
+
+UNKNOWN: Any = 99
+# Without its types, for arguments of wrong types.
+untyped_variable: Any = Variable
 
 FLOATS = ["float32", "float64", "float16", "bfloat16"]
 
@@ -53,7 +60,7 @@ def test_defaults() -> None:
 
 
 def test_one_form_for_each_argument() -> None:
-    assert Variable(3, np.float32) == Variable([3], "float32") == Variable(np.array([3]), np.dtype("float32"))
+    assert Variable(3, np.float32) == Variable([3], "float32") == untyped_variable(np.array([3]), np.dtype("float32"))
     assert Variable((), ml_dtypes.bfloat16) == Variable((), "bfloat16")
     assert Variable((), trainable=False) == Variable((), trainable=False, aggregation="last")
     assert hash(Variable(3)) == hash(Variable((3,)))
@@ -80,8 +87,8 @@ def test_array_of_integers_is_assigned() -> None:
             "shape (0, 3) has a dimension of 0 or less, so there is nothing to train; leave the variable out",
         ),
         (lambda: Variable(-1), "shape (-1,) has a dimension of 0 or less"),
-        (lambda: Variable((2.5,)), "shape is (2.5,); it must consist of integers"),
-        (lambda: Variable("ab"), "shape is 'ab'; it must consist of integers"),
+        (lambda: untyped_variable((2.5,)), "shape is (2.5,); it must consist of integers"),
+        (lambda: untyped_variable("ab"), "shape is 'ab'; it must consist of integers"),
         (lambda: Variable((1,) * 33), f"shape {(1,) * 33} has 33 dimensions; the limit is 32"),
         (
             lambda: Variable((1 << 20, 1 << 20)),
@@ -109,16 +116,19 @@ def test_array_of_integers_is_assigned() -> None:
             "leave the aggregation out",
         ),
         (
-            lambda: Variable(3, trainable=False, aggregation="max"),
+            lambda: untyped_variable(3, trainable=False, aggregation="max"),
             "aggregation 'max' is not one of mean, sum, last",
         ),
         (
-            lambda: Variable(3, initializer="zeros"),
+            lambda: untyped_variable(3, initializer="zeros"),
             "initializer is 'zeros'; it must be an instance of an initializer, such as Zeros()",
         ),
-        (lambda: Variable(3, initializer=Zeros), "initializer is <class 'shoal.initializers.Zeros'>; it must be"),
         (
-            lambda: Variable(3, partitioner=4),
+            lambda: untyped_variable(3, initializer=Zeros),
+            "initializer is <class 'shoal.initializers.Zeros'>; it must be",
+        ),
+        (
+            lambda: untyped_variable(3, partitioner=4),
             "partitioner is 4; it must be an instance of a partitioner, such as FixedShards(4), or None",
         ),
         (
@@ -133,7 +143,7 @@ def test_array_of_integers_is_assigned() -> None:
         (lambda: variable_from_array(np.ones((0, 3))), "shape (0, 3) has a dimension of 0 or less"),
     ],
 )
-def test_errors_say_what_is_wrong(make, message: str) -> None:
+def test_invalid_variable_raises_an_error_with_advice(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(errors.InvalidVariable) as raised:
         make()
     assert raised.value.message.startswith(message)
@@ -142,8 +152,8 @@ def test_errors_say_what_is_wrong(make, message: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (tensor_pb2.Variable(dtype=99), "its dtype or its aggregation is missing or unknown"),
-        (tensor_pb2.Variable(aggregation=99), "its dtype or its aggregation is missing or unknown"),
+        (tensor_pb2.Variable(dtype=UNKNOWN), "its dtype or its aggregation is missing or unknown"),
+        (tensor_pb2.Variable(aggregation=UNKNOWN), "its dtype or its aggregation is missing or unknown"),
         (tensor_pb2.Variable(shape=[0]), "shape (3, 0) has a dimension of 0 or less"),
         (tensor_pb2.Variable(initializer=tensor_pb2.Initializer(name="lecun")), "there is no initializer 'lecun'"),
         (tensor_pb2.Variable(partitioner=tensor_pb2.Partitioner(name="hash")), "there is no partitioner 'hash'"),

@@ -1,12 +1,16 @@
 """What a scrape of a coordinator shows of its state and of what passes through it, with a clock of the test's."""
 
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, cast
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.status import Role, SavedCheckpoint
+from shoal_coordinator.cluster import Cluster
+from shoal_coordinator.coordinator import Coordinator, Observer
 from shoal_coordinator.messages import JobRef, events
 from shoal_coordinator.metrics import StateCollector, count_events
 from support.clusters.cluster_rig import KEEPING, START, Rig, job, session
@@ -14,7 +18,7 @@ from support.clusters.cluster_rig import KEEPING, START, Rig, job, session
 EVERY_100_S = CheckpointPolicy(every_s=100.0)
 
 
-class Shell:
+class FakeCoordinator:
     """What the collector reads."""
 
     def __init__(self, rig: Rig) -> None:
@@ -22,25 +26,27 @@ class Shell:
         self.unwritten = 3
 
     @contextmanager
-    def reading(self):
+    def reading(self) -> Iterator[tuple[Cluster, float]]:
         yield self.rig.machine, self.rig.now
 
 
 @pytest.fixture
-def rig():
+def rig() -> Rig:
     return Rig(KEEPING).servers("s0").workers("w0", "w1", "w2")
 
 
 @pytest.fixture
-def shown(rig):
+def shown(rig: Rig) -> Callable[..., Any]:
     """A gauge's value."""
     registry = CollectorRegistry()
-    registry.register(StateCollector(Shell(rig), lambda: 5, checkpoints=True))
+    registry.register(
+        StateCollector(cast(Coordinator, FakeCoordinator(rig)), lambda: 5, lambda: {"calls": 2}, checkpoints=True)
+    )
     return lambda name, **labels: registry.get_sample_value(f"shoal_coordinator_{name}", labels)
 
 
 class TestState:
-    def test_wanted_workers_follow_the_jobs(self, rig, shown):
+    def test_wanted_workers_follow_the_jobs(self, rig: Rig, shown: Callable[..., Any]) -> None:
         assert shown("wanted_workers") == 0
         rig.submit(session("notebook", workers=2))
         assert shown("wanted_workers") == 0, "sessions are their users'"
@@ -55,7 +61,7 @@ class TestState:
         rig.handle(events.JobCancelled("a"))
         assert shown("wanted_workers") == 4
 
-    def test_effects_are_outstanding_until_they_are_done(self, rig, shown):
+    def test_effects_are_pending_until_they_are_done(self, rig: Rig, shown: Callable[..., Any]) -> None:
         rig.submit(job("a"))
         for worker in ("w0", "w1"):
             rig.describe("a", worker)
@@ -64,7 +70,7 @@ class TestState:
         rig.perform()
         assert shown("pending_effects", effect="CreateShards") == 0
 
-    def test_ways_back_are_counted_by_reason_and_stay_counted(self, rig, shown):
+    def test_restarts_are_counted_by_reason_and_stay_counted(self, rig: Rig, shown: Callable[..., Any]) -> None:
         rig.servers("s1")
         assert (shown("restarts_total", reason="lost"), shown("restarts_total", reason="draining")) == (0, 0)
         rig.submit(job("a", epochs=2))
@@ -80,7 +86,7 @@ class TestState:
         rig.handle(events.JobDropped("a"))
         assert (shown("restarts_total", reason="lost"), shown("restarts_total", reason="draining")) == (1, 1)
 
-    def test_jobs_that_ended_stay_counted_when_they_are_forgotten(self, rig, shown):
+    def test_jobs_that_ended_stay_counted_when_they_are_forgotten(self, rig: Rig, shown: Callable[..., Any]) -> None:
         rig.submit(job("a"))
         rig.start("a", "w0", "w1")
         rig.finish("a", "w0", error="ValueError: no such file")
@@ -92,10 +98,10 @@ class TestState:
         rig.handle(events.JobCancelled("a"))
         assert [shown("jobs_ended_total", state=each) for each in ("succeeded", "failed", "cancelled")] == [0, 1, 1]
 
-    def test_decisions_that_are_not_written_and_watchers(self, shown):
+    def test_decisions_that_are_not_written_and_watchers(self, shown: Callable[..., Any]) -> None:
         assert (shown("unwritten_changes"), shown("job_watchers")) == (3, 5)
 
-    def test_a_checkpoints_age_is_over_what_the_job_asks_for(self, rig, shown):
+    def test_a_checkpoints_age_is_divided_by_the_jobs_interval(self, rig: Rig, shown: Callable[..., Any]) -> None:
         rig.submit(job("a", checkpoints=EVERY_100_S))
         assert shown("checkpoint_age_ratio") == 0, "it does not run yet"
         rig.start("a", "w0", "w1")
@@ -116,41 +122,43 @@ class TestState:
         rig.handle(events.JobCancelled("a"))
         assert shown("checkpoint_age_ratio") == 0, "nobody waits for one any more"
 
-    def test_jobs_that_save_by_steps_or_not_at_all_have_no_age(self, rig, shown):
+    def test_jobs_that_save_by_steps_or_not_at_all_have_no_age(self, rig: Rig, shown: Callable[..., Any]) -> None:
         rig.submit(job("a", checkpoints=CheckpointPolicy(every_s=0.0, every_steps=5)))
         rig.start("a", "w0", "w1")
         rig.now += 1e6
         assert shown("checkpoint_age_ratio") == 0
 
-    def test_a_cluster_that_cannot_save_has_no_age(self, rig):
+    def test_a_cluster_that_cannot_save_has_no_age(self, rig: Rig) -> None:
         rig.submit(job("a"))
         rig.start("a", "w0", "w1")
         rig.now += 1e6
         registry = CollectorRegistry()
-        registry.register(StateCollector(Shell(rig), lambda: 0, checkpoints=False))
+        registry.register(StateCollector(cast(Coordinator, FakeCoordinator(rig)), lambda: 0, dict, checkpoints=False))
         assert registry.get_sample_value("shoal_coordinator_checkpoint_age_ratio") == 0
 
 
 class TestCounts:
     @pytest.fixture
-    def registry(self):
+    def registry(self) -> CollectorRegistry:
         return CollectorRegistry()
 
     @pytest.fixture
-    def observer(self, registry):
+    def observer(self, registry: CollectorRegistry) -> Observer:
         return count_events(registry, clock=lambda: START + 40)
 
-    def test_a_checkpoint_lasts_from_its_cut_until_it_is_whole(self, registry, observer):
+    def test_a_checkpoint_lasts_from_its_cut_until_it_is_whole(
+        self, registry: CollectorRegistry, observer: Observer
+    ) -> None:
         observer.handled(events.CheckpointCommitted(JobRef("a", 1), SavedCheckpoint(1, 5, 100, START)))
         observer.handled(events.CheckpointFailed(JobRef("a", 1), "no room"))
         sample = registry.get_sample_value
         assert sample("shoal_coordinator_checkpoint_seconds_count") == 1
         assert sample("shoal_coordinator_checkpoint_seconds_sum") == 40
-        assert sample("shoal_coordinator_checkpoints_total", {"outcome": "written"}) == 1
+        assert sample("shoal_coordinator_checkpoints_total", {"outcome": "complete"}) == 1
         assert sample("shoal_coordinator_checkpoints_total", {"outcome": "failed"}) == 1
         assert sample("shoal_coordinator_events_total", {"event": "CheckpointCommitted"}) == 1
 
-    def test_deaths_and_repeated_calls(self, registry, observer):
+    def test_deaths_and_repeated_calls(self, registry: CollectorRegistry, observer: Observer) -> None:
         sample = registry.get_sample_value
         assert sample("shoal_coordinator_members_lost_total", {"role": "server"}) == 0
         observer.died(Role.SERVER)

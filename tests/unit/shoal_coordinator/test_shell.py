@@ -1,14 +1,17 @@
 """The shell around the cluster machine, with a store that a test holds up: nothing is seen before it is durable."""
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from shoal import errors
 from shoal.consistency import Asynchronous
+from shoal.events import StateChanged
 from shoal.job import Job
-from shoal.status import JobState
+from shoal.status import JobState, JobStatus
 from shoal_coordinator.cluster import ClusterPolicy
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.messages import events
@@ -19,15 +22,15 @@ from support.waiting import wait_until
 class SlowStore(MemoryStore):
     """A store whose writes wait until they may go on, or fail."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.may_go_on = threading.Event()
         self.may_go_on.set()
         self.writing = threading.Event()
-        self.transactions = []
+        self.transactions: list[dict[str, bytes | None]] = []
         self.error: Exception | None = None
 
-    def apply(self, changes):
+    def apply(self, changes: Mapping[str, bytes | None]) -> None:
         self.writing.set()
         assert self.may_go_on.wait(20)
         if self.error:
@@ -35,33 +38,33 @@ class SlowStore(MemoryStore):
         self.transactions.append(dict(changes))
         super().apply(changes)
 
-    def hold(self):
+    def hold(self) -> None:
         self.may_go_on.clear()
         self.writing.clear()
 
 
 class Shell:
-    def __init__(self, store, heartbeat_timeout_s=60.0):
-        self.failures = []
+    def __init__(self, store: SlowStore, heartbeat_timeout_s: float = 60.0) -> None:
+        self.failures: list[errors.ShoalError] = []
         policy = ClusterPolicy(heartbeat_timeout_s=heartbeat_timeout_s)
         self.coordinator = Coordinator(store, "reef", policy, on_failure=self.failures.append)
         self.coordinator.start()
 
-    def submit(self, name):
+    def submit(self, name: str) -> JobStatus:
         return self.coordinator.handle(events.JobSubmitted(Job("m:f", name=name, consistency=Asynchronous())))
 
-    def names(self):
+    def names(self) -> set[str]:
         with self.coordinator.reading() as (machine, now):
             return {status.name for status in machine.jobs(now)}
 
 
 @pytest.fixture
-def store():
+def store() -> SlowStore:
     return SlowStore()
 
 
 @pytest.fixture
-def shell(store):
+def shell(store: SlowStore) -> Iterator[Shell]:
     shell = Shell(store)
     shell.submit("first")
     yield shell
@@ -70,61 +73,59 @@ def shell(store):
 
 
 @pytest.fixture
-def pool():
+def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(8) as pool:
         yield pool
 
 
-def decided(shell, name):
-    """Whether the machine knows a job, durable or not."""
-    return lambda: name in shell.coordinator._machine._jobs
-
-
-def test_an_answer_waits_until_it_cannot_be_lost(shell, store, pool):
+def test_an_answer_waits_until_it_cannot_be_lost(shell: Shell, store: SlowStore, pool: ThreadPoolExecutor) -> None:
     store.hold()
     answer = pool.submit(shell.submit, "second")
     assert store.writing.wait(20)
-    wait_until(decided(shell, "second"))
+    wait_until(lambda: shell.coordinator.unwritten == 1)
     assert not answer.done()
     store.may_go_on.set()
     assert answer.result(20).state is JobState.PENDING
     assert any("spec" in key for key in store.transactions[-1])
 
 
-def test_so_does_whoever_reads_is_refused_or_watches(shell, store, pool):
+def test_readers_refusals_and_watchers_wait_too(shell: Shell, store: SlowStore, pool: ThreadPoolExecutor) -> None:
     watched = pool.submit(lambda: list(shell.coordinator.watch("first", 1, wait=True)))
     store.hold()
     ended = pool.submit(shell.coordinator.handle, events.JobCancelled("first"))
     assert store.writing.wait(20)
-    wait_until(lambda: shell.coordinator._machine.job("first").ended)
+    wait_until(lambda: shell.coordinator.unwritten == 1)
     read = pool.submit(shell.names)
     refused = pool.submit(shell.coordinator.handle, events.JobDropped("nope"))
     beaten = pool.submit(shell.coordinator.handle, events.TimePassed())
-    store_waits = [ended, watched, read, refused, beaten]
+    store_waits: list[Future[Any]] = [ended, watched, read, refused, beaten]
     assert not any(future.done() for future in store_waits)
     store.may_go_on.set()
     assert ended.result(20).state is JobState.CANCELLED
-    assert watched.result(20)[-1].state is JobState.CANCELLED
+    last = watched.result(20)[-1]
+    assert isinstance(last, StateChanged)
+    assert last.state is JobState.CANCELLED
     assert read.result(20) == {"first"}
     assert isinstance(refused.exception(20), errors.UnknownJob)
     assert beaten.result(20) == {}
 
 
-def test_what_waits_is_written_at_once(shell, store, pool):
+def test_waiting_decisions_are_written_in_one_transaction(
+    shell: Shell, store: SlowStore, pool: ThreadPoolExecutor
+) -> None:
     store.hold()
     before = len(store.transactions)
     answers = [pool.submit(shell.submit, "first-to-wait")]
     assert store.writing.wait(20)
     answers += [pool.submit(shell.submit, f"job-{number}") for number in range(5)]
-    for number in range(5):
-        wait_until(decided(shell, f"job-{number}"))
+    wait_until(lambda: shell.coordinator.unwritten == 6)
     store.may_go_on.set()
     for answer in answers:
         answer.result(20)
     assert len(store.transactions) == before + 2
 
 
-def test_what_changes_nothing_is_not_written(shell, store):
+def test_events_without_changes_are_not_written(shell: Shell, store: SlowStore) -> None:
     before = len(store.transactions)
     with pytest.raises(errors.UnknownJob):
         shell.coordinator.handle(events.JobCancelled("nope"))
@@ -134,7 +135,9 @@ def test_what_changes_nothing_is_not_written(shell, store):
 
 
 @pytest.mark.parametrize("error", [errors.StoreFailed("cannot write the store: full"), RuntimeError("a defect")])
-def test_a_store_that_fails_is_the_end(shell, store, pool, error):
+def test_a_store_that_fails_is_the_end(
+    shell: Shell, store: SlowStore, pool: ThreadPoolExecutor, error: Exception
+) -> None:
     store.hold()
     store.error = error
     watched = pool.submit(lambda: list(shell.coordinator.watch("first", 1, wait=True)))
@@ -159,7 +162,7 @@ def test_a_store_that_fails_is_the_end(shell, store, pool, error):
         again.coordinator.stop()
 
 
-def test_it_writes_all_before_it_stops(store):
+def test_it_writes_all_before_it_stops(store: SlowStore) -> None:
     shell = Shell(store)
     shell.submit("a")
     shell.coordinator.stop()
@@ -174,6 +177,8 @@ def test_it_writes_all_before_it_stops(store):
         again.coordinator.stop()
 
 
-def test_one_that_was_never_started_stops(store):
+def test_one_that_was_never_started_stops(store: SlowStore) -> None:
     coordinator = Coordinator(store, "reef", ClusterPolicy())
     coordinator.stop()
+    with pytest.raises(errors.Unreachable, match="stopping"):
+        coordinator.handle(events.TimePassed())

@@ -1,6 +1,8 @@
 """Names of variables, and what is said of a layer that is set up or fed wrongly."""
 
 import re
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from shoal_nn import (
     Flatten,
     Frozen,
     GlobalAvgPool,
+    Layer,
     LayerNorm,
     MaxPool,
     Parallel,
@@ -55,13 +58,19 @@ SHAPES = {
 STATE = {"block/body/0/mean": (4,), "block/body/0/var": (4,)}
 
 
+# The same classes, for settings of a wrong type.
+any_conv: Callable[..., Layer] = Conv2D
+any_max_pool: Callable[..., Layer] = MaxPool
+any_avg_pool: Callable[..., Layer] = AvgPool
+
+
 class TestNames:
-    def test_children_come_before_their_variables(self):
+    def test_children_come_before_their_variables(self) -> None:
         params, state = NET.init(np.random.default_rng(0), (5, 5, 2))
         assert {name: array.shape for name, array in params.items()} == SHAPES
         assert {name: array.shape for name, array in state.items()} == STATE
 
-    def test_gradients_and_state_have_the_same_names(self):
+    def test_gradients_and_state_have_the_same_names(self) -> None:
         params, state = NET.init(np.random.default_rng(0), (5, 5, 2))
         y, after, pullback = NET.apply(params, state, np.ones((2, 5, 5, 2), np.float32), TrainingContext(0))
         dparams, dx = pullback(y)
@@ -70,32 +79,32 @@ class TestNames:
         assert dx is None
         assert NET.output_shape((5, 5, 2)) == y.shape[1:] == (5,)
 
-    def test_a_job_s_variables_are_these(self):
+    def test_a_job_s_variables_are_these(self) -> None:
         variables = NET.variables((5, 5, 2))
         assert {name: kept.shape for name, kept in variables.items() if kept.trainable} == SHAPES
         assert {name: kept.shape for name, kept in variables.items() if not kept.trainable} == STATE
         assert all(isinstance(kept, shoal.Variable) for kept in variables.values())
         assert {variables[name].aggregation.name for name in STATE} == {"MEAN"}
 
-    def test_a_list_is_numbered(self):
+    def test_a_list_is_numbered(self) -> None:
         assert [name for name, _ in Sequential([ReLU(), Flatten()]).layers] == ["0", "1"]
 
-    def test_layers_are_values(self):
+    def test_layers_are_values(self) -> None:
         assert Sequential([Conv2D(3), ReLU()]) == Sequential({"0": Conv2D(3), "1": ReLU()})
         assert hash(NET) == hash(NET)
         with pytest.raises(AttributeError):
-            Dense(3).units = 4
+            Dense(3).units = 4  # type: ignore[misc]  # it is to fail
 
 
 class TestFirstValues:
-    def test_follow_from_the_generator(self):
+    def test_follow_from_the_generator(self) -> None:
         one, same, other = (NET.init(np.random.default_rng(seed), (5, 5, 2))[0] for seed in (1, 1, 2))
         for name in one:
             np.testing.assert_array_equal(one[name], same[name])
         assert (one["stem/kernel"] != other["stem/kernel"]).any()
         assert (one["heads/a/kernel"][:, :2] != one["heads/b/kernel"][:, :2]).any()
 
-    def test_are_float32_and_of_the_spread_that_the_initializer_says(self):
+    def test_are_float32_and_of_the_spread_that_the_initializer_says(self) -> None:
         params, state = Sequential([Dense(400), BatchNorm()]).init(np.random.default_rng(0), (300,))
         assert {array.dtype for array in (params | state).values()} == {np.dtype(np.float32)}
         assert params["0/kernel"].std() == pytest.approx((2 / 300) ** 0.5, rel=0.02)
@@ -124,7 +133,9 @@ MISFITS = [
 
 class TestWrongShapes:
     @pytest.mark.parametrize(("layer", "shape", "fed", "wants"), MISFITS, ids=lambda value: str(value)[:30])
-    def test_name_the_layer_what_it_got_and_what_it_wants(self, layer, shape, fed, wants):
+    def test_name_the_layer_the_given_and_the_needed_shape(
+        self, layer: Layer, shape: tuple[int, ...], fed: tuple[int, ...], wants: str
+    ) -> None:
         net = Sequential({"features": Residual(Sequential([layer]), Sequential([layer])), "relu": ReLU()})
         params, state = net.init(np.random.default_rng(0), shape)
         with pytest.raises(errors.InvalidShape) as caught:
@@ -149,33 +160,33 @@ class TestWrongShapes:
         ],
         ids=repr,
     )
-    def test_are_found_before_there_are_variables(self, layer, fed):
+    def test_are_found_before_there_are_variables(self, layer: Layer, fed: tuple[int, ...]) -> None:
         net = Sequential({"relu": ReLU(), "deep": Sequential({"it": layer})})
         for ask in (net.output_shape, net.variables, lambda shape: net.init(np.random.default_rng(0), shape)):
             with pytest.raises(errors.InvalidShape, match=r"layer 'deep/it' .* got .* needs") as caught:
                 ask(fed)
             assert str(fed) in caught.value.message
 
-    def test_by_itself_a_layer_is_named_by_its_kind(self):
+    def test_by_itself_a_layer_is_named_by_its_kind(self) -> None:
         with pytest.raises(
             errors.InvalidShape, match=r"^layer Dense got samples of shape \(\), but needs at least one axis"
         ):
             Dense(3).output_shape(())
 
-    def test_branches_that_do_not_go_together_are_all_named(self):
+    def test_branches_that_do_not_go_together_are_all_named(self) -> None:
         net = Sequential({"both": Parallel({"a": Dense(2), "b": Dense(3)})})
         says = r"layer 'both' \(Parallel\) got .*\(4,\), but needs such that Add can merge .* a \(2,\), b \(3,\)"
         with pytest.raises(errors.InvalidShape, match=says):
             net.init(np.random.default_rng(0), (4,))
 
-    def test_an_embedding_wants_whole_numbers(self):
+    def test_an_embedding_wants_whole_numbers(self) -> None:
         layer = Embedding(4, 2)
         with pytest.raises(errors.InvalidShape, match="needs integers, not float32"):
             layer.apply(layer.init(np.random.default_rng(0), (3,))[0], {}, np.ones((2, 3), np.float32), False)
 
     @pytest.mark.parametrize("layer", [Dense(3), Conv2D(3), DepthwiseConv2D(), BatchNorm(), LayerNorm()], ids=repr)
     @pytest.mark.parametrize("dtype", ["uint8", "int64", "int16", "bool"])
-    def test_floats_are_demanded_where_something_is_learned(self, layer, dtype):
+    def test_floats_are_demanded_where_something_is_learned(self, layer: Layer, dtype: str) -> None:
         net = Sequential({"it": layer})
         params, state = net.init(np.random.default_rng(0), (4, 4, 2))
         with pytest.raises(errors.InvalidShape, match=rf"^layer 'it' .* needs floats, not {dtype} .*augment\.ToFloat"):
@@ -198,7 +209,9 @@ class TestVariables:
         ],
         ids=repr,
     )
-    def test_that_are_missing_or_of_another_shape_are_named_with_their_layer(self, layer, name, shape):
+    def test_that_are_missing_or_of_another_shape_are_named_with_their_layer(
+        self, layer: Layer, name: str, shape: str
+    ) -> None:
         net = Sequential({"deep": Sequential({"it": layer})})
         params, state = net.init(np.random.default_rng(0), (4, 4, 2))
         x = np.zeros((2, 4, 4, 2), int if isinstance(layer, Embedding) else float)
@@ -221,7 +234,7 @@ class TestVariables:
     ids=repr,
 )
 @pytest.mark.parametrize("train", [True, None, 1, 0, "yes"])
-def test_train_is_training_or_false(layer, train):
+def test_train_is_training_or_false(layer: Layer, train: Any) -> None:
     params, state = layer.init(np.random.default_rng(0), (3,))
     with pytest.raises(errors.InvalidLayer, match=r"train is .*; give TrainingContext\(seed\) or False"):
         layer.apply(params, state, np.ones((2, 3)), train)
@@ -237,14 +250,14 @@ class TestWithoutAGradientByTheInput:
         ],
         ids=lambda layer: type(layer).__name__,
     )
-    def test_a_layer_after_one_that_learns_is_named(self, blind):
+    def test_a_layer_after_one_that_learns_is_named(self, blind: Layer) -> None:
         net = Sequential({"a": Dense(4), "relu": ReLU(), "b": blind, "c": Dense(2)})
         params, state = net.init(np.random.default_rng(0), (4,))
         y, _, pullback = net.apply(params, state, np.ones((3, 4), np.float32), TrainingContext(0))
         with pytest.raises(errors.InvalidLayer, match=r"layer 'b' gives no gradient by its input, so 'a' before it"):
             pullback(y)
 
-    def test_it_may_stand_after_what_learns_nothing(self):
+    def test_it_may_follow_layers_that_learn_nothing(self) -> None:
         net = Sequential({"a": Frozen(Dense(4)), "relu": ReLU(), "b": Frozen(Dense(4)), "c": Dense(2)})
         params, state = net.init(np.random.default_rng(0), (4,))
         y, _, pullback = net.apply(params, state, np.ones((3, 4), np.float32), TrainingContext(0))
@@ -259,7 +272,7 @@ PEOPLE = {"job": np.array([2, 0, 1]), "age": np.array([0.3, 0.1, 0.9], np.float3
 class TestFeatures:
     NET = ByFeature({"age": Column(), "job": Embedding(3, 4)}, Concat())
 
-    def test_each_branch_is_fed_its_own(self):
+    def test_each_branch_is_fed_its_own(self) -> None:
         params, state = self.NET.init(np.random.default_rng(0), {"age": (), "job": ()})
         assert params.keys() == {"job/table"}
         y, after, pullback = self.NET.apply(params, state, PEOPLE, False)
@@ -271,7 +284,7 @@ class TestFeatures:
         assert dx is None
         assert self.NET.output_shape({"age": (), "job": ()}) == (5,)
 
-    def test_containers_hand_on_what_is_fed_by_name(self):
+    def test_containers_pass_on_features_by_name(self) -> None:
         branch = Sequential({"features": self.NET, "head": Dense(2)})
         net = Parallel({"a": branch, "b": Residual(branch, branch)})
         params, _ = net.init(np.random.default_rng(0), {"age": (), "job": ()})
@@ -293,7 +306,9 @@ class TestFeatures:
         ],
         ids=str,
     )
-    def test_that_are_missing_or_do_not_fit_are_named(self, layer, fed, got, wants):
+    def test_that_are_missing_or_do_not_fit_are_named(
+        self, layer: Layer, fed: tuple[int, ...] | Mapping[str, tuple[int, ...]], got: str, wants: str
+    ) -> None:
         net = Sequential({"deep": Sequential([layer])})
         dtypes = {"age": float}
         x = (
@@ -313,7 +328,7 @@ class TestFeatures:
             assert error.message.startswith(f"layer 'deep/0' ({kind}) got samples of shape {got}, but needs ")
             assert wants in error.message
 
-    def test_of_the_wrong_kind(self):
+    def test_of_the_wrong_kind(self) -> None:
         with pytest.raises(errors.InvalidShape, match=r"layer 'age' \(Column\) got .* needs floats, not int64"):
             self.NET.apply({"job/table": np.ones((3, 4))}, {}, {**PEOPLE, "age": PEOPLE["job"]}, False)
         with pytest.raises(errors.InvalidShape, match=r"FeatureCross got .* needs integers, not int64 and float32"):
@@ -323,7 +338,7 @@ class TestFeatures:
 class TestFrozen:
     NET = Sequential([Conv2D(3), BatchNorm(), Dropout(0.5)])
 
-    def test_has_the_variables_of_its_layer_and_trains_none(self):
+    def test_has_the_variables_of_its_layer_but_none_trainable(self) -> None:
         ours, theirs = Frozen(self.NET).variables((4, 4, 2)), self.NET.variables((4, 4, 2))
         assert {name: (it.shape, it.dtype, it.initializer) for name, it in ours.items()} == {
             name: (it.shape, it.dtype, it.initializer) for name, it in theirs.items()
@@ -331,7 +346,7 @@ class TestFrozen:
         assert not any(it.trainable for it in ours.values())
         assert {it.aggregation.name for it in ours.values()} == {"LAST"}
 
-    def test_is_applied_as_in_evaluation_and_learns_nothing(self):
+    def test_is_applied_as_in_evaluation_and_learns_nothing(self) -> None:
         params, state = self.NET.init(np.random.default_rng(0), (4, 4, 2))
         state["1/mean"] += 3
         x = np.random.default_rng(1).normal(size=(2, 4, 4, 2)).astype(np.float32)
@@ -344,7 +359,7 @@ class TestFrozen:
         assert found == {}
         np.testing.assert_array_equal(dx, pull(y)[1])
 
-    def test_a_wrong_shape_is_its_layer_s(self):
+    def test_a_wrong_shape_is_its_layer_s(self) -> None:
         net = Sequential({"body": Frozen(Sequential({"conv": Conv2D(3)}))})
         with pytest.raises(errors.InvalidShape, match=r"layer 'body/conv' \(Conv2D\)"):
             net.output_shape((4, 4))
@@ -359,18 +374,18 @@ class TestFrozen:
         (lambda: Conv2D(4, groups=3), "Conv2D: 4 filters in 3 groups"),
         (lambda: Conv2D(4, window=(0, 1)), "Conv2D: window is"),
         (lambda: Conv2D(4, strides=0), "Conv2D: strides are 0"),
-        (lambda: Conv2D(4, padding="full"), "Conv2D: padding is 'full'"),
+        (lambda: any_conv(4, padding="full"), "Conv2D: padding is 'full'"),
         (lambda: Conv2D(4, padding=(0, -1)), "Conv2D: padding is"),
-        (lambda: Conv2D(4, padding=(1, 2, 3)), "Conv2D: padding is (1, 2, 3)"),
-        (lambda: Conv2D(4, padding=((1, 2, 3), 0)), "Conv2D: padding is ((1, 2, 3), 0)"),
-        (lambda: Conv2D(4, window=(3, 3, 3)), "Conv2D: window is (3, 3, 3); give 1 or more, or such a pair"),
-        (lambda: Conv2D(4, strides="a"), "Conv2D: strides are 'a'; give 1 or more, or such a pair"),
-        (lambda: MaxPool([3]), "MaxPool: window is [3]"),
+        (lambda: any_conv(4, padding=(1, 2, 3)), "Conv2D: padding is (1, 2, 3)"),
+        (lambda: any_conv(4, padding=((1, 2, 3), 0)), "Conv2D: padding is ((1, 2, 3), 0)"),
+        (lambda: any_conv(4, window=(3, 3, 3)), "Conv2D: window is (3, 3, 3); give 1 or more, or two such numbers"),
+        (lambda: any_conv(4, strides="a"), "Conv2D: strides are 'a'; give 1 or more, or two such numbers"),
+        (lambda: any_max_pool([3]), "MaxPool: window is [3]"),
         (lambda: DepthwiseConv2D(0), "DepthwiseConv2D: multiplier is 0"),
         (lambda: MaxPool(0), "MaxPool: window is 0"),
         (lambda: MaxPool(2, 0), "MaxPool: strides are 0"),
         (lambda: MaxPool(2, padding=2), "MaxPool: padding is 2"),
-        (lambda: AvgPool(2, padding="full"), "AvgPool: padding is 'full'"),
+        (lambda: any_avg_pool(2, padding="full"), "AvgPool: padding is 'full'"),
         (lambda: BatchNorm(momentum=2), "BatchNorm: momentum is 2"),
         (lambda: BatchNorm(epsilon=0), "BatchNorm: epsilon is 0"),
         (lambda: LayerNorm(0), "LayerNorm: epsilon is 0"),
@@ -382,13 +397,13 @@ class TestFrozen:
         (lambda: FeatureCross("a", "b", 0), "FeatureCross: rows is 0"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(make, says):
+def test_invalid_settings_are_refused(make: Callable[[], Any], says: str) -> None:
     with pytest.raises(errors.InvalidLayer, match=re.escape(says)):
         make()
 
 
 @pytest.mark.parametrize("kind", [Conv2D, MaxPool])
-def test_pairs_of_settings_may_be_lists(kind):
+def test_pairs_of_settings_may_be_lists(kind: Callable[..., Layer]) -> None:
     first = (4,) if kind is Conv2D else ()
     given = kind(*first, window=[3, 2], strides=[2, 1], padding=[[1, 0], 1])
     same = kind(*first, window=(3, 2), strides=(2, 1), padding=((1, 0), 1))
@@ -398,7 +413,7 @@ def test_pairs_of_settings_may_be_lists(kind):
 class TestOneByOne:
     """Gradients of a sequence, as they are known."""
 
-    def test_of_a_sequence_those_of_the_last_layer_come_first_while_others_are_not_computed(self):
+    def test_of_a_sequence_those_of_the_last_layer_come_first_while_others_are_not_computed(self) -> None:
         net = Sequential({"a": Dense(4), "relu": ReLU(), "b": Dense(3), "c": Dense(2)})
         params, state = net.init(np.random.default_rng(0), (5,))
         x, dy = np.random.default_rng(1).normal(size=(6, 5)), np.ones((6, 2))
@@ -415,7 +430,7 @@ class TestOneByOne:
         [mlp(3), Parallel([Dense(3), Dense(3)]), Dense(3), Sequential([Sequential([Dense(4), Dense(3)])])],
         ids=str,
     )
-    def test_they_are_what_the_pullback_gives(self, net):
+    def test_they_equal_the_gradients_of_the_pullback(self, net: Layer) -> None:
         params, state = net.init(np.random.default_rng(0), (5,))
         x, dy = np.random.default_rng(1).normal(size=(6, 5)), np.random.default_rng(2).normal(size=(6, 3))
         _, _, pullback = net.apply(params, state, x, TrainingContext(0))

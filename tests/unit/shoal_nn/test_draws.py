@@ -10,11 +10,11 @@ from support.devices.fake_cupy import FakeArray, fake_cupy
 
 
 @pytest.fixture(autouse=True)
-def cupy(monkeypatch):
+def cupy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy())
 
 
-def dropped(seed, path):
+def dropped(seed: int, path: str) -> np.ndarray:
     y, _, pullback = Dropout(0.25).apply(
         {}, {}, np.ones((40, 50), np.float32).view(FakeArray), TrainingContext(seed, path)
     )
@@ -24,7 +24,7 @@ def dropped(seed, path):
     return np.asarray(y)
 
 
-def test_dropout_follows_from_the_seed_and_the_path():
+def test_dropout_follows_from_the_seed_and_the_path() -> None:
     first = dropped(7, "a")
     assert set(np.unique(first)) == {np.float32(0), np.float32(1 / 0.75)}
     assert (first == 0).mean() == pytest.approx(0.25, abs=0.05)

@@ -1,5 +1,7 @@
 """Crosses of categories: numbers that stay the same forever, on every worker."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,7 +14,7 @@ PUBLISHED = [7055, 2495, 4158, 2243, 4800]
 whole = st.integers(-(2**63), 2**63 - 1)
 
 
-def mix(number):
+def mix(number: int) -> int:
     """SplitMix64, in whole numbers of Python."""
     number = (number + 0x9E3779B97F4A7C15) % WORD
     number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 % WORD
@@ -21,21 +23,21 @@ def mix(number):
 
 
 @given(st.lists(st.tuples(whole, whole), min_size=1, max_size=5), st.integers(1, 2**62))
-def test_crosses_are_what_the_docs_say(pairs, rows):
+def test_crosses_follow_the_documented_formula(pairs: Sequence[tuple[int, int]], rows: int) -> None:
     a, b = (np.array(each, np.int64) for each in zip(*pairs, strict=True))
     found = crossed(a, b, rows)
     assert found.dtype == np.int64
     assert found.tolist() == [mix(mix(x % WORD) + y) % rows for x, y in pairs]
 
 
-def test_crosses_stay_the_same_for_ever():
+def test_crosses_stay_the_same_for_ever() -> None:
     """Tables are trained by them."""
     a, b = np.array([0, 0, 1, 7, -1]), np.array([0, 1, 0, 12, 5])
     assert crossed(a, b, 10_000).tolist() == PUBLISHED
     assert crossed(a.astype(np.int32), b.astype(np.int8), 10_000).tolist() == PUBLISHED
 
 
-def test_the_pairs_are_spread_evenly():
+def test_the_pairs_are_spread_evenly() -> None:
     a, b = np.meshgrid(np.arange(300), np.arange(300))
     counts = np.bincount(crossed(a, b, 100).ravel(), minlength=100)
     assert counts.sum() == 90_000
@@ -44,7 +46,7 @@ def test_the_pairs_are_spread_evenly():
     assert (crossed(a, b, 10**9) != crossed(b, a, 10**9))[a != b].all()
 
 
-def test_a_layer_crosses_two_of_its_features():
+def test_a_layer_crosses_two_of_its_features() -> None:
     x = {"a": np.array([[1, 2], [3, 4]]), "b": np.array([[5, 6], [7, 8]]), "c": np.zeros(2)}
     y, state, pullback = FeatureCross("b", "a", 50).apply({}, {}, x, False)
     np.testing.assert_array_equal(y, crossed(x["b"], x["a"], 50))
@@ -52,6 +54,6 @@ def test_a_layer_crosses_two_of_its_features():
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint64])
-def test_numbers_without_a_sign_do_as_well(dtype):
+def test_numbers_without_a_sign_do_as_well(dtype: type[np.unsignedinteger]) -> None:
     a = np.arange(5)
     np.testing.assert_array_equal(crossed(a.astype(dtype), a.astype(dtype), 99), crossed(a, a, 99))

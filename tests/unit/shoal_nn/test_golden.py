@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,50 +29,50 @@ LOSSES = {
 }
 
 
-def close(found, expected, what, tolerance=1e-12):
-    """Within so much of the largest element."""
-    expected = np.asarray(expected)
+def assert_close(found: np.ndarray, golden: Any, what: str, tolerance: float = 1e-12) -> None:
+    """Asserts that no element is further off than this share of the largest; `golden` is an array as lists."""
+    expected = np.asarray(golden)
     assert found.shape == expected.shape, what
     assert np.abs(found - expected).max() <= tolerance * np.abs(expected).max(), what
 
 
 @pytest.mark.parametrize("name", GOLDEN["layers"])
-def test_layers(name):
+def test_layers(name: str) -> None:
     case, want = CASES[name], GOLDEN["layers"][name]
     params, state = values(case.layer, case.shape[1:])
     y, after, pullback = case.layer.apply(params, state, fed(name), case.train)
-    close(y, want["value"], "value")
+    assert_close(y, want["value"], "value")
     gradients, dx = pullback(drawn(f"{name} dy", y.shape))
     assert gradients.keys() == want["gradients"].keys()
     for key, gradient in gradients.items():
-        close(gradient, want["gradients"][key], key)
+        assert_close(gradient, want["gradients"][key], key)
     assert after.keys() == want["state"].keys()
     for key, moved in after.items():
-        close(moved, want["state"][key], key)
+        assert_close(moved, want["state"][key], key)
     if want["dx"] is None:
         assert dx is None
     else:
-        close(dx, want["dx"], "dx")
+        assert_close(dx, want["dx"], "dx")
 
 
 @pytest.mark.parametrize("name", GOLDEN["losses"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-14), (np.float32, 1e-6)])
-def test_losses(name, dtype, tolerance):
+def test_losses(name: str, dtype: type[np.floating], tolerance: float) -> None:
     logits, want = drawn("logits", LOGITS).astype(dtype), GOLDEN["losses"][name]
     loss, gradient = LOSSES[name](logits, abs(drawn("labels", LOGITS)))
     assert loss.dtype == gradient.dtype == dtype
-    close(loss, want["loss"], "loss", tolerance)
-    close(gradient, want["gradient"], "gradient", tolerance)
+    assert_close(loss, want["loss"], "loss", tolerance)
+    assert_close(gradient, want["gradient"], "gradient", tolerance)
 
 
-def test_a_step_of_resnet18():
+def test_a_step_of_resnet18() -> None:
     want = GOLDEN["resnet18"]
     params, state = values(RESNET, RESNET_IMAGES[1:])
     logits, after, pullback = RESNET.apply(params, state, drawn("images", RESNET_IMAGES), TrainingContext(0))
     loss, by_logits = softmax_cross_entropy(logits, RESNET_LABELS)
     gradients, _ = pullback(by_logits)
-    close(logits, want["logits"], "logits", 1e-11)
-    close(loss, want["loss"], "loss", 1e-11)
+    assert_close(logits, want["logits"], "logits", 1e-11)
+    assert_close(loss, want["loss"], "loss", 1e-11)
     for found, expected in ((gradients, want["gradients"]), (after, want["state"])):
         assert found.keys() == expected.keys()
         for name, array in found.items():
@@ -80,6 +81,6 @@ def test_a_step_of_resnet18():
             assert product == pytest.approx(expected[name][1], abs=1e-9 * norm * array.size**0.5), name
 
 
-def test_golden_cases_are_all_there():
+def test_golden_cases_are_all_there() -> None:
     assert GOLDEN["layers"].keys() == CASES.keys()
     assert GOLDEN["losses"].keys() == LOSSES.keys()

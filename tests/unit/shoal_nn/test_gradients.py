@@ -1,8 +1,12 @@
 """Every layer's pullback against central differences in float64, in drawn configurations."""
 
+from typing import Literal
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.random import Generator
 
 from shoal_nn import (
     GELU,
@@ -22,6 +26,7 @@ from shoal_nn import (
     Frozen,
     GlobalAvgPool,
     Identity,
+    Layer,
     LayerNorm,
     MaxPool,
     Parallel,
@@ -33,8 +38,14 @@ from shoal_nn import (
     Tanh,
     TrainingContext,
 )
+from shoal_nn._ops import Padding, Pair
+from shoal_nn.activations import Activation
+from shoal_nn.containers import Merge
+from shoal_nn.layer import StatelessLayer, Train
 from shoal_nn.models import wide_deep
 from support.devices.gradient_check import apart, check_gradients, seeds, twenty
+
+WORDS: list[Literal["same", "valid"]] = ["same", "valid"]
 
 small = st.integers(1, 4)
 batches = st.integers(1, 3)
@@ -44,8 +55,7 @@ windows = st.integers(1, 3) | st.tuples(st.integers(1, 3), st.integers(1, 3))
 strides = st.integers(1, 3) | st.tuples(st.integers(1, 3), st.integers(1, 3))
 sides = st.integers(0, 2)
 paddings = st.one_of(
-    st.just("same"),
-    st.just("valid"),
+    st.sampled_from(WORDS),
     sides,
     st.tuples(sides, sides),
     st.tuples(st.tuples(sides, sides), st.tuples(sides, sides)),
@@ -53,7 +63,7 @@ paddings = st.one_of(
 modes = st.sampled_from([TrainingContext(7), False])
 
 
-def larger_than(window, size):
+def larger_than(window: Pair, size: tuple[int, int]) -> tuple[int, int]:
     """A size that a window without padding fits in."""
     height, width = window if isinstance(window, tuple) else (window, window)
     return size[0] + height - 1, size[1] + width - 1
@@ -61,64 +71,94 @@ def larger_than(window, size):
 
 @twenty
 @given(seeds, batches, leading, small, small, st.booleans())
-def test_dense(rng, batch, shape, inputs, units, bias):
+def test_dense(rng: Generator, batch: int, shape: tuple[int, ...], inputs: int, units: int, bias: bool) -> None:
     check_gradients(Dense(units, bias=bias), rng.standard_normal((batch, *shape, inputs)), rng)
 
 
 @twenty
 @given(seeds, batches, leading, small, small)
-def test_embedding(rng, batch, shape, rows, width):
+def test_embedding(rng: Generator, batch: int, shape: tuple[int, ...], rows: int, width: int) -> None:
     check_gradients(Embedding(rows, width), rng.integers(0, rows, (batch, *shape)), rng)
 
 
 @twenty
 @given(seeds, batches, sizes, small, small, windows, strides, paddings, st.booleans())
-def test_convolution(rng, batch, size, channels, filters, window, stride, padding, bias):
+def test_convolution(
+    rng: Generator,
+    batch: int,
+    size: tuple[int, int],
+    channels: int,
+    filters: int,
+    window: Pair,
+    stride: Pair,
+    padding: Padding,
+    bias: bool,
+) -> None:
     layer = Conv2D(filters, window=window, strides=stride, padding=padding, bias=bias)
     check_gradients(layer, rng.standard_normal((batch, *larger_than(window, size), channels)), rng)
 
 
 @twenty
 @given(seeds, batches, sizes, st.integers(1, 3), st.integers(1, 2), st.integers(1, 2), windows, strides, paddings)
-def test_convolution_in_groups(rng, batch, size, groups, channels, filters, window, stride, padding):
+def test_convolution_in_groups(
+    rng: Generator,
+    batch: int,
+    size: tuple[int, int],
+    groups: int,
+    channels: int,
+    filters: int,
+    window: Pair,
+    stride: Pair,
+    padding: Padding,
+) -> None:
     layer = Conv2D(groups * filters, groups=groups, window=window, strides=stride, padding=padding)
     check_gradients(layer, rng.standard_normal((batch, *larger_than(window, size), groups * channels)), rng)
 
 
 @twenty
 @given(seeds, batches, sizes, small, st.integers(1, 2), windows, strides, paddings)
-def test_depthwise_convolution(rng, batch, size, channels, multiplier, window, stride, padding):
+def test_depthwise_convolution(
+    rng: Generator,
+    batch: int,
+    size: tuple[int, int],
+    channels: int,
+    multiplier: int,
+    window: Pair,
+    stride: Pair,
+    padding: Padding,
+) -> None:
     layer = DepthwiseConv2D(multiplier, window=window, strides=stride, padding=padding)
     check_gradients(layer, rng.standard_normal((batch, *larger_than(window, size), channels)), rng)
 
 
 @twenty
 @given(seeds, st.integers(2, 4), leading, small, modes)
-def test_batch_norm(rng, batch, shape, channels, mode):
+def test_batch_norm(rng: Generator, batch: int, shape: tuple[int, ...], channels: int, mode: Train) -> None:
     check_gradients(BatchNorm(epsilon=0.1), rng.standard_normal((batch, *shape, channels)), rng, mode)
 
 
 @twenty
 @given(seeds, batches, leading, st.integers(1, 6))
-def test_layer_norm(rng, batch, shape, features):
+def test_layer_norm(rng: Generator, batch: int, shape: tuple[int, ...], features: int) -> None:
     check_gradients(LayerNorm(epsilon=0.1), rng.standard_normal((batch, *shape, features)), rng)
 
 
 @twenty
 @given(seeds, batches, leading, small, st.floats(0, 0.9), modes)
-def test_dropout(rng, batch, shape, features, rate, mode):
+def test_dropout(rng: Generator, batch: int, shape: tuple[int, ...], features: int, rate: float, mode: Train) -> None:
     check_gradients(Dropout(rate), rng.standard_normal((batch, *shape, features)), rng, mode)
 
 
 @pytest.mark.parametrize("pooling", [MaxPool, AvgPool])
 @twenty
 @given(data=st.data())
-def test_pooling_over_windows(pooling, data):
-    rng, batch, size, channels, window = (data.draw(each) for each in (seeds, batches, sizes, small, windows))
+def test_pooling_over_windows(pooling: type[MaxPool] | type[AvgPool], data: st.DataObject) -> None:
+    rng, batch, size, channels = data.draw(seeds), data.draw(batches), data.draw(sizes), data.draw(small)
+    window: Pair = data.draw(windows)
     height, width = window if isinstance(window, tuple) else (window, window)
     rows, columns = st.integers(0, height - 1), st.integers(0, width - 1)
     explicit = st.tuples(rows, columns) | st.tuples(st.tuples(rows, rows), st.tuples(columns, columns))
-    padding = data.draw(st.just("same") | st.just("valid") | explicit)
+    padding: Padding = data.draw(st.sampled_from(WORDS) | explicit)
     settings_of = {"count_padding": data.draw(st.booleans())} if pooling is AvgPool else {}
     layer = pooling(window, data.draw(st.none() | strides), padding, **settings_of)
     check_gradients(layer, apart(rng, (batch, *larger_than(window, size), channels)), rng)
@@ -127,20 +167,22 @@ def test_pooling_over_windows(pooling, data):
 @pytest.mark.parametrize("layer", [GlobalAvgPool(), Flatten()], ids=repr)
 @twenty
 @given(rng=seeds, batch=batches, shape=leading, channels=small)
-def test_what_gives_up_axes(layer, rng, batch, shape, channels):
+def test_layers_that_remove_axes(
+    layer: StatelessLayer, rng: Generator, batch: int, shape: tuple[int, ...], channels: int
+) -> None:
     check_gradients(layer, rng.standard_normal((batch, *shape, 2, channels)), rng)
 
 
 @pytest.mark.parametrize("layer", [ReLU(), ReLU6(), Sigmoid(), Tanh(), GELU(), GELU(approximate=True)], ids=repr)
 @twenty
 @given(rng=seeds, batch=batches, shape=leading, spread=st.sampled_from([1, 5]))
-def test_activations(layer, rng, batch, shape, spread):
+def test_activations(layer: Activation, rng: Generator, batch: int, shape: tuple[int, ...], spread: int) -> None:
     check_gradients(layer, spread * apart(rng, (batch, *shape, 3)), rng)
 
 
 @twenty
 @given(seeds, batches, st.integers(2, 4), small, st.booleans())
-def test_sequential_and_residual(rng, batch, size, channels, projects):
+def test_sequential_and_residual(rng: Generator, batch: int, size: int, channels: int, projects: bool) -> None:
     filters = channels + 1 if projects else channels
     body = Sequential([Conv2D(filters, bias=False), BatchNorm(epsilon=0.1), Tanh(), Dropout(0.3), Conv2D(filters)])
     shortcut = Conv2D(filters, window=1, bias=False) if projects else Identity()
@@ -151,7 +193,7 @@ def test_sequential_and_residual(rng, batch, size, channels, projects):
 @pytest.mark.parametrize("join", [Add(), Concat()], ids=repr)
 @twenty
 @given(rng=seeds, batch=batches, shape=leading, units=st.lists(small, min_size=1, max_size=3))
-def test_parallel(join, rng, batch, shape, units):
+def test_parallel(join: Merge, rng: Generator, batch: int, shape: tuple[int, ...], units: list[int]) -> None:
     branches = [Sequential([Dense(units[0] if join == Add() else each), Sigmoid()]) for each in units]
     check_gradients(Parallel(branches, join), rng.standard_normal((batch, *shape, 3)), rng)
 
@@ -161,23 +203,23 @@ def test_parallel(join, rng, batch, shape, units):
 )
 @twenty
 @given(rng=seeds, batch=batches, length=small)
-def test_an_embedding_comes_first_and_has_no_dx(words, rng, batch, length):
+def test_an_embedding_comes_first_and_has_no_dx(words: Layer, rng: Generator, batch: int, length: int) -> None:
     net = Sequential({"words": words, "flat": Flatten(), "head": Dense(2)})
     check_gradients(net, rng.integers(0, 5, (batch, length)), rng)
 
 
 @twenty
 @given(seeds, batches, leading)
-def test_column(rng, batch, shape):
+def test_column(rng: Generator, batch: int, shape: tuple[int, ...]) -> None:
     check_gradients(Column(), rng.standard_normal((batch, *shape)), rng)
 
 
 @pytest.mark.parametrize("join", [Add(), Concat()], ids=repr)
 @twenty
 @given(rng=seeds, batch=batches, rows=st.lists(small, min_size=1, max_size=3), width=small)
-def test_features_by_name(join, rng, batch, rows, width):
-    features = {f"category{i}": rng.integers(0, each, batch) for i, each in enumerate(rows)}
-    branches = {f"category{i}": Embedding(each, width) for i, each in enumerate(rows)}
+def test_features_by_name(join: Merge, rng: Generator, batch: int, rows: list[int], width: int) -> None:
+    features: dict[str, np.ndarray] = {f"category{i}": rng.integers(0, each, batch) for i, each in enumerate(rows)}
+    branches: dict[str, Layer] = {f"category{i}": Embedding(each, width) for i, each in enumerate(rows)}
     features["number"] = rng.standard_normal(batch)
     branches["number"] = Sequential([Column(), Dense(width)])
     net = Sequential({"features": ByFeature(branches, join), "head": Dense(2)})
@@ -186,14 +228,14 @@ def test_features_by_name(join, rng, batch, rows, width):
 
 @twenty
 @given(seeds, batches, st.integers(1, 7), small)
-def test_crossed_features(rng, batch, rows, width):
+def test_crossed_features(rng: Generator, batch: int, rows: int, width: int) -> None:
     features = {name: rng.integers(0, 5, batch) for name in "ab"}
     check_gradients(Sequential([FeatureCross("a", "b", rows), Embedding(rows, width)]), features, rng)
 
 
 @settings(max_examples=20, derandomize=True)  # ReLU: periodically a step would cross where its slope jumps
 @given(seeds, st.integers(1, 5), st.lists(small, max_size=2), small, st.booleans())
-def test_wide_and_deep(rng, batch, hidden, classes, crosses):
+def test_wide_and_deep(rng: Generator, batch: int, hidden: list[int], classes: int, crosses: bool) -> None:
     net = wide_deep(
         {"a": 3, "b": 4}, ["n"], [("a", "b")] if crosses else [], classes=classes, hidden=hidden, cross_rows=5
     )
@@ -203,6 +245,6 @@ def test_wide_and_deep(rng, batch, hidden, classes, crosses):
 
 @twenty
 @given(seeds, batches, small, small)
-def test_frozen_between_layers_that_learn(rng, batch, inputs, units):
+def test_frozen_between_layers_that_learn(rng: Generator, batch: int, inputs: int, units: int) -> None:
     still = Frozen(Sequential([Dense(units), BatchNorm(epsilon=0.1), Tanh(), Dropout(0.5)]), input_gradient=True)
     check_gradients(Sequential([Dense(units), still, Dense(2)]), rng.standard_normal((batch, inputs)), rng)

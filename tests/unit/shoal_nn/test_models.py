@@ -4,8 +4,10 @@ import inspect
 import math
 import re
 import shlex
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,11 +19,13 @@ from shoal_nn import (
     AreaUnderCurve,
     Dense,
     Frozen,
+    Parallel,
     TrainingContext,
     programs,
     sigmoid_cross_entropy,
     softmax_cross_entropy,
 )
+from shoal_nn.containers import Sequential
 from shoal_nn.models import frozen, mlp, mobilenet_v2, resnet, small_cnn, wide_deep, with_head
 from shoal_nn.programs import image_classifier, wide_and_deep
 from shoal_worker.programs import load_program
@@ -44,14 +48,14 @@ SMALL = {
 
 
 @pytest.mark.parametrize(("model", "size", "parameters"), PUBLISHED)
-def test_models_have_as_many_parameters_as_were_published(model, size, parameters):
+def test_models_have_as_many_parameters_as_were_published(model: Sequential, size: int, parameters: int) -> None:
     variables = model.variables((size, size, 3))
     assert sum(math.prod(it.shape) for it in variables.values() if it.trainable) == parameters
     assert model.output_shape((size, size, 3)) == (1000,)
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_step_has_a_gradient_for_each_parameter_and_moves_each_statistic(name):
+def test_a_step_has_a_gradient_for_each_parameter_and_moves_each_statistic(name: str) -> None:
     model, shape = SMALL[name]
     params, state = model.init(np.random.default_rng(1), shape)
     x = np.random.default_rng(2).normal(size=(4, *shape)).astype(np.float32)
@@ -71,50 +75,50 @@ def test_a_step_has_a_gradient_for_each_parameter_and_moves_each_statistic(name)
 
 
 @pytest.fixture(scope="module")
-def documented():
+def documented() -> dict[str, Any]:
     """What the docs' programs define, one after the other."""
-    names = {}
+    names: dict[str, Any] = {}
     for program in re.findall(r"^```python\n(.*?)^```", DOCS.read_text(), re.MULTILINE | re.DOTALL):
         exec(program, names)
     return names
 
 
-def trained(program, values, steps):
-    """Values after some steps, and the accuracy at each."""
-    variables, accuracy = program.variables(), []
+def train(program: Any, values: Mapping[str, np.ndarray], steps: int) -> tuple[dict[str, np.ndarray], list[float]]:
+    """Takes some steps; returns the values after them, and the accuracy at each."""
+    variables, accuracy, values = program.variables(), [], dict(values)
     assert variables.keys() == values.keys()
     for step in range(steps):
         given = program.loss_and_gradients(values, program.batch(np.arange(256)), seed=step)
         assert given.gradients.keys() == {name for name, it in variables.items() if it.trainable}
         moved = {name: values[name] - 0.1 * gradient for name, gradient in given.gradients.items()}
-        values = {**values, **moved, **given.updates}
+        values |= {**moved, **given.updates}
         accuracy.append(given.metrics["accuracy"])
     return values, accuracy
 
 
-def begun(net, shape):
+def begun(net: Sequential, shape: tuple[int, int, int]) -> dict[str, np.ndarray]:
     params, state = net.init(np.random.default_rng(0), shape)
     return {**params, **state}
 
 
-def test_the_program_of_the_docs_learns(documented):
-    program = documented["Shapes"](images=256)
-    assert isinstance(program, shoal.program.RandomProgram)
-    _, accuracy = trained(program, begun(program.net, (8, 8, 1)), 40)
+def test_the_program_of_the_docs_learns(documented: dict[str, Any]) -> None:
+    shapes = documented["Shapes"](images=256)
+    assert isinstance(shapes, shoal.program.RandomProgram)
+    _, accuracy = train(shapes, begun(documented["Shapes"](images=256).net, (8, 8, 1)), 40)
     assert accuracy[0] < 0.8
     assert accuracy[-1] > 0.9
 
 
-def test_the_fine_tuning_of_the_docs_learns(documented):
+def test_the_fine_tuning_of_the_docs_learns(documented: dict[str, Any]) -> None:
     whole = documented["Shapes"](images=256)
-    learned, _ = trained(whole, begun(whole.net, (8, 8, 1)), 40)
+    learned, _ = train(whole, begun(whole.net, (8, 8, 1)), 40)
     head, everything = (documented["FineTuned"](256, head_only=only) for only in (True, False))
     beginning = begun(head.net, (8, 8, 1))
     restored = {name: learned.get(name, value) for name, value in beginning.items()}
-    tuned, accuracy = trained(head, restored, 20)
+    tuned, accuracy = train(head, restored, 20)
     assert accuracy[-1] > 0.9
     assert {name for name in tuned if (tuned[name] != restored[name]).any()} == {"new_head/kernel", "new_head/bias"}
-    further, accuracy = trained(everything, tuned, 10)
+    further, accuracy = train(everything, tuned, 10)
     assert accuracy[-1] > 0.9
     assert all((further[name] != tuned[name]).any() for name in tuned)
 
@@ -122,28 +126,29 @@ def test_the_fine_tuning_of_the_docs_learns(documented):
 DATA = {"format": "npz", "held_out_share": 0.25}
 
 
-def test_the_jobs_of_the_docs_fine_tune_a_model(documented, tmp_path):
+def test_the_jobs_of_the_docs_fine_tune_a_model(documented: dict[str, Any], tmp_path: Path) -> None:
     whole, head_only, everything = (documented[name] for name in ("whole", "head_only", "everything"))
     for name, classes, job in (("a", 10, whole), ("b", 37, head_only), ("b", 37, everything)):
         path = tmp_path / f"{name}.npz"
         np.savez(path, images=np.zeros((8, 32, 32, 3), np.uint8), labels=np.arange(8) + classes - 8)
         program = load_program(job.program, {**job.settings, **DATA, "data": str(path)})
         assert isinstance(program, shoal.program.EvaluatedProgram)
-        kept = {name for name, it in program.variables().items() if not it.trainable and "/bn/" not in name}
+        variables: Mapping[str, Any] = program.variables()
+        kept = {name for name, it in variables.items() if not it.trainable and "/bn/" not in name}
         assert bool(kept) == (job is head_only)
         assert job.partial_restore == (job is not whole)
     assert (head_only.restore, everything.restore) == (f"{whole.name}/best", f"{head_only.name}/best")
 
 
 @pytest.mark.parametrize("factory", [image_classifier, wide_and_deep])
-def test_the_docs_have_every_setting_of_a_program(factory):
+def test_the_docs_have_every_setting_of_a_program(factory: Callable[..., Any]) -> None:
     text = DOCS.read_text()
     [_, table, *_] = text.split(f"| of `{factory.__name__}` |")
     rows = re.findall(r"^\| (`.*?`) \|", table.split("\n\n")[0], re.MULTILINE)
     assert re.findall("`([a-z_]+)`", " ".join(rows)) == [*inspect.signature(factory).parameters]
 
 
-def test_the_docs_command_lines_fit_the_programs():
+def test_the_docs_command_lines_fit_the_programs() -> None:
     lines = re.findall(r"^shoal (submit shoal_nn\.programs:.*?[^\\])$", DOCS.read_text(), re.MULTILINE | re.DOTALL)
     assert len(lines) == 2
     for line in lines:
@@ -159,7 +164,7 @@ class TestFineTuning:
     WHOLE = mobilenet_v2(10, 0.35, stem_strides=1)
     SHAPE = (8, 8, 3)
 
-    def test_what_was_trained_fits_by_name_shape_and_dtype(self):
+    def test_trained_variables_match_by_name_shape_and_dtype(self) -> None:
         tuned = frozen(with_head(self.WHOLE, Dense(4), "new_head"), until="new_head").variables(self.SHAPE)
         trained = self.WHOLE.variables(self.SHAPE)
         both = tuned.keys() & trained.keys()
@@ -171,7 +176,7 @@ class TestFineTuning:
         assert {name for name in tuned if tuned[name].trainable} == tuned.keys() - both
 
     @pytest.mark.parametrize("until", ["head", "last"])
-    def test_a_step_brings_nothing_of_what_is_frozen_and_all_that_a_push_wants(self, until):
+    def test_a_step_gives_gradients_and_updates_of_unfrozen_parts_only(self, until: str) -> None:
         net = frozen(self.WHOLE, until)
         variables, values = net.variables(self.SHAPE), begun(net, self.SHAPE)
         x = np.random.default_rng(2).normal(size=(4, *self.SHAPE)).astype(np.float32)
@@ -182,7 +187,7 @@ class TestFineTuning:
         assert updates.keys() == {name for name, it in variables.items() if it.aggregation.name == "MEAN"}
         assert bool(updates) == (until == "last")
 
-    def test_frozen_parts_are_those_before_one(self):
+    def test_frozen_parts_are_those_before_one(self) -> None:
         net = frozen(mlp(2, (3,)), "relu0")
         assert {name: isinstance(layer, Frozen) for name, layer in net.layers} == {
             "flatten": True,
@@ -191,7 +196,7 @@ class TestFineTuning:
             "head": False,
         }
 
-    def test_a_head_takes_the_last_part_s_place(self):
+    def test_a_head_takes_the_last_part_s_place(self) -> None:
         assert with_head(mlp(2), Dense(3)).layers == mlp(3).layers
         assert [name for name, _ in with_head(resnet(18), Dense(3), "digits").layers][-2:] == ["avgpool", "digits"]
 
@@ -200,10 +205,10 @@ FEATURES = {"a": (), "b": (), "n": ()}
 
 
 class TestWideAndDeep:
-    def model(self, **settings):
+    def model(self, **settings: Any) -> Parallel:
         return wide_deep({"a": 3, "b": 4}, ["n"], [("a", "b")], hidden=[6, 5], embedding=2, cross_rows=7, **settings)
 
-    def test_has_these_variables(self):
+    def test_has_these_variables(self) -> None:
         assert {name: it.shape for name, it in self.model().variables(FEATURES).items()} == {
             "wide/features/a/table": (3, 1),
             "wide/features/b/table": (4, 1),
@@ -219,10 +224,11 @@ class TestWideAndDeep:
         }
         assert self.model(classes=3).output_shape(FEATURES) == (3,)
 
-    def test_learns_a_pair_by_its_wide_part(self):
+    def test_learns_a_pair_by_its_wide_part(self) -> None:
         rng = np.random.default_rng(0)
-        x = {"a": rng.integers(0, 3, 400), "b": rng.integers(0, 4, 400), "n": rng.normal(size=400).astype(np.float32)}
-        labels = (x["a"] == x["b"]).astype(np.float32)
+        a, b = rng.integers(0, 3, 400), rng.integers(0, 4, 400)
+        x = {"a": a, "b": b, "n": rng.normal(size=400).astype(np.float32)}
+        labels = (a == b).astype(np.float32)
         params, _ = self.model().init(rng, FEATURES)
         assert not any(params[name].any() for name in params if name.startswith("wide/"))
         for step in range(200):
@@ -234,24 +240,29 @@ class TestWideAndDeep:
             }
         assert AreaUnderCurve.of(logits, labels).value() > 0.95
 
-    def test_names_a_feature_that_is_missing(self):
+    def test_names_a_feature_that_is_missing(self) -> None:
         says = r"layer 'wide/features' \(ByFeature\) got .*\{b: \(\), n: \(\)\}, but needs .* missing: a;"
         with pytest.raises(shoal.InvalidShape, match=says):
             self.model().variables({"b": (), "n": ()})
 
-    def test_of_the_docs_has_as_many_parameters_as_they_say(self, documented):
+    def test_of_the_docs_has_as_many_parameters_as_they_say(self, documented: dict[str, Any]) -> None:
         count = sum(math.prod(it.shape) for it in documented["variables"].values())
-        assert f"These are {count:,} parameters" in DOCS.read_text()
+        assert f"This model has {count:,} parameters" in DOCS.read_text()
 
 
-def test_the_docs_have_the_counts():
+def test_the_docs_have_the_counts() -> None:
     for _, _, parameters in PUBLISHED:
         assert f"{parameters:,}" in DOCS.read_text()
 
 
-def test_a_head_is_the_only_part_that_depends_on_the_classes():
+def test_a_head_is_the_only_part_that_depends_on_the_classes() -> None:
     few, many = (mobilenet_v2(classes, 0.35).variables((32, 32, 3)) for classes in (10, 100))
     assert {name for name in few if few[name] != many[name]} == {"head/kernel", "head/bias"}
+
+
+# The same functions, for models of a wrong type.
+any_frozen: Callable[..., Any] = frozen
+any_with_head: Callable[..., Any] = with_head
 
 
 @pytest.mark.parametrize(
@@ -264,10 +275,10 @@ def test_a_head_is_the_only_part_that_depends_on_the_classes():
         lambda: wide_deep({"a": 3}, crosses=[("a", "b")]),
         lambda: frozen(mlp(2), "body"),
         lambda: with_head(mlp(2), Dense(2), "hidden0"),
-        lambda: frozen(wide_deep({"sex": 2}), "deep"),
-        lambda: with_head(wide_deep({"sex": 2}), Dense(2)),
+        lambda: any_frozen(wide_deep({"sex": 2}), "deep"),
+        lambda: any_with_head(wide_deep({"sex": 2}), Dense(2)),
     ],
 )
-def test_models_that_there_are_not(wrong):
+def test_unknown_models_and_parts_are_refused(wrong: Callable[[], Any]) -> None:
     with pytest.raises(shoal.InvalidLayer):
         wrong()

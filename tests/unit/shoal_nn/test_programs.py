@@ -2,6 +2,9 @@
 
 import gzip
 import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,25 +34,25 @@ LABELS = np.arange(40) % 4
 
 
 @pytest.fixture(scope="module")
-def npz(tmp_path_factory):
+def npz(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("npz") / "train.npz"
     np.savez(path, images=IMAGES, labels=LABELS)
     return str(path)
 
 
-def small(npz, model="mlp", **settings):
+def small(npz: str, model: str = "mlp", **settings: Any) -> Supervised:
     return image_classifier(npz, "npz", model, **{"classes": 4, **settings})
 
 
 # Formats.
 
 
-def idx(array):
+def idx(array: np.ndarray) -> bytes:
     head = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
     return head + array.astype(np.uint8).tobytes()
 
 
-def mnist(folder, packed):
+def mnist(folder: Path, packed: bool) -> str:
     for part, count in (("train", 12), ("t10k", 5)):
         for kind, array in (("images-idx3", IMAGES[:count, ..., 0]), ("labels-idx1", LABELS[:count])):
             content = idx(array)
@@ -58,15 +61,16 @@ def mnist(folder, packed):
     return str(folder)
 
 
-def cifar(folder):
+def cifar(folder: Path) -> str:
     (folder / "batches.meta.txt").write_text("a\nb\nc\n\n")
     for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
         images = RNG.integers(0, 256, (4, 3072), np.uint8)
-        (folder / f"{name}.bin").write_bytes(np.column_stack([np.uint8([0, 1, 2, 1]), images]).tobytes())
+        labels = np.array([[0], [1], [2], [1]], np.uint8)
+        (folder / f"{name}.bin").write_bytes(np.concatenate([labels, images], axis=1).tobytes())
     return str(folder)
 
 
-def pictures(folder, part, classes=("ant", "bee"), each=6):
+def pictures(folder: Path, part: str, classes: tuple[str, ...] = ("ant", "bee"), each: int = 6) -> str:
     for label, name in enumerate(classes):
         for number in range(each):
             path = folder / part / name / f"{number}.png"
@@ -75,7 +79,7 @@ def pictures(folder, part, classes=("ant", "bee"), each=6):
     return str(folder)
 
 
-def fits(program, shape, training, judging):
+def check_program(program: Supervised, shape: tuple[int, int, int], training: int, judging: int) -> None:
     """The program has these samples, and takes a step and an evaluation."""
     assert (program.shape, len(program.dataset), len(program.held_out)) == (shape, training, judging)
     values = begun(program)
@@ -88,23 +92,23 @@ def fits(program, shape, training, judging):
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
-def test_idx(tmp_path, packed):
-    fits(image_classifier(mnist(tmp_path, packed), "idx", "mlp"), (8, 8, 1), 12, 5)
+def test_idx(tmp_path: Path, packed: bool) -> None:
+    check_program(image_classifier(mnist(tmp_path, packed), "idx", "mlp"), (8, 8, 1), 12, 5)
 
 
-def test_cifar10(tmp_path):
-    fits(image_classifier(cifar(tmp_path), "cifar10", "mlp", 3), (32, 32, 3), 20, 4)
-    fits(image_classifier(str(tmp_path), "cifar10", "mlp", 3, size=8), (8, 8, 3), 20, 4)
+def test_cifar10(tmp_path: Path) -> None:
+    check_program(image_classifier(cifar(tmp_path), "cifar10", "mlp", 3), (32, 32, 3), 20, 4)
+    check_program(image_classifier(str(tmp_path), "cifar10", "mlp", 3, size=8), (8, 8, 3), 20, 4)
 
 
-def test_folders(tmp_path):
-    fits(
+def test_folders(tmp_path: Path) -> None:
+    check_program(
         image_classifier(pictures(tmp_path, "train"), "folder", "mlp", 2, size=8, held_out_share=0.25), (8, 8, 3), 9, 3
     )
-    fits(image_classifier(pictures(tmp_path, "test", each=2), "folder", "mlp", 2, size=8), (8, 8, 3), 12, 4)
+    check_program(image_classifier(pictures(tmp_path, "test", each=2), "folder", "mlp", 2, size=8), (8, 8, 3), 12, 4)
 
 
-def test_folders_whose_first_image_cannot_be_read(tmp_path, capfd):
+def test_folders_whose_first_image_cannot_be_read(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train/ant").mkdir(parents=True)
     (tmp_path / "train/ant/0.png").write_text("no image")
     pictures(tmp_path, "train", each=3)
@@ -116,19 +120,19 @@ def test_folders_whose_first_image_cannot_be_read(tmp_path, capfd):
     assert "ant/0.png" in told
 
 
-def test_npz(npz, tmp_path):
-    fits(small(npz), (8, 8, 3), 36, 4)
-    fits(small(npz, size=6, held_out_share=0.5), (6, 6, 3), 20, 20)
+def test_npz(npz: str, tmp_path: Path) -> None:
+    check_program(small(npz), (8, 8, 3), 36, 4)
+    check_program(small(npz, size=6, held_out_share=0.5), (6, 6, 3), 20, 20)
     np.savez(tmp_path / "grey.npz", images=IMAGES[..., 0] / np.float32(255), labels=LABELS.astype(np.uint8))
-    fits(small(str(tmp_path / "grey.npz")), (8, 8, 1), 36, 4)
+    check_program(small(str(tmp_path / "grey.npz")), (8, 8, 1), 36, 4)
 
 
-def test_images_are_held_out_of_those_to_train_on_where_a_share_is_given(tmp_path):
+def test_images_are_held_out_of_those_to_train_on_where_a_share_is_given(tmp_path: Path) -> None:
     """Then those to test on are left for the end."""
-    fits(image_classifier(mnist(tmp_path, False), "idx", "mlp", held_out_share=0.25), (8, 8, 1), 9, 3)
+    check_program(image_classifier(mnist(tmp_path, False), "idx", "mlp", held_out_share=0.25), (8, 8, 1), 9, 3)
 
 
-def test_a_home_s_path_is_understood(npz, monkeypatch):
+def test_a_home_s_path_is_understood(npz: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, name = npz.rsplit("/", 1)
     monkeypatch.setenv("HOME", folder)
     assert len(small(f"~/{name}").dataset) == 36
@@ -136,7 +140,7 @@ def test_a_home_s_path_is_understood(npz, monkeypatch):
 
 # Models.
 
-TINY = {
+TINY: dict[str, dict[str, Any]] = {
     "resnet18": {"options": {"small_images": True}},
     "resnet34": {"options": {"small_images": True}},
     "resnet50": {"options": {"small_images": True}},
@@ -145,7 +149,7 @@ TINY = {
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_every_model_takes_a_step(npz, model):
+def test_every_model_takes_a_step(npz: str, model: str) -> None:
     program = small(npz, model, **TINY.get(model, {}))
     step = stepped(program, begun(program))
     assert np.isfinite(step.loss)
@@ -153,7 +157,7 @@ def test_every_model_takes_a_step(npz, model):
     assert all(np.isfinite(gradient).all() for gradient in step.gradients.values())
 
 
-def test_options_are_the_model_s(npz):
+def test_options_are_the_model_s(npz: str) -> None:
     assert begun(small(npz, options={"hidden": [5]}))["head/kernel"].shape == (5, 4)
 
 
@@ -189,7 +193,7 @@ def test_options_are_the_model_s(npz):
         ({"format": "folder"}, "needs a size"),
     ],
 )
-def test_settings_that_there_are_not(npz, settings, said):
+def test_unknown_settings_are_refused(npz: str, settings: dict[str, Any], said: str) -> None:
     with pytest.raises(errors.ProgramError, match=said):
         image_classifier(**{"data": npz, "format": "npz", "model": "mlp", "classes": 4, **settings})
 
@@ -211,7 +215,9 @@ def test_settings_that_there_are_not(npz, settings, said):
         ({"model": "small_cnn", "size": 1}, errors.InvalidShape, "layer 'pool1'"),
     ],
 )
-def test_values_that_make_no_sense(npz, settings, error, said):
+def test_invalid_values_are_refused(
+    npz: str, settings: dict[str, Any], error: type[shoal.ShoalError], said: str
+) -> None:
     with pytest.raises(error, match=said):
         image_classifier(**{"data": npz, "format": "npz", "model": "mlp", "classes": 4, **settings})
 
@@ -226,20 +232,20 @@ def test_values_that_make_no_sense(npz, settings, error, said):
         ({"images": np.full((4, 8, 8), np.nan), "labels": LABELS[:4]}, "up to nan"),
     ],
 )
-def test_npz_files_of_something_else(tmp_path, arrays, said):
+def test_npz_files_with_other_arrays_are_refused(tmp_path: Path, arrays: Mapping[str, Any], said: str) -> None:
     np.savez(tmp_path / "file.npz", **arrays)
     with pytest.raises(errors.InvalidData, match=said):
         small(str(tmp_path / "file.npz"))
 
 
-def test_floats_above_1_after_a_black_image_are_met_as_they_are_read(tmp_path):
+def test_floats_above_1_after_a_black_image_are_refused_when_they_are_read(tmp_path: Path) -> None:
     np.savez(tmp_path / "file.npz", images=np.arange(40.0)[:, None, None] * np.ones((1, 8, 8)), labels=LABELS)
     program = small(str(tmp_path / "file.npz"))
     with pytest.raises(errors.InvalidData, match=r"up to .*divide them by 255"):
         program.dataset.batch(np.arange(36), seed=0)
 
 
-def test_an_array_that_is_no_npz_file(tmp_path):
+def test_an_array_that_is_no_npz_file(tmp_path: Path) -> None:
     np.save(tmp_path / "images.npy", IMAGES)
     with pytest.raises(
         errors.InvalidData, match="must have the arrays images and labels, but has one array without a name"
@@ -247,7 +253,7 @@ def test_an_array_that_is_no_npz_file(tmp_path):
         small(str(tmp_path / "images.npy"))
 
 
-def test_folders_of_other_classes(tmp_path):
+def test_folders_of_other_classes(tmp_path: Path) -> None:
     path = pictures(tmp_path, "train", ("ant", "bee", "cat"))
     with pytest.raises(errors.ProgramError, match=r"has 3 classes, but the model has 10; set classes=3"):
         image_classifier(path, "folder", "mlp", size=8)
@@ -268,18 +274,18 @@ def test_folders_of_other_classes(tmp_path):
         (np.eye(4, dtype=int)[LABELS], r"labels are int64 of shape \(40, 4\)"),
     ],
 )
-def test_labels_that_the_model_has_no_class_for_are_met_as_they_are_read(tmp_path, labels, said):
+def test_labels_without_a_class_are_refused_when_they_are_read(tmp_path: Path, labels: np.ndarray, said: str) -> None:
     np.savez(tmp_path / "file.npz", images=IMAGES, labels=labels)
     program = small(str(tmp_path / "file.npz"), held_out_share=0.5)
-    for read in (lambda: program.dataset.batch(np.arange(20), seed=0), lambda: program.held_out.batch(np.arange(20))):
+    for part, how in ((program.dataset, {"seed": 0}), (program.held_out, {})):
         with pytest.raises(errors.InvalidData, match=said.replace("40", "20")):
-            read()
+            part.batch(np.arange(20), **how)
 
 
 # Augmentation.
 
 
-def test_images_to_train_on_change_by_the_epoch_and_those_held_out_do_not(npz):
+def test_images_to_train_on_change_by_the_epoch_and_those_held_out_do_not(npz: str) -> None:
     program = small(npz, augment="flip, crop", mean=[0.1, 0.2, 0.3], std=0.5)
     numbers = np.arange(36)
     one, again, other = (program.dataset.batch(numbers, seed=seed)[0] for seed in (1, 1, 2))
@@ -302,8 +308,8 @@ def test_images_to_train_on_change_by_the_epoch_and_those_held_out_do_not(npz):
 # Fine-tuning.
 
 
-def test_what_is_frozen_has_the_names_that_a_partial_restore_matches(npz):
-    settings = {"model": "mobilenet_v2", "options": {"width": 0.35}}
+def test_frozen_variables_keep_the_names_that_a_partial_restore_matches(npz: str) -> None:
+    settings: dict[str, Any] = {"model": "mobilenet_v2", "options": {"width": 0.35}}
     whole = small(npz, **settings).variables()
     program = small(npz, **settings, head="digits", train_from="digits")
     tuned = program.variables()
@@ -321,13 +327,13 @@ def test_what_is_frozen_has_the_names_that_a_partial_restore_matches(npz):
 # Precision.
 
 
-def apart(found, wanted):
+def apart(found: np.ndarray, wanted: np.ndarray) -> np.float32:
     """By their lengths: where ReLU or a maximum is decided the other way, single numbers differ wholly."""
     return np.linalg.norm(found - wanted) / np.linalg.norm(wanted)
 
 
 @pytest.mark.parametrize(("precision", "near"), [("float64", 1e-5), ("bfloat16", 0.2), ("float16", 0.05)])
-def test_halves_and_doubles_give_about_what_float32_gives(npz, precision, near):
+def test_other_precisions_are_close_to_float32(npz: str, precision: str, near: float) -> None:
     plain, other = (
         small(npz, "small_cnn", options={"dropout": 0}),
         small(npz, "small_cnn", options={"dropout": 0}, precision=precision),
@@ -341,19 +347,22 @@ def test_halves_and_doubles_give_about_what_float32_gives(npz, precision, near):
 
 
 @pytest.mark.parametrize(("precision", "one_by_one"), [("float32", True), ("float16", False)])
-def test_on_a_gpu_gradients_come_one_by_one(npz, monkeypatch, precision, one_by_one):
+def test_on_a_gpu_gradients_come_one_by_one(
+    npz: str, monkeypatch: pytest.MonkeyPatch, precision: str, one_by_one: bool
+) -> None:
     program = small(npz, precision=precision)
     values, batch = begun(program), program.dataset.batch(np.arange(8), seed=7)
     wanted = program.loss_and_gradients(values, batch, seed=3)
     monkeypatch.setattr(supervised, "namespace_of", lambda _: "cupy")
     found = program.loss_and_gradients(values, batch, seed=3)
     assert isinstance(found.gradients, dict) is not one_by_one
+    expected = dict(wanted.gradients)
     for name, gradient in dict(found.gradients).items():
-        np.testing.assert_array_equal(gradient, wanted.gradients[name])
+        np.testing.assert_array_equal(gradient, expected[name])
     assert dict(found.updates).keys() == dict(wanted.updates).keys()
 
 
-def test_float16_passes_by_what_overflows_and_finds_a_scale_that_does_not(npz):
+def test_float16_skips_overflowing_steps_until_the_scale_fits(npz: str) -> None:
     program = small(npz, precision="float16")
     values = begun(program)
     values["head/kernel"] = values["head/kernel"] * 1000  # so large that 2^15 of what goes back through it overflow
@@ -371,7 +380,7 @@ def test_float16_passes_by_what_overflows_and_finds_a_scale_that_does_not(npz):
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])
-def test_it_learns(tmp_path, precision):
+def test_it_learns(tmp_path: Path, precision: str) -> None:
     program = small(bright(tmp_path / "bright.npz"), "mlp", classes=2, augment=["flip"], precision=precision)
     before = shoal.evaluate(program, begun(program))
     after = shoal.evaluate(program, trained(program, 60, 0.02))
@@ -379,7 +388,7 @@ def test_it_learns(tmp_path, precision):
     assert after["accuracy"] > 0.9 > before["accuracy"]
 
 
-def test_figures_are_of_the_whole_set_whatever_its_batches_are(npz):
+def test_metrics_cover_the_whole_set_for_any_batch_size(npz: str) -> None:
     program = small(npz, held_out_share=0.5, top=3)
     values = begun(program)
     x, labels = program.held_out.batch(np.arange(20))
@@ -403,25 +412,26 @@ class Drawn:
 
     prefetch = 0
 
-    def __len__(self):
+    def __len__(self) -> int:
         return 6
 
-    def batch(self, indices, *, seed):
+    def batch(self, indices: np.ndarray, *, seed: int) -> tuple[np.ndarray, np.ndarray]:
         return np.full((len(indices), 2), seed, np.float32), np.zeros(len(indices), int)
 
 
-def test_a_data_set_is_read_as_it_says_itself():
+def test_a_data_set_is_read_as_it_says_itself() -> None:
     net = Sequential({"head": Dense(2)})
-    program = Supervised(net, (2,), Drawn(), Drawn(), MulticlassClassification())
+    drawn: Any = Drawn()  # the protocol has no seed: it is passed to data sets whose `batch` takes one
+    program = Supervised(net, (2,), drawn, drawn, MulticlassClassification())
     assert program.dataset.prefetch == 0
     assert not isinstance(program.dataset, BlockDataset)
     x, _ = program.dataset.batch(np.arange(3), seed=5)
     assert (x == 5).all()
     with pytest.raises(errors.InvalidShape, match="Dense"):
-        Supervised(net, (), Drawn(), Drawn(), MulticlassClassification())
+        Supervised(net, (), drawn, drawn, MulticlassClassification())
 
 
-def test_a_model_that_is_fed_bytes_says_so_instead_of_computing_in_them():
+def test_a_model_that_is_fed_bytes_says_so_instead_of_computing_in_them() -> None:
     data = Arrays((IMAGES, LABELS))
     program = Supervised(mlp(4), (8, 8, 3), data, data, MulticlassClassification())
     values, batch = begun(program), program.dataset.batch(np.arange(4))
@@ -430,7 +440,7 @@ def test_a_model_that_is_fed_bytes_says_so_instead_of_computing_in_them():
             use()
 
 
-def test_yes_or_no_is_judged_alike_by_columns_and_by_the_rule_of_its_loss():
+def test_yes_or_no_is_judged_alike_by_columns_and_by_the_rule_of_its_loss() -> None:
     outputs, labels = np.array([[2.0], [-1.0], [0.5]]), np.array([1, 0, 0])
     figures = BinaryClassification().metrics(outputs, labels)
     assert figures["accuracy"] == pytest.approx(2 / 3)

@@ -1,5 +1,9 @@
 """`wide_and_deep`: what it learns of a table, how it is judged, and what users hear of tables of something else."""
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -8,13 +12,14 @@ import pytest
 import shoal
 from shoal import errors
 from shoal.program import BlockDataset
+from shoal_nn import Supervised
 from shoal_nn.programs import wide_and_deep
 from support.programs.model_data import pairs
 from support.programs.model_steps import begun, stepped, trained
 
 
 @pytest.fixture(scope="module")
-def tables(tmp_path_factory):
+def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("tables")
     return {"data": pairs(folder / "train.parquet", 1000, 2), "held_out": pairs(folder / "test.parquet", 300, 3)}
 
@@ -22,12 +27,12 @@ def tables(tmp_path_factory):
 CATEGORIES = {"a": 12, "b": 12, "flag": 2}
 
 
-def wide(tables, **settings):
+def wide(tables: Mapping[str, str], **settings: Any) -> Supervised:
     wanted = {"label": "label", "categories": CATEGORIES, "numbers": ["rate"], "hidden": [4], "embedding": 2}
     return wide_and_deep(**{**tables, **wanted, **settings})
 
 
-def test_a_table_is_read_in_blocks_and_takes_a_step(tables):
+def test_a_table_is_read_in_blocks_and_takes_a_step(tables: dict[str, str]) -> None:
     program = wide(tables, numbers={"age": [50, 20], "rate": [0, 1]}, crosses=[["a", "b"]])
     assert isinstance(program.dataset, BlockDataset)
     assert program.dataset.blocks.window == 8
@@ -39,7 +44,7 @@ def test_a_table_is_read_in_blocks_and_takes_a_step(tables):
     assert float(step.loss) == pytest.approx(np.log(2), abs=0.5)
 
 
-def test_a_cross_learns_what_its_categories_alone_do_not(tables):
+def test_a_cross_learns_more_than_its_categories_alone(tables: dict[str, str]) -> None:
     settings = {"hidden": [1], "embedding": 1}  # so that its deep part does not either
     with_cross, without = wide(tables, crosses=[["a", "b"]], **settings), wide(tables, **settings)
     best, other = (shoal.evaluate(it, trained(it, 60, 4.0, batch=256))["auc"] for it in (with_cross, without))
@@ -47,7 +52,7 @@ def test_a_cross_learns_what_its_categories_alone_do_not(tables):
     assert other < 0.7
 
 
-def test_its_figures_are_of_the_whole_set(tables):
+def test_its_metrics_cover_the_whole_set(tables: dict[str, str]) -> None:
     program = wide(tables)
     values = begun(program)
     batch = program.held_out.batch(np.arange(300))
@@ -84,7 +89,9 @@ def test_its_figures_are_of_the_whole_set(tables):
         ({"label": "a"}, errors.InvalidData, "'a'.*twice"),
     ],
 )
-def test_settings_of_tables_that_make_no_sense(tables, settings, error, said):
+def test_invalid_settings_of_tables_are_refused(
+    tables: dict[str, str], settings: dict[str, Any], error: type[shoal.ShoalError], said: str
+) -> None:
     with pytest.raises(error, match=said):
         wide(tables, **settings)
 
@@ -99,7 +106,9 @@ def test_settings_of_tables_that_make_no_sense(tables, settings, error, said):
         ({"label": "name"}, "the label [xy] is neither 0 nor 1"),
     ],
 )
-def test_tables_of_something_else_are_met_as_they_are_read(tables, settings, said):
+def test_tables_with_invalid_values_are_refused_when_they_are_read(
+    tables: dict[str, str], settings: Mapping[str, str | Mapping[str, int]], said: str
+) -> None:
     program = wide(tables, **settings)
     for part, rows in ((program.dataset, 1000), (program.held_out, 300)):
         with pytest.raises(errors.InvalidData, match=said):
@@ -108,24 +117,24 @@ def test_tables_of_something_else_are_met_as_they_are_read(tables, settings, sai
             list(part.batches(iter([np.arange(rows)])))
 
 
-def lacking(path, ages):
+def lacking(path: Path, ages: Sequence[float | None]) -> dict[str, Any]:
     """A table with these ages."""
     labels = np.arange(len(ages)) % 2
     pq.write_table(pa.table({"a": labels, "label": labels, "age": pa.array(ages, pa.float64())}), path)
     return {"data": str(path), "held_out": str(path), "categories": {"a": 2}, "numbers": {"age": [30.0, 10.0]}}
 
 
-def test_nulls_are_filled_where_it_is_said_what_with(tmp_path):
+def test_nulls_need_a_fill_value(tmp_path: Path) -> None:
     table = lacking(tmp_path / "table.parquet", [20, None, 40, None])
     with pytest.raises(errors.InvalidData, match=r"column 'age' has 2 nulls among 4 values.*give fill={'age': ...}"):
         wide({}, **table).dataset.batch(np.arange(4))
     program = wide({}, **table, fill={"age": 30.0})
     for part in (program.dataset, program.held_out):
-        np.testing.assert_array_equal(part.batch(np.arange(4))["age"], np.float32([-1, 0, 1, 0]))
+        np.testing.assert_array_equal(part.batch(np.arange(4))["age"], np.array([-1, 0, 1, 0], np.float32))
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, 1e300])
-def test_numbers_that_are_not_finite_are_told_by_column_as_they_are_read(tmp_path, wrong):
+def test_numbers_that_are_not_finite_are_refused_with_their_column(tmp_path: Path, wrong: float) -> None:
     program = wide({}, **lacking(tmp_path / "table.parquet", [20, wrong, 40, wrong]))
     for part in (program.dataset, program.held_out):
         with pytest.raises(errors.InvalidData, match="column 'age' has 2 of 4 numbers that are NaN, infinite"):

@@ -8,7 +8,7 @@ from shoal_server.pools import CallPool
 from support.waiting import wait_until
 
 
-def test_calls_are_at_work_or_wait_until_they_end():
+def test_pool_counts_busy_and_queued_calls() -> None:
     gate = threading.Event()
     with CallPool(2, "calls") as pool:
         assert (pool.threads, pool.busy, pool.queued) == (2, 0, 0)
@@ -19,7 +19,7 @@ def test_calls_are_at_work_or_wait_until_they_end():
         wait_until(lambda: (pool.busy, pool.queued) == (0, 0), what="the end of all calls")
 
 
-def test_a_call_that_fails_or_is_given_up_is_over():
+def test_failed_or_cancelled_call_is_not_counted() -> None:
     gate = threading.Event()
     with CallPool(1, "calls") as pool:
         running, waiting = pool.submit(gate.wait, 20), pool.submit(int)

@@ -1,5 +1,8 @@
 """How much memory a server may use, as control groups of both versions say it."""
 
+from collections.abc import Mapping
+from pathlib import Path
+
 import pytest
 
 from shoal_server.memory_limit import memory_limit
@@ -16,7 +19,7 @@ from shoal_server.memory_limit import memory_limit
     ],
     ids=str,
 )
-def test_the_least_of_what_there_is(tmp_path, files, limit):
+def test_limit_is_the_smallest_one_found(tmp_path: Path, files: Mapping[str, str], limit: int) -> None:
     for name, text in files.items():
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
@@ -24,5 +27,5 @@ def test_the_least_of_what_there_is(tmp_path, files, limit):
     assert memory_limit(tmp_path, physical=1000) == limit
 
 
-def test_of_this_machine_it_is_more_than_nothing(tmp_path):
+def test_limit_of_this_machine_is_above_1_mib(tmp_path: Path) -> None:
     assert memory_limit(tmp_path) > 1 << 20

@@ -6,7 +6,7 @@ from shoal.status import ServerLoad
 from shoal_server.metrics import ServerMetrics
 
 
-def test_is_what_its_metrics_have_counted():
+def test_load_has_the_counts_of_the_metrics() -> None:
     metrics = ServerMetrics(CollectorRegistry())
     assert metrics.load(0) == ServerLoad()
     for seconds in (0.001, 100.0):

@@ -8,25 +8,25 @@ import pytest
 from shoal_server.stall_detector import StallDetector
 
 
-class WorkerClock:
-    def __init__(self):
+class FakeClock:
+    def __init__(self) -> None:
         self.now = 100.0
 
-    def __call__(self):
+    def __call__(self) -> float:
         return self.now
 
 
 @pytest.fixture
-def clock():
-    return WorkerClock()
+def clock() -> FakeClock:
+    return FakeClock()
 
 
 @pytest.fixture
-def stalls(clock):
+def stalls(clock: FakeClock) -> StallDetector:
     return StallDetector(30.0, clock)
 
 
-def test_only_what_waits_too_long_is_ended(stalls, clock):
+def test_only_stalled_waits_are_ended(stalls: StallDetector, clock: FakeClock) -> None:
     ended = []
     with stalls.waiting(lambda: ended.append("old")):
         clock.now += 20
@@ -39,24 +39,24 @@ def test_only_what_waits_too_long_is_ended(stalls, clock):
     assert stalls.end() == 0
 
 
-def test_each_move_begins_anew(stalls, clock):
+def test_each_wait_has_its_own_deadline(stalls: StallDetector, clock: FakeClock) -> None:
     for _ in range(10):
         with stalls.waiting(pytest.fail):
             clock.now += 29
             assert stalls.end() == 0
 
 
-def test_who_fails_while_it_waits_is_forgotten(stalls, clock):
+def test_failed_wait_is_not_ended_later(stalls: StallDetector, clock: FakeClock) -> None:
     with pytest.raises(OSError), stalls.waiting(pytest.fail):
         raise OSError
     clock.now += 100
     assert stalls.end() == 0
 
 
-def test_the_end_comes_from_another_thread(stalls, clock):
+def test_the_end_comes_from_another_thread(stalls: StallDetector, clock: FakeClock) -> None:
     begun, ended = threading.Event(), threading.Event()
 
-    def waits():
+    def waits() -> bool:
         with stalls.waiting(ended.set):
             begun.set()
             return ended.wait(20)

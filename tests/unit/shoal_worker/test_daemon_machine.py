@@ -1,5 +1,8 @@
 """What a worker's daemon decides to run: by sample, and over drawn histories."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,52 +47,52 @@ def registered(*events: Event) -> AssignmentMachine:
     return machine
 
 
-def test_work_is_started_once():
+def test_work_is_started_once() -> None:
     machine = registered()
     assert fed(machine, Assigned(A)) == [StartTrainer(A)]
     assert fed(machine, Assigned(A)) == []
 
 
-def test_work_that_is_done_is_finished_and_not_started_again():
+def test_work_that_is_done_is_finished_and_not_started_again() -> None:
     machine = registered(Assigned(A))
     assert fed(machine, DONE) == [Finish("")]
     assert fed(machine, Assigned(A)) == []
     assert fed(machine, Assigned(None), Assigned(B)) == [StartTrainer(B)]
 
 
-def test_a_new_assignment_of_the_same_job_starts_anew():
+def test_a_new_assignment_of_the_same_job_starts_a_new_trainer() -> None:
     machine = registered(Assigned(A), DONE)
     again = AssignedJob("a", 5, 1)
     assert fed(machine, Assigned(again)) == [StartTrainer(again)]
 
 
-def test_an_error_is_told():
+def test_an_error_is_reported_to_the_coordinator() -> None:
     machine = registered(Assigned(A))
     assert fed(machine, TrainerEnded(0, TrainerOutcome("ValueError"), progressed=True)) == [Finish("ValueError")]
 
 
-def test_other_work_waits_until_the_old_trainer_is_gone():
+def test_other_work_waits_until_the_old_trainer_is_gone() -> None:
     machine = registered(Assigned(A))
     assert fed(machine, Assigned(B)) == [StopTrainer()]
     assert fed(machine, Assigned(B)) == []
     assert fed(machine, TrainerEnded(-15, None, progressed=True)) == [StartTrainer(B)]
 
 
-def test_work_that_is_taken_back_is_stopped_and_nobody_told():
+def test_withdrawn_work_is_stopped_without_a_report() -> None:
     machine = registered(Assigned(A))
     assert fed(machine, Assigned(None)) == [StopTrainer()]
     assert fed(machine, TrainerEnded(-15, None, progressed=True)) == []
     assert fed(machine, Assigned(A)) == [StartTrainer(A)]
 
 
-def test_a_job_that_is_over_is_stopped():
+def test_a_job_that_is_over_is_stopped() -> None:
     machine = registered(Assigned(A))
     assert fed(machine, JobOver(A)) == [StopTrainer()]
     assert fed(machine, TrainerEnded(0, TrainerOutcome(), progressed=True)) == []
     assert fed(machine, Assigned(A)) == []
 
 
-def test_a_killed_trainer_means_a_new_life():
+def test_a_killed_trainer_means_a_new_life() -> None:
     machine = registered(Assigned(A))
     assert fed(machine, KILLED) == [Renew("the trainer was killed by SIGKILL")]
     assert fed(machine, Assigned(A)) == []  # an answer that was under way
@@ -97,11 +100,11 @@ def test_a_killed_trainer_means_a_new_life():
     assert fed(machine, IncarnationChanged(2), Assigned(again)) == [StartTrainer(again)]
 
 
-def test_an_answer_to_an_earlier_life_starts_nothing():
+def test_an_answer_to_an_earlier_life_starts_nothing() -> None:
     assert fed(registered(), IncarnationChanged(2), Assigned(A)) == []
 
 
-def test_a_program_that_always_kills_its_process_fails_its_job():
+def test_a_program_that_always_kills_its_process_fails_its_job() -> None:
     machine = registered()
     for life in (1, 2):
         assigned = AssignedJob("a", life, life)
@@ -112,27 +115,27 @@ def test_a_program_that_always_kills_its_process_fails_its_job():
     assert "3 times in a row" in finish.error
 
 
-def test_deaths_after_progress_never_add_up():
+def test_deaths_after_progress_never_add_up() -> None:
     machine = registered()
     for life in range(1, 10):
         fed(machine, IncarnationChanged(life), Assigned(AssignedJob("a", life, life)))
         assert fed(machine, TrainerEnded(-9, None, progressed=True)) == [Renew("the trainer was killed by SIGKILL")]
 
 
-def test_a_fenced_trainer_has_not_finished():
+def test_a_fenced_trainer_has_not_finished() -> None:
     machine = registered(Assigned(A))
     [renew] = fed(machine, TrainerEnded(0, TrainerOutcome("not admitted", fenced=True), progressed=True))
     assert renew == Renew("the trainer cannot continue: not admitted")
 
 
-def test_an_exit_without_a_word_fails_the_job():
+def test_an_exit_without_a_word_fails_the_job() -> None:
     machine = registered(Assigned(A))
     [finish] = fed(machine, TrainerEnded(3, None, progressed=False))
     assert isinstance(finish, Finish)
     assert "exit status 3" in finish.error
 
 
-def test_being_declared_dead_ends_what_runs():
+def test_being_declared_dead_stops_the_trainer() -> None:
     machine = registered(Assigned(A))
     assert fed(machine, IncarnationChanged(2)) == [StopTrainer()]
     again = AssignedJob("a", 2, 2)
@@ -140,7 +143,7 @@ def test_being_declared_dead_ends_what_runs():
     assert fed(machine, TrainerEnded(-15, None, progressed=True)) == [StartTrainer(again)]
 
 
-def test_closing_waits_for_the_trainer_to_go():
+def test_closing_waits_for_the_trainer_to_go() -> None:
     machine = registered(Assigned(A))
     assert fed(machine, StopRequested()) == [StopTrainer()]
     assert not machine.done
@@ -149,7 +152,7 @@ def test_closing_waits_for_the_trainer_to_go():
     assert machine.done
 
 
-def test_leaving_lets_the_trainer_finish_its_batch():
+def test_leaving_lets_the_trainer_finish_its_batch() -> None:
     machine = registered(Assigned(A))
     assert fed(machine, StopAfterBatchRequested()) == [StopTrainerAfterBatch()]
     assert fed(machine, StopAfterBatchRequested(), Assigned(A)) == []
@@ -160,30 +163,30 @@ def test_leaving_lets_the_trainer_finish_its_batch():
     assert fed(machine, Assigned(B)) == []
 
 
-def test_leaving_without_work_is_done_at_once():
+def test_leaving_without_work_is_done_at_once() -> None:
     machine = registered()
     assert fed(machine, StopAfterBatchRequested()) == []
     assert machine.done
 
 
-def test_a_trainer_that_is_finished_as_its_daemon_leaves_has_finished():
+def test_a_trainer_that_is_finished_as_its_daemon_leaves_has_finished() -> None:
     machine = registered(Assigned(A), StopAfterBatchRequested())
     assert fed(machine, DONE) == [Finish("")]
 
 
-def test_a_trainer_that_dies_as_its_daemon_leaves_is_no_reason_for_a_new_life():
+def test_a_trainer_that_dies_as_its_daemon_leaves_is_no_reason_for_a_new_life() -> None:
     machine = registered(Assigned(A), StopAfterBatchRequested())
     assert fed(machine, KILLED) == [Leave(None)]
 
 
-def test_leaving_ends_at_once_when_there_is_no_more_time():
+def test_leaving_ends_at_once_when_there_is_no_more_time() -> None:
     machine = registered(Assigned(A), StopAfterBatchRequested())
     assert fed(machine, StopRequested()) == [StopTrainer()]
     assert fed(machine, TrainerEnded(-15, None, progressed=True)) == []
     assert machine.done
 
 
-def test_work_that_is_taken_back_meanwhile_is_stopped():
+def test_work_that_is_taken_back_meanwhile_is_stopped() -> None:
     machine = registered(Assigned(A), StopAfterBatchRequested())
     assert fed(machine, Assigned(B)) == [StopTrainer()]
     assert fed(machine, TrainerEnded(-15, None, progressed=True)) == []
@@ -208,7 +211,7 @@ events = st.one_of(
 
 
 @given(st.lists(events, max_size=30))
-def test_there_is_never_more_than_one_trainer_and_each_is_stopped_once(history):
+def test_there_is_never_more_than_one_trainer_and_each_is_stopped_once(history: Sequence[Any]) -> None:
     machine = AssignmentMachine()
     running, stops = False, 0
     for event in history:

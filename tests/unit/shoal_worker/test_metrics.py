@@ -8,7 +8,7 @@ from shoal_worker.messages import TrainerReport, decode, encode
 from shoal_worker.metrics import WorkerMetrics
 
 
-def test_memory_of_the_device_is_shown_while_a_trainer_has_some():
+def test_memory_of_the_device_is_shown_while_a_trainer_has_some() -> None:
     registry = CollectorRegistry()
     metrics = WorkerMetrics(registry, "cuda:0 Fake")
 
@@ -26,7 +26,7 @@ def test_memory_of_the_device_is_shown_while_a_trainer_has_some():
     assert shown() == {"used": None, "pool": None, "limit": None}
 
 
-def test_retries_are_the_trainers_and_the_daemons_own():
+def test_retries_are_the_trainers_and_the_daemons_own() -> None:
     registry, own = CollectorRegistry(), Retries()
     metrics = WorkerMetrics(registry, "cpu", own)
 
@@ -44,7 +44,7 @@ def test_retries_are_the_trainers_and_the_daemons_own():
     assert shown() == {"coordinator": 4, "server": 3}
 
 
-def test_trainers_are_counted_while_they_run():
+def test_trainers_are_counted_while_they_run() -> None:
     registry = CollectorRegistry()
     metrics = WorkerMetrics(registry, "cpu")
     shown = [registry.get_sample_value("shoal_worker_trainers")]

@@ -2,6 +2,7 @@
 
 import importlib
 import itertools
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ def regressor(*, depth):
 
 
 @pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
     """Writes a module and gives its name, a new one each time."""
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -52,30 +53,30 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return write
 
 
-def test_a_program_is_loaded_with_its_settings(module):
+def test_a_program_is_loaded_with_its_settings(module: Callable[[str], str]) -> None:
     program = load_program(f"{module(_GOOD)}:classifier", {"hidden": 7})
     assert isinstance(program, Program)
     assert isinstance(program.dataset, Dataset)
     assert program.variables()["w"].shape == (7,)
 
 
-def test_a_program_without_data_says_so(module):
+def test_a_program_without_data_says_so(module: Callable[[str], str]) -> None:
     name = module(_GOOD + "\nGood.dataset = None\n")
     assert load_program(f"{name}:classifier", {}).dataset is None
 
 
 @pytest.mark.parametrize("reference", ["digits", "digits:", ":mlp", ""])
-def test_a_reference_names_a_module_and_a_factory(reference):
+def test_a_reference_names_a_module_and_a_factory(reference: str) -> None:
     with pytest.raises(errors.ProgramError, match=r"package\.module:factory"):
         load_program(reference, {})
 
 
-def test_a_missing_module_is_named_with_where_it_was_searched_for():
+def test_a_missing_module_is_named_with_where_it_was_searched_for() -> None:
     with pytest.raises(errors.ProgramError, match=r"No module named 'no_such_place'[\s\S]*--path"):
         load_program("no_such_place.models:mlp", {})
 
 
-def test_a_module_that_raises_shows_the_programs_frames_only(module):
+def test_a_module_that_raises_shows_the_programs_frames_only(module: Callable[[str], str]) -> None:
     name = module("def broken():\n    return 1 / 0\n\nbroken()\n")
     with pytest.raises(errors.ProgramError) as raised:
         load_program(f"{name}:mlp", {})
@@ -88,22 +89,22 @@ def test_a_module_that_raises_shows_the_programs_frames_only(module):
     assert "--path" not in message
 
 
-def test_a_syntax_error_shows_the_line(module):
+def test_a_syntax_error_shows_the_line(module: Callable[[str], str]) -> None:
     with pytest.raises(errors.ProgramError, match=r"SyntaxError[\s\S]*def ]"):
         load_program(f"{module('def ]')}:mlp", {})
 
 
-def test_a_module_that_exits_is_an_error_too(module):
+def test_a_module_that_exits_is_an_error_too(module: Callable[[str], str]) -> None:
     with pytest.raises(errors.ProgramError, match="SystemExit: 3"):
         load_program(f"{module('raise SystemExit(3)')}:mlp", {})
 
 
-def test_an_unknown_factory_lists_names_that_are_near(module):
+def test_an_unknown_factory_lists_names_that_are_near(module: Callable[[str], str]) -> None:
     with pytest.raises(errors.ProgramError, match=r"has no clasifier; did you mean classifier\?"):
         load_program(f"{module(_GOOD)}:clasifier", {})
 
 
-def test_a_factory_that_is_no_function(module):
+def test_a_factory_that_is_no_function(module: Callable[[str], str]) -> None:
     with pytest.raises(errors.ProgramError, match="mlp must be a function, not int"):
         load_program(f"{module('mlp = 3')}:mlp", {})
 
@@ -119,12 +120,14 @@ def test_a_factory_that_is_no_function(module):
         ("regressor", {}, r"missing a required argument: 'depth'.*the settings are none"),
     ],
 )
-def test_settings_that_do_not_fit_show_the_signature(module, factory, settings, said):
+def test_settings_that_do_not_fit_show_the_signature(
+    module: Callable[[str], str], factory: str, settings: Mapping[str, int], said: str
+) -> None:
     with pytest.raises(errors.ProgramError, match=said):
         load_program(f"{module(_GOOD)}:{factory}", settings)
 
 
-def test_a_factory_that_raises(module):
+def test_a_factory_that_raises(module: Callable[[str], str]) -> None:
     name = module("def mlp():\n    raise OSError('no data here')\n")
     with pytest.raises(errors.ProgramError, match=r"the factory raised OSError: no data here[\s\S]*in mlp"):
         load_program(f"{name}:mlp", {})
@@ -143,17 +146,17 @@ def test_a_factory_that_raises(module):
         ),
     ],
 )
-def test_what_the_factory_returns_must_be_a_program(module, body, said):
+def test_a_factory_must_return_a_program(module: Callable[[str], str], body: str, said: str) -> None:
     name = module(f"class mlp:\n    {body}\n")
     with pytest.raises(errors.ProgramError, match=said):
         load_program(f"{name}:mlp", {})
 
 
-def test_blame_keeps_the_cause():
-    def inner():
+def test_blame_keeps_the_cause() -> None:
+    def inner() -> None:
         raise KeyError("w")
 
-    def outer():
+    def outer() -> None:
         try:
             inner()
         except KeyError as error:
@@ -166,6 +169,6 @@ def test_blame_keeps_the_cause():
         outer()
 
 
-def test_a_step_has_no_updates_unless_given():
+def test_a_step_has_no_updates_unless_given() -> None:
     step = StepOutput(1.0, {})
     assert (step.updates, step.metrics) == ({}, {})

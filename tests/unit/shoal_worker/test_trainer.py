@@ -1,6 +1,8 @@
 """What a trainer says of its end. Whole trainers run in the tests of clusters."""
 
 import os
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -8,28 +10,28 @@ from shoal import errors
 from shoal._wire.cursor import Cursor
 from shoal_worker import trainer
 from shoal_worker.messages import LEAVE, Instructions, TrainerOutcome, decode, encode
-from shoal_worker.trainer import _read_line, log_failure, outcome_of
+from shoal_worker.trainer import log_failure, outcome_of, read_line
 
 
-def raising(error: Exception):
-    def run() -> None:
+def raising(error: Exception) -> Callable[[], TrainerOutcome]:
+    def run() -> TrainerOutcome:
         raise error
 
     return run
 
 
-def test_a_failure_is_in_the_log_with_its_traceback(capfd):
+def test_a_failure_is_in_the_log_with_its_traceback(capfd: pytest.CaptureFixture[str]) -> None:
     log_failure(outcome_of(raising(errors.ProgramError("program a:b raised\nTraceback: \ud800"))))
     assert capfd.readouterr().err == "PROGRAM_ERROR: program a:b raised\nTraceback: ?\n"
 
 
 @pytest.mark.parametrize("outcome", [TrainerOutcome(), TrainerOutcome("another life goes on", fenced=True)])
-def test_what_is_no_failure_of_the_jobs_is_not(capfd, outcome):
+def test_other_outcomes_are_not_logged(capfd: pytest.CaptureFixture[str], outcome: TrainerOutcome) -> None:
     log_failure(outcome)
     assert capfd.readouterr().err == ""
 
 
-def test_an_outcome_survives_the_way_to_the_daemon():
+def test_an_outcome_survives_the_way_to_the_daemon() -> None:
     for outcome in (
         TrainerOutcome(),
         TrainerOutcome("no", fenced=True),
@@ -39,10 +41,10 @@ def test_an_outcome_survives_the_way_to_the_daemon():
         assert decode(encode(outcome)) == outcome
 
 
-def test_a_trainer_takes_the_device_that_it_is_told_with_its_limit(monkeypatch):
+def test_a_trainer_takes_the_device_and_limit_of_its_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def choose(*wish):
+    def choose(*wish: Any) -> None:
         asked.append(wish)
         raise errors.DeviceUnavailable("not here")
 
@@ -53,15 +55,15 @@ def test_a_trainer_takes_the_device_that_it_is_told_with_its_limit(monkeypatch):
     assert asked == [("cuda:1", 0.5)]
 
 
-def test_a_word_that_comes_with_the_instructions_is_heard():
+def test_a_command_that_comes_with_the_instructions_is_read() -> None:
     reading, writing = os.pipe()
     os.write(writing, b"{}\n" + LEAVE)
-    assert _read_line(reading) == (b"{}", LEAVE)
+    assert read_line(reading) == (b"{}", LEAVE)
     os.close(reading)
     os.close(writing)
 
 
-def test_words_of_the_daemon_are_understood_however_they_come():
+def test_commands_of_the_daemon_may_come_in_pieces() -> None:
     words = trainer.DaemonMessages()
     for piece in (b"stop_af", b"ter_batch\nle", b"ave"):
         words.take(piece)

@@ -87,27 +87,27 @@ def sealed(text: bytes) -> bytes:
 
 
 def signed(**fields: Any) -> bytes:
-    return manifests._signed({"format": "shoal-checkpoint", "schema": manifests.VERSION, **fields})
+    return sealed(json.dumps({"format": "shoal-checkpoint", "schema": manifests.VERSION, **fields}).encode())
 
 
 @pytest.mark.parametrize(
     "text",
     [b"", b"{}", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"format": "shoal-checkpoint"}', signed(), signed(files=3)],
 )
-def test_what_is_no_manifest_is_refused(text: bytes) -> None:
+def test_text_that_is_not_a_manifest_is_refused(text: bytes) -> None:
     with pytest.raises(errors.CorruptCheckpoint):
         Manifest.from_bytes(text, "m")
 
 
 def test_a_manifest_of_a_later_shoal_is_refused_by_name() -> None:
-    text = signed(schema=3, writer="9.0", more="fields")
-    with pytest.raises(errors.IncompatibleCheckpoint, match=r"schema 3.*up to 2.*9\.0"):
+    text = signed(schema=4, writer="9.0", more="fields")
+    with pytest.raises(errors.IncompatibleCheckpoint, match=r"schema 4.*up to 3.*9\.0"):
         Manifest.from_bytes(text, "m")
 
 
-def test_a_later_shoal_may_lay_its_manifest_out_in_another_way() -> None:
-    text = sealed(b'{"writer":"9.0","schema":3,"step":1e400,"format":"shoal-checkpoint", "caf\\u00e9" : [ ] , "sum":3}')
-    with pytest.raises(errors.IncompatibleCheckpoint, match=r"schema 3.*9\.0"):
+def test_manifest_of_a_later_version_may_have_another_layout() -> None:
+    text = sealed(b'{"writer":"9.0","schema":4,"step":1e400,"format":"shoal-checkpoint", "caf\\u00e9" : [ ] , "sum":3}')
+    with pytest.raises(errors.IncompatibleCheckpoint, match=r"schema 4.*9\.0"):
         Manifest.from_bytes(text, "m")
     for at in range(len(text)):
         with pytest.raises(errors.CorruptCheckpoint):
@@ -117,15 +117,16 @@ def test_a_later_shoal_may_lay_its_manifest_out_in_another_way() -> None:
 @pytest.mark.parametrize(
     "text", [b'{"format":"other","schema":1}', b'{"format":"shoal-checkpoint","schema":"1"}', b'{"schema":2}', b"{]}"]
 )
-def test_what_is_sealed_and_no_manifest_is_damaged(text: bytes) -> None:
+def test_sealed_text_that_is_not_a_manifest_is_damaged(text: bytes) -> None:
     with pytest.raises(errors.CorruptCheckpoint, match="m is damaged: it is not a manifest"):
         Manifest.from_bytes(sealed(text), "m")
 
 
-def test_a_manifest_of_the_version_before_is_read() -> None:
+@pytest.mark.parametrize(("schema", "unknown"), [(1, {"evaluation"}), (2, set())])
+def test_a_manifest_of_an_earlier_version_is_read(schema: int, unknown: set[str]) -> None:
     written = manifest(spec={"name": "digits"}, progress={"loss": 0.5})
-    record = {name: value for name, value in asdict(written).items() if name != "evaluation"}
-    assert Manifest.from_bytes(signed(**{**record, "schema": 1}), "m") == written
+    record = {name: value for name, value in asdict(written).items() if name not in unknown}
+    assert Manifest.from_bytes(signed(**{**record, "schema": schema}), "m") == written
 
 
 # Checkpoints.
@@ -147,7 +148,7 @@ def test_a_checkpoint_is_there_when_its_manifest_is(catalogue: Catalogue) -> Non
         catalogue.manifest("digits", 3)
 
 
-def test_what_writers_left_torn_is_swept_and_nothing_else(catalogue: Catalogue, tmp_path: Path) -> None:
+def test_sweep_removes_only_incomplete_checkpoints(catalogue: Catalogue, tmp_path: Path) -> None:
     save(catalogue, "digits", 1)
     for number in (2, 3):
         catalogue.folder.write((*path_of("digits", number), "shard-0.safetensors"), [b"torn"])
@@ -178,7 +179,7 @@ def test_a_damaged_checkpoint_is_skipped_for_an_older_one(catalogue: Catalogue, 
     assert older == first
 
 
-def test_those_of_best_evaluations_are_found_newest_first(catalogue: Catalogue, tmp_path: Path) -> None:
+def test_best_checkpoints_are_found_newest_first(catalogue: Catalogue, tmp_path: Path) -> None:
     first, second = (save(catalogue, "digits", number, evaluation={"number": f"{number}"}) for number in (1, 2))
     for number in (3, 4):
         save(catalogue, "digits", number)
@@ -203,7 +204,7 @@ def test_a_file_of_tensors_that_is_damaged_fails_the_check(catalogue: Catalogue,
         catalogue.verify(saved)
 
 
-def test_a_checkpoint_that_was_renamed_or_copied_says_so(catalogue: Catalogue, tmp_path: Path) -> None:
+def test_renamed_or_copied_checkpoint_raises_an_error(catalogue: Catalogue, tmp_path: Path) -> None:
     save(catalogue, "digits", 1)
     (tmp_path / "digits" / "00000001").rename(tmp_path / "digits" / "00000002")
     with pytest.raises(errors.CorruptCheckpoint, match="copied or renamed"):
@@ -220,12 +221,12 @@ def test_a_huge_manifest_is_not_read(catalogue: Catalogue, tmp_path: Path, monke
 def test_manifests_are_json_for_people(catalogue: Catalogue, tmp_path: Path) -> None:
     save(catalogue, "digits", 1)
     record = json.loads((tmp_path / "digits" / "00000001" / "manifest.json").read_text())
-    assert (record["format"], record["schema"], record["step"]) == ("shoal-checkpoint", 2, 7)
+    assert (record["format"], record["schema"], record["step"]) == ("shoal-checkpoint", 3, 7)
 
 
 @pytest.mark.parametrize(
     ("keep_last", "keep_every", "gone"),
     [(1, 0, [1, 2, 3, 4, 5]), (3, 0, [1, 2, 3]), (9, 0, []), (2, 3, [1, 2, 4]), (0, 0, [1, 2, 3, 4, 5])],
 )
-def test_what_is_kept(keep_last: int, keep_every: int, gone: list[int]) -> None:
+def test_retention_keeps_the_newest_and_every_nth(keep_last: int, keep_every: int, gone: list[int]) -> None:
     assert expired_numbers([3, 1, 2, 6, 5, 4], keep_last=keep_last, keep_every=keep_every) == gone

@@ -19,9 +19,9 @@ from shoal._checkpoint.local_storage import LocalStorage
 from shoal._checkpoint.manifest import FILE, Manifest
 from shoal._checkpoint.slices import SavedVariables, tensor_name
 from shoal._checkpoint.tensor_files import write_tensors
-from support import forms
+from support import run_lengths
 
-pytestmark = pytest.mark.timeout(forms.size(120, 1200))
+pytestmark = pytest.mark.timeout(run_lengths.size(120, 1200))
 
 EVERY = 4096
 ROWS, COLUMNS = 1200, 1000  # two shards of more than one block each, of 4 MiB
@@ -74,7 +74,7 @@ def used(catalogue: Catalogue, use: Callable[[Catalogue, Manifest], None]) -> in
     return 0
 
 
-def used_instead(catalogue: Catalogue, what: str) -> float:
+def assert_previous_is_used(catalogue: Catalogue, what: str) -> float:
     """Seconds until the one before is used, by who checks and by who restores; the slower of the two."""
     took = []
     for use in (check, restore):
@@ -126,28 +126,28 @@ def test_a_checkpoint_cut_short_anywhere_is_not_used(catalogue: Catalogue, root:
     ]
     assert len({file for file, _ in places}) == 3
     assert sum(file.name == FILE for file, _ in places) > 1
-    chosen = random.Random(SEED).sample(places, min(len(places), forms.runs(40, len(places))))
-    with forms.tally("corrupt_checkpoint", len(chosen), UNIT) as tally:
+    chosen = random.Random(SEED).sample(places, min(len(places), run_lengths.runs(40, len(places))))
+    with run_lengths.count_runs("corrupt_checkpoint", len(chosen), UNIT) as counted:
         for file, size in chosen:
             with cut_short(file, size):
-                tally.passes(used_instead(catalogue, f"{file.name} cut short at {size}"))
+                counted.passes(assert_previous_is_used(catalogue, f"{file.name} cut short at {size}"))
     print(f"{len(chosen)} of {len(chosen)} truncations found, of {len(places)} places")
 
 
-def test_a_checkpoint_with_another_bit_is_not_used(catalogue: Catalogue, root: Path) -> None:
+def test_checkpoint_with_a_flipped_bit_is_not_used(catalogue: Catalogue, root: Path) -> None:
     files = sorted((root / "digits" / "00000002").iterdir())
     chance = random.Random(SEED)
-    count = forms.runs(60, 1000)
-    with forms.tally("corrupt_checkpoint", count, UNIT) as tally:
+    count = run_lengths.runs(60, 1000)
+    with run_lengths.count_runs("corrupt_checkpoint", count, UNIT) as counted:
         for number in range(count):
             # A third in manifests and the beginnings of files, which are few of the bytes and all of the structure.
             file = files[number % len(files)]
             size = file.stat().st_size
             bit = chance.randrange(8 * (min(size, EVERY) if number % 9 < 3 else size))
             flip(file, bit)
-            took = used_instead(catalogue, f"bit {bit} of {file.name}")
+            took = assert_previous_is_used(catalogue, f"bit {bit} of {file.name}")
             flip(file, bit)
-            tally.passes(took)
+            counted.passes(took)
     print(f"{count} of {count} flipped bits found")
 
 

@@ -41,7 +41,7 @@ def is_direct(descriptor: int) -> bool:
 
 @pytest.mark.parametrize("piece", [777, BLOCK, 10 * BLOCK])
 @pytest.mark.parametrize("size", SIZES)
-def test_what_is_read_is_what_was_written(descriptor: int, tmp_path: Path, size: int, piece: int) -> None:
+def test_written_file_is_read_unchanged(descriptor: int, tmp_path: Path, size: int, piece: int) -> None:
     data = content(size)
     direct_io.write_file(descriptor, [b"", *cut(data, piece), b""])
     assert (tmp_path / "file").read_bytes() == data
@@ -75,7 +75,7 @@ def test_a_file_system_without_direct_writes(
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         return set_flags(opened, command, argument)
 
-    def no_write(opened: int, data: np.ndarray, start: int) -> int:
+    def no_write(opened: int, data: memoryview, start: int) -> int:
         if is_direct(opened):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         return write(opened, data, start)
@@ -88,9 +88,7 @@ def test_a_file_system_without_direct_writes(
     assert not is_direct(descriptor)
 
 
-def test_writes_that_the_kernel_takes_in_part_go_on(
-    descriptor: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_partial_writes_are_continued(descriptor: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda opened, data, start: write(opened, data[: max(1, len(data) // 3)], start))
     data = content(SIZES[-1])
@@ -105,7 +103,7 @@ def test_a_write_that_fails_is_an_error(
 ) -> None:
     write, written = os.pwrite, 0
 
-    def failing(opened: int, data: np.ndarray, start: int) -> int:
+    def failing(opened: int, data: memoryview, start: int) -> int:
         nonlocal written
         if written >= after:
             raise OSError(number, os.strerror(number))

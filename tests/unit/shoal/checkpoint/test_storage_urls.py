@@ -23,7 +23,7 @@ def files(root: Path) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
 
 
-def test_a_file_is_there_once_it_is_written(tmp_path: Path) -> None:
+def test_file_exists_once_it_is_written(tmp_path: Path) -> None:
     folder = LocalStorage(tmp_path / "new" / "root")
     assert folder.names([]) == []
     folder.write(["job", "00000001", "a.bin"], [b"ab", memoryview(b"cd"), b""])
@@ -34,7 +34,7 @@ def test_a_file_is_there_once_it_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", ["pieces", "pwrite", "fsync", "rename"])
-def test_a_file_that_could_not_be_written_leaves_nothing_and_the_last_one(
+def test_failed_write_leaves_no_temporary_file_and_keeps_the_last_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     folder = LocalStorage(tmp_path)
@@ -72,7 +72,7 @@ def test_other_errors_of_the_writer_pass_through_and_leave_nothing(tmp_path: Pat
 @pytest.mark.parametrize(
     "name", ["..", ".", "", "a/b", "/etc", "a\0b", ".hidden", ".tmp-1", "a" * 256, "-x", "ü", "a\n", "a b"]
 )
-def test_names_that_could_lead_elsewhere_are_refused(tmp_path: Path, name: str) -> None:
+def test_names_outside_the_folder_are_refused(tmp_path: Path, name: str) -> None:
     folder = LocalStorage(tmp_path / "root")
     for use in (
         lambda: folder.write([name], [b""]),
@@ -113,7 +113,7 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     assert folder.names([]) == ["job"]
 
 
-def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
+def test_path_that_is_not_a_file_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     for name in ("pipe", "folder"):
@@ -121,7 +121,7 @@ def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
             LocalStorage(tmp_path).open([name]).__enter__()
 
 
-def test_what_is_not_there_is_said_so_or_no_error(tmp_path: Path) -> None:
+def test_missing_path_is_reported_or_ignored(tmp_path: Path) -> None:
     folder = LocalStorage(tmp_path / "root")
     with pytest.raises(errors.UnknownCheckpoint, match="there is no"):
         folder.open(["job", "a"]).__enter__()
@@ -132,7 +132,7 @@ def test_what_is_not_there_is_said_so_or_no_error(tmp_path: Path) -> None:
     assert folder.names([]) == []
 
 
-def test_a_folder_that_cannot_be_written_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_folder_raises_an_error_with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As another user than root, whom nothing is forbidden."""
 
     def forbidden(*_: object, **__: object) -> None:

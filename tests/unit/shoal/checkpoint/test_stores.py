@@ -47,7 +47,7 @@ def whole_bucket(s3: str) -> ObjectStore:
 def bucket(whole_bucket: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     """A folder of its own for each test, over one client: to make one takes botocore a third of a second."""
     with monkeypatch.context() as patch:
-        patch.setattr(object_store, "_system", lambda *_: whole_bucket._system)
+        patch.setattr(object_store, "_system", lambda *_: whole_bucket.file_system)
         return ObjectStore(f"{whole_bucket.url}/{uuid.uuid4().hex}")
 
 
@@ -58,16 +58,21 @@ def read(folder: CheckpointStorage, *path: str) -> bytes:
         return bytes(text)
 
 
+def root_of(bucket: ObjectStore) -> str:
+    """The bucket's name, and the prefix in it."""
+    return bucket.url.removeprefix("s3://")
+
+
 def uploads(bucket: ObjectStore) -> list[Any]:
     """The uploads that are neither complete nor abandoned."""
-    found: list[Any] = bucket._system.list_multipart_uploads(bucket._root.partition("/")[0])
+    found: list[Any] = bucket.file_system.list_multipart_uploads(root_of(bucket).partition("/")[0])
     return found
 
 
 # All of them.
 
 
-def test_a_file_is_there_once_it_is_written(folder: CheckpointStorage) -> None:
+def test_file_exists_once_it_is_written(folder: CheckpointStorage) -> None:
     assert folder.names([]) == folder.names(["job"]) == folder.holding(["job"], "a.bin") == []
     folder.write(["job", "00000001", "a.bin"], [b"ab", memoryview(b"cd"), b"", bytearray(b"e")])
     assert read(folder, "job", "00000001", "a.bin") == b"abcde"
@@ -115,7 +120,7 @@ def test_folders_that_hold_a_name_are_found(folder: CheckpointStorage) -> None:
     assert folder.names(["j", "m"]) == []
 
 
-def test_what_is_removed_is_gone_and_nothing_else(folder: CheckpointStorage) -> None:
+def test_remove_deletes_only_the_named_path(folder: CheckpointStorage) -> None:
     for path in (["job", "1", "a"], ["job", "1", "b"], ["job", "1", "deep", "c"], ["job", "10", "a"], ["job2", "a"]):
         folder.write(path, [b"x"])
     folder.remove(["job", "1", "a"])
@@ -128,7 +133,7 @@ def test_what_is_removed_is_gone_and_nothing_else(folder: CheckpointStorage) -> 
     folder.remove(["job", "1", "a"])
 
 
-def test_what_is_not_there_is_unknown_and_a_folder_is_no_file(folder: CheckpointStorage) -> None:
+def test_missing_file_is_unknown_and_folder_is_not_a_file(folder: CheckpointStorage) -> None:
     folder.write(["job", "a"], [b"x"])
     for path in (["b"], ["job", "b"], ["jo"]):
         with pytest.raises(errors.UnknownCheckpoint, match="there is no"):
@@ -138,7 +143,7 @@ def test_what_is_not_there_is_unknown_and_a_folder_is_no_file(folder: Checkpoint
 
 
 @pytest.mark.parametrize("name", ["..", ".", "", "a/b", "/etc", "a\0b", ".tmp-1", "a" * 256, "ü", "a\n", "a*", "a?b"])
-def test_names_that_could_lead_elsewhere_are_refused(folder: CheckpointStorage, name: str) -> None:
+def test_names_outside_the_folder_are_refused(folder: CheckpointStorage, name: str) -> None:
     uses: Sequence[Callable[[], Any]] = (
         lambda: folder.write([name], [b""]),
         lambda: folder.write([name, "a"], [b""]),
@@ -155,7 +160,7 @@ def test_names_that_could_lead_elsewhere_are_refused(folder: CheckpointStorage, 
 
 
 @pytest.mark.parametrize("pieces", [0, 1, 5])
-def test_a_writer_that_fails_leaves_what_was_there(
+def test_failed_write_keeps_the_previous_file(
     folder: CheckpointStorage, pieces: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(object_store, "PART_BYTES", 5 * MIB)  # so that parts of it are uploaded by then
@@ -177,7 +182,7 @@ def test_a_writer_that_fails_leaves_what_was_there(
     if folder.url.startswith("s3"):
         assert isinstance(folder, ObjectStore)
         assert uploads(folder) == []
-        assert len(folder._system.find(folder._root)) == 1
+        assert len(folder.file_system.find(root_of(folder))) == 1
     folder.write(["job", "b"], [b"after"])
     assert read(folder, "job", "b") == b"after"
 
@@ -249,21 +254,24 @@ def test_a_damaged_checkpoint_is_not_read(folder: CheckpointStorage) -> None:
 # Object stores.
 
 
-def test_one_listing_a_job(bucket: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_are_found_with_one_listing_each(bucket: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     catalogue = Catalogue(bucket)
     for job in ("digits", "other"):
         for number in range(1, 6):
             save(catalogue, number, np.ones((10, 6), np.float32), job)
-    listed: list[Sequence[str]] = []
-    real = bucket._below
+    listed: list[str] = []
 
-    def below(path: Sequence[str], *rest: Any, **more: Any) -> list[str]:
-        listed.append(path)
-        return real(path, *rest, **more)
+    def spy(listing: Callable[..., list[str]]) -> Callable[..., list[str]]:
+        def list_below(path: str, **options: Any) -> list[str]:
+            listed.append(path.removeprefix(root_of(bucket)))
+            return listing(path, **options)
 
-    monkeypatch.setattr(bucket, "_below", below)
+        return list_below
+
+    for name in ("ls", "find"):
+        monkeypatch.setattr(bucket.file_system, name, spy(getattr(bucket.file_system, name)))
     assert catalogue.jobs() == ["digits", "other"]
-    assert listed == [(), ("digits",), ("other",)]
+    assert listed == ["", "/digits", "/other"]
 
 
 def test_blocks_of_an_object_are_read_side_by_side(bucket: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +280,7 @@ def test_blocks_of_an_object_are_read_side_by_side(bucket: ObjectStore, monkeypa
     x = np.arange(5000, dtype=np.float32)
     entry = write_tensors(bucket, ["f.safetensors"], *of({"x": x}))
     together = threading.Barrier(4)
-    real = bucket._system.cat_file
+    real = bucket.file_system.cat_file
 
     def side_by_side(path: str, start: int, end: int) -> Any:
         if 4096 <= start < 8192:
@@ -280,7 +288,7 @@ def test_blocks_of_an_object_are_read_side_by_side(bucket: ObjectStore, monkeypa
         return real(path, start=start, end=end)
 
     with open_tensors(bucket, ["f.safetensors"], entry) as reader:
-        monkeypatch.setattr(bucket._system, "cat_file", side_by_side)
+        monkeypatch.setattr(bucket.file_system, "cat_file", side_by_side)
         reader.verify()
         target = np.empty_like(x)
         reader.fill([reader.place("x", target)])
@@ -292,7 +300,7 @@ def test_blocks_of_an_object_are_read_side_by_side(bucket: ObjectStore, monkeypa
         reader.verify()
 
 
-def test_what_others_write_is_seen_at_once(bucket: ObjectStore) -> None:
+def test_writes_of_another_client_are_visible_at_once(bucket: ObjectStore) -> None:
     other = ObjectStore(bucket.url)
     assert bucket.names(["job"]) == []
     other.write(["job", "a"], [b"1"])
@@ -307,7 +315,7 @@ def test_an_upload_that_the_store_breaks_off_leaves_nothing(
     bucket: ObjectStore, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     monkeypatch.setattr(object_store, "PART_BYTES", 5 * MIB)
-    calls = bucket._system.call_s3
+    calls = bucket.file_system.call_s3
     bucket.write(["job", "a"], [b"before"])
 
     def broken(method: str, *rest: Any, **more: Any) -> Any:
@@ -315,7 +323,7 @@ def test_an_upload_that_the_store_breaks_off_leaves_nothing(
             raise OSError(5, "the disks of the store are on fire")
         return calls(method, *rest, **more)
 
-    monkeypatch.setattr(bucket._system, "call_s3", broken)
+    monkeypatch.setattr(bucket.file_system, "call_s3", broken)
     text = b"after" if at == "put_object" else bytes(12 * MIB)
     with pytest.raises(errors.StorageFailed, match=r"/job/a could not be written: .*on fire; check the network"):
         bucket.write(["job", "a"], [text])
@@ -326,7 +334,7 @@ def test_an_upload_that_the_store_breaks_off_leaves_nothing(
 
 
 def test_the_commands_take_a_url(bucket: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_store, "_system", lambda *_: bucket._system)
+    monkeypatch.setattr(object_store, "_system", lambda *_: bucket.file_system)
     url = bucket.url
     kernel = np.arange(60, dtype=np.float32).reshape(10, 6)
     save(Catalogue(open_storage(url)), 1, kernel)
@@ -342,7 +350,7 @@ def test_the_commands_take_a_url(bucket: ObjectStore, tmp_path: Path, monkeypatc
     assert np.array_equal(Checkpoints(url).read("tuned")["dense/kernel"], kernel)
 
 
-def test_a_bucket_that_is_not_there_says_so(s3: str) -> None:
+def test_missing_bucket_raises_an_error_with_advice(s3: str) -> None:
     store = ObjectStore("s3://no-such-bucket/x")
     for use in (lambda: store.write(["a"], [b""]), lambda: store.names([]), lambda: store.holding(["a"], "b")):
         with pytest.raises(errors.StorageFailed, match="create the bucket, or choose another"):
@@ -351,7 +359,7 @@ def test_a_bucket_that_is_not_there_says_so(s3: str) -> None:
         store.open(["a"]).__enter__()
 
 
-def test_without_credentials_it_says_what_to_do(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_raise_an_error_with_advice(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     store = ObjectStore(f"{s3}/x")
@@ -360,12 +368,12 @@ def test_without_credentials_it_says_what_to_do(s3: str, monkeypatch: pytest.Mon
             use()
 
 
-def test_who_is_refused_is_told_and_no_secret_with_it(bucket: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_access_raises_an_error_without_secrets(bucket: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any, **__: Any) -> None:
         raise PermissionError("The AWS Access Key Id you provided does not exist in our records.")
 
     for name in ("open", "ls", "info", "find"):
-        monkeypatch.setattr(bucket._system, name, refused)
+        monkeypatch.setattr(bucket.file_system, name, refused)
     for use in (
         lambda: bucket.write(["a"], [b"x"]),
         lambda: bucket.names([]),
@@ -377,9 +385,10 @@ def test_who_is_refused_is_told_and_no_secret_with_it(bucket: ObjectStore, monke
         assert told.value.__cause__ is None
 
 
-def test_a_store_that_nobody_answers_for_fails_soon(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_that_does_not_answer_fails_soon(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://me:hunter2@127.0.0.1:1")
-    monkeypatch.setitem(object_store._OPTIONS, "s3", {"config_kwargs": {"retries": {"total_max_attempts": 1}}})  # type: ignore[index]
+    once = {"config_kwargs": {"retries": {"total_max_attempts": 1}}}
+    monkeypatch.setattr(object_store, "_OPTIONS", {"s3": once})
     with pytest.raises(errors.StorageFailed, match="check the network") as told:
         ObjectStore(f"{s3}/x").names([])
     assert "hunter2" not in told.value.message
@@ -390,7 +399,7 @@ def test_a_store_that_nobody_answers_for_fails_soon(s3: str, monkeypatch: pytest
     ["s3://", "s3:///a", "s3://bucket/../other", "s3://bucket//a", "s3://bucket/a?versionId=1", "s3://b/*", "memory://",
      "s3://bucket/ü", "nothing://bucket/a", "S3 ://bucket"],
 )  # fmt: skip
-def test_urls_that_are_none_are_refused(url: str) -> None:
+def test_invalid_urls_are_refused(url: str) -> None:
     with pytest.raises(errors.BadRequest):
         open_storage(url)
 
@@ -403,7 +412,7 @@ def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
 
 
 @pytest.mark.parametrize("package", ["fsspec", "s3fs"])
-def test_what_is_not_installed_is_named(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_named(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(_registry, "s3", raising=False)  # where fsspec keeps what it has found
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.setitem(sys.modules, name, None)
@@ -411,5 +420,5 @@ def test_what_is_not_installed_is_named(package: str, monkeypatch: pytest.Monkey
         open_storage("s3://bucket")
 
 
-def test_a_path_is_a_folder_of_this_machine_however_it_is_written(tmp_path: Path) -> None:
+def test_local_path_has_several_url_forms(tmp_path: Path) -> None:
     assert open_storage(f"file://{tmp_path}").url == open_storage(f"local://{tmp_path}").url == str(tmp_path)

@@ -65,7 +65,7 @@ def same(some: dict[str, np.ndarray], others: dict[str, np.ndarray]) -> bool:
 
 
 @given(drawn=arrays, block=st.integers(1, 300), piece=st.integers(1, 200))
-def test_what_is_written_is_read(tmp_path_factory: Any, drawn: Any, block: int, piece: int) -> None:
+def test_written_tensors_are_read_unchanged(tmp_path_factory: Any, drawn: Any, block: int, piece: int) -> None:
     root, tensors = tmp_path_factory.mktemp("files"), filled(drawn)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tensor_files, "BLOCK_BYTES", block)
@@ -73,13 +73,13 @@ def test_what_is_written_is_read(tmp_path_factory: Any, drawn: Any, block: int, 
         entry = write(root, tensors, piece=piece)
         assert len(entry.sums) == math.ceil(entry.nbytes / block)
         assert same(read(root, entry), tensors)
-    with safe_open(root / "f.safetensors", "np") as library:  # type: ignore[no-untyped-call]
+    with safe_open(root / "f.safetensors", "np") as library:
         assert same({name: library.get_tensor(name) for name in library.keys()}, tensors)  # noqa: SIM118
         assert library.metadata() == {"job": "digits"}
 
 
 @given(drawn=arrays)
-def test_what_the_library_writes_is_read(tmp_path_factory: Any, drawn: Any) -> None:
+def test_files_of_the_library_are_read(tmp_path_factory: Any, drawn: Any) -> None:
     root, tensors = tmp_path_factory.mktemp("files"), filled(drawn)
     save_file(tensors, root / "f.safetensors", {"by": "the library"})
     text = (root / "f.safetensors").read_bytes()
@@ -94,7 +94,7 @@ def test_bfloat16_is_read_by_the_library(tmp_path: Path) -> None:
 
 
 @given(cuts=st.lists(st.integers(0, 4_000), max_size=30), wanted=st.randoms(), order=st.randoms())
-def test_any_pieces_are_filled_with_what_is_there(
+def test_any_pieces_are_filled_with_the_bytes_of_the_file(
     tmp_path_factory: pytest.TempPathFactory, cuts: list[int], wanted: random.Random, order: random.Random
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -122,20 +122,22 @@ def test_a_part_of_a_tensor_reads_no_more_than_its_blocks(tmp_path: Path, monkey
     monkeypatch.setattr(manifest, "BLOCK_BYTES", 1 << 10)
     x = np.arange(10_000, dtype=np.float32)
     entry = write(tmp_path, {"x": x})
-    with open_tensors(LocalStorage(tmp_path), ["f.safetensors"], entry) as reader:
+    with LocalStorage(tmp_path).open(["f.safetensors"]) as file:
+        reader = TensorReader(file, entry, "f.safetensors")
         counted: list[int] = []
-        real = reader._file.read_into
-        monkeypatch.setattr(
-            reader._file,
-            "read_into",
-            lambda start, targets: (counted.append(sum(map(len, targets))), real(start, targets)),
-        )
+        read_into = file.read_into
+
+        def count_and_read(start: int, targets: Sequence[memoryview]) -> None:
+            counted.append(sum(map(len, targets)))
+            read_into(start, targets)
+
+        monkeypatch.setattr(file, "read_into", count_and_read)
         part = np.empty(700, np.float32)
         reader.fill([reader.place("x", part, 5_001)])
         assert np.array_equal(part, x[5_001:5_701])
         assert sum(counted) <= 4 << 10
         for target, first in ((np.empty(2, np.float32), 9_999), (np.empty(2, np.float64), 0)):
-            with pytest.raises(ValueError, match="are not in"):
+            with pytest.raises(ValueError, match="has no 2 elements of float"):
                 reader.fill([reader.place("x", target, first)])
         with pytest.raises(KeyError):
             reader.fill([reader.place("y", part)])
@@ -233,7 +235,7 @@ def test_a_header_is_padded_so_that_data_is_aligned() -> None:
         assert decode_header(header, len(header) + 1, "f").tensors["x" * length].start == len(header)
 
 
-def test_names_come_once() -> None:
+def test_duplicate_names_are_refused() -> None:
     for names in (["x", "x"], ["__metadata__"]):
         with pytest.raises(ValueError, match="twice"):
             encode_header([(name, np.dtype(np.uint8), ()) for name in names], {"a": "b"})

@@ -5,17 +5,22 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from grpc import ServicerContext
 from structlog.testing import capture_logs
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 import shoal
 from shoal._cli import options, output
 from shoal._cli.app import app
 from shoal._cli.job_watch import follow, summary
 from shoal._cli.output import Output
+from shoal.optim import Optimizer
 from shoal.status import Evaluation, JobResult, StepTiming, Timings
 from shoal.v1 import coordinator_pb2, job_pb2
 from shoal_coordinator.api.codecs import timings_message
@@ -24,13 +29,13 @@ from support.clusters.shard_servers import ShardServers
 
 
 @pytest.fixture
-def coordinator():
+def coordinator() -> Iterator[FakeCoordinator]:
     with FakeCoordinator() as coordinator:
         yield coordinator
 
 
 @pytest.fixture
-def run(coordinator, monkeypatch):
+def run(coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """Runs a command against the coordinator; wide, so that tables are not folded."""
     monkeypatch.setenv("SHOAL_COORDINATOR", coordinator.address)
     monkeypatch.setenv("SHOAL_RETRY_FOR", "5")
@@ -39,7 +44,7 @@ def run(coordinator, monkeypatch):
 
 
 @pytest.fixture
-def job(coordinator):
+def job(coordinator: FakeCoordinator) -> str:
     coordinator.add(
         shoal.Job("models.digits:mlp", name="digits", workers=2, consistency=shoal.BoundedStaleness(4), max_steps=10),
         workers=["worker-0", "worker-1"],
@@ -48,17 +53,53 @@ def job(coordinator):
     return "digits"
 
 
-def records(text: str) -> list[dict]:
+def records(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
 class TestSubmit:
-    def test_makes_the_job_that_its_options_say(self, coordinator, run):
+    @pytest.fixture
+    def follow_mine(
+        self, coordinator: FakeCoordinator, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+    ) -> Callable[..., Result]:
+        """Submits a job and follows it to the given end, with further options."""
+        submit = coordinator.Submit
+
+        def follow(end: str, *options: str) -> Result:
+            def submit_and_train(request: job_pb2.SubmitRequest, context: ServicerContext) -> job_pb2.SubmitReply:
+                reply: job_pb2.SubmitReply = submit(request, context)
+                coordinator.enter("mine", "PENDING", "waiting for workers: 0 of 1")
+                coordinator.log("mine", "hello :x: [b]")
+                metrics = job_pb2.Metrics(worker="worker-0", step=1, values={"loss": float("nan")})
+                coordinator.emit("mine", metrics=metrics)
+                coordinator.enter("mine", end, "worker-0: ValueError: no" if end == "FAILED" else "")
+                return reply
+
+            monkeypatch.setattr(coordinator, "Submit", submit_and_train)
+            coordinator.stop()
+            coordinator.start()
+            return run("submit", "models:mlp", "--name", "mine", "--follow", *options)
+
+        return follow
+
+    def test_makes_the_job_that_its_options_say(self, coordinator: FakeCoordinator, run: Callable[..., Result]) -> None:
         result = run(
             *("submit", "models:mlp", "--name", "mine", "--workers", 3, "--consistency", "ssp:4", "--epochs", 2),
             *("--set", "hidden=64", "--set", "name=mnist", "--set", "layers=[1,2]", "--set", "fast=true"),
             *("--optimizer", "adam:learning_rate=0.01,beta1=0.8", "--batch-size", 16, "--max-steps", 9),
-            *("--shards", 5, "--seed", 7, "--wire", "bfloat16", "--no-overlap", "--min-workers", 2, "--max-workers", 8),
+            *(
+                "--shards",
+                5,
+                "--seed",
+                7,
+                "--wire-dtype",
+                "bfloat16",
+                "--no-overlap",
+                "--min-workers",
+                2,
+                "--max-workers",
+                8,
+            ),
         )
         assert result.exit_code == 0, result.output
         assert "submitted mine" in result.stdout
@@ -76,11 +117,11 @@ class TestSubmit:
             max_steps=9,
             shards=5,
             seed=7,
-            wire="bfloat16",
+            wire_dtype="bfloat16",
             overlap=False,
         )
 
-    def test_says_what_to_save_and_what_to_go_on_from(self, coordinator, run):
+    def test_checkpoint_options_reach_the_job(self, coordinator: FakeCoordinator, run: Callable[..., Result]) -> None:
         options = [
             "--checkpoint-every-steps",
             50,
@@ -110,7 +151,7 @@ class TestSubmit:
         ):
             assert run("submit", "models:mlp", *wrong).exit_code == 2
 
-    def test_says_when_to_evaluate_and_when_to_end(self, coordinator, run):
+    def test_evaluation_options_reach_the_job(self, coordinator: FakeCoordinator, run: Callable[..., Result]) -> None:
         options = ["--evaluate-every-steps", 50, "--metric", "accuracy", "--metric-mode", "max", "--patience", 3]
         options += ["--min-delta", 0.001, "--checkpoint-best", "--no-evaluation-at-end", "--from", "base/best"]
         assert run("submit", "models:mlp", "--name", "mine", *options).exit_code == 0
@@ -138,14 +179,14 @@ class TestSubmit:
         ):
             assert run("submit", "models:mlp", *wrong).exit_code == 2
 
-    def test_defaults_are_those_of_a_job(self, coordinator, run):
+    def test_defaults_are_those_of_a_job(self, coordinator: FakeCoordinator, run: Callable[..., Result]) -> None:
         assert run("submit", "models:mlp", "--name", "plain").exit_code == 0
         assert shoal.Job.from_proto(coordinator.jobs["plain"].spec) == shoal.Job("models:mlp", name="plain")
 
-    def test_prints_the_job_for_machines(self, run):
+    def test_prints_the_job_for_machines(self, run: Callable[..., Result]) -> None:
         (record,) = records(run("submit", "models:mlp", "--name", "mine", "--json").stdout)
         assert (record["name"], record["state"], record["program"]) == ("mine", "pending", "models:mlp")
-        assert (record["wire"], record["overlap"]) == ("float32", True)
+        assert (record["wire_dtype"], record["overlap"]) == ("float32", True)
 
     @pytest.mark.parametrize(
         ("options", "said"),
@@ -160,15 +201,17 @@ class TestSubmit:
             (["--name", "No Name"], "job name 'No Name'"),
         ],
     )
-    def test_what_makes_no_sense_is_refused_before_it_is_sent(self, coordinator, run, options, said):
+    def test_invalid_options_are_refused_before_the_request(
+        self, coordinator: FakeCoordinator, run: Callable[..., Result], options: list[str], said: str
+    ) -> None:
         result = run("submit", "models:mlp", *options)
         assert result.exit_code == 2
         assert said in result.stderr
         assert "Traceback" not in result.output
         assert coordinator.jobs == {}
 
-    def test_follows_to_the_end(self, coordinator, run):
-        result = self.follow(coordinator, run, "SUCCEEDED")
+    def test_follows_to_the_end(self, follow_mine: Callable[..., Result]) -> None:
+        result = follow_mine("SUCCEEDED")
         assert result.exit_code == 0, result.output
         assert result.stderr.splitlines() == [
             "mine pending: waiting for workers: 0 of 1",
@@ -177,21 +220,28 @@ class TestSubmit:
         ]
         assert "mine succeeded" in result.stdout
 
-    def test_follows_to_a_bad_end(self, coordinator, run):
-        result = self.follow(coordinator, run, "FAILED", "--json")
+    def test_follows_to_a_bad_end(self, follow_mine: Callable[..., Result]) -> None:
+        result = follow_mine("FAILED", "--json")
         assert result.exit_code == 1
         assert [record.get("event") for record in records(result.stdout)] == [None, "state", "log", "metrics", "state"]
         (error,) = records(result.stderr)
         assert error["error"]["code"] == "JOB_FAILED"
         assert "ValueError: no" in error["error"]["message"]
 
-    def test_figures_that_json_has_no_word_for_are_null(self, coordinator, run):
-        result = self.follow(coordinator, run, "SUCCEEDED", "--json")
+    def test_metrics_that_json_cannot_express_are_null(self, follow_mine: Callable[..., Result]) -> None:
+        result = follow_mine("SUCCEEDED", "--json")
         assert records(result.stdout)[1]["reason"] == "waiting for workers: 0 of 1"
         assert records(result.stdout)[3]["values"] == {"loss": None}
         assert records(result.stdout)[-1]["state"] == "succeeded"
 
-    def test_shows_on_a_terminal_why_it_waits(self, coordinator, run, job, monkeypatch, capsys):
+    def test_shows_on_a_terminal_why_it_waits(
+        self,
+        coordinator: FakeCoordinator,
+        run: Callable[..., Result],
+        job: str,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
         monkeypatch.setenv("TTY_COMPATIBLE", "1")
         monkeypatch.setenv("TERM", "xterm")
         coordinator.enter(job, "PENDING", "waiting for workers: 1 of 2")
@@ -205,23 +255,6 @@ class TestSubmit:
         assert "digits pending: waiting for workers: 1 of 2\n" in shown
         assert "worker-0: hello :x: [b]" in shown
         assert "━" in shown  # the bar
-
-    def follow(self, coordinator, run, end, *options):
-        submit = coordinator.Submit
-
-        def submit_and_train(request, context):
-            reply = submit(request, context)
-            coordinator.enter("mine", "PENDING", "waiting for workers: 0 of 1")
-            coordinator.log("mine", "hello :x: [b]")
-            metrics = job_pb2.Metrics(worker="worker-0", step=1, values={"loss": float("nan")})
-            coordinator.emit("mine", metrics=metrics)
-            coordinator.enter("mine", end, "worker-0: ValueError: no" if end == "FAILED" else "")
-            return reply
-
-        coordinator.Submit = submit_and_train
-        coordinator.stop()
-        coordinator.start()
-        return run("submit", "models:mlp", "--name", "mine", "--follow", *options)
 
 
 class TestOptimizers:
@@ -241,7 +274,7 @@ class TestOptimizers:
             ),
         ],
     )
-    def test_are_read_as_people_write_them(self, text, made):
+    def test_are_read_as_people_write_them(self, text: str, made: Optimizer) -> None:
         assert options.optimizer(text) == made
 
     @pytest.mark.parametrize(
@@ -256,51 +289,57 @@ class TestOptimizers:
             ("adam:beta1=2", "beta1"),
         ],
     )
-    def test_say_what_is_wrong(self, text, said):
+    def test_error_names_the_invalid_part(self, text: str, said: str) -> None:
         with pytest.raises(shoal.InvalidOptimizer, match=said):
             options.optimizer(text)
 
 
 class TestJobs:
-    def test_are_listed(self, run, job):
+    def test_are_listed(self, run: Callable[..., Result], job: str) -> None:
         lines = run("jobs").stdout.splitlines()
         assert lines[-1].split()[:6] == ["digits", "running", "models.digits:mlp", "ssp:4", "2/2", "1,234"]
         (record,) = records(run("jobs", "--json").stdout)
         assert (record["name"], record["state"], record["consistency"]) == ("digits", "running", "ssp:4")
         assert record["progress"]["staleness_max"] == 3
 
-    def test_say_what_they_wait_for_and_no_figures_before_a_step(self, coordinator, run):
+    def test_waiting_job_shows_its_reason_and_no_metrics(
+        self, coordinator: FakeCoordinator, run: Callable[..., Result]
+    ) -> None:
         waiting = "waiting for workers: 2 of 5\nand more"
         coordinator.add(shoal.Job("m:f", name="early", workers=5), "PENDING", workers=["a", "b"], reason=waiting)
         _, row, note = run("jobs").stdout.splitlines()
         assert row.split()[:9] == ["early", "pending", "m:f", "sync", "2/5", "0", "-", "-", "-"]
         assert note == "early: waiting for workers: 2 of 5"
 
-    def test_that_took_no_step_have_no_figures(self, coordinator, run):
+    def test_job_without_a_step_has_no_metrics(self, coordinator: FakeCoordinator, run: Callable[..., Result]) -> None:
         coordinator.add(shoal.Job("m:f", name="empty"), "SUCCEEDED", finished_at=3.0)
         coordinator.enter("empty", "SUCCEEDED")
         assert run("wait", "empty").stdout == "empty succeeded in 10.0 s without a step\n"
 
-    def test_are_waited_for(self, coordinator, run, job):
+    def test_are_waited_for(self, coordinator: FakeCoordinator, run: Callable[..., Result], job: str) -> None:
         assert run("wait", job, "--timeout", 0.1).exit_code == 6
         coordinator.enter(job, "SUCCEEDED")
         result = run("wait", job)
         assert result.exit_code == 0
         assert "digits succeeded in 10.0 s: 1,234 steps" in result.stdout
 
-    def test_that_failed_fail_those_who_wait(self, coordinator, run, job):
+    def test_wait_fails_when_the_job_failed(
+        self, coordinator: FakeCoordinator, run: Callable[..., Result], job: str
+    ) -> None:
         coordinator.enter(job, "FAILED", "Traceback:\n[x] ValueError")
         result = run("wait", job)
         assert result.exit_code == 1
         assert "job digits failed: Traceback:\n[x] ValueError" in result.stderr
 
-    def test_have_logs(self, coordinator, run, job):
+    def test_have_logs(self, coordinator: FakeCoordinator, run: Callable[..., Result], job: str) -> None:
         coordinator.log(job, "[bold]not markup[/]")
         assert run("logs", job).stdout == "worker-0: [bold]not markup[/]\n"
         (record,) = records(run("logs", job, "--json").stdout)
         assert (record["worker"], record["text"]) == ("worker-0", "[bold]not markup[/]")
 
-    def test_have_an_account_of_their_data(self, coordinator, run, job):
+    def test_have_an_account_of_their_data(
+        self, coordinator: FakeCoordinator, run: Callable[..., Result], job: str
+    ) -> None:
         assert run("data", job).stdout.splitlines()[0] == "digits has no data, or no worker has loaded its program yet"
         count = job_pb2.DataCount(done=1000, leased=64, requeued=32, unleased=701)
         coordinator.data = job_pb2.GetDataReply(
@@ -321,11 +360,13 @@ class TestJobs:
         assert record["held"] == [{"worker": "worker-1", "rank": 1, "epoch": 0, "start": 1000, "stop": 1064}]
         assert run("data", "nobody").exit_code == 4
 
-    def test_have_timings_and_perhaps_a_straggler(self, coordinator, run, job):
+    def test_have_timings_and_perhaps_a_straggler(
+        self, coordinator: FakeCoordinator, run: Callable[..., Result], job: str
+    ) -> None:
         none = run("timings", job)
         assert none.stdout.splitlines()[0] == "digits has no timings: its workers have not reported a step"
-        slow = [StepTiming(step, 1.0 + step, pull=0.001, read=0.25, compute=0.1) for step in range(10)]
-        fast = [StepTiming(step, 1.0 + step, pull=0.25, compute=0.1, push=0.001) for step in range(10)]
+        slow = tuple(StepTiming(step, 1.0 + step, pull=0.001, read=0.25, compute=0.1) for step in range(10))
+        fast = tuple(StepTiming(step, 1.0 + step, pull=0.25, compute=0.1, push=0.001) for step in range(10))
         coordinator.timings = timings_message(Timings({"worker-0": slow, "worker-1": fast}, {0: 20}))
         title, _, first, second = run("timings", job).stdout.splitlines()
         assert coordinator.timings_asked[-1] == 256
@@ -345,8 +386,8 @@ class TestJobs:
         assert worker["typical"] == worker["steps"][-1]
         assert record["staleness"] == {"0": 20}
 
-    def test_have_timings_of_equals(self, coordinator, run, job):
-        steps = [StepTiming(step, 1.0 + step, compute=0.1) for step in range(10)]
+    def test_have_timings_of_equals(self, coordinator: FakeCoordinator, run: Callable[..., Result], job: str) -> None:
+        steps = tuple(StepTiming(step, 1.0 + step, compute=0.1) for step in range(10))
         coordinator.timings = timings_message(Timings({"worker-0": steps, "worker-1": steps}))
         title = run("timings", job).stdout.splitlines()[0]
         assert title == "digits: no worker is noticeably slower than the others"
@@ -354,7 +395,7 @@ class TestJobs:
         assert run("timings", job).stdout.splitlines()[-1].split()[-1] == "-", "it is compared with nobody"
         assert run("timings", "nobody").exit_code == 4
 
-    def test_are_saved(self, coordinator, run, job):
+    def test_are_saved(self, coordinator: FakeCoordinator, run: Callable[..., Result], job: str) -> None:
         assert run("checkpoint", job).stdout == "digits/3: step 70, 4,096 bytes\n"
         (record,) = records(run("checkpoint", job, "--json").stdout)
         assert record == {"job": "digits", "number": 3, "step": 70, "bytes": 4096, "time": 9.0}
@@ -368,7 +409,9 @@ class TestJobs:
         (record,) = records(run("jobs", "--json").stdout)
         assert (record["checkpoint"], record["checkpoint_failure"]) == (None, coordinator.disk)
 
-    def test_say_what_became_of_checkpoints_to_those_who_follow(self, coordinator, job, capsys):
+    def test_follow_reports_saved_and_failed_checkpoints(
+        self, coordinator: FakeCoordinator, job: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         saved = job_pb2.Checkpoint(number=2, step=40, bytes=1000, time=9.0)
         coordinator.emit(job, checkpoint=job_pb2.CheckpointEnd(attempt=2, saved=saved, seconds=1.25))
         coordinator.emit(job, checkpoint=job_pb2.CheckpointEnd(attempt=3, failure="the disk is full\nand more"))
@@ -379,7 +422,9 @@ class TestJobs:
         assert "digits checkpoint 2: step 40, 1,000 bytes in 1.2 s" in shown
         assert "digits checkpoint failed, training continues: the disk is full\n" in shown
 
-    def test_say_what_evaluations_found(self, coordinator, run, capsys):
+    def test_evaluations_are_reported(
+        self, coordinator: FakeCoordinator, run: Callable[..., Result], capsys: pytest.CaptureFixture[str]
+    ) -> None:
         policy = shoal.EvaluationPolicy(every_steps=20, metric="top1", patience=1)
         latest = job_pb2.Evaluation(number=2, step=40, values={"top1": 0.5, "loss": 1.25, "auc": 0.75}, samples=9)
         best = job_pb2.Evaluation(number=1, step=20, values={"top1": 0.625, "loss": 1.5})
@@ -418,7 +463,9 @@ class TestJobs:
         (record,) = records(run("jobs", "--json").stdout)
         assert (record["evaluation"]["number"], record["best"]["number"]) == (2, 1)
 
-    def test_print_evaluations_for_machines(self, coordinator, job, capsys):
+    def test_print_evaluations_for_machines(
+        self, coordinator: FakeCoordinator, job: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         result = job_pb2.Evaluation(number=1, step=20, values={"top1": 0.5})
         coordinator.emit(job, evaluation=job_pb2.EvaluationEnd(worker="worker-0", result=result, best=True))
         coordinator.enter(job, "SUCCEEDED")
@@ -428,13 +475,15 @@ class TestJobs:
         assert (told["event"], told["worker"], told["best"]) == ("evaluation", "worker-0", True)
         assert (told["result"]["step"], told["result"]["values"]) == (20, {"top1": 0.5})
 
-    def test_whose_best_evaluation_is_the_latest_have_one(self):
+    def test_whose_best_evaluation_is_the_latest_have_one(self) -> None:
         only = Evaluation(3, 60, {"loss": 0.5})
         progress = shoal.status.Progress()
         lines = summary(JobResult("one", progress, 1.0, only, only)).splitlines()
         assert lines == ["one succeeded in 1.0 s without a step", "latest and best evaluation: step 60, loss 0.5"]
 
-    def test_write_figures_for_tensorboard(self, coordinator, run, job, tmp_path):
+    def test_metrics_are_written_for_tensorboard(
+        self, coordinator: FakeCoordinator, run: Callable[..., Result], job: str, tmp_path: Path
+    ) -> None:
         coordinator.emit(job, metrics=job_pb2.Metrics(worker="worker-0", step=1, values={"loss": 0.5}))
         coordinator.enter(job, "SUCCEEDED")
         assert run("wait", job, "--tensorboard", tmp_path / "board").exit_code == 0
@@ -443,7 +492,9 @@ class TestJobs:
         refused = run("wait", job, "--tensorboard", tmp_path / "file", "--json")
         assert (refused.exit_code, records(refused.stderr)[0]["error"]["code"]) == (1, "STORAGE_FAILED")
 
-    def test_are_not_begun_without_what_tensorboard_needs(self, coordinator, run, tmp_path, monkeypatch):
+    def test_tensorboard_without_its_package_starts_no_job(
+        self, coordinator: FakeCoordinator, run: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         board = ["--tensorboard", tmp_path / "board"]
         unfollowed = run("submit", "m:f", "--name", "mine", *board)
         assert (unfollowed.exit_code, "add --follow" in unfollowed.stderr) == (2, True)
@@ -452,7 +503,9 @@ class TestJobs:
         assert (missing.exit_code, "pip install 'shoal[tensorboard]'" in missing.stderr) == (2, True)
         assert coordinator.jobs == {}
 
-    def test_are_cancelled_and_dropped(self, coordinator, run, job):
+    def test_are_cancelled_and_dropped(
+        self, coordinator: FakeCoordinator, run: Callable[..., Result], job: str
+    ) -> None:
         refused = run("drop", job)
         assert refused.exit_code == 5
         assert "cancel it first" in refused.stderr
@@ -460,20 +513,23 @@ class TestJobs:
         assert records(run("drop", job, "--json").stdout) == [{"name": job, "dropped": True}]
         assert coordinator.jobs == {}
 
-    def test_are_unknown_with_a_code_of_their_own(self, run):
+    def test_unknown_job_has_its_own_exit_code(self, run: Callable[..., Result]) -> None:
         for command in (["wait", "no"], ["logs", "no"], ["cancel", "no"], ["drop", "no"], ["pull", "no", "x.npz"]):
             result = run(*command, "--json")
             assert result.exit_code == 4, command
             assert records(result.stderr)[0]["error"]["code"] == "UNKNOWN_JOB"
 
-    def test_names_in_use_are_a_conflict(self, run, job):
+    def test_names_in_use_are_a_conflict(self, run: Callable[..., Result], job: str) -> None:
         assert run("submit", "models:mlp", "--name", job).exit_code == 5
 
-    def test_are_pulled_into_a_file(self, coordinator, run, job, tmp_path):
-        values = {"layer/w": np.arange(6, dtype=np.float32).reshape(2, 3), "file": np.ones((2,))}
-        half = shoal.Variable((4,), "bfloat16", shoal.initializers.Ones())
+    def test_are_pulled_into_a_file(
+        self, coordinator: FakeCoordinator, run: Callable[..., Result], job: str, tmp_path: Path
+    ) -> None:
+        values: dict[str, np.ndarray] = {"layer/w": np.arange(6, dtype=np.float32).reshape(2, 3), "file": np.ones((2,))}
+        variables: dict[str, shoal.Variable | np.ndarray] = dict(values)
+        variables["half"] = shoal.Variable((4,), "bfloat16", shoal.initializers.Ones())
         file = tmp_path / "out.npz"
-        with ShardServers({**values, "half": half}) as servers:
+        with ShardServers(variables) as servers:
             coordinator.placement = servers.placement.to_proto()
             result = run("pull", job, file)
         assert result.exit_code == 0, result.output
@@ -483,7 +539,9 @@ class TestJobs:
             assert saved["half"].dtype == np.float32
         assert list(tmp_path.iterdir()) == [file]
 
-    def test_are_pulled_to_standard_output(self, coordinator, run, job):
+    def test_are_pulled_to_standard_output(
+        self, coordinator: FakeCoordinator, run: Callable[..., Result], job: str
+    ) -> None:
         # The servers of this process would log where the command writes.
         with capture_logs(), ShardServers({"w": np.arange(6, dtype=np.float32)}) as servers:
             coordinator.placement = servers.placement.to_proto()
@@ -494,7 +552,7 @@ class TestJobs:
         with np.load(io.BytesIO(result.stdout_bytes), allow_pickle=False) as saved:
             np.testing.assert_array_equal(saved["w"], np.arange(6))
 
-    def test_are_not_pulled_into_nowhere(self, run, job, tmp_path):
+    def test_are_not_pulled_into_nowhere(self, run: Callable[..., Result], job: str, tmp_path: Path) -> None:
         for file, why in ((tmp_path / "no" / "x.npz", "there is no folder"), (tmp_path, "it is a folder")):
             result = run("pull", job, file, "--json")
             assert result.exit_code == 2
@@ -502,13 +560,13 @@ class TestJobs:
             assert error["error"]["code"] == "BAD_REQUEST"
             assert f"cannot write {file}: {why}" in error["error"]["message"]
 
-    def test_without_variables_leave_no_file(self, run, job, tmp_path):
+    def test_without_variables_leave_no_file(self, run: Callable[..., Result], job: str, tmp_path: Path) -> None:
         assert run("pull", job, tmp_path / "out.npz").exit_code == 5
         assert list(tmp_path.iterdir()) == []
 
 
 class TestStatus:
-    def test_shows_members_and_what_they_hold(self, coordinator, run):
+    def test_shows_members_and_their_shards(self, coordinator: FakeCoordinator, run: Callable[..., Result]) -> None:
         members = coordinator.status.members
         members.add(member="server-0", role=coordinator_pb2.SERVER, alive=True, shards=8, bytes=4096)
         members.add(member="worker-0", role=coordinator_pb2.WORKER, device="cpu", silent_s=12, job="digits")
@@ -519,7 +577,7 @@ class TestStatus:
         assert (record["generation"], record["shards"], record["bytes"]) == (7, 8, 4096)
         assert [member["role"] for member in record["members"]] == ["server", "worker"]
 
-    def test_shows_servers_that_were_told_to_go(self, coordinator, run):
+    def test_shows_draining_servers(self, coordinator: FakeCoordinator, run: Callable[..., Result]) -> None:
         members = coordinator.status.members
         members.add(member="server-0", role=coordinator_pb2.SERVER, alive=True, draining=True)
         members.add(member="server-1", role=coordinator_pb2.SERVER, silent_s=12, draining=True)
@@ -534,30 +592,34 @@ class TestStatus:
 class TestTables:
     COLUMNS = ("job", "state", "mode", "note")
 
-    def show(self, capsys, cells, *, width=80, **options):
+    def show(
+        self, capsys: pytest.CaptureFixture[str], cells: list[str], *, width: int = 80, **options: Any
+    ) -> list[str]:
         Output(False, width=width).rows("", self.COLUMNS, [(cells, {})], **options)
         return capsys.readouterr().out.rstrip("\n").split("\n")
 
-    def test_lose_columns_before_words_are_cut(self, capsys):
+    def test_lose_columns_before_words_are_cut(self, capsys: pytest.CaptureFixture[str]) -> None:
         cells = ["digits", "succeeded", "ssp:4", "x" * 50]
         assert len(self.show(capsys, cells, optional=["mode"])[0].split()) == 4
         heading, row = self.show(capsys, cells, width=20, optional=["mode", "note"])
         assert (heading.split(), row.split()) == (["job", "state"], ["digits", "succeeded"])
 
-    def test_are_wider_than_the_screen_before_words_are_cut(self, capsys):
+    def test_are_wider_than_the_screen_before_words_are_cut(self, capsys: pytest.CaptureFixture[str]) -> None:
         _, row = self.show(capsys, ["d" * 63, "succeeded", "async:scaled", "staleness"])
         assert row.split() == ["d" * 63, "succeeded", "async:scaled", "staleness"]
 
-    def test_show_users_text_as_it_is(self, capsys):
+    def test_tables_show_users_text_unchanged(self, capsys: pytest.CaptureFixture[str]) -> None:
         _, row, note = self.show(capsys, ["a:x:b", "[bold]x[/]", ":smile:", "[/]"], notes=["[red]:x:[/]"])
         assert row.split() == ["a:x:b", "[bold]x[/]", ":smile:", "[/]"]
         assert note == "[red]:x:[/]"
 
-    def test_errors_do_so_too(self, capsys):
+    def test_errors_show_users_text_unchanged(self, capsys: pytest.CaptureFixture[str]) -> None:
         Output(False).error("X", "[red]no :x: here[/]", {})
         assert capsys.readouterr().err == "error: [red]no :x: here[/]\n"
 
-    def test_a_job_fits_a_common_screen(self, coordinator, run, job, monkeypatch):
+    def test_a_job_fits_a_common_screen(
+        self, coordinator: FakeCoordinator, run: Callable[..., Result], job: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(output, "_PIPE_COLUMNS", 80)
         lines = run("jobs").stdout.splitlines()
         assert max(map(len, lines)) <= 80
@@ -565,27 +627,29 @@ class TestTables:
 
 
 class TestTheCommand:
-    def test_has_an_exit_code_for_a_cluster_that_is_not_there(self, coordinator, run):
+    def test_has_an_exit_code_for_a_cluster_that_is_not_there(
+        self, coordinator: FakeCoordinator, run: Callable[..., Result]
+    ) -> None:
         coordinator.stop()
         result = run("jobs", "--retry-for", "0.1")
         assert result.exit_code == 3
         assert f"{coordinator.address} did not answer within 0.1 s" in result.stderr.replace("\n", "")
 
-    def test_has_one_for_wrong_usage(self, run):
+    def test_has_one_for_wrong_usage(self, run: Callable[..., Result]) -> None:
         assert run("jobs", "--nope").exit_code == 2
         assert run("nope").exit_code == 2
 
-    def test_has_one_for_an_interruption(self, monkeypatch, run):
+    def test_has_one_for_an_interruption(self, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Result]) -> None:
         def interrupted(*_: object) -> None:
             raise KeyboardInterrupt
 
         monkeypatch.setattr(shoal.Client, "jobs", interrupted)
         assert run("jobs").exit_code == 130
 
-    def test_documents_them(self, run):
+    def test_documents_them(self, run: Callable[..., Result]) -> None:
         assert "Exit codes: 0 success" in run("--help").stdout
 
-    def test_has_every_command(self, run):
+    def test_has_every_command(self, run: Callable[..., Result]) -> None:
         shown = run("--help").stdout
         jobs = [
             "submit",
@@ -604,22 +668,22 @@ class TestTheCommand:
             assert f" {command} " in shown
 
     @pytest.mark.parametrize("role", ["coordinator", "server", "worker"])
-    def test_finds_the_roles(self, run, role):
+    def test_finds_the_roles(self, run: Callable[..., Result], role: str) -> None:
         result = run(role, "--help")
         assert result.exit_code == 0
         assert "--metrics-listen" in result.stdout
 
-    def test_says_its_version(self, run):
+    def test_says_its_version(self, run: Callable[..., Result]) -> None:
         shown = run("--version").stdout
         assert shown.startswith(f"shoal {shoal.__version__}")
         assert run("version").stdout == shown
 
-    def test_says_its_build_for_machines(self, run):
+    def test_says_its_build_for_machines(self, run: Callable[..., Result]) -> None:
         told = json.loads(run("version", "--json").stdout)
         assert list(told) == ["version", "commit", "python", "platform", "libraries"]
         assert (told["version"], told["libraries"]["numpy"]) == (shoal.__version__, np.__version__)
 
-    def test_answers_on_standard_output_and_logs_beside_it(self):
+    def test_answers_on_standard_output_and_logs_beside_it(self) -> None:
         script = """
 import structlog
 from shoal._cli import app, main
@@ -630,7 +694,7 @@ main()
         assert done.stdout == "answer\n"
         assert "logged" in done.stderr
 
-    def test_is_a_module_too(self):
+    def test_is_a_module_too(self) -> None:
         done = subprocess.run(
             [sys.executable, "-m", "shoal", "--version"], capture_output=True, text=True, timeout=60, check=True
         )
@@ -653,6 +717,6 @@ main()
 """
 
 
-def test_the_first_process_of_a_container_ends_when_it_is_told_to():
+def test_first_process_of_a_container_ends_on_sigterm() -> None:
     done = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "loaded\n"), done.stderr

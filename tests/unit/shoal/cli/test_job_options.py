@@ -2,10 +2,11 @@
 
 import inspect
 import typing
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import typer
+from typer.core import TyperArgument, TyperGroup, TyperOption
 
 from shoal._cli.app import app
 from shoal._cli.submit import submit
@@ -23,9 +24,10 @@ OPTIONS = [
     ("--batch-size", int, None, 32),
     ("--range-size", int, None, 0),
     ("--max-steps", int, None, 0),
+    ("--step-timeout", int, None, 0),
     ("--shards", int, None, 0),
     ("--seed", int, None, 0),
-    ("--wire", Literal["float32", "bfloat16", "float16"], None, "float32"),
+    ("--wire-dtype", Literal["float32", "bfloat16", "float16"], None, "float32"),
     ("--no-overlap", bool, None, False),
     ("--from", str, "CHECKPOINT", ""),
     ("--partial-restore", bool, None, False),
@@ -46,23 +48,36 @@ OWN = ["--follow -f", "--tensorboard", "--coordinator -c", "--retry-for", "--jso
 
 
 @pytest.fixture(scope="module")
-def params():
-    return {" ".join(each.opts): each for each in typer.main.get_command(app).commands["submit"].params}
+def params() -> dict[str, TyperArgument | TyperOption]:
+    command = typer.main.get_command(app)
+    assert isinstance(command, TyperGroup)
+    found = {}
+    for each in command.commands["submit"].params:
+        assert isinstance(each, TyperArgument | TyperOption)
+        found[" ".join(each.opts)] = each
+    return found
 
 
-def test_there_are_those_in_this_order(params):
+def test_options_keep_their_order(params: dict[str, TyperArgument | TyperOption]) -> None:
     assert list(params) == ["program", *(names for names, *_ in OPTIONS), *OWN]
 
 
 @pytest.mark.parametrize(("names", "takes", "metavar", "default"), OPTIONS)
-def test_each_is_what_it_was(params, names, takes, metavar, default):
+def test_option_keeps_its_type_metavar_and_default(
+    params: dict[str, TyperArgument | TyperOption],
+    names: str,
+    takes: Any,
+    metavar: str | None,
+    default: int | str | None,
+) -> None:
     found = params[names]
     annotation = inspect.signature(submit).parameters[found.name].annotation
     assert (typing.get_args(annotation)[0], found.metavar, found.default) == (takes, metavar, default)
 
 
-def test_each_says_what_it_does(params):
+def test_option_has_a_help_text(params: dict[str, TyperArgument | TyperOption]) -> None:
     for names, *_ in OPTIONS:
-        assert params[names].help[0].isupper()
-        assert params[names].help.endswith(".")
+        text = params[names].help or ""
+        assert text[:1].isupper(), names
+        assert text.endswith("."), names
     assert params["program"].metavar == "PROGRAM"

@@ -3,7 +3,9 @@
 import itertools
 import threading
 from collections import namedtuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,43 +31,48 @@ Pair = namedtuple("Pair", "image label")
 class Stored:
     """Images read in sequence."""
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(IMAGES)
 
-    def read(self, start, stop):
+    def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         return IMAGES[start:stop], NUMBERS[start:stop]
 
 
-def plain(prefetch=0):
+def plain(prefetch: int = 0) -> Arrays:
     return Arrays((IMAGES, NUMBERS), prefetch=prefetch)
 
 
-def in_blocks(prefetch=0):
+def in_blocks(prefetch: int = 0) -> Seekable:
     return Seekable(Stored(), block=7, window=2, prefetch=prefetch)
 
 
-def trained_on(dataset, ranges, *, batch_size=4, job_seed=3):
+def trained_on(
+    dataset: Any, ranges: Sequence[Lease], *, batch_size: int = 4, job_seed: int = 3
+) -> dict[tuple[int, int], np.ndarray]:
     """What a program gets, by epoch and sample."""
-    answers = [*ranges, NoRange.FINISHED]
-    batches = LeasedBatches(dataset, batch_size, job_seed, lambda done: answers.pop(0))
-    seen = {}
+    answers: list[Lease | NoRange] = [*ranges, NoRange.FINISHED]
+    batches = LeasedBatches(dataset, batch_size, job_seed, lambda _done: answers.pop(0))
+    seen: dict[tuple[int, int], np.ndarray] = {}
     while batches.lease() is not NoRange.FINISHED:
         while batches.has_next:
             batch = batches.take()
             images, numbers = batch.data
+            assert batch.place
             seen.update({(batch.place[0], int(number)): image for image, number in zip(images, numbers, strict=True)})
     batches.close()
     return seen
 
 
-def epoch(number, *cuts):
+def epoch(number: int, *cuts: int) -> list[Lease]:
     ends = [0, *cuts, 40]
     return [Lease(1, DataRange(number, start, stop)) for start, stop in itertools.pairwise(ends)]
 
 
 @pytest.mark.parametrize("make", [plain, in_blocks])
 @pytest.mark.parametrize("prefetch", [0, 3])
-def test_a_sample_is_changed_by_its_epoch_s_seed_and_its_number_whoever_reads_it(make, prefetch):
+def test_augmentation_depends_only_on_the_epoch_seed_and_the_sample_number(
+    make: Callable[..., Any], prefetch: int
+) -> None:
     dataset = Augmented(make(prefetch), CHANGE)
     assert isinstance(dataset, RandomDataset)
     assert isinstance(dataset, shoal.Dataset)
@@ -82,29 +89,29 @@ def test_a_sample_is_changed_by_its_epoch_s_seed_and_its_number_whoever_reads_it
     assert same < 8, "of 50 ways to change an image, another epoch should take other ones"
 
 
-def test_the_seeds_of_epochs_are_of_the_job_and_the_epoch():
+def test_the_seeds_of_epochs_are_of_the_job_and_the_epoch() -> None:
     seeds = [epoch_seed(job, number) for job in (0, 1) for number in range(50)]
     assert len(set(seeds)) == 100
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert epoch_seed(7, 2) == 4956822115422362293, "a job that goes on from a checkpoint of an earlier release"
 
 
-def test_a_data_set_of_your_own_gets_the_seed_if_it_takes_one():
+def test_a_data_set_of_your_own_gets_the_seed_if_it_takes_one() -> None:
     class Noisy:
-        def __init__(self):
-            self.seeds = []
+        def __init__(self) -> None:
+            self.seeds: list[int] = []
 
-        def __len__(self):
+        def __len__(self) -> int:
             return 40
 
-        def batch(self, indices, *, seed):
+        def batch(self, indices: np.ndarray, *, seed: int) -> tuple[np.ndarray, np.ndarray]:
             self.seeds.append(seed)
             return indices, indices
 
     class NoisyBlocks(Noisy):
         blocks = shoal.program.Blocks([0, 20, 40])
 
-        def batches(self, plan, *, seed):
+        def batches(self, plan: Iterator[Any], *, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
             self.seeds.append(seed)
             for numbers in plan:
                 yield numbers, numbers
@@ -118,24 +125,24 @@ def test_a_data_set_of_your_own_gets_the_seed_if_it_takes_one():
     assert inner.seeds == [8]
 
 
-def test_images_are_changed_in_the_thread_that_reads_ahead():
-    class Watched:
+def test_images_are_changed_in_the_thread_that_reads_ahead() -> None:
+    class RecordingTransform:
         draws = 1
 
-        def __init__(self):
-            self.threads = set()
+        def __init__(self) -> None:
+            self.threads: set[str] = set()
 
-        def apply(self, images, drawn):
+        def apply(self, images: np.ndarray, drawn: np.ndarray) -> np.ndarray:
             self.threads.add(threading.current_thread().name)
             return images
 
     for make in (plain, in_blocks):
-        step = Watched()
+        step = RecordingTransform()
         trained_on(Augmented(make(2), Augmentation(step)), epoch(0))
         assert step.threads == {"read-ahead"}
 
 
-def test_steps_that_draw_nothing_need_no_seed():
+def test_steps_that_draw_nothing_need_no_seed() -> None:
     images, numbers = Augmented(plain(), PLAIN).batch(np.array([3, 1]))
     np.testing.assert_array_equal(images, PLAIN(IMAGES[[3, 1]], seed=0))
     assert numbers.tolist() == [3, 1]
@@ -144,7 +151,7 @@ def test_steps_that_draw_nothing_need_no_seed():
     assert len(blocks) == 2
 
 
-def test_steps_that_draw_need_one():
+def test_steps_that_draw_need_one() -> None:
     with pytest.raises(
         errors.ProgramError, match=r"without a seed.*leave out random transforms.*batch\(indices, seed=\.\.\.\)"
     ):
@@ -163,16 +170,17 @@ def test_steps_that_draw_need_one():
     ],
     ids=["tuple", "list", "dict", "named"],
 )
-def test_the_images_are_where_they_are_said_to_be_and_the_rest_stays(arrays, images):
+def test_only_the_named_images_are_changed(arrays: Any, images: int | str) -> None:
     dataset = Arrays(arrays)
-    before, after = dataset.batch(np.array([5, 2])), Augmented(dataset, CHANGE, images=images).batch([5, 2], seed=1)
+    numbers = np.array([5, 2])
+    before, after = dataset.batch(numbers), Augmented(dataset, CHANGE, images=images).batch(numbers, seed=1)
     assert type(after) is type(before)
-    np.testing.assert_array_equal(after[images], CHANGE(IMAGES[[5, 2]], seed=1, samples=np.array([5, 2])))
-    labels = "label" if isinstance(after, dict) else 1 - images % 2
+    np.testing.assert_array_equal(after[images], CHANGE(IMAGES[[5, 2]], seed=1, samples=numbers))
+    labels: Any = "label" if isinstance(images, str) else 1 - images % 2
     assert after[labels].tolist() == [5, 2]
 
 
-def test_two_kinds_of_images_are_changed_alike():
+def test_two_kinds_of_images_are_changed_alike() -> None:
     both = Arrays({"photo": IMAGES, "mask": IMAGES[..., :1]})
     flipped = Augmentation(Flip(), Crop(padding=2))
     batch = Augmented(Augmented(both, flipped, images="photo"), flipped, images="mask").batch(NUMBERS, seed=1)
@@ -191,36 +199,43 @@ def test_two_kinds_of_images_are_changed_alike():
         ((NUMBERS, IMAGES), 0, r"images have the shape \(2,\)"),
     ],
 )
-def test_images_that_are_not_where_they_should_be(arrays, images, said):
+def test_missing_images_are_refused(
+    arrays: np.ndarray | tuple[np.ndarray | list[np.ndarray], np.ndarray] | Mapping[str, np.ndarray],
+    images: int | str,
+    said: str,
+) -> None:
     with pytest.raises(errors.InvalidData, match=said):
         Augmented(Arrays(arrays), PLAIN, images=images).batch(np.arange(2))
 
 
-def test_what_is_no_augmentation_is_refused():
+def test_transform_in_place_of_an_augmentation_is_refused() -> None:
+    flip: Any = Flip()
     with pytest.raises(errors.InvalidData, match=r"a Flip; give shoal.data.augment.Augmentation\(\.\.\.\)"):
-        Augmented(plain(), Flip())
+        Augmented(plain(), flip)
 
 
-def test_what_is_made_of_a_data_set_is_read_ahead_as_far():
+def test_derived_data_set_keeps_the_prefetch() -> None:
     for made in (Augmented(plain(5), CHANGE), Subset(plain(5), [1]), Augmented(Subset(plain(5), [1]), CHANGE)):
         assert prefetch_of(made) == 5
-    assert prefetch_of(Subset(Stored(), [1])) == 2
+    source: Any = Stored()
+    assert prefetch_of(Subset(source, [1])) == 2
 
 
-def test_a_batches_generator_that_is_closed_closes_the_one_within():
+def test_closing_batches_closes_the_inner_generator() -> None:
     closed = []
 
     class Closing(Stored):
         blocks = shoal.program.Blocks([0, 40])
 
-        def batches(self, plan):
+        def batches(self, plan: Iterator[Any]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
             try:
                 for numbers in plan:
                     yield IMAGES[numbers], numbers
             finally:
                 closed.append(True)
 
-    reading = Augmented(Closing(), PLAIN).batches(iter([NUMBERS[:4], NUMBERS[4:]]))
+    source: Any = Closing()
+    reading: Any = Augmented(source, PLAIN).batches(iter([NUMBERS[:4], NUMBERS[4:]]))
     next(reading)
     reading.close()
     assert closed
@@ -230,7 +245,7 @@ def test_a_batches_generator_that_is_closed_closes_the_one_within():
 
 
 @pytest.mark.parametrize("samples", [slice(30, None, -10), [30, 20, 10, 0], np.array([30, 20, 10, 0], np.uint8)])
-def test_a_subset_has_these_samples_in_this_order(samples):
+def test_a_subset_has_these_samples_in_this_order(samples: np.ndarray | slice | list[int]) -> None:
     subset = Subset(plain(), samples)
     images, numbers = subset.batch(np.array([3, 0, 1]))
     assert len(subset) == 4
@@ -250,23 +265,25 @@ def test_a_subset_has_these_samples_in_this_order(samples):
         ([-1], "samples are -1 to -1"),
     ],
 )
-def test_samples_that_there_are_not(samples, said):
+def test_samples_outside_the_data_set_are_refused(
+    samples: np.ndarray | slice | Sequence[float | list[int]], said: str
+) -> None:
     with pytest.raises(errors.InvalidData, match=said):
         Subset(plain(), samples)
 
 
-def test_a_subset_is_not_changed_with_the_array_that_it_was_made_from():
+def test_subset_copies_its_numbers() -> None:
     samples = np.array([4, 5])
     subset = Subset(plain(), samples)
     samples[:] = 0
     assert subset.batch(np.arange(2))[1].tolist() == [4, 5]
 
 
-def numbers_of(dataset):
+def numbers_of(dataset: Subset) -> set[int]:
     return set(dataset.batch(np.arange(len(dataset)))[1].tolist())
 
 
-def test_a_split_is_into_two_with_nothing_in_common():
+def test_split_gives_two_disjoint_parts() -> None:
     training, held_out = split(plain(), 0.1)
     assert (len(training), len(held_out)) == (36, 4)
     assert numbers_of(training) | numbers_of(held_out) == set(range(40))
@@ -277,19 +294,20 @@ def test_a_split_is_into_two_with_nothing_in_common():
 class Watched:
     """Its reader finds out which of its parts another thread could read meanwhile."""
 
-    def __init__(self):
-        self.parts, self.open = [], []
+    def __init__(self) -> None:
+        self.parts: list[Subset] = []
+        self.open: list[bool] = []
 
-    def __len__(self):
+    def __len__(self) -> int:
         return 40
 
-    def batch(self, indices):
+    def batch(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         with ThreadPoolExecutor(1) as other:
             self.open += other.submit(lambda: [part._lock.acquire(blocking=False) for part in self.parts]).result()
         return IMAGES[indices], NUMBERS[indices]
 
 
-def test_parts_of_one_data_set_are_not_read_at_the_same_time():
+def test_parts_of_one_data_set_are_not_read_at_the_same_time() -> None:
     """Neither do parts of parts, which one thread reads at once, nor parts of what is made of it."""
     whole = Watched()
     training, held_out = split(whole, 0.1)
@@ -306,12 +324,12 @@ def test_parts_of_one_data_set_are_not_read_at_the_same_time():
 
 
 @pytest.mark.parametrize("share", [0, 1, 1.5, -0.1, 0.01, 0.99, float("nan")])
-def test_a_split_with_nothing_on_one_side_is_refused(share):
+def test_a_split_with_nothing_on_one_side_is_refused(share: float) -> None:
     with pytest.raises(errors.InvalidData, match="of 40 samples leaves one part empty"):
         split(plain(), share)
 
 
-def test_data_in_blocks_is_not_cut():
+def test_data_in_blocks_cannot_be_subset_or_split() -> None:
     for made in (in_blocks(), Augmented(in_blocks(), CHANGE)):
         said = f"{type(made).__name__} is read in blocks, .*into separate files"
         with pytest.raises(errors.InvalidData, match=f"Subset: {said}"):

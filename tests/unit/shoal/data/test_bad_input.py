@@ -2,7 +2,10 @@
 
 import io
 import re
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,15 +19,15 @@ X = np.arange(1000.0)
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def refused(said):
+def refused(said: str) -> pytest.RaisesExc:
     return pytest.raises(errors.InvalidData, match=said)
 
 
-def parquet(path, rows=None, **options):
+def parquet(path: Path, rows: dict[str, Any] | None = None, **options: Any) -> None:
     pq.write_table(pa.table({"x": X, "y": X} if rows is None else rows), path, **options)
 
 
@@ -32,7 +35,7 @@ def parquet(path, rows=None, **options):
 
 
 @pytest.mark.parametrize("source", [Parquet, Csv])
-def test_files_that_are_not_there(source, folder):
+def test_missing_files_are_refused(source: type[Csv] | type[Parquet], folder: Path) -> None:
     with refused(rf"shoal.data.{source.__name__}: there is no file at {folder}/none; check the path"):
         source(folder / "none")
     with refused("there is no file at .*/none-\\*"):
@@ -45,19 +48,19 @@ def test_files_that_are_not_there(source, folder):
         source(folder)
 
 
-def test_a_file_that_is_named_twice(folder):
+def test_file_named_twice_is_refused(folder: Path) -> None:
     parquet(folder / "a.parquet")
     with refused(r"a\.parquet is named twice"):
         Parquet([folder, folder / "a.parquet"])
 
 
-def test_a_protocol_that_nobody_knows():
+def test_unknown_protocol_is_refused() -> None:
     with refused("gopher://x cannot be read: Protocol not known: gopher"):
         Parquet("gopher://x")
 
 
 @pytest.mark.parametrize(("source", "name"), [(Parquet, "a.parquet"), (Csv, "a.csv"), (Arrays, "a.npy")])
-def test_a_file_that_is_empty(source, name, folder):
+def test_empty_file_is_refused(source: type[Arrays] | type[Csv] | type[Parquet], name: str, folder: Path) -> None:
     (folder / name).touch()
     with refused(rf"{name} is empty.*write it again"):
         source(str(folder / name))
@@ -66,7 +69,7 @@ def test_a_file_that_is_empty(source, name, folder):
 # Parquet.
 
 
-def test_a_parquet_file_that_is_cut_short(folder):
+def test_truncated_parquet_file_is_refused(folder: Path) -> None:
     parquet(folder / "a.parquet")
     path = folder / "b.parquet"
     for length in (3, 1000, len((folder / "a.parquet").read_bytes()) - 1):
@@ -76,7 +79,7 @@ def test_a_parquet_file_that_is_cut_short(folder):
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_parquet_file_that_is_damaged_within(folder, prefetch):
+def test_damaged_row_group_is_refused(folder: Path, prefetch: int) -> None:
     path = folder / "a.parquet"
     parquet(path, row_group_size=500, compression="snappy", use_dictionary=False, write_page_checksum=True)
     content = bytearray(path.read_bytes())
@@ -91,7 +94,7 @@ def test_a_parquet_file_that_is_damaged_within(folder, prefetch):
         next(reading)
 
 
-def test_a_parquet_file_that_changes_or_goes_meanwhile(folder):
+def test_parquet_file_that_changes_or_disappears_is_refused(folder: Path) -> None:
     parquet(folder / "a.parquet")
     parquet(folder / "b.parquet")
     dataset = Parquet(folder)
@@ -103,7 +106,7 @@ def test_a_parquet_file_that_changes_or_goes_meanwhile(folder):
         dataset.batch(np.array([1500]))
 
 
-def test_columns_that_are_not_there(folder):
+def test_missing_columns_are_refused(folder: Path) -> None:
     parquet(folder / "a.parquet", {"height": X, "label": X})
     with refused(r"a\.parquet has no column 'heights_'; did you mean height\?"):
         Parquet(folder, columns=["heights_"])
@@ -115,7 +118,7 @@ def test_columns_that_are_not_there(folder):
         Parquet(folder, columns=[])
 
 
-def test_files_whose_schemas_differ(folder):
+def test_files_with_different_schemas_are_refused(folder: Path) -> None:
     parquet(folder / "a.parquet")
     parquet(folder / "b.parquet", {"x": X.astype(np.float32), "z": X})
     with refused(
@@ -126,7 +129,7 @@ def test_files_whose_schemas_differ(folder):
         Parquet(folder, columns=["y"])
 
 
-def test_no_rows_at_all(folder):
+def test_data_without_rows_is_refused(folder: Path) -> None:
     parquet(folder / "a.parquet", {"x": X[:0]})
     with refused("a.parquet and all other files have no rows"):
         Parquet(folder)
@@ -148,14 +151,14 @@ def test_no_rows_at_all(folder):
         (pa.array([["a"], ["b"]], pa.list_(pa.string(), 1)), "needs numbers"),
     ],
 )
-def test_types_that_no_array_has(folder, column, advice):
+def test_types_without_an_array_form_are_refused(folder: Path, column: pa.Array, advice: str) -> None:
     parquet(folder / "a.parquet", {"x": X[:2], "odd": column})
     with refused(rf"a\.parquet: column 'odd' is of type .*{advice}.*columns="):
         Parquet(folder)
     assert Parquet(folder, columns=["x"]).batch(np.array([1]))["x"] == 1
 
 
-def test_nulls_without_a_fill(folder):
+def test_nulls_without_a_fill_are_refused(folder: Path) -> None:
     parquet(folder / "a.parquet", {"x": [1, None, 3]})
     with refused(r"a\.parquet, row group 0: column 'x' has 1 nulls among 3 values.*give fill=\{'x': \.\.\.\}"):
         Parquet(folder).batch(np.array([0]))
@@ -164,7 +167,7 @@ def test_nulls_without_a_fill(folder):
         Parquet(folder, fill={"l": 0}).batch(np.array([0]))
 
 
-def test_fills_that_fit_nothing(folder):
+def test_fills_that_match_no_column_are_refused(folder: Path) -> None:
     parquet(folder / "a.parquet")
     with refused("fill has a value for 'z', which is none of the columns"):
         Parquet(folder, fill={"z": 0})
@@ -172,10 +175,11 @@ def test_fills_that_fit_nothing(folder):
         Parquet(folder, fill={"x": "none"})
 
 
-def test_a_prefetch_or_a_window_that_is_no_number(folder):
+def test_invalid_prefetch_and_window_are_refused(folder: Path) -> None:
+    wrong: Any = "a lot"
     parquet(folder / "a.parquet")
     with refused("prefetch is 'a lot'"):
-        Parquet(folder, prefetch="a lot")
+        Parquet(folder, prefetch=wrong)
     with pytest.raises(errors.ProgramError, match="window is -1"):
         Parquet(folder, window=-1)
 
@@ -183,42 +187,42 @@ def test_a_prefetch_or_a_window_that_is_no_number(folder):
 # CSV.
 
 
-def csv(folder, text, name="a.csv", **options):
+def csv(folder: Path, text: str, name: str = "a.csv", **options: Any) -> Csv:
     (folder / name).write_text(text)
     return Csv(folder, **options)
 
 
 @pytest.mark.parametrize("block_bytes", [4, 1000])
 @pytest.mark.parametrize(("row", "said"), [("5", "1 value"), ("5,6,7", "3 values")])
-def test_a_row_of_csv_with_too_few_or_too_many_values(folder, block_bytes, row, said):
+def test_csv_row_of_the_wrong_length_is_refused(folder: Path, block_bytes: int, row: str, said: str) -> None:
     with refused(rf"a\.csv: row 3 has {said} instead of 2: '{row}'; correct it"):
         csv(folder, f"n,m\n1,2\n3,4\n{row}\n7,8\n", block_bytes=block_bytes).batch(np.arange(4))
 
 
-def test_a_value_that_is_not_of_its_columns_type(folder):
+def test_value_of_the_wrong_type_is_refused(folder: Path) -> None:
     dataset = csv(folder, "n\n1\n2\nfew\n4\n", block_bytes=4)
     with refused(r"a\.csv, rows 2 to 3: .*conversion error to int64: invalid value 'few'; .*types="):
         dataset.batch(np.arange(4))
     assert csv(folder, "n\n1\n2\nfew\n4\n", block_bytes=4, types={"n": "string"}).batch(np.array([2]))["n"] == "few"
 
 
-def test_a_value_that_is_missing(folder):
+def test_missing_value_is_refused(folder: Path) -> None:
     with refused(r"a\.csv, rows 1 to 3: column 'n' has 1 nulls"):
         csv(folder, "n,m\n1,1\n,2\n3,3\n").batch(np.array([0]))
 
 
-def test_a_quote_that_is_not_closed(folder):
+def test_unclosed_quote_is_refused(folder: Path) -> None:
     with refused(r"a\.csv: a quote is not closed at the file's end"):
         csv(folder, 'n,t\n1,"a\n2,b\n')
 
 
-def test_headers_that_differ(folder):
+def test_files_with_different_headers_are_refused(folder: Path) -> None:
     (folder / "b.csv").write_text("m,n\n1,2\n")
     with refused(r"b\.csv has the columns m, n, but .*a\.csv has n, m; write the files alike"):
         csv(folder, "n,m\n1,2\n")
 
 
-def test_csv_that_is_compressed_or_goes_meanwhile(folder):
+def test_csv_that_is_compressed_or_disappears_is_refused(folder: Path) -> None:
     (folder / "a.csv.gz").write_bytes(b"\x1f\x8b")
     with refused(r"a\.csv\.gz is compressed.*unpack it"):
         Csv(folder / "a.csv.gz")
@@ -239,7 +243,7 @@ def test_csv_that_is_compressed_or_goes_meanwhile(folder):
         ({"block_bytes": 0}, "block_bytes is 0; give a whole number, 1 or more"),
     ],
 )
-def test_arguments_of_csv_that_make_no_sense(folder, options, said):
+def test_invalid_csv_arguments_are_refused(folder: Path, options: dict[str, Any], said: str) -> None:
     with refused(said):
         csv(folder, "n,m\n1,2\n", **options)
 
@@ -247,7 +251,7 @@ def test_arguments_of_csv_that_make_no_sense(folder, options, said):
 # Arrays and what can be sought.
 
 
-def test_numpy_files_that_are_damaged_or_hold_objects(folder):
+def test_numpy_files_that_are_damaged_or_hold_objects_are_refused(folder: Path) -> None:
     whole = io.BytesIO()
     np.save(whole, X)
     (folder / "short.npy").write_bytes(whole.getvalue()[:-1])
@@ -275,16 +279,18 @@ def test_numpy_files_that_are_damaged_or_hold_objects(folder):
         (None, "is a NoneType"),
     ],
 )
-def test_arrays_that_are_none(given, said):
+def test_values_that_are_not_arrays_are_refused(
+    given: tuple[np.ndarray, np.ndarray] | Mapping[str, np.ndarray | list[int]] | None, said: str
+) -> None:
     with refused(said):
         Arrays(given)
 
 
 class Sought:
-    def __init__(self, length, read):
+    def __init__(self, length: int, read: Callable[[], Any]) -> None:
         self.length, self.read = length, read
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self.length
 
 
@@ -297,12 +303,12 @@ class Sought:
         (lambda start, stop: {f"from {start}": X[start:stop]}, r"has the arrays .*from 10.* but earlier blocks had"),
     ],
 )
-def test_a_source_that_gives_something_else(read, said):
+def test_source_with_invalid_blocks_is_refused(read: Callable[..., Any], said: str) -> None:
     with refused(said):
         Seekable(Sought(100, read), block=10, window=2).batch(np.arange(20))
 
 
-def test_a_source_that_is_none():
+def test_object_that_is_not_a_source_is_refused() -> None:
     with refused(r"needs a source with len\(\).*a list lacks them"):
         Seekable([1, 2])
     with refused("has no samples"):
@@ -311,10 +317,10 @@ def test_a_source_that_is_none():
         Seekable(Sought(3, print), block=0)
 
     class Ends:
-        def __len__(self):
+        def __len__(self) -> int:
             return 10
 
-        def iterate(self, start):
+        def iterate(self, start: int) -> Iterator[int]:
             return iter(range(start, 7))
 
     with refused(re.escape("Ends.iterate(5) ended after 2 samples")):

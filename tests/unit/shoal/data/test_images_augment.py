@@ -1,5 +1,7 @@
 """What is done to images: each function against a plain loop, and draws that depend on seed and sample alone."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,11 +16,11 @@ IMAGES = RNG.integers(0, 256, (6, 5, 7, 3), np.uint8)
 PINNED = [[0.8786522330559431, 0.3109389311613353], [0.677575149400614, 0.2553380731811462]]
 
 
-def refused(said):
+def refused(said: str) -> pytest.RaisesExc:
     return pytest.raises(errors.InvalidData, match=said)
 
 
-def bilinear(image, height, width):
+def bilinear(image: np.ndarray, height: int, width: int) -> np.ndarray:
     """As the definition has it, pixel by pixel, in float64."""
     image = image.astype(np.float64)
     result = np.empty((height, width, image.shape[2]))
@@ -34,20 +36,20 @@ def bilinear(image, height, width):
     return result
 
 
-def test_flip_exchanges_left_and_right_where_it_is_told():
+def test_flip_mirrors_the_chosen_images() -> None:
     flipped = augment.flip(IMAGES, np.array([True, False] * 3))
     np.testing.assert_array_equal(flipped[0], IMAGES[0][:, ::-1])
     np.testing.assert_array_equal(flipped[1], IMAGES[1])
 
 
-def test_crop_takes_each_image_s_rectangle():
+def test_crop_takes_each_image_s_rectangle() -> None:
     tops, lefts = np.array([0, 1, 2, 0, 1, 2]), np.array([0, 1, 2, 3, 2, 0])
     taken = augment.crop(IMAGES, tops, lefts, (3, 4))
     for image, whole, top, left in zip(taken, IMAGES, tops, lefts, strict=True):
         np.testing.assert_array_equal(image, whole[top : top + 3, left : left + 4])
 
 
-def test_crop_refuses_what_is_not_within():
+def test_crop_outside_the_image_is_refused() -> None:
     ones = np.ones(6, np.int64)
     for tops, lefts, size in ((ones * 3, ones, (3, 4)), (ones, -ones, (3, 4)), (ones * 0, ones * 0, (6, 7))):
         with refused("not within images of 5 x 7"):
@@ -58,7 +60,9 @@ def test_crop_refuses_what_is_not_within():
 
 @settings(max_examples=40, deadline=None)
 @given(st.tuples(*[st.integers(1, 9)] * 4), st.sampled_from([np.float32, np.float64]))
-def test_resize_is_bilinear_between_centres(sizes, dtype):
+def test_resize_is_bilinear_between_centres(
+    sizes: tuple[int, int, int, int], dtype: type[np.float32] | type[np.float64]
+) -> None:
     images = RNG.normal(size=(2, *sizes[:2], 2)).astype(dtype)
     resized = augment.resize(images, sizes[2:])
     assert resized.dtype == dtype
@@ -66,21 +70,21 @@ def test_resize_is_bilinear_between_centres(sizes, dtype):
     np.testing.assert_allclose(resized, expected, rtol=0, atol=1e-5 if dtype == np.float32 else 1e-12)
 
 
-def test_resize_of_bytes_rounds():
+def test_resize_of_bytes_rounds() -> None:
     resized = augment.resize(IMAGES, (8, 3))
     assert resized.dtype == np.uint8
     expected = np.stack([bilinear(image, 8, 3) for image in IMAGES])
     assert np.abs(resized - expected).max() <= 0.5 + 1e-3
 
 
-def test_resize_gives_what_pytorch_gives():
+def test_resize_matches_pytorch() -> None:
     # torch.nn.functional.interpolate(torch.arange(4.)[None, None, None], size=(1, 8), mode="bilinear"), and to (1, 2)
     row = np.arange(4, dtype=np.float32)[np.newaxis, np.newaxis, :, np.newaxis]
     assert augment.resize(row, (1, 8)).ravel().tolist() == [0, 0.25, 0.75, 1.25, 1.75, 2.25, 2.75, 3]
     assert augment.resize(row, (1, 2)).ravel().tolist() == [0.5, 2.5]
 
 
-def test_resize_agrees_with_pillow_where_it_enlarges_and_not_where_it_shrinks():
+def test_resize_matches_pillow_only_for_enlargement() -> None:
     grey = RNG.normal(size=(1, 8, 6, 1)).astype(np.float32)
     picture = Image.fromarray(grey[0, :, :, 0])
     larger = np.asarray(picture.resize((15, 9), Image.Resampling.BILINEAR))
@@ -89,7 +93,7 @@ def test_resize_agrees_with_pillow_where_it_enlarges_and_not_where_it_shrinks():
     assert np.abs(augment.resize(grey, (2, 2))[0, :, :, 0] - smaller).max() > 0.01
 
 
-def test_bytes_become_numbers_from_0_to_1():
+def test_bytes_become_numbers_from_0_to_1() -> None:
     floats = augment.to_float(IMAGES)
     assert floats.dtype == np.float32
     np.testing.assert_allclose(floats, IMAGES / 255, rtol=2e-7)
@@ -99,7 +103,7 @@ def test_bytes_become_numbers_from_0_to_1():
         augment.to_float(IMAGES.astype(np.int16))
 
 
-def test_normalise_is_by_channel():
+def test_normalise_is_by_channel() -> None:
     floats = augment.to_float(IMAGES, np.float64)
     mean, std = floats.mean((0, 1, 2)), floats.std((0, 1, 2))
     normal = augment.normalize(floats, mean, std)
@@ -116,23 +120,23 @@ def test_normalise_is_by_channel():
             augment.normalize(*arguments)
 
 
-def test_draws_are_even_and_of_nothing_but_seed_and_sample():
+def test_draws_are_even_and_of_nothing_but_seed_and_sample() -> None:
     drawn = augment.uniforms(3, np.arange(20_000), 3)
     assert drawn.min() >= 0
     assert drawn.max() < 1
     counts = [np.histogram(column, 10, (0, 1))[0] for column in drawn.T]
     assert np.abs(np.array(counts) - 2000).max() < 5 * 2000**0.5
     near = (
-        [drawn[:-1, 0], drawn[1:, 0]],
-        [drawn[:, 0], drawn[:, 1]],
-        [drawn[:, 0], augment.uniforms(4, np.arange(20_000), 1)[:, 0]],
+        (drawn[:-1, 0], drawn[1:, 0]),
+        (drawn[:, 0], drawn[:, 1]),
+        (drawn[:, 0], augment.uniforms(4, np.arange(20_000), 1)[:, 0]),
     )
-    assert all(abs(np.corrcoef(*pair)[0, 1]) < 0.03 for pair in near)
+    assert all(abs(np.corrcoef(first, second)[0, 1]) < 0.03 for first, second in near)
     some = np.array([17, 4, 19_999])
     np.testing.assert_array_equal(augment.uniforms(3, some, 2), drawn[some, :2])
 
 
-def test_the_numbers_drawn_do_not_change_from_release_to_release():
+def test_the_numbers_drawn_do_not_change_from_release_to_release() -> None:
     drawn = augment.uniforms(1, np.array([0, 1]), 2)
     np.testing.assert_allclose(drawn, PINNED, rtol=0, atol=1e-16)
 
@@ -145,11 +149,11 @@ CHANGE = augment.Augmentation(
 )
 
 
-def test_a_sample_is_changed_alike_in_whichever_batch_it_comes():
+def test_augmentation_does_not_depend_on_the_batch() -> None:
     before = IMAGES.copy()
     numbers = np.array([40, 7, 12, 3, 99, 1000])
     whole = CHANGE(IMAGES, seed=9, samples=numbers)
-    assert (whole.shape, whole.dtype) == ((6, 4, 4, 3), np.float32)
+    assert (whole.shape, whole.dtype) == ((6, 4, 4, 3), np.dtype(np.float32))
     for part in ([5, 1], [2]):
         np.testing.assert_array_equal(CHANGE(IMAGES[part], seed=9, samples=numbers[part]), whole[part])
     assert (CHANGE(IMAGES, seed=10, samples=numbers) != whole).any()
@@ -159,14 +163,14 @@ def test_a_sample_is_changed_alike_in_whichever_batch_it_comes():
     np.testing.assert_array_equal(IMAGES, before)
 
 
-def test_a_batch_s_seed_gives_each_image_its_own_draws():
+def test_a_batch_s_seed_gives_each_image_its_own_draws() -> None:
     same = np.repeat(IMAGES[:1], 50, axis=0)
     changed = CHANGE(same, seed=2**63 - 1)
     assert len(np.unique(changed.reshape(50, -1), axis=0)) > 10
     np.testing.assert_array_equal(changed, CHANGE(same, seed=2**63 - 1))
 
 
-def test_steps_do_what_they_draw():
+def test_transforms_follow_their_draws() -> None:
     images = np.repeat(IMAGES[:1], 400, axis=0)
     flipped = (augment.Augmentation(augment.Flip(0.25))(images, seed=0) != images).any((1, 2, 3))
     assert 60 < flipped.sum() < 140
@@ -180,19 +184,20 @@ def test_steps_do_what_they_draw():
     assert augment.Augmentation(augment.Crop(0, (2, 3)))(images, seed=0).shape == (400, 2, 3, 3)
 
 
-def test_a_batch_of_no_images_stays_one():
+def test_a_batch_of_no_images_stays_one() -> None:
     assert CHANGE(IMAGES[:0], seed=0).shape == (0, 4, 4, 3)
 
 
-def test_what_makes_no_sense_is_refused():
+def test_invalid_augmentation_arguments_are_refused() -> None:
     with refused(r"images have the shape \(5, 7, 3\); give \[n, height, width, channels\]"):
         CHANGE(IMAGES[0], seed=0)
     with refused("6 images have 2 numbers"):
         CHANGE(IMAGES, seed=0, samples=np.arange(2))
     with refused("smaller than 9 x 9"):
         augment.Augmentation(augment.Crop(1, (9, 9)))(IMAGES, seed=0)
+    flip: Any = augment.Flip
     with pytest.raises(TypeError):
-        augment.Flip(0.5, 0)  # what it draws is no argument
+        flip(0.5, 0)  # the drawn numbers are not an argument
     for wrong in (lambda: augment.Flip(2), lambda: augment.Crop(-1), lambda: augment.Crop(0, (0, 1))):
         with refused("must be|give"):
             wrong()

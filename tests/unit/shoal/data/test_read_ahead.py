@@ -1,6 +1,8 @@
 """What is read in a thread: in order, so far ahead and no farther, with its errors in their places, and to an end."""
 
 import threading
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -8,35 +10,35 @@ from shoal.data._reading.prefetcher import Prefetcher
 from support import waiting
 
 
-def readers():
+def readers() -> list[Any]:
     return [thread for thread in threading.enumerate() if thread.name == "read-ahead"]
 
 
 @pytest.fixture(autouse=True)
-def no_thread_is_left():
+def no_thread_is_left() -> Iterator[None]:
     yield
     waiting.wait_until(lambda: not readers(), what="the end of all threads that read")
 
 
-def test_items_come_in_order_and_the_thread_ends_with_them():
+def test_items_keep_their_order_and_the_thread_ends_after_the_last() -> None:
     with Prefetcher(iter(range(100)), 3) as ahead:
         assert list(ahead) == list(range(100))
         assert not readers()
         assert list(ahead) == []
 
 
-def test_it_reads_while_others_compute_and_no_farther_than_it_may():
+def test_reader_reads_ahead_up_to_its_limit() -> None:
     read = []
     changed = threading.Condition()
 
-    def items():
+    def items() -> Iterator[int]:
         for number in range(9):
             with changed:
                 read.append(number)
                 changed.notify_all()
             yield number
 
-    def reads(count):
+    def reads(count: int) -> bool:
         with changed:
             return changed.wait_for(lambda: len(read) >= count, 20)
 
@@ -48,8 +50,8 @@ def test_it_reads_while_others_compute_and_no_farther_than_it_may():
     assert len(read) <= 8 + 1
 
 
-def test_an_error_comes_in_its_place_and_nothing_after_it():
-    def items():
+def test_error_is_raised_in_its_place_and_ends_the_items() -> None:
+    def items() -> Iterator[int]:
         yield 1
         yield 2
         raise SystemExit(3)
@@ -62,10 +64,10 @@ def test_an_error_comes_in_its_place_and_nothing_after_it():
         next(ahead)
 
 
-def test_closing_ends_the_iterator_on_its_own_thread():
+def test_closing_ends_the_iterator_on_its_own_thread() -> None:
     closed = []
 
-    def items():
+    def items() -> Iterator[int]:
         try:
             while True:
                 yield threading.get_ident()
@@ -79,13 +81,13 @@ def test_closing_ends_the_iterator_on_its_own_thread():
         next(ahead)
 
 
-def test_what_is_prepared_is_prepared_on_the_thread_and_may_fail():
+def test_preparation_runs_on_the_reading_thread_and_may_fail() -> None:
     where = []
     with Prefetcher(iter([1]), 1, prepare=lambda: where.append(threading.current_thread().name)) as ahead:
         assert list(ahead) == [1]
     assert where == ["read-ahead"]
 
-    def fail():
+    def fail() -> None:
         raise OSError("no device")
 
     with Prefetcher(iter([1]), 1, prepare=fail) as ahead, pytest.raises(OSError, match="no device"):

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -82,8 +83,9 @@ def timings() -> Timings:
         (
             records.job(JOB),
             "name state reason program workers_wanted min_workers max_workers consistency optimizer settings epochs "
-            "batch_size range_size max_steps shards seed wire overlap workers submitted_at started_at finished_at "
-            "progress checkpoint checkpoint_failure restarts evaluation best",
+            "batch_size range_size max_steps step_timeout_s shards seed wire_dtype overlap workers submitted_at "
+            "started_at "
+            "finished_at progress checkpoint checkpoint_failure restarts evaluation best",
         ),
         (
             records.result(JobResult("a", Progress(), 1.0, EVALUATED, EVALUATED)),
@@ -102,18 +104,18 @@ def timings() -> Timings:
         (records.event(LogLine(1, 0.0, "w0", "x")), "event sequence time worker text"),
     ],
 )
-def test_fields(record, fields):
+def test_fields(record: dict[str, Any], fields: str) -> None:
     assert list(record) == fields.split()
     assert json.loads(json.dumps(record)) == record
 
 
-def test_what_a_damaged_one_says():
+def test_damaged_checkpoint_shows_its_error() -> None:
     record = records.damaged_checkpoint(DAMAGED)
     assert (record["job"], record["number"]) == ("a", 7)
     assert record["error"] == {"code": "CORRUPT_CHECKPOINT", "message": "torn", "details": {"checkpoint": "a/7"}}
 
 
-def test_nothing_evaluated():
+def test_nothing_evaluated() -> None:
     assert records.evaluation(None) is None
 
 
@@ -128,6 +130,6 @@ def test_nothing_evaluated():
         ({"alive": False, "silent_s": 9.0}, "dead"),
     ],
 )
-def test_one_word_for_each_state_of_a_member(fields, state):
+def test_one_word_for_each_state_of_a_member(fields: dict[str, Any], state: str) -> None:
     member = replace(SERVER, **fields)
     assert records.member_state(member, late_s=1.0) == records.member(member, 1.0)["state"] == state

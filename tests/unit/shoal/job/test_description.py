@@ -5,8 +5,10 @@ import inspect
 import typing
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from google.protobuf.message import Message
 
 from shoal import errors
 from shoal._job.checks import Number, flag
@@ -27,6 +29,7 @@ from shoal.evaluation_policy import EvaluationPolicy
 from shoal.job import Job, SessionOptions
 from shoal.v1 import job_pb2
 
+WRONG_FLAG: Any = 1
 KINDS = [
     (
         Job("m:f", restore="a", checkpoints=CheckpointPolicy(), evaluation=EvaluationPolicy()),
@@ -52,24 +55,28 @@ class Scratch:
 
 
 @pytest.mark.parametrize(("owner", "message"), KINDS)
-def test_every_field_of_a_message_is_carried_by_a_field_that_is_described(owner, message):
+def test_every_field_of_a_message_is_carried_by_a_field_that_is_described(
+    owner: CheckpointPolicy | EvaluationPolicy | Job, message: type[Message]
+) -> None:
     carried = {key for name, each in descriptions(type(owner)).items() for key in each.codec.encode(name, owner)}
     assert carried == set(message.DESCRIPTOR.fields_by_name)
 
 
 @pytest.mark.parametrize("owner", [owner for owner, _ in KINDS])
-def test_every_field_is_in_the_docstring_of_its_class(owner):
-    told_of = inspect.getdoc(type(owner))
-    assert [it.name for it in dataclasses.fields(owner) if f"\n    {it.name}: " not in told_of] == []
+def test_every_field_is_in_the_docstring_of_its_class(owner: CheckpointPolicy | EvaluationPolicy | Job) -> None:
+    text = inspect.getdoc(type(owner))
+    assert text
+    assert [it.name for it in dataclasses.fields(owner) if f"\n    {it.name}: " not in text] == []
 
 
-def test_a_session_takes_fields_of_a_job_in_their_types():
+def test_a_session_takes_fields_of_a_job_in_their_types() -> None:
     of_job = {it.name: it.type for it in dataclasses.fields(Job)}
     for name, taken in typing.get_type_hints(SessionOptions).items():
-        assert taken == of_job[name] | None, name
+        of_field: Any = of_job[name]
+        assert taken == of_field | None, name
 
 
-def test_a_field_without_a_description_is_found_when_the_class_is_used():
+def test_a_field_without_a_description_is_found_when_the_class_is_used() -> None:
     @dataclass
     class Bare:
         """One."""
@@ -80,7 +87,7 @@ def test_a_field_without_a_description_is_found_when_the_class_is_used():
         descriptions(Bare)
 
 
-def test_a_new_field_travels_and_is_told():
+def test_new_field_travels_and_is_in_the_json() -> None:
     assert encode(Scratch(5, loud=False), SimpleNamespace) == SimpleNamespace(priority=5, quiet=True, hidden=0)
     assert decode(Scratch, SimpleNamespace(priority=0, quiet=False, hidden=2)) == {"loud": True, "hidden": 2}
     assert to_json(Scratch()) == {"priority": 3, "volume": 10}
@@ -90,10 +97,10 @@ def test_a_new_field_travels_and_is_told():
     ("wrong", "of", "said"),
     [
         (Scratch(priority=10), "", "priority is 10; it must be a whole number from 1 to 9"),
-        (Scratch(loud=1), "the scratch", "loud of the scratch is 1; it must be True or False"),
+        (Scratch(loud=WRONG_FLAG), "the scratch", "loud of the scratch is 1; it must be True or False"),
     ],
 )
-def test_a_new_field_is_checked(wrong, of, said):
+def test_a_new_field_is_checked(wrong: Scratch, of: str, said: str) -> None:
     with pytest.raises(errors.InvalidJob) as refused:
         check(wrong, of)
     assert refused.value.message == said
@@ -101,7 +108,7 @@ def test_a_new_field_is_checked(wrong, of, said):
     check(Scratch(), of)
 
 
-def test_the_page_shows_fields_by_their_labels():
+def test_the_page_shows_fields_by_their_labels() -> None:
     assert labelled_values(Scratch()) == [("Priority", 3), ("Loud", 10)]
     assert labelled_values(Job("m:f", workers=2, max_workers=4)) == [
         ("Program", "m:f"),

@@ -69,7 +69,7 @@ def order_of(*arguments: str, allocator: str = "") -> list[str]:
     return seen
 
 
-def test_large_blocks_are_kept_and_not_faulted_in_again():
+def test_large_blocks_are_kept_and_not_faulted_in_again() -> None:
     (tuned, few), (untuned, many) = (
         map(int, python(FAULTS, allocator=allocator).stdout.split()) for allocator in ("tuned", "default")
     )
@@ -82,25 +82,25 @@ def test_large_blocks_are_kept_and_not_faulted_in_again():
     [["shoal", role, "--help"] for role in ("coordinator", "server", "worker")] + [["shoal_worker"]],
     ids=["coordinator", "server", "worker", "trainer"],
 )
-def test_each_role_sets_it_before_anything_large_is_loaded(process):
+def test_each_role_sets_it_before_anything_large_is_loaded(process: list[str]) -> None:
     seen = order_of(*process)
     assert seen[0] == "mallopt"
     assert seen.count("mallopt") == 1
     assert "grpc" in seen
 
 
-def test_the_switch_leaves_it_alone():
+def test_the_switch_leaves_it_alone() -> None:
     assert "mallopt" not in order_of("shoal", "server", "--help", allocator="default")
 
 
-def test_a_library_leaves_its_users_process_alone():
+def test_a_library_leaves_its_users_process_alone() -> None:
     assert order_of("import", "import shoal") == []
     seen = order_of("import", "import shoal; shoal.LocalCluster; shoal.Client('127.0.0.1:1').close()")
     assert "grpc" in seen
     assert "mallopt" not in seen
 
 
-def test_another_word_is_refused_at_the_start():
+def test_another_word_is_refused_at_the_start() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "shoal", "server"],
         capture_output=True,

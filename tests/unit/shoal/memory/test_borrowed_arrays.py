@@ -33,14 +33,14 @@ class Loan:
         self.array = lend(memoryview(self.memory), self.returns.append, "back")
 
 
-def test_it_is_the_memory_itself_as_bytes():
+def test_loan_is_the_memory_itself_as_bytes() -> None:
     loan = Loan()
-    assert (loan.array.dtype, loan.array.shape, loan.array.flags.writeable) == (np.uint8, (64,), True)
+    assert (loan.array.dtype, loan.array.shape, loan.array.flags.writeable) == (np.dtype(np.uint8), (64,), True)
     loan.array[3] = 77
     assert loan.memory[3] == 77
 
 
-def test_it_comes_back_once():
+def test_loan_is_returned_once() -> None:
     loan = Loan()
     assert loan.returns == []
     del loan.array
@@ -48,7 +48,7 @@ def test_it_comes_back_once():
 
 
 @pytest.mark.parametrize("look", VIEWS.values(), ids=VIEWS)
-def test_whatever_looks_into_it_keeps_it(look: Callable[[np.ndarray], object]):
+def test_any_view_keeps_the_loan(look: Callable[[np.ndarray], object]) -> None:
     loan = Loan()
     view = look(loan.array)
     del loan.array
@@ -57,7 +57,7 @@ def test_whatever_looks_into_it_keeps_it(look: Callable[[np.ndarray], object]):
     assert loan.returns == ["back"]
 
 
-def test_a_copy_does_not_keep_it():
+def test_a_copy_does_not_keep_it() -> None:
     loan = Loan()
     copy = loan.array[4:].copy()
     del loan.array
@@ -65,7 +65,7 @@ def test_a_copy_does_not_keep_it():
     assert copy[0] == 4
 
 
-def test_the_last_of_many_views_counts():
+def test_the_last_of_many_views_counts() -> None:
     loan = Loan()
     views = [loan.array[start:] for start in range(64)]
     del loan.array
@@ -76,7 +76,7 @@ def test_the_last_of_many_views_counts():
     assert loan.returns == ["back"]
 
 
-def test_another_thread_may_have_the_last_view():
+def test_another_thread_may_have_the_last_view() -> None:
     loan = Loan()
     views = [loan.array[1:]]
     del loan.array
@@ -86,7 +86,7 @@ def test_another_thread_may_have_the_last_view():
     assert loan.returns == ["back"]
 
 
-def test_a_view_in_a_cycle_keeps_it_until_the_collector_comes():
+def test_a_view_in_a_cycle_keeps_it_until_the_collector_comes() -> None:
     loan = Loan()
     gc.disable()
     try:
@@ -103,35 +103,42 @@ def test_a_view_in_a_cycle_keeps_it_until_the_collector_comes():
 # Regions.
 
 
-def test_each_slot_is_lent_to_one_until_nothing_looks_into_it():
+def taken_from(regions: Regions) -> tuple[int, np.ndarray]:
+    """Takes a region; asserts that one is free."""
+    found = regions.take()
+    assert found
+    return found
+
+
+def test_region_is_lent_to_one_user_until_its_last_view_is_gone() -> None:
     memory = memoryview(bytearray(3 * 4096))
     slots = Regions([memory[slot * 4096 : (slot + 1) * 4096] for slot in range(3)])
-    taken = [slots.take() for _ in range(3)]
+    taken = [taken_from(slots) for _ in range(3)]
     assert [index for index, _ in taken] == [0, 1, 2]
     assert slots.take() is None
     view = taken[1][1][64:].view("f4").reshape(-1, 8)[1]
     view[:] = 1.0
     assert bytes(memory[4096 + 96 :][:4]) == b"\0\0\x80?"
     taken.clear()
-    others = [slots.take(), slots.take()]
+    others = [taken_from(slots), taken_from(slots)]
     assert {index for index, _ in others} == {0, 2}
     assert slots.take() is None
     del view
-    index, array = slots.take()
+    index, array = taken_from(slots)
     assert (index, array.nbytes) == (1, 4096)
 
 
-def test_the_slot_that_came_free_last_is_lent_first():
+def test_the_slot_that_came_free_last_is_lent_first() -> None:
     slots = Regions([memoryview(bytearray(8)) for _ in range(3)])
     for _ in range(3):
-        index, array = slots.take()
+        index, array = taken_from(slots)
         assert index == 0
         del array
 
 
-def test_slots_come_free_from_threads_and_from_the_collector():
+def test_regions_are_freed_by_threads_and_by_the_collector() -> None:
     slots = Regions([memoryview(bytearray(8)) for _ in range(2)])
-    taken = [slots.take(), slots.take()]
+    taken = [taken_from(slots), taken_from(slots)]
     gc.disable()
     try:
         cycle: list[object] = [taken.pop()[1][1:]]
@@ -139,18 +146,18 @@ def test_slots_come_free_from_threads_and_from_the_collector():
         thread = threading.Thread(target=taken.clear)
         thread.start()
         thread.join()
-        assert slots.take()[0] == 0
-        first = slots.take()
+        assert taken_from(slots)[0] == 0
+        first = taken_from(slots)
         del cycle
         assert first[0] == 0
         assert slots.take() is None
         gc.collect()
-        assert slots.take()[0] == 1
+        assert taken_from(slots)[0] == 1
     finally:
         gc.enable()
 
 
 @pytest.mark.parametrize("sizes", [[], [0], [8, 4]])
-def test_slots_are_of_one_size(sizes):
+def test_slots_are_of_one_size(sizes: list[int]) -> None:
     with pytest.raises(ValueError, match="must have one size"):
         Regions([memoryview(bytearray(size)) for size in sizes])

@@ -39,17 +39,17 @@ def lend_and_return(pool: BufferPool, *sizes: int) -> list[int]:
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, SMALLEST_BYTES - 1, SMALLEST_BYTES, SIZE + 1, 4 * SIZE, 4 * SIZE + 1])
-def test_a_buffer_has_the_size_asked_for_and_begins_at_a_cache_line(nbytes):
+def test_a_buffer_has_the_size_asked_for_and_begins_at_a_cache_line(nbytes: int) -> None:
     pool = new_pool()
     for _ in range(3):
         array = pool.take(nbytes)
-        assert (array.dtype, array.shape) == (np.uint8, (nbytes,))
+        assert (array.dtype, array.shape) == (np.dtype(np.uint8), (nbytes,))
         assert address(array) % 64 == 0
         array[:] = 1
         del array
 
 
-def test_a_buffer_is_lent_again_once_nothing_looks_into_it():
+def test_buffer_is_lent_again_after_its_last_view() -> None:
     pool = new_pool()
     array = pool.take(SIZE)
     first = address(array)
@@ -65,7 +65,7 @@ def test_a_buffer_is_lent_again_once_nothing_looks_into_it():
     assert pool.free_bytes == 0
 
 
-def test_only_a_buffer_of_the_same_size_is_lent_again():
+def test_only_a_buffer_of_the_same_size_is_lent_again() -> None:
     pool = new_pool()
     (first,) = lend_and_return(pool, SIZE)
     other = pool.take(SIZE + 1)
@@ -74,19 +74,19 @@ def test_only_a_buffer_of_the_same_size_is_lent_again():
     assert address(pool.take(SIZE)) == first
 
 
-def test_the_buffer_that_came_back_last_is_lent_first():
+def test_the_buffer_that_came_back_last_is_lent_first() -> None:
     pool = new_pool()
     _, second = lend_and_return(pool, SIZE, SIZE)
     assert address(pool.take(SIZE)) == second
 
 
-def test_small_buffers_and_ones_that_the_pool_could_not_hold_bypass_it():
+def test_small_buffers_and_ones_that_the_pool_could_not_hold_bypass_it() -> None:
     pool = new_pool()
     lend_and_return(pool, SMALLEST_BYTES - 1, 4 * SIZE + 1)
     assert pool.free_bytes == 0
 
 
-def test_the_oldest_are_dropped_to_stay_within_the_bound():
+def test_the_oldest_are_dropped_to_stay_within_the_bound() -> None:
     pool = new_pool(buffers=2)
     arrays = [pool.take(SIZE) for _ in range(3)]
     first, second, third = map(address, arrays)
@@ -99,13 +99,13 @@ def test_the_oldest_are_dropped_to_stay_within_the_bound():
     assert first not in (second, third)
 
 
-def test_one_large_buffer_pushes_several_small_ones_out():
+def test_one_large_buffer_pushes_several_small_ones_out() -> None:
     pool = new_pool(buffers=4)
     lend_and_return(pool, SIZE, SIZE, SIZE, 3 * SIZE)
     assert pool.free_bytes == 4 * SIZE
 
 
-def test_what_was_idle_for_long_is_trimmed():
+def test_buffers_idle_for_long_are_trimmed() -> None:
     clock = Clock()
     pool = new_pool(clock=clock)
     lend_and_return(pool, SIZE)
@@ -122,7 +122,7 @@ def test_what_was_idle_for_long_is_trimmed():
     assert pool.free_bytes == 0
 
 
-def test_what_is_used_is_not_idle():
+def test_buffers_in_use_are_not_idle() -> None:
     clock = Clock()
     pool = new_pool(clock=clock)
     for _ in range(5):
@@ -132,7 +132,7 @@ def test_what_is_used_is_not_idle():
     assert pool.free_bytes == SIZE
 
 
-def test_a_buffer_comes_back_from_another_thread():
+def test_buffer_is_returned_from_another_thread() -> None:
     pool = new_pool()
     arrays = [pool.take(SIZE)]
     thread = threading.Thread(target=arrays.clear)
@@ -141,7 +141,7 @@ def test_a_buffer_comes_back_from_another_thread():
     assert pool.free_bytes == SIZE
 
 
-def test_a_buffer_that_comes_back_while_its_own_thread_is_in_the_pool_is_not_lost():
+def test_buffer_returned_during_a_call_of_the_same_thread_is_not_lost() -> None:
     """The clock stands for the garbage collector, which may run at any point, also where the lock is held."""
     held: list[np.ndarray] = []
     taken: list[np.ndarray] = []
@@ -162,7 +162,7 @@ def test_a_buffer_that_comes_back_while_its_own_thread_is_in_the_pool_is_not_los
     assert address(taken[0]) != first
 
 
-def test_a_buffer_in_a_cycle_comes_back_with_the_collector():
+def test_buffer_in_a_cycle_is_returned_by_the_collector() -> None:
     pool = new_pool()
     gc.disable()
     try:
@@ -176,7 +176,7 @@ def test_a_buffer_in_a_cycle_comes_back_with_the_collector():
         gc.enable()
 
 
-def test_an_array_does_not_keep_the_pool():
+def test_an_array_does_not_keep_the_pool() -> None:
     pool = new_pool()
     array = pool.take(SIZE)
     alive = weakref.ref(pool)
@@ -186,7 +186,7 @@ def test_an_array_does_not_keep_the_pool():
     del array
 
 
-def test_threads_never_hold_the_same_buffer():
+def test_threads_never_hold_the_same_buffer() -> None:
     pool = new_pool(buffers=3)
     wrong: list[str] = []
 

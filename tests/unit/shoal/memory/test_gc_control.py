@@ -21,7 +21,7 @@ def thawed() -> Iterator[None]:
     assert gc.isenabled()
 
 
-def test_nothing_is_collected_meanwhile_and_what_was_made_is_never_looked_at() -> None:
+def test_objects_made_meanwhile_are_never_collected_or_scanned() -> None:
     with gc_control.frozen_from_gc():
         assert not gc.isenabled()
         loaded = Ring()
@@ -33,7 +33,7 @@ def test_nothing_is_collected_meanwhile_and_what_was_made_is_never_looked_at() -
     assert frozen_from_gc() is not None
 
 
-def test_what_comes_afterwards_is_collected() -> None:
+def test_later_garbage_is_collected() -> None:
     with gc_control.frozen_from_gc():
         pass
     ring = Ring()

@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,7 +57,7 @@ def test_without_a_folder_numba_is_left_alone(tmp_path: Path) -> None:
             assert environ == before
 
 
-def test_who_tells_numba_otherwise_is_heeded(tmp_path: Path) -> None:
+def test_cache_folder_of_the_environment_is_used(tmp_path: Path) -> None:
     for each in kernels.levels():
         (tmp_path / each).mkdir()
     environ = {"SHOAL_KERNELS": str(tmp_path), "NUMBA_CACHE_DIR": "/elsewhere"}
@@ -90,7 +92,7 @@ def test_a_level_that_this_machine_makes_no_code_for_is_refused(tmp_path: Path) 
         kernels.precompile(tmp_path, "x86-64-v9")
 
 
-def test_a_compiler_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_compilation_names_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_KERNEL_THREADS", "none")  # what warm_up refuses
     with pytest.raises(errors.StartFailed, match="SHOAL_KERNEL_THREADS"):
         kernels.precompile(tmp_path, kernels.levels()[0])
@@ -174,8 +176,8 @@ def test_a_cache_that_two_processes_have_mixed_up_is_mended(
         assert (kernel(21), kernel(0.25)) == (42, 0.5)
 
 
-class Watched:
-    """A kernel that knows whether others could come in while it compiles."""
+class FakeKernel:
+    """A kernel that records whether its cache is locked while it compiles."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -199,31 +201,42 @@ def is_free(folder: Path) -> bool:
     return True
 
 
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Holds the lock of a cache, as another process does."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def test_one_process_at_a_time_uses_a_cache(tmp_path: Path) -> None:
-    kernel = Watched(tmp_path)
+    kernel = FakeKernel(tmp_path)
     kernels.prepare(kernel, NUMBERS)
     assert kernel.alone == [True, True]
     assert is_free(tmp_path)
 
 
-def test_who_keeps_a_cache_for_ever_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_lock_held_for_ever_is_not_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "_LOCK_S", 0.0)
-    kernel = Watched(tmp_path)
-    with kernels._alone(tmp_path):
+    kernel = FakeKernel(tmp_path)
+    with locked(tmp_path):
         kernels.prepare(kernel, NUMBERS)
     assert sorted(kernel.signatures, key=str) == sorted(NUMBERS, key=str)
 
 
-def test_a_cache_whose_folder_cannot_be_locked_is_used_as_it_is(tmp_path: Path) -> None:
-    kernel = Watched(tmp_path)
+def test_cache_that_cannot_be_locked_is_used_without_a_lock(tmp_path: Path) -> None:
+    kernel = FakeKernel(tmp_path)
     kernel.stats.cache_path = str(tmp_path / "none")
     kernels.prepare(kernel, NUMBERS)
     assert kernel.alone == [False, False]
 
 
-def test_what_is_there_already_asks_for_no_lock(tmp_path: Path) -> None:
-    kernel = Watched(tmp_path)
+def test_complete_cache_needs_no_lock(tmp_path: Path) -> None:
+    kernel = FakeKernel(tmp_path)
     kernel.signatures = [*NUMBERS]
-    with kernels._alone(tmp_path):  # would wait for a minute
+    with locked(tmp_path):  # a process that wants the lock waits for a minute
         kernels.prepare(kernel, NUMBERS)
     assert not kernel.alone

@@ -7,27 +7,30 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from email.message import Message
+from typing import Any
 
 import prometheus_client
 import psutil
 import pytest
+from prometheus_client.registry import Collector
 
 from shoal import errors
-from shoal._role import http_endpoints as _role_pages
+from shoal._role import http_endpoints
 from shoal._role.http_endpoints import RoleHttpServer
 from support.waiting import wait_until
 
 
 @pytest.fixture
-def registry():
+def registry() -> prometheus_client.CollectorRegistry:
     registry = prometheus_client.CollectorRegistry()
     prometheus_client.Counter("shoal_test_calls_total", "Calls.", registry=registry).inc(3)
     return registry
 
 
 @pytest.fixture
-def pages(registry):
+def pages(registry: prometheus_client.CollectorRegistry) -> Iterator[RoleHttpServer]:
     pages = RoleHttpServer("127.0.0.1:0", registry)
     yield pages
     pages.stop()
@@ -58,10 +61,11 @@ def ended(connection: socket.socket) -> bool:
 
 def peers() -> set[tuple[str, int]]:
     """The other ends of this process's connections."""
-    return {tuple(end.raddr) for end in psutil.Process().net_connections("tcp4") if end.raddr}
+    ends: list[Any] = [connection.raddr for connection in psutil.Process().net_connections("tcp4")]
+    return {(end.ip, end.port) for end in ends if end}
 
 
-def test_health_is_that_of_the_role(pages):
+def test_health_is_that_of_the_role(pages: RoleHttpServer) -> None:
     assert fetch(pages, "/healthz")[0::2] == (503, b"starting\n")
     pages.not_ready = ""
     assert fetch(pages, "/healthz")[0::2] == (200, b"ok\n")
@@ -70,7 +74,7 @@ def test_health_is_that_of_the_role(pages):
     assert fetch(pages, "/healthz")[0::2] == (503, b"stopping\n")
 
 
-def test_metrics_are_in_the_format_that_is_asked_for(pages):
+def test_metrics_are_in_the_format_that_is_asked_for(pages: RoleHttpServer) -> None:
     status, headers, body = fetch(pages, "/metrics")
     assert status == 200
     assert headers["Content-Type"].startswith("text/plain")
@@ -83,18 +87,17 @@ def test_metrics_are_in_the_format_that_is_asked_for(pages):
     assert b"shoal_test_calls_total" in gzip.decompress(body)
 
 
-def test_other_paths_say_what_there_is(pages):
+def test_unknown_path_names_the_pages(pages: RoleHttpServer) -> None:
     for path in ("/", "/metric", "/metrics/x", "/%2e%2e/healthz"):
         status, _, body = fetch(pages, path)
         assert (status, body) == (404, b"not found; this server has /metrics and /healthz\n")
 
 
-def test_a_page_that_fails_is_an_error_of_its_own(pages, registry, capfd):
-    class Broken:
-        def describe(self):
-            return []
-
-        def collect(self):
+def test_failing_page_does_not_affect_other_pages(
+    pages: RoleHttpServer, registry: prometheus_client.CollectorRegistry, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Broken(Collector):
+        def collect(self) -> list[Any]:
             raise RuntimeError("no figures")
 
     registry.register(Broken())
@@ -103,16 +106,18 @@ def test_a_page_that_fails_is_an_error_of_its_own(pages, registry, capfd):
     assert fetch(pages, "/healthz")[0] == 200
 
 
-def test_who_is_slow_is_sent_away(pages, monkeypatch):
-    monkeypatch.setattr(_role_pages, "_SECONDS_A_CONNECTION", 0.2)
+def test_slow_request_is_disconnected(pages: RoleHttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_endpoints, "_SECONDS_A_CONNECTION", 0.2)
     with connect(pages) as slow:
         slow.sendall(b"GET /metrics HTTP/1.1\r\nX-Slow: ")
         assert ended(slow), "though the time of a single read is not over"
 
 
-def test_who_does_not_read_the_answer_is_sent_away(pages, registry, monkeypatch):
+def test_client_that_does_not_read_is_disconnected(
+    pages: RoleHttpServer, registry: prometheus_client.CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prometheus_client.Info("large", "More than the sockets hold.", registry=registry).info({"text": "x" * (32 << 20)})
-    monkeypatch.setattr(_role_pages, "_SECONDS_A_CONNECTION", 1.0)
+    monkeypatch.setattr(http_endpoints, "_SECONDS_A_CONNECTION", 1.0)
     with connect(pages) as slow:
         slow.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
         # Its end is closed, though it has not sent everything.
@@ -120,12 +125,11 @@ def test_who_does_not_read_the_answer_is_sent_away(pages, registry, monkeypatch)
         wait_until(lambda: slow.getsockname() not in peers())
 
 
-def test_a_collector_that_hangs_holds_up_neither_health_nor_the_end(registry):
-    class Hanging:
-        def describe(self):
-            return []
-
-        def collect(self):
+def test_a_collector_that_hangs_holds_up_neither_health_nor_the_end(
+    registry: prometheus_client.CollectorRegistry,
+) -> None:
+    class Hanging(Collector):
+        def collect(self) -> list[Any]:
             asked.set()
             go_on.wait(30)
             return []
@@ -143,7 +147,7 @@ def test_a_collector_that_hangs_holds_up_neither_health_nor_the_end(registry):
     wait_until(lambda: not any(thread.name.startswith("page") for thread in threading.enumerate()))
 
 
-def test_the_web_server_is_loaded_with_the_first_connection():
+def test_the_web_server_is_loaded_with_the_first_connection() -> None:
     code = """
 import sys, urllib.request, prometheus_client, shoal._role.http_endpoints
 pages = shoal._role.http_endpoints.RoleHttpServer("127.0.0.1:0", prometheus_client.CollectorRegistry())
@@ -156,16 +160,17 @@ pages.stop()
     assert done.stdout == "[]\nb'ok\\n'\n"
 
 
-def test_its_end_without_a_connection(registry):
+def test_stop_without_a_connection_frees_the_port(registry: prometheus_client.CollectorRegistry) -> None:
     pages = RoleHttpServer("127.0.0.1:0", registry)
     pages.stop()
     host, port = pages.address.rsplit(":", 1)
     socket.create_server((host, int(port))).close()
 
 
-def test_connections_are_few_and_free_again(pages):
+def test_connections_are_limited_and_become_free(pages: RoleHttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_endpoints, "_MOST_CONNECTIONS", 3)
     pages.not_ready = ""
-    idle = [connect(pages) for _ in range(_role_pages._MOST_CONNECTIONS)]
+    idle = [connect(pages) for _ in range(3)]
     with connect(pages) as refused:
         assert refused.recv(1000).startswith(b"HTTP/1.1 503 ")
     for connection in idle:
@@ -173,7 +178,7 @@ def test_connections_are_few_and_free_again(pages):
     wait_until(lambda: fetch(pages, "/healthz")[0] == 200)
 
 
-def test_its_end_is_that_of_its_connections(registry):
+def test_its_end_is_that_of_its_connections(registry: prometheus_client.CollectorRegistry) -> None:
     pages = RoleHttpServer("127.0.0.1:0", registry)
     with connect(pages) as idle:
         assert fetch(pages, "/healthz")[0] == 503, "answered after that connection"
@@ -181,12 +186,12 @@ def test_its_end_is_that_of_its_connections(registry):
         assert idle.recv(100) == b""
 
 
-def test_a_port_that_is_taken(pages, registry):
+def test_a_port_that_is_taken(pages: RoleHttpServer, registry: prometheus_client.CollectorRegistry) -> None:
     with pytest.raises(errors.PortInUse, match=f"cannot serve metrics: .*{pages.address}"):
         RoleHttpServer(pages.address, registry)
 
 
-def test_others_are_told_how_to_reach_them(registry):
+def test_advertised_address_is_reachable(registry: prometheus_client.CollectorRegistry) -> None:
     for listen, found in (("0.0.0.0:0", "server-0.server"), ("127.0.0.1:0", "127.0.0.1")):
         pages = RoleHttpServer(listen, registry, advertise="server-0.server")
         try:

@@ -3,15 +3,17 @@
 import contextlib
 import json
 import re
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import structlog
 import typer
 from hypothesis import example, given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
-from shoal import LocalCluster, errors
+from shoal import errors
 from shoal._cli.app import app
 from shoal._role import flags
 from shoal._role import tf_config as _tf_config
@@ -31,7 +33,7 @@ def tf_config(kind: object, index: object = 0, **changes: object) -> dict[str, s
     return {"TF_CONFIG": json.dumps({"cluster": lists, "task": {"type": kind, "index": index}})}
 
 
-def test_by_default_roles_are_on_loopback():
+def test_by_default_roles_are_on_loopback() -> None:
     assert resolve("coordinator", RoleIdentity(), {}) == RoleIdentity(listen="127.0.0.1:7070")
     expected = RoleIdentity(name="server-a-1", listen="127.0.0.1:0", coordinator="127.0.0.1:7070")
     assert resolve("server", RoleIdentity(), {"SHOAL_SERVICE": "ignored"}, "server-a-1") == expected
@@ -58,32 +60,32 @@ class TestTfConfig:
             ),
         ],
     )
-    def test_says_all_that_a_role_needs(self, kind, index, expected):
+    def test_says_all_that_a_role_needs(self, kind: str, index: int | str, expected: RoleIdentity) -> None:
         environment = tf_config(kind, index)
         assert resolve(role_of_task(environment), RoleIdentity(), environment, "unused") == expected
 
-    def test_a_master_is_a_chief(self):
+    def test_a_master_is_a_chief(self) -> None:
         environment = tf_config("master", chief=None, master=["old:1"])
         assert resolve("coordinator", RoleIdentity(), environment).listen == "0.0.0.0:1"
         assert resolve("server", RoleIdentity(), tf_config("ps", chief=None, master=["old:1"])).coordinator == "old:1"
 
     @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.3.2.1", "[::1]"])
-    def test_a_cluster_on_one_machine_is_bound_to_it_alone(self, host):
+    def test_a_cluster_on_one_machine_is_bound_to_it_alone(self, host: str) -> None:
         assert resolve("worker", RoleIdentity(), tf_config("worker", worker=[f"{host}:5"])).listen == f"{host}:5"
 
-    def test_an_evaluators_address_is_of_no_use_and_no_harm(self):
+    def test_an_evaluators_address_is_of_no_use_and_no_harm(self) -> None:
         assert resolve("server", RoleIdentity(), tf_config("ps", 0, evaluator=["e:1"])).name == "server-0"
 
-    def test_other_keys_are_others(self):
+    def test_other_keys_are_others(self) -> None:
         value = {**json.loads(tf_config("ps")["TF_CONFIG"]), "environment": "cloud", "rpc_layer": "grpc"}
         assert resolve("server", RoleIdentity(), {"TF_CONFIG": json.dumps(value)}).name == "server-0"
 
-    def test_flags_win_one_by_one(self):
+    def test_flags_win_one_by_one(self) -> None:
         told = RoleIdentity(name="mine", coordinator="other:1")
         found = resolve("server", told, {**tf_config("ps", chief=None), **POD})
         assert found == RoleIdentity(name="mine", listen="0.0.0.0:2222", advertise="10.0.0.1", coordinator="other:1")
 
-    def test_a_coordinator_that_listens_elsewhere_than_it_is_listed_is_warned(self):
+    def test_coordinator_is_warned_when_its_address_is_not_the_listed_one(self) -> None:
         """As in an image that sets SHOAL_LISTEN. Ports may be forwarded, so it starts."""
         environment = tf_config("chief", chief=["chief.example:2222"])
         found = resolve("coordinator", RoleIdentity(listen="0.0.0.0:7070"), environment)
@@ -97,7 +99,7 @@ class TestTfConfig:
         server = tf_config("ps")
         assert not address_warning("server", resolve("server", RoleIdentity(listen="0.0.0.0:7070"), server), server)
 
-    def test_an_empty_variable_is_none(self, monkeypatch):
+    def test_empty_variable_is_ignored(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """So an image's variable is undone by an empty one."""
         seen = []
 
@@ -111,13 +113,13 @@ class TestTfConfig:
             assert CliRunner().invoke(command).exit_code == 0
         assert seen == ["", "here:1"]
 
-    def test_without_a_chief_somebody_must_say_where_the_coordinator_is(self):
+    def test_coordinator_address_is_required_without_a_chief(self) -> None:
         with pytest.raises(
             errors.BadRequest, match=r"add cluster\.chief .* or give --coordinator or SHOAL_COORDINATOR"
         ):
             resolve("server", RoleIdentity(), {**tf_config("ps", chief=None), **POD})
 
-    def test_another_roles_task(self):
+    def test_another_roles_task(self) -> None:
         with pytest.raises(
             errors.BadRequest, match=r"task 1 of worker, a worker, and not a server; start `shoal worker`"
         ):
@@ -137,13 +139,13 @@ class TestTfConfig:
             ('{"cluster": {}, "task": {"type": "ps", "index": 0}}', "cluster lists no ps"),
         ],
     )
-    def test_what_is_no_description(self, text, said):
+    def test_invalid_tf_config_is_refused(self, text: str, said: str) -> None:
         with pytest.raises(errors.BadRequest, match=re.escape(said)) as refused:
             resolve("server", RoleIdentity(), {"TF_CONFIG": text})
         assert refused.value.message.startswith("TF_CONFIG: ")
 
     @pytest.mark.parametrize("index", [-1, 2, 10**30, "2", "-1", "", "one", "\u0660", " 0", 0.0, 1.5, True, None, [0]])
-    def test_an_index_that_is_no_place_in_the_list(self, index):
+    def test_an_index_that_is_no_place_in_the_list(self, index: float | str | list[int] | None) -> None:
         with pytest.raises(errors.BadRequest, match=r"task\.index is .*; give|task\.index is .*; give 0 to 1"):
             resolve("server", RoleIdentity(), tf_config("ps", index))
 
@@ -157,7 +159,7 @@ class TestTfConfig:
             ("master", "cluster lists no master"),
         ],
     )
-    def test_a_task_that_is_none_here(self, kind, said):
+    def test_a_task_that_is_none_here(self, kind: str | list[Any] | None, said: str) -> None:
         with pytest.raises(errors.BadRequest, match=rf"task\.type is .*{said}"):
             resolve("server", RoleIdentity(), tf_config(kind))
 
@@ -191,11 +193,11 @@ class TestTfConfig:
             ),
         ],
     )
-    def test_a_cluster_that_cannot_be(self, changes, said):
+    def test_a_cluster_that_cannot_be(self, changes: dict[str, Any], said: str) -> None:
         with pytest.raises(errors.BadRequest, match=re.escape(said)):
             resolve("server", RoleIdentity(), tf_config("ps", **changes))
 
-    def test_a_value_of_any_length_is_told_of_in_a_line(self):
+    def test_error_about_a_long_value_fits_one_line(self) -> None:
         with pytest.raises(errors.BadRequest) as refused:
             resolve("server", RoleIdentity(), tf_config("ps", ps=["x" * 100_000]))
         assert len(refused.value.message) < 300
@@ -218,7 +220,7 @@ NEARLY = st.fixed_dictionaries(
 
 @given(value=ANYTHING | NEARLY)
 @example(value=json.loads(tf_config("ps", 1)["TF_CONFIG"]))
-def test_any_json_is_understood_or_refused_with_one_error(value):
+def test_any_json_is_understood_or_refused_with_one_error(value: Any) -> None:
     with contextlib.suppress(errors.BadRequest):
         task = _tf_config.read(json.dumps(value))
         assert value["cluster"][task.type][task.index] == f"{task.host}:{task.port}"
@@ -228,13 +230,13 @@ def test_any_json_is_understood_or_refused_with_one_error(value):
 
 
 @given(text=st.text())
-def test_any_text_is_understood_or_refused_with_one_error(text):
+def test_any_text_is_understood_or_refused_with_one_error(text: str) -> None:
     with pytest.raises(errors.BadRequest, match=r"^TF_CONFIG: "):
         _tf_config.read(text)
 
 
 class TestPod:
-    def test_of_a_headless_service(self):
+    def test_of_a_headless_service(self) -> None:
         assert resolve("server", RoleIdentity(), POD, "unused") == RoleIdentity(
             name="server-0",
             listen="0.0.0.0:7070",
@@ -253,18 +255,18 @@ class TestPod:
         ("address", "advertise", "listen"),
         [("10.1.2.3", "10.1.2.3", "0.0.0.0:7070"), ("fd00::1", "[fd00::1]", "[::]:7070")],
     )
-    def test_of_a_deployment(self, address, advertise, listen):
+    def test_of_a_deployment(self, address: str, advertise: str, listen: str) -> None:
         environment = {"SHOAL_POD_NAME": "worker-7d9f-x2x4k", "SHOAL_POD_IP": address}
         found = resolve("worker", RoleIdentity(coordinator="c:1"), environment)
         assert found == RoleIdentity(name="worker-7d9f-x2x4k", listen=listen, advertise=advertise, coordinator="c:1")
 
-    def test_of_the_coordinator(self):
+    def test_of_the_coordinator(self) -> None:
         environment = {**POD, "SHOAL_POD_NAME": "coordinator-0", "SHOAL_SERVICE": "coordinator"}
         assert resolve("coordinator", RoleIdentity(), environment) == RoleIdentity(
             listen="0.0.0.0:7070", advertise="coordinator-0.coordinator.shoal.svc"
         )
 
-    def test_a_server_that_nobody_could_reach(self):
+    def test_server_without_a_reachable_address_is_refused(self) -> None:
         environment = {"SHOAL_POD_NAME": "server-0"}
         with pytest.raises(errors.BadRequest, match="set SHOAL_SERVICE to its headless service, or SHOAL_POD_IP"):
             resolve("server", RoleIdentity(), environment)
@@ -274,7 +276,7 @@ class TestPod:
 
 
 @pytest.mark.parametrize("name", ["Server_0", "a.b", "x" * 64])
-def test_a_name_that_is_none(name):
+def test_invalid_name_is_refused(name: str) -> None:
     for told, environment in (
         (RoleIdentity(name=name), {}),
         (RoleIdentity(), {"SHOAL_POD_NAME": name, "SHOAL_POD_IP": "::1"}),
@@ -283,23 +285,10 @@ def test_a_name_that_is_none(name):
             resolve("server", told, environment)
 
 
-def test_a_local_cluster_tells_its_roles_who_they_are_by_flags_alone(monkeypatch, tmp_path):
-    """It may run where TF_CONFIG or a pod's name says who its own process is."""
-    monkeypatch.setenv("SHOAL_POD_NAME", "notebook-0")
-    cluster = LocalCluster(
-        env={**tf_config("worker"), "KEPT": "1"}, checkpoints=tmp_path / "a" / "b", store=tmp_path / "c" / "jobs.db"
-    )
-    assert cluster._env["KEPT"] == "1"
-    assert not {"TF_CONFIG", "SHOAL_POD_NAME"} & cluster._env.keys()
-    cluster._make_folders()
-    assert (tmp_path / "a" / "b").is_dir()
-    assert (tmp_path / "c").is_dir()
-
-
 class TestCommands:
     @pytest.fixture
-    def run(self, monkeypatch):
-        def run(*arguments: str, **environment: str):
+    def run(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Result]]:
+        def run(*arguments: str, **environment: str) -> Result:
             for name, value in {"COLUMNS": "240", **environment}.items():
                 monkeypatch.setenv(name, value)
             return CliRunner().invoke(app, arguments)
@@ -307,24 +296,24 @@ class TestCommands:
         yield run
         structlog.reset_defaults()  # a role's log goes to the standard error that it had
 
-    def test_a_role_does_not_start_under_anothers_task(self, run):
+    def test_a_role_does_not_start_under_anothers_task(self, run: Callable[..., Result]) -> None:
         done = run("server", **tf_config("worker"))
         assert done.exit_code == 2
         assert "cannot start" in done.stderr
         assert "`shoal run`" in done.stderr
 
-    def test_run_needs_a_task(self, run):
+    def test_run_needs_a_task(self, run: Callable[..., Result]) -> None:
         done = run("run")
         assert done.exit_code == 2
         assert "TF_CONFIG is not set" in done.stderr
 
-    def test_run_refuses_what_makes_no_sense(self, run):
+    def test_run_refuses_invalid_options(self, run: Callable[..., Result]) -> None:
         done = run("run", TF_CONFIG="[")
         assert done.exit_code == 2
         assert "TF_CONFIG: the value is not JSON" in done.stderr
 
     @pytest.mark.parametrize(("kind", "flag"), [("chief", "--store"), ("ps", "--lane-port"), ("worker", "--device")])
-    def test_run_is_the_command_of_the_tasks_role(self, run, kind, flag):
+    def test_run_is_the_command_of_the_tasks_role(self, run: Callable[..., Result], kind: str, flag: str) -> None:
         """It reads that role's flags: those of the others are none."""
         options = {"--store": "memory", "--lane-port": "0", "--device": "cpu"}
         for other, value in options.items():

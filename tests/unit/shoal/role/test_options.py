@@ -1,10 +1,10 @@
 """A command whose options are the fields of a dataclass."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from shoal._role.options import command_of
 
@@ -15,7 +15,7 @@ class Tide:
     spring: Annotated[bool, typer.Option("--spring")] = False
 
 
-def ran(*arguments, **environment):
+def ran(*arguments: str, **environment: Any) -> tuple[list[Tide], Result]:
     """What the command was given, and what it printed."""
     given = []
 
@@ -30,7 +30,7 @@ def ran(*arguments, **environment):
     return given, result
 
 
-def test_each_field_is_an_option_a_variable_and_a_line_of_help():
+def test_each_field_is_an_option_a_variable_and_a_line_of_help() -> None:
     assert ran()[0] == [Tide()]
     assert ran("--height", "2", "--spring")[0] == [Tide(2.0, spring=True)]
     assert ran(TIDE_HEIGHT="3")[0] == [Tide(3.0)]
@@ -39,7 +39,7 @@ def test_each_field_is_an_option_a_variable_and_a_line_of_help():
     assert "Metres." in text
 
 
-def test_what_an_option_refuses_does_not_run():
+def test_role_with_an_invalid_option_does_not_run() -> None:
     given, result = ran("--height", "-1")
     assert not given
     assert result.exit_code == 2

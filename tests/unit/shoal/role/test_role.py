@@ -27,7 +27,7 @@ def undone() -> Iterator[None]:
     for number, handler in handlers.items():
         signal.signal(number, handler)
     structlog.reset_defaults()
-    prometheus_client.enable_created_metrics()
+    prometheus_client.enable_created_metrics()  # type: ignore[no-untyped-call]  # not annotated there
     gc.unfreeze()
 
 
@@ -47,8 +47,8 @@ class Nothing:
         self.stopped = True
 
 
-def test_health_follows_a_roles_life():
-    role, seen, metrics, helpers = Nothing(), {}, [], []
+def test_health_follows_a_roles_life() -> None:
+    role, seen, addresses, metrics, helpers = Nothing(), {}, [], [], []
 
     def start(registry: prometheus_client.CollectorRegistry, address: str) -> Nothing:
         prometheus_client.Counter("shoal_test_calls_total", "Calls.", registry=registry).inc()
@@ -61,12 +61,12 @@ def test_health_follows_a_roles_life():
 
         helpers.append(threading.Thread(target=use))
         helpers[0].start()
-        seen["address"] = address
+        addresses.append(address)
         return role
 
     def leave(running: Nothing, _enough: threading.Event) -> None:
         assert not running.stopped
-        seen["leave"] = fetch(seen["address"])
+        seen["leave"] = fetch(addresses[0])
 
     run_role("worker", start, metrics_listen="127.0.0.1:0", leave=leave)
     helpers[0].join()
@@ -75,10 +75,10 @@ def test_health_follows_a_roles_life():
     assert "shoal_test_calls_total 1.0" in metrics[0]
     assert "_created" not in metrics[0], "they are gauges to Prometheus, and promtool warns of their names"
     with pytest.raises(urllib.error.URLError):
-        fetch(seen["address"])
+        fetch(addresses[0])
 
 
-def test_a_signal_that_another_thread_takes_ends_it():
+def test_a_signal_that_another_thread_takes_ends_it() -> None:
     main, noticed, helpers = threading.get_ident(), [], []
     role = Nothing()
 
@@ -106,18 +106,25 @@ def test_a_signal_that_another_thread_takes_ends_it():
     assert noticed == [True]
 
 
-def test_a_signal_in_the_midst_of_a_wait_is_heard() -> None:
+def lock_of(event: threading.Event) -> threading.Condition:
+    """The lock that an event's `wait` holds for a moment, which has no public name."""
+    lock = vars(event)["_cond"]
+    assert isinstance(lock, threading.Condition)
+    return lock
+
+
+def test_signal_during_a_wait_is_received() -> None:
     signals = _StopSignals()
-    with signals.stop._cond:  # as its wait has it, for a moment, in the thread that handles
+    with lock_of(signals.stop):
         signal.raise_signal(signal.SIGTERM)
     assert signals.stop.wait(10)
     assert not signals.stop_now.is_set()
-    with signals.stop_now._cond:
+    with lock_of(signals.stop_now):
         signal.raise_signal(signal.SIGTERM)
     assert signals.stop_now.wait(10)
 
 
-def test_pages_are_found_where_the_role_is(capfd):
+def test_pages_are_found_where_the_role_is(capfd: pytest.CaptureFixture[str]) -> None:
     def start(_registry: prometheus_client.CollectorRegistry, address: str) -> Nothing:
         raise errors.BadRequest(f"pages at {address}")
 
@@ -128,7 +135,9 @@ def test_pages_are_found_where_the_role_is(capfd):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_role_that_waits_for_what_never_comes_is_told_to_end(number: signal.Signals, capfd) -> None:
+def test_signal_ends_a_role_that_waits_during_its_start(
+    number: signal.Signals, capfd: pytest.CaptureFixture[str]
+) -> None:
     addresses, helpers = [], []
 
     def start(_registry: prometheus_client.CollectorRegistry, address: str) -> Nothing:
@@ -146,7 +155,7 @@ def test_a_role_that_waits_for_what_never_comes_is_told_to_end(number: signal.Si
         fetch(addresses[0])
 
 
-def test_a_role_whose_supervisor_is_gone_before_it_is_ready_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_role_ends_when_its_supervisor_is_gone_before_it_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     lifeline, parent = os.pipe()
     read = os.read
     monkeypatch.setattr("shoal._role.lifecycle.os.read", lambda _, count: read(lifeline, count))

@@ -26,7 +26,7 @@ class Installed(Distribution):
         raise NotImplementedError
 
 
-def test_the_build_names_what_runs() -> None:
+def test_build_names_versions_and_platform() -> None:
     found = build.current()
     assert found.version == shoal.__version__
     assert found.libraries["numpy"] == np.__version__
@@ -46,7 +46,7 @@ def test_a_wheel_of_an_index_without_a_record_has_no_commit() -> None:
     assert build.commit_of(Installed({"url": "file:///wheels/shoal.whl", "archive_info": {}})) is None
 
 
-def test_an_installer_that_fetched_a_commit_says_which() -> None:
+def test_commit_comes_from_the_record_of_the_installer() -> None:
     vcs = {"vcs": "git", "commit_id": "2d70262f1aabccddeeff00112233445566778899"}
     assert build.commit_of(Installed({"url": "https://example.invalid/shoal", "vcs_info": vcs})) == "2d70262f1aab"
 

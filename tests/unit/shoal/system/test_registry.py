@@ -2,7 +2,9 @@
 
 import builtins
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -17,10 +19,10 @@ class Factory:
 
 
 @pytest.fixture
-def install(tmp_path, monkeypatch):
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Registry[Factory]]:
     """Puts a package with these entry points on the path."""
 
-    def installed(entries: str, code: str = "") -> Registry:
+    def installed(entries: str, code: str = "") -> Registry[Factory]:
         metadata = tmp_path / "pigeon-2.1.dist-info"
         metadata.mkdir()
         (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: pigeon\nVersion: 2.1\n")
@@ -39,12 +41,12 @@ class Factory:
 """
 
 
-def test_an_installed_package_adds_to_every_process(install):
+def test_an_installed_package_adds_to_every_process(install: Callable[..., Registry[Factory]]) -> None:
     registry = install("declared = pigeon:Factory", CODE)
     assert [it.name for it in registry.items()] == ["declared"]
 
 
-def test_a_program_replaces_what_a_package_declares_and_removes_it(install):
+def test_program_replaces_and_removes_an_entry_of_a_package(install: Callable[..., Registry[Factory]]) -> None:
     registry = install("declared = pigeon:Factory", CODE)
     registry.register(Factory(version=2))
     assert [(it.name, it.version) for it in registry.items()] == [("declared", 2)]
@@ -53,7 +55,9 @@ def test_a_program_replaces_what_a_package_declares_and_removes_it(install):
     assert registry.items() == []
 
 
-def test_a_module_may_register_while_it_is_loaded(install, monkeypatch):
+def test_a_module_may_register_while_it_is_loaded(
+    install: Callable[..., Registry[Factory]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     registry = install(
         "declared = pigeon:Factory", f"import builtins\nbuiltins.registry.register(builtins.dove)\n{CODE}"
     )
@@ -70,7 +74,9 @@ def test_a_module_may_register_while_it_is_loaded(install, monkeypatch):
         ("x = pigeon:Factory", "def Factory():\n    raise OSError('no carrier')", "OSError: no carrier"),
     ],
 )
-def test_a_package_that_cannot_be_loaded_is_named_each_time(install, entry, code, reason):
+def test_a_package_that_cannot_be_loaded_is_named_each_time(
+    install: Callable[..., Registry[Factory]], entry: str, code: str, reason: str
+) -> None:
     registry = install(entry, code)
     for _ in range(2):
         with pytest.raises(errors.StartFailed, match=rf"x of pigeon 2\.1 .* cannot be loaded: {reason}.*; repair or"):

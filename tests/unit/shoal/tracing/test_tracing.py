@@ -1,9 +1,11 @@
 """What the environment asks for, and which spans belong together; nothing is exported."""
 
 import threading
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, Sampler, SamplingResult
 from structlog.testing import capture_logs
 
 from shoal import _tracing, errors
@@ -29,7 +31,7 @@ ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4317"}
         ({"OTEL_SERVICE_NAME": "a", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, ""),
     ],
 )
-def test_which_variable_asks_for_traces(environment, asking):
+def test_variable_that_enables_traces_is_found(environment: Mapping[str, str], asking: str) -> None:
     assert _tracing.enabling_variable(environment) == asking
 
 
@@ -41,13 +43,13 @@ def test_which_variable_asks_for_traces(environment, asking):
         ({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf", **ENDPOINT}, "set OTEL_EXPORTER_OTLP_PROTOCOL=grpc"),
     ],
 )
-def test_what_there_is_not_is_refused(environment, word):
+def test_unknown_setting_is_refused(environment: Mapping[str, str], word: str) -> None:
     with pytest.raises(errors.BadRequest, match=word):
         _tracing.enabling_variable(environment)
 
 
 @pytest.mark.parametrize("wish", ["auto", "on"])
-def test_a_client_goes_on_untraced_unless_it_is_shoal_that_was_asked(monkeypatch, wish):
+def test_client_runs_untraced_unless_shoal_tracing_is_on(monkeypatch: pytest.MonkeyPatch, wish: str) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "zipkin")
     monkeypatch.setenv("SHOAL_TRACING", wish)
     with pytest.raises(errors.BadRequest):
@@ -63,7 +65,7 @@ def test_a_client_goes_on_untraced_unless_it_is_shoal_that_was_asked(monkeypatch
     assert _tracing.root("a") is _tracing.NOTHING
 
 
-def test_without_tracing_every_span_is_the_same_nothing():
+def test_without_tracing_every_span_is_the_same_nothing() -> None:
     spans = [
         _tracing.span("a", b=1),
         _tracing.root("a"),
@@ -77,7 +79,7 @@ def test_without_tracing_every_span_is_the_same_nothing():
         span.set_attributes(a=1)
 
 
-def test_a_span_outside_of_a_trace_is_nothing_and_a_root_begins_one():
+def test_span_outside_a_trace_is_not_recorded_and_root_begins_a_trace() -> None:
     with recorded() as recording:
         assert _tracing.span("apply") is _tracing.NOTHING
         assert _tracing.client_span(job_pb2.LeaseRequest()) is _tracing.NOTHING
@@ -87,7 +89,7 @@ def test_a_span_outside_of_a_trace_is_nothing_and_a_root_begins_one():
     assert tree(recording.spans, submit) == {"Submit": 1, "Submit/inner": 1}
 
 
-def test_spans_of_a_step_nest_on_a_thread_and_not_across_steps():
+def test_spans_of_a_step_nest_on_a_thread_and_not_across_steps() -> None:
     traces = _tracing.Traces("step", job="j")
     with recorded() as recording:
         with traces.span(0, "wait"), traces.span(0, "barrier"), traces.span(1, "pull"):
@@ -101,7 +103,7 @@ def test_spans_of_a_step_nest_on_a_thread_and_not_across_steps():
     assert one.attributes == {"shoal.job": "j", "shoal.step": 1, "shoal.outcome": "left"}
 
 
-def test_steps_that_never_end_are_ended_when_too_many_are_open():
+def test_oldest_steps_end_when_too_many_are_open() -> None:
     traces = _tracing.Traces("step", most=2)
     with recorded() as recording:
         for step in range(5):
@@ -111,18 +113,32 @@ def test_steps_that_never_end_are_ended_when_too_many_are_open():
         traces.close()
 
 
-def test_sampling_is_decided_once_a_step():
-    traces = _tracing.Traces("step")
-    with recorded(ALWAYS_OFF) as recording:
+class CountingSampler(Sampler):
+    """Samples nothing, and counts the decisions."""
+
+    decisions = 0
+
+    def should_sample(self, *arguments: Any, **options: Any) -> SamplingResult:
+        self.decisions += 1
+        return ALWAYS_OFF.should_sample(*arguments, **options)
+
+    def get_description(self) -> str:
+        return "counting"
+
+
+def test_sampling_is_decided_once_a_step() -> None:
+    traces, sampler = _tracing.Traces("step"), CountingSampler()
+    with recorded(sampler) as recording:
         assert traces.span(0, "pull") is _tracing.NOTHING
         assert traces.span(0, "push") is _tracing.NOTHING
-        assert len(traces._open) == 1
+        assert sampler.decisions == 1
         traces.end(0, outcome="accepted")
-        assert not traces._open
+        traces.span(0, "pull")
+        assert sampler.decisions == 2, "the ended step is still known"
     assert recording.spans == []
 
 
-def test_a_call_is_bound_to_the_trace_of_the_thread_that_binds_it():
+def test_a_call_is_bound_to_the_trace_of_the_thread_that_binds_it() -> None:
     carriers = []
     with recorded(), _tracing.root("pull"):
         bound = _tracing.in_current_context(lambda number: carriers.append((number, _tracing.carrier())))
@@ -134,7 +150,7 @@ def test_a_call_is_bound_to_the_trace_of_the_thread_that_binds_it():
     assert carriers == [(1, here), (2, here)]
 
 
-def test_a_span_that_fails_says_so_and_ends_once():
+def test_failed_span_records_its_error_and_ends_once() -> None:
     with recorded() as recording:
         with pytest.raises(errors.Fenced), _tracing.root("push"):
             raise errors.Fenced("gone" + "x" * 1000)
@@ -149,7 +165,7 @@ def test_a_span_that_fails_says_so_and_ends_once():
     assert pull.attributes == {"error.type": "OSError"}
 
 
-def test_spans_outlive_tracing():
+def test_spans_outlive_tracing() -> None:
     """Threads may be in the middle of one when it stops."""
     traces = _tracing.Traces("step")
     with recorded():

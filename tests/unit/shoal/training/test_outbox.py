@@ -6,11 +6,11 @@ from shoal._wire.limits import LOG_BYTES, LOG_LINE_BYTES
 from shoal.status import StepTiming
 
 
-def test_nothing_is_nothing():
+def test_empty_outbox_has_no_report() -> None:
     assert Outbox().take() is None
 
 
-def test_figures_add_up_and_go_with_the_lines():
+def test_metrics_add_up_and_go_with_the_lines() -> None:
     outbox = Outbox()
     outbox.add_metrics(Report(step=1, accepted=1, samples=4))
     outbox.add_line("hello")
@@ -19,7 +19,7 @@ def test_figures_add_up_and_go_with_the_lines():
     assert outbox.take() is None
 
 
-def test_lines_wait_until_they_are_taken():
+def test_lines_wait_until_they_are_taken() -> None:
     outbox = Outbox(kept_lines=2)
     for line in ("one", "two", "three"):
         outbox.add_line(line)
@@ -28,7 +28,7 @@ def test_lines_wait_until_they_are_taken():
     assert outbox.lines_waiting == 0
 
 
-def test_what_could_not_be_sent_goes_first_the_next_time():
+def test_lines_that_were_not_sent_go_first_the_next_time() -> None:
     outbox = Outbox()
     outbox.add_line("one")
     outbox.add_metrics(Report(step=1, accepted=1))
@@ -40,7 +40,7 @@ def test_what_could_not_be_sent_goes_first_the_next_time():
     assert outbox.take() == Report(step=2, accepted=2, log=("one", "two"))
 
 
-def test_timings_that_could_not_be_sent_go_with_the_next_as_far_as_they_fit():
+def test_unsent_timings_go_with_the_next_report_as_far_as_they_fit() -> None:
     outbox = Outbox()
     outbox.add_metrics(Report(timings=tuple(StepTiming(step, 0.0) for step in range(60))))
     taken = outbox.take()
@@ -52,7 +52,7 @@ def test_timings_that_could_not_be_sent_go_with_the_next_as_far_as_they_fit():
     assert [timing.step for timing in again.timings] == [*range(6, 70)]
 
 
-def test_a_report_carries_a_thousand_lines_and_a_mebibyte():
+def test_a_report_carries_a_thousand_lines_and_a_mebibyte() -> None:
     outbox = Outbox()
     for number in range(1_500):
         outbox.add_line(str(number))
@@ -67,7 +67,7 @@ def test_a_report_carries_a_thousand_lines_and_a_mebibyte():
     assert sum(len(line.encode()) for line in large.log) == LOG_BYTES
 
 
-def test_a_line_that_is_too_long_goes_as_several_cut_between_characters():
+def test_long_line_is_split_between_characters() -> None:
     outbox = Outbox()
     line = "a" + "é" * 8_000 + "漢" * 3_000
     outbox.add_line(line)
@@ -78,7 +78,7 @@ def test_a_line_that_is_too_long_goes_as_several_cut_between_characters():
     assert max(len(piece.encode()) for piece in taken.log) <= LOG_LINE_BYTES
 
 
-def test_a_line_that_utf8_has_no_bytes_for_is_sent_as_far_as_it_has():
+def test_surrogates_in_a_line_are_replaced() -> None:
     outbox = Outbox()
     outbox.add_line("half \ud800 a character")
     outbox.add_line("")
@@ -87,7 +87,7 @@ def test_a_line_that_utf8_has_no_bytes_for_is_sent_as_far_as_it_has():
     assert taken.log == ("half ? a character", "")
 
 
-def test_the_oldest_lines_go_and_their_number_is_told():
+def test_oldest_lines_are_dropped_and_counted() -> None:
     outbox = Outbox(kept_lines=3)
     for number in range(5):
         outbox.add_line(str(number))

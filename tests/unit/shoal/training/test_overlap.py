@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 import pytest
@@ -10,9 +10,14 @@ import pytest
 from shoal import errors
 from shoal._training.overlap import Pipeline
 from shoal._training.parameters import PullResult, Push, PushResult
-from support.waiting import wait_until
+from shoal._transport import ServerConnection
+from shoal._wire import Cursor, PushPayload
 
 PATIENCE_S = 20
+
+
+def no_payload(_server: ServerConnection) -> PushPayload:
+    raise AssertionError("the fake client sends nothing")
 
 
 class FakeClient:
@@ -56,7 +61,14 @@ class FakeClient:
     def pull(self) -> dict[str, np.ndarray]:
         return self.take(self.fetch(self.step))
 
-    def push(self, gradients: Mapping[str, np.ndarray], *, updates=None, weight=1.0, cursor=None) -> PushResult:
+    def push(
+        self,
+        gradients: Mapping[str, np.ndarray],
+        *,
+        updates: Mapping[str, np.ndarray] | None = None,
+        weight: float = 1.0,
+        cursor: Cursor | None = None,
+    ) -> PushResult:
         return self.send(self.prepare(gradients, updates, weight, cursor))
 
     def fetch(self, step: int, *, ahead: int = 0) -> PullResult:
@@ -70,11 +82,19 @@ class FakeClient:
     def go_on(self, step: int) -> None:
         self.step = max(self.step, step)
 
-    def prepare(self, gradients, updates, weight, cursor=None, *, memory=None) -> Push:
+    def prepare(
+        self,
+        gradients: Mapping[str, np.ndarray],
+        updates: Mapping[str, np.ndarray] | None,
+        weight: float,
+        cursor: Cursor | None = None,
+        *,
+        memory: Callable[[int], np.ndarray] | None = None,
+    ) -> Push:
         if "v" in gradients:
             raise errors.InvalidGradient("'v' is not a variable")
         self.prepared.append(memory)
-        return Push(self.step, weight, {}, lambda _: None, [])
+        return Push(self.step, weight, {}, no_payload, [])
 
     def send(self, push: Push) -> PushResult:
         self._do(f"push {push.step}")
@@ -139,7 +159,7 @@ def train(pipeline: Pipeline, steps: int) -> list[list[int]]:
 def test_values_are_brought_to_a_device_on_the_thread_that_fetched_them(client: FakeClient, overlap: bool) -> None:
     threads = []
 
-    def upload(values):
+    def upload(values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         threads.append(threading.current_thread().name)
         return {name: np.append(value, 100) for name, value in values.items()}
 
@@ -160,7 +180,7 @@ def test_the_values_of_a_step_have_all_own_pushes_but_the_last(pipeline: Pipelin
     assert train(pipeline, 5) == [[], [], [0], [0, 1], [0, 1, 2]]
 
 
-def test_a_step_waits_neither_for_its_own_push_nor_for_the_next_values(pipeline: Pipeline, client: FakeClient) -> None:
+def test_step_does_not_wait_for_its_push_or_the_next_values(pipeline: Pipeline, client: FakeClient) -> None:
     client.hold("pull 1")
     client.hold("push 0")
     pipeline.pull()
@@ -174,7 +194,7 @@ def test_a_step_waits_neither_for_its_own_push_nor_for_the_next_values(pipeline:
     assert pipeline.settle() == PushResult("accepted", 1, 1)
 
 
-def test_a_push_is_told_of_once(pipeline: Pipeline) -> None:
+def test_push_result_is_returned_once(pipeline: Pipeline) -> None:
     assert pipeline.settle() is None
     pipeline.push(GRADIENT)
     assert pipeline.settle() == PushResult("accepted", 1, 1)
@@ -183,7 +203,7 @@ def test_a_push_is_told_of_once(pipeline: Pipeline) -> None:
 
 def test_the_last_push_is_settled_before_the_next_one(pipeline: Pipeline, client: FakeClient) -> None:
     pipeline.push(GRADIENT)
-    with pytest.raises(errors.BadRequest, match="settle the last push before the next one"):
+    with pytest.raises(errors.BadRequest, match="the last push is not settled"):
         pipeline.push(GRADIENT)
     pipeline.settle()
     pipeline.push(GRADIENT)
@@ -198,7 +218,7 @@ def test_gradients_are_copied_where_they_travel_later(pipeline: Pipeline, client
     assert memory(1000).nbytes == 1000
 
 
-def test_what_does_not_fit_is_said_at_once_and_nothing_is_sent(pipeline: Pipeline, client: FakeClient) -> None:
+def test_invalid_gradient_is_refused_at_once_and_not_sent(pipeline: Pipeline, client: FakeClient) -> None:
     with pytest.raises(errors.InvalidGradient):
         pipeline.push({"v": np.ones(3)})
     assert pipeline.settle() is None
@@ -207,9 +227,7 @@ def test_what_does_not_fit_is_said_at_once_and_nothing_is_sent(pipeline: Pipelin
     assert pipeline.settle()
 
 
-def test_nan_shows_when_it_is_settled_and_the_loop_goes_on_with_the_next_step(
-    pipeline: Pipeline, client: FakeClient
-) -> None:
+def test_nan_is_raised_by_settle_and_training_continues(pipeline: Pipeline, client: FakeClient) -> None:
     client.fails["push 1"] = errors.NonFiniteGradient("w holds NaN")
     seen = []
     for step in range(4):
@@ -228,7 +246,7 @@ def test_nan_shows_when_it_is_settled_and_the_loop_goes_on_with_the_next_step(
 
 @pytest.mark.parametrize("error", [errors.Fenced("declared dead"), errors.Unreachable("nobody there")], ids=repr)
 @pytest.mark.parametrize("what", ["pull 0", "pull 1", "push 0"])
-def test_what_ends_a_call_is_raised_by_the_one_that_waits_for_it(
+def test_error_is_raised_by_the_call_that_waits_for_it(
     pipeline: Pipeline, client: FakeClient, error: errors.ShoalError, what: str
 ) -> None:
     client.fails[what] = error
@@ -236,11 +254,11 @@ def test_what_ends_a_call_is_raised_by_the_one_that_waits_for_it(
     for call in (pipeline.pull, lambda: pipeline.push(GRADIENT), pipeline.pull, pipeline.settle):
         try:
             call()
-        except errors.ShoalError as found:
-            raised.append((call, found))
-    ((call, found),) = raised
+        except errors.ShoalError as caught:
+            raised.append((call, caught))
+    ((failed, found),) = raised
     assert found is error
-    assert call == (pipeline.settle if what == "push 0" else pipeline.pull)
+    assert failed == (pipeline.settle if what == "push 0" else pipeline.pull)
 
 
 def test_a_pull_that_failed_may_be_tried_again(pipeline: Pipeline, client: FakeClient) -> None:
@@ -254,7 +272,7 @@ def test_a_pull_that_failed_may_be_tried_again(pipeline: Pipeline, client: FakeC
 
 
 @pytest.mark.parametrize("call", ["skip", "barrier"])
-def test_what_was_fetched_ahead_is_old_after_a_step_without_data(
+def test_values_fetched_ahead_are_discarded_after_a_step_without_data(
     pipeline: Pipeline, client: FakeClient, call: str
 ) -> None:
     pipeline.pull()
@@ -269,21 +287,19 @@ def test_what_was_fetched_ahead_is_old_after_a_step_without_data(
 
 
 @pytest.mark.parametrize("call", ["skip", "barrier"])
-def test_what_was_fetched_ahead_has_come_before_another_call_is_made(
-    pipeline: Pipeline, client: FakeClient, call: str
-) -> None:
+def test_fetch_ahead_completes_before_another_call(pipeline: Pipeline, client: FakeClient, call: str) -> None:
     client.hold("pull 1")
     pipeline.pull()
     client.await_begun("pull 1")
     with ThreadPoolExecutor(1) as other:
         called = other.submit(getattr(pipeline, call))
-        wait_until(lambda: pipeline._fetched is None, what="the call")
+        assert not wait([called], timeout=0.1).done, "the call did not wait for the values"
         client.let_go("pull 1")
         called.result(PATIENCE_S)
     assert client.done == ["pull 0", "pull 1", f"{call} 0"]
 
 
-def test_pulled_twice_a_step_is_the_same_step(pipeline: Pipeline, client: FakeClient) -> None:
+def test_second_pull_of_a_step_keeps_the_step(pipeline: Pipeline, client: FakeClient) -> None:
     assert pipeline.pull()["w"].tolist() == []
     client.applied.append(99)
     assert pipeline.pull()["w"].tolist() == [99]
@@ -302,7 +318,7 @@ def test_values_after_pushes_without_pulls_are_fresh(pipeline: Pipeline, client:
     assert pipeline.step == 3
 
 
-def test_closing_ends_a_pull_that_waits_and_drops_a_push_behind_it(client: FakeClient) -> None:
+def test_close_ends_a_waiting_pull_and_drops_the_queued_push(client: FakeClient) -> None:
     before = threading.active_count()
     pipeline = Pipeline(client, overlap=True)  # type: ignore[arg-type]
     client.hold("pull 1")
@@ -316,7 +332,7 @@ def test_closing_ends_a_pull_that_waits_and_drops_a_push_behind_it(client: FakeC
     pipeline.close()  # again: nothing happens
 
 
-def test_in_turn_all_is_as_with_the_client_itself(client: FakeClient) -> None:
+def test_pipeline_without_overlap_behaves_as_the_client(client: FakeClient) -> None:
     with Pipeline(client, overlap=False) as pipeline:  # type: ignore[arg-type]
         assert train(pipeline, 2) == [[], [0]]
         assert pipeline.push(GRADIENT) == PushResult("accepted", 3, 3)

@@ -1,15 +1,18 @@
 """A port that knows no parameter server: frames of its own, an identity, and bytes that are not plain."""
 
 import enum
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from shoal import _rpc, errors
-from shoal._transport.connection import Frames
-from shoal._transport.handshake import TokenSecurity, open_handshake, received_error
+from shoal._transport.connection import ByteStream, Connection, Frames
+from shoal._transport.handshake import Security, TokenSecurity, open_handshake, received_error
 from shoal._transport.lane import Lane
 from shoal._transport.listener import Listener
+from shoal._wire import Buffer
 from shoal.v1 import parameter_server_pb2 as pb
 from support.waiting import wait_until
 
@@ -23,65 +26,73 @@ class Echo(enum.IntEnum):
     SHOUT = 40
 
 
+class Unknown(enum.IntEnum):
+    """A kind of frame that the port does not have."""
+
+    KIND = 4
+
+
 FRAMES = Frames(Echo)
 
 
 class Echoes:
     """Says again whatever is said."""
 
-    def __init__(self, connection):
+    def __init__(self, connection: Connection) -> None:
         self.connection, self.closed = connection, False
 
-    def welcome(self, hello):
+    def welcome(self, hello: pb.LaneHello) -> pb.LaneWelcome:
         return pb.LaneWelcome(reason=self.connection.identity)
 
-    def serve(self):
+    def serve(self) -> None:
         while True:
             kind, payload = self.connection.receive()
             self.connection.send(kind, [bytes(payload)])
 
-    def close(self):
+    def close(self) -> None:
         self.closed = True
 
 
 class Masked:
     """A stream whose bytes are masked, as a cipher's would be."""
 
-    def __init__(self, stream, mask):
+    def __init__(self, stream: ByteStream, mask: int) -> None:
         self._stream, self._mask = stream, mask
-        for name in ("setsockopt", "fileno", "shutdown", "close"):
-            setattr(self, name, getattr(stream, name))
+        self.setsockopt, self.fileno = stream.setsockopt, stream.fileno
+        self.shutdown, self.close = stream.shutdown, stream.close
 
-    def _masked(self, data):
+    def _masked(self, data: bytes) -> bytes:
         return bytes(byte ^ self._mask for byte in data)
 
-    def sendmsg(self, buffers):
-        self._stream.sendall(self._masked(b"".join(buffers)))
-        return sum(map(len, buffers))
+    def sendmsg(self, buffers: Iterable[Buffer], /) -> int:
+        return self._stream.sendmsg([self._masked(b"".join(buffers))])
 
-    def recv_into(self, buffer, nbytes=0, flags=0):
-        data = self._stream.recv(nbytes or len(buffer), flags)
-        buffer[: len(data)] = self._masked(data)
-        return len(data)
+    def recv_into(self, buffer: memoryview, nbytes: int = 0, flags: int = 0, /) -> int:
+        count = self._stream.recv_into(buffer, nbytes, flags)
+        buffer[:count] = self._masked(bytes(buffer[:count]))
+        return count
 
-    def recvmsg_into(self, buffers, size=0, flags=0):
-        return self.recv_into(buffers[0], 0, flags), None, 0, None
+    def recvmsg_into(
+        self, buffers: Iterable[memoryview], size: int = 0, flags: int = 0, /
+    ) -> tuple[int, Any, int, Any]:
+        return self.recv_into(next(iter(buffers)), 0, flags), None, 0, None
 
 
 class Names:
     """Masks the bytes; a credential is a name with its password."""
 
-    def __init__(self, credential=b"", mask=0x5A):
-        self._credential, self._mask, self.protected = credential, mask, []
+    def __init__(self, credential: bytes = b"", mask: int = 0x5A) -> None:
+        self._credential, self._mask = credential, mask
+        self.protected: list[bool] = []
 
-    def protect(self, stream, peer, *, accepted):
+    def protect(self, stream: ByteStream, peer: str, *, accepted: bool) -> Masked:
         self.protected.append(accepted)
         return Masked(stream, self._mask)
 
-    def credential(self):
+    def credential(self) -> bytes:
         return self._credential
 
-    def identify(self, credential, peer):
+    def identify(self, credential: bytes, peer: str) -> str:
         name, _, password = credential.partition(b":")
         if password != b"secret":
             raise errors.Unauthenticated(f"{peer} gives a wrong password")
@@ -89,8 +100,8 @@ class Names:
 
 
 @contextmanager
-def listening(security, limit=2, sessions=None):
-    def session(connection):
+def listening(security: Security, limit: int = 2, sessions: list[Echoes] | None = None) -> Iterator[Listener]:
+    def session(connection: Connection) -> Echoes:
         made = Echoes(connection)
         if sessions is not None:
             sessions.append(made)
@@ -113,55 +124,55 @@ def listening(security, limit=2, sessions=None):
 
 
 @contextmanager
-def connected(listener, security):
+def connected(listener: Listener, security: Security) -> Iterator[tuple[Lane, pb.LaneWelcome]]:
+    """A lane, and the answer to its hello."""
     lane = Lane.connect("127.0.0.1", listener.address[1], FRAMES, timeout_s=5)
     try:
-        lane.welcomed = open_handshake(lane, security, pb.LaneHello(), within_s=5)
-        yield lane
+        yield lane, open_handshake(lane, security, pb.LaneHello(), within_s=5)
     finally:
         lane.close()
 
 
-def said(lane, kind, what):
+def said(lane: Lane, kind: Echo, what: bytes) -> tuple[enum.IntEnum, bytes]:
     lane.send(kind, [what])
     answered, payload = lane.receive(within_s=5)
     return answered, bytes(payload)
 
 
-def test_frames_of_its_own():
-    with listening(TokenSecurity(b"t")) as listener, connected(listener, TokenSecurity(b"t")) as lane:
+def test_listener_carries_its_own_kinds_of_frame() -> None:
+    with listening(TokenSecurity(b"t")) as listener, connected(listener, TokenSecurity(b"t")) as (lane, _):
         assert said(lane, Echo.SAY, b"here") == (Echo.SAY, b"here")
         assert said(lane, Echo.SHOUT, b"HERE") == (Echo.SHOUT, b"HERE")
         assert lane.identity == ""
 
 
-def test_a_kind_that_the_port_does_not_know_ends_the_connection():
-    with listening(TokenSecurity(b"t")) as listener, connected(listener, TokenSecurity(b"t")) as lane:
-        lane._socket.sendall(bytes([4, 0, 0, 0, 0, 0, 0, 0]))
+def test_a_kind_that_the_port_does_not_know_ends_the_connection() -> None:
+    with listening(TokenSecurity(b"t")) as listener, connected(listener, TokenSecurity(b"t")) as (lane, _):
+        lane.send(Unknown.KIND)
         with pytest.raises(errors.Unreachable):
             lane.receive(within_s=5)
 
 
-def test_an_identity_over_protected_bytes():
+def test_an_identity_over_protected_bytes() -> None:
     """What TLS and certificates are put in by."""
     theirs, ours = Names(), Names(b"ada:secret")
-    with listening(theirs) as listener, connected(listener, ours) as lane:
-        assert lane.welcomed.reason == "ada"
+    with listening(theirs) as listener, connected(listener, ours) as (lane, welcome):
+        assert welcome.reason == "ada"
         assert said(lane, Echo.SAY, b"x" * 100_000) == (Echo.SAY, b"x" * 100_000)
     assert (theirs.protected, ours.protected) == ([True], [False])
 
 
 @pytest.mark.parametrize("security", [Names(b"ada:guess"), Names(b"ada:secret", mask=1), TokenSecurity(b"ada:secret")])
-def test_whoever_proves_nothing_is_refused(security):
+def test_client_without_proof_of_its_identity_is_refused(security: Security) -> None:
     with listening(Names()) as listener:
         with pytest.raises(errors.ShoalError), connected(listener, security):
             pass
         wait_until(lambda: listener.count == 0, what="the connection's end")
 
 
-def test_beyond_the_limit_connections_are_refused():
+def test_beyond_the_limit_connections_are_refused() -> None:
     token = TokenSecurity(b"t")
-    with listening(token, limit=1) as listener, connected(listener, token) as lane:
+    with listening(token, limit=1) as listener, connected(listener, token) as (lane, _):
         other = Lane.connect("127.0.0.1", listener.address[1], FRAMES, timeout_s=5)
         assert other.begin(within_s=5) is Echo.ERROR
         error = received_error(other)
@@ -171,9 +182,10 @@ def test_beyond_the_limit_connections_are_refused():
         assert said(lane, Echo.SAY, b"still") == (Echo.SAY, b"still")
 
 
-def test_the_end_of_a_listener_ends_its_connections_and_sessions():
-    token, sessions = TokenSecurity(b"t"), []
-    with listening(token, sessions=sessions) as listener, connected(listener, token) as lane:
+def test_the_end_of_a_listener_ends_its_connections_and_sessions() -> None:
+    token = TokenSecurity(b"t")
+    sessions: list[Echoes] = []
+    with listening(token, sessions=sessions) as listener, connected(listener, token) as (lane, _):
         listener.stop()
         assert [session.closed for session in sessions] == [True]
         with pytest.raises(errors.Unreachable):

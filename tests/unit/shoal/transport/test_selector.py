@@ -3,6 +3,7 @@
 import gc
 import weakref
 from dataclasses import dataclass, field
+from typing import cast
 
 import pytest
 from structlog.testing import capture_logs
@@ -10,9 +11,11 @@ from structlog.testing import capture_logs
 from shoal import errors
 from shoal._system import Registry
 from shoal._transport import registry
+from shoal._transport.grpc_calls import GrpcCalls
 from shoal._transport.registry import register, registered, unregister
 from shoal._transport.selector import Selector
 from shoal._transport.transport import Target, Transport, TransportFactory, TransportUnavailable
+from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 
 REFUSED = errors.Unreachable("a firewall")
@@ -26,29 +29,30 @@ class Opened(Transport):
     def broken(self) -> bool:
         return self.over
 
-    def pull(self, request, pull_decoder):
+    def pull(self, *_: object) -> list[header_pb2.ShardHeader]:
         raise NotImplementedError
 
-    push = commit = assign = pull
+    def push(self, *_: object) -> pb.PushReply:
+        raise NotImplementedError
+
+    def commit(self, *_: object) -> pb.PushReply:
+        raise NotImplementedError
+
+    def assign(self, *_: object) -> None:
+        raise NotImplementedError
 
     def close(self) -> None:
         self.over = True
 
 
-@dataclass
 class Factory(TransportFactory):
-    """Opens what it is told to: raises what `failing` holds."""
+    """Opens transports that do nothing, or raises `failing`."""
 
-    name: str
-    carrier: str = ""
-    attaches: bool = True
-    settings: frozenset[str] = frozenset({"test"})
-    rank: int = 10
-    failing: Exception | None = None
-    tried: int = 0
-
-    def __post_init__(self) -> None:
-        self.carrier, self.title = self.carrier or self.name, self.name.upper()
+    def __init__(self, name: str, carrier: str = "", *, attaches: bool = True, rank: int = 10) -> None:
+        attributes = {"name": name, "title": name.upper(), "carrier": carrier or name, "attaches": attaches}
+        vars(self).update(attributes, rank=rank, settings=frozenset({"test"}))
+        self.failing: Exception | None = None
+        self.tried = 0
 
     def open(self, target: Target, loads: int) -> Opened:
         self.tried += 1
@@ -73,7 +77,7 @@ class Rpc:
 
 
 @pytest.fixture
-def factories(monkeypatch):
+def factories(monkeypatch: pytest.MonkeyPatch) -> tuple[Factory, Factory, Factory]:
     """The best, one on the same carrier, and the one that is always there."""
     found = (
         Factory("best", carrier="wire", rank=10),
@@ -87,26 +91,28 @@ def factories(monkeypatch):
 
 
 @pytest.fixture
-def rpc():
+def rpc() -> Rpc:
     return Rpc()
 
 
-def opened(selector, rpc):
-    return selector.open(Target("server:1", [], rpc), 2).name
+def opened(selector: Selector, rpc: Rpc) -> str:
+    transport = selector.open(Target("server:1", [], cast(GrpcCalls, rpc)), 2)
+    assert isinstance(transport, Opened)
+    return transport.name
 
 
-def test_the_best_is_taken(factories, rpc):
+def test_the_best_is_taken(factories: tuple[Factory, Factory, Factory], rpc: Rpc) -> None:
     assert opened(Selector("test"), rpc) == "best"
     assert [it.tried for it in factories] == [1, 0, 0]
 
 
-def test_the_server_is_asked_once_what_it_offers(factories, rpc):
+def test_selector_requests_the_offer_once(factories: tuple[Factory, Factory, Factory], rpc: Rpc) -> None:
     factories[0].failing = TransportUnavailable("not here")
     assert opened(Selector("test"), rpc) == "good"
     assert rpc.asked == 1
 
 
-def test_a_server_that_does_not_say_what_it_offers_is_no_refusal(factories, rpc):
+def test_failed_offer_does_not_count_as_a_refusal(factories: tuple[Factory, Factory, Factory], rpc: Rpc) -> None:
     selector, rpc.failing = Selector("test"), errors.Unreachable("gone")
     with pytest.raises(errors.Unreachable, match="gone"):
         opened(selector, rpc)
@@ -114,7 +120,9 @@ def test_a_server_that_does_not_say_what_it_offers_is_no_refusal(factories, rpc)
     assert opened(selector, rpc) == "best"
 
 
-def test_what_is_unavailable_is_passed_over_in_silence_and_tried_again(factories, rpc):
+def test_unavailable_transport_is_skipped_silently_and_tried_again(
+    factories: tuple[Factory, Factory, Factory], rpc: Rpc
+) -> None:
     factories[0].failing = TransportUnavailable("not here")
     selector = Selector("test")
     with capture_logs() as logs:
@@ -123,7 +131,9 @@ def test_what_is_unavailable_is_passed_over_in_silence_and_tried_again(factories
     assert not logs
 
 
-def test_a_carrier_that_is_not_offered_is_not_tried_again(factories, rpc):
+def test_a_carrier_that_is_not_offered_is_not_tried_again(
+    factories: tuple[Factory, Factory, Factory], rpc: Rpc
+) -> None:
     factories[0].failing = TransportUnavailable("not here", for_good=True)
     selector = Selector("test")
     assert [opened(selector, rpc) for _ in range(2)] == ["last", "last"]
@@ -131,31 +141,31 @@ def test_a_carrier_that_is_not_offered_is_not_tried_again(factories, rpc):
     assert rpc.asked == 1
 
 
-def test_a_refusal_refuses_all_on_its_carrier_and_is_said_once(factories, rpc):
+def test_refusal_excludes_its_carrier_and_is_logged_once(factories: tuple[Factory, Factory, Factory], rpc: Rpc) -> None:
     factories[0].failing = REFUSED
     selector = Selector("test")
     with capture_logs() as logs:
         assert [opened(selector, rpc) for _ in range(2)] == ["last", "last"]
     assert [it.tried for it in factories] == [1, 0, 2]
     [log] = logs
-    assert log["event"] == "no wire to a server; its calls go by LAST, slower"
+    assert log["event"] == "no wire to a server; calls to it use LAST, which is slower"
     assert (log["server"], log["why"]) == ("server:1", "a firewall")
 
 
-def test_a_refusal_keeps_nothing_of_its_call(factories, rpc):
+def test_a_refusal_keeps_nothing_of_its_call(factories: tuple[Factory, Factory, Factory], rpc: Rpc) -> None:
     """By its traceback an error leads to the calls that it went through, and so to memory that others share."""
 
     class Memory:
         pass
 
-    def call():
+    def call() -> None:
         memory = Memory()
         held.append(weakref.ref(memory))
         factories[0].failing = errors.Unreachable("a firewall")
         opened(Selector("test"), rpc)
         factories[0].failing = None
 
-    held = []
+    held: list[weakref.ref[Memory]] = []
     gc.disable()
     try:
         call()
@@ -164,7 +174,9 @@ def test_a_refusal_keeps_nothing_of_its_call(factories, rpc):
         gc.enable()
 
 
-def test_where_nothing_is_left_the_last_refusal_is_raised_and_all_are_tried_again(factories, rpc):
+def test_last_refusal_is_raised_and_all_transports_are_tried_again(
+    factories: tuple[Factory, Factory, Factory], rpc: Rpc
+) -> None:
     for factory in factories:
         factory.failing = REFUSED
     selector = Selector("test")
@@ -178,7 +190,7 @@ def test_where_nothing_is_left_the_last_refusal_is_raised_and_all_are_tried_agai
         opened(selector, rpc)
 
 
-def test_what_broke_is_due():
+def test_broken_transport_is_due_for_replacement() -> None:
     selector, transport = Selector("auto"), Opened("any")
     assert selector.due(None)
     assert not selector.due(transport)
@@ -186,8 +198,8 @@ def test_what_broke_is_due():
     assert selector.due(transport)
 
 
-def test_registering_by_rank_in_place_of_one_and_not_at_all(factories):
-    def names():
+def test_registering_by_rank_in_place_of_one_and_not_at_all(factories: tuple[Factory, Factory, Factory]) -> None:
+    def names() -> list[str]:
         return [it.name for it in registered("test")]
 
     register(Factory("new", rank=15))
@@ -201,8 +213,8 @@ def test_registering_by_rank_in_place_of_one_and_not_at_all(factories):
         registered("none")
 
 
-def test_the_order_of_preference():
-    def names(setting):
+def test_the_order_of_preference() -> None:
+    def names(setting: str) -> list[str]:
         return [it.name for it in registered(setting)]
 
     assert names("auto") == ["shared_memory", "lane", "grpc"]

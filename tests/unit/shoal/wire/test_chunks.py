@@ -3,8 +3,9 @@
 import itertools
 import random
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from support.pull_replies import decode_values
 
 BORDERS = [0, 1, 127, 128, 16_383, 16_384, (1 << 21) - 1, 1 << 21, (1 << 32) - 1]
 SIZES = [0, 1, 5, 127, 128, 16_383, 16_384, 20_000]
-DATA = np.random.default_rng(0).integers(0, 256, 1 << 15, np.uint8)
+DATA = memoryview(np.random.default_rng(0).bytes(1 << 15))
 LONGEST_NAME = 200
 
 uint32s = st.one_of(st.sampled_from(BORDERS), st.integers(0, (1 << 32) - 1))
@@ -41,7 +42,7 @@ shard_headers = st.lists(
     st.builds(header_pb2.ShardHeader, shard=uint32s, generation=uint64s, version=uint64s, step=uint64s), max_size=4
 )
 datas = st.builds(
-    lambda size, start: memoryview(DATA)[start : start + size],
+    lambda size, start: DATA[start : start + size],
     st.one_of(st.sampled_from(SIZES), st.integers(0, 300)),
     st.integers(0, 1000),
 )
@@ -56,65 +57,74 @@ def plain(chunks: Sequence[Chunk | pb.Chunk]) -> list[tuple[int, int, int, bytes
     return [(c.shard, c.arena, c.offset, bytes(c.data)) for c in chunks]
 
 
-def joined(pieces: Sequence[Buffer]) -> bytes:
-    """The message, of pieces of which none is empty and no two adjacent ones are small."""
+def checked_message(pieces: Sequence[Buffer]) -> bytes:
+    """Joins the pieces of a message; asserts that none is empty, and that no two adjacent ones are small."""
     assert all(len(piece) for piece in pieces)
     assert not any(a is b is bytearray for a, b in itertools.pairwise(map(type, pieces)))
     return b"".join(pieces)
 
 
 def check_reads_alike(message: bytes) -> bool:
-    """Both ways to read a message end alike, as either of the two kinds; whether it is a push."""
-    taken = []
-    for kind, decode in ((pb.PushRequest, decode_push), (pb.PullReply, decode_values)):
-        try:
-            expected = kind.FromString(message)
-        except DecodeError:
-            with pytest.raises(errors.BadChunk, match="malformed at byte"):
-                decode(message)
-            taken.append(False)
-        else:
-            header, chunks = decode(message)
-            assert plain(chunks) == plain(expected.chunks)
-            if kind is pb.PushRequest:
-                assert (header is not None) == expected.HasField("header")
-                header = header or pb.PushHeader()
-                # As bytes: NaN is not equal to itself, and unknown fields count.
-                assert header.SerializeToString() == expected.header.SerializeToString()
-            else:
-                assert [h.SerializeToString() for h in header] == [h.SerializeToString() for h in expected.headers]
-            taken.append(True)
-    return taken[0]
+    """Asserts that both decoders read a message alike, as either kind. Returns whether it is a push."""
+    check_values_read_alike(message)
+    try:
+        expected = pb.PushRequest.FromString(message)
+    except DecodeError:
+        with pytest.raises(errors.BadChunk, match="malformed at byte"):
+            decode_push(message)
+        return False
+    header, chunks = decode_push(message)
+    assert plain(chunks) == plain(expected.chunks)
+    assert (header is not None) == expected.HasField("header")
+    # As bytes: NaN is not equal to itself, and unknown fields count.
+    assert (header or pb.PushHeader()).SerializeToString() == expected.header.SerializeToString()
+    return True
+
+
+def check_values_read_alike(message: bytes) -> None:
+    try:
+        expected = pb.PullReply.FromString(message)
+    except DecodeError:
+        with pytest.raises(errors.BadChunk, match="malformed at byte"):
+            decode_values(message)
+        return
+    headers, chunks = decode_values(message)
+    assert plain(chunks) == plain(expected.chunks)
+    assert [h.SerializeToString() for h in headers] == [h.SerializeToString() for h in expected.headers]
 
 
 @given(st.none() | push_headers, chunk_lists)
 @example(pb.PushHeader(), [])
 @example(None, [])
-def test_a_push_is_written_and_read_as_the_generated_class_does(header, chunks):
+def test_a_push_is_written_and_read_as_the_generated_class_does(
+    header: pb.PushHeader | None, chunks: Sequence[Chunk]
+) -> None:
     message = pb.PushRequest(header=header, chunks=generated(chunks)).SerializeToString()
-    assert joined(encode_push(header, chunks)) == message
+    assert checked_message(encode_push(header, chunks)) == message
     assert decode_push(message) == (header, chunks)
 
 
 @given(shard_headers, chunk_lists)
-def test_values_are_written_and_read_as_the_generated_class_does(headers, chunks):
+def test_values_are_written_and_read_as_the_generated_class_does(
+    headers: Sequence[header_pb2.ShardHeader], chunks: Sequence[Chunk]
+) -> None:
     message = pb.PullReply(headers=headers, chunks=generated(chunks)).SerializeToString()
-    assert joined(encode_values(headers, chunks)) == message
+    assert checked_message(encode_values(headers, chunks)) == message
     assert decode_values(message) == (headers, chunks)
 
 
-def test_every_pair_of_a_field_and_a_border():
+def test_every_pair_of_a_field_and_a_border() -> None:
     chunk = Chunk(3, 3, 3, memoryview(b"xyz"))
     for border, size in itertools.product([*BORDERS, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1], SIZES):
-        chunks = [replace(chunk, offset=border, data=memoryview(DATA)[:size])]
+        chunks = [replace(chunk, offset=border, data=DATA[:size])]
         if border < 1 << 32:
             chunks += [replace(chunk, shard=border), replace(chunk, arena=border)]
         message = pb.PushRequest(chunks=generated(chunks)).SerializeToString()
-        assert joined(encode_push(None, chunks)) == message
+        assert checked_message(encode_push(None, chunks)) == message
         assert decode_push(message) == (None, chunks)
 
 
-def test_one_large_chunk_is_two_pieces_and_its_data_are_lent():
+def test_one_large_chunk_is_two_pieces_and_its_data_are_lent() -> None:
     data = memoryview(bytes(1 << 20))
     pieces = encode_push(pb.PushHeader(weight=1), [Chunk(1, 2, 3, data)])
     assert len(pieces) == 2
@@ -126,15 +136,16 @@ def test_one_large_chunk_is_two_pieces_and_its_data_are_lent():
 
 @pytest.mark.parametrize("field", ["shard", "arena", "offset"])
 @pytest.mark.parametrize("value", [-1, -(1 << 40), 1 << 64])
-def test_what_no_field_can_hold_is_refused(field, value):
+def test_number_beyond_its_field_is_refused(field: str, value: int) -> None:
+    change: dict[str, Any] = {field: value}
     with pytest.raises(ValueError, match=f"is {value}; it must be from 0 to"):
-        encode_push(None, [replace(Chunk(0, 0, 0, memoryview(b"")), **{field: value})])
+        encode_push(None, [replace(Chunk(0, 0, 0, memoryview(b"")), **change)])
 
 
 @pytest.mark.parametrize("lend", [bytes, bytearray, memoryview, lambda message: memoryview(bytearray(message))])
-def test_data_are_views_into_the_message(lend):
-    chunks = [Chunk(1, 0, 1 << 40, memoryview(DATA)[:300]), Chunk(1, 1, 0, memoryview(DATA)[300:301])]
-    message = lend(joined(encode_push(pb.PushHeader(weight=1), chunks)))
+def test_data_are_views_into_the_message(lend: Any) -> None:
+    chunks = [Chunk(1, 0, 1 << 40, DATA[:300]), Chunk(1, 1, 0, DATA[300:301])]
+    message = lend(checked_message(encode_push(pb.PushHeader(weight=1), chunks)))
     owner = message.obj if isinstance(message, memoryview) else message
     _, decoded = decode_push(message)
     assert decoded == chunks
@@ -142,15 +153,15 @@ def test_data_are_views_into_the_message(lend):
     assert all(np.shares_memory(np.frombuffer(c.data, np.uint8), np.frombuffer(message, np.uint8)) for c in decoded)
 
 
-def test_a_view_of_other_elements_is_read_as_bytes():
-    chunks = [Chunk(1, 0, 0, memoryview(DATA)[:26])]
-    message = joined(encode_push(None, chunks))
+def test_a_view_of_other_elements_is_read_as_bytes() -> None:
+    chunks = [Chunk(1, 0, 0, DATA[:26])]
+    message = checked_message(encode_push(None, chunks))
     assert len(message) == 32
-    elements = np.frombuffer(bytes(8) + message + bytes(8), np.float64)
-    assert decode_push(memoryview(elements)[1:-1]) == (None, chunks)
+    elements: Any = memoryview(bytes(8) + message + bytes(8)).cast("d")
+    assert decode_push(elements[1:-1]) == (None, chunks)
 
 
-# What nobody of ours sends, yet protobuf allows.
+# Encodings that protobuf allows and Shoal does not send.
 
 
 def varint(value: int, more: int = 0) -> bytes:
@@ -162,7 +173,7 @@ def varint(value: int, more: int = 0) -> bytes:
     return bytes(encoded) + bytes([value])
 
 
-def test_varint_writes_what_it_says():
+def test_varint_has_the_stated_length() -> None:
     assert [varint(300), varint(0), varint(0, 3), varint(1, 2)] == [b"\xac\x02", b"\0", b"\x80\x80\0", b"\x81\0"]
 
 
@@ -171,9 +182,10 @@ lengths_more = st.integers(0, 5)
 
 
 @st.composite
-def lengthy(draw, number: int, contents: st.SearchStrategy[bytes]) -> bytes:
+def lengthy(draw: Callable[..., Any], number: int, contents: st.SearchStrategy[bytes]) -> bytes:
     content = draw(contents)
-    return varint(number << 3 | 2, draw(st.integers(0, 4))) + varint(len(content), draw(lengths_more)) + content
+    tag, size = varint(number << 3 | 2, draw(st.integers(0, 4))), varint(len(content), draw(lengths_more))
+    return tag + size + bytes(content)
 
 
 numbers = st.sampled_from([1, 2, 3, 4, 5, 15, 16, 2047, (1 << 29) - 1])
@@ -209,7 +221,7 @@ odd_headers = lengthy(1, fields(odd_stamps, scalar(2), scalar(4), lengthy(2, var
 
 @settings(max_examples=150)
 @given(fields(odd_headers, odd_chunks, odd_chunks))
-def test_whatever_protobuf_allows_is_read_as_the_generated_class_does(message):
+def test_valid_message_is_read_as_the_generated_class_reads_it(message: bytes) -> None:
     check_reads_alike(message)
 
 
@@ -230,7 +242,7 @@ def test_whatever_protobuf_allows_is_read_as_the_generated_class_does(message):
         pytest.param("18" + "ff" * 9 + "7f", (0, 0, (1 << 64) - 1, b""), id="more than 64 bits"),
     ],
 )
-def test_an_odd_chunk_is_read(written, read):
+def test_an_odd_chunk_is_read(written: str, read: tuple[int, int, int, bytes]) -> None:
     chunk = bytes.fromhex(written)
     message = b"\x12" + varint(len(chunk)) + chunk
     assert plain(decode_push(message)[1]) == plain(decode_values(message)[1]) == [read]
@@ -240,18 +252,18 @@ def test_an_odd_chunk_is_read(written, read):
 @pytest.mark.parametrize(
     "unknown", ["18 05", "19 01 02 03 04 05 06 07 08", "1a 02 08 01", "1b 08 01 1c", "1d 01 02 03 04"]
 )
-def test_an_unknown_field_of_the_message_is_passed_over(unknown):
+def test_unknown_field_of_a_message_is_skipped(unknown: str) -> None:
     chunk = Chunk(1, 2, 3, memoryview(b"abc"))
-    whole, unread = joined(encode_push(pb.PushHeader(weight=1), [chunk])), bytes.fromhex(unknown)
+    whole, unread = checked_message(encode_push(pb.PushHeader(weight=1), [chunk])), bytes.fromhex(unknown)
     for message in (unread + whole, whole + unread, whole[:11] + unread + whole[11:]):
         assert decode_push(message) == (pb.PushHeader(weight=1), [chunk])
 
 
-def test_parts_of_a_header_are_merged():
+def test_parts_of_a_header_are_merged() -> None:
     first = pb.PushHeader(stamp=header_pb2.Stamp(job="j", step=3), shards=[1, 2], weight=2)
     second = pb.PushHeader(stamp=header_pb2.Stamp(worker="w", step=4), shards=[3])
-    chunk = joined(encode_push(None, [Chunk(1, 2, 3, memoryview(b"abc"))]))
-    one, other = joined(encode_push(first, [])), joined(encode_push(second, []))
+    chunk = checked_message(encode_push(None, [Chunk(1, 2, 3, memoryview(b"abc"))]))
+    one, other = checked_message(encode_push(first, [])), checked_message(encode_push(second, []))
     merged = pb.PushHeader(stamp=header_pb2.Stamp(job="j", worker="w", step=4), shards=[1, 2, 3], weight=2)
     for parts in ([one, other, chunk], [one, chunk, other], [chunk, one, chunk, other]):
         header, chunks = decode_push(b"".join(parts))
@@ -283,19 +295,21 @@ def test_parts_of_a_header_are_merged():
         pytest.param("0a 02 08 80 12 00", 0, "a header cannot be read", id="half a number in a header"),
     ],
 )
-def test_what_is_malformed_is_refused_where_it_is(decode, written, at, what):
+def test_malformed_message_is_refused_with_its_position(
+    decode: Callable[..., Any], written: str, at: int, what: str
+) -> None:
     with pytest.raises(errors.BadChunk, match=f"malformed at byte {at} or later: .*{what}.*send it again") as raised:
         decode(bytes.fromhex(written))
     assert raised.value.details == {"at": str(at)}
     check_reads_alike(bytes.fromhex(written))
 
 
-def test_a_name_that_is_not_utf_8_is_refused():
+def test_a_name_that_is_not_utf_8_is_refused() -> None:
     with pytest.raises(errors.BadChunk, match="a header cannot be read"):
         decode_push(bytes.fromhex("0a 05 0a 03 0a 01 ff"))
 
 
-def test_groups_nest_as_deep_as_in_the_generated_class():
+def test_groups_nest_as_deeply_as_in_the_generated_class() -> None:
     taken = set()
     for depth, inside in itertools.product(range(90, 104), (b"", b"\x0a", b"\x12")):
         nested = b"\x5b" * depth + b"\x5c" * depth
@@ -305,26 +319,26 @@ def test_groups_nest_as_deep_as_in_the_generated_class():
 
 STAMP = header_pb2.Stamp(job="job", worker="worker-1", incarnation=300, step=70_000, generation=1)
 CHUNKS = [
-    Chunk(0, 0, 0, memoryview(DATA)[:3]),
-    Chunk(300, 1, 1 << 40, memoryview(DATA)[:150]),
-    Chunk(1, 0, 0, DATA[:0].data),
+    Chunk(0, 0, 0, DATA[:3]),
+    Chunk(300, 1, 1 << 40, DATA[:150]),
+    Chunk(1, 0, 0, DATA[:0]),
 ]
 WHOLE = [
-    joined(encode_push(pb.PushHeader(stamp=STAMP, shards=[1, 300], weight=2.5, versions=[7]), CHUNKS)),
-    joined(
+    checked_message(encode_push(pb.PushHeader(stamp=STAMP, shards=[1, 300], weight=2.5, versions=[7]), CHUNKS)),
+    checked_message(
         encode_values([header_pb2.ShardHeader(shard=1, generation=2, version=300), header_pb2.ShardHeader()], CHUNKS)
     ),
 ]
 
 
 @pytest.mark.parametrize("message", WHOLE)
-def test_every_beginning_of_a_message(message):
+def test_every_beginning_of_a_message(message: bytes) -> None:
     # A beginning that ends between two fields is a message, too.
     assert 3 < sum(check_reads_alike(message[:size]) for size in range(len(message) + 1)) < 20
 
 
 @pytest.mark.parametrize("message", WHOLE)
-def test_every_byte_of_a_message_changed(message):
+def test_every_byte_of_a_message_changed(message: bytes) -> None:
     rng = random.Random(1)
     outcomes = set()
     for at in range(len(message)):
@@ -333,7 +347,7 @@ def test_every_byte_of_a_message_changed(message):
     assert outcomes == {True, False}
 
 
-def test_messages_cut_up_at_random():
+def test_messages_cut_up_at_random() -> None:
     rng = random.Random(2)
     outcomes = [0, 0]
     for _ in range(3_000):
@@ -352,11 +366,11 @@ def test_messages_cut_up_at_random():
     st.binary(max_size=60)
     | st.lists(st.sampled_from(b"\x0a\x12\x08\x10\x18\x22\x00\x01\x02\x03\x80\xff\x0b\x0c")).map(bytes)
 )
-def test_random_bytes(message):
+def test_random_bytes_are_read_as_the_generated_class_reads_them(message: bytes) -> None:
     check_reads_alike(message)
 
 
-def test_a_claimed_length_is_never_allocated():
+def test_a_claimed_length_is_never_allocated() -> None:
     tracemalloc.start()
     try:
         for length, head in itertools.product((1 << 26, (1 << 31) - 1, 1 << 40), (b"\x0a", b"\x12", b"\x12\x0b\x22")):

@@ -1,6 +1,8 @@
 """Chunks are put together into exactly the arenas that were taken apart, and slots have room for all of them."""
 
 import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -18,7 +20,12 @@ from shoal._wire.limits import CHUNK_BYTES
 DTYPES = [np.dtype(dtype) for dtype in ("float32", "float64", "float16", "int64")] + [np.dtype(ml_dtypes.bfloat16)]
 
 
-def arena(elements, dtype="float32", aggregation=Aggregation.TRAINABLE, wire=None):
+def arena(
+    elements: int,
+    dtype: np.dtype[Any] | str = "float32",
+    aggregation: Aggregation = Aggregation.TRAINABLE,
+    wire: str | None = None,
+) -> ArenaLayout:
     dtype = np.dtype(dtype)
     slices = (Slice("v", 0, elements, 0),)
     return ArenaLayout(dtype, aggregation, slices, elements, *([np.dtype(wire)] if wire else []))
@@ -30,27 +37,32 @@ layouts = st.lists(
 ).map(lambda shards: [ShardLayout(3 * number + 1, tuple(arenas)) for number, arenas in enumerate(shards)])
 
 
-def cut(draw, elements):
+def cut(draw: Callable[..., Any], elements: int) -> list[tuple[int, int]]:
     """Boundaries of some runs of elements, in order: all of them, without gaps."""
     inner = draw(st.sets(st.integers(1, elements - 1), max_size=5)) if elements > 1 else set()
     edges = [0, *sorted(inner), elements]
     return list(itertools.pairwise(edges))
 
 
-class Putting:
+class Assembly:
     """Arenas to come, memory for them, and the elements that are to get there."""
 
-    def __init__(self, draw, shards, receive=copy_elements):
+    def __init__(
+        self,
+        draw: Callable[..., Any],
+        shards: Sequence[ShardLayout],
+        receive: Callable[[np.ndarray, np.ndarray], bool] = copy_elements,
+    ) -> None:
         self.arenas = arenas_of(shards)
-        self.memory, runs, self.sent = {}, {}, {}
+        self.memory: dict[tuple[int, int], list[ArenaRange]] = {}
+        self.sent: dict[tuple[int, int], np.ndarray] = {}
         for number, (key, layout) in enumerate(self.arenas.items()):
-            self.sent[key] = (np.arange(layout.elements) + number).astype(layout.wire)
+            self.sent[key] = (np.arange(layout.elements) + number).astype(layout.wire_dtype)
             # As Arrival has it: memory of the variables, in as many runs as it likes.
-            runs[key] = [ArenaRange(a, b, np.zeros(b - a, layout.dtype)) for a, b in cut(draw, layout.elements)]
-            self.memory[key] = runs[key]
-        self.assembler = Assembler(self.arenas, runs, receive)
+            self.memory[key] = [ArenaRange(a, b, np.zeros(b - a, layout.dtype)) for a, b in cut(draw, layout.elements)]
+        self.assembler = Assembler(self.arenas, self.memory, receive)
 
-    def chunks(self, draw):
+    def chunks(self, draw: Callable[..., Any]) -> list[list[Chunk]]:
         """Lists of chunks, one an arena."""
         found = []
         for key, elements in self.sent.items():
@@ -60,39 +72,44 @@ class Putting:
             )
         return found
 
-    def whole(self):
+    def check_complete(self) -> None:
         for key, elements in self.sent.items():
             got = np.concatenate([run.target for run in self.memory[key]])
             np.testing.assert_array_equal(got, elements.astype(got.dtype))
 
 
-def dealt(draw, lists):
+def dealt(draw: Callable[..., Any], lists: Sequence[Sequence[Chunk]]) -> list[Chunk]:
     """The lists' items in any order."""
-    return draw(st.permutations([item for items in lists for item in items]))
+    chunks: list[Chunk] = draw(st.permutations([item for items in lists for item in items]))
+    return chunks
 
 
 class TestAssembler:
     @given(st.data(), layouts)
-    def test_arenas_in_any_chunks_and_any_runs_and_any_turn_come_out_whole(self, data, shards):
-        putting = Putting(data.draw, shards)
-        for chunk in dealt(data.draw, putting.chunks(data.draw)):
-            targets = putting.assembler.memory(chunk, len(chunk.data)) if data.draw(st.booleans()) else None
+    def test_arenas_are_complete_for_any_chunks_runs_and_order(
+        self, data: st.DataObject, shards: Sequence[ShardLayout]
+    ) -> None:
+        assembly = Assembly(data.draw, shards)
+        for chunk in dealt(data.draw, assembly.chunks(data.draw)):
+            targets = assembly.assembler.memory(chunk, len(chunk.data)) if data.draw(st.booleans()) else None
             if targets is None:
-                putting.assembler.add(chunk)
+                assembly.assembler.add(chunk)
                 continue
             rest = chunk.data  # as the kernel puts them there
             for target in targets:
                 target[:], rest = rest[: len(target)], rest[len(target) :]
             assert not rest
-            putting.assembler.filled(chunk, len(chunk.data))
-        putting.assembler.finish()
-        putting.whole()
-        assert putting.assembler.non_finite == {}
+            assembly.assembler.filled(chunk, len(chunk.data))
+        assembly.assembler.finish()
+        assembly.check_complete()
+        assert assembly.assembler.non_finite == {}
 
     @given(st.data(), layouts.filter(lambda shards: any(shard.arenas for shard in shards)))
-    def test_a_chunk_that_is_left_out_sent_twice_or_moved_is_refused(self, data, shards):
-        putting = Putting(data.draw, shards)
-        chunks = [*dealt(data.draw, putting.chunks(data.draw))]
+    def test_missing_repeated_or_moved_chunk_is_refused(
+        self, data: st.DataObject, shards: Sequence[ShardLayout]
+    ) -> None:
+        assembly = Assembly(data.draw, shards)
+        chunks = [*dealt(data.draw, assembly.chunks(data.draw))]
         index = data.draw(st.integers(0, len(chunks) - 1))
         chunk = chunks[index]
         match data.draw(st.sampled_from(["left out", "twice", "earlier", "later", "elsewhere"])):
@@ -107,10 +124,10 @@ class TestAssembler:
             case "elsewhere":
                 chunks[index] = Chunk(chunk.shard + 1, chunk.arena, chunk.offset, chunk.data)
 
-        def put():
+        def put() -> None:
             for chunk in chunks:
-                putting.assembler.add(chunk)
-            putting.assembler.finish()
+                assembly.assembler.add(chunk)
+            assembly.assembler.finish()
 
         with pytest.raises(errors.BadChunk, match=r"shard \d+, arena \d+: .*the call was discarded"):
             put()
@@ -128,7 +145,7 @@ class TestAssembler:
             (Chunk(0, 0, 0, memoryview(b"")), "0 bytes is not a whole number of 4-byte elements"),
         ],
     )
-    def test_what_is_wrong_is_said_and_nothing_is_touched(self, chunk, said):
+    def test_invalid_chunk_is_refused_and_memory_is_unchanged(self, chunk: Chunk, said: str) -> None:
         target = np.full(10, 7, np.float32)
         assembler = Assembler({(0, 0): arena(10)}, {(0, 0): [ArenaRange(0, 10, target)]})
         with pytest.raises(errors.BadChunk, match=said):
@@ -136,10 +153,10 @@ class TestAssembler:
         assert (target == 7).all()
 
     @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 10)), max_size=20))
-    def test_what_overlaps_is_refused_wherever_it_lies(self, pieces):
+    def test_overlapping_chunk_is_refused_at_any_position(self, pieces: Sequence[tuple[int, int]]) -> None:
         target = np.zeros(10, np.float32)
         assembler = Assembler({(0, 0): arena(10)}, {(0, 0): [ArenaRange(0, 10, target)]})
-        came = set()
+        came: set[int] = set()
         for start, count in pieces:
             elements = set(range(start, start + count))
             chunk = Chunk(0, 0, start * 4, memoryview(np.ones(count, np.float32).tobytes()))
@@ -158,7 +175,7 @@ class TestAssembler:
         else:
             assembler.finish()
 
-    def test_gaps_are_bounded(self, monkeypatch):
+    def test_gaps_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(framing, "_MAX_PIECES", 3)
         assembler = Assembler({(0, 0): arena(100)}, {(0, 0): [ArenaRange(0, 100, np.zeros(100, np.float32))]})
         for start in range(0, 24, 8):
@@ -166,17 +183,21 @@ class TestAssembler:
         with pytest.raises(errors.BadChunk, match="more than 3 gaps"):
             assembler.add(Chunk(0, 0, 24, memoryview(bytes(4))))
 
-    def test_nothing_expected_is_nothing_missing(self):
-        Assembler({}, {}).finish()
+    def test_assembler_that_expects_nothing_is_complete(self) -> None:
+        assembler = Assembler({}, {})
+        assembler.finish()
+        assert assembler.non_finite == {}
+        with pytest.raises(errors.BadChunk, match="not one of the expected arenas"):
+            assembler.add(Chunk(0, 0, 0, memoryview(bytes(4))))
 
     @pytest.mark.parametrize("size", [1, 3, 10])
-    def test_the_first_element_of_an_arena_that_is_not_finite_is_remembered(self, size):
+    def test_the_first_element_of_an_arena_that_is_not_finite_is_remembered(self, size: int) -> None:
         """Wherever it lies: in whatever chunk, in whatever run."""
         elements = np.arange(10, dtype=np.float32)
         elements[[6, 8]] = np.nan, np.inf
         runs = [ArenaRange(0, 5, np.empty(5, np.float32)), ArenaRange(5, 10, np.empty(5, np.float32))]
 
-        def receive(target, source):
+        def receive(target: np.ndarray, source: np.ndarray) -> bool:
             copy_elements(target, source)
             return bool(np.isfinite(target).all())
 
@@ -187,7 +208,7 @@ class TestAssembler:
         assembler.finish()
         assert assembler.non_finite == {(0, 0): 6}
 
-    def test_elements_that_the_kernel_put_there_are_looked_at_too(self):
+    def test_elements_written_by_the_kernel_are_checked(self) -> None:
         target = np.array([0, 1, np.nan, np.inf], np.float32)
         layouts = {(0, 0): arena(4)}
         runs = {(0, 0): [ArenaRange(0, 4, target)]}
@@ -196,18 +217,20 @@ class TestAssembler:
         assembler.finish()
         assert assembler.non_finite == {(0, 0): 2}
 
-    def test_the_kernel_is_not_asked_to_convert_or_to_scatter_widely(self):
+    def test_kernel_does_not_convert_or_scatter_widely(self) -> None:
         halves = Assembler(
             {(0, 0): arena(4, "float32", wire="float16")}, {(0, 0): [ArenaRange(0, 4, np.zeros(4, np.float32))]}
         )
         assert halves.memory(Chunk(0, 0, 0, memoryview(b"")), 8) is None
         runs = [ArenaRange(index, index + 1, np.zeros(1, np.float32)) for index in range(65)]
         scattered = Assembler({(0, 0): arena(65)}, {(0, 0): runs})
-        assert len(scattered.memory(Chunk(0, 0, 0, memoryview(b"")), 64 * 4)) == 64
+        targets = scattered.memory(Chunk(0, 0, 0, memoryview(b"")), 64 * 4)
+        assert targets
+        assert len(targets) == 64
         assert scattered.memory(Chunk(0, 0, 0, memoryview(b"")), 65 * 4) is None
 
     @pytest.mark.parametrize("shift", range(1, 8))
-    def test_chunks_may_lie_at_any_byte(self, shift):
+    def test_chunks_may_lie_at_any_byte(self, shift: int) -> None:
         """As they do within a message."""
         for dtype in DTYPES:
             elements = np.arange(9).astype(dtype)
@@ -219,10 +242,10 @@ class TestAssembler:
             np.testing.assert_array_equal(target, elements)
 
     @pytest.mark.parametrize("wire", ["float16", "bfloat16"])
-    def test_halves_of_the_wire_are_widened(self, wire):
+    def test_halves_of_the_wire_are_widened(self, wire: str) -> None:
         layout = arena(4, "float32", wire=wire)
         target = np.zeros(4, np.float32)
-        sent = np.array([1, -2.5, np.inf, 2**-10], layout.wire)
+        sent = np.array([1, -2.5, np.inf, 2**-10], layout.wire_dtype)
         assembler = Assembler({(0, 0): layout}, {(0, 0): [ArenaRange(0, 4, target)]})
         assembler.add(Chunk(0, 0, 0, memoryview(sent.tobytes())))
         assembler.finish()
@@ -231,7 +254,7 @@ class TestAssembler:
 
 class TestSlots:
     @given(layouts)
-    def test_arenas_lie_in_order_aligned_and_apart(self, shards):
+    def test_arenas_lie_in_order_aligned_and_apart(self, shards: Sequence[ShardLayout]) -> None:
         offsets, end = region_offsets(shards)
         assert [*offsets] == [*arenas_of(shards)]
         free = 0
@@ -242,18 +265,18 @@ class TestSlots:
         assert free <= end < free + 64
         assert end % 64 == 0
 
-    def test_where_that_is_for_two_shards(self):
+    def test_offsets_of_two_shards(self) -> None:
         shards = [
             ShardLayout(4, (arena(17), arena(3, "float64"))),
             ShardLayout(2, (arena(16, "float32", wire="bfloat16"),)),
         ]
         assert region_offsets(shards) == ({(4, 0): 0, (4, 1): 128, (2, 0): 192}, 256)
 
-    def test_none_take_no_room(self):
+    def test_no_shards_need_no_memory(self) -> None:
         assert region_offsets([]) == ({}, 0)
 
 
-def test_arenas_of_some_aggregations_keep_their_numbers():
+def test_arenas_of_some_aggregations_keep_their_numbers() -> None:
     kinds = [Aggregation.SUM, Aggregation.TRAINABLE, Aggregation.MEAN, Aggregation.TRAINABLE]
     shards = [ShardLayout(5, tuple(arena(1, aggregation=kind) for kind in kinds))]
     assert [*arenas_of(shards, [Aggregation.TRAINABLE])] == [(5, 1), (5, 3)]
@@ -263,7 +286,7 @@ def test_arenas_of_some_aggregations_keep_their_numbers():
 
 class TestMessages:
     @given(st.lists(st.integers(1, CHUNK_BYTES // 16).map(lambda size: size * 16) | st.just(CHUNK_BYTES), max_size=30))
-    def test_they_keep_the_order_and_are_about_a_chunk_at_most(self, sizes):
+    def test_messages_keep_the_order_and_hold_at_most_about_one_chunk(self, sizes: list[int]) -> None:
         block = memoryview(bytes(CHUNK_BYTES))
         chunks = [Chunk(0, 0, index, block[:size]) for index, size in enumerate(sizes)]
         groups = [*messages(chunks)]
@@ -275,7 +298,7 @@ class TestMessages:
             # None is sent half empty if the next chunk would have fitted.
             assert size + len(following[0].data) + 64 * len(group) > CHUNK_BYTES
 
-    def test_many_tiny_chunks_do_not_make_a_message_too_large(self):
+    def test_many_tiny_chunks_do_not_make_a_message_too_large(self) -> None:
         block = memoryview(bytes(4))
         groups = [*messages(Chunk(0, 0, index, block) for index in range(50_000))]
         assert all(len(group) * (64 + 4) <= CHUNK_BYTES + 64 for group in groups)

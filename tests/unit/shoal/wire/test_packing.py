@@ -1,6 +1,9 @@
+"""Packing of arrays into chunks and regions, and their decoding on the other side."""
+
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from typing import Any
 from unittest import mock
 
 import ml_dtypes
@@ -11,8 +14,7 @@ from hypothesis import strategies as st
 
 from shoal import errors
 from shoal._transport.segment import Regions
-from shoal._wire import framing, packing, plans
-from shoal._wire import pull_decoder as _arrival
+from shoal._wire import framing, packing, plans, pull_decoder
 from shoal._wire.chunks import Chunk
 from shoal._wire.framing import Assembler, arenas_of, region_arrays, region_offsets
 from shoal._wire.layout import Aggregation, Placement, ShardLayout, ShardPlacement, wire_dtype
@@ -42,7 +44,7 @@ def random_array(variable: Variable, rng: np.random.Generator) -> np.ndarray:
 
 
 def as_it_arrives(array: np.ndarray, variable: Variable, wire: str) -> np.ndarray:
-    """What becomes of an array on its way."""
+    """The array after it was cast for the wire and back."""
     return array.astype(wire_dtype(variable.dtype, variable.aggregation, np.dtype(wire))).astype(variable.dtype)
 
 
@@ -50,8 +52,12 @@ def fresh(nbytes: int) -> np.ndarray:
     return np.empty(nbytes, np.uint8)
 
 
+def never(nbytes: int) -> np.ndarray:
+    raise AssertionError(f"{nbytes} bytes were copied")
+
+
 @contextmanager
-def limits(chunk_bytes: int, scattered_bytes: int = _arrival._SCATTERED_BYTES) -> Iterator[None]:
+def limits(chunk_bytes: int, scattered_bytes: int | None = None) -> Iterator[None]:
     """Small enough for small arrays to be what large ones are."""
     with (
         mock.patch.object(packing, "CHUNK_BYTES", chunk_bytes),
@@ -59,8 +65,10 @@ def limits(chunk_bytes: int, scattered_bytes: int = _arrival._SCATTERED_BYTES) -
         mock.patch.object(packing, "GATHERED_BYTES", chunk_bytes // 4),
         mock.patch.object(plans, "GATHERED_BYTES", chunk_bytes // 4),
         mock.patch.object(plans, "CHUNK_BYTES", chunk_bytes),
-        mock.patch.object(_arrival, "_SCATTERED_BYTES", scattered_bytes),
+        ExitStack() as stack,
     ):
+        if scattered_bytes is not None:
+            stack.enter_context(mock.patch.object(pull_decoder, "_SCATTERED_BYTES", scattered_bytes))
         yield
 
 
@@ -74,13 +82,13 @@ def sent(placement: Placement, arrays: Mapping[str, np.ndarray], aggregations: l
     ]
 
 
-def received(placement: Placement, chunks: list[Chunk], pull_decoder: PullDecoder) -> dict[str, np.ndarray]:
+def received(placement: Placement, chunks: list[Chunk], decoder: PullDecoder) -> dict[str, np.ndarray]:
     arenas = arenas_of(layouts_of(placement))
-    assembler = Assembler(arenas, {key: pull_decoder.runs(key, arena) for key, arena in arenas.items()})
+    assembler = Assembler(arenas, {key: decoder.runs(key, arena) for key, arena in arenas.items()})
     for chunk in chunks:
         assembler.add(chunk)
     assembler.finish()
-    return pull_decoder.values()
+    return decoder.values()
 
 
 def slot_with(placement: Placement, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -90,13 +98,13 @@ def slot_with(placement: Placement, arrays: Mapping[str, np.ndarray]) -> np.ndar
     return slot
 
 
-def adopted(placement: Placement, slot: np.ndarray, pull_decoder: PullDecoder) -> dict[str, np.ndarray]:
+def adopted(placement: Placement, slot: np.ndarray, decoder: PullDecoder) -> dict[str, np.ndarray]:
     arenas = region_arrays(slot, layouts_of(placement))
     for key, elements in arenas.items():
-        pull_decoder.expect(key, elements)
+        decoder.expect(key, elements)
     for key, elements in arenas.items():
-        pull_decoder.adopt(key, elements)
-    return pull_decoder.values()
+        decoder.adopt(key, elements)
+    return decoder.values()
 
 
 def check_values(
@@ -147,7 +155,7 @@ def drawn_arrays(job: dict[str, Variable], seed: int, transposed: bool) -> dict[
     seed=st.integers(0, 1000),
     transposed=st.booleans(),
 )
-def test_what_is_chunked_is_put_together_the_same(
+def test_chunked_arrays_are_assembled_unchanged(
     job: dict[str, Variable],
     shards: int,
     wire: str,
@@ -176,7 +184,7 @@ def test_chunks_are_in_order_small_enough_and_of_whole_elements(
         key = chunk.shard, chunk.arena
         assert chunk.offset == ends[key]
         assert 0 < len(chunk.data) <= chunk_bytes
-        assert len(chunk.data) % arenas[key].wire.itemsize == 0
+        assert len(chunk.data) % arenas[key].wire_dtype.itemsize == 0
         assert (chunk.data.format, chunk.data.ndim, chunk.data.c_contiguous) == ("B", 1, True)
         ends[key] += len(chunk.data)
     assert ends == {key: arena.nbytes for key, arena in arenas.items()}
@@ -192,7 +200,7 @@ def test_chunks_are_in_order_small_enough_and_of_whole_elements(
     seed=st.integers(0, 1000),
     transposed=st.booleans(),
 )
-def test_what_is_written_to_a_slot_is_adopted_the_same(
+def test_arrays_written_to_a_region_are_adopted_unchanged(
     job: dict[str, Variable], shards: int, wire: str, scattered_bytes: int, seed: int, transposed: bool
 ) -> None:
     placement, arrays = placed(job, shards, wire), drawn_arrays(job, seed, transposed)
@@ -203,7 +211,7 @@ def test_what_is_written_to_a_slot_is_adopted_the_same(
 
 
 @given(job=jobs, shards=st.integers(1, 4), wire=wires, seed=st.integers(0, 100))
-def test_a_slot_holds_the_bytes_that_travel_as_chunks(
+def test_region_holds_the_bytes_that_travel_as_chunks(
     job: dict[str, Variable], shards: int, wire: str, seed: int
 ) -> None:
     placement, arrays = placed(job, shards, wire), drawn_arrays(job, seed, transposed=False)
@@ -252,7 +260,7 @@ def test_large_arrays_are_not_copied_and_small_ones_are_gathered() -> None:
     assert shared == [set(), {"large"}, {"large"}, set(), {"medium"}]
 
 
-def test_small_arrays_share_chunks_as_far_as_these_go() -> None:
+def test_small_arrays_share_chunks() -> None:
     job = {f"v{i}": Variable((CHUNK_BYTES // 32,)) for i in range(20)}  # an eighth of a chunk each
     chunks = sent(placed(job), drawn_arrays(job, 0, transposed=False), TRAINABLE)
     assert [len(chunk.data) for chunk in chunks] == [CHUNK_BYTES, CHUNK_BYTES, CHUNK_BYTES // 2]
@@ -277,7 +285,7 @@ def test_a_large_array_is_cast_chunk_by_chunk() -> None:
 
 
 @pytest.mark.parametrize("elements", [4, CHUNK_BYTES])
-def test_what_is_too_large_for_float16_travels_as_infinity_without_a_warning(elements: int) -> None:
+def test_values_too_large_for_float16_travel_as_infinity_without_a_warning(elements: int) -> None:
     placement = placed({"kernel": Variable(elements)}, wire="float16")
     arrays = {"kernel": np.full(elements, 65_520, np.float32)}  # half-way between 65,504 and what would come next
     arrays["kernel"][0] = 65_519
@@ -312,17 +320,15 @@ SPLIT = {
 
 
 @pytest.mark.parametrize("wire", ["float32", "bfloat16"])
-def test_a_large_arena_with_a_part_of_a_variable_is_received_where_it_belongs_and_held_once(wire: str) -> None:
+def test_large_arena_is_received_in_place_and_held_once(wire: str) -> None:
     placement, arrays = placed(SPLIT, 3, wire), drawn_arrays(SPLIT, 1, transposed=False)
     whole = sum(variable.nbytes for variable in SPLIT.values())
     for scattered_bytes in (1, 1 << 26):
         memory = Counted()
-        pull_decoder = PullDecoder(Packer(placement), memory)
+        decoder = PullDecoder(Packer(placement), memory)
         with limits(CHUNK_BYTES, scattered_bytes):
-            runs = [
-                run for key, arena in arenas_of(layouts_of(placement)).items() for run in pull_decoder.runs(key, arena)
-            ]
-            values = received(placement, sent(placement, arrays, EVERY), pull_decoder)
+            runs = [run for key, arena in arenas_of(layouts_of(placement)).items() for run in decoder.runs(key, arena)]
+            values = received(placement, sent(placement, arrays, EVERY), decoder)
         check_values(values, arrays, SPLIT, wire)
         table = [run for run in runs if np.shares_memory(run.target, values["table"])]
         if scattered_bytes == 1:
@@ -336,35 +342,35 @@ def test_a_large_arena_with_a_part_of_a_variable_is_received_where_it_belongs_an
     assert memory.nbytes == whole
 
 
-def test_an_arena_that_comes_again_replaces_what_had_come() -> None:
+def test_repeated_arena_replaces_the_first_one() -> None:
     """A pull that broke off is repeated into the same memory."""
     placement = placed(SPLIT, 2)
     first, second = (drawn_arrays(SPLIT, seed, transposed=False) for seed in (1, 2))
     for scattered_bytes in (1, 1 << 26):
-        pull_decoder = PullDecoder(Packer(placement), fresh)
+        decoder = PullDecoder(Packer(placement), fresh)
         with limits(CHUNK_BYTES, scattered_bytes):
-            received(placement, sent(placement, first, EVERY), pull_decoder)
-            values = received(placement, sent(placement, second, EVERY), pull_decoder)
+            received(placement, sent(placement, first, EVERY), decoder)
+            values = received(placement, sent(placement, second, EVERY), decoder)
         check_values(values, second, SPLIT, "float32")
 
 
 @pytest.mark.parametrize("wire", ["float32", "float16"])
 @pytest.mark.parametrize("where", ["in another slot", "as chunks"])
-def test_values_that_come_elsewhere_than_expected_are_those_that_came(wire: str, where: str) -> None:
+def test_values_that_arrive_elsewhere_than_expected_are_used(wire: str, where: str) -> None:
     """Such as those of a pull that is made again, since the first one's lane was lost."""
     placement = placed(SPLIT, 2, wire)
     lost, arrays = (drawn_arrays(SPLIT, seed, transposed=False) for seed in (1, 2))
-    pull_decoder = PullDecoder(Packer(placement), fresh)
+    decoder = PullDecoder(Packer(placement), fresh)
     for key, elements in region_arrays(slot_with(placement, lost), layouts_of(placement)).items():
-        pull_decoder.expect(key, elements)
+        decoder.expect(key, elements)
     if where == "as chunks":
-        values = received(placement, sent(placement, arrays, EVERY), pull_decoder)
+        values = received(placement, sent(placement, arrays, EVERY), decoder)
     else:
-        values = adopted(placement, slot_with(placement, arrays), pull_decoder)
+        values = adopted(placement, slot_with(placement, arrays), decoder)
     check_values(values, arrays, SPLIT, wire)
 
 
-def test_adopted_values_are_views_of_their_slot_and_keep_it_taken() -> None:
+def test_adopted_values_are_views_of_their_region_and_keep_it_lent() -> None:
     job = {"kernel": Variable((3, 4)), "bias": Variable(5)}
     placement, arrays = placed(job), drawn_arrays(job, 0, transposed=False)
     source = slot_with(placement, arrays)
@@ -372,7 +378,7 @@ def test_adopted_values_are_views_of_their_slot_and_keep_it_taken() -> None:
     taken = slots.take()
     assert taken
     np.copyto(taken[1], source)
-    values = adopted(placement, taken[1], PullDecoder(Packer(placement), pytest.fail))
+    values = adopted(placement, taken[1], PullDecoder(Packer(placement), never))
     assert all(np.shares_memory(value, taken[1]) for value in values.values())
     check_values(values, arrays, job, "float32")
     kept = values["bias"][2:]
@@ -388,7 +394,7 @@ def test_adopted_values_are_views_of_their_slot_and_keep_it_taken() -> None:
     [({"kernel": Variable((3, 4))}, "float16"), ({"kernel": Variable((4, 4), partitioner=FixedShards(2))}, "float32")],
     ids=["rounded", "in parts"],
 )
-def test_values_that_had_to_be_copied_give_their_slot_back(job: dict[str, Variable], wire: str) -> None:
+def test_copied_values_release_their_region(job: dict[str, Variable], wire: str) -> None:
     placement, arrays = placed(job, 2, wire), drawn_arrays(job, 0, transposed=False)
     source = slot_with(placement, arrays)
     slots = Regions([memoryview(bytearray(source.nbytes))])
@@ -428,7 +434,8 @@ def test_numbers_stand_for_scalars(dtype: str, number: float, neighbours: int) -
     job = {"scalar": scalar} | {
         f"v{i}": Variable(2, dtype, trainable=False, aggregation="sum") for i in range(neighbours)
     }
-    arrays = {name: np.zeros(variable.shape, variable.dtype) for name, variable in job.items()} | {"scalar": number}
+    arrays: dict[str, Any] = {name: np.zeros(variable.shape, variable.dtype) for name, variable in job.items()}
+    arrays["scalar"] = number
     placement = placed(job)
     (chunk,) = sent(placement, arrays, EVERY)
     assert len(chunk.data) == scalar.dtype.itemsize * (1 + 2 * neighbours)
@@ -442,7 +449,7 @@ JOB = {
     "scale": Variable(()),
     "steps": Variable((), "int64", trainable=False, aggregation="sum"),
 }
-GOOD = {
+GOOD: dict[str, Any] = {
     "kernel": np.zeros((2, 3), np.float32),
     "bias": np.zeros(3, np.float32),
     "scale": np.float32(1),
@@ -462,11 +469,11 @@ GOOD = {
         ({"scale": True}, "'scale' is bool: cast it to float32"),
         ({"scale": np.zeros(1, np.float32)}, "'scale' has shape (1,), not ()"),
         ({"offset": np.zeros(3)}, "'offset' is not a variable"),
-        ({"steps": np.int64(1)}, "'steps' does not belong here: it is SUM"),
+        ({"steps": np.int64(1)}, "'steps' has the aggregation SUM, not TRAINABLE"),
     ],
     ids=str,
 )
-def test_check_says_what_does_not_fit(changes: dict[str, object], complaint: str) -> None:
+def test_check_names_the_array_that_does_not_fit(changes: dict[str, Any], complaint: str) -> None:
     packer = Packer(placed(JOB))
     packer.check(GOOD, TRAINABLE)
     arrays = {name: array for name, array in (GOOD | changes).items() if array is not None}
@@ -476,7 +483,7 @@ def test_check_says_what_does_not_fit(changes: dict[str, object], complaint: str
 
 
 @pytest.mark.parametrize("elements", [12, CHUNK_BYTES])
-def test_what_has_the_wires_dtype_already_travels_as_the_same_bytes(elements: int) -> None:
+def test_arrays_of_the_wire_dtype_travel_as_the_same_bytes(elements: int) -> None:
     """Gradients that a device has cast, or that a program computes in halves; perhaps not all of them."""
     placement = placed({"kernel": Variable(elements), "bias": Variable(3)}, wire="bfloat16")
     arrays = {"kernel": np.linspace(-1, 1, elements, dtype=np.float32), "bias": np.ones(3, np.float32)}
@@ -491,21 +498,22 @@ def test_what_has_the_wires_dtype_already_travels_as_the_same_bytes(elements: in
 
 
 def test_check_lists_all_that_does_not_fit() -> None:
+    number: Any = 1.0  # stands for a scalar
     with pytest.raises(errors.InvalidGradient) as raised:
-        Packer(placed(JOB)).check({"kernels": GOOD["kernel"], "bias": np.zeros(3), "scale": 1.0}, TRAINABLE)
+        Packer(placed(JOB)).check({"kernels": GOOD["kernel"], "bias": np.zeros(3), "scale": number}, TRAINABLE)
     assert raised.value.message == (
         "the arrays do not fit the job's variables: 'kernel' is missing; 'bias' is float64: cast it to float32; "
         "'kernels' is not a variable"
     )
 
 
-def test_check_lists_no_more_than_one_reads() -> None:
+def test_check_lists_at_most_50_arrays() -> None:
     packer = Packer(placed({f"v{i}": Variable(1) for i in range(60)}))
     with pytest.raises(errors.InvalidGradient, match=r"'v49' is missing; and 10 more$"):
         packer.check({}, TRAINABLE)
 
 
-def test_ten_thousand_small_arrays_are_packed_in_no_time() -> None:
+def test_ten_thousand_small_arrays_are_packed_within_a_tenth_of_a_second() -> None:
     job = {f"layer_{i}/kernel": Variable((16, 16)) for i in range(10_000)}
     placement = placed(job, 4)
     packer = Packer(placement)

@@ -1,35 +1,40 @@
 """Groups of arrays are given out as soon as all that they are made of is there, to the thread that sends them."""
 
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal import errors
+from shoal._wire.plans import PlannedSlice, SliceGroup
 from shoal._wire.push_stream import PushStream
 
 PATIENCE_S = 30
 
 
-@dataclass(frozen=True)
-class SliceGroup:
-    names: tuple[str, ...]
+ARRAY = np.zeros(1)
 
 
-groups = st.lists(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=4).map(tuple).map(SliceGroup), max_size=8)
+def group_of(names: Sequence[str]) -> SliceGroup:
+    """A group of whole arrays of one element each."""
+    return SliceGroup([PlannedSlice(name, None, (1,), slice(place, place + 1)) for place, name in enumerate(names)])
+
+
+groups = st.lists(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=4).map(group_of), max_size=8)
 
 
 @given(groups, st.permutations("abcdef"))
-def test_each_group_comes_once_and_with_the_last_of_its_arrays(wanted, order):
+def test_group_is_ready_once_with_the_last_of_its_arrays(wanted: Sequence[SliceGroup], order: list[str]) -> None:
     push_stream = PushStream()
-    given_out = []
+    given_out: list[SliceGroup] = []
     taken = push_stream.ready(wanted)
-    there = set()
+    there: set[str] = set()
     for name in order:
-        push_stream.add(name, name)
+        push_stream.add(name, ARRAY)
         there.add(name)
         due = [group for group in wanted if name in group.names and there.issuperset(group.names)]
         given_out += [next(taken) for _ in due]
@@ -40,28 +45,32 @@ def test_each_group_comes_once_and_with_the_last_of_its_arrays(wanted, order):
     assert list(push_stream.ready(wanted)) != [] or not wanted  # again, from the beginning
 
 
-def test_several_senders_get_each_their_own_groups_while_arrays_come():
+def test_several_senders_get_each_their_own_groups_while_arrays_come() -> None:
     push_stream = PushStream()
     names = [f"v{number}" for number in range(300)]
-    shares = [[SliceGroup((name,)) for name in names[first::3]] for first in range(3)]
+
+    def send(share: Sequence[SliceGroup]) -> list[SliceGroup]:
+        return list(push_stream.ready(share))
+
+    shares = [[group_of([name]) for name in names[first::3]] for first in range(3)]
     with ThreadPoolExecutor(3) as pool:
-        senders = [pool.submit(lambda share=share: list(push_stream.ready(share))) for share in shares]
+        senders = [pool.submit(send, share) for share in shares]
         for name in names:
-            push_stream.add(name, None)
+            push_stream.add(name, ARRAY)
         push_stream.end()
         assert [sender.result(PATIENCE_S) for sender in senders] == shares
 
 
 @pytest.mark.parametrize("when", ["before", "while they wait"])
-def test_a_failure_ends_all_senders(when):
+def test_a_failure_ends_all_senders(when: str) -> None:
     push_stream = PushStream()
     begun = threading.Event()
 
-    def send():
-        for _ in push_stream.ready([SliceGroup(("a",)), SliceGroup(("b",))]):
+    def send() -> None:
+        for _ in push_stream.ready([group_of("a"), group_of("b")]):
             begun.set()
 
-    push_stream.add("a", None)
+    push_stream.add("a", ARRAY)
     with ThreadPoolExecutor(2) as pool:
         if when == "before":
             push_stream.fail()
@@ -75,10 +84,11 @@ def test_a_failure_ends_all_senders(when):
     assert not push_stream.complete
 
 
-def test_a_failure_after_the_end_is_none():
+def test_failure_after_the_end_is_ignored() -> None:
     push_stream = PushStream()
-    push_stream.add("a", 1)
+    push_stream.add("a", ARRAY)
     push_stream.end()
     push_stream.fail()
     push_stream.wait()
-    assert list(push_stream.ready([SliceGroup(("a",))])) == [SliceGroup(("a",))]
+    group = group_of("a")
+    assert list(push_stream.ready([group])) == [group]

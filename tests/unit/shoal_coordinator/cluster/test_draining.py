@@ -1,5 +1,7 @@
 """Servers that are asked to stop: what their jobs do first, what is waited for, and for how long. A fake clock."""
 
+from typing import Any
+
 import pytest
 
 from shoal import errors
@@ -12,43 +14,45 @@ from support.clusters.cluster_rig import KEEPING, Rig, job, session
 
 
 @pytest.fixture
-def rig():
+def rig() -> Rig:
     return Rig(KEEPING).servers("s0", "s1").workers("w0", "w1")
 
 
 @pytest.fixture
-def running(rig):
+def running(rig: Rig) -> Rig:
     rig.submit(job(epochs=2))
     rig.start("a", "w0", "w1")
     assert rig.state("a") is JobState.RUNNING
     return rig
 
 
-def perform(rig, kind, **options):
+def perform(rig: Rig, kind: Any, **options: Any) -> Any:
     """Performs what is decided up to the first effect of a kind, which is given."""
     rig.perform(until=kind, **options)
     return rig.pending[0]
 
 
-def fail(rig, reason="the disk is full"):
+def fail(rig: Rig, reason: str = "the disk is full") -> None:
     effect = rig.pending.pop(0)
     rig.handle(events.CheckpointFailed(effect.job, reason, effect=effect.number))
 
 
-def homes(rig, name="a"):
+def homes(rig: Rig, name: str = "a") -> list[str]:
     return [shard.server for shard in rig.machine.job(name).placed.shards]
 
 
-def homes_planned(rig, name):
-    return {shard.server for shard in rig.machine.job(name).placement.shards}
+def homes_planned(rig: Rig, name: str) -> set[str]:
+    placement = rig.machine.job(name).placement
+    assert placement
+    return {shard.server for shard in placement.shards}
 
 
-def restores(rig):
+def restores(rig: Rig) -> list[str]:
     return [reason for _, reason in rig.history("a") if reason.startswith("continues from")]
 
 
 class TestAJobIsSaved:
-    def test_and_goes_back_to_that_and_then_the_server_may_go(self, running):
+    def test_and_goes_back_to_that_and_then_the_server_may_go(self, running: Rig) -> None:
         before = homes(running)
         assert running.drain("s1") == ("a",)
         assert running.drain("s1") == ("a",), "a repeat only reads"
@@ -70,7 +74,7 @@ class TestAJobIsSaved:
         assert restores(running) == ["continues from a/1, step 7"]
         assert homes(running) == before
 
-    def test_once_though_two_servers_go(self, running):
+    def test_once_though_two_servers_go(self, running: Rig) -> None:
         assert running.drain("s0") == running.drain("s1") == ("a",)
         running.perform(step=7)
         assert running.drain("s0") == running.drain("s1") == ()
@@ -80,11 +84,11 @@ class TestAJobIsSaved:
         running.leave("s0")
         running.leave("s1")
         running.servers("s0").start("a", "w0", "w1")
-        assert running.status("a").reason.startswith("waiting for server s1, which restarts (until ")
+        assert running.status("a").reason.startswith("waiting for server s1 to restart (until ")
         running.servers("s1").start("a", "w0", "w1")
         assert (running.state("a"), running.status("a").restarts) == (JobState.RUNNING, 1)
 
-    def test_while_a_second_server_goes_after_the_cut(self, running):
+    def test_while_a_second_server_goes_after_the_cut(self, running: Rig) -> None:
         running.drain("s0")
         perform(running, CommitCheckpoint)
         assert running.drain("s1") == ("a",)
@@ -93,7 +97,7 @@ class TestAJobIsSaved:
         assert (len(running.saved), running.status("a").restarts) == (1, 1)
 
     @pytest.mark.parametrize("kind", [ScanCheckpoints, TakeCut, CommitCheckpoint, DropShards])
-    def test_over_the_coordinators_death(self, running, kind):
+    def test_over_the_coordinators_death(self, running: Rig, kind: Any) -> None:
         running.drain("s1")
         perform(running, kind, step=7)
         running.crash()
@@ -103,11 +107,11 @@ class TestAJobIsSaved:
         running.leave("s1")
         running.start("a", "w0", "w1")
         running.crash()
-        assert "server s1, which restarts" in running.status("a").reason
+        assert "server s1 to restart" in running.status("a").reason
         running.servers("s1").start("a", "w0", "w1")
         assert restores(running) == ["continues from a/1, step 7"]
 
-    def test_once_more_where_a_cut_was_made_before_the_server_said_anything(self, running):
+    def test_once_more_where_a_cut_was_made_before_the_server_said_anything(self, running: Rig) -> None:
         running.handle(events.CheckpointRequested("a"))
         write = perform(running, CommitCheckpoint)
         assert not write.cut.held_by
@@ -118,7 +122,7 @@ class TestAJobIsSaved:
         assert running.drain("s1") == ()
         assert sorted(number for _, number in running.saved) == [1, 2]
 
-    def test_by_the_checkpoint_under_way_where_its_cut_is_still_to_come(self, running):
+    def test_by_the_checkpoint_under_way_where_its_cut_is_still_to_come(self, running: Rig) -> None:
         running.handle(events.CheckpointRequested("a"))
         running.drain("s1")
         assert perform(running, TakeCut).last
@@ -128,7 +132,7 @@ class TestAJobIsSaved:
         ends = [event for event in running.machine.job("a").log.after(0) if isinstance(event, CheckpointEnded)]
         assert [end.failure for end in ends] == [""]
 
-    def test_and_so_is_what_was_asked_for_meanwhile(self, running):
+    def test_and_so_is_a_checkpoint_that_is_requested_meanwhile(self, running: Rig) -> None:
         """Since the last cut nothing was committed, so it has all that one more would have."""
         running.drain("s1")
         perform(running, CommitCheckpoint, step=7)
@@ -137,9 +141,12 @@ class TestAJobIsSaved:
         running.perform()
         assert running.drain("s1") == ()
         ends = [event for event in running.machine.job("a").log.after(0) if isinstance(event, CheckpointEnded)]
-        assert [(end.attempt, end.saved.number, end.failure) for end in ends] == [(1, 1, ""), (2, 1, "")]
+        assert [(end.attempt, end.saved.number if end.saved else 0, end.failure) for end in ends] == [
+            (1, 1, ""),
+            (2, 1, ""),
+        ]
 
-    def test_and_what_is_trained_after_that_is_done_again_and_counts_once(self, running):
+    def test_and_training_after_the_cut_is_repeated_and_counts_once(self, running: Rig) -> None:
         """Its cut holds training back for a while; what takes longer to write than that, it goes on for."""
         before, after = running.lease("a", "w0"), running.lease("a", "w1")
         running.lease("a", "w0", before.number)
@@ -162,7 +169,7 @@ class TestAJobIsSaved:
         assert ranges.count(after.range) == 1
         assert len(ranges) == len(set(ranges)) == 8, "two epochs of 100 samples, in ranges of 32 and less"
 
-    def test_that_is_at_its_end_is_let_end(self, running):
+    def test_that_is_at_its_end_is_let_end(self, running: Rig) -> None:
         for worker in ("w0", "w1"):
             running.finish("a", worker)
         assert running.drain("s1") == ("a",)
@@ -173,7 +180,7 @@ class TestAJobIsSaved:
 
 class TestAJobThatCannotBeSaved:
     @pytest.mark.parametrize("failed_before", [0, 5])
-    def test_is_tried_again_and_trains_on_as_long_as_the_server_waits(self, running, failed_before):
+    def test_is_tried_again_and_trains_on_as_long_as_the_server_waits(self, running: Rig, failed_before: int) -> None:
         for _ in range(failed_before):
             running.handle(events.CheckpointRequested("a"))
             fail(running)
@@ -188,9 +195,9 @@ class TestAJobThatCannotBeSaved:
         assert running.status("a").restarts == 0
         running.perform(step=70)
         assert running.drain("s1") == ()
-        assert running.status("a").checkpoint.step == 70
+        assert running.checkpoint("a").step == 70
 
-    def test_goes_back_to_what_there_is_once_the_server_has_gone(self, running):
+    def test_restarts_from_an_older_checkpoint_after_the_server_left(self, running: Rig) -> None:
         running.handle(events.CheckpointRequested("a"))
         running.perform(step=3)
         running.drain("s1")
@@ -199,7 +206,7 @@ class TestAJobThatCannotBeSaved:
         assert any("server s1 is gone" in why and "from checkpoint 1" in why for _, why in running.history("a"))
         assert running.machine.job("a").awaits_checkpoint is False
 
-    def test_goes_back_to_what_there_is_when_the_server_waits_no_longer(self, running):
+    def test_restarts_from_an_older_checkpoint_if_the_server_stops_waiting(self, running: Rig) -> None:
         running.handle(events.CheckpointRequested("a"))
         running.perform(step=3)
         running.drain("s1")
@@ -212,7 +219,7 @@ class TestAJobThatCannotBeSaved:
         running.servers("s1").start("a", "w0", "w1")
         assert restores(running) == ["continues from a/1, step 3"]
 
-    def test_goes_back_at_once_where_nothing_was_trained(self, rig):
+    def test_goes_back_at_once_where_nothing_was_trained(self, rig: Rig) -> None:
         rig.submit(job())
         rig.describe("a", "w0")
         assert rig.state("a") is JobState.PLACING
@@ -222,7 +229,7 @@ class TestAJobThatCannotBeSaved:
         rig.servers("s1").start("a", "w0", "w1")
         assert rig.state("a") is JobState.RUNNING
 
-    def test_is_not_waited_for_in_a_cluster_without_a_folder(self):
+    def test_is_not_waited_for_in_a_cluster_without_a_folder(self) -> None:
         rig = Rig().servers("s0", "s1").workers("w0", "w1")
         rig.submit(job())
         rig.start("a", "w0", "w1")
@@ -231,7 +238,7 @@ class TestAJobThatCannotBeSaved:
         rig.leave("s1")
         assert rig.state("a") is JobState.FAILED
 
-    def test_of_a_session_is_saved_and_told_how_to_go_on(self, rig):
+    def test_of_a_session_is_saved_and_names_the_checkpoint_to_restore(self, rig: Rig) -> None:
         rig.join(Role.SESSION, "x").submit(session())
         rig.start("s", "x")
         assert rig.drain("s1") == ("s",)
@@ -242,7 +249,7 @@ class TestAJobThatCannotBeSaved:
             "server s1 is about to leave; it was saved as s/1: open the session again with restore='s/1'"
         )
 
-    def test_of_a_session_says_when_its_server_goes_what_it_was_saved_as(self, rig):
+    def test_of_a_session_names_its_checkpoint_when_the_server_leaves(self, rig: Rig) -> None:
         rig.join(Role.SESSION, "x").submit(session())
         rig.start("s", "x")
         rig.handle(events.CheckpointRequested("s"))
@@ -256,13 +263,13 @@ class TestAJobThatCannotBeSaved:
 
 class TestASessionThatBegins:
     @pytest.fixture
-    def placing(self, rig):
+    def placing(self, rig: Rig) -> Rig:
         rig.join(Role.SESSION, "x").submit(session())
         rig.describe("s", "x")
         assert rig.state("s") is JobState.PLACING
         return rig
 
-    def test_gets_another_place(self, placing):
+    def test_gets_another_place(self, placing: Rig) -> None:
         assert homes_planned(placing, "s") == {"s0", "s1"}
         placing.perform(until=CreateShards)
         [earlier] = placing.pending
@@ -277,16 +284,16 @@ class TestASessionThatBegins:
         placing.perform()
         assert placing.state("s") is JobState.RUNNING
 
-    def test_waits_for_a_server_if_none_stays(self, placing):
+    def test_waits_for_a_server_if_none_stays(self, placing: Rig) -> None:
         placing.drain("s0")
         placing.drain("s1")
-        assert placing.status("s").reason == "waiting for servers s0, s1, which restart"
+        assert placing.status("s").reason == "waiting for servers s0, s1 to restart"
         placing.leave("s1")
         placing.servers("s1")
         placing.start("s", "x")
         assert (placing.state("s"), homes_planned(placing, "s")) == (JobState.RUNNING, {"s1"})
 
-    def test_is_told_to_begin_again_once_it_has_one(self, placing):
+    def test_fails_and_says_to_open_it_again_once_it_is_placed(self, placing: Rig) -> None:
         """Who is in it may have brought values, which the others would not have."""
         placing.perform()
         assert placing.drain("s1") == ()
@@ -295,16 +302,16 @@ class TestASessionThatBegins:
 
 
 class TestTheServer:
-    def test_gets_no_new_shards_while_it_goes(self, rig):
+    def test_gets_no_new_shards_while_it_goes(self, rig: Rig) -> None:
         assert rig.drain("s1") == ()
         rig.submit(job())
         rig.start("a", "w0", "w1")
         assert set(homes(rig)) == {"s0"}
 
-    def test_is_shown_to_be_going_and_gone(self, rig):
+    def test_is_shown_to_be_going_and_gone(self, rig: Rig) -> None:
         rig.drain("s1")
 
-        def seen():
+        def seen() -> tuple[bool, bool]:
             [member] = [it for it in rig.machine.status(rig.now).members if it.member == "s1"]
             return member.alive, member.draining
 
@@ -316,28 +323,28 @@ class TestTheServer:
         rig.servers("s1")
         assert seen() == (True, False)
 
-    def test_is_waited_for_a_while_and_then_who_is_there_must_do(self, running):
+    def test_is_waited_for_until_a_deadline_and_then_replaced(self, running: Rig) -> None:
         running.drain("s1")
         running.perform()
         running.leave("s1")
         running.start("a", "w0", "w1")
         left = running.now
-        assert running.status("a").reason == "waiting for server s1, which restarts (until 13:47:40 UTC at most)"
+        assert running.status("a").reason == "waiting for server s1 to restart (until 13:47:40 UTC at the latest)"
         while not running.pending and running.now < left + 90:
             running.pass_time(1)
         assert running.now - left == pytest.approx(KEEPING.server_return_s, abs=1)
         running.start("a", "w0", "w1")
         assert (running.state("a"), set(homes(running))) == (JobState.RUNNING, {"s0"})
 
-    def test_that_is_killed_while_it_goes_is_waited_for_too(self, running):
+    def test_that_is_killed_while_it_goes_is_waited_for_too(self, running: Rig) -> None:
         running.drain("s1")
         running.perform()
         running.kill("s1")
         running.pass_time(20)
         running.start("a", "w0", "w1")
-        assert "server s1, which restarts" in running.status("a").reason
+        assert "server s1 to restart" in running.status("a").reason
 
-    def test_that_goes_again_and_again_ends_no_job(self, running):
+    def test_that_goes_again_and_again_ends_no_job(self, running: Rig) -> None:
         """A rollout over many servers, each of which goes before the job has begun to run."""
         for _ in range(MAX_FAILED_RESTARTS + 2):
             running.drain("s1")
@@ -347,7 +354,7 @@ class TestTheServer:
             running.describe("a", "w0")
         assert any(isinstance(effect, CreateShards) for effect in running.pending)
 
-    def test_alone_is_drained_and_its_latest_life(self, rig):
+    def test_alone_is_drained_and_its_latest_life(self, rig: Rig) -> None:
         with pytest.raises(errors.BadRequest, match="w0 is a worker; only servers can be drained"):
             rig.drain("w0")
         with pytest.raises(errors.Fenced):

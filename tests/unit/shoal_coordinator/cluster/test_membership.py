@@ -1,3 +1,6 @@
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -6,23 +9,25 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from shoal import errors
 from shoal.status import Role, ServerLoad
 from shoal_coordinator.cluster import membership
-from shoal_coordinator.cluster.membership import Membership, Registration
+from shoal_coordinator.cluster.expiry_breaker import HOLD_TIMEOUTS
+from shoal_coordinator.cluster.membership import Membership
+from shoal_coordinator.messages import Registration
 
 HEARTBEAT_TIMEOUT_S, START = 5.0, 1_000.0
 
 
-def worker(name="w0", process="p0"):
+def worker(name: str = "w0", process: str = "p0") -> Registration:
     return Registration(Role.WORKER, name, process)
 
 
-def test_a_repeated_registration_is_the_same_life():
+def test_a_repeated_registration_is_the_same_life() -> None:
     members = Membership(HEARTBEAT_TIMEOUT_S)
     first = members.register(worker(), 0.0)
     assert members.register(worker(), 1.0).incarnation == first.incarnation
     assert members.expire(1.0 + HEARTBEAT_TIMEOUT_S) == []
 
 
-def test_another_process_with_the_id_of_a_live_one_is_refused_and_told_how_long():
+def test_another_process_with_a_live_id_is_refused_with_a_retry_delay() -> None:
     members = Membership(HEARTBEAT_TIMEOUT_S)
     members.register(worker(), 0.0)
     with pytest.raises(errors.DuplicateMember, match=r"try again in 3\.0 s") as refused:
@@ -32,7 +37,7 @@ def test_another_process_with_the_id_of_a_live_one_is_refused_and_told_how_long(
         members.register(Registration(Role.SESSION, "w0", "p0"), 2.0)
 
 
-def test_a_killed_process_comes_back_under_its_id_when_the_lease_is_over():
+def test_a_killed_process_comes_back_under_its_id_when_the_lease_is_over() -> None:
     members = Membership(HEARTBEAT_TIMEOUT_S)
     first = members.register(worker(), 0.0).incarnation
     assert [member.id for member in members.expire(HEARTBEAT_TIMEOUT_S + 0.1)] == ["w0"]
@@ -43,11 +48,11 @@ def test_a_killed_process_comes_back_under_its_id_when_the_lease_is_over():
     members.heartbeat("w0", second, 0, 0, HEARTBEAT_TIMEOUT_S + 0.2)
 
 
-def test_the_dead_stay_dead():
+def test_the_dead_stay_dead() -> None:
     members = Membership(HEARTBEAT_TIMEOUT_S)
     life = members.register(worker(), 0.0).incarnation
     members.expire(HEARTBEAT_TIMEOUT_S + 1)
-    for call in (members.check, lambda *who: members.heartbeat(*who, 0, 0, HEARTBEAT_TIMEOUT_S + 1)):
+    for call in (members.check, lambda name, life: members.heartbeat(name, life, 0, 0, HEARTBEAT_TIMEOUT_S + 1)):
         with pytest.raises(errors.Fenced):
             call("w0", life)
     with pytest.raises(errors.Fenced):
@@ -55,17 +60,19 @@ def test_the_dead_stay_dead():
     assert members.register(worker(), HEARTBEAT_TIMEOUT_S + 1).incarnation != life  # the same process, another life
 
 
-def test_leaving_ends_it_at_once_and_only_the_life_that_leaves():
+def test_leaving_ends_it_at_once_and_only_the_life_that_leaves() -> None:
     members = Membership(HEARTBEAT_TIMEOUT_S)
     first = members.register(worker(), 0.0).incarnation
-    assert members.leave("w0", first, 1.0).id == "w0"
+    left = members.leave("w0", first, 1.0)
+    assert left
+    assert left.id == "w0"
     assert members.leave("w0", first, 1.0) is None
     members.register(worker(process="p1"), 1.0)
     assert members.leave("w0", first, 1.0) is None
     assert members.is_alive("w0")
 
 
-def test_who_left_is_told_from_who_died():
+def test_members_that_left_differ_from_members_that_died() -> None:
     members = Membership(HEARTBEAT_TIMEOUT_S)
     life = members.register(worker(), 0.0).incarnation
     members.register(Registration(Role.WORKER, "w1", "p1"), 0.0)
@@ -76,7 +83,7 @@ def test_who_left_is_told_from_who_died():
     assert members.expected(HEARTBEAT_TIMEOUT_S + 1) == {}, "which only servers are"
 
 
-def test_a_server_that_goes_is_expected_back_for_a_while():
+def test_a_server_that_goes_is_expected_back_for_a_while() -> None:
     members = Membership(HEARTBEAT_TIMEOUT_S, return_s=60)
     server = members.register(Registration(Role.SERVER, "s0", "p0", "h:1"), START)
     members.register(Registration(Role.SERVER, "s1", "p1", "h:2"), START)
@@ -94,7 +101,7 @@ def test_a_server_that_goes_is_expected_back_for_a_while():
     assert [member.id for member in members.not_draining] == ["s0", "s1"]
 
 
-def test_a_beat_renews_the_lease_and_brings_the_load():
+def test_a_beat_renews_the_lease_and_brings_the_load() -> None:
     members = Membership(HEARTBEAT_TIMEOUT_S)
     life = members.register(Registration(Role.SERVER, "s0", "p", address="h:1"), 0.0).incarnation
     members.heartbeat("s0", life, 3, 1024, 4.0, ServerLoad(updates=5, waiting_pulls=1))
@@ -105,10 +112,11 @@ def test_a_beat_renews_the_lease_and_brings_the_load():
     assert members.alive(Role.WORKER) == []
 
 
-def test_the_dead_are_remembered_for_a_while_and_not_too_many():
+def test_the_dead_are_remembered_for_a_while_and_not_too_many() -> None:
     members = Membership(HEARTBEAT_TIMEOUT_S)
     for number in range(membership.MAX_DEAD + 10):
         members.register(worker(f"w{number}"), float(number) / 1000)
+    assert members.expire(100.0 - HOLD_TIMEOUTS * HEARTBEAT_TIMEOUT_S) == []  # so many at once
     members.expire(100.0)
     assert len(list(members)) == membership.MAX_DEAD
     members.expire(100.0 + membership.DEAD_KEPT_S)
@@ -126,12 +134,12 @@ def test_the_dead_are_remembered_for_a_while_and_not_too_many():
         {"role": Role.SERVER, "member": "s0", "process": "p"},
     ],
 )
-def test_bad_registrations(arguments):
+def test_bad_registrations(arguments: Mapping[str, Any]) -> None:
     with pytest.raises(errors.BadRequest):
         Registration(**arguments)
 
 
-def test_too_many_members(monkeypatch):
+def test_too_many_members(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "MAX_MEMBERS", 2)
     members = Membership(HEARTBEAT_TIMEOUT_S)
     members.register(worker("w0"), 0.0)
@@ -143,7 +151,7 @@ def test_too_many_members(monkeypatch):
 class Leases(RuleBasedStateMachine):
     """A model of who is alive, beside the real one."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.members = Membership(HEARTBEAT_TIMEOUT_S)
         self.now = 0.0
@@ -153,7 +161,7 @@ class Leases(RuleBasedStateMachine):
     names, processes = st.sampled_from(["a", "b", "c"]), st.sampled_from(["p", "q"])
 
     @rule(name=names, process=processes)
-    def register(self, name, process):
+    def register(self, name: str, process: str) -> None:
         self.pass_time(0.0)
         known = self.alive.get(name)
         if known and known[0] != process:
@@ -169,19 +177,19 @@ class Leases(RuleBasedStateMachine):
         self.alive[name] = (process, incarnation, self.now)
 
     @rule(name=names)
-    def beat(self, name):
+    def beat(self, name: str) -> None:
         if name in self.alive:
             process, incarnation, _ = self.alive[name]
             self.members.heartbeat(name, incarnation, 0, 0, self.now)
             self.alive[name] = (process, incarnation, self.now)
 
     @rule(name=names)
-    def leave(self, name):
+    def leave(self, name: str) -> None:
         if name in self.alive:
             assert self.members.leave(name, self.alive.pop(name)[1], self.now)
 
     @rule(seconds=st.floats(0, 2 * HEARTBEAT_TIMEOUT_S))
-    def pass_time(self, seconds):
+    def pass_time(self, seconds: float) -> None:
         self.now += seconds
         expired = {name for name, (_, _, seen) in self.alive.items() if self.now - seen > HEARTBEAT_TIMEOUT_S}
         assert {member.id for member in self.members.expire(self.now)} == expired
@@ -189,7 +197,7 @@ class Leases(RuleBasedStateMachine):
             del self.alive[name]
 
     @invariant()
-    def holds(self):
+    def holds(self) -> None:
         self.members.validate()
         assert {member.id for member in self.members if member.alive} == set(self.alive)
 

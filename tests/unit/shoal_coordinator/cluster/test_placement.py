@@ -1,5 +1,6 @@
 import math
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -7,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal import errors
+from shoal._wire import Slice
 from shoal._wire.layout import Aggregation, ArenaLayout, Placement, ShardLayout, ShardPlacement, row_elements, rows_of
 from shoal.partitioners import FixedShards, MaxSize
 from shoal.v1 import tensor_pb2
 from shoal.variables import Variable
-from shoal_coordinator.cluster.placement import Candidate, assign_shards, default_shards, plan_shards
+from shoal_coordinator.cluster.placement import SMALL_JOB_BYTES, Candidate, assign_shards, default_shards, plan_shards
 
 shapes = st.lists(st.integers(1, 40), max_size=3).map(tuple)
 variables = st.one_of(
@@ -30,7 +32,7 @@ loads = st.lists(st.integers(0, 10_000), min_size=1, max_size=5).map(
 )
 
 
-def slices_of(layout: ShardLayout):
+def slices_of(layout: ShardLayout) -> list[tuple[ArenaLayout, Slice]]:
     return [(arena, piece) for arena in layout.arenas for piece in arena.slices]
 
 
@@ -119,11 +121,11 @@ def test_a_job_is_even_within_itself_and_held_bytes_decide_ties() -> None:
         assert (placed["full"], placed["idle"]) == (full, idle)
 
 
-def test_shards_go_back_to_who_had_them_whatever_the_servers_hold() -> None:
+def test_shards_return_to_their_last_servers_whatever_the_load() -> None:
     layouts = plan_shards({"w": Variable((8, 4), partitioner=FixedShards(4))}, 4)
-    home = ["s1", "s0", "s0", "s1"]
+    previous_servers = ["s1", "s0", "s0", "s1"]
     servers = [Candidate("s0", "a:1", 0), Candidate("s1", "b:2", 1 << 30)]
-    placed = assign_shards(layouts, servers, home)
+    placed = assign_shards(layouts, servers, previous_servers)
     assert [(shard.server, shard.address) for shard in placed] == [
         ("s1", "b:2"),
         ("s0", "a:1"),
@@ -133,7 +135,7 @@ def test_shards_go_back_to_who_had_them_whatever_the_servers_hold() -> None:
 
 
 @pytest.mark.parametrize(
-    ("home", "why"),
+    ("previous_servers", "why"),
     [
         (["s1", "s0", "s2", "s1"], "one is not there"),
         (["s0", "s1"], "there were others"),
@@ -141,10 +143,10 @@ def test_shards_go_back_to_who_had_them_whatever_the_servers_hold() -> None:
         ([], "nobody had them"),
     ],
 )
-def test_or_else_they_are_placed_anew(home: list[str], why: str) -> None:
+def test_shards_are_placed_by_load_if_the_last_servers_do_not_fit(previous_servers: list[str], why: str) -> None:
     layouts = plan_shards({"w": Variable((8, 4), partitioner=FixedShards(4))}, 4)
     servers = [Candidate(name, name, 0) for name in ("s0", "s1")]
-    assert assign_shards(layouts, servers, home) == assign_shards(layouts, servers), why
+    assert assign_shards(layouts, servers, previous_servers) == assign_shards(layouts, servers), why
 
 
 def test_ties_go_by_name() -> None:
@@ -185,6 +187,22 @@ def test_resnet50_is_even_on_three_servers() -> None:
     even = 4 * 25_557_032 / 3
     for shards in placement.by_server().values():
         assert sum(shard.layout.nbytes for shard in shards) == pytest.approx(even, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "partitioner", "shards"),
+    [
+        (SMALL_JOB_BYTES // 8, None, 1),
+        (SMALL_JOB_BYTES // 8 + 1, None, 3),
+        (SMALL_JOB_BYTES // 8, FixedShards(3), 3),
+        (1, None, 1),
+    ],
+)
+def test_a_small_job_gets_one_shard_unless_it_is_partitioned(
+    rows: int, partitioner: FixedShards | None, shards: int
+) -> None:
+    job = {"v": Variable((rows,), partitioner=partitioner), "w": Variable((SMALL_JOB_BYTES // 8,))}
+    assert default_shards(3, job.values()) == shards
 
 
 def test_no_shards_are_refused() -> None:
@@ -234,15 +252,15 @@ def no_dtype(placement: tensor_pb2.Placement) -> None:
 
 
 def exact_on_the_wire(placement: tensor_pb2.Placement) -> None:
-    arena_of(placement).wire = tensor_pb2.FLOAT32
+    arena_of(placement).wire_dtype = tensor_pb2.FLOAT32
 
 
 def wide_on_the_wire(placement: tensor_pb2.Placement) -> None:
-    arena_of(placement).wire = tensor_pb2.FLOAT64
+    arena_of(placement).wire_dtype = tensor_pb2.FLOAT64
 
 
 def unknown_on_the_wire(placement: tensor_pb2.Placement) -> None:
-    arena_of(placement).ClearField("wire")
+    arena_of(placement).ClearField("wire_dtype")
     arena_of(placement).MergeFromString(b"\x20\x63")  # field 4: 99
 
 
@@ -250,14 +268,14 @@ def rounded_sum(placement: tensor_pb2.Placement) -> None:
     for variable in placement.variables:
         variable.aggregation = tensor_pb2.SUM
     arena_of(placement).aggregation = tensor_pb2.SUM
-    arena_of(placement).wire = tensor_pb2.BFLOAT16
+    arena_of(placement).wire_dtype = tensor_pb2.BFLOAT16
 
 
 def rounded_mean(placement: tensor_pb2.Placement) -> None:
     for variable in placement.variables:
         variable.aggregation = tensor_pb2.MEAN
     arena_of(placement).aggregation = tensor_pb2.MEAN
-    arena_of(placement).wire = tensor_pb2.FLOAT16
+    arena_of(placement).wire_dtype = tensor_pb2.FLOAT16
 
 
 def no_slices(placement: tensor_pb2.Placement) -> None:
@@ -309,7 +327,7 @@ def numbered(placement: tensor_pb2.Placement) -> None:
         (numbered, "the shards are numbered [5]; number them from 0, in order"),
     ],
 )
-def test_damaged_placements_are_refused(damage, complaint: str) -> None:
+def test_damaged_placements_are_refused(damage: Callable[[tensor_pb2.Placement], None], complaint: str) -> None:
     placement = message()
     Placement.from_proto(placement)
     damage(placement)
@@ -349,9 +367,9 @@ EVERY_KIND = {
 
 
 @pytest.mark.parametrize("wire", ["bfloat16", "float16"])
-def test_a_job_chooses_what_trainable_float32_travels_as(wire: str) -> None:
+def test_a_job_chooses_the_wire_dtype_of_trainable_float32(wire: str) -> None:
     (layout,) = plan_shards(EVERY_KIND, 1, np.dtype(wire))
-    travels = {arena.slices[0].variable: arena.wire.name for arena in layout.arenas}
+    travels = {arena.slices[0].variable: arena.wire_dtype.name for arena in layout.arenas}
     assert travels == {
         "kernel": wire,
         "mean": "float32",
@@ -369,8 +387,8 @@ def test_a_job_chooses_what_trainable_float32_travels_as(wire: str) -> None:
 @pytest.mark.parametrize("wire", [None, np.dtype(np.float32)])
 def test_without_a_choice_all_travels_as_it_is(wire: np.dtype | None) -> None:
     (layout,) = plan_shards(EVERY_KIND, 1, wire)
-    assert all(arena.wire == arena.dtype for arena in layout.arenas)
-    assert all(arena.wire == tensor_pb2.DTYPE_UNSPECIFIED for arena in layout.to_proto().arenas)
+    assert all(arena.wire_dtype == arena.dtype for arena in layout.arenas)
+    assert all(arena.wire_dtype == tensor_pb2.DTYPE_UNSPECIFIED for arena in layout.to_proto().arenas)
 
 
 def test_a_choice_survives_the_wire_and_shares_bytes_out_as_they_travel() -> None:
@@ -381,6 +399,6 @@ def test_a_choice_survives_the_wire_and_shares_bytes_out_as_they_travel() -> Non
     assert Placement.from_proto(placement.to_proto()) == placement
 
 
-def test_an_arena_of_which_nothing_is_said_travels_as_it_is() -> None:
+def test_an_arena_without_wire_dtype_travels_unchanged() -> None:
     arena = ArenaLayout(np.dtype(np.float64), Aggregation.TRAINABLE, (), 3)
-    assert (arena.wire, arena.nbytes) == (np.float64, 24)
+    assert (arena.wire_dtype, arena.nbytes) == (np.dtype(np.float64), 24)

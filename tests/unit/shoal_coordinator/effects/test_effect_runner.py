@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -30,7 +30,7 @@ from shoal_coordinator.messages.events import CheckpointFailed, WorkerAdmitted
 A, B = JobRef("a", 1), JobRef("b", 2)
 
 
-class EffectHost:
+class FakeHost:
     """Takes outcomes in."""
 
     def __init__(self) -> None:
@@ -38,6 +38,9 @@ class EffectHost:
 
     def report(self, outcome: Report) -> None:
         self.outcomes.put(outcome)
+
+    def published(self, event: events.CheckpointPublished) -> bool:
+        raise NotImplementedError
 
     def held(self, event: events.CutHeld) -> HoldResult:
         raise NotImplementedError
@@ -56,14 +59,14 @@ class Hanging(LocalStorage):
         super().__init__(root)
         self.answers = threading.Event()
 
-    def names(self, path):  # type: ignore[no-untyped-def]
+    def names(self, path: Sequence[str]) -> list[str]:
         assert self.answers.wait(30)
         return super().names(path)
 
 
 @pytest.fixture
-def machine() -> EffectHost:
-    return EffectHost()
+def machine() -> FakeHost:
+    return FakeHost()
 
 
 @pytest.fixture
@@ -72,7 +75,7 @@ def folder(tmp_path: Path) -> Hanging:
 
 
 @pytest.fixture
-def runner(machine: EffectHost, folder: Hanging) -> Iterator[EffectRunner]:
+def runner(machine: FakeHost, folder: Hanging) -> Iterator[EffectRunner]:
     runner = EffectRunner(machine, storage=folder)
     yield runner
     folder.answers.set()
@@ -88,9 +91,7 @@ def writes(number: int) -> CommitCheckpoint:
     return CommitCheckpoint(A, Placement("a", 1, {}, ()), Job("m:f", name="a"), cut, number=number)
 
 
-def test_a_storage_that_hangs_holds_up_nobody_who_trains(
-    runner: EffectRunner, machine: EffectHost, folder: Hanging
-) -> None:
+def test_a_storage_that_hangs_does_not_delay_training(runner: EffectRunner, machine: FakeHost, folder: Hanging) -> None:
     """Of the job itself, nor of another one, however many wait for it."""
     hanging = [ScanCheckpoints(JobRef(f"job-{number}", number), number=100 + number) for number in range(20)]
     runner.submit([ScanCheckpoints(A, number=1), admits(A, 2), *hanging, admits(B, 3)])
@@ -101,8 +102,8 @@ def test_a_storage_that_hangs_holds_up_nobody_who_trains(
     assert CheckpointsScanned(A, 0, effect=1) in counted
 
 
-def test_a_count_waits_for_what_is_left_of_an_earlier_job_of_the_name(
-    runner: EffectRunner, machine: EffectHost, folder: Hanging, monkeypatch: pytest.MonkeyPatch
+def test_a_scan_waits_for_effects_of_an_earlier_job_of_the_name(
+    runner: EffectRunner, machine: FakeHost, folder: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whose checkpoint may become whole meanwhile."""
 
@@ -124,7 +125,7 @@ def _named(error: errors.ShoalError) -> str:
 
 
 @pytest.mark.parametrize(
-    ("error", "lost"),
+    ("error", "shards_lost"),
     [
         (errors.UnknownJob("no such job here"), True),
         (errors.StaleGeneration("it is at generation 7 here"), True),
@@ -137,14 +138,14 @@ def _named(error: errors.ShoalError) -> str:
 )
 def test_after_which_failures_of_a_checkpoint_the_shards_are_lost(
     runner: EffectRunner,
-    machine: EffectHost,
+    machine: FakeHost,
     monkeypatch: pytest.MonkeyPatch,
     error: errors.ShoalError,
-    lost: bool,
+    shards_lost: bool,
 ) -> None:
     def fail(*_: object) -> Callable[[], None]:
         raise error
 
     monkeypatch.setattr(checkpoint_commit, "commit", fail)
     runner.submit([writes(4)])
-    assert machine.next() == CheckpointFailed(A, error.message, lost, effect=4)
+    assert machine.next() == CheckpointFailed(A, error.message, shards_lost, effect=4)

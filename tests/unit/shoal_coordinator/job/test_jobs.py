@@ -1,5 +1,9 @@
 """One job's figures, events and waiting; how it plays together with members and others is in test_cluster_machine."""
 
+import tracemalloc
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 
 from shoal._wire import Lease, NoRange
@@ -7,19 +11,20 @@ from shoal._wire.layout import Placement
 from shoal.consistency import Asynchronous
 from shoal.events import EvaluationEnded, LogLine, MetricsReported, StateChanged
 from shoal.job import Job
-from shoal.status import Evaluation, JobState, StepTiming, Timings
+from shoal.status import Evaluation, JobState, Progress, StepTiming, Timings
 from shoal.variables import Variable
 from shoal_coordinator.cluster import Candidate, assign_shards, plan_shards
+from shoal_coordinator.job import event_log
 from shoal_coordinator.job.event_log import EventLog
 from shoal_coordinator.job.machine import JobMachine
-from shoal_coordinator.job.parts import Submission
+from shoal_coordinator.job.submission import Submission
 from shoal_coordinator.messages import JobDescribed, JobRef, WorkerReported
 
 START = 1_000.0
 VARIABLES = {"w": Variable((8, 4))}
 
 
-def running(workers=1, samples=100, possible=False, **options):
+def running(workers: int = 1, samples: int = 100, possible: bool = False, **options: Any) -> JobMachine:
     """A job that runs since START; `possible`: with a folder of checkpoints, to which it can go back."""
     spec = Job("m:f", name="a", workers=workers, consistency=Asynchronous(), **options)
     job = JobMachine.begun(Submission(JobRef("a", 1), spec), START - 5, checkpoints=possible)
@@ -37,11 +42,11 @@ def running(workers=1, samples=100, possible=False, **options):
     return job
 
 
-def report(worker="w0", **figures):
+def report(worker: str = "w0", **figures: Any) -> WorkerReported:
     return WorkerReported("a", worker, 1, **figures)
 
 
-def test_figures_add_up_over_workers():
+def test_figures_add_up_over_workers() -> None:
     job = running(workers=2, epochs=3)
     job.report(report(step=4, accepted=4, samples=40, staleness={0: 3, 2: 1}, values={"loss": 2.0}), START + 1)
     job.report(
@@ -64,19 +69,19 @@ def test_figures_add_up_over_workers():
         ({"max_steps": 4, "samples": 0}, 0),
     ],
 )
-def test_how_much_there_is_to_do_ends_with_the_steps_too(options, total):
+def test_how_much_there_is_to_do_ends_with_the_steps_too(options: Mapping[str, Any], total: int) -> None:
     job = running(workers=2, epochs=3, batch_size=10, **options)
     assert job.status(START + 1).progress.total_samples == total
 
 
-def test_a_repeated_report_counts_once():
+def test_a_repeated_report_counts_once() -> None:
     job = running()
     for _ in range(2):
         job.report(report(step=4, accepted=4, samples=40), START + 1)
     assert job.status(START + 2).progress.steps == 4
 
 
-def test_reports_are_totals_so_one_whose_answer_was_lost_counts_once():
+def test_reports_are_totals_so_one_whose_answer_was_lost_counts_once() -> None:
     job = running()
     job.report(report(step=4, accepted=4, samples=40, staleness={0: 4}), START + 1)  # its answer was lost
     job.report(report(step=9, accepted=9, samples=90, staleness={0: 5, 1: 4}), START + 2)
@@ -87,7 +92,7 @@ def test_reports_are_totals_so_one_whose_answer_was_lost_counts_once():
     assert [event.progress.steps for event in metrics] == [4, 9]
 
 
-def test_the_rate_stands_still_when_the_job_has_ended():
+def test_the_rate_stands_still_when_the_job_has_ended() -> None:
     job = running()
     job.report(report(step=1, accepted=1, samples=100), START + 5)
     job.finish("w0", "", START + 10)
@@ -95,7 +100,7 @@ def test_the_rate_stands_still_when_the_job_has_ended():
     assert job.status(START + 1_000).progress.samples_per_s == pytest.approx(10.0)
 
 
-def test_events_in_order():
+def test_events_in_order() -> None:
     job = running()
     job.report(report(step=2, accepted=2, samples=8, values={"loss": 0.5}, log=("hello", "there")), START + 1)
     job.report(report(log=("only a line",)), START + 2)
@@ -115,7 +120,7 @@ def test_events_in_order():
     assert job.log.ended
 
 
-def test_a_lack_is_told_once():
+def test_a_reason_to_wait_is_logged_once() -> None:
     job = running()
     before = job.log.last
     for _ in range(3):
@@ -125,7 +130,7 @@ def test_a_lack_is_told_once():
     assert job.status(START).reason == ""
 
 
-def test_what_ended_stays_ended():
+def test_an_ended_job_stays_ended() -> None:
     job = running()
     job.fail("first", START + 1)
     assert job.cancel(START + 2) == []
@@ -134,23 +139,25 @@ def test_what_ended_stays_ended():
     assert (status.state, status.reason, status.finished_at) == (JobState.FAILED, "first", START + 1)
 
 
-def test_data_is_leased_only_while_it_runs():
+def test_data_is_leased_only_while_it_runs() -> None:
     job = JobMachine.begun(Submission(JobRef("a", 1), Job("m:f", name="a")), START)
     job.enrol("w0", 1, 1, START)
-    assert job.lease("w0", 0) is NoRange.WAIT
+    assert job.lease("w0", 0, START) is NoRange.WAIT
 
 
-def test_range_size_is_the_jobs_or_a_good_one():
-    assert running(batch_size=4, range_size=8).lease("w0", 0).range.stop == 8
-    assert running(batch_size=4, samples=1000).lease("w0", 0).range.stop == 124
+def test_range_size_is_the_jobs_or_a_good_one() -> None:
+    for job, size in ((running(batch_size=4, range_size=8), 8), (running(batch_size=4, samples=1000), 124)):
+        lease = job.lease("w0", 0, START)
+        assert isinstance(lease, Lease)
+        assert lease.range.stop == size
 
 
-def test_every_sample_of_every_epoch_is_leased():
+def test_every_sample_of_every_epoch_is_leased() -> None:
     job = running(workers=2, epochs=2, batch_size=10)
     seen, done, group = [], {"w0": 0, "w1": 0}, {"w0", "w1"}
     while group:
         for worker in sorted(group):
-            answer = job.lease(worker, done[worker])
+            answer = job.lease(worker, done[worker], START)
             if isinstance(answer, Lease):
                 seen.append((answer.range.epoch, answer.range.start))
                 done[worker] = answer.number
@@ -160,12 +167,12 @@ def test_every_sample_of_every_epoch_is_leased():
     assert job.status(START).progress.epoch == 1
 
 
-def test_the_log_forgets_the_oldest():
+def test_the_log_forgets_the_oldest() -> None:
     log = EventLog(max_events=3, max_log_bytes=10)
     for text in ("aaaa", "bbbb", "cccc"):
         log.append(LogLine(log.next, START, "w0", text))
         log.validate()
-    assert [event.text for event in log.after(0)] == ["bbbb", "cccc"]
+    assert [event.text for event in log.after(0) if isinstance(event, LogLine)] == ["bbbb", "cccc"]
     assert [event.sequence for event in log.after(2)] == [3]
     assert log.after(3) == log.after(99) == []
     for _ in range(4):
@@ -177,8 +184,41 @@ def test_the_log_forgets_the_oldest():
     assert log.ended
 
 
-def test_figures_and_log_lines_do_not_push_out_what_is_kept():
-    records = []
+def test_the_log_takes_a_bounded_number_of_bytes() -> None:
+    """The largest reports that a worker may send: 256 metrics with names of 256 bytes."""
+    log = EventLog()
+    tracemalloc.start()
+    try:
+        for step in range(400):
+            values = {f"{step:>6}{number:>250}": 0.5 for number in range(256)}
+            log.append(MetricsReported(log.next, START, "w0", step, values, Progress()))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    log.validate()
+    assert held < event_log.MAX_OTHER_BYTES * 1.1
+    last = log.after(0)[-1]
+    assert isinstance(last, MetricsReported)
+    assert last.step == 399
+
+
+def test_reasons_do_not_fill_the_log_and_the_last_one_stays() -> None:
+    removed: list[int] = []
+    log = EventLog(removed.append, max_stored_bytes=10_200)
+    for state in (JobState.PENDING, JobState.RUNNING, JobState.FAILED):
+        log.append(StateChanged(log.next, START, state, "x" * 4_500))
+        log.validate()
+    assert [event.sequence for event in log.after(0)] == [2, 3]
+    assert removed == [1, 2, 3, 1], "the oldest one's record goes"
+    other = EventLog(max_stored_bytes=100)
+    other.restore([it for it in log.after(0) if isinstance(it, StateChanged)], log.reserved_sequence)
+    other.validate()
+    assert [event.sequence for event in other.after(0)] == [3]
+    assert other.ended
+
+
+def test_metrics_and_log_lines_do_not_displace_stored_events() -> None:
+    records: list[int] = []
     log = EventLog(records.append, max_events=3)
     for number in range(1, 5):
         log.append(EvaluationEnded(log.next, START, "w0", Evaluation(number, 10 * number, {"auc": 0.5}), True))
@@ -191,7 +231,7 @@ def test_figures_and_log_lines_do_not_push_out_what_is_kept():
     assert records == [1, 7, 13, 19, 1], "the oldest one's record goes"
 
 
-def test_timings_are_kept_until_the_job_begins_anew():
+def test_timings_are_kept_until_the_job_restarts() -> None:
     job = running(workers=2, possible=True)
     job.report(report(timings=(StepTiming(3, START, compute=0.1),), staleness={4: 1}), START + 1)
     job.report(report("w1", timings=(StepTiming(3, START, compute=0.2),)), START + 1)

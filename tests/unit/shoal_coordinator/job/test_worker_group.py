@@ -4,15 +4,14 @@ import pytest
 
 from shoal.job import Job
 from shoal.v1 import state_pb2
-from shoal_coordinator.job.parts import GroupMember
-from shoal_coordinator.job.worker_group import WorkerGroup
+from shoal_coordinator.job.worker_group import GroupMember, WorkerGroup
 from shoal_coordinator.messages import WorkerReported
 
 SPEC = Job("m:f", name="a", workers=2, min_workers=1, max_workers=3)
 
 
 @pytest.fixture
-def group():
+def group() -> WorkerGroup:
     """Two workers."""
     group = WorkerGroup(SPEC)
     for rank, worker in enumerate(("w0", "w1")):
@@ -21,11 +20,11 @@ def group():
     return group
 
 
-def leave(group, worker):
+def leave(group: WorkerGroup, worker: str) -> int:
     return group.active.pop(worker).rank
 
 
-def test_ranks_are_taken_by_those_that_work_and_those_that_are_through(group):
+def test_ranks_are_taken_by_those_that_work_and_those_that_are_through(group: WorkerGroup) -> None:
     assert group.free(range(3)) == [2]
     group.finish(leave(group, "w0"))
     assert group.free(range(3)) == [2]
@@ -36,39 +35,39 @@ def test_ranks_are_taken_by_those_that_work_and_those_that_are_through(group):
     assert not group.is_finished("w1")
 
 
-def test_a_rank_that_a_session_is_finished_with_may_be_taken_again():
+def test_a_rank_that_a_session_is_finished_with_may_be_taken_again() -> None:
     group = WorkerGroup(Job(name="s"))
     group.enrol(GroupMember("x", 1, 0, 11))
     group.finish(leave(group, "x"))
     assert group.free(range(1)) == [0]
 
 
-def test_a_part_in_an_earlier_job_is_none(group):
+def test_an_assignment_of_an_earlier_job_does_not_count(group: WorkerGroup) -> None:
     assert group.has_part("w0", 11)
     assert not group.has_part("w0", 10)
     assert not group.has_part("w9", 11)
 
 
-def test_enough_and_all_of_them_are_admitted(group):
+def test_enough_and_all_of_them_are_admitted(group: WorkerGroup) -> None:
     assert not group.entering
-    group.admit(11, 5)
+    group.admit(11, 5, 0.0)
     assert group.entering
     assert not group.admitted
-    group.admit(12, 5)
+    group.admit(12, 5, 0.0)
     assert group.admitted
     assert group.active["w1"].step == 5
     group.active.clear()
     assert not group.admitted, "there are too few"
 
 
-def test_the_step_is_that_of_the_worker_that_is_ahead(group):
+def test_the_step_is_that_of_the_worker_that_is_ahead(group: WorkerGroup) -> None:
     assert group.step == 0
     for worker, step in (("w0", 7), ("w1", 4)):
-        assert group.keep_report(WorkerReported("a", worker, 1, step=step)) is None
+        assert group.keep_report(WorkerReported("a", worker, 1, step=step), 0.0) is None
     assert group.step == 7
 
 
-def test_the_given_values_are_sent_by_one_that_knows_them(group):
+def test_the_given_values_are_sent_by_one_that_knows_them(group: WorkerGroup) -> None:
     group.elect_value_sender()
     assert group.value_sender == 0
     group.active["w1"].described = True
@@ -82,13 +81,13 @@ def test_the_given_values_are_sent_by_one_that_knows_them(group):
     assert group.value_sender == 11
 
 
-def test_a_record_is_all_that_there_is(group):
+def test_a_record_is_all_that_there_is(group: WorkerGroup) -> None:
     group.finish(leave(group, "w1"))
     group.active["w0"].described = True
     group.elect_value_sender()
     record, again, other = state_pb2.JobRecord(), state_pb2.JobRecord(), WorkerGroup(SPEC)
     group.write_to(record)
-    other.restore_from(record)
+    other.restore_from(record, 0.0)
     other.write_to(again)
     other.validate()
     assert again == record

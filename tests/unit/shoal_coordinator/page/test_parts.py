@@ -6,6 +6,8 @@ import json
 import math
 import socket
 import threading
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -19,66 +21,66 @@ from shoal.events import EvaluationEnded, LogLine, MetricsReported, StateChanged
 from shoal.status import Evaluation, JobState, MemberStatus, Progress, Role, ServerLoad
 from shoal_coordinator.page.history import downsampled
 from shoal_coordinator.page.rates import Rates, ServerRates
-from shoal_coordinator.page.reader import Mark
+from shoal_coordinator.page.reader import EventPosition
 from shoal_coordinator.page.responses import encode, status_of
 from shoal_coordinator.page.server import rules_for
-from shoal_coordinator.page.threads import Threads
+from shoal_coordinator.page.threads import BoundedThreadPool
 
 
-def reported(sequence, worker="w0"):
+def reported(sequence: int, worker: str = "w0") -> MetricsReported:
     return MetricsReported(sequence, 0.0, worker, sequence, {"loss": 1.0}, Progress())
 
 
 class TestThinned:
-    def test_few_events_are_all_told(self):
+    def test_few_events_are_all_returned(self) -> None:
         events = [StateChanged(1, 0.0, JobState.RUNNING, ""), reported(2), LogLine(3, 0.0, "w0", "x")]
         assert downsampled(events) == events
 
-    def test_figures_are_spread_evenly_and_every_workers_last_one_is_there(self):
+    def test_metrics_are_thinned_evenly_and_every_workers_last_one_is_kept(self) -> None:
         events = [reported(number, f"w{number % 4}") for number in range(1, 4_001)]
         picked = downsampled(events, points=40)
         assert [event.sequence for event in picked] == sorted(event.sequence for event in picked)
         for worker in range(4):
-            own = [event.sequence for event in picked if event.worker == f"w{worker}"]
+            own = [it.sequence for it in picked if isinstance(it, MetricsReported) and it.worker == f"w{worker}"]
             assert len(own) == 10
             assert own[-1] > 3_996
             assert {b - a for a, b in itertools.pairwise(own)} == {400}
 
-    def test_more_workers_than_points(self):
+    def test_more_workers_than_points(self) -> None:
         events = [reported(number, f"w{number}") for number in range(1, 100)]
         assert downsampled(events, points=10) == events, "the last one of each"
 
-    def test_evaluations_are_the_jobs_whoever_made_them(self):
+    def test_evaluations_are_thinned_over_all_workers_together(self) -> None:
         events = [
             EvaluationEnded(number, 0.0, f"w{number % 2}", Evaluation(number, number, {}), False)
             for number in range(1, 101)
         ]
         assert [event.sequence for event in downsampled(events, points=5)] == [20, 40, 60, 80, 100]
 
-    def test_of_lines_the_latest(self):
+    def test_of_lines_the_latest(self) -> None:
         events = [LogLine(number, 0.0, "w0", "x") for number in range(1, 101)]
         assert [event.sequence for event in downsampled(events, latest=2)] == [99, 100]
 
 
 @pytest.mark.parametrize("kind", errors.ShoalError.catalogue.values(), ids=lambda kind: kind.__name__)
-def test_every_error_has_an_http_status(kind):
+def test_every_error_has_an_http_status(kind: type[errors.ShoalError]) -> None:
     assert 400 <= status_of(kind("x")) <= 504
 
 
-def test_what_json_has_no_word_for_is_null():
+def test_values_that_json_lacks_become_null() -> None:
     record = {"a": [math.nan, (1.0, math.inf)], "b": "\u2028\ud800", "c": -math.inf}
     text = encode(record)
     assert json.loads(text) == {"a": [None, [1.0, None]], "b": "\u2028\ud800", "c": None}
     assert text.isascii()
 
 
-@pytest.mark.parametrize("mark", [Mark(), Mark(12, 5), Mark(10**15, 10**9)])
-def test_a_mark_comes_back(mark):
-    assert Mark.parse(str(mark)) == mark
+@pytest.mark.parametrize("mark", [EventPosition(), EventPosition(12, 5), EventPosition(10**15, 10**9)])
+def test_a_mark_comes_back(mark: EventPosition) -> None:
+    assert EventPosition.parse(str(mark)) == mark
 
 
 class TestRules:
-    def test_on_loopback_only_loopback(self):
+    def test_on_loopback_only_loopback(self) -> None:
         rules = rules_for("127.0.0.1", ["watch.example"])
         for host in ("localhost", "a.localhost", "127.0.0.1", "127.9.9.9", "[::1]", "watch.example"):
             assert rules.knows(host), host
@@ -93,14 +95,14 @@ class TestRules:
         ):
             assert not rules.knows(host), host
 
-    def test_elsewhere_any_address_and_the_name_listened_at(self):
+    def test_elsewhere_any_address_and_the_name_listened_at(self) -> None:
         for rules in (rules_for("0.0.0.0"), rules_for("10.0.0.1"), rules_for("[::]")):
             assert rules.knows("10.0.0.1")
             assert rules.knows("[2001:db8::1]")
             assert not rules.knows("evil.example")
         assert rules_for("coordinator").knows("coordinator")
 
-    def test_the_case_and_the_port_of_a_host_do_not_matter(self):
+    def test_the_case_and_the_port_of_a_host_do_not_matter(self) -> None:
         rules = rules_for("127.0.0.1")
         for host in ("LOCALHOST:80", "localhost.:80", "[::1]:80"):
             rules.check("GET", "/", {"host": host})
@@ -108,17 +110,19 @@ class TestRules:
             rules.check("GET", "/", {"host": "evil.example:80"})
 
     @pytest.mark.parametrize("name", ["watch.example:7080", "http://watch.example", "::1", "a.example/x", "a.example."])
-    def test_what_would_never_match_is_refused(self, name):
+    def test_hosts_that_never_match_are_refused(self, name: str) -> None:
         with pytest.raises(errors.BadRequest, match="names without http:// and port"):
             rules_for("127.0.0.1", [name])
 
-    def test_addresses_are_names_too(self):
+    def test_addresses_are_names_too(self) -> None:
         assert rules_for("127.0.0.1", ["[2001:db8::1]", "10.0.0.1"]).knows("[2001:db8::1]")
 
 
-def server(name="s0", updates=0, silent_s=0.0, incarnation=1, **fields):
+def server(
+    name: str = "s0", updates: int = 0, silent_s: float = 0.0, incarnation: int = 1, **fields: Any
+) -> MemberStatus:
     load = ServerLoad(updates, 100 * updates, 10 * updates, 0)
-    fields = {"alive": True, "role": Role.SERVER} | fields
+    fields = {"alive": True, "role": Role.SERVER, **fields}
     return MemberStatus(
         member=name,
         incarnation=incarnation,
@@ -135,7 +139,7 @@ def server(name="s0", updates=0, silent_s=0.0, incarnation=1, **fields):
 
 
 class TestRates:
-    def test_of_two_signs_of_life_a_second_apart(self):
+    def test_of_two_signs_of_life_a_second_apart(self) -> None:
         rates = Rates()
         assert rates.update([server(updates=5)], 100.0) == {}
         assert rates.update([server(updates=9, silent_s=0.5)], 101.0) == {}, "half a second says little"
@@ -143,7 +147,7 @@ class TestRates:
         assert found == {"s0": ServerRates(10.0, 1000.0, 100.0)}
         assert rates.update([server(updates=30)], 102.5) == found, "as before, until there is enough"
 
-    def test_they_fall_to_0_when_the_load_ends(self):
+    def test_they_fall_to_0_when_the_load_ends(self) -> None:
         rates = Rates()
         for now, updates in ((0.0, 0), (1.0, 50)):
             found = rates.update([server(updates=updates)], now)
@@ -160,13 +164,13 @@ class TestRates:
         ],
         ids=["another life", "counts again", "dead", "nobody looked for long"],
     )
-    def test_there_are_none(self, later):
+    def test_no_rate_without_two_comparable_heartbeats(self, later: Mapping[str, Any]) -> None:
         rates = Rates()
         for now, updates in ((0.0, 0), (1.0, 50)):
             rates.update([server(updates=updates)], now)
         assert rates.update([server(**later)], 2.0) == {}
 
-    def test_of_servers_alone_and_only_of_those_that_are_there(self):
+    def test_of_servers_alone_and_only_of_those_that_are_there(self) -> None:
         rates = Rates()
         there = [server("s0", 1), server("s1", 1), server("w0", 1, role=Role.WORKER)]
         rates.update(there, 0.0)
@@ -176,15 +180,15 @@ class TestRates:
 
 
 class TestThreads:
-    def test_what_hangs_keeps_its_thread_and_nobody_waits_for_it_for_ever(self):
+    def test_a_call_that_hangs_times_out_and_keeps_its_thread(self) -> None:
         hangs, began = threading.Event(), threading.Event()
 
-        def hang():
+        def hang() -> None:
             began.set()
             hangs.wait(20)
 
-        async def ask():
-            threads = Threads("the folder", most=1, queued=1, timeout_s=0.1)
+        async def ask() -> None:
+            threads = BoundedThreadPool("the folder", most=1, queued=1, timeout_s=0.1)
             for _ in range(2):
                 with pytest.raises(errors.DeadlineExceeded, match=r"the folder did not answer within 0\.1 s"):
                     await threads.run(hang)
@@ -192,14 +196,14 @@ class TestThreads:
             count = sum(thread.name == "page call" for thread in threading.enumerate())
             assert count == 1, "the second one has had no thread"
             hangs.set()
-            patient = Threads("the folder", most=1, queued=1, timeout_s=20)
+            patient = BoundedThreadPool("the folder", most=1, queued=1, timeout_s=20)
             assert await patient.run(lambda: 7) == 7
 
         asyncio.run(ask())
 
-    def test_a_thread_that_came_back_is_there_for_the_next(self):
-        async def ask():
-            threads = Threads("the folder", most=1, queued=10, timeout_s=20)
+    def test_a_thread_that_came_back_is_there_for_the_next(self) -> None:
+        async def ask() -> None:
+            threads = BoundedThreadPool("the folder", most=1, queued=10, timeout_s=20)
             assert await asyncio.gather(*(threads.run(lambda it: it + 1, number) for number in range(10))) == [
                 *range(1, 11)
             ]
@@ -209,11 +213,11 @@ class TestThreads:
 
         asyncio.run(ask())
 
-    def test_too_many_wait(self):
+    def test_too_many_wait(self) -> None:
         hangs = threading.Event()
 
-        async def ask():
-            threads = Threads("the folder", most=1, queued=1, timeout_s=20)
+        async def ask() -> None:
+            threads = BoundedThreadPool("the folder", most=1, queued=1, timeout_s=20)
             waiting = [asyncio.create_task(threads.run(hangs.wait, 20)) for _ in range(2)]
             await asyncio.sleep(0)
             with pytest.raises(errors.Overloaded, match=r"2 requests already wait for the folder"):
@@ -225,14 +229,16 @@ class TestThreads:
 
 
 class TestWhereItListens:
-    def test_an_empty_variable_means_none(self, monkeypatch):
+    def test_an_empty_variable_turns_the_page_off(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("SHOAL_PAGE_LISTEN", "")
         assert flags.page_listen(flags.DEFAULT_PAGE) == ""
         assert flags.page_listen("127.0.0.1:1") == "127.0.0.1:1", "a flag wins over its variable"
         monkeypatch.delenv("SHOAL_PAGE_LISTEN")
         assert flags.page_listen(flags.DEFAULT_PAGE) == flags.DEFAULT_PAGE
 
-    def test_a_cluster_on_this_machine_takes_another_port_than_one_that_is_taken(self, monkeypatch):
+    def test_a_cluster_on_this_machine_takes_another_port_than_one_that_is_taken(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             address = f"127.0.0.1:{taken.getsockname()[1]}"
             assert _free_page(address) == address, "what was asked for is an error where it is taken"
@@ -248,17 +254,19 @@ class TestWhereItListens:
             (["--page-read-only"], ["--page-read-only"]),
         ],
     )
-    def test_a_cluster_on_this_machine_passes_on_who_may_ask(self, monkeypatch, said, told):
+    def test_a_local_cluster_passes_on_the_page_options(
+        self, monkeypatch: pytest.MonkeyPatch, said: list[str], told: list[str]
+    ) -> None:
         made: list[dict[str, object]] = []
 
         class NoCluster:
-            def __init__(self, *_counts, **options):
+            def __init__(self, *_counts: int, **options: Any) -> None:
                 made.append(options)
 
-            def __enter__(self):
+            def __enter__(self) -> None:
                 raise KeyboardInterrupt
 
-            def __exit__(self, *_):
+            def __exit__(self, *_: object) -> None:
                 pass
 
         monkeypatch.setattr(cluster_commands, "LocalCluster", NoCluster)

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,7 @@ NODE = shutil.which("node") or shutil.which("nodejs") or ""
 SCRIPTS, TESTS = "server/shoal_coordinator/page/static", "tests/js"
 
 
-def test_the_pages_scripts(tmp_path):
+def test_the_pages_scripts(tmp_path: Path) -> None:
     """In a copy: Node takes files for modules where a package.json says so, and the page has no use for one."""
     if not NODE:
         pytest.skip("no Node here: install Debian's nodejs, 18 or later")

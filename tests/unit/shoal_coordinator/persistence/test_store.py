@@ -8,7 +8,9 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -39,7 +41,7 @@ class Kept:
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-def kept(request, tmp_path):
+def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kept]:
     kept = Kept(request.param, tmp_path)
     yield kept
     kept.store.close()
@@ -48,34 +50,36 @@ def kept(request, tmp_path):
 class TestEveryStore:
     """What any store has to do, whatever it is made of."""
 
-    def test_begins_empty(self, kept):
+    def test_begins_empty(self, kept: Kept) -> None:
         assert kept.store.load() == {}
         assert kept.reopen().load() == {}
 
-    def test_keeps_what_it_was_given(self, kept):
+    def test_load_returns_applied_changes(self, kept: Kept) -> None:
         kept.store.apply({"a": b"1", "b/ü/☃": b"\x00\xff" * 3, "empty": b""})
         kept.store.apply({"a": b"2", "empty": None, "never/there": None})
         wanted = {"a": b"2", "b/ü/☃": b"\x00\xff" * 3}
         assert kept.store.load() == wanted
         assert kept.reopen().load() == wanted
 
-    def test_takes_nothing_too(self, kept):
+    def test_takes_nothing_too(self, kept: Kept) -> None:
         kept.store.apply({})
         assert kept.reopen().load() == {}
 
-    def test_takes_large_records_and_many(self, kept):
+    def test_takes_large_records_and_many(self, kept: Kept) -> None:
         changes = {"large": b"\xa5" * (4 << 20), **{f"many/{number}": b"x" for number in range(5_000)}}
         kept.store.apply(changes)
         assert kept.reopen().load() == changes
 
-    def test_gives_copies(self, kept):
+    def test_gives_copies(self, kept: Kept) -> None:
         kept.store.apply({"a": b"1"})
         kept.store.load().clear()
         assert kept.store.load() == {"a": b"1"}
 
-    def test_closes_twice(self, kept):
+    def test_closes_twice(self, kept: Kept) -> None:
+        kept.store.apply({"a": b"1"})
         kept.store.close()
         kept.store.close()
+        assert kept.reopen().load() == {"a": b"1"}
 
     @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
@@ -84,7 +88,7 @@ class TestEveryStore:
         ),
         data=st.data(),
     )
-    def test_is_a_mapping(self, kept, batches, data):
+    def test_is_a_mapping(self, kept: Kept, batches: Sequence[Mapping[str, bytes | None]], data: st.DataObject) -> None:
         kept.store.apply(dict.fromkeys(kept.store.load()))
         model: dict[str, bytes] = {}
         for changes in batches:
@@ -96,25 +100,25 @@ class TestEveryStore:
 
 
 @pytest.fixture
-def path(tmp_path):
+def path(tmp_path: Path) -> Path:
     return tmp_path / "coordinator.db"
 
 
-def test_a_store_by_its_name(tmp_path, monkeypatch):
+def test_a_store_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(open_store("memory"), MemoryStore)
     monkeypatch.setenv("HOME", str(tmp_path))
     with contextlib.closing(open_store("~/state.db")):
         assert (tmp_path / "state.db").exists()
 
 
-def test_the_default_is_where_programs_keep_state(tmp_path, monkeypatch):
+def test_the_default_is_where_programs_keep_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert default_path({}) == tmp_path / ".local/state/shoal/coordinator.db"
     assert default_path({"XDG_STATE_HOME": "relative"}) == tmp_path / ".local/state/shoal/coordinator.db"
     assert default_path({"XDG_STATE_HOME": "/var/state"}) == Path("/var/state/shoal/coordinator.db")
 
 
-def test_the_default_has_its_folders_made_and_no_other_has(tmp_path, monkeypatch):
+def test_the_default_has_its_folders_made_and_no_other_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder that is not there may be a volume that was forgotten: what is kept beside it would be lost."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
@@ -136,11 +140,13 @@ def test_the_default_has_its_folders_made_and_no_other_has(tmp_path, monkeypatch
         (errno.EROFS, "read-only: mount a volume there"),
     ],
 )
-def test_a_folder_that_may_not_be_written(path, monkeypatch, number, advice):
+def test_a_folder_that_may_not_be_written(
+    path: Path, monkeypatch: pytest.MonkeyPatch, number: int, advice: str
+) -> None:
     """As another user than root, whom nothing is forbidden."""
     real = os.open
 
-    def refused(path, flags, *rest, **more):
+    def refused(path: Path, flags: int, *rest: int, **more: Any) -> int:
         if flags & os.O_CREAT:
             raise OSError(number, os.strerror(number))
         return real(path, flags, *rest, **more)
@@ -153,7 +159,7 @@ def test_a_folder_that_may_not_be_written(path, monkeypatch, number, advice):
 # Whose it is.
 
 
-def test_a_store_that_is_open_is_refused_and_by_whom(path):
+def test_an_open_store_is_refused_and_its_process_named(path: Path) -> None:
     with contextlib.closing(SqliteStore(path)) as store:
         store.apply({"a": b"1"})
         with pytest.raises(errors.StoreLocked, match=r"process id \d+ on .+, since \d{4}-") as refused:
@@ -171,7 +177,7 @@ def test_a_store_that_is_open_is_refused_and_by_whom(path):
         assert store.load() == {"a": b"1", "b": b"2"}
 
 
-def test_a_lock_whose_holder_has_not_written_yet(tmp_path):
+def test_a_lock_whose_holder_has_not_written_yet(tmp_path: Path) -> None:
     lock = FileLock(tmp_path / "lock", "it")
     for content in ("", "[", "[]", '{"other": 1}'):
         (tmp_path / "lock").write_text(content)
@@ -182,7 +188,7 @@ def test_a_lock_whose_holder_has_not_written_yet(tmp_path):
     FileLock(tmp_path / "lock", "it").release()
 
 
-def test_a_store_that_another_program_has_open(path):
+def test_a_store_that_another_program_has_open(path: Path) -> None:
     SqliteStore(path).close()
     with contextlib.closing(sqlite3.connect(path)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -191,9 +197,9 @@ def test_a_store_that_another_program_has_open(path):
     SqliteStore(path).close()
 
 
-def test_the_lock_goes_with_its_process(path):
+def test_the_lock_goes_with_its_process(path: Path) -> None:
     with writer(path) as process:
-        assert process.stdout.readline() == "open\n"
+        assert output_of(process).readline() == "open\n"
         with pytest.raises(errors.StoreLocked, match=f"process id {process.pid} on"):
             SqliteStore(path)
         process.kill()
@@ -204,7 +210,7 @@ def test_the_lock_goes_with_its_process(path):
 # What it is.
 
 
-def test_a_store_of_a_newer_version_is_left_alone(path):
+def test_a_store_of_a_newer_version_is_left_alone(path: Path) -> None:
     SqliteStore(path).close()
     with contextlib.closing(sqlite3.connect(path)) as database:
         database.execute(f"PRAGMA user_version = {SCHEMA + 1}")
@@ -214,8 +220,19 @@ def test_a_store_of_a_newer_version_is_left_alone(path):
     assert path.read_bytes() == before
 
 
+def test_a_store_of_an_older_version_is_read_and_then_refused_by_that_version(path: Path) -> None:
+    with contextlib.closing(SqliteStore(path)) as store:
+        store.apply({"member/a": b"alive"})
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute(f"PRAGMA user_version = {SCHEMA - 1}")
+    with contextlib.closing(SqliteStore(path)) as store:
+        assert store.load() == {"member/a": b"alive"}
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        assert database.execute("PRAGMA user_version").fetchone() == (SCHEMA,)
+
+
 @pytest.mark.parametrize("pragma", ["application_id = 7", ""])
-def test_a_database_of_another_program_is_left_alone(path, pragma):
+def test_a_database_of_another_program_is_left_alone(path: Path, pragma: str) -> None:
     with contextlib.closing(sqlite3.connect(path)) as database:
         database.execute("CREATE TABLE theirs (a)")
         database.execute(f"PRAGMA {pragma}" if pragma else "SELECT 1")
@@ -225,13 +242,13 @@ def test_a_database_of_another_program_is_left_alone(path, pragma):
     assert path.read_bytes() == before
 
 
-def test_a_file_that_is_no_database(path):
+def test_a_file_that_is_no_database(path: Path) -> None:
     path.write_text("# Notes\n" * 1_000)
     with pytest.raises(errors.StoreUnreadable, match="not a database"):
         SqliteStore(path)
 
 
-def test_a_place_where_no_file_can_be(tmp_path):
+def test_a_place_where_no_file_can_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(errors.StoreFailed, match="cannot open the store"):
         SqliteStore(tmp_path / "file" / "coordinator.db")
@@ -250,12 +267,12 @@ def filled(path: Path, transactions: int = 30) -> bytes:
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_damage_is_found_or_does_no_harm(tmp_path, data):
+def test_damage_is_found_or_does_no_harm(tmp_path: Path, data: st.DataObject) -> None:
     """Whatever byte has changed, the store says that it is damaged or gives what was written: nothing else."""
     path = tmp_path / "damaged.db"
-    whole = getattr(test_damage_is_found_or_does_no_harm, "whole", None)
-    if whole is None:
-        whole = test_damage_is_found_or_does_no_harm.whole = filled(tmp_path / "whole.db")
+    if not (tmp_path / "whole.db").exists():  # of the first example
+        filled(tmp_path / "whole.db")
+    whole = (tmp_path / "whole.db").read_bytes()
     place = data.draw(st.integers(0, len(whole) - 1))
     flipped = whole[place] ^ data.draw(st.integers(1, 255))
     path.write_bytes(whole[:place] + bytes([flipped]) + whole[place + 1 :])
@@ -269,19 +286,19 @@ def test_damage_is_found_or_does_no_harm(tmp_path, data):
         assert str(path) in said
 
 
-def test_damage_that_sqlite_cannot_name_in_text(path):
+def test_damage_that_sqlite_cannot_name_in_text(path: Path) -> None:
     path.write_bytes(filled(path).replace(b"tablerecords", b"table\xf2ecords"))
     with pytest.raises(errors.StoreUnreadable, match="copy of it"):
         SqliteStore(path)
 
 
-def test_a_key_that_is_no_text_any_more(path):
+def test_a_key_that_is_no_text_any_more(path: Path) -> None:
     path.write_bytes(filled(path).replace(b"passing/", b"\xf0assing/"))
     with pytest.raises(errors.StoreUnreadable, match="copy of it"), contextlib.closing(SqliteStore(path)) as store:
         store.load()
 
 
-def test_a_file_that_was_cut_short(path):
+def test_a_file_that_was_cut_short(path: Path) -> None:
     whole = filled(path)
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(errors.StoreUnreadable, match="copy of it"), contextlib.closing(SqliteStore(path)) as store:
@@ -291,14 +308,29 @@ def test_a_file_that_was_cut_short(path):
 # A disk that is full.
 
 
-def test_a_disk_that_is_full_is_an_error_and_what_was_kept_stays(path):
+@pytest.fixture
+def connections(monkeypatch: pytest.MonkeyPatch) -> list[sqlite3.Connection]:
+    """The connections to databases that are opened during the test."""
+    opened: list[sqlite3.Connection] = []
+    connect = sqlite3.connect
+
+    def spy(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        opened.append(connect(*arguments, **options))
+        return opened[-1]
+
+    monkeypatch.setattr(sqlite3, "connect", spy)
+    return opened
+
+
+def test_a_full_disk_is_an_error_and_stored_records_stay(path: Path, connections: list[sqlite3.Connection]) -> None:
     with contextlib.closing(SqliteStore(path)) as store:
         store.apply(transaction(1))
-        (pages,) = store._database.execute("PRAGMA page_count").fetchone()
-        store._database.execute(f"PRAGMA max_page_count = {pages}")
+        [database] = connections
+        (pages,) = database.execute("PRAGMA page_count").fetchone()
+        database.execute(f"PRAGMA max_page_count = {pages}")
         with pytest.raises(errors.StoreFailed, match=r"cannot write the store .*coordinator\.db.* full") as failed:
             store.apply({"large": b"x" * (1 << 20), "key/1": b"torn"})
-        store._database.execute("PRAGMA max_page_count = 1000000")
+        database.execute("PRAGMA max_page_count = 1000000")
         with pytest.raises(errors.StoreFailed) as again:
             store.apply({"small": b""})
         assert again.value is failed.value, "nothing is written behind what may be missing"
@@ -309,8 +341,13 @@ def test_a_disk_that_is_full_is_an_error_and_what_was_kept_stays(path):
 # Processes and machines that die.
 
 
+def output_of(process: subprocess.Popen[str]) -> IO[str]:
+    assert process.stdout
+    return process.stdout
+
+
 @contextlib.contextmanager
-def writer(path):
+def writer(path: Path) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, store_writer.__file__, str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -319,16 +356,16 @@ def writer(path):
             process.kill()
 
 
-def test_a_process_that_is_killed_leaves_its_last_transaction_whole(path):
+def test_a_process_that_is_killed_leaves_its_last_transaction_whole(path: Path) -> None:
     """Killed at some moment of some transaction, again and again on the same file."""
     for lines in (0, 1, 2, 7, 40):
         path.unlink(missing_ok=True)
         path.with_name(f"{path.name}-wal").unlink(missing_ok=True)
         with writer(path) as process:
-            assert process.stdout.readline() == "open\n"
-            said = [int(process.stdout.readline()) for _ in range(lines)]
+            assert output_of(process).readline() == "open\n"
+            said = [int(output_of(process).readline()) for _ in range(lines)]
             process.kill()
-            said += [int(line) for line in process.stdout.read().splitlines()]
+            said += [int(line) for line in output_of(process).read().splitlines()]
         last = max(said, default=0)
         with contextlib.closing(SqliteStore(path)) as store:
             assert store.load() in (expected(last), expected(last + 1)), (
@@ -336,12 +373,14 @@ def test_a_process_that_is_killed_leaves_its_last_transaction_whole(path):
             )
 
 
-def test_a_copy_that_is_taken_while_its_process_is_stopped_opens_and_has_all_that_it_said(path, tmp_path):
+def test_a_copy_that_is_taken_while_its_process_is_stopped_opens_and_has_all_that_it_said(
+    path: Path, tmp_path: Path
+) -> None:
     """As docs/how-to/backup.md has it: stopped at some moment of some transaction, copied, and let go on."""
     with writer(path) as process:
-        assert process.stdout.readline() == "open\n"
+        assert output_of(process).readline() == "open\n"
         for copy in range(5):
-            said = [int(process.stdout.readline()) for _ in range(20)][-1]
+            said = [int(output_of(process).readline()) for _ in range(20)][-1]
             process.send_signal(signal.SIGSTOP)
             os.waitid(os.P_PID, process.pid, os.WSTOPPED)
             for suffix in ("", "-wal"):
@@ -354,13 +393,13 @@ def test_a_copy_that_is_taken_while_its_process_is_stopped_opens_and_has_all_tha
             assert found == expected(number)
 
 
-def _number(records):
+def _number(records: Mapping[str, bytes]) -> int:
     """Of the last transaction that a store has: each record is its number, 200 times."""
     record = records[store_writer.KEYS[0]].decode()
     return int(record[: len(record) // 200])
 
 
-def test_other_programs_cannot_read_a_store_that_is_in_use(path):
+def test_other_programs_cannot_read_a_store_that_is_in_use(path: Path) -> None:
     """So SQLite's own ways to a copy, `.backup` and VACUUM INTO, are not for one."""
     with contextlib.closing(SqliteStore(path)) as store, contextlib.closing(sqlite3.connect(path, timeout=0)) as other:
         store.apply(transaction(1))
@@ -370,7 +409,7 @@ def test_other_programs_cannot_read_a_store_that_is_in_use(path):
 
 @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_a_log_that_is_torn_anywhere_leaves_a_whole_transaction(tmp_path, data):
+def test_a_log_that_is_torn_anywhere_leaves_a_whole_transaction(tmp_path: Path, data: st.DataObject) -> None:
     """The file system has lost the end of the log, or has some of it as it never was: power failed before a sync."""
     source = tmp_path / "source.db"
     if not source.exists():

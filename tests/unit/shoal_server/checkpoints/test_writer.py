@@ -1,7 +1,7 @@
 """Checkpoint writer of a server: order of writes, abandoned checkpoints, and late files of earlier jobs."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,7 +22,7 @@ VARIABLES = {"w": Variable((4,))}
 F32 = np.dtype(np.float32)
 
 
-class CheckpointStorage(LocalStorage):
+class BlockingStorage(LocalStorage):
     """A folder whose writes into a job's part of it wait until the test lets them go on."""
 
     def __init__(self, root: Path) -> None:
@@ -34,7 +34,7 @@ class CheckpointStorage(LocalStorage):
         for job in jobs:
             self.held[job], self.begun[job] = threading.Event(), threading.Event()
 
-    def write(self, path: Sequence[str], pieces) -> None:  # type: ignore[no-untyped-def]
+    def write(self, path: Sequence[str], pieces: Iterable[bytes | bytearray | memoryview]) -> None:
         if path[0] in self.held:
             self.begun[path[0]].set()
             assert self.held[path[0]].wait(30)
@@ -42,12 +42,12 @@ class CheckpointStorage(LocalStorage):
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> CheckpointStorage:
-    return CheckpointStorage(tmp_path)
+def folder(tmp_path: Path) -> BlockingStorage:
+    return BlockingStorage(tmp_path)
 
 
 @pytest.fixture
-def writer(folder: CheckpointStorage) -> Iterator[CheckpointWriter]:
+def writer(folder: BlockingStorage) -> Iterator[CheckpointWriter]:
     writer = CheckpointWriter(folder)
     yield writer
     for held in folder.held.values():
@@ -65,22 +65,20 @@ def begin(writer: CheckpointWriter, job: str, number: int, cut: int, *snapshots:
     return snapshots
 
 
-def collect(writer: CheckpointWriter, job: str, number: int) -> list[FileEntry]:
+def check_collected(writer: CheckpointWriter, job: str, number: int) -> list[FileEntry]:
     files = writer.collect(job, number, within_s=30)
     assert files is not None
     return files
 
 
-def test_what_an_earlier_cut_writes_late_is_not_in_a_checkpoint_of_its_number(
-    folder: CheckpointStorage, tmp_path: Path
-) -> None:
+def test_late_files_of_an_earlier_cut_are_not_in_the_checkpoint(folder: BlockingStorage, tmp_path: Path) -> None:
     """A job is cancelled while its servers save, nothing of it to be seen yet; then one of its name is submitted."""
     late, other = CheckpointWriter(folder), CheckpointWriter(LocalStorage(tmp_path))
     folder.hold("j")
     begin(late, "j", 1, 17, snapshot(0, 1.0))
     assert folder.begun["j"].wait(30)
     begin(other, "j", 1, 23, snapshot(0, 2.0))
-    manifest = Manifest("j", 1, 0.0, 1, 1, {}, (), tuple(collect(other, "j", 1)))
+    manifest = Manifest("j", 1, 0.0, 1, 1, {}, (), tuple(check_collected(other, "j", 1)))
     folder.held["j"].set()
     late.close()
     other.close()
@@ -92,7 +90,7 @@ def test_what_an_earlier_cut_writes_late_is_not_in_a_checkpoint_of_its_number(
     assert folder.names(("j",)) == []
 
 
-def test_no_job_is_forgotten_for_there_being_many(folder: CheckpointStorage, writer: CheckpointWriter) -> None:
+def test_writer_keeps_the_files_of_100_jobs(folder: BlockingStorage, writer: CheckpointWriter) -> None:
     jobs = [f"job-{number}" for number in range(100)]
     folder.hold(*jobs)
     for number, job in enumerate(jobs):
@@ -101,18 +99,18 @@ def test_no_job_is_forgotten_for_there_being_many(folder: CheckpointStorage, wri
     for job in jobs:
         folder.held[job].set()
     for number, job in enumerate(jobs):
-        assert [file.name for file in collect(writer, job, 1)] == [f"shard-00000-{number + 1}.safetensors"]
+        assert [file.name for file in check_collected(writer, job, 1)] == [f"shard-00000-{number + 1}.safetensors"]
 
 
-def test_a_write_that_hangs_does_not_hold_up_another_job(folder: CheckpointStorage, writer: CheckpointWriter) -> None:
+def test_a_write_that_hangs_does_not_hold_up_another_job(folder: BlockingStorage, writer: CheckpointWriter) -> None:
     folder.hold("hangs")
     begin(writer, "hangs", 1, 1, snapshot())
     assert folder.begun["hangs"].wait(30)
     begin(writer, "other", 1, 2, snapshot())
-    assert collect(writer, "other", 1)
+    assert check_collected(writer, "other", 1)
 
 
-def test_dropping_a_job_frees_what_is_not_written(folder: CheckpointStorage, writer: CheckpointWriter) -> None:
+def test_dropping_a_job_frees_what_is_not_written(folder: BlockingStorage, writer: CheckpointWriter) -> None:
     folder.hold("a")
     first = begin(writer, "a", 1, 1, snapshot(0), snapshot(1))
     assert folder.begun["a"].wait(30)
@@ -130,8 +128,8 @@ def test_dropping_a_job_frees_what_is_not_written(folder: CheckpointStorage, wri
     assert [*folder.names(("a", "00000001"))] == ["shard-00000-1.safetensors"], "the second was still begun"
 
 
-def test_a_later_one_of_a_job_takes_the_place_of_an_earlier_one_and_comes_after_it(
-    folder: CheckpointStorage, writer: CheckpointWriter
+def test_queued_checkpoint_is_replaced_by_the_next_one_of_its_job(
+    folder: BlockingStorage, writer: CheckpointWriter
 ) -> None:
     folder.hold("a")
     [running] = begin(writer, "a", 1, 1, snapshot())
@@ -141,11 +139,11 @@ def test_a_later_one_of_a_job_takes_the_place_of_an_earlier_one_and_comes_after_
     assert (running.in_use, queued.in_use) == (True, False)
     assert writer.collect("a", 3, within_s=0) is None
     folder.held["a"].set()
-    assert collect(writer, "a", 3)
+    assert check_collected(writer, "a", 3)
     assert folder.names(("a",)) == ["00000001", "00000003"]
 
 
-def test_all_are_given_up_with_the_shards_of_all_jobs(folder: CheckpointStorage, writer: CheckpointWriter) -> None:
+def test_clear_abandons_the_checkpoints_of_all_jobs(folder: BlockingStorage, writer: CheckpointWriter) -> None:
     folder.hold("a", "b")
     kept = [begin(writer, job, 1, 1, snapshot(0), snapshot(1)) for job in ("a", "b")]
     writer.clear()
@@ -156,7 +154,9 @@ def test_all_are_given_up_with_the_shards_of_all_jobs(folder: CheckpointStorage,
     wait_until(lambda: not any(it.in_use for pair in kept for it in pair), what="the end of all snapshots")
 
 
-def test_a_defect_is_told_and_keeps_nothing(writer: CheckpointWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_is_reported_and_keeps_no_snapshot(
+    writer: CheckpointWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("boom")
 
@@ -167,4 +167,4 @@ def test_a_defect_is_told_and_keeps_nothing(writer: CheckpointWriter, monkeypatc
     assert not kept.in_use
     monkeypatch.undo()
     begin(writer, "a", 2, 2, snapshot())
-    assert collect(writer, "a", 2)
+    assert check_collected(writer, "a", 2)

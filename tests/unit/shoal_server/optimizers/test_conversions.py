@@ -77,7 +77,7 @@ SIZES = st.integers(0, 300) | st.integers(300, 5000)
     at=st.integers(0, 63),
     writable=st.booleans(),
 )
-def test_received_is_what_numpy_gives_and_whether_it_is_finite(
+def test_receive_equals_numpy_and_says_whether_all_is_finite(
     dtypes: Any, size: int, seed: int, finite: bool, at: int, writable: bool
 ) -> None:
     source, target = Memory(dtypes[1], size, at), Memory(dtypes[0], size, 0)
@@ -107,7 +107,7 @@ def test_one_bad_element_anywhere_is_found_and_copied(
 
 
 @given(dtypes=st.sampled_from(SENT), size=SIZES, seed=st.integers(0, 2**32), at=st.integers(0, 63))
-def test_sent_is_what_numpy_rounds_to(dtypes: Any, size: int, seed: int, at: int) -> None:
+def test_send_rounds_as_numpy(dtypes: Any, size: int, seed: int, at: int) -> None:
     target, source = Memory(dtypes[0], size, at), every_kind(dtypes[1], size, seed, finite=False)
     source.flags.writeable = False
     conversions.send(target.array, source)
@@ -162,7 +162,7 @@ def test_every_nan_stays_one_with_the_payload_that_numpy_leaves_it(payload: int,
     sizes=st.lists(st.integers(0, 40), max_size=5),
     bad=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 39)), max_size=3),
 )
-def test_many_are_converted_as_one_by_one_whoever_does_it(
+def test_many_arrays_convert_as_one_by_one_with_any_helpers(
     helpers: int, wire: Any, sizes: list[int], bad: list[tuple[int, int]]
 ) -> None:
     sources = [np.arange(size).astype(wire) for size in sizes]
@@ -190,7 +190,7 @@ def test_few_elements_ask_for_no_help(monkeypatch: pytest.MonkeyPatch) -> None:
     assert target.all()
 
 
-def test_one_that_does_not_fit_is_refused_among_many() -> None:
+def test_one_array_that_does_not_fit_is_refused_among_many() -> None:
     three, four = np.zeros(3, np.float32), np.ones(4, np.float32)
     for target, source in ((three, four), (np.zeros(4, np.float32), np.ones(3, np.float32))):
         for convert in (conversions.receive_all, conversions.send_all):
@@ -217,7 +217,7 @@ def test_one_that_does_not_fit_is_refused_among_many() -> None:
         (np.zeros(3, ">f4"), np.ones(3, ">f4")),
     ],
 )
-def test_what_does_not_fit_is_refused_and_changes_nothing(convert: Any, target: np.ndarray, source: np.ndarray) -> None:
+def test_arrays_that_do_not_fit_are_refused_and_unchanged(convert: Any, target: np.ndarray, source: np.ndarray) -> None:
     with pytest.raises(ValueError, match="cannot become"):
         convert(target, source)
     assert not target.any()

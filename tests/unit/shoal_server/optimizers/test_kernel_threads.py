@@ -5,6 +5,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from shoal_server.optimizers.kernel_threads import KernelThreads
 from support.waiting import wait_until
 
 
-class WorkerClock:
+class FakeClock:
     """Stands still but when told: on a busy machine helpers would be left alone for a while, as they should."""
 
     def __init__(self) -> None:
@@ -41,8 +42,8 @@ def together(threads: int) -> Callable[[], int]:
 
 
 @pytest.mark.parametrize("helpers", [1, 3])
-def test_every_helper_comes_and_the_caller_works_too(helpers: int) -> None:
-    pool = KernelThreads(helpers, WorkerClock())
+def test_caller_and_every_helper_take_part(helpers: int) -> None:
+    pool = KernelThreads(helpers, FakeClock())
     for _ in range(50):
         results = pool.share(together(1 + helpers))
         assert results[0] == here()
@@ -50,11 +51,11 @@ def test_every_helper_comes_and_the_caller_works_too(helpers: int) -> None:
 
 
 def test_without_helpers_the_caller_works_alone() -> None:
-    assert KernelThreads(0, WorkerClock()).share(here) == [here()]
+    assert KernelThreads(0, FakeClock()).share(here) == [here()]
 
 
 def test_helpers_that_are_busy_are_not_waited_for() -> None:
-    pool, begun, end = KernelThreads(1, WorkerClock()), threading.Event(), threading.Event()
+    pool, begun, end = KernelThreads(1, FakeClock()), threading.Event(), threading.Event()
 
     def busy() -> None:
         begun.set()
@@ -75,7 +76,7 @@ def test_helpers_that_are_busy_are_not_waited_for() -> None:
 
 
 def test_a_helper_that_has_begun_is_waited_for() -> None:
-    pool, begun = KernelThreads(1, WorkerClock()), threading.Event()
+    pool, begun = KernelThreads(1, FakeClock()), threading.Event()
     ended: list[int] = []
     caller = here()
 
@@ -93,8 +94,8 @@ def test_a_helper_that_has_begun_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize("at_fault", ["caller", "helper"])
-def test_what_anybody_raises_reaches_the_caller_when_all_have_ended(at_fault: str) -> None:
-    pool, both, caller = KernelThreads(1, WorkerClock()), threading.Barrier(2), here()
+def test_exception_reaches_the_caller_after_all_have_ended(at_fault: str) -> None:
+    pool, both, caller = KernelThreads(1, FakeClock()), threading.Barrier(2), here()
     ended: list[int] = []
 
     def work() -> None:
@@ -110,7 +111,7 @@ def test_what_anybody_raises_reaches_the_caller_when_all_have_ended(at_fault: st
 
 
 def test_many_callers_at_once_all_get_their_own_results() -> None:
-    pool = KernelThreads(2, WorkerClock())
+    pool = KernelThreads(2, FakeClock())
     failures: list[int] = []
 
     def call(mine: int) -> None:
@@ -122,11 +123,11 @@ def test_many_callers_at_once_all_get_their_own_results() -> None:
     for caller in callers:
         caller.join()
     assert not failures
-    assert not pool._open
+    assert pool.idle
 
 
 def test_an_idle_helper_holds_no_arrays() -> None:
-    pool, both = KernelThreads(1, WorkerClock()), threading.Barrier(2)
+    pool, both = KernelThreads(1, FakeClock()), threading.Barrier(2)
 
     def use(array: np.ndarray) -> None:
         both.wait()
@@ -134,7 +135,7 @@ def test_an_idle_helper_holds_no_arrays() -> None:
 
     array = np.zeros(10)
     known = weakref.ref(array)
-    pool.share(lambda array=array: use(array))  # type: ignore[misc]
+    pool.share(partial(use, array))
     del array
 
     def gone() -> bool:
@@ -145,8 +146,8 @@ def test_an_idle_helper_holds_no_arrays() -> None:
 
 
 @pytest.mark.parametrize(("waited", "rest"), [(0.01, 0.2), (0.0001, 0)])
-def test_helpers_rest_twenty_times_what_a_caller_had_to_wait(waited: float, rest: float) -> None:
-    clock, caller = WorkerClock(), here()
+def test_helpers_rest_twenty_times_the_callers_wait(waited: float, rest: float) -> None:
+    clock, caller = FakeClock(), here()
     pool, begun, is_waited_for = KernelThreads(1, clock), threading.Event(), threading.Event()
 
     def slow_helper() -> None:
@@ -154,7 +155,7 @@ def test_helpers_rest_twenty_times_what_a_caller_had_to_wait(waited: float, rest
             begun.wait()
         else:
             begun.set()
-            wait_until(lambda: not pool._open, what="the caller to wait")
+            wait_until(lambda: pool.idle, what="the caller to wait")
             clock.now += waited
             is_waited_for.set()
 
@@ -163,12 +164,12 @@ def test_helpers_rest_twenty_times_what_a_caller_had_to_wait(waited: float, rest
     if rest:
         clock.now += 0.99 * rest
         assert pool.share(here) == [here()]
-        assert not pool._open
+        assert pool.idle
         clock.now += 0.02 * rest
     assert len(set(pool.share(together(2)))) == 2
 
 
-def test_as_many_threads_as_this_process_may_use_cores_up_to_eight(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_count_is_the_usable_cores_up_to_eight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(kernel_threads.THREADS_VARIABLE, raising=False)
     for cores, expected in [({3}, 1), ({0, 5}, 2), (set(range(64)), 8)]:
         monkeypatch.setattr(os, "sched_getaffinity", lambda _pid, cores=cores: cores, raising=False)
@@ -178,7 +179,7 @@ def test_as_many_threads_as_this_process_may_use_cores_up_to_eight(monkeypatch: 
     assert kernel_threads.thread_count() == 4
 
 
-def test_the_environment_has_the_last_word_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_overrides_the_thread_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(kernel_threads.THREADS_VARIABLE, "12")
     assert kernel_threads.thread_count() == 12
     for wrong in ("0", "-1", "two", "1.5", " "):

@@ -95,8 +95,8 @@ def test_100_updates_equal_the_reference_in_float32(name: str) -> None:
 
 def test_golden_cases_cover_every_optimizer_and_schedule() -> None:
     optimizers = [optimizer_of(case) for case in CASES.values()]
-    assert {type(optimizer) for optimizer in optimizers} == set(optim.Optimizer.known.values())
-    assert {type(optimizer.schedule) for optimizer in optimizers} == set(optim.Schedule.known.values())
+    assert {type(optimizer) for optimizer in optimizers} == set(optim.Optimizer.registry.values())
+    assert {type(optimizer.schedule) for optimizer in optimizers} == set(optim.Schedule.registry.values())
     assert any(optimizer.schedule.warmup_steps for optimizer in optimizers)
     assert any(optimizer.decay_exclude for optimizer in optimizers)
     values = np.array(CASES["ftrl-l1"]["values"])
@@ -104,11 +104,11 @@ def test_golden_cases_cover_every_optimizer_and_schedule() -> None:
 
 
 def test_there_is_a_rule_for_every_optimizer() -> None:
-    for known in optim.Optimizer.known.values():
+    for known in optim.Optimizer.registry.values():
         assert isinstance(update_rules.rule_for(known()), update_rules.UpdateRule)
 
 
-def test_slots_are_named_and_only_those_that_are_needed() -> None:
+def test_rules_have_exactly_the_named_slots_they_need() -> None:
     slots = {type(o).__name__ + str(i): update_rules.rule_for(o).slots for i, o in enumerate(EVERY)}
     assert list(slots.values()) == [
         (),
@@ -163,7 +163,7 @@ def trained_in(share: Any, optimizer: optim.Optimizer, dtype: Any, monkeypatch: 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("optimizer", EVERY, ids=repr)
-def test_bits_do_not_depend_on_who_claims_what(
+def test_bits_do_not_depend_on_the_threads_that_claim_ranges(
     optimizer: optim.Optimizer, dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def in_pieces(elements: int, work: Any) -> None:
@@ -237,7 +237,7 @@ def test_decay_ranges_are_the_fewest_that_give_each_decay(slices: list[tuple[str
     assert all(one != other for one, other in zip(decay_ranges.decay, decay_ranges.decay[1:], strict=False))
 
 
-def test_an_empty_arena_is_updated_in_peace() -> None:
+def test_empty_arena_is_updated() -> None:
     trainee = Trainee(optim.Adam(), [], np.float32, {})
     trainee.apply([])
     assert trainee.values.size == 0
@@ -254,7 +254,7 @@ def test_an_empty_arena_is_updated_in_peace() -> None:
         ({"decay_ranges": update_rules.decay_ranges_for([("w", 5)], optim.SGD())}, "cover 5 elements of an arena of 3"),
     ],
 )
-def test_what_does_not_fit_is_refused_and_changes_nothing(changed: dict[str, Any], message: str) -> None:
+def test_arrays_that_do_not_fit_are_refused_and_unchanged(changed: dict[str, Any], message: str) -> None:
     values, slot = np.ones(3, np.float32), np.ones(3, np.float32)
     decay_ranges = update_rules.decay_ranges_for([("w", 3)], optim.SGD())
     arguments: dict[str, Any] = {
@@ -301,7 +301,7 @@ def test_sum_adds_each_and_last_assigns_the_last(dtype: Any) -> None:
     assert brought[1] is not values
 
 
-def test_counters_are_exact_beyond_what_doubles_hold() -> None:
+def test_counters_are_exact_beyond_the_range_of_doubles() -> None:
     values = np.array([2**53], np.int64)
     update_rules.aggregate(values, [np.array([1], np.int64)], [1.0], Aggregation.SUM)
     assert values[0] == 2**53 + 1

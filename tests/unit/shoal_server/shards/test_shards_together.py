@@ -9,7 +9,9 @@ shards then, what is committed on one of them is to be in it on all. Which actio
 """
 
 import random
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,7 @@ from shoal import consistency
 from shoal._wire.cursor import Cursor
 from shoal_server.shards.consistency import Apply, mode_for
 from shoal_server.shards.events import (
+    AnswerAdmission,
     AnswerCut,
     AnswerFence,
     AnswerPull,
@@ -30,7 +33,7 @@ from shoal_server.shards.events import (
     WorkerProgress,
     WorkerReleased,
 )
-from shoal_server.shards.state import ShardState
+from shoal_server.shards.state import GroupState
 
 GOAL = 12
 
@@ -44,7 +47,7 @@ class Worker:
     rank: int
     step: int
     overlaps: bool
-    script: object = None
+    script: Iterator[bool] = field(init=False)  # made from the worker itself
     pulls: int = 0  # so far: the last one's number
     staged: int = -1  # the last step of which shards may hold a gradient
     headers: dict[int, int] = field(default_factory=dict)  # by shard: the step that its last pull was answered
@@ -53,13 +56,22 @@ class Worker:
 class Simulation:
     """Shards, and workers some of which overlap if they may."""
 
-    def __init__(self, seed, mode, shards, workers, *, overlap=False, cutting=0.0):
+    def __init__(
+        self,
+        seed: int,
+        mode: consistency.Consistency,
+        shards: int,
+        workers: int,
+        *,
+        overlap: bool = False,
+        cutting: float = 0.0,
+    ) -> None:
         self.cutting, self.cuts = cutting, 0
         self.random = random.Random(seed)
         self.mode, self.overlap = mode, overlap
-        self.shards = [ShardState(f"job/{index}", mode_for(mode)) for index in range(shards)]
-        self.applied = [[] for _ in self.shards]  # by shard: payloads, in order
-        self.finished = [{} for _ in self.shards]  # by shard and worker: the steps that it has finished there
+        self.shards = [GroupState(f"job/{index}", mode_for(mode)) for index in range(shards)]
+        self.applied: list[list[str]] = [[] for _ in self.shards]  # by shard: payloads, in order
+        self.finished: list[dict[str, int]] = [{} for _ in self.shards]  # by shard and worker: steps finished there
         self.asked_ahead = 0  # pulls that were let through for a step whose last push had not come
         self.workers: list[Worker] = []
         self.outcomes: dict[str, list[str]] = {}  # payload -> what each shard answered its commit
@@ -67,7 +79,7 @@ class Simulation:
         for rank in range(workers):
             self.admit(rank)
 
-    def admit(self, rank):
+    def admit(self, rank: int) -> None:
         self.lives += 1
         name = f"w{rank}"
         step = max(self.send(index, WorkerAdmitted(name, self.lives, rank))[-1].step for index in self.indices)
@@ -76,16 +88,18 @@ class Simulation:
         self.workers.append(worker)
 
     @property
-    def indices(self):
+    def indices(self) -> range:
         return range(len(self.shards))
 
-    def send(self, index, event):
+    def send(self, index: int, event: Any) -> list[Any]:
         finished = self.finished[index]
         effects = self.shards[index].handle(event)
         self.shards[index].validate()
         match event:
             case WorkerAdmitted():
-                finished[event.worker] = effects[-1].step
+                admission = effects[-1]
+                assert isinstance(admission, AnswerAdmission)
+                finished[event.worker] = admission.step
             case WorkerReleased():
                 finished.pop(event.worker, None)
             case PullRequested():
@@ -99,12 +113,13 @@ class Simulation:
             match effect:
                 case Apply(contributions):
                     self.applied[index] += [part.payload for part in contributions]
-                case AnswerPull():
-                    self.answered(index, *effect.ticket, effect.step)
+                case AnswerPull(ticket, step):
+                    self.answered(index, ticket, step)
         return effects
 
-    def answered(self, index, name, life, number, wanted, step):
+    def answered(self, index: int, ticket: tuple[str, int, int, int], step: int) -> None:
         """A shard lets a pull through, for the step that was wanted or one after it."""
+        name, life, number, wanted = ticket
         assert step >= wanted
         finished = self.finished[index]
         if isinstance(self.mode, consistency.BoundedStaleness):
@@ -114,7 +129,7 @@ class Simulation:
             if (worker.life, worker.pulls) == (life, number):
                 worker.headers[index] = step
 
-    def live(self, worker):
+    def live(self, worker: Worker) -> Iterator[bool]:
         """The client's algorithm; yields wherever something else may happen first, True while it waits."""
         fetched = None  # the step that there are values of
         while worker.step < GOAL:
@@ -137,7 +152,7 @@ class Simulation:
             else:
                 yield from self.skip(worker)
 
-    def skip(self, worker):
+    def skip(self, worker: Worker) -> Iterator[bool]:
         """Once a gradient of this step may be staged somewhere, in two phases: that must not be taken for this."""
         if worker.staged == worker.step:
             yield from self.stage(worker, None)
@@ -150,7 +165,7 @@ class Simulation:
             yield False
         worker.step = max(steps)
 
-    def stage(self, worker, payload, refuses=None):
+    def stage(self, worker: Worker, payload: str | None, refuses: int | None = None) -> Iterator[bool]:
         worker.staged = worker.step
         for index in self.shuffled():
             if index != refuses:
@@ -158,7 +173,7 @@ class Simulation:
                 self.send(index, PushStaged(worker.name, worker.life, worker.step, 1.0, 0, payload, cursor))
             yield False
 
-    def commit(self, worker, payload):
+    def commit(self, worker: Worker, payload: str | None) -> Iterator[bool]:
         if payload:
             self.outcomes[payload] = []
         steps = [worker.step + 1]
@@ -171,7 +186,7 @@ class Simulation:
             yield False
         worker.step = max(steps)
 
-    def pull(self, worker, step, ahead=0):
+    def pull(self, worker: Worker, step: int, ahead: int = 0) -> Generator[bool, None, int]:
         """From a worker that has finished `step` steps; the step that it gets the values of."""
         while True:
             worker.headers = {}
@@ -187,10 +202,10 @@ class Simulation:
                 return newest
             step = newest - ahead
 
-    def shuffled(self):
+    def shuffled(self) -> list[int]:
         return self.random.sample(self.indices, len(self.shards))
 
-    def kill(self, worker):
+    def kill(self, worker: Worker) -> None:
         self.workers.remove(worker)
         committed = 0
         for index in self.shuffled():
@@ -200,12 +215,12 @@ class Simulation:
         for index in self.shuffled():
             self.send(index, WorkerReleased(worker.name, worker.life, committed))
 
-    def cut(self):
+    def cut(self) -> None:
         """What a coordinator does for a checkpoint, while all commits are held back: the cut's version and step."""
         furthest: dict[str, WorkerProgress] = {}
         for shard in self.shards:
-            for worker, progress in shard.progress().items():
-                furthest[worker] = furthest.get(worker, progress).joined(progress)
+            for name, progress in shard.progress().items():
+                furthest[name] = furthest.get(name, progress).joined(progress)
         answers = [self.send(index, CutRequested(furthest))[-1] for index in self.shuffled()]
         assert all(isinstance(answer, AnswerCut) for answer in answers)
         backups = getattr(self.mode, "backup_workers", 0)
@@ -214,8 +229,8 @@ class Simulation:
             assert len({frozenset(applied) for applied in self.applied}) == 1, "a push is in the cut in part"
         cursors: dict[str, Cursor] = {}
         for answer in answers:
-            for worker, cursor in answer.cursors.items():
-                cursors[worker] = max(cursors.get(worker, cursor), cursor)
+            for name, cursor in answer.cursors.items():
+                cursors[name] = max(cursors.get(name, cursor), cursor)
         for worker in self.workers:  # its data is where the last of its pushes that is in the cut was
             prefix = f"{worker.life}@"
             counted = {payload for applied in self.applied for payload in applied if payload.startswith(prefix)}
@@ -228,7 +243,7 @@ class Simulation:
                 assert known == last, f"{worker.name} is at {known}, and its push {last} counts"
         self.cuts += 1
 
-    def run(self, deaths):
+    def run(self, deaths: int) -> None:
         """Lets everybody act in drawn order until all are through; AssertionError if all wait for each other."""
         waited = 0
         while self.workers:
@@ -267,7 +282,9 @@ WAYS += [pytest.param(mode, True, id=f"{mode} overlapping") for mode in MODES if
 @pytest.mark.parametrize(("mode", "overlap"), WAYS)
 @pytest.mark.parametrize("deaths", [0, 6], ids=["nobody dies", "deaths"])
 @pytest.mark.parametrize("cutting", [0.0, 0.1], ids=["no checkpoints", "checkpoints"])
-def test_everybody_gets_through_and_every_push_is_whole(mode, overlap, deaths, cutting):
+def test_everybody_gets_through_and_every_push_is_whole(
+    mode: consistency.Consistency, overlap: bool, deaths: int, cutting: float
+) -> None:
     asked_ahead = 0
     for seed in range(30):
         simulation = Simulation(seed, mode, shards=1 + seed % 3, workers=3 + seed % 2, overlap=overlap, cutting=cutting)

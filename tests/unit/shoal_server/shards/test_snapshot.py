@@ -1,7 +1,7 @@
 """A reader of a shard's values gets the version that it began with, and values are copied only for an update."""
 
 import threading
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 
 import ml_dtypes
 import numpy as np
@@ -11,30 +11,33 @@ from hypothesis import strategies as st
 
 from shoal import consistency, initializers, optim
 from shoal._memory.buffers import SMALLEST_BYTES, BufferPool
+from shoal._wire import Chunk
 from shoal._wire.layout import Aggregation, ArenaLayout, ShardLayout, Slice
 from shoal.variables import Variable
 from shoal_server.optimizers import conversions
 from shoal_server.shards import snapshot
-from shoal_server.shards.shard import JobShardConfig, Shard, Stamp
+from shoal_server.shards.lock_group import LockGroup
+from shoal_server.shards.shard import JobShardConfig, Payload, Stamp
 from shoal_server.shards.snapshot import Snapshot
 
 CHUNK_BYTES = 4000  # small, so that few elements make several chunks
 
 
 @pytest.fixture(autouse=True, scope="module")
-def small_chunks():
+def small_chunks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(snapshot, "CHUNK_BYTES", CHUNK_BYTES)
         yield
 
 
-@dataclass
-class Memory:
-    """Stands in for a pool: counts what is taken."""
+class Memory(BufferPool):
+    """A pool that keeps nothing, and counts what is taken."""
 
-    taken: list[int] = field(default_factory=list)
+    def __init__(self) -> None:
+        super().__init__(0, 0.0)
+        self.taken: list[int] = []
 
-    def take(self, nbytes):
+    def take(self, nbytes: int) -> np.ndarray:
         self.taken.append(nbytes)
         return np.full(nbytes, 0xEE, np.uint8)
 
@@ -42,15 +45,15 @@ class Memory:
 class Reading:
     """A reader of a shard under way: what it has got, and what it is to get."""
 
-    def __init__(self, made):
-        self.expected = [array.astype(arena.wire).tobytes() for array, arena in zip(*kept(made), strict=True)]
-        self._values = made.read()
+    def __init__(self, made: LockGroup) -> None:
+        self.expected = [array.astype(arena.wire_dtype).tobytes() for array, arena in zip(*kept(made), strict=True)]
+        self._values = begun(made)
         self.version = self._values.version
         assert self.version == made.version
         self._chunks = self._values.chunks()
-        self._got = []
+        self._got: list[Chunk] = []
 
-    def advance(self):
+    def advance(self) -> bool:
         """Takes the next chunk; False: there is none."""
         chunk = next(self._chunks, None)
         if chunk is None:
@@ -59,7 +62,7 @@ class Reading:
         self._got.append(chunk)  # not copied: it is good while the reader is there
         return True
 
-    def finish(self):
+    def finish(self) -> None:
         while self.advance():
             pass
         got = [b""] * len(self.expected)
@@ -69,13 +72,13 @@ class Reading:
         assert got == self.expected
         self.leave()
 
-    def leave(self):
+    def leave(self) -> None:
         self._values.__exit__()
 
 
-def kept(made):
+def kept(made: LockGroup) -> tuple[list[np.ndarray], tuple[ArenaLayout, ...]]:
     """A shard's arrays, and their arenas' layouts."""
-    return [arena.values for arena in made._arenas], made.layout.arenas
+    return [arena.values for arena in made.shards[0].arenas], made.shards[0].layout.arenas
 
 
 MOVES = st.lists(
@@ -90,7 +93,7 @@ MOVES = st.lists(
 
 
 @given(MOVES)
-def test_each_reader_gets_the_version_that_it_began_with(moves):
+def test_each_reader_gets_the_version_that_it_began_with(moves: Sequence[tuple[str, int]]) -> None:
     made = shard()
     readings = []
     for move, index in moves:
@@ -107,16 +110,16 @@ def test_each_reader_gets_the_version_that_it_began_with(moves):
         reading.finish()
 
 
-def test_reading_everything_at_once_is_reading_it_in_chunks():
+def test_reading_everything_at_once_is_reading_it_in_chunks() -> None:
     made = shard()
     first = Reading(made)
-    with made.read() as second:
+    with begun(made) as second:
         update(made)
         assert [array.tobytes() for array in all_of(second, whole=True)] == first.expected
     first.finish()
 
 
-def test_halves_are_rounded_as_numpy_rounds_them():
+def test_halves_are_rounded_as_numpy_rounds_them() -> None:
     random = np.random.default_rng(3)
     values = [(random.standard_normal(size) * 1000).astype(np.float32) for size in (23, 9)]
     arenas = tuple(
@@ -129,13 +132,13 @@ def test_halves_are_rounded_as_numpy_rounds_them():
 
 
 class TestMemory:
-    def test_nothing_is_copied_without_an_update(self):
+    def test_nothing_is_copied_without_an_update(self) -> None:
         made = shard(memory := Memory())
         for _ in range(3):
             Reading(made).finish()
         assert memory.taken == []
 
-    def test_nothing_is_copied_without_a_reader(self):
+    def test_nothing_is_copied_without_a_reader(self) -> None:
         made = shard(memory := Memory())
         update(made)
         Reading(made).finish()
@@ -145,7 +148,7 @@ class TestMemory:
         update(made)
         assert memory.taken == []
 
-    def test_the_values_are_copied_once_for_all_readers_and_all_updates(self):
+    def test_the_values_are_copied_once_for_all_readers_and_all_updates(self) -> None:
         made = shard(memory := Memory())
         readings = [Reading(made) for _ in range(3)]
         for _ in range(3):
@@ -154,17 +157,17 @@ class TestMemory:
         for reading in readings:
             reading.finish()
 
-    def test_what_is_sent_is_the_shards_own_memory(self):
+    def test_what_is_sent_is_the_shards_own_memory(self) -> None:
         made = shard()
-        with made.read() as values:
+        with begun(made) as values:
             for chunk in values.chunks():
                 array = kept(made)[0][chunk.arena]
                 assert np.shares_memory(np.frombuffer(chunk.data, np.uint8), array) == (chunk.arena != HALVES)
 
-    def test_memory_goes_back_to_the_pool_with_its_last_reader(self):
+    def test_memory_goes_back_to_the_pool_with_its_last_reader(self) -> None:
         made = shard(pool := BufferPool(1 << 20, 60.0), size=SMALLEST_BYTES // 4)
         for returned in (0, 1):  # first, its own memory is left, which is no pool's; then what came from the pool
-            readers = [made.read() for _ in range(2)]
+            readers = [begun(made) for _ in range(2)]
             update(made)
             while readers:
                 assert pool.free_bytes == 0
@@ -175,7 +178,7 @@ class TestMemory:
 HALVES = 2  # the index of the arena that is kept in another dtype than it travels in
 
 
-def shard(memory=None, size=3000):
+def shard(memory: BufferPool | None = None, size: int = 3000) -> LockGroup:
     variables = {
         "w": Variable((size,), initializer=initializers.Zeros()),
         "d": Variable((500,), dtype="float64", initializer=initializers.Zeros()),
@@ -186,46 +189,58 @@ def shard(memory=None, size=3000):
         for name, spec in variables.items()
     ]
     terms = JobShardConfig("job", 1, variables, optim.SGD(1.0), consistency.Asynchronous(), 0)
-    made = Shard(terms, ShardLayout(0, tuple(arenas)), memory=memory)
+    made = LockGroup(terms, [ShardLayout(0, tuple(arenas))], memory=memory)
     made.admit("a", 1, 0)
     return made
 
 
-def update(made):
+def begun(made: LockGroup) -> Snapshot:
+    """A reader's snapshot, in use until its `with` ends."""
+    with made.read(made.select([0])) as reading:
+        return reading.snapshots[0].begin()
+
+
+def update(made: LockGroup) -> None:
     """After it, all elements are one larger: the version."""
-    payload = {index: np.full(array.size, -1, array.dtype) for index, array in enumerate(kept(made)[0])}
+    payload = {(0, index): np.full(array.size, -1, array.dtype) for index, array in enumerate(kept(made)[0])}
     stamp = Stamp("a", 1, made.version)
     made.stage(stamp, 1.0, made.version, payload)
     made.commit(stamp)
 
 
 class TestInAShard:
-    def test_readers_of_one_version_share_a_snapshot(self):
+    def test_readers_of_one_version_share_a_snapshot(self) -> None:
         made = shard()
-        with made.read() as first, made.read() as second:
+        with begun(made) as first, begun(made) as second:
             assert first is second
             update(made)
-            with made.read() as third:
+            with begun(made) as third:
                 assert (first.version, second.version, third.version) == (0, 0, 1)
 
-    def test_assigned_values_are_not_seen_by_who_began_before(self):
+    def test_assigned_values_are_not_seen_by_who_began_before(self) -> None:
         made = shard()
-        with made.read() as before:
-            made.assign({0: np.ones(3000, np.float32), 1: np.ones(500), 2: np.ones(700, np.float32)})
-            with made.read() as after:
+        with begun(made) as before:
+            values: Payload = {
+                (0, 0): np.ones(3000, np.float32),
+                (0, 1): np.ones(500),
+                (0, 2): np.ones(700, np.float32),
+            }
+            made.assign(made.select([0]), values)
+            with begun(made) as after:
                 assert not any(array.any() for array in all_of(before, whole=False))
                 assert all(array.all() for array in all_of(after, whole=False))
 
     @pytest.mark.parametrize("whole", [False, True], ids=["in chunks", "at once"])
-    def test_readers_in_threads_never_see_two_versions_at_once(self, whole):
+    def test_readers_in_threads_never_see_two_versions_at_once(self, whole: bool) -> None:
         """Readers start whenever they like, while updates go on as fast as they can."""
         made = shard(BufferPool(1 << 20, 60.0))
         updates, over = 150, threading.Event()
-        seen, failures = [set() for _ in range(3)], []
+        seen: list[set[int]] = [set() for _ in range(3)]
+        failures: list[int] = []
 
-        def reads(found):
+        def reads(found: set[int]) -> None:
             while not over.is_set():
-                with made.read() as reader:
+                with begun(made) as reader:
                     arenas = all_of(reader, whole=whole)
                     if any((array != np.asarray(reader.version, array.dtype)).any() for array in arenas):
                         failures.append(reader.version)
@@ -245,9 +260,9 @@ class TestInAShard:
         assert all(seen)
 
 
-def all_of(reader, *, whole):
+def all_of(reader: Snapshot, *, whole: bool) -> list[np.ndarray]:
     """The arenas that a reader gets."""
-    arenas = [np.empty(arena.elements, arena.wire) for arena in reader.layout.arenas]
+    arenas = [np.empty(arena.elements, arena.wire_dtype) for arena in reader.layout.arenas]
     if whole:
         conversions.send_all([*zip(arenas, reader.values, strict=True)])
         return arenas

@@ -1,5 +1,8 @@
 """The shard's state machine: scripted cases first, then drawn histories against a model that is obviously right."""
 
+from collections.abc import Iterable, Sequence
+from typing import Any
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -12,6 +15,8 @@ from shoal_server.shards.events import (
     AnswerFence,
     AnswerPull,
     AnswerPush,
+    Effect,
+    Event,
     Overwrite,
     PullAbandoned,
     PullRequested,
@@ -23,58 +28,74 @@ from shoal_server.shards.events import (
     WorkerFenced,
     WorkerReleased,
 )
-from shoal_server.shards.state import ShardState
+from shoal_server.shards.state import GroupState
 
 
-def shard(mode, workers=()):
-    state = ShardState("job/0", mode_for(mode))
+def shard(mode: consistency.Consistency, workers: Iterable[str] = ()) -> GroupState:
+    state = GroupState("job/0", mode_for(mode))
     for rank, worker in enumerate(workers):
         state.handle(WorkerAdmitted(worker, 1, rank))
     return state
 
 
-def handle(state, event):
+def handle(state: GroupState, event: Event) -> list[Effect]:
     effects = state.handle(event)
     state.validate()
     return effects
 
 
-def stage(state, worker, step, payload="g", *, weight=1.0, version=None, incarnation=1):
+def stage(
+    state: GroupState,
+    worker: str,
+    step: int,
+    payload: str | None = "g",
+    *,
+    weight: float = 1.0,
+    version: int | None = None,
+    incarnation: int = 1,
+) -> list[Effect]:
     version = state.version if version is None else version
     return handle(state, PushStaged(worker, incarnation, step, weight, version, payload))
 
 
-def push(state, worker, step, payload="g", **kwargs):
+def push(state: GroupState, worker: str, step: int, payload: str | None = "g", **kwargs: Any) -> list[Effect]:
     stage(state, worker, step, payload, **kwargs)
     return handle(state, PushCommitted(worker, kwargs.get("incarnation", 1), step))
 
 
-def pull(state, worker, step, ticket=None, *, ahead=0):
+def pull(state: GroupState, worker: str, step: int, ticket: str | None = None, *, ahead: int = 0) -> list[Effect]:
     return handle(state, PullRequested(ticket or (worker, step + ahead), worker, 1, step, ahead))
 
 
-def applied(effects):
+def applied(effects: Sequence[Effect]) -> list[list[str]]:
     return [[part.payload for part in effect.contributions] for effect in effects if isinstance(effect, Apply)]
 
 
-def answered(effects):
+def answered(effects: Sequence[Effect]) -> list[tuple[str, int]]:
     return [effect.ticket for effect in effects if isinstance(effect, AnswerPull)]
 
 
-def outcome(effects):
+def outcome(effects: Sequence[Effect]) -> str:
     (answer,) = [effect for effect in effects if isinstance(effect, AnswerPush)]
     return answer.outcome
 
 
+def last_answer(effects: Sequence[Effect]) -> AnswerPush:
+    """Returns the last effect, which has to be the answer to a push."""
+    answer = effects[-1]
+    assert isinstance(answer, AnswerPush)
+    return answer
+
+
 class TestSynchronous:
-    def test_a_step_is_applied_once_in_order_of_rank_when_the_last_gradient_comes(self):
+    def test_a_step_is_applied_once_in_order_of_rank_when_the_last_gradient_comes(self) -> None:
         state = shard(consistency.Synchronous(), "abc")
         assert applied(push(state, "c", 0, "gc")) == []
         assert applied(push(state, "a", 0, "ga")) == []
         assert applied(push(state, "b", 0, "gb")) == [["ga", "gb", "gc"]]
         assert state.version == 1
 
-    def test_a_pull_waits_for_its_step_and_is_answered_after_the_update(self):
+    def test_a_pull_waits_for_its_step_and_is_answered_after_the_update(self) -> None:
         state = shard(consistency.Synchronous(), "ab")
         push(state, "a", 0)
         assert answered(pull(state, "a", 1)) == []
@@ -83,7 +104,7 @@ class TestSynchronous:
         assert kinds.index(Apply) < kinds.index(AnswerPull)
         assert answered(effects) == [("a", 1)]
 
-    def test_the_slowest_backup_worker_is_dropped_and_told_where_the_others_are(self):
+    def test_the_slowest_backup_worker_is_dropped_and_told_where_the_others_are(self) -> None:
         state = shard(consistency.Synchronous(backup_workers=1), "abc")
         push(state, "a", 0, "ga")
         assert applied(push(state, "b", 0, "gb")) == [["ga", "gb"]]
@@ -92,10 +113,10 @@ class TestSynchronous:
         effects = push(state, "c", 0, "late")
         assert outcome(effects) == "dropped_late"
         assert applied(effects) == []
-        assert effects[-1].step == 2
+        assert last_answer(effects).step == 2
         assert state.clocks["c"].steps == 2
 
-    def test_a_late_worker_learns_the_open_step_from_its_pull(self):
+    def test_a_late_worker_learns_the_open_step_from_its_pull(self) -> None:
         state = shard(consistency.Synchronous(backup_workers=1), "ab")
         pull(state, "b", 0)
         push(state, "a", 0)
@@ -103,7 +124,7 @@ class TestSynchronous:
         (answer,) = pull(state, "b", 0, "again")
         assert answer == AnswerPull("again", 2)
 
-    def test_a_skipped_step_keeps_nobody_waiting_and_applies_nothing(self):
+    def test_a_skipped_step_keeps_nobody_waiting_and_applies_nothing(self) -> None:
         state = shard(consistency.Synchronous(), "ab")
         assert outcome(push(state, "a", 0, None, weight=0.0)) == "skipped"
         assert applied(push(state, "b", 0, "gb")) == [["gb"]]
@@ -112,7 +133,7 @@ class TestSynchronous:
         assert state.version == 1
         assert answered(pull(state, "a", 2)) == [("a", 2)]
 
-    def test_workers_without_data_do_not_close_a_step_over_a_backup_that_has_some(self):
+    def test_workers_without_data_do_not_close_a_step_over_a_backup_that_has_some(self) -> None:
         state = shard(consistency.Synchronous(backup_workers=1), "abc")
         push(state, "a", 0, None, weight=0.0)
         push(state, "b", 0, None, weight=0.0)
@@ -120,7 +141,7 @@ class TestSynchronous:
         assert outcome(effects) == "accepted"
         assert applied(effects) == [["gc"]]
 
-    def test_a_dead_worker_is_no_longer_waited_for(self):
+    def test_a_dead_worker_is_no_longer_waited_for(self) -> None:
         state = shard(consistency.Synchronous(), "ab")
         push(state, "a", 0, "ga")
         pull(state, "a", 1)
@@ -130,13 +151,13 @@ class TestSynchronous:
         assert applied(effects) == [["ga"]]
         assert answered(effects) == [("a", 1)]
 
-    def test_the_last_worker_leaving_closes_the_step_of_one_that_left_before(self):
+    def test_the_last_worker_leaving_closes_the_step_of_one_that_left_before(self) -> None:
         state = shard(consistency.Synchronous(), "ab")
         push(state, "a", 0, "ga")
         handle(state, WorkerReleased("a", 1, 1))
         assert applied(handle(state, WorkerReleased("b", 1, 0))) == [["ga"]]
 
-    def test_a_newcomer_joins_at_the_open_step(self):
+    def test_a_newcomer_joins_at_the_open_step(self) -> None:
         state = shard(consistency.Synchronous(), "a")
         for step in range(3):
             push(state, "a", step)
@@ -145,20 +166,20 @@ class TestSynchronous:
         assert applied(push(state, "a", 3)) == []
         assert answered(pull(state, "a", 4)) == []
 
-    def test_a_newcomer_that_joins_ahead_is_not_waited_for_before_its_step(self):
+    def test_a_newcomer_that_joins_ahead_is_not_waited_for_before_its_step(self) -> None:
         state = shard(consistency.Synchronous(), "ab")
         push(state, "a", 0, "ga")
         handle(state, WorkerAdmitted("c", 2, 2))
         handle(state, PullRequested("t", "c", 2, 1))  # another shard has closed step 0 already
         assert applied(push(state, "b", 0, "gb")) == [["ga", "gb"]]
 
-    def test_a_dead_worker_uses_up_a_backup(self):
+    def test_a_dead_worker_uses_up_a_backup(self) -> None:
         state = shard(consistency.Synchronous(backup_workers=1), "abc")
         handle(state, WorkerReleased("c", 1, 0))
         assert applied(push(state, "a", 0, "ga")) == [], "two of the three that there were have to contribute"
         assert applied(push(state, "b", 0, "gb")) == [["ga", "gb"]]
 
-    def test_values_are_assigned_before_training_only(self):
+    def test_values_are_assigned_before_training_only(self) -> None:
         state = shard(consistency.Synchronous(), "a")
         assert handle(state, ValuesAssigned()) == [Overwrite()]
         pull(state, "a", 0)
@@ -168,7 +189,7 @@ class TestSynchronous:
 
 class TestBoundedStaleness:
     @pytest.mark.parametrize("bound", [0, 1, 4])
-    def test_a_worker_gets_exactly_bound_steps_ahead(self, bound):
+    def test_a_worker_gets_exactly_bound_steps_ahead(self, bound: int) -> None:
         state = shard(consistency.BoundedStaleness(bound), "ab")
         for step in range(bound + 1):
             assert answered(pull(state, "a", step)) == [("a", step)]
@@ -176,20 +197,20 @@ class TestBoundedStaleness:
         assert answered(pull(state, "a", bound + 1)) == []
         assert answered(push(state, "b", 0)) == [("a", bound + 1)]
 
-    def test_a_dead_straggler_lets_the_others_go(self):
+    def test_a_dead_straggler_lets_the_others_go(self) -> None:
         state = shard(consistency.BoundedStaleness(0), "ab")
         push(state, "a", 0)
         pull(state, "a", 1)
         assert answered(handle(state, WorkerReleased("b", 1, 0))) == [("a", 1)]
 
-    def test_a_push_does_not_get_around_the_bound(self):
+    def test_a_push_does_not_get_around_the_bound(self) -> None:
         state = shard(consistency.BoundedStaleness(1), "ab")
         push(state, "a", 0)
         push(state, "a", 1)
         with pytest.raises(errors.BadRequest, match="pull first"):
             push(state, "a", 2)
 
-    def test_a_newcomer_starts_among_the_slowest_and_holds_nobody_up(self):
+    def test_a_newcomer_starts_among_the_slowest_and_holds_nobody_up(self) -> None:
         state = shard(consistency.BoundedStaleness(1), "ab")
         for step in range(5):
             push(state, "a", step)
@@ -202,26 +223,29 @@ class TestBoundedStaleness:
 
 
 class TestAsynchronous:
-    def test_every_push_is_applied_and_its_staleness_told(self):
+    def test_every_push_is_applied_and_its_staleness_told(self) -> None:
         state = shard(consistency.Asynchronous(), "ab")
         push(state, "a", 0, version=0)
         push(state, "a", 1, version=1)
         effects = push(state, "b", 0, version=0)
-        assert effects[-1].staleness == 2
-        assert effects[0].learning_rate_scale == 1.0
+        assert last_answer(effects).staleness == 2
+        update = effects[0]
+        assert isinstance(update, Apply)
+        assert update.learning_rate_scale == 1.0
 
-    def test_the_learning_rate_is_divided_by_the_staleness_when_asked(self):
+    def test_the_learning_rate_is_divided_by_the_staleness_when_asked(self) -> None:
         state = shard(consistency.Asynchronous(scale_by_staleness=True), "ab")
         for step in range(4):
             push(state, "a", step)
         (update, _) = push(state, "b", 0, version=0)
+        assert isinstance(update, Apply)
         assert update.learning_rate_scale == 0.25
 
 
 class TestPullsAhead:
     """A pull of a worker at `step` for the values of the step after."""
 
-    def test_it_passes_by_the_steps_before_its_own_and_not_its_own(self):
+    def test_it_passes_by_the_steps_before_its_own_and_not_its_own(self) -> None:
         state = shard(consistency.Asynchronous(), "ab")
         assert pull(state, "a", 3, "t", ahead=1) == [AnswerPull("t", 4)]
         assert state.clocks["a"].steps == 3
@@ -229,7 +253,7 @@ class TestPullsAhead:
         assert state.clocks["a"].steps == 4
 
     @pytest.mark.parametrize("bound", [1, 4])
-    def test_it_is_let_through_when_the_step_it_is_for_may_begin(self, bound):
+    def test_it_is_let_through_when_the_step_it_is_for_may_begin(self, bound: int) -> None:
         state = shard(consistency.BoundedStaleness(bound), "ab")
         for step in range(bound):
             assert answered(pull(state, "a", step, ahead=1)) == [("a", step + 1)]
@@ -237,7 +261,7 @@ class TestPullsAhead:
         assert answered(pull(state, "a", bound, ahead=1)) == []
         assert answered(push(state, "b", 0)) == [("a", bound + 1)]
 
-    def test_its_own_push_may_come_while_it_waits(self):
+    def test_its_own_push_may_come_while_it_waits(self) -> None:
         state = shard(consistency.BoundedStaleness(1), "ab")
         push(state, "a", 0)
         assert answered(pull(state, "a", 1, ahead=1)) == []
@@ -249,20 +273,20 @@ class TestPullsAhead:
         assert answered(effects) == [("a", 2)]
         assert outcome(push(state, "a", 2)) == "accepted"
 
-    def test_its_own_push_may_come_once_it_is_answered(self):
+    def test_its_own_push_may_come_once_it_is_answered(self) -> None:
         state = shard(consistency.BoundedStaleness(1), "ab")
         assert answered(pull(state, "a", 0, ahead=1)) == [("a", 1)]
         assert outcome(push(state, "a", 0)) == "accepted"
-        assert push(state, "a", 0)[-1].outcome == "accepted", "a repeat is answered as the first was"
+        assert last_answer(push(state, "a", 0)).outcome == "accepted", "a repeat is answered as the first was"
         assert outcome(push(state, "a", 1)) == "accepted"
 
-    def test_with_bound_0_it_waits_for_everybodys_push_and_its_own(self):
+    def test_with_bound_0_it_waits_for_everybodys_push_and_its_own(self) -> None:
         state = shard(consistency.BoundedStaleness(0), "ab")
         assert answered(pull(state, "a", 0, ahead=1)) == []
         assert answered(push(state, "b", 0)) == []
         assert answered(push(state, "a", 0)) == [("a", 1)]
 
-    def test_in_synchronous_mode_it_is_answered_when_the_step_closes(self):
+    def test_in_synchronous_mode_it_is_answered_when_the_step_closes(self) -> None:
         state = shard(consistency.Synchronous(), "ab")
         assert answered(pull(state, "a", 0, ahead=1)) == []
         assert answered(push(state, "a", 0, "ga")) == []
@@ -272,20 +296,20 @@ class TestPullsAhead:
         assert kinds.index(Apply) < kinds.index(AnswerPull)
         assert [effect for effect in effects if isinstance(effect, AnswerPull)] == [AnswerPull(("a", 1), 1)]
 
-    def test_who_was_overtaken_by_then_learns_the_open_step(self):
+    def test_who_was_overtaken_by_then_learns_the_open_step(self) -> None:
         state = shard(consistency.Synchronous(backup_workers=1), "ab")
         assert answered(pull(state, "b", 0, ahead=1)) == []
         assert answered(push(state, "a", 0)) == [("b", 1)]
         push(state, "a", 1)
         assert pull(state, "b", 0, "again", ahead=1) == [AnswerPull("again", 2)]
 
-    def test_the_death_of_the_slowest_lets_it_go(self):
+    def test_the_death_of_the_slowest_lets_it_go(self) -> None:
         state = shard(consistency.BoundedStaleness(1), "ab")
         push(state, "a", 0)
         pull(state, "a", 1, ahead=1)
         assert answered(handle(state, WorkerReleased("b", 1, 0))) == [("a", 2)]
 
-    def test_its_workers_death_ends_it(self):
+    def test_its_workers_death_ends_it(self) -> None:
         state = shard(consistency.BoundedStaleness(1), "ab")
         push(state, "a", 0)
         pull(state, "a", 1, ahead=1)
@@ -294,7 +318,7 @@ class TestPullsAhead:
         assert state.waiting == 0
 
     @pytest.mark.parametrize("ahead", [2, 9])
-    def test_nobody_looks_further_ahead(self, ahead):
+    def test_nobody_looks_further_ahead(self, ahead: int) -> None:
         state = shard(consistency.Asynchronous(), "a")
         with pytest.raises(errors.BadRequest, match=f"a pull asks {ahead} steps ahead; the maximum is 1"):
             pull(state, "a", 5, ahead=ahead)
@@ -302,12 +326,12 @@ class TestPullsAhead:
         assert not state.history
 
     @pytest.mark.parametrize("ahead", [0, 1, 9])
-    def test_a_reader_gets_what_there_is(self, ahead):
+    def test_a_reader_gets_what_there_is(self, ahead: int) -> None:
         state = shard(consistency.BoundedStaleness(0), "a")
         assert handle(state, PullRequested("t", "", 0, 7, ahead)) == [AnswerPull("t", 7)]
         assert not state.history
 
-    def test_the_history_has_the_step_that_the_values_are_for(self):
+    def test_the_history_has_the_step_that_the_values_are_for(self) -> None:
         state = shard(consistency.BoundedStaleness(1), "ab")
         pull(state, "a", 0, ahead=1)
         push(state, "a", 0)
@@ -322,7 +346,7 @@ class TestPullsAhead:
 
 
 class TestPushes:
-    def test_a_repeat_gets_the_first_answer_and_changes_nothing(self):
+    def test_a_repeat_gets_the_first_answer_and_changes_nothing(self) -> None:
         state = shard(consistency.Asynchronous(), "ab")
         first = push(state, "a", 0)[-1]
         push(state, "b", 0)
@@ -330,14 +354,14 @@ class TestPushes:
         assert stage(state, "a", 0) == [first]
         assert state.version == 2
 
-    def test_an_older_step_is_refused(self):
+    def test_an_older_step_is_refused(self) -> None:
         state = shard(consistency.Asynchronous(), "a")
         push(state, "a", 0)
         push(state, "a", 1)
         with pytest.raises(errors.BadRequest, match="has finished 2 steps"):
             push(state, "a", 0)
 
-    def test_a_staged_push_counts_for_nothing_until_it_is_committed(self):
+    def test_a_staged_push_counts_for_nothing_until_it_is_committed(self) -> None:
         state = shard(consistency.Asynchronous(), "a")
         assert outcome(stage(state, "a", 0)) == "staged"
         assert state.version == 0
@@ -345,7 +369,9 @@ class TestPushes:
             handle(state, PushCommitted("a", 1, 1))
 
     @pytest.mark.parametrize(("committed_elsewhere", "version"), [(0, 0), (1, 1)])
-    def test_a_dead_workers_staged_push_counts_only_if_it_does_elsewhere(self, committed_elsewhere, version):
+    def test_a_dead_workers_staged_push_counts_only_if_it_does_elsewhere(
+        self, committed_elsewhere: int, version: int
+    ) -> None:
         state = shard(consistency.Asynchronous(), "ab")
         stage(state, "a", 0)
         assert handle(state, WorkerFenced("a", 1)) == [AnswerFence(0)]
@@ -354,7 +380,7 @@ class TestPushes:
         handle(state, WorkerReleased("a", 1, committed_elsewhere))  # repeated
         assert state.version == version
 
-    def test_a_dead_workers_push_that_it_had_given_up_counts_nowhere(self):
+    def test_a_dead_workers_push_that_it_had_given_up_counts_nowhere(self) -> None:
         """Staged here, refused elsewhere for NaN; the next step was passed by, and that was told elsewhere only."""
         state = shard(consistency.Asynchronous(), "ab")
         push(state, "a", 0)
@@ -363,7 +389,7 @@ class TestPushes:
         assert applied(handle(state, WorkerReleased("a", 1, 3))) == []
         assert state.version == 1
 
-    def test_strangers_and_old_lives_are_fenced(self):
+    def test_strangers_and_old_lives_are_fenced(self) -> None:
         state = shard(consistency.Asynchronous(), "a")
         for worker, incarnation in (("x", 1), ("a", 2)):
             with pytest.raises(errors.Fenced):
@@ -375,7 +401,7 @@ class TestPushes:
         with pytest.raises(errors.Fenced):  # an admission that was delayed on its way
             handle(state, WorkerAdmitted("b", 3, 3))
 
-    def test_a_fenced_workers_waiting_pulls_are_refused(self):
+    def test_a_fenced_workers_waiting_pulls_are_refused(self) -> None:
         state = shard(consistency.Synchronous(), "ab")
         push(state, "a", 0)
         pull(state, "a", 1)
@@ -385,7 +411,7 @@ class TestPushes:
         assert isinstance(effect.error, errors.Fenced)
         assert state.waiting == 0
 
-    def test_an_abandoned_pull_is_forgotten(self):
+    def test_an_abandoned_pull_is_forgotten(self) -> None:
         state = shard(consistency.Synchronous(), "ab")
         push(state, "a", 0)
         pull(state, "a", 1)
@@ -404,8 +430,8 @@ class DrawnHistory(RuleBasedStateMachine):
     """Workers that join, pull, pull ahead, push, repeat themselves, pass steps by and die, in any order."""
 
     @initialize(mode=MODES, workers=st.integers(1, 4))
-    def start(self, mode, workers):
-        self.mode, self.state = mode, ShardState("job/0", mode_for(mode))
+    def start(self, mode: consistency.Consistency, workers: int) -> None:
+        self.mode, self.state = mode, GroupState("job/0", mode_for(mode))
         self.incarnations = 0
         self.steps: dict[tuple[str, int], int] = {}  # live lives: the step each is at
         self.may_push: set[tuple[str, int]] = set()  # lives that have the values of the step they are at
@@ -415,7 +441,7 @@ class DrawnHistory(RuleBasedStateMachine):
         for _ in range(workers):
             self.join()
 
-    def perform(self, effects):
+    def perform(self, effects: Sequence[Effect]) -> AnswerPush | None:
         answer = None
         for effect in effects:
             match effect:
@@ -439,39 +465,40 @@ class DrawnHistory(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.steps) < 5)
     @rule()
-    def join(self):
+    def join(self) -> None:
         self.incarnations += 1
         life = (f"w{self.incarnations % 7}", self.incarnations)
         if any(worker == life[0] for worker, _ in self.steps):
             return
         rank = min(set(range(9)) - {clock.rank for clock in self.state.clocks.values()})
         (answer,) = self.state.handle(WorkerAdmitted(*life, rank))
+        assert isinstance(answer, AnswerAdmission)
         self.steps[life] = answer.step
 
     @precondition(lambda self: self.steps)
     @rule(data=st.data())
-    def pull(self, data):
+    def pull(self, data: st.DataObject) -> None:
         life = data.draw(st.sampled_from(sorted(self.steps)))
         step = self.steps[life]
         self.perform(self.state.handle(PullRequested((life, step), *life, step)))
 
     @precondition(lambda self: self.may_push)
     @rule(data=st.data())
-    def pull_ahead(self, data):
+    def pull_ahead(self, data: st.DataObject) -> None:
         """As a worker does that is about to compute this step."""
         self.pull_ahead_of(data.draw(st.sampled_from(sorted(self.may_push))))
 
-    def pull_ahead_of(self, life):
+    def pull_ahead_of(self, life: tuple[str, int]) -> None:
         step = self.steps[life]
         self.perform(self.state.handle(PullRequested((life, step + 1), *life, step, 1)))
 
     @precondition(lambda self: self.may_push)
     @rule(data=st.data(), skip=st.booleans(), repeats=st.integers(0, 2))
-    def push(self, data, skip, repeats):
+    def push(self, data: st.DataObject, skip: bool, repeats: int) -> None:
         life = data.draw(st.sampled_from(sorted(self.may_push)))
         self.push_once(life, skip=skip, repeats=repeats)
 
-    def push_once(self, life, *, skip=False, repeats=0):
+    def push_once(self, life: tuple[str, int], *, skip: bool = False, repeats: int = 0) -> None:
         step = self.steps[life]
         payload = None if skip else f"{life}@{step}"
         self.may_push.discard(life)
@@ -480,17 +507,19 @@ class DrawnHistory(RuleBasedStateMachine):
         for _ in range(repeats + 1):
             self.perform(self.state.handle(PushStaged(*life, step, 0.0 if skip else 1.0, 0, payload)))
             answers.append(self.perform(self.state.handle(PushCommitted(*life, step))))
-        assert all(answer == answers[0] for answer in answers)
+        first = answers[0]
+        assert first is not None
+        assert all(answer == first for answer in answers)
         if payload:
             assert payload not in self.committed
-            self.committed[payload] = answers[0].outcome
-        self.steps[life] = max(self.steps[life], answers[0].step)
+            self.committed[payload] = first.outcome
+        self.steps[life] = max(self.steps[life], first.step)
         if self.fetched.pop(life, None) == self.steps[life]:
             self.may_push.add(life)
 
     @precondition(lambda self: self.steps)
     @rule(data=st.data(), staged=st.booleans())
-    def die(self, data, staged):
+    def die(self, data: st.DataObject, staged: bool) -> None:
         life = data.draw(st.sampled_from(sorted(self.steps)))
         step = self.steps.pop(life)
         if staged and life in self.may_push:
@@ -499,10 +528,12 @@ class DrawnHistory(RuleBasedStateMachine):
         self.fetched.pop(life, None)
         effects = self.state.handle(WorkerFenced(*life))
         self.perform(effects)
-        self.perform(self.state.handle(WorkerReleased(*life, effects[-1].committed_steps)))
+        fenced = effects[-1]
+        assert isinstance(fenced, AnswerFence)
+        self.perform(self.state.handle(WorkerReleased(*life, fenced.committed_steps)))
 
     @invariant()
-    def sound(self):
+    def sound(self) -> None:
         if not hasattr(self, "state"):
             return
         self.state.validate()
@@ -515,7 +546,7 @@ class DrawnHistory(RuleBasedStateMachine):
 
     @precondition(lambda self: self.steps)
     @rule(overlap=st.booleans())
-    def everybody_gets_on(self, overlap):
+    def everybody_gets_on(self, overlap: bool) -> None:
         """From any state, workers that go on pulling and pushing are never stuck, and nothing accepted is lost.
 
         Those that overlap push a step only when they have the values of the next: `shoal._training.overlap` does one

@@ -14,7 +14,7 @@ from shoal.initializers import HeNormal
 from shoal.partitioners import FixedShards
 
 
-class Witness(Digits):
+class TransportObserver(Digits):
     """Names the transport in its trainer's environment, before that looks there, and lays some of it on each server.
 
     Args:

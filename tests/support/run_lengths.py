@@ -14,25 +14,25 @@ import pytest
 T = TypeVar("T")
 
 
-def long() -> bool:
+def is_long() -> bool:
     """Whether the long forms were asked for."""
     return os.environ.get("SHOAL_LONG") == "1"
 
 
 def runs(short: int, full: int) -> int:
     """How often something is done."""
-    return int(os.environ.get("CHAOS_RUNS") or (full if long() else short))
+    return int(os.environ.get("CHAOS_RUNS") or (full if is_long() else short))
 
 
-def in_full(test: T) -> T:
+def long_only(test: T) -> T:
     """Marks a test that is of the long form alone: what it shows, quicker tests show in parts."""
-    marked: T = pytest.mark.skipif(not long(), reason="of the long form: SHOAL_LONG=1, or `make long`")(test)  # type: ignore[assignment]  # a decorator, whatever T is
+    marked: T = pytest.mark.skipif(not is_long(), reason="of the long form: SHOAL_LONG=1, or `make long`")(test)  # type: ignore[assignment]  # a decorator, whatever T is
     return marked
 
 
 def size(short: T, full: T) -> T:
     """How large or how long something is."""
-    return full if long() else short
+    return full if is_long() else short
 
 
 def record(name: str, count: int, passed: int, worst: float, unit: str) -> None:
@@ -43,7 +43,7 @@ def record(name: str, count: int, passed: int, worst: float, unit: str) -> None:
             file.write(json.dumps(row) + "\n")
 
 
-class Tally:
+class RunCount:
     """The runs of a scenario so far."""
 
     def __init__(self) -> None:
@@ -57,9 +57,9 @@ class Tally:
 
 
 @contextmanager
-def tally(name: str, count: int, unit: str) -> Iterator[Tally]:
+def count_runs(name: str, count: int, unit: str) -> Iterator[RunCount]:
     """Counts a scenario's runs that pass, and records them however the test ends."""
-    counted = Tally()
+    counted = RunCount()
     try:
         yield counted
     finally:

@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -14,6 +16,8 @@ import pytest
 
 import shoal
 from shoal import optim
+from shoal.consistency import Consistency
+from shoal.status import MemberStatus
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
@@ -22,13 +26,13 @@ TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture
-def client(small_cluster):
+def client(small_cluster: shoal.LocalCluster) -> Iterator[shoal.Client]:
     with small_cluster.client() as client:
         yield client
 
 
-def gated(gate, **options):
-    settings = {"gate": str(gate), "size": 256}
+def gated(gate: str | Path, **options: Any) -> shoal.Job:
+    settings: dict[str, Any] = {"gate": str(gate), "size": 256}
     return shoal.Job(
         "support.programs.broken:Gated",
         settings=settings,
@@ -39,7 +43,7 @@ def gated(gate, **options):
     )
 
 
-def running(job):
+def running(job: shoal.JobHandle) -> Callable[[], bool]:
     return lambda: job.status().state is shoal.JobState.RUNNING
 
 
@@ -47,7 +51,9 @@ MODES = [shoal.Synchronous(), shoal.Asynchronous(), shoal.BoundedStaleness(1)]
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
-def test_a_worker_that_dies_is_not_waited_for_and_its_data_goes_to_another(small_cluster, client, tmp_path, mode):
+def test_data_of_a_dead_worker_goes_to_another(
+    small_cluster: shoal.LocalCluster, client: shoal.Client, tmp_path: Path, mode: Consistency
+) -> None:
     gate = tmp_path / "gate"
     job = client.submit(gated(gate, workers=2, consistency=mode))
     wait_until(running(job), what="the job's start")
@@ -58,7 +64,7 @@ def test_a_worker_that_dies_is_not_waited_for_and_its_data_goes_to_another(small
     assert seen.min() >= 1, "a sample was never trained on"
 
 
-def test_every_sample_is_seen_exactly_once_when_nobody_dies(client, tmp_path):
+def test_every_sample_is_seen_exactly_once_without_deaths(client: shoal.Client, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     gate.touch()
     job = client.submit(gated(gate, workers=2, epochs=3))
@@ -66,7 +72,9 @@ def test_every_sample_is_seen_exactly_once_when_nobody_dies(client, tmp_path):
     np.testing.assert_array_equal(client.pull(job)["seen"], 3)
 
 
-def test_a_worker_that_comes_back_takes_its_place_again(small_cluster, client, tmp_path):
+def test_a_worker_that_comes_back_takes_its_place_again(
+    small_cluster: shoal.LocalCluster, client: shoal.Client, tmp_path: Path
+) -> None:
     gate = tmp_path / "gate"
     job = client.submit(gated(gate, workers=2))
     wait_until(running(job), what="the job's start")
@@ -77,15 +85,17 @@ def test_a_worker_that_comes_back_takes_its_place_again(small_cluster, client, t
     assert client.pull(job)["seen"].min() >= 1
 
 
-def test_a_trainer_that_crashes_is_replaced_and_the_job_goes_on(client, tmp_path):
-    settings = {"once": str(tmp_path / "done"), "size": 256}
+def test_a_trainer_that_crashes_is_replaced_and_the_job_goes_on(client: shoal.Client, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"once": str(tmp_path / "done"), "size": 256}
     job = client.submit(shoal.Job("support.programs.broken:Exits", workers=2, settings=settings, batch_size=8))
     result = job.wait(timeout_s=60)
     assert (tmp_path / "done").exists()
     assert result.progress.samples >= 256
 
 
-def test_a_worker_that_stood_still_is_fenced_and_does_no_harm(small_cluster, client, tmp_path):
+def test_suspended_worker_is_fenced_and_does_no_harm(
+    small_cluster: shoal.LocalCluster, client: shoal.Client, tmp_path: Path
+) -> None:
     gate = tmp_path / "gate"
     job = client.submit(gated(gate, workers=2))
     wait_until(running(job), what="the job's start")
@@ -102,7 +112,7 @@ def test_a_worker_that_stood_still_is_fenced_and_does_no_harm(small_cluster, cli
     assert client.pull(job)["seen"].min() >= 1
 
 
-def test_a_worker_killed_in_mid_push_leaves_no_trace(small_cluster, client):
+def test_a_worker_killed_in_mid_push_leaves_no_trace(small_cluster: shoal.LocalCluster, client: shoal.Client) -> None:
     """Half of its gradient is on the servers when it dies; the other worker goes on alone, from the same values."""
     variables = {
         "a": shoal.Variable((300_000,), initializer=shoal.initializers.Ones()),
@@ -110,10 +120,10 @@ def test_a_worker_killed_in_mid_push_leaves_no_trace(small_cluster, client):
     }
     pages = [f"{name}={page}" for name, page in small_cluster.metrics.items()]
     command = [sys.executable, "-m", "support.faults.partial_push", small_cluster.address, "torn", *pages]
-    options = {"variables": variables, "optimizer": optim.SGD(1.0), "workers": 2, "shards": 2}
-    victims = []
+    options: dict[str, Any] = {"variables": variables, "optimizer": optim.SGD(1.0), "workers": 2, "shards": 2}
+    victims: list[subprocess.Popen[str]] = []
 
-    def start_victim():
+    def start_victim() -> None:
         victims.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=TESTS))
 
     described = once_described(client, "torn", start_victim)
@@ -121,6 +131,7 @@ def test_a_worker_killed_in_mid_push_leaves_no_trace(small_cluster, client):
         described.join()
         (victim,) = victims
         before = session.pull()
+        assert victim.stdout
         assert victim.stdout.readline() == "half\n"
         victim.kill()
         victim.wait()
@@ -132,7 +143,9 @@ def test_a_worker_killed_in_mid_push_leaves_no_trace(small_cluster, client):
         np.testing.assert_array_equal(value, 0.75)
 
 
-def test_a_server_that_dies_fails_its_jobs_and_says_so(small_cluster, client, tmp_path):
+def test_dead_server_fails_its_jobs_with_the_reason(
+    small_cluster: shoal.LocalCluster, client: shoal.Client, tmp_path: Path
+) -> None:
     job = client.submit(gated(tmp_path / "never", workers=2))
     wait_until(running(job), what="the job's start")
     small_cluster.kill("server", 0)
@@ -143,7 +156,9 @@ def test_a_server_that_dies_fails_its_jobs_and_says_so(small_cluster, client, tm
     fine.wait(timeout_s=60)
 
 
-def test_training_goes_on_while_the_coordinator_is_away(small_cluster, client):
+def test_training_goes_on_while_the_coordinator_is_away(
+    small_cluster: shoal.LocalCluster, client: shoal.Client
+) -> None:
     """Sessions pull and push all the same; a coordinator that comes back knows them, and its members, as before."""
     with client.session("alone", variables={"w": np.zeros(3)}, optimizer=optim.SGD(1.0)) as session:
         lives = {found.member: found.incarnation for found in client.status().members if found.alive}
@@ -161,7 +176,7 @@ def test_training_goes_on_while_the_coordinator_is_away(small_cluster, client):
     fine.wait(timeout_s=60)
 
 
-def test_a_coordinator_that_keeps_nothing_forgets_its_jobs():
+def test_coordinator_with_memory_store_forgets_its_jobs() -> None:
     """With `--store memory`: members return as new ones, and the first to learn that a job is gone says so."""
     flags = {"coordinator": ["--heartbeat-timeout", "3", "--heartbeat-interval", "0.2", "--store", "memory"]}
     with (
@@ -179,12 +194,13 @@ def test_a_coordinator_that_keeps_nothing_forgets_its_jobs():
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_nothing_outlives_shoal_up(number):
+def test_nothing_outlives_shoal_up(number: signal.Signals) -> None:
     """However `shoal up` ends, and with a job running, none of its roles or trainers is left."""
     command = [sys.executable, "-m", "shoal", "up", "--servers", "1", "--workers", "1", "--listen", "127.0.0.1:0"]
     up = subprocess.Popen(
         [*command, "--path", str(TESTS), "--json"], stdout=subprocess.PIPE, text=True, start_new_session=True
     )
+    assert up.stdout
     address = json.loads(up.stdout.readline())["address"]
     with shoal.Client(address) as client:
         job = client.submit(gated("/nonexistent/gate", workers=1))
@@ -198,14 +214,14 @@ def test_nothing_outlives_shoal_up(number):
     assert not alive, f"still there: {alive}"
 
 
-def member(client, name):
+def member(client: shoal.Client, name: str) -> MemberStatus:
     return next(found for found in client.status().members if found.member == name)
 
 
-def once_described(client, job, act):
+def once_described(client: shoal.Client, job: str, act: Callable[[], None]) -> threading.Thread:
     """A thread that calls `act` as soon as the job has been described, which its first session does while it waits."""
 
-    def run():
+    def run() -> None:
         wait_until(lambda: any(status.job.name == job for status in client.jobs()), what="the job")
         wait_until(lambda: client.job(job).status().state is not shoal.JobState.PENDING, what="the first session")
         act()

@@ -2,13 +2,16 @@
 
 import signal
 import time
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import shoal
 from shoal import errors, optim
-from shoal.v1 import job_pb2
+from shoal._role import RoleProcess
+from support.clusters.cluster_probe import placement
 from support.clusters.local import local_cluster
 from support.waiting import wait_until
 
@@ -17,7 +20,7 @@ pytestmark = pytest.mark.cluster
 NEVER = shoal.CheckpointPolicy(every_s=0, at_end=False)
 
 
-def plane(name, **settings):
+def plane(name: str, **settings: Any) -> shoal.Job:
     return shoal.Job(
         "support.programs.recovery:Plane",
         name=name,
@@ -27,17 +30,17 @@ def plane(name, **settings):
         epochs=4,
         seed=5,
         workers=2,
+        shards=2,
         consistency=shoal.Synchronous(),
         checkpoints=NEVER,
     )
 
 
-def homes(client, name):
-    request = job_pb2.GetPlacementRequest(job=name)
-    return [shard.server for shard in client._coordinator.call(client._coordinator.jobs.GetPlacement, request).shards]
+def homes(client: shoal.Client, name: str) -> list[str]:
+    return [shard.server for shard in placement(client, name).shards]
 
 
-def test_a_server_that_is_told_to_go_leaves_a_checkpoint_of_where_training_stopped(tmp_path):
+def test_terminated_server_leaves_checkpoint_of_the_last_step(tmp_path: Path) -> None:
     hurry = tmp_path / "hurry"
     with local_cluster(servers=2, workers=2, checkpoints=tmp_path / "saved") as cluster, cluster.client() as client:
         unbroken = client.submit(plane("unbroken"))
@@ -51,7 +54,7 @@ def test_a_server_that_is_told_to_go_leaves_a_checkpoint_of_where_training_stopp
         assert server.returncode == 0
         saved = job.status().checkpoint
         assert saved, "it was taken because the server went: the job asks for none"
-        wait_until(lambda: "server-1, which restarts" in job.status().reason, what="the reason why it waits")
+        wait_until(lambda: "server-1 to restart" in job.status().reason, what="the reason why it waits")
         cluster.restart("server", 1)
         hurry.touch()
         job.wait(timeout_s=30)
@@ -68,12 +71,14 @@ def test_a_server_that_is_told_to_go_leaves_a_checkpoint_of_where_training_stopp
             np.testing.assert_array_equal(found[name], values)
 
 
-def leaving(client, server):
+def leaving(client: shoal.Client, server: str) -> bool:
     return any(member.draining for member in client.status().members if member.member == server)
 
 
 @pytest.mark.parametrize("signals", [1, 2])
-def test_a_server_whose_jobs_cannot_be_saved_waits_for_its_grace_or_a_second_signal(tmp_path, monkeypatch, signals):
+def test_server_that_cannot_save_its_jobs_waits_for_grace_period_or_second_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signals: int
+) -> None:
     monkeypatch.setenv("SHOAL_GRACE_PERIOD", "2" if signals == 1 else "60")
     saved = tmp_path / "saved"
     with local_cluster(servers=2, workers=2, checkpoints=saved) as cluster, cluster.client() as client:
@@ -94,11 +99,11 @@ def test_a_server_whose_jobs_cannot_be_saved_waits_for_its_grace_or_a_second_sig
         assert any(reason.startswith("server server-1 is gone") for reason in reasons)
 
 
-def test_a_session_is_saved_and_goes_on_from_that_once_it_is_opened_again(tmp_path):
-    spec = {"variables": {"w": np.zeros(4, np.float32)}, "optimizer": optim.SGD(1.0)}
+def test_session_is_saved_and_continues_when_opened_again(tmp_path: Path) -> None:
+    spec: dict[str, Any] = {"variables": {"w": np.zeros(4, np.float32)}, "optimizer": optim.SGD(1.0)}
     taken = 0
 
-    def train_for_ever(client, server):
+    def train_for_ever(client: shoal.Client, server: RoleProcess) -> None:
         nonlocal taken
         with client.session("s", **spec) as session:
             while True:

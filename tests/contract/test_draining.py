@@ -2,9 +2,12 @@
 
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,13 +33,13 @@ V = {"w": Variable((4,))}
 
 
 @pytest.fixture
-def coordinator():
+def coordinator() -> Iterator[FakeCoordinator]:
     with FakeCoordinator() as fake:
         yield fake
 
 
 @pytest.fixture
-def member(coordinator):
+def member(coordinator: FakeCoordinator) -> Iterator[MembershipClient]:
     client = CoordinatorClient(coordinator.address)
     request = members.RegisterRequest(role=members.SERVER, member="s0", address="h:1")
     with MembershipClient(client, request) as member:
@@ -45,16 +48,16 @@ def member(coordinator):
     client.close()
 
 
-def test_the_coordinator_names_the_jobs_that_a_server_has_to_wait_for(tmp_path):
+def test_the_coordinator_names_the_jobs_that_a_server_has_to_wait_for(tmp_path: Path) -> None:
     rig = Rig(checkpoints=str(tmp_path))
     try:
         for name in ("w0", "w1"):
             rig.register(members.WORKER, name, device="cpu")
         rig.run(job(), "w0", "w1")
 
-        def drain(member, incarnation=None):
+        def drain(member: str, incarnation: int | None = None) -> list[str]:
             request = members.DrainRequest(member=member, incarnation=incarnation or rig.lives[member])
-            return rig.client.call(rig.client.members.Drain, request).jobs
+            return list(rig.client.call(rig.client.members.Drain, request).jobs)
 
         assert drain("s1") == drain("s1") == ["a"]
         status = rig.member_status()
@@ -71,20 +74,22 @@ def test_the_coordinator_names_the_jobs_that_a_server_has_to_wait_for(tmp_path):
 
 class TestAServer:
     @pytest.fixture
-    def leave(self, member):
+    def leave(self, member: MembershipClient) -> Callable[..., None]:
         """Has the server leave, as `shoal server` does."""
 
-        def leave(grace_s=60.0, enough=None, **options):
+        def leave(grace_s: float = 60.0, enough: threading.Event | None = None, **options: Any) -> None:
             return wait_until_drained(member._client, member, enough or threading.Event(), grace_s, **options)
 
         return leave
 
-    def test_goes_when_nobody_waits_for_it_any_more(self, coordinator, leave):
+    def test_leaves_when_no_job_needs_it(self, coordinator: FakeCoordinator, leave: Callable[..., None]) -> None:
         coordinator.drains = [["a", "b"], ["b"], ["b"]]
         leave()
         assert coordinator.drained == [("s0", 1)] * 4
 
-    def test_tells_a_coordinator_that_is_away_as_soon_as_it_is_back(self, coordinator, leave):
+    def test_tells_a_coordinator_that_is_away_as_soon_as_it_is_back(
+        self, coordinator: FakeCoordinator, leave: Callable[..., None]
+    ) -> None:
         coordinator.drains = [errors.Unreachable("it restarts"), ["a"]]
         with capture_logs() as logs:
             leave()
@@ -93,7 +98,9 @@ class TestAServer:
             "cannot reach the coordinator to drain; retrying"
         ]
 
-    def test_waits_on_for_a_coordinator_that_has_answered_before(self, coordinator, leave):
+    def test_waits_on_for_a_coordinator_that_has_answered_before(
+        self, coordinator: FakeCoordinator, leave: Callable[..., None]
+    ) -> None:
         """And says that it is away once each time."""
         away = errors.Unreachable("it restarts")
         coordinator.drains = [["a"], away, away, away, ["a"], away, away]
@@ -102,7 +109,9 @@ class TestAServer:
         assert len(coordinator.drained) == 8
         assert [log["log_level"] for log in logs].count("warning") == 2
 
-    def test_does_not_wait_for_a_coordinator_that_never_answers(self, coordinator, leave):
+    def test_does_not_wait_for_a_coordinator_that_never_answers(
+        self, coordinator: FakeCoordinator, leave: Callable[..., None]
+    ) -> None:
         coordinator.drains = [errors.Unreachable("it is gone")] * 1000
         start = time.monotonic()
         with capture_logs() as logs:
@@ -114,35 +123,39 @@ class TestAServer:
             "stopping before all jobs have checkpoints",
         ]
 
-    def test_goes_at_once_where_its_life_is_over(self, coordinator, leave):
+    def test_goes_at_once_where_its_life_is_over(
+        self, coordinator: FakeCoordinator, leave: Callable[..., None]
+    ) -> None:
         coordinator.drains = [errors.Fenced("s0 is dead"), ["a"]]
         leave()
         assert len(coordinator.drained) == 1
 
-    def test_waits_no_longer_than_its_grace(self, coordinator, leave):
+    def test_waits_no_longer_than_its_grace(self, coordinator: FakeCoordinator, leave: Callable[..., None]) -> None:
         coordinator.drains = [["a"]] * 1000
         start = time.monotonic()
         leave(0.3)
         assert 0.3 <= time.monotonic() - start < 5
         assert coordinator.drained
 
-    def test_waits_no_longer_once_it_is_enough(self, coordinator, leave):
+    def test_stops_waiting_on_a_second_signal(self, coordinator: FakeCoordinator, leave: Callable[..., None]) -> None:
         coordinator.drains = [["a"]] * 1000
         enough = threading.Event()
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(leave, 60, enough)
             enough.set()
-            waiting.result(20)
+            assert waiting.exception(20) is None, "it waited on, up to 60 s"
 
 
 class TestShards:
     @pytest.fixture
-    def servers(self, tmp_path):
+    def servers(self, tmp_path: Path) -> Iterator[ShardServers]:
         with ShardServers({"w": Variable((4,))}, shards=1, checkpoints=tmp_path) as servers:
             yield servers
 
     @pytest.mark.parametrize("transport", ["auto", "grpc"])
-    def test_take_nothing_after_their_last_cut_and_refuse_what_waits_when_they_are_dropped(self, servers, transport):
+    def test_take_nothing_after_their_last_cut_and_refuse_waiting_calls_when_dropped(
+        self, servers: ShardServers, transport: str
+    ) -> None:
         servers.admit("w0")
         with servers.client("w0", transport=transport) as worker, ThreadPoolExecutor(1) as pool:
             worker.pull()
@@ -158,8 +171,8 @@ class TestShards:
 
     @pytest.mark.parametrize("number", [1, 2])
     def test_hear_of_the_end_of_their_last_cut_though_it_holds_back_more_commits_than_they_have_threads(
-        self, tmp_path, number
-    ):
+        self, tmp_path: Path, number: int
+    ) -> None:
         """To two servers a commit is a call of its own."""
         with (
             ShardServers({**V, "v": Variable((4,))}, servers=number, rpc_threads=2, checkpoints=tmp_path) as servers,
@@ -180,7 +193,7 @@ class TestShards:
             servers.each("ResumeCommits", pb.ResumeCommitsRequest(job="job", cut=1))
             assert [each.result(15).outcome for each in pushed] == ["accepted"] * 6
 
-    def test_go_on_if_it_is_given_up(self, servers):
+    def test_go_on_if_it_is_given_up(self, servers: ShardServers) -> None:
         servers.admit("w0")
         with servers.client("w0") as worker, ThreadPoolExecutor(1) as pool:
             servers.cut(servers.hold(), hold_s=20)
@@ -191,13 +204,13 @@ class TestShards:
             assert servers.versions() == [1]
 
     @pytest.mark.parametrize("hold_s", [-1.0, 61.0, float("nan")])
-    def test_wait_no_longer_than_is_good_for_them(self, servers, hold_s):
+    def test_wait_no_longer_than_is_good_for_them(self, servers: ShardServers, hold_s: float) -> None:
         held = servers.hold()
         with pytest.raises(errors.BadRequest, match=r"hold_s is .* from 0 to 60 s"):
             servers.cut(held, hold_s=hold_s)
 
 
-def test_a_server_that_is_leaving_says_so_by_its_health_and_serves_on(coordinator):
+def test_a_server_that_is_leaving_says_so_by_its_health_and_serves_on(coordinator: FakeCoordinator) -> None:
     coordinator.drains = [["a"]] * 100_000
     server = Server(ServerConfig("s0", coordinator.address), CollectorRegistry())
     enough = threading.Event()
@@ -206,7 +219,8 @@ def test_a_server_that_is_leaving_says_so_by_its_health_and_serves_on(coordinato
 
         def says() -> str:
             status = health.Check(health_pb2.HealthCheckRequest()).status
-            return health_pb2.HealthCheckResponse.ServingStatus.Name(status)
+            name: str = health_pb2.HealthCheckResponse.ServingStatus.Name(status)
+            return name
 
         try:
             assert says() == "SERVING"

@@ -1,0 +1,225 @@
+"""Calls that send headers and never a message, and connections that send nothing, beside calls that are well."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import CollectorRegistry
+
+import shoal
+from shoal import _rpc, errors
+from shoal._rpc import reception
+from shoal.v1 import coordinator_pb2, coordinator_pb2_grpc, parameter_server_pb2, parameter_server_pb2_grpc
+from shoal_server.process import Server, ServerConfig
+from support.clusters.coordinator_rig import HEARTBEAT_TIMEOUT_S, Rig
+from support.faults.half_open import HalfOpenCalls, misbehaving
+from support.run_lengths import size
+from support.waiting import wait_until
+
+CALLS, CONNECTIONS = 1_000, 200
+# Longer than the heartbeat timeout of the rig; and as long as an operator would take to notice.
+HELD_S = size(2 * HEARTBEAT_TIMEOUT_S, 60.0)
+COORDINATOR = [f"/shoal.v1.Coordinator/{method}" for method in ("GetStatus", "Heartbeat", "Register", "Leave")]
+JOBS = [f"/shoal.v1.Jobs/{method}" for method in ("List", "Watch", "Report", "Submit")]
+SERVER = [f"/shoal.v1.ParameterServer/{method}" for method in ("Attach", "Pull", "Push", "Commit", "FenceWorker")]
+OTHERS = ["/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch", "/no.such/Method"]
+OTHERS += ["/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"]
+
+
+# Seconds for the slowest of these calls on a machine that does nothing else, generously. On one that is busy with other
+# tests, the figure of a second grows with it.
+CALM_S = 0.05
+
+
+def allowed_s(calls: list[Callable[[], object]]) -> float:
+    """Returns how long a call may take beside calls that never come: a second on an idle machine."""
+    return max(1.0, slowest(calls, 0.3) / CALM_S)
+
+
+def slowest(calls: list[Callable[[], object]], for_s: float) -> float:
+    """Repeats calls in turns, and returns the longest time that one took."""
+    pause, worst, end = threading.Event(), 0.0, time.monotonic() + for_s
+    while time.monotonic() < end:
+        for call in calls:
+            began = time.monotonic()
+            call()
+            worst = max(worst, time.monotonic() - began)
+        pause.wait(0.05)
+    return worst
+
+
+def test_a_coordinator_answers_beside_calls_that_never_come() -> None:
+    rig = Rig()
+    try:
+        with grpc.insecure_channel(rig.process.address) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            calls: list[Callable[[], object]] = [
+                lambda: health.Check(health_pb2.HealthCheckRequest(), timeout=20),
+                lambda: rig.client.call(rig.client.members.GetStatus, coordinator_pb2.GetStatusRequest(), timeout_s=20),
+            ]
+            limit_s = allowed_s(calls)
+            with misbehaving(rig.process.address, COORDINATOR + JOBS + OTHERS, calls=CALLS, connections=CONNECTIONS):
+                assert slowest(calls, HELD_S) < limit_s
+        assert [member.alive for member in rig.member_status().values()] == [True, True]
+    finally:
+        rig.stop()
+
+
+def test_a_session_trains_on_a_server_with_calls_that_never_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_TRANSPORT", "grpc")
+    rig = Rig()
+    for name in ("s0", "s1"):  # the session's shards go to the server that is one
+        rig.silent.add(name)
+        life = coordinator_pb2.LeaveRequest(member=name, incarnation=rig.lives[name])
+        rig.client.call(rig.client.members.Leave, life)
+    server = Server(ServerConfig("server-0", rig.process.address), CollectorRegistry())
+    try:
+        with (
+            grpc.insecure_channel(server.address) as channel,
+            shoal.Client(rig.process.address) as client,
+            client.session("job", variables={"w": np.zeros(3)}) as session,
+        ):
+            health = health_pb2_grpc.HealthStub(channel)
+            stub = parameter_server_pb2_grpc.ParameterServerStub(channel)
+
+            def step() -> None:
+                session.pull()
+                assert session.push({"w": np.ones(3)}).outcome == "accepted"
+
+            calls: list[Callable[[], object]] = [
+                lambda: health.Check(health_pb2.HealthCheckRequest(), timeout=20),
+                lambda: stub.Attach(parameter_server_pb2.AttachRequest(), timeout=20),
+                step,
+            ]
+            limit_s = allowed_s(calls)
+            with (
+                misbehaving(server.address, SERVER + OTHERS, calls=CALLS, connections=CONNECTIONS),
+                misbehaving(rig.process.address, COORDINATOR + JOBS, calls=CALLS, connections=CONNECTIONS),
+            ):
+                began = session.step
+                assert slowest(calls, HELD_S) < limit_s
+            assert session.step > began + 1
+        assert rig.member_status()["server-0"].alive
+    finally:
+        server.stop()
+        rig.stop()
+
+
+class Members(coordinator_pb2_grpc.CoordinatorServicer):
+    """A coordinator whose every call waits for an event, but for Heartbeat."""
+
+    def __init__(self) -> None:
+        self.release = threading.Event()
+        self.entered = 0
+
+    @_rpc.servicer
+    def GetStatus(self, _request: object, _context: object) -> coordinator_pb2.GetStatusReply:
+        self.entered += 1
+        self.release.wait(20)
+        return coordinator_pb2.GetStatusReply()
+
+    @_rpc.servicer
+    def Heartbeat(self, _request: object, _context: object) -> coordinator_pb2.HeartbeatReply:
+        return coordinator_pb2.HeartbeatReply(job="here")
+
+    Register = Leave = Drain = GetStatus
+
+
+ServerOf = Callable[[_rpc.CallLimits], tuple[_rpc.RpcServer, Members]]
+
+
+@pytest.fixture
+def server_of() -> Iterator[ServerOf]:
+    started: list[tuple[_rpc.RpcServer, Members]] = []
+
+    def start(limits: _rpc.CallLimits) -> tuple[_rpc.RpcServer, Members]:
+        members = Members()
+        add = coordinator_pb2_grpc.add_CoordinatorServicer_to_server
+        server = _rpc.RpcServer(
+            "127.0.0.1:0",
+            [("shoal.v1.Coordinator", add, members)],
+            threads=8,
+            essential=["shoal.v1.Coordinator/Heartbeat"],
+            limits=limits,
+        )
+        server.start()
+        started.append((server, members))
+        return server, members
+
+    yield start
+    for server, members in started:
+        members.release.set()
+        server.stop(0.1)
+
+
+def test_this_grpcio_has_the_inside_that_the_reception_uses() -> None:
+    assert reception.is_supported(), "see shoal._rpc.reception: its promises do not hold with this version"
+
+
+def test_a_call_whose_message_is_late_ends_and_is_counted(server_of: ServerOf) -> None:
+    server, members = server_of(_rpc.CallLimits(message_s=0.05))
+    half_open = HalfOpenCalls(server.address, [*COORDINATOR, *OTHERS], 20)
+    try:
+        wait_until(lambda: server.refused_calls["late_message"] == 18, what="their end")
+    finally:
+        half_open.close()
+    assert server.calls_without_message == 0
+    members.release.set()
+    with _rpc.channel(server.address) as channel:
+        coordinator_pb2_grpc.CoordinatorStub(channel).GetStatus(coordinator_pb2.GetStatusRequest(), timeout=5)
+
+
+def test_a_host_with_too_many_calls_is_refused_and_its_heartbeats_are_not(server_of: ServerOf) -> None:
+    server, members = server_of(_rpc.CallLimits(host_calls=4))
+    with _rpc.channel(server.address) as channel:
+        stub = coordinator_pb2_grpc.CoordinatorStub(channel)
+        held = [stub.GetStatus.future(coordinator_pb2.GetStatusRequest(), timeout=20) for _ in range(4)]
+        wait_until(lambda: members.entered == 4, what="the calls that are held")
+        with pytest.raises(errors.Overloaded, match=r"127\.0\.0\.1 has 4 calls at a time"):
+            wait_until(lambda: _refused(stub, server.address), what="a refusal")
+        assert stub.Heartbeat(coordinator_pb2.HeartbeatRequest(), timeout=1).job == "here"
+        assert server.refused_calls["calls_of_host"] == 1
+        members.release.set()
+        for call in held:
+            call.result()
+        stub.GetStatus(coordinator_pb2.GetStatusRequest(), timeout=5)  # the calls that ended count no more
+    assert server.take_essential_delays()[1] == 0
+
+
+def _refused(stub: coordinator_pb2_grpc.CoordinatorStub, address: str) -> bool:
+    """Makes a call that may wait; raises what it is refused with."""
+    with _rpc.as_shoal_errors(address):
+        try:
+            stub.GetStatus(coordinator_pb2.GetStatusRequest(), timeout=0.1)
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise
+    return False
+
+
+def test_calls_over_the_limit_in_all_are_refused(server_of: ServerOf) -> None:
+    server, members = server_of(_rpc.CallLimits(calls=1))
+    with _rpc.channel(server.address) as channel:
+        stub = coordinator_pb2_grpc.CoordinatorStub(channel)
+        held = stub.GetStatus.future(coordinator_pb2.GetStatusRequest(), timeout=20)
+        wait_until(lambda: members.entered == 1, what="the call that is held")
+        with pytest.raises(errors.Overloaded, match="this server has 1 calls"):
+            wait_until(lambda: _refused(stub, server.address), what="a refusal")
+        members.release.set()
+        held.result()
+    assert server.refused_calls["calls"] == 1
+
+
+def test_a_server_stops_while_calls_wait_for_their_message(server_of: ServerOf) -> None:
+    server, _ = server_of(_rpc.CallLimits())
+    half_open = HalfOpenCalls(server.address, COORDINATOR, 50)
+    try:
+        wait_until(lambda: server.calls_without_message == 50, what="their headers")
+        server.stop(0.1)
+        assert server.calls_without_message == 0
+    finally:
+        half_open.close()

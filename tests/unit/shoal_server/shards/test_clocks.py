@@ -1,0 +1,78 @@
+"""Clocks and waiting pulls against the naive rules: a scan of all clocks, and a scan of all pulls."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal_server.shards.clocks import _SLACK, Clocks, WaitingPulls, WorkerClock
+
+STEPS = st.integers(0, 12)
+NAMES = st.sampled_from("abcdef")
+MOVES = st.lists(
+    st.one_of(
+        st.tuples(st.just("admit"), NAMES, STEPS),
+        st.tuples(st.just("release"), NAMES, STEPS),
+        st.tuples(st.just("advance"), NAMES, STEPS),
+        st.tuples(st.just("mark"), NAMES, STEPS | st.just(1 << 53)),
+    ),
+    max_size=60,
+)
+
+
+@given(moves=MOVES)
+def test_the_slowest_and_the_counts_are_those_of_a_scan(moves: list[tuple[str, str, int]]) -> None:
+    clocks, naive = Clocks(), dict[str, int]()
+    mark = 0
+    for move, name, steps in moves:
+        if move == "admit" and name not in naive:
+            clocks.admit(name, WorkerClock(1, 0, steps))
+            naive[name] = steps
+        elif move == "release" and name in naive:
+            clocks.release(name)
+            del naive[name]
+        elif move == "advance" and name in naive:
+            clocks.advance(clocks[name], steps)
+            naive[name] = max(naive[name], steps)
+        elif move == "mark":
+            mark = steps
+        assert {name: clock.steps for name, clock in clocks.items()} == naive
+        assert clocks.slowest(99) == min(naive.values(), default=99)
+        assert clocks.count_up_to(mark) == sum(steps <= mark for steps in naive.values())
+
+
+@given(
+    moves=st.lists(
+        st.tuples(st.sampled_from(["add", "remove", "take"]), st.integers(0, 20), st.integers(0, 6)), max_size=60
+    )
+)
+def test_pulls_leave_as_a_scan_lets_them_go(moves: list[tuple[str, int, int]]) -> None:
+    pulls, naive = WaitingPulls(), dict[int, int]()
+    for move, ticket, step in moves:
+        if move == "add" and ticket not in naive:
+            pulls.add(ticket, "a", step)
+            naive[ticket] = step
+        elif move == "remove":
+            pulls.remove(ticket)
+            naive.pop(ticket, None)
+        elif move == "take":
+            ready = [ticket for ticket, wanted in naive.items() if wanted <= step]  # in the order in which they came
+            assert [ticket for ticket, _ in pulls.pop_up_to(step)] == ready
+            for taken in ready:
+                del naive[taken]
+        assert {ticket: pull.step for ticket, pull in pulls.items()} == naive
+        assert len(pulls) == len(naive)
+    assert pulls.clear() == [*naive]
+    assert len(pulls) == 0
+
+
+def test_a_worker_that_stays_behind_does_not_let_the_heaps_grow() -> None:
+    clocks, pulls = Clocks(), WaitingPulls()
+    pulls.add("last", "b", 0)
+    clocks.admit("slow", WorkerClock(1, 0, 0))
+    clocks.admit("fast", WorkerClock(1, 1, 0))
+    for step in range(1, 10_000):
+        clocks.advance(clocks["fast"], step)
+        pulls.add(step, "a", step)
+        pulls.remove(step)
+    assert clocks.slowest(0) == 0
+    assert len(clocks._order) <= 2 * 2 + _SLACK + 1  # noqa: SLF001 - its size is what is tested
+    assert len(pulls._order) <= 2 * 2 + _SLACK + 1  # noqa: SLF001

@@ -1,0 +1,166 @@
+"""A lock group: shards at one version, requests that name some of them, and tickets that raise."""
+
+import numpy as np
+import pytest
+
+from shoal import consistency, errors, initializers, optim
+from shoal._wire.layout import ArenaLayout, ShardLayout, Slice
+from shoal.variables import Variable
+from shoal_server.shards.lock_group import LockGroup
+from shoal_server.shards.selection import Selection
+from shoal_server.shards.shard import JobShardConfig, Stamp
+from shoal_server.shards.state import MAX_STEP
+from shoal_server.shards.store import ShardStore
+
+SHARDS = 4
+
+
+def layouts(count: int = SHARDS) -> list[ShardLayout]:
+    spec = Variable((2,))
+    return [
+        ShardLayout(n, (ArenaLayout(spec.dtype, spec.aggregation, (Slice(f"v{n}", 0, 2, 0),), 2),))
+        for n in range(count)
+    ]
+
+
+def config(mode: consistency.Consistency | None = None, generation: int = 1) -> JobShardConfig:
+    variables = {f"v{n}": Variable((2,), initializer=initializers.Zeros()) for n in range(SHARDS)}
+    return JobShardConfig("job", generation, variables, optim.SGD(1.0), mode or consistency.Asynchronous(), 0)
+
+
+def group_of(mode: consistency.Consistency | None = None, workers: str = "a") -> LockGroup:
+    group = LockGroup(config(mode), layouts())
+    for rank, worker in enumerate(workers):
+        group.admit(worker, 1, rank)
+    return group
+
+
+def push(group: LockGroup, worker: str, step: int) -> None:
+    stamp = Stamp(worker, 1, step)
+    payload = {(n, 0): np.full(2, -1.0, np.float32) for n in range(SHARDS)}
+    group.stage(stamp, 1.0, group.version, payload)
+    group.commit(stamp)
+
+
+class Ticket:
+    """Keeps its answer; raises instead if it is told to."""
+
+    def __init__(self, *, raises: bool = False) -> None:
+        self.raises, self.step = raises, -1
+        self.error: errors.ShoalError | None = None
+
+    def answer(self, step: int) -> None:
+        if self.raises:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        self.step = step
+
+    def refuse(self, error: errors.ShoalError) -> None:
+        self.error = error
+        if self.raises:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+
+
+def test_one_push_updates_all_shards_to_one_version() -> None:
+    group = group_of()
+    push(group, "a", 0)
+    with group.read(group.select(range(SHARDS))) as reading:
+        assert reading.version == 1
+        assert {snapshot.version for snapshot in reading.snapshots} == {1}
+        for snapshot in reading.snapshots:
+            np.testing.assert_array_equal(snapshot.values[0], [1, 1])
+
+
+def test_a_reader_reads_some_shards_in_its_order() -> None:
+    group = group_of()
+    with group.read(group.select([2, 0])) as reading:
+        assert [snapshot.layout.shard for snapshot in reading.snapshots] == [2, 0]
+        push(group, "a", 0)
+        np.testing.assert_array_equal(reading.snapshots[0].values[0], [0, 0])
+
+
+def test_a_selection_is_prepared_once_and_a_bounded_number_is_kept() -> None:
+    group = group_of()
+    assert group.select([0, 1]) is group.select([0, 1])
+    assert group.select(range(SHARDS)).whole
+    assert not group.select([0, 1]).whole
+    for first in range(SHARDS):
+        for second in range(SHARDS):
+            for third in range(SHARDS):
+                if len({first, second, third}) == 3:
+                    group.select([first, second, third])
+    assert len(group._selections) <= 16  # noqa: SLF001 - its size is what is tested
+
+
+@pytest.mark.parametrize(
+    ("indices", "error"), [([], errors.BadRequest), ([0, 0], errors.BadRequest), ([9], errors.UnknownShard)]
+)
+def test_a_selection_that_makes_no_sense(indices: list[int], error: type[errors.ShoalError]) -> None:
+    with pytest.raises(error):
+        group_of().select(indices)
+
+
+def test_a_worker_that_names_a_part_is_told_to_name_all() -> None:
+    with pytest.raises(errors.BadRequest, match="a worker's push names 0 of the 4 shards of job"):
+        Selection("job", 1, [], SHARDS).check_whole("push")
+
+
+def test_a_pull_whose_answer_raises_keeps_nobody_from_waking() -> None:
+    group = group_of(consistency.Synchronous(), "ab")
+    push(group, "a", 0)
+    bad, good = Ticket(raises=True), Ticket()
+    for ticket in (bad, good):
+        group.pull(ticket, Stamp("a", 1, 1))
+    push(group, "b", 0)  # neither fails
+    assert good.step == 1
+    assert isinstance(bad.error, errors.InternalError)
+
+
+def test_a_pull_whose_refusal_raises_keeps_nobody_from_being_refused() -> None:
+    group = group_of(consistency.Synchronous(), "ab")
+    push(group, "a", 0)
+    bad, good = Ticket(raises=True), Ticket()
+    for ticket in (bad, good):
+        group.pull(ticket, Stamp("a", 1, 1))
+    group.close()
+    assert isinstance(good.error, errors.UnknownJob)
+
+
+@pytest.mark.parametrize("step", [MAX_STEP - 1, MAX_STEP, (1 << 64) - 1])
+def test_a_push_at_the_edge_of_the_steps_changes_nothing(step: int) -> None:
+    group = group_of()
+    with pytest.raises(errors.BadRequest, match=f"steps are below {MAX_STEP}"):
+        push(group, "a", step)
+    assert group.version == 0
+    push(group, "a", 0)
+    assert group.version == 1
+
+
+def test_a_store_adds_shards_before_training_and_refuses_them_after() -> None:
+    store = ShardStore()
+    store.create(config(), layouts(2))
+    store.create(config(), layouts())  # as a repetition does, with two more
+    group = store.group("job", 1)
+    assert len(group.shards) == SHARDS
+    group.admit("a", 1, 0)
+    store.create(config(), layouts())
+    late = ShardLayout(SHARDS, layouts(1)[0].arenas)
+    with pytest.raises(errors.BadRequest, match="training has begun"):
+        store.create(config(), [late])
+
+
+def test_a_later_generation_replaces_the_group() -> None:
+    store = ShardStore()
+    store.create(config(consistency.Synchronous()), layouts())
+    old = store.group("job", 1)
+    old.admit("a", 1, 0)
+    ticket = Ticket()
+    push_later = Stamp("a", 1, 1)
+    old.admit("b", 1, 1)
+    push(old, "a", 0)
+    old.pull(ticket, push_later)
+    store.create(config(generation=2), layouts())
+    assert isinstance(ticket.error, errors.UnknownJob)
+    with pytest.raises(errors.StaleGeneration):
+        store.group("job", 1)
+    with pytest.raises(errors.StaleGeneration):
+        store.create(config(), layouts())
