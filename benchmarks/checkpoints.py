@@ -243,18 +243,20 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=int, default=CHECKPOINTS)
     parser.add_argument("--megabytes", type=int, default=BYTES // MB)
     parser.add_argument("--folder", help="on the disk to measure; a temporary one by default")
-    parser.add_argument("--short", action="store_true", help="to see that it runs; the figures mean nothing")
+    parser.add_argument(
+        "--short", action="store_true", help="make a short run that only tests the benchmark; its results mean nothing"
+    )
     options = parser.parse_args()
     shoal.tune_allocator()  # as in a server's process
     size = 8 * MB if options.short else options.megabytes * MB
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the files go, too
     with tempfile.TemporaryDirectory(prefix="shoal-bench-", dir=options.folder) as folder:
         if options.what == "speed":
-            figures = measured(Path(folder), size, 1 if options.short else options.rounds)
+            results = measured(Path(folder), size, 1 if options.short else options.rounds)
         else:
             checkpoints, seconds = (1, 0.5) if options.short else (options.checkpoints, STRETCH_S)
-            figures = slowed_down(Path(folder), size, checkpoints, seconds)
-        print(json.dumps(figures))
+            results = slowed_down(Path(folder), size, checkpoints, seconds)
+        print(json.dumps(results))
 
 
 if __name__ == "__main__":

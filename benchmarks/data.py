@@ -195,8 +195,8 @@ def main() -> None:
             )
             size = sum(path.stat().st_size for path in Path(folder).iterdir())
             found = measured(folder, rows, 1 if options.short else ROUNDS)
-        figures = {f"{name}_gb_per_s": size / found[name] / GB for name in ("arrow", "shuffled", "in_order")}
-        print(json.dumps({**figures, "worker_peak_mb": found["peak"] / MB, "rows": rows, "file_mb": size / MB}))
+        results = {f"{name}_gb_per_s": size / found[name] / GB for name in ("arrow", "shuffled", "in_order")}
+        print(json.dumps({**results, "worker_peak_mb": found["peak"] / MB, "rows": rows, "file_mb": size / MB}))
 
 
 if __name__ == "__main__":

@@ -153,7 +153,7 @@ def share_waiting(notes: Sequence[Note], skipped: int = SKIPPED) -> float:
     return max(0.0, 1 - sum(ended - begun for begun, ended in counted[1:]) / span)
 
 
-def figures(
+def results(
     device: Device, *, depth: int = 50, size: int = 224, batch: int = BATCH, steps: int = STEPS
 ) -> dict[str, Any]:
     """What gpu.json has: of rows, gpu_resnet50_alone is `images_per_s_alone`, gpu_resnet50_cluster the one after it.
@@ -191,7 +191,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
     device = found_gpu(lambda reason: print(reason, file=sys.stderr))
     if device is None:
         return
-    result = figures(device)
+    result = results(device)
     options.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result))
 

@@ -121,5 +121,5 @@ def alternate(ours: Sequence[T], peers: Sequence[T]) -> list[T]:
 
 
 def _told(line: Line) -> str:
-    figures = [f"{name} {value:.4g}" for name, value in line.items() if isinstance(value, int | float)]
-    return ", ".join(figures)
+    results = [f"{name} {value:.4g}" for name, value in line.items() if isinstance(value, int | float)]
+    return ", ".join(results)

@@ -77,15 +77,15 @@ def on_gpu(run: Run) -> list[Row]:
     return gpu_rows(run, lines[0]) if lines else []
 
 
-def gpu_rows(run: Run, figures: Mapping[str, float]) -> list[Row]:
-    """The rows of gpu.py's figures. PyTorch is the one beside CuPy, if it is there, not the peers'."""
+def gpu_rows(run: Run, results: Mapping[str, float]) -> list[Row]:
+    """The rows of gpu.py's results. PyTorch is the one beside CuPy, if it is there, not the peers'."""
     alone, cluster = ON_GPU
-    mine, theirs = figures["images_per_s_alone"], figures.get("images_per_s_torch")
+    mine, theirs = results["images_per_s_alone"], results.get("images_per_s_torch")
     if theirs is None:
         run.skip(alone, f"no PyTorch to compare with; Shoal's own {mine:.3g} images/s are kept")
     return [
         compared(alone, mine, "images/s", "no torch beside CuPy" if theirs is None else "torch", theirs),
-        compared(cluster, figures["images_per_s_cluster"], "images/s", "Shoal, alone", mine),
+        compared(cluster, results["images_per_s_cluster"], "images/s", "Shoal, alone", mine),
     ]
 
 

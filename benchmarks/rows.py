@@ -112,7 +112,7 @@ def cells(row: Row) -> list[str]:
     return [row.name, figure.what, f"{_short(row.ours)} {row.unit}", row.peer, theirs, times, figure.asked, verdict]
 
 
-HEADINGS = ("row", "what", "Shoal", "against", "theirs", "ratio", "asked", "holds")
+HEADINGS = ("row", "what", "Shoal", "against", "theirs", "ratio", "target", "met")
 
 
 def markdown(rows: Iterable[Row]) -> str:
@@ -174,11 +174,17 @@ FIGURES: Mapping[str, Figure] = {
     "shards_2": Figure("scale", "2 shards on 1 server, in turn", "at most 1.05 times the time", 1 / 1.05),
     "shards_4": Figure("scale", "4 shards on 1 server, in turn", "at most 1.05 times the time", 1 / 1.05),
     "memory_rest": Figure(
-        "memory", "server with 1 GiB of variables and Adam's slots, at rest", "at most 1.05 times these + 300 MB", 1.0
+        "memory",
+        "server with 1 GiB of variables and Adam's slots, at rest",
+        "at most 1.05 times values and slots + 300 MB",
+        1.0,
     ),
     "memory_rest_open": Figure("memory", "the same server, while a session is open"),
     "memory_pull_6gb": Figure(
-        "memory", "the larger peak of server and worker, pull of 6 GB in one", "at most 1.2 times it + 512 MB", 1.0
+        "memory",
+        "the larger peak of server and worker, pull of one variable of 6 GB",
+        "at most 1.2 times the variable + 512 MB",
+        1.0,
     ),
     "ready_seconds": Figure("memory", "`shoal server` to ready, kernels cached", "under 2.5 s", 1.0),
     "waiting_pulls": Figure(

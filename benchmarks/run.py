@@ -170,18 +170,31 @@ def table(found: Sequence[Row]) -> Table:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Benchmarks of Shoal, and of its peers on the same work.")
+    parser = argparse.ArgumentParser(description="Measures Shoal, and other systems at the same work.")
     parser.add_argument(
-        "benches", nargs="?", type=_benches, default=list(rows.DEFAULT_BENCHES), help=f"some of {','.join(BENCHES)}"
+        "benches",
+        nargs="?",
+        type=_benches,
+        default=list(rows.DEFAULT_BENCHES),
+        help=f"benchmarks to run, with commas between them, of {','.join(BENCHES)}",
     )
-    parser.add_argument("--rounds", type=int, default=5, help="of each contestant; at least 3 for figures that count")
-    parser.add_argument("--short", action="store_true", help="to see that it runs; the figures mean nothing")
-    parser.add_argument("--no-peers", action="store_true", help="Shoal alone")
-    parser.add_argument("--results", type=Path, help="folder to write to, in place of benchmarks/results and the docs")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=5,
+        help="number of rounds of each system (default: 5); results count from 3 rounds on",
+    )
+    parser.add_argument(
+        "--short", action="store_true", help="make short runs that only test the benchmarks; their results mean nothing"
+    )
+    parser.add_argument("--no-peers", action="store_true", help="measure Shoal only, without other systems")
+    parser.add_argument(
+        "--results", type=Path, help="folder for the results (default: benchmarks/results, and the documentation)"
+    )
     options = parser.parse_args()
     if options.results is None:
         if options.short:
-            parser.error("--short needs --results FOLDER: its figures are none to keep")
+            parser.error("--short needs --results FOLDER, since its results must not replace those in the repository")
         options.results = record.FOLDER
     return options
 

@@ -42,14 +42,14 @@ class Loop:
     def run_steps(self, count: int) -> None:
         """Takes so many steps, and waits for them."""
         clock = time.perf_counter
-        pulling = computing = pushing = 0.0
+        pull_s = compute_s = push_s = 0.0
         for _ in range(count):
             began = clock()
             values = self.session.pull()
             asked = pulled = clock()
             if self.in_place:
                 whole: Any = self.session.buffers()
-                pushing += clock() - pulled
+                push_s += clock() - pulled
                 pulled = clock()
                 for name, w in values.items():
                     np.multiply(w, np.float32(1e-6), out=whole[name])
@@ -60,13 +60,13 @@ class Loop:
             del values  # done with: to free ten thousand of them is no part of the next pull
             computed = clock()
             self.session.push(whole)
-            pushing += clock() - computed
-            computing += computed - pulled
-            pulling += asked - began
+            push_s += clock() - computed
+            compute_s += computed - pulled
+            pull_s += asked - began
         # Values that have been fetched ahead are the next run's, as this one's first were the last one's.
         self.session.settle()
         self.steps += count
-        for part, seconds in (("pull", pulling), ("gradient", computing), ("push", pushing)):
+        for part, seconds in (("pull", pull_s), ("gradient", compute_s), ("push", push_s)):
             self.ms[part].append(seconds / count * 1e3)
 
     def _gradients(self, values: dict[str, np.ndarray]) -> Any:

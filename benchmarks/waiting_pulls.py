@@ -25,7 +25,7 @@ from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
 
 WAITING, ROUNDS, PUSHES = 200, 5, 200
-ENOUGH = 2.0  # times a push's duration without waiting pulls
+MOST_RATIO = 2.0  # times a push's duration without waiting pulls
 PATIENCE_S = 20
 
 
@@ -122,7 +122,7 @@ def main() -> int:
         "ratio": statistics.median(beside) / statistics.median(alone),
     }
     print(json.dumps(row))
-    return 1 if row["ratio"] > ENOUGH else 0
+    return 1 if row["ratio"] > MOST_RATIO else 0
 
 
 if __name__ == "__main__":

@@ -21,17 +21,36 @@ PROGRAM = "shoal_nn.programs:image_classifier"
 MODEL = {"model": "mobilenet_v2", "options": {"width": 0.35, "stem_strides": 1}, "size": 32}
 WORKERS = 2
 FALL = 0.995  # of the rate, at each update
-ENOUGH = 0.95  # of the digits that are held out; chance is 0.1
+TARGET_ACCURACY = 0.95  # of the held-out digits; guessing reaches 0.1
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Fine-tune MobileNetV2 from Fashion-MNIST to handwritten digits.")
-    parser.add_argument("--data", type=Path, default=Path("/usr/share/datasets/fashion-mnist"), help="the idx files")
     parser.add_argument(
-        "--out", type=Path, default=Path("runs/fine_tuning"), help="folder for fine_tuning.png and .json"
+        "--data",
+        type=Path,
+        default=Path("/usr/share/datasets/fashion-mnist"),
+        help="folder of Fashion-MNIST in IDX format (default: %(default)s)",
     )
-    parser.add_argument("--epochs", type=int, nargs=3, default=(1, 12, 25), help="of each of the three jobs")
-    parser.add_argument("--enough", type=float, default=ENOUGH, help="accuracy to be reached in the end")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs/fine_tuning"),
+        help="folder for fine_tuning.png and fine_tuning.json (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--epochs",
+        type=int,
+        nargs=3,
+        default=(1, 12, 25),
+        help="number of epochs of each of the three jobs (default: 1 12 25)",
+    )
+    parser.add_argument(
+        "--target-accuracy",
+        type=float,
+        default=TARGET_ACCURACY,
+        help="smallest accuracy of the last job; below it the exit status is 1 (default: %(default)s)",
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         curves = run(arguments.data, Path(folder), arguments.epochs)
@@ -39,7 +58,7 @@ def main() -> int:
     save(arguments.out, "fine_tuning", "MobileNetV2 0.35", [("Fashion-MNIST", [first]), ("then digits", tuned)])
     for curve in curves:
         print(f"{curve.name}: accuracy {curve.last:.4f} in {curve.seconds:.0f} s")
-    return 0 if tuned[-1].last >= arguments.enough else 1
+    return 0 if tuned[-1].last >= arguments.target_accuracy else 1
 
 
 def run(fashion: Path, folder: Path, epochs: list[int]) -> list[Curve]:

@@ -17,15 +17,15 @@ _RATE = "[$__rate_interval]"
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel: a title that says what it shows, and what it is drawn of.
+    """A panel of the dashboard.
 
     Attributes:
-        title: of it.
-        queries: PromQL by legend.
-        unit: as Grafana calls it.
-        text: shown beside the title.
-        kind: timeseries or stat.
-        alarm: the value from which on it is red; None: nothing is.
+        title: title.
+        queries: PromQL expressions by legend.
+        unit: unit, by its name in Grafana.
+        text: description, which Grafana shows beside the title.
+        kind: type of the panel: timeseries or stat.
+        alarm: threshold at which the panel turns red, or None for a panel without a threshold.
     """
 
     title: str
@@ -45,7 +45,7 @@ def _quantile(histogram: str, share: float, by: str = "") -> str:
 
 
 def _quantiles(histogram: str) -> dict[str, str]:
-    return {"half": _quantile(histogram, 0.5), "99 of 100": _quantile(histogram, 0.99)}
+    return {"p50": _quantile(histogram, 0.5), "p99": _quantile(histogram, 0.99)}
 
 
 def _grown(counter: str) -> str:
@@ -59,7 +59,7 @@ def _mean(phase: str) -> str:
 # Each row answers a question, the most urgent first.
 ROWS: dict[str, list[Panel]] = {
     "Is it training?": [
-        Panel("Jobs that run", {"": 'sum(shoal_coordinator_jobs{state="running"})'}, kind="stat"),
+        Panel("Running jobs", {"": 'sum(shoal_coordinator_jobs{state="running"})'}, kind="stat"),
         Panel("Trainers", {"": "sum(shoal_worker_trainers)"}, kind="stat"),
         Panel(
             "Servers alive",
@@ -67,7 +67,7 @@ ROWS: dict[str, list[Panel]] = {
             kind="stat",
         ),
         Panel(
-            "Workers alive, and wanted",
+            "Workers alive and wanted",
             {
                 "alive": 'sum(shoal_coordinator_members{role="worker",state="alive"})',
                 "wanted": "sum(shoal_coordinator_wanted_workers)",
@@ -75,7 +75,7 @@ ROWS: dict[str, list[Panel]] = {
             kind="stat",
         ),
         Panel(
-            "Targets down",
+            "Processes that cannot be scraped",
             {"": 'count(up{component=~"coordinator|server|worker"} == 0) or vector(0)'},
             kind="stat",
             alarm=1,
@@ -85,75 +85,92 @@ ROWS: dict[str, list[Panel]] = {
             "Pushes by outcome",
             {"{{outcome}}": _rate("shoal_server_pushes_total", "outcome")},
             "ops",
-            "A shard each. Accepted ones make progress.",
+            "Pushes per second. Only accepted pushes train the model.",
         ),
     ],
     "How fast?": [
-        Panel("Samples", {"samples": _rate("shoal_worker_samples_total")}, "short", "A second, of all workers."),
-        Panel("Steps", {"steps": _rate("shoal_worker_steps_total")}, "short", "A second, of all workers."),
-        Panel("Updates", {"updates": _rate("shoal_server_updates_total")}, "short", "A second, a shard each."),
+        Panel("Samples per second", {"samples": _rate("shoal_worker_samples_total")}, "short", "Sum over all workers."),
+        Panel("Steps per second", {"steps": _rate("shoal_worker_steps_total")}, "short", "Sum over all workers."),
+        Panel("Updates per second", {"updates": _rate("shoal_server_updates_total")}, "short", "Sum over all servers."),
         Panel(
-            "Where a batch's time goes",
+            "Time of a batch, by phase",
             {phase: _mean(phase) for phase in ("pull", "read", "compute", "push", "wait", "evaluate")},
             "s",
-            "Seconds a batch, on average over the workers.",
+            "Mean over all workers, in seconds per batch.",
         ),
-        Panel("Pulls, without waiting", _quantiles("shoal_server_pull_seconds"), "s"),
-        Panel("Waiting for the consistency mode", _quantiles("shoal_server_pull_wait_seconds"), "s"),
+        Panel("Time of a pull, without the wait", _quantiles("shoal_server_pull_seconds"), "s"),
+        Panel("Time that pulls wait for the consistency mode", _quantiles("shoal_server_pull_wait_seconds"), "s"),
         Panel(
-            "Pushes and commits",
-            {"99 of 100, {{call}}": _quantile("shoal_server_push_seconds", 0.99, "call")},
+            "Time of a push and of a commit",
+            {"p99 {{call}}": _quantile("shoal_server_push_seconds", 0.99, "call")},
             "s",
-            "A push that goes out while gradients are computed lasts as long as they do.",
+            "A push that is sent while the gradients are computed takes as long as the computation.",
         ),
-        Panel("Applying an update", _quantiles("shoal_server_apply_seconds"), "s"),
+        Panel("Time to apply an update", _quantiles("shoal_server_apply_seconds"), "s"),
     ],
     "Who is the straggler?": [
         Panel(
-            "A batch's own time, by worker",
+            "Own time of a batch, by worker",
             {"{{instance}}": "instance:shoal_batch_seconds:mean5m"},
             "s",
-            "Reading and computing, over five minutes: the highest line is who the others wait for.",
+            "Time to read and compute a batch, mean over five minutes. The highest line is the slowest worker.",
         ),
         Panel(
-            "Against the worker in the middle",
+            "Own time of a batch, relative to the median worker",
             {"{{instance}}": "instance:shoal_batch_slowness:ratio"},
             "short",
-            "1: as fast as it. Compares batches of one job; with two jobs it says little.",
+            "1 means as fast as the median worker. Valid only while a single job runs: batches of jobs differ.",
             alarm=1.5,
         ),
     ],
     "How stale?": [
-        Panel("Versions between pull and push", _quantiles("shoal_server_staleness_versions"), "short", alarm=64),
-        Panel("Pulls that wait", {"{{instance}}": "shoal_server_waiting_pulls"}, "short", "For the slowest worker."),
+        Panel("Staleness in versions", _quantiles("shoal_server_staleness_versions"), "short", alarm=64),
+        Panel(
+            "Waiting pulls",
+            {"{{instance}}": "shoal_server_waiting_pulls"},
+            "short",
+            "Pulls that wait for their consistency mode.",
+        ),
     ],
     "Is anything lost?": [
         Panel(
-            "Members declared dead",
+            "Lost members",
             {"{{role}}": "sum by (role) (increase(shoal_coordinator_members_lost_total[$__range]))"},
             kind="stat",
             alarm=1,
         ),
         Panel(
-            "Jobs gone back",
+            "Restarts of jobs",
             {"{{reason}}": "sum by (reason) (increase(shoal_coordinator_restarts_total[$__range]))"},
             kind="stat",
-            text="Lost: their server was. Leaving: it said so first, and they were saved.",
+            text="lost: a server was lost, and work is repeated. draining: the job was saved first.",
             alarm=1,
         ),
         Panel(
-            "Jobs failed",
+            "Failed jobs",
             {"": _grown('shoal_coordinator_jobs_ended_total{state="failed"}')},
             kind="stat",
             alarm=1,
         ),
-        Panel("Trainers died", {"": _grown("shoal_worker_trainer_crashes_total")}, kind="stat", alarm=1),
+        Panel("Crashed trainers", {"": _grown("shoal_worker_trainer_crashes_total")}, kind="stat", alarm=1),
         Panel(
-            "Pushes refused",
+            "Hung trainers and quarantines",
+            {
+                "hung": _grown("shoal_coordinator_hung_trainers_total"),
+                "quarantined: {{reason}}": (
+                    "sum by (reason) (increase(shoal_coordinator_quarantines_total[$__range]))"
+                ),
+            },
+            kind="stat",
+            text="Workers that stopped while others waited, and workers that get no assignment of a job for a while.",
+            alarm=1,
+        ),
+        Panel(
+            "Refused pushes, by reason",
             {"{{reason}}": f"sum by (reason) (increase(shoal_server_rejected_pushes_total{_RATE}))"},
         ),
         Panel(
-            "Pushes late, repeated or refused",
+            "Late, repeated and refused pushes per second",
             {
                 "late": _rate("shoal_worker_dropped_total"),
                 "NaN or Inf": _rate("shoal_worker_rejected_total"),
@@ -162,7 +179,7 @@ ROWS: dict[str, list[Panel]] = {
             "ops",
         ),
         Panel(
-            "Calls made again",
+            "Retried calls per second",
             {
                 "workers to {{called}}": _rate("shoal_worker_retries_total", "called"),
                 "coordinator to server": _rate("shoal_coordinator_retries_total"),
@@ -170,7 +187,7 @@ ROWS: dict[str, list[Panel]] = {
             "ops",
         ),
         Panel(
-            "Lines of logs dropped, and waiting",
+            "Log lines: dropped per second, and waiting",
             {
                 "dropped": _rate("shoal_worker_log_lines_dropped_total"),
                 "waiting": "sum(shoal_worker_log_lines_waiting)",
@@ -179,39 +196,54 @@ ROWS: dict[str, list[Panel]] = {
     ],
     "Checkpoints": [
         Panel(
-            "Jobs that cannot save", {"": "sum(shoal_coordinator_jobs_with_failed_checkpoint)"}, kind="stat", alarm=1
+            "Jobs with a failed checkpoint",
+            {"": "sum(shoal_coordinator_jobs_with_failed_checkpoint)"},
+            kind="stat",
+            alarm=1,
         ),
-        Panel("Age of the oldest", {"": "max(shoal_coordinator_oldest_checkpoint_seconds)"}, "s", kind="stat"),
-        Panel("Bytes of the newest", {"": "sum(shoal_coordinator_checkpoint_bytes)"}, "bytes", kind="stat"),
         Panel(
-            "Age, in intervals",
+            "Age of a job's newest checkpoint",
+            {"": "max(shoal_coordinator_oldest_checkpoint_seconds)"},
+            "s",
+            kind="stat",
+        ),
+        Panel("Size of the newest checkpoints", {"": "sum(shoal_coordinator_checkpoint_bytes)"}, "bytes", kind="stat"),
+        Panel(
+            "Age divided by the checkpoint interval",
             {"age": "max(shoal_coordinator_checkpoint_age_ratio)"},
             "short",
-            "1: the next one is due.",
+            "Largest ratio of all jobs. At 1 the next checkpoint is due.",
             alarm=3,
         ),
-        Panel("From cut to whole", _quantiles("shoal_coordinator_checkpoint_seconds"), "s"),
+        Panel("Time to write a checkpoint", _quantiles("shoal_coordinator_checkpoint_seconds"), "s"),
         Panel(
-            "By outcome",
+            "Checkpoints by outcome",
             {"{{outcome}}": f"sum by (outcome) (increase(shoal_coordinator_checkpoints_total{_RATE}))"},
         ),
     ],
     "Where do the bytes go?": [
-        Panel("Values to workers", {"{{transport}}": _rate("shoal_server_sent_bytes_total", "transport")}, "Bps"),
+        Panel("Values sent to workers", {"{{transport}}": _rate("shoal_server_sent_bytes_total", "transport")}, "Bps"),
         Panel(
-            "Gradients to servers", {"{{transport}}": _rate("shoal_server_received_bytes_total", "transport")}, "Bps"
+            "Gradients received by servers",
+            {"{{transport}}": _rate("shoal_server_received_bytes_total", "transport")},
+            "Bps",
         ),
-        Panel("Lanes", {"{{transport}}": "sum by (transport) (shoal_server_lanes)"}, "short", "Workers' open sockets."),
         Panel(
-            "Segments of shared memory",
+            "Open lanes",
+            {"{{transport}}": "sum by (transport) (shoal_server_lanes)"},
+            "short",
+            "Connections of workers to servers.",
+        ),
+        Panel(
+            "Shared-memory segments",
             {"{{outcome}}": f"sum by (outcome) (increase(shoal_server_segments_total{_RATE}))"},
             "short",
-            "Refused ones cost speed: see docs/how-to/compose.md on shared memory.",
+            "Without a segment, a worker uses TCP, which is slower: see docs/how-to/compose.md, Shared memory.",
         ),
     ],
     "Memory and queues": [
         Panel(
-            "Servers' memory",
+            "Memory of servers",
             {
                 "{{instance}} in use": 'process_resident_memory_bytes{component="server"}',
                 "{{instance}} limit": "shoal_server_memory_limit_bytes",
@@ -219,41 +251,50 @@ ROWS: dict[str, list[Panel]] = {
             "bytes",
         ),
         Panel(
-            "Shards, and memory kept for gradients",
+            "Memory of shards, and of free buffers",
             {
                 "{{instance}} shards": "shoal_server_shard_bytes",
-                "{{instance}} spare": "shoal_server_buffer_pool_free_bytes",
+                "{{instance}} free buffers": "shoal_server_buffer_pool_free_bytes",
             },
             "bytes",
         ),
-        Panel("GPUs' memory", {"{{instance}} {{kind}}": "shoal_worker_device_memory_bytes"}, "bytes"),
+        Panel("GPU memory", {"{{instance}} {{kind}}": "shoal_worker_device_memory_bytes"}, "bytes"),
         Panel("Shards", {"{{instance}}": "shoal_server_shards"}),
-        Panel("Pushes staged", {"{{instance}}": "shoal_server_staged_pushes"}),
+        Panel("Staged pushes", {"{{instance}}": "shoal_server_staged_pushes"}),
         Panel(
-            "Threads for calls by gRPC",
+            "Threads for gRPC calls",
             {
                 "{{instance}} {{pool}} busy": "shoal_server_busy_threads",
                 "{{instance}} {{pool}} queued": "shoal_server_queued_calls",
             },
         ),
         Panel(
-            "Calls to servers that are to be done",
+            "Pending effects",
             {"{{effect}}": "sum by (effect) (shoal_coordinator_pending_effects)"},
+            text="Calls of the coordinator to servers that are not known to be done.",
         ),
         Panel(
-            "The coordinator's store",
+            "Time of a write to the coordinator's store",
             {
                 **_quantiles("shoal_coordinator_store_write_seconds"),
             },
             "s",
         ),
-        Panel("Decisions not written yet", {"decisions": "sum(shoal_coordinator_unwritten_changes)"}),
+        Panel("Unwritten decisions of the coordinator", {"decisions": "sum(shoal_coordinator_unwritten_changes)"}),
+        Panel(
+            "Calls refused before a handler",
+            {
+                "coordinator {{reason}}": "sum by (reason) (increase(shoal_coordinator_refused_calls_total[$__range]))",
+                "servers {{reason}}": "sum by (reason) (increase(shoal_server_refused_calls_total[$__range]))",
+            },
+            text="Their first message did not come in time, or a host or all callers together had too many calls.",
+        ),
     ],
 }
 
 
 def dashboard() -> dict[str, Any]:
-    """The dashboard, in the classic JSON model of Grafana 10 and later."""
+    """Returns the dashboard in the classic JSON model of Grafana 10 and later."""
     panels: list[dict[str, Any]] = []
     y = 0
     for question, row in ROWS.items():
@@ -269,7 +310,7 @@ def dashboard() -> dict[str, Any]:
     return {
         "uid": "shoal",
         "title": "Shoal",
-        "description": "Is it training, how fast, who is the straggler, how stale, is anything lost.",
+        "description": "Is it training? How fast? Who is the straggler? How stale? Is anything lost?",
         "tags": ["shoal"],
         "schemaVersion": 38,
         "version": 1,
@@ -285,10 +326,10 @@ def dashboard() -> dict[str, Any]:
 
 
 def _lines(row: list[Panel]) -> list[tuple[int, int, list[Panel]]]:
-    """The panels of a row in lines of the same height and width: first the figures, then the curves, two or three."""
-    figures = [panel for panel in row if panel.kind == "stat"]
+    """Returns a row's panels in lines, each with its height and panel width: first the figures, then the curves."""
+    stats = [panel for panel in row if panel.kind == "stat"]
     curves = [panel for panel in row if panel.kind != "stat"]
-    lines = [(4, _WIDTH // len(figures), figures)] if figures else []
+    lines = [(4, _WIDTH // len(stats), stats)] if stats else []
     across = 3 if len(curves) % 3 == 0 else 2
     return lines + [(8, _WIDTH // across, curves[at : at + across]) for at in range(0, len(curves), across)]
 
@@ -318,7 +359,7 @@ def _drawn(panel: Panel) -> dict[str, Any]:
 
 
 def text() -> str:
-    """The file's text."""
+    """Returns the text of the dashboard file."""
     return json.dumps(dashboard(), indent=2) + "\n"
 
 

@@ -9,7 +9,7 @@ HERE = Path(__file__).parent
 TARGET = HERE.parent / "kubernetes" / "components" / "monitoring" / "prometheusrule.yaml"
 
 _HEAD = """\
-# Made from deploy/prometheus/rules by deploy/prometheus/prometheus_rule.py, which is to be run again after a change.
+# Made from deploy/prometheus/rules by deploy/prometheus/prometheus_rule.py. Run it again after a change.
 apiVersion: monitoring.coreos.com/v1
 kind: PrometheusRule
 metadata:
@@ -23,7 +23,7 @@ spec:
 
 
 def prometheus_rule() -> str:
-    """The object as YAML: the groups of all rule files, one after the other, as they are written there."""
+    """Returns the PrometheusRule as YAML. It has the groups of all rule files, unchanged."""
     groups = []
     for path in sorted((HERE / "rules").glob("*.yml"), reverse=True):  # recording rules first
         _, _, rules = path.read_text().partition("groups:\n")

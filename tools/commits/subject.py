@@ -1,8 +1,12 @@
-"""The rule for a commit's subject, as a commit-msg hook: at most 72 characters, a capital first, no full stop.
+"""The rule for a commit's subject: at most 72 characters, a capital first, no full stop.
+
+    python tools/commits/subject.py FILE                 a message in a file, as a commit-msg hook
+    python tools/commits/subject.py --range BASE..HEAD   every commit of a range; only HEAD if BASE is all zeros or gone
 
 Whether the subject is in the imperative is for a reviewer to see.
 """
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -28,6 +32,33 @@ def faults(message: str) -> list[str]:
     return found
 
 
+def faults_of_range(commits: str, repository: Path) -> list[str]:
+    """Returns what is wrong with the subjects of a range of commits, each with the commit's short hash.
+
+    Args:
+        commits: BASE..HEAD. The first push of a branch has a BASE of zeros, and a forced push one that is not fetched:
+            only HEAD is checked then.
+        repository: folder of the repository.
+    """
+    base, _, head = commits.partition("..")
+    known = subprocess.run(
+        ["git", "cat-file", "-e", f"{base}^{{commit}}"], cwd=repository, capture_output=True, check=False
+    )
+    chosen = [commits] if known.returncode == 0 else ["-1", head]
+    listed = subprocess.run(
+        ["git", "log", "-z", "--format=%h %B", *chosen], cwd=repository, capture_output=True, text=True, check=True
+    )
+    found = []
+    for entry in filter(None, listed.stdout.split("\0")):
+        commit, _, message = entry.partition(" ")
+        found += [f"{commit}: {fault}" for fault in faults(message)]
+    return found
+
+
 if __name__ == "__main__":
-    if wrong := faults(Path(sys.argv[1]).read_text()):
+    if sys.argv[1] == "--range":
+        wrong = faults_of_range(sys.argv[2], Path.cwd())
+    else:
+        wrong = faults(Path(sys.argv[1]).read_text())
+    if wrong:
         raise SystemExit("\n".join(wrong))

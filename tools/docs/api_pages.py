@@ -14,6 +14,7 @@ MODULES = (
     "shoal.callbacks",
     "shoal.consistency",
     "shoal.data",
+    "shoal.data.augment",
     "shoal.errors",
     "shoal.evaluation",
     "shoal.events",
@@ -81,7 +82,8 @@ def pages() -> dict[str, str]:
         "# Python API",
         "",
         f"The public names of Shoal {shoal.__version__}, from their docstrings.",
-        "A name that begins with an underscore, and a module that is not listed here, is internal.",
+        "A name that begins with an underscore, and a module that is not listed here, is internal;",
+        "[Stability](../../explanation/stability.md) says what that means.",
         *table(["module", "purpose"], rows),
     ]
     return found | {"reference/python/index.md": page(lines)}

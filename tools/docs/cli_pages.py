@@ -11,6 +11,8 @@ from shoal._cli.app import app
 
 _NOTES = re.compile(r"\s*\[([^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*)\]$")
 _NOTE_KINDS = ("env var", "default", "required")
+_RANGE = re.compile(r"-?[\d.]*<?=?x[<>]=?|[-\d.]+<=?x")
+_DEFAULT = re.compile(r" Default: ([^.]*(?:\.\S[^.]*)*)\.$")
 
 
 def commands() -> Iterator[tuple[str, Any, Any]]:
@@ -31,7 +33,7 @@ def _walk(name: str, command: Any, context: Any) -> Iterator[tuple[str, Any, Any
 def _notes(described: str) -> tuple[str, dict[str, str]]:
     """Splits a help text from what stands in brackets after it: the variable, the default, whether it is required."""
     match = _NOTES.search(described)
-    if not match or not match[1].startswith(_NOTE_KINDS):
+    if not match or not (match[1].startswith(_NOTE_KINDS) or _RANGE.match(match[1])):
         return described, {}
     described, notes = described[: match.start()], {}
     for note in match[1].split("; "):
@@ -50,6 +52,9 @@ def _parameters(command: Any, context: Any, kind: str) -> list[list[str]]:
         if parameter.param_type_name != kind or record is None:
             continue
         described, notes = _notes(record[1])
+        if stated := _DEFAULT.search(described.partition(" `")[0]):
+            described = described.replace(stated[0], "", 1)
+            notes.setdefault("default", stated[1])
         default = "required" if "required" in notes else code(notes.get("default", ""))
         row = [code(record[0]), text(described), default]
         rows.append(row if kind == "argument" else [*row, code(notes.get("env var", ""))])

@@ -1,5 +1,6 @@
 """Markdown helpers of the generator: tables and escaped text."""
 
+import html
 import re
 from collections.abc import Iterable, Sequence
 
@@ -10,13 +11,18 @@ _SPECIAL = re.compile(r"([\\*_<>\[\]|])")
 def text(plain: str) -> str:
     """Returns plain text with the characters that Markdown reads escaped, but for `code`, which stays code."""
     parts = _CODE.split(" ".join(plain.split()))
-    return "".join(part.replace("|", "\\|") if part.startswith("`") else _SPECIAL.sub(r"\\\1", part) for part in parts)
+    return "".join(code(part.strip("`")) if part.startswith("`") else _SPECIAL.sub(r"\\\1", part) for part in parts)
 
 
 def code(value: str) -> str:
-    """Returns a value as inline code that may stand in a table."""
+    """Returns a value as inline code that may stand in a table.
+
+    A vertical bar is written as HTML: Markdown would either end the cell there or show the backslash before it.
+    """
+    if "|" in value:
+        return f"<code>{html.escape(value, quote=False).replace('|', '&#124;')}</code>"
     fence = "``" if "`" in value else "`"
-    return f"{fence}{value}{fence}".replace("|", "\\|") if value else ""
+    return f"{fence}{value}{fence}" if value else ""
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -62,8 +62,8 @@ def pages() -> dict[str, str]:
     lines = [
         "# Decisions",
         "",
-        "Each choice worth a reason has a page: what was chosen, why, and what was not. When a later decision replaces",
-        "one, only its status changes: it names the successor.",
+        "Each page describes one design choice, its reasons, and the alternatives. Decisions are history: pages keep",
+        "the names and the facts of their date. If a later decision replaces one, its status names the later one.",
         *table(["number", "decision", "status", "date"], rows),
     ]
     return found | {"decisions/index.md": page(lines)}

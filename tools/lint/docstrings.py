@@ -2,32 +2,83 @@
 
     python tools/lint/docstrings.py
 
-It looks at public functions and methods of public modules, for which ruff already demands a docstring. The docstring
-has a section Args that names every parameter, says what is returned (a section Returns or Yields, or a first line that
-begins with that verb) and has a section Raises for each exception that the function itself raises.
-A method without a docstring overrides one that has it.
+It looks at the public functions and methods of these modules, for which ruff already demands a docstring:
+
+- the public modules of the two packages that users import, and of the three roles;
+- in private modules of these packages, the names that a public module exports again.
+
+The docstring has a section Args that names every parameter, says what is returned (a section Returns or Yields, or a
+first line that begins with that verb), and has an entry in a section Raises for each exception that the function itself
+raises. A method without a docstring overrides one that has it. A method that only passes its arguments on may refer to
+the one that explains them: "...; see `Startup.join`."
 """
 
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("client/shoal", "worker/shoal_nn")
+PACKAGES = ("client/shoal", "worker/shoal_nn", "worker/shoal_worker", "server/shoal_coordinator", "server/shoal_server")
+COMMANDS = "main.py"  # of a role: the options of a command have help texts instead
 FEW = 2  # parameters that a first line can explain
 RETURNS = re.compile(r"\b(Returns|Yields|Iterates)\b")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def modules() -> Iterator[Path]:
-    """Yields the public modules: no part of their path begins with an underscore, but for `__init__`."""
+    """Yields the modules of all packages, but not generated code and the commands of roles."""
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
-            parts = path.relative_to(ROOT / package).with_suffix("").parts
-            if "v1" not in parts and not any(part.startswith("_") and part != "__init__" for part in parts):
+            if "v1" not in path.relative_to(ROOT / package).parts and path.name != COMMANDS:
                 yield path
+
+
+def is_public(path: Path) -> bool:
+    """Returns whether no part of a module's path begins with an underscore, but for `__init__` and `__main__`."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return not any(part.startswith("_") and not part.startswith("__") for part in parts)
+
+
+def exported(tree: ast.Module) -> dict[str, set[str]]:
+    """Returns what a module exports again: by the module that defines it, the names that are also in `__all__`."""
+    listed: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and any(isinstance(to, ast.Name) and to.id == "__all__" for to in node.targets):
+            listed |= {str(each.value) for each in ast.walk(node.value) if isinstance(each, ast.Constant)}
+    found: dict[str, set[str]] = {}
+    for imported in ast.walk(tree):
+        if isinstance(imported, ast.ImportFrom) and imported.module:
+            names = {each.name for each in imported.names if (each.asname or each.name) in listed}
+            found.setdefault(imported.module, set()).update(names)
+    return found
+
+
+def module_name(path: Path) -> str:
+    """Returns the name by which a module is imported."""
+    parts = path.relative_to(ROOT).with_suffix("").parts[1:]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def public_names(exports: Mapping[Path, Mapping[str, set[str]]]) -> dict[str, set[str]]:
+    """Returns the names that public modules export again, also by way of private packages.
+
+    Args:
+        exports: by module, what `exported` returns.
+
+    Returns:
+        By the name of the module that defines or passes them on: the names.
+    """
+    found: dict[str, set[str]] = {}
+    queue = [names for path, names in exports.items() if is_public(path)]
+    private = {module_name(path): names for path, names in exports.items() if not is_public(path)}
+    while queue:
+        for module, names in queue.pop().items():
+            if new := names - found.get(module, set()):
+                found.setdefault(module, set()).update(new)
+                queue.append({origin: each & new for origin, each in private.get(module, {}).items()})
+    return found
 
 
 def public_functions(tree: ast.Module) -> Iterator[tuple[str, Function, str | None]]:
@@ -61,10 +112,20 @@ def raised(function: Function) -> set[str]:
     return {call.attr for call in calls if isinstance(call, ast.Attribute) and ast.unparse(call.value) == "errors"}
 
 
+def refers(function: Function, text: str) -> bool:
+    """Returns whether a function is one call of another one, to which its docstring refers."""
+    _, *body = function.body  # the first statement is the docstring
+    called = re.search(r"; see `(?:\w+\.)?(\w+)`\.$", text)
+    if not called or len(body) != 1 or not isinstance(body[0], (ast.Return, ast.Expr)):
+        return False
+    call = body[0].value
+    return isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == called.group(1)
+
+
 def problems(function: Function, text: str | None) -> Iterator[str]:
     """Yields what is missing in a function's docstring."""
     names = parameters(function)
-    if text is None or len(names) <= FEW:
+    if text is None or len(names) <= FEW or refers(function, text):
         return
     section = re.search(r"^Args:\n((?:[ ]{4}.*\n?|\n)*)", text, re.MULTILINE)
     listed = section.group(1) if section else ""
@@ -73,15 +134,23 @@ def problems(function: Function, text: str | None) -> Iterator[str]:
     result = ast.unparse(function.returns) if function.returns else "None"
     if result not in ("None", "Self", "NoReturn") and not RETURNS.search(text):
         yield "Returns is missing"
-    if lacking := [name for name in sorted(raised(function)) if name not in text]:
+    section = re.search(r"^Raises:\n((?:[ ]{4}.*\n?|\n)*)", text, re.MULTILINE)
+    entries = re.findall(r"^[ ]{4}([\w., ]+):", section.group(1), re.MULTILINE) if section else []
+    explained = {name.rpartition(".")[2] for entry in entries for name in re.split(r",\s*|\s+or\s+", entry)}
+    if lacking := [name for name in sorted(raised(function)) if name not in explained]:
         yield f"Raises lacks {', '.join(lacking)}"
 
 
 def main() -> int:
     """Prints each problem as file:line: function: problem; returns 1 if there is one."""
     count = 0
-    for path in modules():
-        for name, function, text in public_functions(ast.parse(path.read_text())):
+    trees = {path: ast.parse(path.read_text()) for path in modules()}
+    again = public_names({path: exported(tree) for path, tree in trees.items()})
+    for path, tree in trees.items():
+        names = None if is_public(path) else again.get(module_name(path), set())
+        for name, function, text in public_functions(tree):
+            if names is not None and name.partition(".")[0] not in names:
+                continue
             for problem in problems(function, text):
                 sys.stdout.write(f"{path.relative_to(ROOT)}:{function.lineno}: {name}: {problem}\n")
                 count += 1

@@ -6,12 +6,15 @@
 
 Each entry of the file has either an `identifier` or a `phrase`, and `use`, what to write instead:
 
-- An identifier is one or several words, such as `crew` or `take_up`. It is found in any case and style of identifiers:
-  `crew`, `_crew`, `old_crew`, `CrewList` and `SHOAL_CREW` are hits, `screw` is not.
+- An identifier is one or several words, such as `pond` or `old_pond`. It is found in any case and style of identifiers:
+  `pond`, `_pond`, `old_pond`, `PondList` and `SHOAL_POND` are hits, `respond` is not.
 - An identifier with `whole = true` is found only as an identifier of its own, in exactly this case.
 - An identifier with `code = true` is found in code alone, not in comments, strings and prose: for words that are good
   English and a bad name, such as `gate`. In Markdown, code is what stands between backticks.
-- A phrase is found in any case, with any white space between its words, line breaks included.
+- A phrase is found in any case, with any white space or an underscore between its words, line breaks included.
+
+The names of files and folders are read as code; a hit there has line 0. In paths of the list `unread_names`, they are
+not read, and phrases are not looked for in snake_case.
 
 `in` and `out` are lists of globs over paths: `**` stands for any folders. Without `in`, an entry holds everywhere; one
 with `code = true` holds in `sources`, a list at the top of the file. `exempt` lists the paths where no entry holds.
@@ -111,19 +114,32 @@ def identifier_pattern(text: str, whole: bool = False) -> re.Pattern[str]:
 
 
 def phrase_pattern(text: str) -> re.Pattern[str]:
-    """Returns the pattern that finds a phrase, in any case, also where a line break or a comment's mark is in it."""
-    gap = r"(?:[ \t]+|[ \t]*\n[ \t]*(?:#|//|\*|>)?[ \t]*)"
-    return re.compile(rf"(?<!\w){gap.join(re.escape(word) for word in text.split())}(?!\w)", re.IGNORECASE)
+    """Returns the pattern that finds a phrase, in any case, also in snake_case and over a line break."""
+    gap = r"(?:_|[ \t]+|[ \t]*\n[ \t]*(?:#|//|\*|>)?[ \t]*)"
+    words = gap.join(re.escape(word) for word in text.split())
+    return re.compile(rf"(?<![A-Za-z0-9]){words}(?![A-Za-z0-9])", re.IGNORECASE)
 
 
-def load(text: str) -> tuple[list[Word], tuple[str, ...]]:
+@dataclass(frozen=True, slots=True)
+class WordList:
+    """A list of retired words.
+
+    Attributes:
+        words: the entries.
+        exempt: globs of the paths where none of them is retired.
+        unread_names: globs of the paths whose names are not read, nor phrases in snake_case in them.
+    """
+
+    words: tuple[Word, ...]
+    exempt: tuple[str, ...] = ()
+    unread_names: tuple[str, ...] = ()
+
+
+def load(text: str) -> WordList:
     """Reads a list of retired words.
 
     Args:
         text: the list, as TOML.
-
-    Returns:
-        The words, and the globs of the paths that are exempt from all of them.
 
     Raises:
         ValueError: an entry has an unknown field, no `use`, or not exactly one of `identifier` and `phrase`.
@@ -143,19 +159,20 @@ def load(text: str) -> tuple[list[Word], tuple[str, ...]]:
         everywhere = record.get("sources", ()) if code else ()
         scope = tuple(entry.get("in", everywhere)), tuple(entry.get("out", ()))
         words.append(Word(found, entry["use"], pattern, first, "phrase" in entry, code, *scope))
-    return words, tuple(record.get("exempt", ()))
+    return WordList(tuple(words), tuple(record.get("exempt", ())), tuple(record.get("unread_names", ())))
 
 
 class Finder:
     """Finds retired words in files.
 
     Args:
-        words: the list.
+        retired: the list.
     """
 
-    def __init__(self, words: Sequence[Word]) -> None:
-        self._phrases = [word for word in words if word.is_phrase]
-        self._identifiers = [word for word in words if not word.is_phrase]
+    def __init__(self, retired: WordList) -> None:
+        self._phrases = [word for word in retired.words if word.is_phrase]
+        self._identifiers = [word for word in retired.words if not word.is_phrase]
+        self._unread_names = retired.unread_names
         self._by_token: dict[str, list[Word]] = {}  # what was found in each token so far: most occur again and again
 
     def hits(self, path: str, text: str) -> Iterator[Hit]:
@@ -165,11 +182,17 @@ class Finder:
             path: of the file, relative to the root and with slashes.
             text: what is in it.
         """
-        small = text.lower()
-        for word in self._phrases:
-            if word.first in small and word.applies_to(path):
-                for match in word.pattern.finditer(text):
-                    yield Hit(path, text.count("\n", 0, match.start()) + 1, word)
+        read_names = not matches(path, self._unread_names)
+        for token in _TOKEN.findall(path) if read_names else ():
+            yield from (Hit(path, 0, word) for word in self._words_of(token) if word.applies_to(path))
+        for searched, first in ((path if read_names else "", 0), (text, 1)):
+            small = searched.lower()
+            for word in self._phrases:
+                if word.first in small and word.applies_to(path):
+                    for match in word.pattern.finditer(searched):
+                        if not read_names and _is_in_name(searched, match):
+                            continue
+                        yield Hit(path, searched.count("\n", 0, match.start()) + first, word)
         for in_code, searched in ((False, text), (True, code_of(path, text))):
             for number, line in enumerate(searched.splitlines(), 1):
                 for token in _TOKEN.findall(line):
@@ -221,12 +244,12 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT, words_file: 
     parser.add_argument("paths", nargs="*", help="look at these files and folders (default: all tracked files)")
     parser.add_argument("--count", action="store_true", help="print the number of hits of each word, and succeed")
     options = parser.parse_args(arguments)
-    words, exempt = load(words_file.read_text())
+    retired = load(words_file.read_text())
     found: list[Hit] = []
-    finder = Finder(words)
+    finder = Finder(retired)
     for name in files(root, options.paths):
         path = root / name
-        if matches(name, exempt) or not path.is_file() or path.is_symlink():
+        if matches(name, retired.exempt) or not path.is_file() or path.is_symlink():
             continue
         try:
             text = path.read_text(encoding="utf-8")
@@ -240,6 +263,12 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT, words_file: 
     for hit in sorted(found, key=lambda hit: (hit.path, hit.line)):
         print(hit)
     return 1 if found else 0
+
+
+def _is_in_name(text: str, match: re.Match[str]) -> bool:
+    """Returns whether a match is in snake_case, or a part of a name in it."""
+    around = text[max(0, match.start() - 1) : match.end() + 1]
+    return "_" in around
 
 
 def _blank(text: str) -> str:

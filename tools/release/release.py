@@ -8,6 +8,7 @@
 At the end it lists what is still missing before the files may be published.
 """
 
+import argparse
 import hashlib
 import os
 import re
@@ -88,7 +89,10 @@ def unready(project: str, changelog: str, number: str, state: str, tags: set[str
 
 def main() -> None:
     """Makes a release."""
-    version.main()
+    argparse.ArgumentParser(
+        description="Builds wheel and sdist in dist/, and tests each in a clean environment."
+    ).parse_args()
+    version.check()
     number = version.version(ROOT)
     shutil.rmtree(DIST, ignore_errors=True)
     _run(sys.executable, "-m", "build", "--outdir", DIST, ROOT)

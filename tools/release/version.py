@@ -6,8 +6,8 @@
 `shoal.__version__` and the wheel follow from pyproject.toml. The tags of images are written out where people copy them.
 """
 
+import argparse
 import re
-import sys
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -43,10 +43,10 @@ def set_version(root: Path, new: str, today: date) -> None:
     """Sets the version everywhere, and heads the unreleased part of the changelog with it.
 
     Raises:
-        SystemExit: it is no version, or the changelog has it already.
+        SystemExit: it is not a version, or the changelog has it already.
     """
     if not re.fullmatch(_NUMBER, new):
-        raise SystemExit(f"{new!r} is no version: it is X.Y.Z, with a1, b1 or rc1 behind it before a release")
+        raise SystemExit(f"{new!r} is not a version: give X.Y.Z, or X.Y.Z followed by a1, b1 or rc1 for a pre-release")
     changelog = root / "CHANGELOG.md"
     text = changelog.read_text()
     if f"## [{new}]" in text or _UNRELEASED not in text:
@@ -72,9 +72,17 @@ def _files(root: Path) -> Iterator[Path]:
 
 
 def main() -> None:
-    """Runs what the arguments ask for."""
-    if len(sys.argv) > 1:
-        set_version(ROOT, sys.argv[1], datetime.now(UTC).date())
+    """Runs the command."""
+    parser = argparse.ArgumentParser(description="Prints the version and checks all mentions, or sets the version.")
+    parser.add_argument("version", nargs="?", help="the new version, such as 0.2.0 (default: print and check)")
+    new = parser.parse_args().version
+    if new:
+        set_version(ROOT, new, datetime.now(UTC).date())
+    check()
+
+
+def check() -> None:
+    """Prints the version. Raises SystemExit if a mention differs from it."""
     own = version(ROOT)
     if other := [f"{where} has {found}" for where, found in mentions(ROOT) if found != own]:
         raise SystemExit(f"pyproject.toml has version {own}, and\n  " + "\n  ".join(other))
