@@ -75,14 +75,14 @@ def restart(cluster: shoal.LocalCluster) -> float:
 
 
 def wait_for_members(client: shoal.Client, ready_at: float) -> float:
-    """Until each was heard since the coordinator was ready; how long that took."""
+    """Until each has reported since the coordinator was ready; how long that took."""
 
-    def heard() -> bool:
-        since = time.monotonic() - ready_at  # who was not heard has been silent for longer
+    def all_reported() -> bool:
+        since = time.monotonic() - ready_at  # who has not reported has been silent for longer
         members = client.status().members
         return {member.member for member in members if member.alive and member.silent_s < since} >= MEMBERS
 
-    wait_until(heard, timeout_s=2 * BACK_WITHIN_S, what="the members' return")
+    wait_until(all_reported, timeout_s=2 * BACK_WITHIN_S, what="the members' return")
     return time.monotonic() - ready_at
 
 

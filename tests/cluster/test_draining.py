@@ -71,7 +71,7 @@ def test_terminated_server_leaves_checkpoint_of_the_last_step(tmp_path: Path) ->
             np.testing.assert_array_equal(found[name], values)
 
 
-def leaving(client: shoal.Client, server: str) -> bool:
+def draining(client: shoal.Client, server: str) -> bool:
     return any(member.draining for member in client.status().members if member.member == server)
 
 
@@ -103,7 +103,7 @@ def test_session_is_saved_and_continues_when_opened_again(tmp_path: Path) -> Non
     spec: dict[str, Any] = {"variables": {"w": np.zeros(4, np.float32)}, "optimizer": optim.SGD(1.0)}
     taken = 0
 
-    def train_for_ever(client: shoal.Client, server: RoleProcess) -> None:
+    def train_forever(client: shoal.Client, server: RoleProcess) -> None:
         nonlocal taken
         with client.session("s", **spec) as session:
             while True:
@@ -115,7 +115,7 @@ def test_session_is_saved_and_continues_when_opened_again(tmp_path: Path) -> Non
     with local_cluster(servers=1, workers=0, checkpoints=tmp_path) as cluster, cluster.client() as client:
         server = cluster.process("server", 0)
         with pytest.raises(errors.JobFailed, match="open the session again with restore='s/1'"):
-            train_for_ever(client, server)
+            train_forever(client, server)
         wait_until(lambda: server.returncode is not None, what="the server's end")
         assert server.returncode == 0
         cluster.restart("server", 0)

@@ -214,7 +214,7 @@ def test_second_member_of_a_name_is_refused_with_the_first_ones_address(rig: Rig
         assert (found.alive, found.incarnation, found.address) == (True, life, "10.0.0.1:7070")
 
 
-def test_leaving_is_at_once(group: Rig) -> None:
+def test_a_worker_leaves_at_once(group: Rig) -> None:
     group.silent.add("w0")
     request = members.LeaveRequest(member="w0", incarnation=group.lives["w0"])
     group.client.call(group.client.members.Leave, request)
@@ -224,7 +224,7 @@ def test_leaving_is_at_once(group: Rig) -> None:
         group.beat("w0")
 
 
-def test_data_account_shows_ranges_returned_by_a_leaving_worker(group: Rig) -> None:
+def test_data_account_shows_ranges_returned_by_a_worker_that_leaves(group: Rig) -> None:
     group.submit(job(batch_size=8, range_size=32))
     assert DataAccount.from_proto(group.job("GetData", job="a")) == DataAccount(), "nothing is known of it yet"
     for worker in ("w0", "w1"):
@@ -397,7 +397,9 @@ def test_where_the_time_of_steps_went(group: Rig) -> None:
     found = Timings.from_proto(group.job("GetTimings", job="a"))
     assert found.steps == {"w0": steps[1:], "w1": steps[1:]}
     assert found.staleness == {2: 6}
-    assert all(abs(heard - before) < 60 for heard in found.last_reported_at.values()), "by the coordinator's clock"
+    assert all(abs(reported - before) < 60 for reported in found.last_reported_at.values()), (
+        "by the coordinator's clock"
+    )
     assert found.last_reported_at["w1"] < found.last_reported_at["w0"]
     assert Timings.from_proto(group.job("GetTimings", job="a", last=2)) == found.latest(2)
     assert Timings.from_proto(group.job("GetTimings", job="a", last=1_000)).steps == {"w0": steps, "w1": steps}

@@ -193,7 +193,7 @@ class TestShards:
             servers.each("ResumeCommits", pb.ResumeCommitsRequest(job="job", cut=1))
             assert [each.result(15).outcome for each in pushed] == ["accepted"] * 6
 
-    def test_go_on_if_it_is_given_up(self, servers: ShardServers) -> None:
+    def test_go_on_if_it_is_abandoned(self, servers: ShardServers) -> None:
         servers.admit("w0")
         with servers.client("w0") as worker, ThreadPoolExecutor(1) as pool:
             servers.cut(servers.hold(), hold_s=20)
@@ -210,7 +210,7 @@ class TestShards:
             servers.cut(held, hold_s=hold_s)
 
 
-def test_a_server_that_is_leaving_says_so_by_its_health_and_serves_on(coordinator: FakeCoordinator) -> None:
+def test_a_server_that_is_draining_says_so_by_its_health_and_serves_on(coordinator: FakeCoordinator) -> None:
     coordinator.drains = [["a"]] * 100_000
     server = Server(ServerConfig("s0", coordinator.address), CollectorRegistry())
     enough = threading.Event()
@@ -224,13 +224,13 @@ def test_a_server_that_is_leaving_says_so_by_its_health_and_serves_on(coordinato
 
         try:
             assert says() == "SERVING"
-            leaving = pool.submit(server.leave, enough)
+            drained = pool.submit(server.leave, enough)
             wait_until(lambda: coordinator.drained, what="its word that it is going")
             assert says() == "NOT_SERVING"
             stub = parameter_server_pb2_grpc.ParameterServerStub(channel)
             stub.DropShards(pb.DropShardsRequest(job="none"))
-            assert not leaving.done()
+            assert not drained.done()
         finally:
             enough.set()
             server.stop()
-        leaving.result(20)
+        drained.result(20)

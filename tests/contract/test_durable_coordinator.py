@@ -129,13 +129,13 @@ def test_a_worker_is_released_as_it_was_fenced(group: Rig) -> None:
         notes.step = 0  # as servers say that know the worker no more
     group.notes["s1"].fails.clear()
     group.restart()
-    wait_until(lambda: not outstanding(group), what="the end of it")
+    wait_until(lambda: not pending_effects(group), what="the end of it")
     for notes in group.notes.values():
         assert len(notes.of(pb.FenceWorkerRequest)) == 1
         assert {request.committed_steps for request in notes.of(pb.ReleaseWorkerRequest)} == {5}
 
 
-def outstanding(rig: Rig) -> list[Any]:
+def pending_effects(rig: Rig) -> list[Any]:
     """What is known not to be done."""
     with rig.process.coordinator.reading() as (machine, _):
         return machine.pending_effects

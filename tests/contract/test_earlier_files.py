@@ -143,7 +143,7 @@ def test_users_see_all_that_was_there(started: tuple[PinnedCoordinator, Clock]) 
 
 
 @pytest.mark.parametrize("name", SAVED)
-def test_a_checkpoint_is_whole_and_has_its_values(checkpoints: Path, name: str) -> None:
+def test_a_checkpoint_is_complete_and_has_its_values(checkpoints: Path, name: str) -> None:
     folder = Checkpoints(checkpoints)
     folder.verify(name)
     assert_values(folder.read(name), name)

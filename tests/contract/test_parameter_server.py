@@ -659,7 +659,7 @@ class TestWaiting:
             b.push(gradients())
             waiting.result(timeout=20)
 
-    def test_a_pull_given_up_by_its_caller_is_forgotten(self) -> None:
+    def test_a_pull_abandoned_by_its_caller_is_forgotten(self) -> None:
         """On a server that has answered for one of its two shards."""
         with ShardServers({"w": Variable((3,)), "v": Variable((3,))}, mode=consistency.Synchronous()) as servers:
             a, b = servers.worker("a"), servers.worker("b")
@@ -718,7 +718,7 @@ class TestStalls:
             # Though it was slow, it gets what it began with.
             assert all(not any(chunk.data) for reply in call for chunk in reply.chunks)
 
-    def test_callers_that_stall_do_not_hold_all_threads_for_ever(self) -> None:
+    def test_callers_that_stall_do_not_hold_all_threads_forever(self) -> None:
         """As many as there are threads neither read their pulls nor go on with their pushes."""
         variables = {"w": Variable((2 << 20,))}
         with ShardServers(variables, shards=1, rpc_threads=2, stall_s=0.3, transport="grpc") as servers:
@@ -726,8 +726,8 @@ class TestStalls:
             with servers.worker("a") as worker, ThreadPoolExecutor(2) as pool:
                 stamp = header_pb2.Stamp(job="job", generation=1)
                 pulls = [stub.Pull(pb.PullRequest(stamp=stamp, shards=[0])) for _ in range(2)]
-                for_ever = threading.Event()
-                pushes = [stub.Push.future(until(for_ever, header(servers, "a"))) for _ in range(2)]
+                forever = threading.Event()
+                pushes = [stub.Push.future(until(forever, header(servers, "a"))) for _ in range(2)]
                 pulled, pushed = pool.submit(worker.pull), pool.submit(worker.push, {"w": np.ones(2 << 20, np.float32)})
 
                 def served() -> bool:
@@ -740,7 +740,7 @@ class TestStalls:
                 for call in (lambda: list(pulls[0]), lambda: list(pulls[1]), pushes[0].result, pushes[1].result):
                     with pytest.raises(errors.Unreachable), _rpc.as_shoal_errors("server"):
                         call()
-                for_ever.set()
+                forever.set()
             assert servers.versions() == [1]
 
 

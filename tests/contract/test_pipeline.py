@@ -192,7 +192,7 @@ def train(
         config = TrainingConfig(name=name, program=Numbers(samples), device=Cpu(), max_steps=max_steps)
         TrainingLoop(config, pipeline, batches, emit=emitted.append).run()
     servers.remove(name)
-    return sum(figures.report.accepted for figures in emitted)
+    return sum(emission.report.accepted for emission in emitted)
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)

@@ -74,9 +74,7 @@ def test_the_first_starts_the_job_and_describes_it(coordinator: FakeCoordinator,
     assert described.samples == 0
 
 
-def test_leaving_finishes_and_reports(
-    coordinator: FakeCoordinator, client: shoal.Client, servers: ShardServers
-) -> None:
+def test_leave_finishes_and_reports(coordinator: FakeCoordinator, client: shoal.Client, servers: ShardServers) -> None:
     with client.session("job", variables={"w": np.zeros(3)}, worker="me") as session:
         session.push(GRADIENT, weight=32, metrics={"loss": 0.5})
         session.log("first line\nsecond line")
@@ -384,13 +382,13 @@ def test_a_job_that_is_over_stops_the_loop(
 ) -> None:
     coordinator.over = True
 
-    def train_for_ever() -> None:
+    def train_forever() -> None:
         with client.session("job", variables={"w": np.zeros(3)}, worker="me") as session:
             while True:
                 session.push(GRADIENT)
 
     with pytest.raises(shoal.Cancelled, match="stop the loop"):
-        train_for_ever()
+        train_forever()
 
 
 def test_a_session_may_ask_for_halves_and_overlap(

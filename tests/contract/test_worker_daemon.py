@@ -186,7 +186,7 @@ def test_a_daemon_that_leaves_finishes_the_batch_in_hand_and_says_how_far_it_is(
 
 
 @pytest.mark.parametrize("way", ["told", "late"])
-def test_a_daemon_that_leaves_does_not_wait_for_ever(
+def test_a_daemon_that_leaves_does_not_wait_forever(
     cluster: FakeCluster, start: Callable[..., Daemon], way: str
 ) -> None:
     daemon = start(BATCH_IN_HAND, leave_grace_s=0.2 if way == "late" else 60.0)

@@ -13,8 +13,7 @@ Each entry of the file has either an `identifier` or a `phrase`, and `use`, what
   English and a bad name, such as `gate`. In Markdown, code is what stands between backticks.
 - A phrase is found in any case, with any white space or an underscore between its words, line breaks included.
 
-The names of files and folders are read as code; a hit there has line 0. In paths of the list `unread_names`, they are
-not read, and phrases are not looked for in snake_case.
+The names of files and folders are read as code; a hit there has line 0.
 
 `in` and `out` are lists of globs over paths: `**` stands for any folders. Without `in`, an entry holds everywhere; one
 with `code = true` holds in `sources`, a list at the top of the file. `exempt` lists the paths where no entry holds.
@@ -127,12 +126,10 @@ class WordList:
     Attributes:
         words: the entries.
         exempt: globs of the paths where none of them is retired.
-        unread_names: globs of the paths whose names are not read, nor phrases in snake_case in them.
     """
 
     words: tuple[Word, ...]
     exempt: tuple[str, ...] = ()
-    unread_names: tuple[str, ...] = ()
 
 
 def load(text: str) -> WordList:
@@ -159,7 +156,7 @@ def load(text: str) -> WordList:
         everywhere = record.get("sources", ()) if code else ()
         scope = tuple(entry.get("in", everywhere)), tuple(entry.get("out", ()))
         words.append(Word(found, entry["use"], pattern, first, "phrase" in entry, code, *scope))
-    return WordList(tuple(words), tuple(record.get("exempt", ())), tuple(record.get("unread_names", ())))
+    return WordList(tuple(words), tuple(record.get("exempt", ())))
 
 
 class Finder:
@@ -172,7 +169,6 @@ class Finder:
     def __init__(self, retired: WordList) -> None:
         self._phrases = [word for word in retired.words if word.is_phrase]
         self._identifiers = [word for word in retired.words if not word.is_phrase]
-        self._unread_names = retired.unread_names
         self._by_token: dict[str, list[Word]] = {}  # what was found in each token so far: most occur again and again
 
     def hits(self, path: str, text: str) -> Iterator[Hit]:
@@ -182,16 +178,13 @@ class Finder:
             path: of the file, relative to the root and with slashes.
             text: what is in it.
         """
-        read_names = not matches(path, self._unread_names)
-        for token in _TOKEN.findall(path) if read_names else ():
+        for token in _TOKEN.findall(path):
             yield from (Hit(path, 0, word) for word in self._words_of(token) if word.applies_to(path))
-        for searched, first in ((path if read_names else "", 0), (text, 1)):
+        for searched, first in ((path, 0), (text, 1)):
             small = searched.lower()
             for word in self._phrases:
                 if word.first in small and word.applies_to(path):
                     for match in word.pattern.finditer(searched):
-                        if not read_names and _is_in_name(searched, match):
-                            continue
                         yield Hit(path, searched.count("\n", 0, match.start()) + first, word)
         for in_code, searched in ((False, text), (True, code_of(path, text))):
             for number, line in enumerate(searched.splitlines(), 1):
@@ -263,12 +256,6 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT, words_file: 
     for hit in sorted(found, key=lambda hit: (hit.path, hit.line)):
         print(hit)
     return 1 if found else 0
-
-
-def _is_in_name(text: str, match: re.Match[str]) -> bool:
-    """Returns whether a match is in snake_case, or a part of a name in it."""
-    around = text[max(0, match.start() - 1) : match.end() + 1]
-    return "_" in around
 
 
 def _blank(text: str) -> str:

@@ -168,7 +168,7 @@ def test_a_block_takes_the_place_of_what_was_between_its_markers() -> None:
         record.fill("a", "new")
 
 
-def test_the_docs_have_the_figures_of_the_last_run_and_explain_each() -> None:
+def test_the_docs_have_the_results_of_the_last_run_and_explain_each() -> None:
     page = record.DOCS.read_text()
     results = record.load()
     if results.rows:
@@ -345,14 +345,14 @@ def test_a_step_is_timed_by_the_median_after_two_that_do_not_count(monkeypatch: 
 
 
 def test_the_rows_of_a_gpu_are_those_of_its_script_and_are_skipped_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    figures = {"images_per_s_alone": 200.0, "images_per_s_cluster": 190.0, "images_per_s_torch": 250.0}
-    alone, cluster = nn.gpu_rows(Fake({}), figures)
+    rates = {"images_per_s_alone": 200.0, "images_per_s_cluster": 190.0, "images_per_s_torch": 250.0}
+    alone, cluster = nn.gpu_rows(Fake({}), rates)
     assert (alone.peer, alone.ratio, alone.holds) == ("torch", 0.8, None)
     assert (cluster.peer, cluster.ratio, cluster.holds) == ("Shoal, alone", 0.95, True)
 
-    del figures["images_per_s_torch"]
+    del rates["images_per_s_torch"]
     run = Fake({})
-    assert [row.ratio for row in nn.gpu_rows(run, figures)] == [None, 0.95]
+    assert [row.ratio for row in nn.gpu_rows(run, rates)] == [None, 0.95]
     assert run.skipped.keys() == {"gpu_resnet50_alone"}
 
     def none(wish: str) -> None:

@@ -193,7 +193,7 @@ def test_a_top_level_page_links_to_what_there_is(name: str) -> None:
 
 
 class TestTopLevelPages:
-    def test_figures_of_the_readme_are_those_of_the_last_benchmarks(self) -> None:
+    def test_numbers_of_the_readme_are_those_of_the_last_benchmarks(self) -> None:
         rows = re.findall(
             r"^\| .* \| ([\d.,]+ \S+) \| ([\d.,]+ \S+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE
         )

@@ -67,12 +67,6 @@ def test_names_of_files_and_phrases_in_snake_case_are_read() -> None:
     assert hits("def test_what_comes_of_it(): ...\n") == ["server/shard.py:1: what comes of -> the outcome of"]
 
 
-def test_names_are_not_read_where_the_list_says_so() -> None:
-    finder = Finder(load(f'unread_names = ["tests/**"]\n{WORD_LIST}'))
-    text = "def test_what_comes_of_it(): ...\n# what comes of it\n"
-    assert [hit.line for hit in finder.hits("tests/test_what_comes_of.py", text)] == [2]
-
-
 def test_code_of_a_file_keeps_its_lines() -> None:
     assert code_of("a.md", "Gate `Gate`\nGate\n").splitlines() == [" `Gate`", " "]
     assert code_of("a.js", "gate; // Gate\n/* Gate\n*/ gate\n").split("\n") == ["gate;  ", " ", "  gate", ""]

@@ -27,9 +27,9 @@ BESIDE = MetricsReported(
 )
 EVALUATED = EvaluationEnded(4, 12.0, "worker-1", Evaluation(1, 6, {"loss": 0.25}), True)
 SAVED = CheckpointEnded(5, 13.0, 1, SavedCheckpoint(1, 7, 4096, 12.5), 0.5, "")
-GIVEN_UP = CheckpointEnded(6, 14.0, 2, None, 0.5, "the disk is full")
+FAILED_CHECKPOINT = CheckpointEnded(6, 14.0, 2, None, 0.5, "the disk is full")
 ENDED = StateChanged(7, 15.0, JobState.SUCCEEDED, "")
-LIFE = (RUNNING, TRAINED, BESIDE, EVALUATED, SAVED, GIVEN_UP, ENDED)
+LIFE = (RUNNING, TRAINED, BESIDE, EVALUATED, SAVED, FAILED_CHECKPOINT, ENDED)
 
 
 def checked_records(folder: Path) -> list[Record]:
@@ -130,7 +130,7 @@ class TestTensorBoard:
         watch(tmp_path, [*reports[-2:], ENDED])
         assert [step for _, step, *_ in scalars(tmp_path / "worker-0")] == [1, 2, 3, 4, 5]
 
-    def test_knows_an_old_evaluation_after_many_figures(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_knows_an_old_evaluation_after_many_metrics(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tensorboard, "_MOST_KNOWN", 2)
         reports = [MetricsReported(n, float(n), "worker-0", n, {"loss": 1.0}, Progress(steps=n)) for n in range(5, 9)]
         watch(tmp_path, [EVALUATED, *reports, EVALUATED, ENDED])

@@ -56,10 +56,10 @@ def mean_and_most(x: np.ndarray) -> dict[str, Any]:
 class Program:
     """Its metrics are of the numbers, times w."""
 
-    def __init__(self, count: int = 10, figures: Evaluate = mean_and_most, **options: Any) -> None:
+    def __init__(self, count: int = 10, evaluate: Evaluate = mean_and_most, **options: Any) -> None:
         self.dataset = None
         self.held_out: Any = Numbers(count, **options)  # a test may replace it by another object
-        self.figures = figures
+        self.evaluate_batch = evaluate
 
     def variables(self) -> dict[str, np.ndarray]:
         return {"w": np.ones(1)}
@@ -68,7 +68,7 @@ class Program:
         return 0.0, params
 
     def evaluate(self, params: Mapping[str, np.ndarray], batch: np.ndarray) -> Any:
-        return self.figures(batch * params["w"])
+        return self.evaluate_batch(batch * params["w"])
 
 
 @dataclass
@@ -193,13 +193,13 @@ def test_stopping_worker_abandons_its_evaluation() -> None:
         stop.set()
         return {"mean": float(x.mean())}
 
-    program = Program(figures=evaluate_and_stop)
+    program = Program(evaluate=evaluate_and_stop)
     assert evaluator(coordinator, program, stop=stop).at_step(10, VALUES)
     assert not coordinator.told
 
 
 @pytest.mark.parametrize(
-    ("figures", "said"),
+    ("evaluate", "said"),
     [
         (lambda x: x.mean(), "return from 1 to 256 metrics by name"),
         (lambda x: {}, "return from 1 to 256 metrics by name"),
@@ -221,14 +221,14 @@ def test_stopping_worker_abandons_its_evaluation() -> None:
         (lambda x: 1 / 0, "evaluate, step 10, raised ZeroDivisionError"),
     ],
 )
-def test_invalid_metrics_raise_an_error(figures: Callable[..., Any], said: str) -> None:
+def test_invalid_metrics_raise_an_error(evaluate: Callable[..., Any], said: str) -> None:
     with pytest.raises(errors.ProgramError, match=said):
-        evaluator(FakeCoordinator([EvaluationClaim(1)]), Program(figures=figures)).at_step(10, VALUES)
+        evaluator(FakeCoordinator([EvaluationClaim(1)]), Program(evaluate=evaluate)).at_step(10, VALUES)
 
 
 @pytest.mark.parametrize("figure", [0.5, np.float32(0.5), np.array(0.5), np.full((1,), 0.5), np.full((1, 1), 0.5)])
 def test_metric_is_a_number_or_an_array_of_one_element(figure: float | np.ndarray) -> None:
-    assert shoal.evaluate(Program(figures=lambda _: {"x": figure, "y": Most(figure)}), VALUES) == {"x": 0.5, "y": 0.5}
+    assert shoal.evaluate(Program(evaluate=lambda _: {"x": figure, "y": Most(figure)}), VALUES) == {"x": 0.5, "y": 0.5}
 
 
 def test_a_traceback_begins_with_the_program() -> None:
@@ -238,7 +238,7 @@ def test_a_traceback_begins_with_the_program() -> None:
 
     measure = Separate(1.0)
     with pytest.raises(errors.ProgramError, match="not these two") as caught:
-        evaluator(FakeCoordinator([EvaluationClaim(1)]), Program(figures=lambda _: {"most": measure})).at_step(
+        evaluator(FakeCoordinator([EvaluationClaim(1)]), Program(evaluate=lambda _: {"most": measure})).at_step(
             10, VALUES
         )
     assert caught.value.message.count('File "') == 1
@@ -268,11 +268,11 @@ def with_a_list(program: Program) -> None:
 
 
 def that_raises(program: Program) -> None:
-    program.figures = lambda x: 1 / 0
+    program.evaluate_batch = lambda x: 1 / 0
 
 
 def of_another_name(program: Program) -> None:
-    program.figures = lambda x: {"accuracy": 1.0, "auc": 0.5}
+    program.evaluate_batch = lambda x: {"accuracy": 1.0, "auc": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -308,11 +308,11 @@ class NumbersInBlocks(Numbers):
 def test_samples_in_blocks_are_read_by_plan() -> None:
     program = Program()
     program.held_out = NumbersInBlocks(10)
-    figures = {"mean": pytest.approx(9.0), "most": 18.0}
-    assert shoal.evaluate(program, VALUES, batch_size=4) == figures
+    metrics = {"mean": pytest.approx(9.0), "most": 18.0}
+    assert shoal.evaluate(program, VALUES, batch_size=4) == metrics
     coordinator = FakeCoordinator([EvaluationClaim(1)])
     evaluator(coordinator, program).at_step(10, VALUES)
-    assert coordinator.told[0].values == figures
+    assert coordinator.told[0].values == metrics
     assert program.held_out.read == 2 * [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 

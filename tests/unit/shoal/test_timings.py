@@ -193,14 +193,14 @@ class TestTheStraggler:
     def test_is_not_a_worker_that_is_gone(self) -> None:
         slow = steps(range(20), compute=0.9)
         others = {name: steps(range(20), compute=0.2, pull=0.7) for name in ("w0", "w1")}
-        heard = {"w0": 1_100.0, "w1": 1_100.5}
-        gone = Timings({**others, "w2": slow}, last_reported_at={**heard, "w2": 1_090.0})
+        reported = {"w0": 1_100.0, "w1": 1_100.5}
+        gone = Timings({**others, "w2": slow}, last_reported_at={**reported, "w2": 1_090.0})
         assert gone.straggler() is None
         assert [*gone.compared().typical] == ["w0", "w1"]
-        silent_briefly = Timings({**others, "w2": slow}, last_reported_at={**heard, "w2": 1_091.0})
+        silent_briefly = Timings({**others, "w2": slow}, last_reported_at={**reported, "w2": 1_091.0})
         assert straggling_worker(silent_briefly) == "w2"
         long = steps(range(20), compute=4.0)
-        in_a_step = Timings({**others, "w2": long}, last_reported_at={**heard, "w2": 1_089.0})
+        in_a_step = Timings({**others, "w2": long}, last_reported_at={**reported, "w2": 1_089.0})
         assert straggling_worker(in_a_step) == "w2"
 
     @pytest.mark.parametrize("off_s", [-3_600, 3_600])
@@ -240,7 +240,7 @@ class TestTheStraggler:
     ) -> None:
         timings = Timings(
             {
-                worker: tuple(StepTiming(step, *figures) for step, figures in sorted(rows.items()))
+                worker: tuple(StepTiming(step, *phases) for step, phases in sorted(rows.items()))
                 for worker, rows in found.items()
             }
         )

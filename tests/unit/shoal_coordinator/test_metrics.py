@@ -146,7 +146,7 @@ class TestCounts:
     def observer(self, registry: CollectorRegistry) -> Observer:
         return count_events(registry, clock=lambda: START + 40)
 
-    def test_a_checkpoint_lasts_from_its_cut_until_it_is_whole(
+    def test_a_checkpoint_lasts_from_its_cut_until_it_is_complete(
         self, registry: CollectorRegistry, observer: Observer
     ) -> None:
         observer.handled(events.CheckpointCommitted(JobRef("a", 1), SavedCheckpoint(1, 5, 100, START)))

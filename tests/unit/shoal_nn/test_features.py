@@ -30,7 +30,7 @@ def test_crosses_follow_the_documented_formula(pairs: Sequence[tuple[int, int]],
     assert found.tolist() == [mix(mix(x % WORD) + y) % rows for x, y in pairs]
 
 
-def test_crosses_stay_the_same_for_ever() -> None:
+def test_crosses_stay_the_same_forever() -> None:
     """Tables are trained by them."""
     a, b = np.array([0, 0, 1, 7, -1]), np.array([0, 1, 0, 12, 5])
     assert crossed(a, b, 10_000).tolist() == PUBLISHED

@@ -442,7 +442,7 @@ def test_a_model_that_is_fed_bytes_says_so_instead_of_computing_in_them() -> Non
 
 def test_yes_or_no_is_judged_alike_by_columns_and_by_the_rule_of_its_loss() -> None:
     outputs, labels = np.array([[2.0], [-1.0], [0.5]]), np.array([1, 0, 0])
-    figures = BinaryClassification().metrics(outputs, labels)
-    assert figures["accuracy"] == pytest.approx(2 / 3)
-    assert isinstance(figures["auc"], AreaUnderCurve)
-    assert figures["loss"] == pytest.approx(np.log1p(np.exp([-2.0, -1.0, 0.5])).mean())
+    metrics = BinaryClassification().metrics(outputs, labels)
+    assert metrics["accuracy"] == pytest.approx(2 / 3)
+    assert isinstance(metrics["auc"], AreaUnderCurve)
+    assert metrics["loss"] == pytest.approx(np.log1p(np.exp([-2.0, -1.0, 0.5])).mean())

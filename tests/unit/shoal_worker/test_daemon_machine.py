@@ -152,7 +152,7 @@ def test_closing_waits_for_the_trainer_to_go() -> None:
     assert machine.done
 
 
-def test_leaving_lets_the_trainer_finish_its_batch() -> None:
+def test_leave_lets_the_trainer_finish_its_batch() -> None:
     machine = registered(Assigned(A))
     assert fed(machine, StopAfterBatchRequested()) == [StopTrainerAfterBatch()]
     assert fed(machine, StopAfterBatchRequested(), Assigned(A)) == []
@@ -163,7 +163,7 @@ def test_leaving_lets_the_trainer_finish_its_batch() -> None:
     assert fed(machine, Assigned(B)) == []
 
 
-def test_leaving_without_work_is_done_at_once() -> None:
+def test_leave_without_work_is_done_at_once() -> None:
     machine = registered()
     assert fed(machine, StopAfterBatchRequested()) == []
     assert machine.done
@@ -179,7 +179,7 @@ def test_a_trainer_that_dies_as_its_daemon_leaves_is_no_reason_for_a_new_life() 
     assert fed(machine, KILLED) == [Leave(None)]
 
 
-def test_leaving_ends_at_once_when_there_is_no_more_time() -> None:
+def test_leave_ends_at_once_when_there_is_no_more_time() -> None:
     machine = registered(Assigned(A), StopAfterBatchRequested())
     assert fed(machine, StopRequested()) == [StopTrainer()]
     assert fed(machine, TrainerEnded(-15, None, progressed=True)) == []

@@ -196,7 +196,7 @@ class Rig:
         return self
 
     def total(self, name: str) -> int:
-        return sum(getattr(figures.report, name) for figures in self.emitted)
+        return sum(getattr(emission.report, name) for emission in self.emitted)
 
 
 @pytest.fixture(autouse=True)
@@ -433,7 +433,7 @@ def test_gradients_may_come_one_by_one(whole: bool, monkeypatch: pytest.MonkeyPa
     rig.training.run()
     [(_, gradients, _)] = rig.parameters.pushes
     assert sorted(gradients) == ["v", "w"]
-    assert sum(figures.durations["compute"].total_s for figures in rig.emitted) == 2.0
+    assert sum(emission.durations["compute"].total_s for emission in rig.emitted) == 2.0
 
 
 any_step_output: Callable[..., StepOutput] = StepOutput  # for gradients of a wrong type
@@ -552,9 +552,9 @@ def test_a_library_that_finds_no_room_beside_the_pool_is_out_of_memory_too(said:
         Rig([Lease(1, DataRange(0, 0, 8))], compute=compute).run()
 
 
-def received(figures: TrainerReport) -> TrainerReport:
-    """The figures as the daemon decodes them."""
-    found = decode(encode(figures))
+def received(emission: TrainerReport) -> TrainerReport:
+    """The report as the daemon decodes it."""
+    found = decode(encode(emission))
     assert isinstance(found, TrainerReport)
     return found
 
@@ -568,7 +568,7 @@ class OnDevice(Cpu):
 
 def test_reports_contain_the_memory_of_the_device() -> None:
     rig = Rig([Lease(1, DataRange(0, 0, 4)), NoRange.FINISHED], device=OnDevice()).run()
-    assert [received(figures).device_memory for figures in rig.emitted] == [{"used": 1, "pool": 2, "limit": 3}]
+    assert [received(emission).device_memory for emission in rig.emitted] == [{"used": 1, "pool": 2, "limit": 3}]
 
 
 def test_a_dataset_that_raises_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -590,7 +590,7 @@ def test_updates_and_metrics_of_a_step_arrive() -> None:
 
 
 def timings(rig: Rig) -> list[StepTiming]:
-    return [timing for figures in rig.emitted for timing in received(figures).report.timings]
+    return [timing for emission in rig.emitted for timing in received(emission).report.timings]
 
 
 def slowly(clock: FakeClock, seconds: float, call: Callable[..., PushResult]) -> Callable[..., PushResult]:
@@ -690,7 +690,7 @@ def test_wait_share_follows_the_clock(overlap: bool, pull_s: float, share: float
 
     rig.program.compute, rig.parameters.pull_s = compute, pull_s
     rig.run()
-    values = [figures.report.values for figures in rig.emitted]
+    values = [emission.report.values for emission in rig.emitted]
     shares = [each["wait_share"] for each in values if "wait_share" in each]
     assert shares == pytest.approx([share] * len(shares))
     assert shares

@@ -87,21 +87,21 @@ def test_a_role_that_dies_is_started_again_after_a_pause(
     assert said(capsys) == []
 
 
-def test_one_that_does_not_live_is_given_up_with_its_last_lines(
+def test_one_that_does_not_live_is_abandoned_with_its_last_lines(
     cluster: Cluster, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     supervisor = Supervisor(cast(LocalCluster, cluster), Output(as_json=False), clock)
     cluster.lives = False
     cluster.roles["server", 0].returncode = 3
-    pauses: list[float] = []
+    delays: list[float] = []
     before = 0.0
     for _ in range(1000):
         supervisor.poll()
-        if len(cluster.restarts) > len(pauses):
-            pauses.append(clock.now - before)
+        if len(cluster.restarts) > len(delays):
+            delays.append(clock.now - before)
             before = clock.now
         clock.now += 0.5
-    assert pauses == [1, 2.5, 4.5, 8.5], "each is noticed half a second later"
+    assert delays == [1, 2.5, 4.5, 8.5], "each is noticed half a second later"
     assert len(cluster.restarts) == supervision.MAX_DEATHS - 1
     shown = capsys.readouterr().out
     assert shown.count("ended with exit status 3") == supervision.MAX_DEATHS

@@ -168,7 +168,7 @@ class TestEverySource:
                     np.add.at(seen, numbers, 1)
             assert (seen == 1).all()
 
-    def test_reading_may_be_given_up(self, case: Case) -> None:
+    def test_reading_may_be_abandoned(self, case: Case) -> None:
         plan = [np.arange(start, start + 8) for start in range(0, 80, 8)]
         reading = self.read(case.dataset, plan)
         case.check(next(reading), plan[0])

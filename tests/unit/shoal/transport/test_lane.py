@@ -88,7 +88,7 @@ def spy_on_polls(lane: Lane) -> list[bytes]:
     return streams[0].polled
 
 
-def send_for_ever(lane: Lane) -> None:
+def send_forever(lane: Lane) -> None:
     while True:
         lane.send(Frame.VALUES, [bytes(LARGE)])
 
@@ -247,7 +247,7 @@ class TestEnds:
         with lane_and_socket() as (lane, far):
             far.close()
             with pytest.raises(errors.Unreachable, match="broke"):
-                send_for_ever(lane)
+                send_forever(lane)
             assert lane.closed
 
     def test_a_blocked_receive_ends_when_its_own_end_is_closed(self) -> None:
@@ -319,7 +319,7 @@ class TestStalls:
     def test_unread_frame_exceeds_its_deadline(self) -> None:
         with lane_and_socket(stall_s=0.05) as (lane, _):
             with pytest.raises(errors.DeadlineExceeded, match=r"far has read nothing of a VALUES frame for 0\.05 s"):
-                send_for_ever(lane)
+                send_forever(lane)
             assert lane.closed
 
     @pytest.mark.parametrize("stall_s", [0.01, 30.0], ids=["longer than a stall", "shorter than a stall"])

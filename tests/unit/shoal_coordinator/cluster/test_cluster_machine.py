@@ -726,7 +726,7 @@ class TestGoingBack:
         assert running.state("b") is JobState.RUNNING
         assert running.history("b").count(("placing", "continues from a/1, step 3")) == 2
 
-    def test_waits_for_its_servers_but_not_for_ever(self, running: Rig) -> None:
+    def test_waits_for_its_servers_but_not_forever(self, running: Rig) -> None:
         running.kill("s1")
         running.describe("a", "w0")
         assert not any(isinstance(effect, CreateShards) for effect in running.pending)

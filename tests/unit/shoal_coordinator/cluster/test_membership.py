@@ -60,7 +60,7 @@ def test_the_dead_stay_dead() -> None:
     assert members.register(worker(), HEARTBEAT_TIMEOUT_S + 1).incarnation != life  # the same process, another life
 
 
-def test_leaving_ends_it_at_once_and_only_the_life_that_leaves() -> None:
+def test_leave_ends_it_at_once_and_only_the_life_that_leaves() -> None:
     members = Membership(HEARTBEAT_TIMEOUT_S)
     first = members.register(worker(), 0.0).incarnation
     left = members.leave("w0", first, 1.0)

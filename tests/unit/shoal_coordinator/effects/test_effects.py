@@ -223,16 +223,16 @@ class TestTheCut:
     def test_is_the_last_one_only_where_the_job_goes_back_to_it(
         self, servers: Servers, last: bool, pause_s: float
     ) -> None:
-        pauses = []
+        holds_s = []
 
         def save(_server: ServerRef, request: pb.SaveRequest) -> pb.SaveReply:
-            pauses.append(request.hold_s)
+            holds_s.append(request.hold_s)
             return pb.SaveReply()
 
         servers.answers |= {"HoldCommits": pb.HoldCommitsReply(), "Save": save}
         effect = TakeCut(REF, 1, SERVERS, 7, last, number=5)
         made = checkpoint_cut.take_cut(effect, servers, lambda: HoldResult(None, {}, state_pb2.ProgressRecord()))
-        assert (pauses, made.held_by) == ([pause_s, pause_s], 5 if last else 0)
+        assert (holds_s, made.held_by) == ([pause_s, pause_s], 5 if last else 0)
 
     @pytest.mark.parametrize("fails", ["HoldCommits", "Save", "held"])
     def test_resumes_commits_on_all_servers_after_a_failure(self, servers: Servers, fails: str) -> None:

@@ -42,11 +42,11 @@ def running(workers: int = 1, samples: int = 100, possible: bool = False, **opti
     return job
 
 
-def report(worker: str = "w0", **figures: Any) -> WorkerReported:
-    return WorkerReported("a", worker, 1, **figures)
+def report(worker: str = "w0", **metrics: Any) -> WorkerReported:
+    return WorkerReported("a", worker, 1, **metrics)
 
 
-def test_figures_add_up_over_workers() -> None:
+def test_metrics_add_up_over_workers() -> None:
     job = running(workers=2, epochs=3)
     job.report(report(step=4, accepted=4, samples=40, staleness={0: 3, 2: 1}, values={"loss": 2.0}), START + 1)
     job.report(

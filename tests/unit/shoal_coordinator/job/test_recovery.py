@@ -145,7 +145,7 @@ class TestSources:
 
 class TestAStorageThatIsAway:
     def test_is_tried_again_after_ever_longer_pauses(self) -> None:
-        machine, now, pauses = recovery(1), START, []
+        machine, now, delays = recovery(1), START, []
         assert not machine.waits_for_storage(now)
         for _ in range(7):
             machine.defer_restore("503", now)
@@ -153,8 +153,8 @@ class TestAStorageThatIsAway:
             begun = now
             while machine.waits_for_storage(now):
                 now += 1
-            pauses.append(now - begun)
-        assert pauses == [2, 4, 8, 16, 32, 60, 60]
+            delays.append(now - begun)
+        assert delays == [2, 4, 8, 16, 32, 60, 60]
         assert machine.waiting_for == "waiting for the storage of its checkpoints: 503"
 
     def test_is_forgotten_when_it_is_back(self) -> None:

@@ -139,7 +139,7 @@ def server(
 
 
 class TestRates:
-    def test_of_two_signs_of_life_a_second_apart(self) -> None:
+    def test_of_two_heartbeats_a_second_apart(self) -> None:
         rates = Rates()
         assert rates.update([server(updates=5)], 100.0) == {}
         assert rates.update([server(updates=9, silent_s=0.5)], 101.0) == {}, "half a second says little"

@@ -223,7 +223,7 @@ def test_arrays_that_do_not_fit_are_refused_and_unchanged(convert: Any, target: 
     assert not target.any()
 
 
-def test_halves_are_widened_on_arrival_and_narrowed_on_the_way_out_only() -> None:
+def test_halves_are_widened_when_received_and_narrowed_when_sent_only() -> None:
     for half in HALVES:
         with pytest.raises(ValueError, match="cannot become"):
             conversions.send(np.zeros(3, np.float32), np.ones(3, half))

@@ -291,7 +291,7 @@ def test_mean_without_weight_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.int64, *FLOATS])
-def test_sum_adds_each_and_last_assigns_the_last(dtype: Any) -> None:
+def test_sum_adds_each_and_last_keeps_the_last(dtype: Any) -> None:
     brought = [np.array([1, 2], dtype), np.array([10, 20], dtype)]
     values = np.array([100, 100], dtype)
     update_rules.aggregate(values, brought, [5.0, 0.0], Aggregation.SUM)

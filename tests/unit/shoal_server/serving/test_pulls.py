@@ -193,7 +193,7 @@ def test_replies_to_a_barrier_are_headers_alone() -> None:
     assert not chunks
 
 
-def test_replies_that_are_given_up_let_their_shards_go() -> None:
+def test_abandoned_replies_let_their_shards_go() -> None:
     group = real_group([CHUNK_BYTES])
     with suppress(KeyboardInterrupt), replies(real_pull(group), 0, headers_only=False) as messages:
         next(messages)

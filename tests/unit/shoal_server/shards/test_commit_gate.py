@@ -106,7 +106,7 @@ def test_commits_that_do_not_end_fail_the_cut(monkeypatch: pytest.MonkeyPatch) -
         assert passed(gate)
 
 
-def test_a_cut_that_is_given_up_lets_commits_pass_at_once(threads: ThreadPoolExecutor) -> None:
+def test_an_abandoned_cut_lets_commits_pass_at_once(threads: ThreadPoolExecutor) -> None:
     gate = CommitGate(WorkerClock())  # by itself it would never open
     gate.hold(1)
     waiting = threads.submit(passed, gate)
@@ -168,7 +168,7 @@ def test_what_waits_goes_on_when_the_shards_are_gone(threads: ThreadPoolExecutor
     assert passed(gate), "it is closed for good"
 
 
-def test_a_cut_that_is_being_made_is_not_given_up(threads: ThreadPoolExecutor) -> None:
+def test_a_cut_that_is_being_made_is_not_abandoned(threads: ThreadPoolExecutor) -> None:
     gate = CommitGate()
     gate.hold(1)
     with gate.held(1):

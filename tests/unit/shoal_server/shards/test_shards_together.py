@@ -64,9 +64,9 @@ class Simulation:
         workers: int,
         *,
         overlap: bool = False,
-        cutting: float = 0.0,
+        cut_chance: float = 0.0,
     ) -> None:
-        self.cutting, self.cuts = cutting, 0
+        self.cut_chance, self.cuts = cut_chance, 0
         self.random = random.Random(seed)
         self.mode, self.overlap = mode, overlap
         self.shards = [GroupState(f"job/{index}", mode_for(mode)) for index in range(shards)]
@@ -248,7 +248,7 @@ class Simulation:
         waited = 0
         while self.workers:
             worker = self.random.choice(self.workers)
-            if self.random.random() < self.cutting:
+            if self.random.random() < self.cut_chance:
                 self.cut()
             if deaths and self.random.random() < 0.03:
                 deaths -= 1
@@ -281,15 +281,17 @@ WAYS += [pytest.param(mode, True, id=f"{mode} overlapping") for mode in MODES if
 
 @pytest.mark.parametrize(("mode", "overlap"), WAYS)
 @pytest.mark.parametrize("deaths", [0, 6], ids=["nobody dies", "deaths"])
-@pytest.mark.parametrize("cutting", [0.0, 0.1], ids=["no checkpoints", "checkpoints"])
-def test_everybody_gets_through_and_every_push_is_whole(
-    mode: consistency.Consistency, overlap: bool, deaths: int, cutting: float
+@pytest.mark.parametrize("cut_chance", [0.0, 0.1], ids=["no checkpoints", "checkpoints"])
+def test_everybody_gets_through_and_every_push_is_complete(
+    mode: consistency.Consistency, overlap: bool, deaths: int, cut_chance: float
 ) -> None:
     asked_ahead = 0
     for seed in range(30):
-        simulation = Simulation(seed, mode, shards=1 + seed % 3, workers=3 + seed % 2, overlap=overlap, cutting=cutting)
+        simulation = Simulation(
+            seed, mode, shards=1 + seed % 3, workers=3 + seed % 2, overlap=overlap, cut_chance=cut_chance
+        )
         simulation.run(deaths)
-        assert bool(simulation.cuts) == bool(cutting)
+        assert bool(simulation.cuts) == bool(cut_chance)
         asked_ahead += simulation.asked_ahead
         for applied in simulation.applied:
             assert len(applied) == len(set(applied)), f"seed {seed}: a push counted twice"

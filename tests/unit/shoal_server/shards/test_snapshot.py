@@ -142,9 +142,9 @@ class TestMemory:
         made = shard(memory := Memory())
         update(made)
         Reading(made).finish()
-        given_up = Reading(made)
-        given_up.advance()
-        given_up.leave()
+        abandoned = Reading(made)
+        abandoned.advance()
+        abandoned.leave()
         update(made)
         assert memory.taken == []
 

@@ -151,7 +151,7 @@ class TestSynchronous:
         assert applied(effects) == [["ga"]]
         assert answered(effects) == [("a", 1)]
 
-    def test_the_last_worker_leaving_closes_the_step_of_one_that_left_before(self) -> None:
+    def test_the_last_worker_that_leaves_closes_the_step_of_one_that_left_before(self) -> None:
         state = shard(consistency.Synchronous(), "ab")
         push(state, "a", 0, "ga")
         handle(state, WorkerReleased("a", 1, 1))
@@ -380,7 +380,7 @@ class TestPushes:
         handle(state, WorkerReleased("a", 1, committed_elsewhere))  # repeated
         assert state.version == version
 
-    def test_a_dead_workers_push_that_it_had_given_up_counts_nowhere(self) -> None:
+    def test_a_dead_workers_push_that_it_had_abandoned_counts_nowhere(self) -> None:
         """Staged here, refused elsewhere for NaN; the next step was passed by, and that was told elsewhere only."""
         state = shard(consistency.Asynchronous(), "ab")
         push(state, "a", 0)
