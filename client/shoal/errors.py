@@ -144,7 +144,7 @@ class StaleGeneration(ShoalError, code="STALE_GENERATION", status="ABORTED"):
 
 
 class Fenced(ShoalError, code="FENCED", status="ABORTED"):
-    """This incarnation was declared dead or was replaced. The cluster refuses all its further calls."""
+    """This incarnation was declared lost or was replaced. The cluster refuses all its further calls."""
 
 
 # The errors of a server that no longer has the shards of a placement: it was restarted, or the shards were dropped or
@@ -198,7 +198,7 @@ class Cancelled(ShoalError, code="CANCELLED", status="CANCELLED"):
 
 
 class Overloaded(ShoalError, code="OVERLOADED", status="RESOURCE_EXHAUSTED"):
-    """A limit was reached, such as the number of watchers or of staged bytes. Try again later."""
+    """A limit was reached, such as the number of watchers or of staged bytes. The message says when to try again."""
 
 
 class StartFailed(ShoalError, code="START_FAILED", status="FAILED_PRECONDITION"):

@@ -41,7 +41,7 @@ class Session:
     variables remain available to `Client.pull` until the job is dropped.
 
     Open one session per process or thread; a session is not thread-safe. If the process stalls for longer than the
-    cluster's heartbeat timeout, the session is declared dead, the others continue without it, and its next call raises
+    cluster's heartbeat timeout, the session is declared lost, the others continue without it, and its next call raises
     `Fenced`. Metrics and log lines are kept while the coordinator does not answer, and cut to fit a report.
 
     Args:
@@ -105,7 +105,7 @@ class Session:
             New arrays by name, in the variables' shapes and dtypes.
 
         Raises:
-            Fenced: this session was declared dead. The message says what to do.
+            Fenced: this session was declared lost. The message says what to do.
             UnknownJob: the job was dropped, or the coordinator was restarted with another store.
             JobFailed: the job has failed. The message has the reason and, if servers were lost, what to do.
             Cancelled: the job was cancelled or has ended.
@@ -244,7 +244,7 @@ class Session:
             if self._lost:
                 return
             if self._fenced:
-                raise self._declared_dead()
+                raise self._declared_lost()
             failure = self._last_failure()
             self._send_reports()
             if self._lost:
@@ -333,7 +333,7 @@ class Session:
         if self._closed or (self._over and not self._lost):
             raise errors.Cancelled(f"job {self.job} has ended for {self.worker}; stop the loop", job=self.job)
         if self._fenced:
-            self._lost = self._lost or self._declared_dead()
+            self._lost = self._lost or self._declared_lost()
         if self._lost:
             raise self._lost
         with self._translated():
@@ -353,7 +353,7 @@ class Session:
         if self._lost is None:
             self._lost = self._participant.failure()
         if self._lost is None and not isinstance(error, errors.Unreachable):
-            self._lost = self._declared_dead() if isinstance(error, errors.Fenced) else self._job_gone()
+            self._lost = self._declared_lost() if isinstance(error, errors.Fenced) else self._job_gone()
 
     def _job_gone(self) -> errors.UnknownJob:
         return errors.UnknownJob(
@@ -363,9 +363,9 @@ class Session:
             worker=self.worker,
         )
 
-    def _declared_dead(self) -> errors.Fenced:
+    def _declared_lost(self) -> errors.Fenced:
         return errors.Fenced(
-            f"{self.worker} of job {self.job} was declared dead: it sent no heartbeat for longer than the cluster's "
+            f"{self.worker} of job {self.job} was declared lost: it sent no heartbeat for longer than the cluster's "
             "heartbeat timeout. Its pushes count, and the others continue. Close this session and open a new one",
             job=self.job,
             worker=self.worker,

@@ -43,7 +43,7 @@ class Observer:
     Attributes:
         handled: Called with each handled event.
         refused: Called with the error code of each refused event.
-        died: Called with the role of each member that is declared dead.
+        died: Called with the role of each member that is declared lost.
         performed: Called with the kind of each finished effect, and whether it succeeded.
         retried: Called for each repeated call to a server.
         written: Called for each write with the seconds that it took and the number of records.
@@ -348,12 +348,12 @@ class Coordinator:
         while not self._stopped.wait(every_s):
             try:
                 for member, role in self.handle(events.TimePassed(*self._heartbeat_delays())).items():
-                    _log.warning("declared dead", member=member)
+                    _log.warning("declared lost", member=member)
                     self._observer.died(role)
                 held = self._tell_hold(held)
             except errors.Unreachable:  # the coordinator stops
                 return
-            except Exception:  # the ticker must survive a defect, since it declares members dead
+            except Exception:  # the ticker must survive a defect, since it declares members lost
                 _log.exception("tick failed")
 
     def _tell_hold(self, told: ExpiryHold | None) -> ExpiryHold | None:
@@ -361,7 +361,7 @@ class Coordinator:
         with self._lock:
             hold = self._machine.members.breaker.hold
         if hold and not told:
-            _log.warning("declaring no member dead for a while", silent=hold.silent, reason=hold.why)
+            _log.warning("declaring no member lost for a while", silent=hold.silent, reason=hold.why)
         elif told and not hold:
-            _log.warning("silent members are declared dead again", held_s=round(self._clock() - told.since, 1))
+            _log.warning("silent members are declared lost again", held_s=round(self._clock() - told.since, 1))
         return hold

@@ -12,12 +12,11 @@ from prometheus_client.registry import Collector
 
 from shoal._rpc import Refusal
 from shoal.checkpoint_policy import CheckpointPolicy
-from shoal.status import ClusterStatus, JobState, JobStatus, Role
+from shoal.status import ClusterStatus, JobState, JobStatus, MemberStatus, Role
 from shoal_coordinator.coordinator import Coordinator, Observer
 from shoal_coordinator.job import QuarantineReason
 from shoal_coordinator.messages import Effect, events
 
-_LIVE = {True: "alive", False: "dead"}
 # From a small model on a local disk to a large one in a slow object store.
 _CHECKPOINT_SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 180.0, 600.0, 1800.0, 3600.0)
 
@@ -31,7 +30,7 @@ def count_events(registry: CollectorRegistry, clock: Callable[[], float] = time.
     """
     died = Counter(
         "shoal_coordinator_members_lost_total",
-        "Members declared dead because they sent no heartbeat within the heartbeat timeout.",
+        "Members declared lost because they sent no heartbeat within the heartbeat timeout.",
         ["role"],
         registry=registry,
     )
@@ -182,7 +181,7 @@ class StateCollector(Collector):
             ),
             (
                 "held_members",
-                "Silent members that are not declared dead, because their heartbeats may not have been heard.",
+                "Silent members that are not declared lost, because their heartbeats may not have been heard.",
                 hold.silent if hold else 0,
             ),
             (
@@ -264,13 +263,17 @@ def _effects(pending: Iterable[Effect]) -> Metric:
 
 
 def _members(status: ClusterStatus) -> Metric:
-    counts = Count((member.role, member.alive) for member in status.members)
+    counts = Count((member.role, _member_state(member)) for member in status.members)
     family = GaugeMetricFamily(
         "shoal_coordinator_members",
-        "Live members, and dead ones: those lost or left in the last ten minutes.",
+        "Members: alive, or lost or left in the last ten minutes.",
         labels=["role", "state"],
     )
     for role in Role:
-        for alive, state in _LIVE.items():
-            family.add_metric([role.value, state], counts[role, alive])
+        for state in ("alive", "left", "lost"):
+            family.add_metric([role.value, state], counts[role, state])
     return family
+
+
+def _member_state(member: MemberStatus) -> str:
+    return "alive" if member.alive else "left" if member.draining else "lost"

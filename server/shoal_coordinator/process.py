@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
-# A member that cannot make them is declared dead.
+# A member that cannot make them is declared lost.
 ESSENTIAL_CALLS = ("shoal.v1.Coordinator/Register", "shoal.v1.Coordinator/Heartbeat")
 
 

@@ -136,7 +136,7 @@ def test_a_worker_killed_in_mid_push_leaves_no_trace(small_cluster: shoal.LocalC
         victim.kill()
         victim.wait()
         victim.stdout.close()
-        # Waits for the victim's step until it is declared dead, then closes the step with this gradient alone.
+        # Waits for the victim's step until it is declared lost, then closes the step with this gradient alone.
         session.push({name: np.full_like(value, 0.25) for name, value in before.items()})
         after = session.pull()
     for value in after.values():

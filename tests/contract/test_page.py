@@ -297,8 +297,8 @@ class TestStreams:
             states: list[str] = []
             while (w1 := {it["member"]: it for it in next(stream)[2]["cluster"]["members"]}["w1"])["alive"]:
                 states.append(w1["state"])
-            assert states[-1] == "late", "that it is silent is news before it is declared dead"
-            assert w1["state"] == "dead"
+            assert states[-1] == "late", "that it is silent is news before it is declared lost"
+            assert w1["state"] == "lost"
 
     def test_unchanged_cluster_is_sent_once(self, alone: tuple[Rig, httpx.Client]) -> None:
         page = alone[0].process._page

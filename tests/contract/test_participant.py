@@ -218,9 +218,9 @@ def test_whatever_a_report_is_made_of_it_can_be_sent(rig: Rig) -> None:
 
 
 def test_a_fenced_participant_hears_so(rig: Rig) -> None:
-    rig.jobs.error = errors.Fenced("worker-1 was declared dead")
+    rig.jobs.error = errors.Fenced("worker-1 was declared lost")
     for call in (rig.participant.lease, lambda: rig.participant.report(Report()), rig.participant.finish):
-        with pytest.raises(errors.Fenced, match="declared dead"):
+        with pytest.raises(errors.Fenced, match="declared lost"):
             call()
 
 

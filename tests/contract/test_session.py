@@ -242,7 +242,7 @@ def test_a_report_of_the_dead_is_said_by_the_next_call(
     session = client.session("job", variables={"w": np.zeros(3)}, worker="me")
     assert session.push(GRADIENT).outcome == "accepted"
     for _ in range(2):
-        with pytest.raises(shoal.Fenced, match="me of job job was declared dead"):
+        with pytest.raises(shoal.Fenced, match="me of job job was declared lost"):
             session.pull()
     session.close()
     assert coordinator.finished == []
@@ -257,7 +257,7 @@ def test_an_end_that_does_not_count_is_said_when_closing(
     answer_reports(coordinator, fence)
     session = client.session("job", variables={"w": np.zeros(3)}, worker="me")
     session.push(GRADIENT)
-    with pytest.raises(shoal.Fenced, match="was declared dead"):
+    with pytest.raises(shoal.Fenced, match="was declared lost"):
         session.close()
     assert coordinator.members == {}
     session.close()
@@ -310,13 +310,13 @@ def test_session_fenced_by_servers_says_how_to_continue(
 ) -> None:
     servers.remove("me")
     for _ in range(2):
-        with pytest.raises(shoal.Fenced, match=r"me of job job was declared dead.*open a new one"):
+        with pytest.raises(shoal.Fenced, match=r"me of job job was declared lost.*open a new one"):
             session.push(GRADIENT)
     session.close()
     assert coordinator.finished == []
 
 
-def test_a_session_whose_member_was_declared_dead_pushes_no_more(
+def test_a_session_whose_member_was_declared_lost_pushes_no_more(
     session: shoal.Session, coordinator: FakeCoordinator, client: shoal.Client
 ) -> None:
     coordinator.fenced.add("me")
@@ -338,7 +338,7 @@ def test_fenced_session_raises_on_close(
     session = client.session("job", variables={"w": np.zeros(3)}, worker="me")
     coordinator.fenced.add("me")
     wait_until(lambda: session._fenced, what="another life")
-    with pytest.raises(shoal.Fenced, match="was declared dead"):
+    with pytest.raises(shoal.Fenced, match="was declared lost"):
         session.close()
     assert (coordinator.finished, coordinator.members) == ([], {})
 
@@ -491,10 +491,10 @@ def test_a_session_that_overlaps_hears_that_it_was_fenced(
     session.pull()
     servers.remove("me")
     session.push(GRADIENT)
-    with pytest.raises(shoal.Fenced, match="was declared dead"):
+    with pytest.raises(shoal.Fenced, match="was declared lost"):
         session.push(GRADIENT) if call == "push" else getattr(session, call)()
     if call != "close":
-        with pytest.raises(shoal.Fenced, match="was declared dead"):
+        with pytest.raises(shoal.Fenced, match="was declared lost"):
             session.pull()
     session.close()
     assert (coordinator.finished, coordinator.members) == ([], {})

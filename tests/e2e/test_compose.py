@@ -107,7 +107,7 @@ class Shown:
     Attributes:
         commands: as they were typed.
         said: what they printed.
-        page: where the third one led; and what is there.
+        page: where the one that opens a browser led; and what is there.
         losses: the job's curve.
     """
 
@@ -131,7 +131,7 @@ def shown(engine: Engine) -> Shown:
         try:
             said = stack.terminal(commands.replace(PAGE, stack.page), ROOT, BROWSER=f"{browser} %s")
             print(f"\nthe docs' three commands took {time.monotonic() - began:.0f} s, the image's build included")
-            wait_until(lambda: opened.exists() and opened.read_text() != "", what="the page that the third one opens")
+            wait_until(lambda: opened.exists() and opened.read_text() != "", what="the page that the browser opens")
             page = opened.read_text()
             with stack.client() as client:
                 [job] = client.jobs()

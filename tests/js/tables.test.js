@@ -9,18 +9,18 @@ import { binned } from "../../server/shoal_coordinator/page/static/staleness.js"
 
 test("a state says since when, if it is not as it should be", () => {
   const told = (state) => stateText({ state, silent_s: 3 }, Date.parse("2021-06-02T03:04:05") / 1e3);
-  assert.deepEqual(["alive", "late", "draining", "left", "dead"].map(told), [
+  assert.deepEqual(["alive", "late", "draining", "left", "lost"].map(told), [
     "alive",
     "late, silent for 3 s",
     "draining",
     "left at 03:04:02",
-    "dead, silent since 03:04:02",
+    "lost, silent since 03:04:02",
   ]);
 });
 
 test("who is there, by state", () => {
   assert.equal(alive(), 0);
-  assert.equal(alive({ alive: 3, late: 1, draining: 1, left: 5, dead: 7 }), 5);
+  assert.equal(alive({ alive: 3, late: 1, draining: 1, left: 5, lost: 7 }), 5);
 });
 
 test("jobs that do not run", () => {

@@ -12,6 +12,7 @@ from shoal._cli.app import app
 _NOTES = re.compile(r"\s*\[([^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*)\]$")
 _NOTE_KINDS = ("env var", "default", "required")
 _RANGE = re.compile(r"-?[\d.]*<?=?x[<>]=?|[-\d.]+<=?x")
+_TYPE = re.compile(r" <\w+>$")
 _DEFAULT = re.compile(r" Default: ([^.]*(?:\.\S[^.]*)*)\.$")
 
 
@@ -56,7 +57,8 @@ def _parameters(command: Any, context: Any, kind: str) -> list[list[str]]:
             described = described.replace(stated[0], "", 1)
             notes.setdefault("default", stated[1])
         default = "required" if "required" in notes else code(notes.get("default", ""))
-        row = [code(record[0]), text(described), default]
+        # Typer appends an argument's type to its name: `JOB <str>`.
+        row = [code(_TYPE.sub("", record[0])), text(described), default]
         rows.append(row if kind == "argument" else [*row, code(notes.get("env var", ""))])
     return rows
 

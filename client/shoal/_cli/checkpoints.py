@@ -12,7 +12,7 @@ import typer
 from shoal import errors
 from shoal._cli import options
 from shoal._cli.output import Output, Row
-from shoal._display import format_metrics, printable, records
+from shoal._display import counted, format_metrics, printable, records
 from shoal.checkpoints import Checkpoint, Checkpoints
 
 app = typer.Typer(no_args_is_help=True, help="Lists, checks and removes checkpoints in checkpoint storage.")
@@ -93,7 +93,8 @@ def verify(name: NameArgument, folder: FolderOption, as_json: options.JsonOption
         found = Checkpoints(folder).verify(name)
         _print_skipped(found, out)
         out.message(
-            f"{found} is complete: {found.nbytes:,} bytes match their checksums", records.stored_checkpoint(found)
+            f"{found} is complete: {counted(found.nbytes, 'byte')} read, and the checksums match",
+            records.stored_checkpoint(found),
         )
 
 
@@ -127,7 +128,7 @@ def export(
         found = Checkpoints(folder).export(name, file)
         _print_skipped(found, out)
         out.message(
-            f"{file}: {len(found.variables)} variables of {found}",
+            f"{file}: {counted(len(found.variables), 'variable')} of {found}",
             {**records.stored_checkpoint(found), "file": str(file)},
         )
 
@@ -144,7 +145,9 @@ def import_(
     """Creates a checkpoint from a safetensors file."""
     with Output(as_json) as out:
         found = Checkpoints(folder).import_file(file, job, skip=skip or [])
-        out.message(f"imported {file} as {found}: {len(found.variables)} variables", records.stored_checkpoint(found))
+        out.message(
+            f"imported {file} as {found}: {counted(len(found.variables), 'variable')}", records.stored_checkpoint(found)
+        )
 
 
 def _row(found: Checkpoint) -> tuple[list[str], Row]:
@@ -161,7 +164,7 @@ def _print_skipped(found: Checkpoint, out: Output) -> None:
 
 def _sentence(found: Checkpoint) -> str:
     best = f", best evaluation so far: {_best(found)}" if found.evaluation else ""
-    return f"{found}: step {found.step:,}, {found.version:,} updates, {found.nbytes:,} bytes{best}"
+    return f"{found}: step {found.step:,}, {counted(found.version, 'update')}, {counted(found.nbytes, 'byte')}{best}"
 
 
 def _best(found: Checkpoint) -> str:

@@ -12,7 +12,7 @@ import typer
 from shoal import _rpc, errors
 from shoal._cli import options
 from shoal._cli.output import Output, Row
-from shoal._display import records
+from shoal._display import counted, records
 from shoal._role import RoleProcess, flags
 from shoal._role.supervision import Death, RestartPolicy
 from shoal.client import Client
@@ -91,7 +91,7 @@ def up(
     )
     with Output(as_json) as out, _until_interrupted():
         if not as_json:
-            out.errors.print(f"starting a coordinator, {servers} servers and {workers} workers ...")
+            out.errors.print(_beginning(servers, workers))
         with cluster:
             _announce(cluster, out)
             supervisor = Supervisor(cluster, out)
@@ -112,7 +112,8 @@ def status(
         if as_json:
             out.record(records.cluster(now))
             return
-        title = f"cluster {now.cluster} · generation {now.generation} · {now.shards} shards · {now.bytes:,} bytes"
+        size = f"{counted(now.shards, 'shard')} · {counted(now.bytes, 'byte')}"
+        title = f"cluster {now.cluster} · generation {now.generation} · {size}"
         rows: list[tuple[list[str], Row]] = [(_member_cells(member), {}) for member in now.members]
         out.rows(title, columns, rows, optional=["metrics", "device", "bytes", "shards"])
 
@@ -138,10 +139,14 @@ def _state(member: MemberStatus) -> str:
             return f"late, silent for {since}"
         case "left":
             return f"left {since} ago"
-        case "dead":
-            return f"dead, silent for {since}"
+        case "lost":
+            return f"lost, silent for {since}"
         case state:
             return state
+
+
+def _beginning(servers: int, workers: int) -> str:
+    return f"starting a coordinator, {counted(servers, 'server')} and {counted(workers, 'worker')} ..."
 
 
 def _free_page(listen: str) -> str:

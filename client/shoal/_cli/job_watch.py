@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from shoal._cli.output import Output
-from shoal._display import ProgressBar, first_line, format_metrics, records
+from shoal._display import ProgressBar, counted, first_line, format_metrics, records
 from shoal.callbacks import Callback
 from shoal.client import JobHandle
 from shoal.events import Event
@@ -41,7 +41,7 @@ def summary(result: JobResult, metric: str = "") -> str:
     trained = " without a step"
     if done.steps:
         trained = (
-            f": {done.steps:,} steps, {done.samples_per_s:,.0f} samples/s, "
+            f": {counted(done.steps, 'step')}, {done.samples_per_s:,.0f} samples/s, "
             f"loss {done.loss:.4g}, staleness p50 {done.staleness_p50:g} max {done.staleness_max}"
             + (f", {done.rejected} rejected" if done.rejected else "")
             + (f", {done.dropped} dropped" if done.dropped else "")

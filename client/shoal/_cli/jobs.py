@@ -15,7 +15,7 @@ from shoal import errors
 from shoal._cli import options
 from shoal._cli.job_watch import evaluations, summary
 from shoal._cli.output import Output, Row
-from shoal._display import first_line, format_duration, records
+from shoal._display import counted, first_line, format_duration, records
 from shoal._system import atomic_write
 from shoal._wire.limits import KEPT_TIMINGS
 from shoal.client import Client
@@ -86,7 +86,7 @@ def checkpoint(
     with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
         saved = client.job(job).checkpoint(timeout)
         out.message(
-            f"{job}/{saved.number}: step {saved.step:,}, {saved.nbytes:,} bytes",
+            f"{job}/{saved.number}: step {saved.step:,}, {counted(saved.nbytes, 'byte')}",
             {"job": job, **records.checkpoint(saved)},
         )
 
@@ -184,7 +184,7 @@ def pull(
         _save(file, variables)
         size = sum(array.nbytes for array in variables.values())
         out.message(
-            f"{file}: {len(variables)} variables, {size:,} bytes",
+            f"{file}: {counted(len(variables), 'variable')}, {counted(size, 'byte')}",
             {"name": job, "file": str(file), "variables": len(variables), "bytes": size},
             beside=file == _STDOUT,
         )
@@ -221,7 +221,8 @@ def _notes(status: JobStatus) -> list[str]:
 def _data_title(job: str, account: DataAccount) -> str:
     if not account.samples:
         return f"{job} has no data, or no worker has loaded its program yet"
-    return f"{job}: {account.samples:,} samples per epoch · {account.epochs} epochs · now in epoch {account.epoch}"
+    size = f"{counted(account.samples, 'sample')} per epoch · {counted(account.epochs, 'epoch')}"
+    return f"{job}: {size} · now in epoch {account.epoch}"
 
 
 def _counts(count: DataCount) -> list[str]:
@@ -230,7 +231,7 @@ def _counts(count: DataCount) -> list[str]:
 
 def _holders(account: DataAccount, epoch: int) -> str:
     held = [held for held in account.held if held.epoch == epoch]
-    return ", ".join(f"{part.worker} [{part.start:,}, {part.stop:,})" for part in held)
+    return ", ".join(f"{part.worker} [{part.start}, {part.stop})" for part in held)
 
 
 def _obstacle(file: Path) -> str:

@@ -3,13 +3,14 @@
 The command line, callbacks and the coordinator's page import this package. It calls no coordinator or server.
 """
 
-from shoal._display.formatting import first_line, format_duration, format_metrics, printable
+from shoal._display.formatting import counted, first_line, format_duration, format_metrics, printable
 from shoal._display.progress_bar import ProgressBar
 from shoal._display.tensorboard import TensorBoard
 
 __all__ = [
     "ProgressBar",
     "TensorBoard",
+    "counted",
     "first_line",
     "format_duration",
     "format_metrics",

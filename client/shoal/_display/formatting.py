@@ -30,6 +30,11 @@ def first_line(reason: str) -> str:
     return reason.partition("\n")[0]
 
 
+def counted(number: int, noun: str) -> str:
+    """Formats a count with its noun, which takes a plural "s": "1 server", "1,797 samples"."""
+    return f"{number:,} {noun}" + ("s" if number != 1 else "")
+
+
 def format_metrics(values: Mapping[str, float], first: str = "") -> str:
     """Formats metrics by name, `first` before the others: "accuracy 0.93, loss 0.21"."""
     names = sorted(values, key=lambda name: (name != first, name))
@@ -49,7 +54,7 @@ def format_checkpoint(event: CheckpointEnded) -> str:
     if event.saved is None:
         return f"checkpoint failed, training continues: {first_line(event.failure)}"
     saved = event.saved
-    return f"checkpoint {saved.number}: step {saved.step:,}, {saved.nbytes:,} bytes in {event.seconds:.1f} s"
+    return f"checkpoint {saved.number}: step {saved.step:,}, {counted(saved.nbytes, 'byte')} in {event.seconds:.1f} s"
 
 
 def format_evaluation(event: EvaluationEnded, metric: str = "") -> str:
@@ -59,4 +64,12 @@ def format_evaluation(event: EvaluationEnded, metric: str = "") -> str:
     return f"evaluation {found.number}: step {found.step:,}, {format_metrics(found.values, metric)}{best}"
 
 
-__all__ = ["first_line", "format_checkpoint", "format_duration", "format_evaluation", "format_metrics", "printable"]
+__all__ = [
+    "counted",
+    "first_line",
+    "format_checkpoint",
+    "format_duration",
+    "format_evaluation",
+    "format_metrics",
+    "printable",
+]

@@ -225,10 +225,10 @@ def member_state(member: MemberStatus, late_s: float = LATE_S) -> str:
 
     Returns:
         One of these words: `alive`; `late`, alive but silent for more than `late_s` seconds; `draining`, a server that
-        was asked to drain and still serves; `left`, stopped gracefully; `dead`, its heartbeat timeout expired.
+        was asked to drain and still serves; `left`, stopped gracefully; `lost`, its heartbeat timeout expired.
     """
     if not member.alive:
-        return "left" if member.draining else "dead"
+        return "left" if member.draining else "lost"
     if member.silent_s > late_s:
         return "late"
     return "draining" if member.draining else "alive"

@@ -70,7 +70,7 @@ class ParameterClient:
             changed.
 
         Raises:
-            Fenced: this worker was declared dead or replaced.
+            Fenced: this worker was declared lost or replaced.
             UnknownJob: the job does not exist any more.
             Unreachable: a server did not answer for `retry_for_s` seconds.
         """

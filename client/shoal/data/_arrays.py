@@ -29,7 +29,8 @@ class Arrays:
     samples are shuffled, so a disk sees random reads.
 
     Args:
-        arrays: an array, the path of an .npy or .npz file, or a dict, tuple or list of these, at any depth.
+        arrays: an array, the path of an .npy or .npz file, or a dict, tuple or list of these, at any depth. A relative
+            path is relative to the working directory of the worker.
         prefetch: number of batches to read ahead. 0 means that each batch is read at its step.
 
     Raises:

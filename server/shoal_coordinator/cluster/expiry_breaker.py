@@ -1,4 +1,4 @@
-"""Circuit breaker of expiry: no member is declared dead while its heartbeats could not be heard. Pure.
+"""Circuit breaker of expiry: no member is declared lost while its heartbeats could not be heard. Pure.
 
 A heartbeat that is late at the coordinator proves nothing about its sender when the coordinator itself refused or
 queued heartbeats, or when many members fall silent at once. The likelier cause of such a silence is one failure of the
@@ -22,11 +22,11 @@ QUEUED_PART = 0.25
 
 @dataclass(frozen=True, slots=True)
 class ExpiryHold:
-    """A time during which no member is declared dead.
+    """A time during which no member is declared lost.
 
     Attributes:
         since: when it began, in seconds of Unix time.
-        silent: number of members that would be declared dead.
+        silent: number of members that would be declared lost.
         why: the reason.
     """
 
@@ -36,9 +36,9 @@ class ExpiryHold:
 
 
 class ExpiryBreaker:
-    """Decides whether silent members may be declared dead.
+    """Decides whether silent members may be declared lost.
 
-    Every member is declared dead within `(1 + HOLD_TIMEOUTS)` heartbeat timeouts after its last heartbeat.
+    Every member is declared lost within `(1 + HOLD_TIMEOUTS)` heartbeat timeouts after its last heartbeat.
 
     Args:
         heartbeat_timeout_s: seconds.
@@ -66,7 +66,7 @@ class ExpiryBreaker:
             self._unheard = now, f"a heartbeat waited {wait_s:.1f} s for a thread"
 
     def may_expire(self, last_seen: Collection[float], now: float) -> bool:
-        """Returns whether the silent members may be declared dead now. Starts or ends a hold.
+        """Returns whether the silent members may be declared lost now. Starts or ends a hold.
 
         Args:
             last_seen: time of the last heartbeat of each live member.

@@ -64,7 +64,7 @@ class Cluster:
         self.counters = JobCounters()
         self._submissions = 0  # never decreases: each number is used once
         self._expired_at = now  # when heartbeat timeouts were last checked
-        self._dead: dict[str, Role] = {}  # members declared dead since the last `TimePassed`
+        self._dead: dict[str, Role] = {}  # members declared lost since the last `TimePassed`
         self._pending_effects = PendingEffects(self._dirty.effect)
         self._effects: list[Effect] = []  # decided by the current event
         self._scheduler = Scheduler(self._members, self._jobs, self._emit, self._dirty.counts, policy.placement)
@@ -172,7 +172,7 @@ class Cluster:
         return self._members
 
     def find_member(self, member: str) -> Member | None:
-        """Returns a remembered member, dead or alive."""
+        """Returns a remembered member, alive or not."""
         return self._members.find(member)
 
     @property
@@ -333,7 +333,7 @@ class Cluster:
             )
         self._check_storage(event.spec)
         if len(self._jobs.live) >= MAX_LIVE_JOBS:
-            raise errors.Overloaded(f"the cluster has {MAX_LIVE_JOBS} jobs that have not ended, the maximum")
+            raise errors.Overloaded(f"the cluster has {MAX_LIVE_JOBS} live jobs, the maximum; try again when one ends")
         if earlier:
             self._forget(earlier)
         self._submissions += 1

@@ -1,6 +1,6 @@
 """The members of a cluster, and which of them are alive. Pure: no clock, no I/O.
 
-A member that sends no heartbeat for the heartbeat timeout is dead, and its incarnation never returns; a process that
+A member that sends no heartbeat for the heartbeat timeout is lost, and its incarnation never returns; a process that
 comes back gets a new incarnation. If a process is killed and restarted at once under its old id, registration is
 refused until the old heartbeat timeout has expired, because the coordinator cannot know that the old process is dead.
 The new process retries, for at most one timeout.
@@ -106,11 +106,12 @@ class Membership:
     """All members, with at most one incarnation of each id.
 
     Args:
-        heartbeat_timeout_s: seconds without a heartbeat after which a member is dead.
+        heartbeat_timeout_s: seconds without a heartbeat after which a member is lost.
         changed: called with the id of a member whose record was changed or removed.
         return_s: seconds for which a drained server is expected to return.
 
     Attributes:
+        heartbeat_timeout_s: as given.
         incarnation: the last incarnation that was used, for any member. A forgotten id never gets an old number again.
         breaker: holds expiry back while heartbeats may not be heard.
     """
@@ -118,7 +119,7 @@ class Membership:
     def __init__(
         self, heartbeat_timeout_s: float, changed: Callable[[str], None] = lambda _: None, *, return_s: float = 60.0
     ) -> None:
-        self._heartbeat_timeout_s, self._return_s = heartbeat_timeout_s, return_s
+        self.heartbeat_timeout_s, self._return_s = heartbeat_timeout_s, return_s
         self._changed = changed
         self._members: dict[str, Member] = {}
         self.incarnation = 0
@@ -135,14 +136,14 @@ class Membership:
         self.incarnation = incarnation
         for member in members:
             if member.alive:
-                member.last_seen = now + max(0.0, RETURN_S - self._heartbeat_timeout_s)
+                member.last_seen = now + max(0.0, RETURN_S - self.heartbeat_timeout_s)
             self._members[member.id] = member
             if member.last_seen > now and not member.alive:  # the clock has gone back
                 member.last_seen = now
                 self._changed(member.id)
 
     def __iter__(self) -> Iterator[Member]:
-        """Iterates over all remembered members, dead or alive, in order of id."""
+        """Iterates over all remembered members, alive or not, in order of id."""
         return iter(sorted(self._members.values(), key=lambda member: member.id))
 
     def alive(self, role: Role) -> list[Member]:
@@ -169,7 +170,7 @@ class Membership:
         return member in self._members and self._members[member].alive
 
     def register(self, registration: Registration, now: float) -> Member:
-        """Makes a process a member. Call `expire` first, so that no dead member counts as alive.
+        """Makes a process a member. Call `expire` first, so that no lost member counts as alive.
 
         Raises:
             DuplicateMember: another live process has the id.
@@ -183,7 +184,10 @@ class Membership:
             known.registration, known.last_seen = registration, now
             return known
         if known is None and len(self._members) >= MAX_MEMBERS:
-            raise errors.Overloaded(f"the cluster has {MAX_MEMBERS} members, the maximum", members=MAX_MEMBERS)
+            raise errors.Overloaded(
+                f"the cluster has {MAX_MEMBERS} members, the maximum; stop one that is not needed, then try again",
+                members=MAX_MEMBERS,
+            )
         self.incarnation += 1
         member = Member(registration, self.incarnation, now)
         self._members[member.id] = member
@@ -191,7 +195,7 @@ class Membership:
         return member
 
     def find(self, member: str) -> Member | None:
-        """Returns a remembered member, dead or alive."""
+        """Returns a remembered member, alive or not."""
         return self._members.get(member)
 
     def mark_enrolled(self, member: Member) -> None:
@@ -217,7 +221,7 @@ class Membership:
         known = self._members.get(member)
         if known is None or not known.alive or known.incarnation != incarnation:
             raise errors.Fenced(
-                f"incarnation {incarnation} of {member} was declared dead or replaced; register again",
+                f"incarnation {incarnation} of {member} was declared lost or replaced; register again",
                 member=member,
                 incarnation=incarnation,
             )
@@ -273,7 +277,7 @@ class Membership:
         return known
 
     def expire(self, now: float, claimed: str = "") -> list[Member]:
-        """Marks members as dead after the heartbeat timeout, and returns them. Forgets members that died long ago.
+        """Marks members as lost after the heartbeat timeout, and returns them. Forgets members that were lost long ago.
 
         Args:
             now: seconds of Unix time.
@@ -281,7 +285,7 @@ class Membership:
                 hold back the expiry of this id.
         """
         alive = [member for member in self if member.alive]
-        silent = [member for member in alive if now - member.last_seen > self._heartbeat_timeout_s]
+        silent = [member for member in alive if now - member.last_seen > self.heartbeat_timeout_s]
         if not self.breaker.may_expire([member.last_seen for member in alive], now):
             silent = [member for member in silent if member.id == claimed]
         self._mark_dead(silent, now)
@@ -304,7 +308,7 @@ class Membership:
     def _check_same_process(self, known: Member, registration: Registration, now: float) -> None:
         if known.registration.process == registration.process and known.role is registration.role:
             return
-        left_s = max(0.0, known.last_seen + self._heartbeat_timeout_s - now)
+        left_s = max(0.0, known.last_seen + self.heartbeat_timeout_s - now)
         where = f" at {known.registration.address}" if known.registration.address else ""
         raise errors.DuplicateMember(
             f"a live process{where} has the member id {known.id}: give each process its own id, or stop that one; "

@@ -10,7 +10,7 @@ class ClusterPolicy:
     """Settings of a cluster.
 
     Attributes:
-        heartbeat_timeout_s: seconds without a heartbeat after which a member is dead.
+        heartbeat_timeout_s: seconds without a heartbeat after which a member is lost.
         keep_finished: number of ended jobs whose variables stay readable; older ones are forgotten.
         checkpoints: whether the cluster has checkpoint storage.
         server_return_s: seconds that jobs wait for a drained server to return.

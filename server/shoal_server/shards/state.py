@@ -387,7 +387,7 @@ class GroupState:
 
     def _not_admitted(self, worker: str, incarnation: int) -> errors.Fenced:
         return errors.Fenced(
-            f"{self.name}: incarnation {incarnation} of {worker} is not admitted: it was declared dead, replaced, or "
+            f"{self.name}: incarnation {incarnation} of {worker} is not admitted: it was declared lost, replaced, or "
             "has left; join the job again",
             worker=worker,
             incarnation=incarnation,

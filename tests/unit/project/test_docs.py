@@ -68,6 +68,7 @@ class TestReference:
 
     def test_has_every_command_with_every_option(self) -> None:
         page = cli_pages.pages()["reference/cli/index.md"]
+        assert "| `JOB` |" in page, "arguments have no types"
         found = list(cli_pages.commands())
         assert {"shoal up", "shoal submit", "shoal server", "shoal checkpoints verify"} <= {name for name, *_ in found}
         for name, command, _ in found:

@@ -135,7 +135,7 @@ def test_an_exit_without_a_word_fails_the_job() -> None:
     assert "exit status 3" in finish.error
 
 
-def test_being_declared_dead_stops_the_trainer() -> None:
+def test_being_declared_lost_stops_the_trainer() -> None:
     machine = registered(Assigned(A))
     assert fed(machine, IncarnationChanged(2)) == [StopTrainer()]
     again = AssignedJob("a", 2, 2)

@@ -745,7 +745,7 @@ def test_more_than_ten_such_pushes_in_a_row_fail_the_job_though_it_overlaps() ->
 
 
 def test_an_error_of_a_sent_push_ends_training_after_a_last_report() -> None:
-    answers: list[PushResult | Exception] = [PushResult("accepted", 0, 1), errors.Fenced("declared dead")]
+    answers: list[PushResult | Exception] = [PushResult("accepted", 0, 1), errors.Fenced("declared lost")]
     rig = Rig(max_steps=9, data=False, answers=answers, overlap=True)
     with pytest.raises(errors.Fenced):
         rig.run()

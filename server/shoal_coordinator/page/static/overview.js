@@ -44,7 +44,7 @@ export function Overview({ tell }) {
 }
 
 function Living({ label, states = {} }) {
-  const others = ["late", "draining", "left", "dead"].filter((state) => states[state]);
+  const others = ["late", "draining", "left", "lost"].filter((state) => states[state]);
   const note = others.length ? others.map((state) => ` ${states[state]} ${state}`).join(",") : " alive";
   return html`<${Tile} label=${label} value=${alive(states)} note=${note} />`;
 }

@@ -9,7 +9,7 @@ const SHAPES = {
   late: ["◐", "warn"],
   draining: ["◑", "warn"],
   left: ["○", "soft"],
-  dead: ["✕", "bad"],
+  lost: ["✕", "bad"],
   pending: ["○", "soft"],
   starting: ["◔", "soft"],
   placing: ["◔", "soft"],
@@ -35,7 +35,7 @@ export function stateText({ state, silent_s: silent }, now) {
   const more = {
     late: `, silent for ${duration(Math.max(1, silent))}`,
     left: ` at ${clock(now - silent)}`,
-    dead: `, silent since ${clock(now - silent)}`,
+    lost: `, silent since ${clock(now - silent)}`,
   };
   return state + (more[state] ?? "");
 }

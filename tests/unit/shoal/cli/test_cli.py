@@ -352,7 +352,7 @@ class TestJobs:
         )
         title, _, epoch, total = run("data", job).stdout.splitlines()
         assert title == "digits: 1,797 samples per epoch · 2 epochs · now in epoch 0"
-        assert epoch.split() == ["0", "1,000", "64", "32", "701", "worker-1", "[1,000,", "1,064)"]
+        assert epoch.split() == ["0", "1,000", "64", "32", "701", "worker-1", "[1000,", "1064)"]
         assert total.split() == ["all", "1,000", "64", "32", "2,498"]
         (record,) = records(run("data", job, "--json").stdout)
         assert record["total"] == {"done": 1000, "leased": 64, "requeued": 32, "unleased": 2498}
@@ -547,7 +547,7 @@ class TestJobs:
             coordinator.placement = servers.placement.to_proto()
             result = run("pull", job, "-")
             (record,) = records(run("pull", job, "-", "--json").stderr)
-        assert (result.exit_code, result.stderr) == (0, "-: 1 variables, 24 bytes\n")
+        assert (result.exit_code, result.stderr) == (0, "-: 1 variable, 24 bytes\n")
         assert (record["file"], record["bytes"]) == ("-", 24)
         with np.load(io.BytesIO(result.stdout_bytes), allow_pickle=False) as saved:
             np.testing.assert_array_equal(saved["w"], np.arange(6))
@@ -572,7 +572,7 @@ class TestStatus:
         members.add(member="worker-0", role=coordinator_pb2.WORKER, device="cpu", silent_s=12, job="digits")
         shown = run("status").stdout
         assert "cluster reef · generation 7 · 8 shards · 4,096 bytes" in shown
-        assert "dead, silent for 12 s" in shown
+        assert "lost, silent for 12 s" in shown
         (record,) = records(run("status", "--json").stdout)
         assert (record["generation"], record["shards"], record["bytes"]) == (7, 8, 4096)
         assert [member["role"] for member in record["members"]] == ["server", "worker"]

@@ -127,7 +127,7 @@ def test_nothing_evaluated() -> None:
         ({"draining": True}, "draining"),
         ({"draining": True, "silent_s": 1.2}, "late"),
         ({"draining": True, "alive": False}, "left"),
-        ({"alive": False, "silent_s": 9.0}, "dead"),
+        ({"alive": False, "silent_s": 9.0}, "lost"),
     ],
 )
 def test_one_word_for_each_state_of_a_member(fields: dict[str, Any], state: str) -> None:

@@ -244,7 +244,7 @@ def test_nan_is_raised_by_settle_and_training_continues(pipeline: Pipeline, clie
     assert seen == [[], [], [0], [0]]
 
 
-@pytest.mark.parametrize("error", [errors.Fenced("declared dead"), errors.Unreachable("nobody there")], ids=repr)
+@pytest.mark.parametrize("error", [errors.Fenced("declared lost"), errors.Unreachable("nobody there")], ids=repr)
 @pytest.mark.parametrize("what", ["pull 0", "pull 1", "push 0"])
 def test_error_is_raised_by_the_call_that_waits_for_it(
     pipeline: Pipeline, client: FakeClient, error: errors.ShoalError, what: str

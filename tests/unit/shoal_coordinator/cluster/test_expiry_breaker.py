@@ -53,7 +53,7 @@ def test_a_death_is_declared_after_the_timeout() -> None:
     assert sea.died.keys() == silent
 
 
-def test_many_that_fall_silent_at_once_are_not_declared_dead_and_come_back() -> None:
+def test_many_that_fall_silent_at_once_are_not_declared_lost_and_come_back() -> None:
     sea = Sea(20)
     everyone = dict(sea.beating)
     sea.silence(15)
@@ -68,7 +68,7 @@ def test_many_that_fall_silent_at_once_are_not_declared_dead_and_come_back() -> 
     assert sea.members.breaker.hold is None
 
 
-def test_a_hold_ends_and_the_dead_are_declared_dead() -> None:
+def test_a_hold_ends_and_lost_members_are_declared_lost_then() -> None:
     sea = Sea(20)
     silent = sea.silence(15)
     sea.run((1 + HOLD_TIMEOUTS) * TIMEOUT_S)
