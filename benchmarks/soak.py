@@ -131,7 +131,7 @@ def train(client: shoal.Client, number: int, steps: int) -> None:
         job.cancel()
     with suppress(shoal.errors.Cancelled):
         job.wait(timeout_s=120)
-    client.pull(job.name)
+        client.pull(job.name)
     job.drop()
 
 
