@@ -42,10 +42,10 @@ class Consistency:
 
 @dataclass(frozen=True)
 class Synchronous(Consistency):
-    """Synchronous training: each shard averages the gradients of a step, weighted by samples, and applies them once.
+    """Synchronous training: servers average the gradients of a step, weighted by samples, and apply them once.
 
     N workers compute the same result as one process with the combined batch. Without backup workers, a push counts on
-    all shards or on none.
+    all servers or on none.
 
     With backup workers (Chen et al., "Revisiting Distributed Synchronous SGD", 2016), a step closes when
     `workers - backup_workers` workers have contributed, or all that are left. Later gradients are dropped. Each server

@@ -317,7 +317,9 @@ class JobSpec(_message.Message):
     workers: _builtins.int
     """The number of workers at the start, > 0."""
     shards: _builtins.int
-    """The number of shards. 0 means four for each server."""
+    """The number of shards. 0 means one shard if the variables have at most 4 MiB and no partitioner. Otherwise 0 means one
+    to four shards for each server: the larger the variables, the more shards.
+    """
     seed: _builtins.int
     """The seed of everything random in the job."""
     epochs: _builtins.int
@@ -2217,8 +2219,8 @@ class FinishRequest(_message.Message):
     """
     trainer_failed: _builtins.bool
     """Whether the worker's trainer was killed several times in a row. The coordinator then quarantines the worker: it gets
-    no assignment of this job for a while, its incarnation ends, and the job continues with other workers. The job fails
-    with the error if no other worker is allowed. Ignored for sessions.
+    no assignment of this job for a while, its incarnation ends, and the job continues with other workers. If there is
+    no other live worker, or all others are quarantined too, the job fails with the error instead. Ignored for sessions.
     """
     def __init__(
         self,
