@@ -1361,8 +1361,8 @@ class WatchRequest(_message.Message):
     job: _builtins.str
     after: _builtins.int
     """Only events with a larger sequence number are returned. The coordinator keeps a job's last 20,000 events about
-    state, evaluations and ends of checkpoints, and its last 20,000 others. Only the former survive a restart of the
-    coordinator. After that, sequence numbers continue with a gap.
+    state, evaluations and ends of checkpoints, and its last 20,000 others, of at most 20 MiB in all. Only the former survive
+    a restart of the coordinator. After that, sequence numbers continue with a gap.
     """
     no_wait: _builtins.bool
     """Whether to end after the existing events instead of waiting for more."""
