@@ -32,6 +32,7 @@ class Peer:
     script: str
     arguments: tuple[str, ...] = ()
     tcp: bool = True  # else through shared memory
+    small_cluster: bool = False  # whether its script has this workload
 
     def contestant(self, workload: str, interpreter: str) -> Contestant:
         """This peer on a workload."""
@@ -47,7 +48,7 @@ BY_NAME: Mapping[str, Environment] = {
 }
 
 PEERS = (
-    Peer("TensorFlow ParameterServerStrategy, TCP", "tensorflow", "tensorflow_ps.py"),
+    Peer("TensorFlow ParameterServerStrategy, TCP", "tensorflow", "tensorflow_ps.py", small_cluster=True),
     Peer("torch rpc, TCP", "torch", "torch_rpc_ps.py", ("tcp",)),
     Peer("torch rpc, shared memory", "torch", "torch_rpc_ps.py", tcp=False),
     Peer("MXNet KVStore, TCP", "mxnet", "mxnet_kvstore.py"),

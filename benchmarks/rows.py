@@ -159,6 +159,14 @@ FIGURES: Mapping[str, Figure] = {
     ),
     "small": Figure("small", "small step, in turn", "at least 1.4x", 1.4, needs_peers=True),
     "small_overlapped": Figure("small", "small step, overlapped", needs_peers=True),
+    "small_cluster": Figure(
+        "small_cluster",
+        "steps of two workers with two servers, a model of 171 KB",
+        "at least 3x",
+        3.0,
+        needs_peers=True,
+    ),
+    "small_cluster_overlapped": Figure("small_cluster", "the same, overlapped", needs_peers=True),
     "kernel_sgd": _kernel("SGD"),
     "kernel_adagrad": _kernel("Adagrad"),
     "kernel_adam": _kernel("Adam"),
@@ -213,4 +221,15 @@ FIGURES: Mapping[str, Figure] = {
     },
 }
 
-DEFAULT_BENCHES = ("dense", "small", "kernels", "scale", "memory", "waiting_pulls", "data", "checkpoints", "nn")
+DEFAULT_BENCHES = (
+    "dense",
+    "small",
+    "small_cluster",
+    "kernels",
+    "scale",
+    "memory",
+    "waiting_pulls",
+    "data",
+    "checkpoints",
+    "nn",
+)

@@ -106,6 +106,7 @@ def checkpoints(run: Run) -> list[Row]:
 BENCHES: Mapping[str, Callable[[Run], list[Row]]] = {
     "dense": steps.dense,
     "small": steps.small,
+    "small_cluster": steps.small_cluster,
     "kernels": kernels,
     "scale": steps.scale,
     "memory": memory,

@@ -1,10 +1,10 @@
-"""Benchmarks of whole steps: dense and small beside the peers, scale and chunks beside Shoal itself."""
+"""Benchmarks of whole steps: dense, small and small_cluster beside the peers, scale and chunks beside Shoal itself."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
 from harness import Contestant, Run, alternate, median, ours
 from processes import Line
-from rivals import PEERS
+from rivals import PEERS, Peer
 from rows import CHUNKS_KIB, Row, against_best, compared
 
 
@@ -42,6 +42,24 @@ def small(run: Run) -> list[Row]:
     }
     theirs = _peers(run, "small")
     lines = run.contest("small", alternate(list(shoals.values()), theirs))
+    of_peers = _medians(lines, [peer.name for peer in theirs], "steps_per_s")
+    return [
+        against_best(row, median(lines[contestant.name], "steps_per_s"), "steps/s", of_peers)
+        for row, contestant in shoals.items()
+        if contestant.name in lines
+    ]
+
+
+def small_cluster(run: Run) -> list[Row]:
+    """The small-cluster workload, by whatever way Shoal chooses."""
+    shoals = {
+        "small_cluster": ours("Shoal, 2 servers, 2 workers", "small_cluster.py", *run.short_flag),
+        "small_cluster_overlapped": ours(
+            "Shoal, 2 servers, 2 workers, overlapped", "small_cluster.py", "--overlap", *run.short_flag
+        ),
+    }
+    theirs = _peers(run, "small_cluster", [peer for peer in PEERS if peer.small_cluster])
+    lines = run.contest("small_cluster", alternate(list(shoals.values()), theirs))
     of_peers = _medians(lines, [peer.name for peer in theirs], "steps_per_s")
     return [
         against_best(row, median(lines[contestant.name], "steps_per_s"), "steps/s", of_peers)
@@ -115,10 +133,10 @@ def _shoal(
     return ours(name, "step.py", *arguments, *run.short_flag, env=way, objection=objection)
 
 
-def _peers(run: Run, workload: str) -> list[Contestant]:
+def _peers(run: Run, workload: str, peers: Iterable[Peer] = PEERS) -> list[Contestant]:
     return [
         peer.contestant(workload, run.interpreters[peer.environment])
-        for peer in PEERS
+        for peer in peers
         if peer.environment in run.interpreters
     ]
 

@@ -18,7 +18,8 @@ from shoal.consistency import Consistency
 MODES: tuple[Consistency, ...] = (shoal.Synchronous(), shoal.Asynchronous(), shoal.BoundedStaleness(4))
 SERVERS, WORKERS = 1, 2
 IMAGES, EPOCHS, BATCH = 60_000, 3, 32
-# The rate in the end is this share of the first. It falls at each update: in synchronous jobs one a step, else a push.
+# FALL is the last learning rate divided by the first. The rate falls at each update. In a synchronous job each step is
+# one update; in the other modes each push is one.
 RATE, FALL = 1e-3, 0.05
 TARGET_ACCURACY = 0.89  # of the 10,000 test images; guessing reaches 0.1
 
@@ -74,7 +75,7 @@ def run(client: shoal.Client, mode: Consistency, settings: dict[str, object], ev
 
 def optimizer(mode: Consistency) -> shoal.optim.Optimizer:
     """Returns Adam with a rate that decays equally over the job, and weighs a push equally, in every mode."""
-    joined = WORKERS if isinstance(mode, shoal.Synchronous) else 1  # pushes an update
+    joined = WORKERS if isinstance(mode, shoal.Synchronous) else 1  # number of pushes that one update combines
     updates = EPOCHS * IMAGES / BATCH / joined
     return shoal.optim.Adam(shoal.optim.ExponentialLR(RATE * joined, gamma=FALL ** (1 / updates)))
 

@@ -1,4 +1,4 @@
-"""Trains MobileNetV2 on Fashion-MNIST, and fine-tunes what it has learned on handwritten digits: its head, then all.
+"""Trains MobileNetV2 on Fashion-MNIST, then fine-tunes it for handwritten digits: a new head first, then all layers.
 
     python examples/fine_tuning.py --data /usr/share/datasets/fashion-mnist
 
@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 import shoal
 
 PROGRAM = "shoal_nn.programs:image_classifier"
-# The images are small: with a stride of 1 at first, the last of the five halvings is left out.
+# The images are small, so the first convolution has a stride of 1: the model halves their size four times, not five.
 MODEL = {"model": "mobilenet_v2", "options": {"width": 0.35, "stem_strides": 1}, "size": 32}
 WORKERS = 2
 FALL = 0.995  # of the rate, at each update

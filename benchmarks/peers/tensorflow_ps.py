@@ -1,4 +1,6 @@
-"""TensorFlow's ParameterServerStrategy: python tensorflow_ps.py dense|small|sparse (pip install tensorflow-cpu).
+"""TensorFlow's ParameterServerStrategy: python tensorflow_ps.py dense|small|small_cluster|sparse.
+
+Needs `pip install tensorflow-cpu`.
 
 As the project got it, with the measurements that its targets come from; the pattern is that of TensorFlow's guide
 "Parameter server training with ParameterServerStrategy". Within a step its runtime pipelines: one variable's gradient
@@ -15,6 +17,7 @@ os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1", GRPC_FAIL
 import workload as wl
 
 kind, role = sys.argv[1], (sys.argv[2:] or ["chief"])[0]
+count = 2 if kind == "small_cluster" else 1  # of servers, and of workers
 children = []
 
 
@@ -25,10 +28,13 @@ def free_port():
 
 
 if role == "chief":
-    cluster = {r: [f"127.0.0.1:{free_port()}"] for r in ("ps", "worker", "chief")}
+    counts = {"ps": count, "worker": count, "chief": 1}
+    cluster = {r: [f"127.0.0.1:{free_port()}" for _ in range(n)] for r, n in counts.items()}
     for r in ("ps", "worker"):
-        config = json.dumps({"cluster": cluster, "task": {"type": r, "index": 0}})
-        children.append(subprocess.Popen([sys.executable, __file__, kind, r], env=dict(os.environ, TF_CONFIG=config)))
+        for i in range(count):
+            config = json.dumps({"cluster": cluster, "task": {"type": r, "index": i}})
+            command = [sys.executable, __file__, kind, r]
+            children.append(subprocess.Popen(command, env=dict(os.environ, TF_CONFIG=config)))
     os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}})
 
 import tensorflow as tf  # noqa: E402 - the chief starts the others first

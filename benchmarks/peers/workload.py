@@ -1,9 +1,11 @@
-"""The workloads that Shoal and every peer run, one server and one worker on one machine.
+"""The workloads that Shoal and every peer run, one server and one worker on one machine if it does not say otherwise.
 
 dense:  161 float32 tensors (ResNet-50's count), 106 MB. A step reads every tensor on the worker, computes
         g = 1e-6 * w + 1e-3 for each, and has the server apply w -= 1e-3 * g. GB/s counts 2 x 106 MB a step.
 small:  the dense step on 10 tensors of 1,000 float32: the cost of a step when the bytes are few. The figure is steps a
         second.
+small_cluster: the dense step on the tensors of an MLP, 784-52-32-10, 171 KB, with two servers and two workers that
+        train it asynchronously. The figure is the steps of both a second.
 sparse: a 2,000,000 x 16 float32 table; a step draws 4096 x 26 ids, Zipf(1.1) modulo the table's size, fetches the
         unique rows, sums g = 1e-3 * row + 1e-3 by unique row, and has the server apply Adagrad (lr 0.01, initial
         accumulator 0.1). The figure is ids (not unique ids) a second. (Shoal has no sparse tables yet.)
@@ -20,12 +22,13 @@ from typing import Any
 
 DENSE_SHAPES = [(1024, 1024)] * 25 + [(2048,)] * 136
 SMALL_SHAPES = [(1000,)] * 10
+MLP_SHAPES = [(784, 52), (52,), (52, 32), (32,), (32, 10), (10,)]
 DENSE_BYTES = 4 * sum(math.prod(s) for s in DENSE_SHAPES)
 ROWS, DIM, IDS = 2_000_000, 16, 4096 * 26
 
 
 def shapes(kind: str) -> Sequence[tuple[int, ...]]:
-    return SMALL_SHAPES if kind == "small" else DENSE_SHAPES
+    return {"small": SMALL_SHAPES, "small_cluster": MLP_SHAPES}.get(kind, DENSE_SHAPES)
 
 
 def id_batches(count: int = 4) -> list[Any]:
@@ -53,6 +56,7 @@ def report(peer: str, kind: str, seconds: float) -> None:
     figure = {
         "dense": {"gb_per_s": 2 * DENSE_BYTES / seconds / 1e9},
         "small": {"steps_per_s": 1 / seconds},
+        "small_cluster": {"steps_per_s": 1 / seconds},
         "sparse": {"m_ids_per_s": IDS / seconds / 1e6},
     }[kind]
     print(json.dumps({"peer": peer, "workload": kind, "ms_per_step": seconds * 1e3, **figure}), flush=True)

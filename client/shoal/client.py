@@ -81,7 +81,8 @@ class JobHandle:
     def events(self, after: int = 0, *, follow: bool = True) -> Iterator[Event]:
         """Yields the events of the job in order, each once, even if the connection breaks.
 
-        The coordinator keeps the latest 20,000 log lines and metrics of a job, and 20,000 other events.
+        The coordinator keeps the latest 20,000 log lines and metrics of a job, and 20,000 other events, of at most 20
+        MiB in all.
 
         Args:
             after: sequence number of the last event to leave out. 0 starts with the oldest event.

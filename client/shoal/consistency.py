@@ -42,15 +42,15 @@ class Consistency:
 
 @dataclass(frozen=True)
 class Synchronous(Consistency):
-    """Synchronous training: each shard averages the gradients of a step, weighted by samples, and applies them once.
+    """Synchronous training: servers average the gradients of a step, weighted by samples, and apply them once.
 
     N workers compute the same result as one process with the combined batch. Without backup workers, a push counts on
-    all shards or on none.
+    all servers or on none.
 
     With backup workers (Chen et al., "Revisiting Distributed Synchronous SGD", 2016), a step closes when
-    `workers - backup_workers` workers have contributed, or all that are left. Later gradients are dropped. Each shard
-    closes its own steps, so a gradient may count on some shards and be dropped on others. The outcome "accepted" of a
-    push then means that at least one shard accepted it. A lost or finished worker uses up one backup.
+    `workers - backup_workers` workers have contributed, or all that are left. Later gradients are dropped. Each server
+    closes its own steps, so a gradient may count on some servers and be dropped on others. The outcome "accepted" of a
+    push then means that at least one server accepted it. A lost or finished worker uses up one backup.
 
     Args:
         backup_workers: number of workers whose gradients a step does not need, from 0 to one less than the job's

@@ -71,7 +71,8 @@ class EvaluationPolicy:
         checkpoint_best: whether the job takes a checkpoint at each evaluation that is the best so far. The newest of
             these is kept; its name is `JOB/best`. In a synchronous job without backup workers it holds the evaluated
             values, unless another checkpoint was in progress for 10 s or longer. In all other cases it may include
-            later updates. In a synchronous job, the step of such a checkpoint is later than that of the evaluation.
+            later updates. If a synchronous job's checkpoint includes later updates, its step is
+            later than that of the evaluation.
 
     Raises:
         InvalidJob: a value is out of range, or neither `metric` nor `mode` says which values are better.

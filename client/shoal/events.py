@@ -26,11 +26,12 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class StateChanged(Event):
-    """The job entered a state.
+    """The job's state, or the reason for it, has changed.
 
     Attributes:
-        state: the new state.
-        reason: why the state changed, or "". If the program failed, the reason includes the traceback.
+        state: the state after the change.
+        reason: what the job waits for, or why it failed or ended early, or "". If the program failed, the reason
+            includes the traceback.
     """
 
     state: JobState

@@ -268,8 +268,8 @@ class GlorotUniform(_Random):
     """Draws uniformly from +-sqrt(6 / (fan_in + fan_out)), for layers with symmetric activations.
 
     The variance is 2 / (fan_in + fan_out). As in Keras, the last two axes of a kernel are its inputs and outputs, and
-    the axes before them are its receptive field: (3, 3, 64, 128) has fan_in 3*3*64 and fan_out 3*3*128. Both fans of
-    a vector are its length; those of a scalar are 1. Source: Glorot and Bengio, "Understanding the difficulty of
+    the axes before them are its receptive field: (3, 3, 64, 128) has fan_in `3*3*64` and fan_out `3*3*128`. Both fans
+    of a vector are its length; those of a scalar are 1. Source: Glorot and Bengio, "Understanding the difficulty of
     training deep feedforward neural networks", AISTATS 2010.
 
     Args:

@@ -222,8 +222,8 @@ class Job:
         metadata=field_metadata(
             Number(0, UINT32),
             Option(
-                "Number of shards of the variables. 0 means one shard for at most 4 MiB of variables without a "
-                "partitioner, and otherwise one to four per server, more for larger models."
+                "Number of shards of the variables. 0 means one shard if the variables have at most 4 MiB and no "
+                "partitioner. Otherwise 0 means one to four shards per server: more for larger variables."
             ),
             json=JsonField(label=None),
         ),

@@ -155,8 +155,8 @@ class Session:
                 first others are kept.
 
         Returns:
-            The outcome. With backup workers, each shard closes its own steps, and "accepted" means that at least one
-            shard accepted the push. With overlap, the outcome is "sent", and the next call raises the error of a
+            The outcome. With backup workers, each server closes its own steps, and "accepted" means that at least one
+            server accepted the push. With overlap, the outcome is "sent", and the next call raises the error of a
             failed push.
 
         Raises:

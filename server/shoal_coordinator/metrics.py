@@ -181,7 +181,7 @@ class StateCollector(Collector):
             ),
             (
                 "held_members",
-                "Silent members that are not declared lost, because their heartbeats may not have been heard.",
+                "Silent members that are not declared lost, because the coordinator may have missed their heartbeats.",
                 hold.silent if hold else 0,
             ),
             (

@@ -61,7 +61,7 @@ class _PushMetrics:
         )
         seconds = Histogram(
             "shoal_server_push_seconds",
-            "Time from a push's or commit's first message to its answer; gradients may be sent as they are computed.",
+            "Time from a push's or commit's first message to its answer. Computation between its messages counts.",
             ["call"],
             buckets=_SECONDS,
             registry=registry,

@@ -44,3 +44,15 @@ def test_the_benchmark_of_checkpoints_runs(tmp_path: Path) -> None:
     rows = json.loads((tmp_path / "latest.json").read_text())
     assert [row["name"] for row in rows] == ["checkpoint_write", "checkpoint_restore", "checkpoint_slowdown"]
     assert all(row["ratio"] > 0 for row in rows)
+
+
+def test_the_soak_runs(tmp_path: Path) -> None:
+    results = tmp_path / "soak.json"
+    command = [sys.executable, str(RUN.with_name("soak.py")), "--short", "--results", str(results)]
+    soak = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert soak.returncode == 0, soak.stdout + soak.stderr
+    result = json.loads(results.read_text())
+    assert result["jobs"] >= 1
+    roles = {"coordinator", "server-0", "server-1", "worker-0", "worker-1"}
+    assert {row["role"] for row in result["rows"]} == roles | {"all"}
+    assert all(row["by_minute"] for row in result["rows"])

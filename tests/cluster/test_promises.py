@@ -211,7 +211,7 @@ def test_a_worker_that_overlaps_waits_for_less_of_its_time(client: shoal.Client)
         job = client.submit(shoal.Job("support.programs.broken:Accelerated", overlap=overlap, **options))
         assert job.wait(timeout_s=60).progress.steps == steps
         reported = [event.values for event in job.events() if isinstance(event, MetricsReported)]
-        # The smallest of some half seconds: other tests sometimes load this machine.
+        # The smallest of some half seconds: other tests may load this machine.
         shares[overlap] = min(values["wait_share"] for values in reported if "wait_share" in values)
         job.drop()
     print(f"waits for {shares[False]:.0%} of its time in turn, for {shares[True]:.0%} when it overlaps")

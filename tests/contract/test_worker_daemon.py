@@ -23,6 +23,7 @@ from shoal.job import Job
 from shoal.v1 import coordinator_pb2, job_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_worker.daemon import Daemon, WorkerConfig, start_worker
+from shoal_worker.trainer_process import TrainerProcess
 from support.clusters.fake_cluster import FakeCluster, fake_cluster
 from support.waiting import wait_until
 
@@ -198,6 +199,25 @@ def test_a_daemon_that_leaves_does_not_wait_forever(
     daemon.stop()
     [leave] = cluster.record.of(coordinator_pb2.LeaveRequest)
     assert not leave.HasField("cursor")
+
+
+def test_a_daemon_stops_though_its_trainer_does_not_end(
+    cluster: FakeCluster, start: Callable[..., Daemon], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a process that is stuck in a driver: the signals have no effect until the daemon has stopped."""
+    stuck: list[TrainerProcess] = []
+    monkeypatch.setattr("shoal_worker.daemon._KILLED_S", 0.1)
+    monkeypatch.setattr(TrainerProcess, "stop", lambda process, _: stuck.append(process))
+    daemon = start(BATCH_IN_HAND, stop_grace_s=0.1)
+    trainer = psutil.Process(pid_of(cluster))
+    with capture_logs() as logs:
+        daemon.stop()
+    assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == [
+        "trainer does not end although it was killed; leaving without it"
+    ]
+    assert [process.pid for process in stuck] == [trainer.pid]
+    trainer.kill()
+    wait_until(lambda: not is_alive(trainer))
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 
 from prometheus_client import (
     CollectorRegistry,
-    PlatformCollector,
-    ProcessCollector,
     disable_created_metrics,
     enable_created_metrics,
     generate_latest,
 )
 from prometheus_client.parser import text_string_to_metric_families
 
+from shoal._role import process_metrics
 from shoal._training.participant import Report
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
 from shoal_server.process import Server, ServerConfig
@@ -59,8 +58,7 @@ def roles() -> Iterator[dict[str, Scraped]]:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # prometheus_client types it not
         running.callback(enable_created_metrics)
         for registry in registries.values():
-            ProcessCollector(registry=registry)
-            PlatformCollector(registry=registry)
+            process_metrics.register(registry)
         coordinator = start_coordinator(CoordinatorConfig(listen="127.0.0.1:0"), registries["coordinator"])
         running.callback(coordinator.stop)
         server = Server(ServerConfig("server-0", coordinator.address), registries["server"])

@@ -30,6 +30,6 @@ def pages() -> dict[str, str]:
         "",
         text(EXIT_CODES_HELP),
         "",
-        "A role that SIGTERM stops while it is loading, as the first process of a container, ends with 143.",
+        "If SIGTERM arrives while the first process of a container is still loading, it exits with 143.",
     ]
     return {"reference/errors/index.md": page(lines)}

@@ -155,8 +155,8 @@ def pages() -> dict[str, str]:
     lines = [
         "# Protocol",
         "",
-        "The messages and remote calls between processes, from the comments of the proto files. Nothing of it is",
-        "stable before version 1.0: all members of a cluster run the same version.",
+        "The messages and remote calls between processes, from the comments of the proto files. Before version",
+        "1.0, any of them may change, because all members of a cluster run the same version.",
         *table(["file", "services", "messages"], rows),
     ]
     return found | {"reference/protocol/index.md": page(lines)}

@@ -71,7 +71,7 @@ def crossed(a: Array, b: Array, rows: int) -> Array:
     Args:
         a: integers of any shape.
         b: integers of the same shape. The order of a and b matters.
-        rows: > 0.
+        rows: 1 or more.
 
     Returns:
         int64, of the shape of a.

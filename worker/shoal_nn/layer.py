@@ -149,7 +149,7 @@ class Layer(ABC):
         """Returns initial values of parameters and state, in float32.
 
         Args:
-            rng: draws one number for each variable, in their order.
+            rng: draws one seed for the initializer of each variable, in the order of `variables`.
             shape: shape of an input sample.
 
         Raises:

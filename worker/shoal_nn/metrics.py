@@ -34,7 +34,7 @@ def top_k_accuracy(logits: Array, labels: Array, k: int) -> Array:
     Args:
         logits: [..., classes], with two classes or more.
         labels: [...], class numbers as integers.
-        k: > 0.
+        k: 1 or more.
 
     Returns:
         As for `accuracy`.

@@ -28,7 +28,7 @@ class BatchNorm(Layer):
 
     Args:
         momentum: weight of the batch in the running statistics, in [0, 1].
-        epsilon: > 0.
+        epsilon: above 0.
 
     Raises:
         InvalidLayer: an argument is out of range.
@@ -118,7 +118,7 @@ class LayerNorm(Layer):
     Variables: "scale" and "bias" [features].
 
     Args:
-        epsilon: > 0.
+        epsilon: above 0.
 
     Raises:
         InvalidLayer: epsilon is out of range.

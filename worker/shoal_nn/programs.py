@@ -78,7 +78,7 @@ def image_classifier(
         held_out_share: share of the training images that is held out for evaluation. None means the test images, or a
             tenth of the training images if the format has no test images.
         top: k of an additional top-k accuracy in evaluations; 1 means none.
-        precision: dtype to compute in: float32, float16, bfloat16 (not on a GPU) or float64.
+        precision: dtype to compute in: float32, float16, bfloat16 (on a GPU from CuPy 14 on) or float64.
         head: new name of the model's last layer, for fine-tuning: a partial restore then initializes the layer. Empty
             keeps the name.
         train_from: first part of the model that is trained; earlier parts stay as restored. Empty trains all parts.

@@ -32,7 +32,7 @@ def epoch_seed(seed: int, epoch: int) -> int:
 
     Args:
         seed: the job's seed.
-        epoch: >= 0.
+        epoch: 0 or more.
     """
     return _mixed(seed, _OF_EPOCHS, epoch)
 

@@ -49,6 +49,9 @@ _MAX_EVENTS = 256
 # Interval of reports to the coordinator while a trainer runs.
 _SEND_EVERY_S = 0.25
 
+# Seconds that a killed trainer may take to end. Only one that is stuck in a driver takes longer.
+_KILLED_S = 10.0
+
 StartProcess = Callable[..., TrainerProcess]
 
 
@@ -170,7 +173,9 @@ class Daemon:
         """Stops the trainer, leaves the cluster and closes all connections."""
         self._health.set_ready(False)
         self._events.put(StopRequested())
-        self._thread.join()
+        self._thread.join(self._config.stop_grace_s + _KILLED_S)
+        if self._thread.is_alive():
+            _log.error("trainer does not end although it was killed; leaving without it")
         self._membership.stop(self._cursor)
         self._client.close()
         self._health.stop()

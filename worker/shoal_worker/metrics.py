@@ -22,7 +22,7 @@ _COUNTERS = {
     "samples": "Samples in accepted pushes.",
     "rejected": "Pushes rejected because of NaN or Inf.",
     "dropped": "Pushes that arrived after their step had closed.",
-    "trainer_crashes": "Trainers that crashed, or that servers refused.",
+    "trainer_crashes": "Trainers that crashed, or whose incarnation was fenced.",
     "log_lines_dropped": "Lines of programs' output dropped because the queue to the coordinator was full.",
 }
 _PHASES = {
@@ -30,7 +30,7 @@ _PHASES = {
     "read": "Time of one wait for a batch, or of its reading if nothing is read ahead.",
     "compute": "Time of one batch: computation, and copies to the device and to the host.",
     "push": "Time of one push.",
-    "wait": "Time of one wait for data: barrier, lease and pause.",
+    "wait": "Time of one round without a batch: waiting for the barrier and for a lease, and idle time.",
     "evaluate": "Time of one evaluation, or of asking whether this worker is to evaluate.",
 }
 

@@ -85,13 +85,22 @@ class TrainerProcess:
         self.pid = self._process.pid
         self._send(replace(instructions, reports_fd=theirs).to_line())
         assert self._process.stdout
+        streams = (self._process.stdout, os.fdopen(reports, "rb"))
         self._readers = [
-            threading.Thread(target=self._read_output, args=(self._process.stdout,), name="output", daemon=True),
-            threading.Thread(target=self._read_reports, args=(os.fdopen(reports, "rb"),), name="reports", daemon=True),
+            threading.Thread(target=self._read_output, args=streams[:1], name="output", daemon=True),
+            threading.Thread(target=self._read_reports, args=streams[1:], name="reports", daemon=True),
         ]
-        for reader in self._readers:
-            reader.start()
-        threading.Thread(target=self._reap, name="trainer", daemon=True).start()
+        try:
+            for reader in self._readers:
+                reader.start()
+            threading.Thread(target=self._reap, name="trainer", daemon=True).start()
+        except RuntimeError as error:  # the limit on threads is reached
+            self._signal(signal.SIGKILL)
+            self._wait()
+            for reader, stream in zip(self._readers, streams, strict=True):
+                if not reader.ident:  # otherwise the reader closes it
+                    stream.close()
+            raise OSError(f"cannot watch the trainer: {error}") from error
 
     def leave_after_batch(self) -> None:
         """Asks the trainer to finish its batch and to leave the job. Returns at once."""
@@ -141,14 +150,19 @@ class TrainerProcess:
         self._signal(signal.SIGKILL)  # kills the processes that the program left behind
         for reader in self._readers:
             reader.join(_DRAIN_S)
+        status = self._wait()
+        if self._killer:
+            self._killer.cancel()
+        self._on_end(TrainerExit(status, self._outcome))
+
+    def _wait(self) -> int:
         with self._reaping:
             status = self._process.wait()
             self._reaped = True
-        if self._killer:
-            self._killer.cancel()
         assert self._process.stdin
-        self._process.stdin.close()
-        self._on_end(TrainerExit(status, self._outcome))
+        with suppress(BrokenPipeError):  # it still buffers what the process did not read
+            self._process.stdin.close()
+        return status
 
     def _signal(self, number: int) -> None:
         with self._reaping:

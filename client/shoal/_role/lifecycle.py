@@ -20,6 +20,7 @@ import structlog
 from shoal import _tracing, errors
 from shoal._memory import gc_control
 from shoal._role import identity as _identity
+from shoal._role import process_metrics
 from shoal._role.http_endpoints import RoleHttpServer
 from shoal._role.identity import RoleIdentity
 from shoal._system import raise_open_files
@@ -242,8 +243,7 @@ def _start(
     # Counters have no creation times: Prometheus detects resets itself.
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = prometheus_client.CollectorRegistry()
-    prometheus_client.ProcessCollector(registry=registry)
-    prometheus_client.PlatformCollector(registry=registry)
+    process_metrics.register(registry)
     endpoints = RoleHttpServer(metrics_listen, registry, advertise=advertise)
     try:
         running = start(registry, endpoints.address)

@@ -12,8 +12,9 @@ class DataCount:
 
     Attributes:
         done: trained on.
-        leased: in the hands of workers.
-        requeued: taken back from a worker, or passed over. They are leased again before unleased samples.
+        leased: held by workers.
+        requeued: taken back from a worker, or reserved for a rank and skipped when another rank asked. They are
+            leased before unleased samples.
         unleased: never leased.
     """
 

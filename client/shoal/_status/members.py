@@ -53,7 +53,7 @@ class MemberStatus:
         member: id of the member.
         role: role of the member.
         incarnation: number of its incarnation.
-        address: host:port of a server, "" for other roles.
+        address: host:port of a server or a worker, "" for a session.
         device: device of a worker, such as "cpu" or "cuda:0 NVIDIA H200".
         metrics_address: host:port of its /metrics.
         alive: whether it sends heartbeats within the heartbeat timeout.
@@ -62,7 +62,7 @@ class MemberStatus:
         bytes: size of the values and slots in its shards.
         job: name of the job that it works on, or "".
         load: latest reported load of a server.
-        leaving: whether it was asked to drain. If it is not alive, it has left gracefully.
+        draining: whether it is a server that drains, or that drained before it left or was lost.
     """
 
     member: str

@@ -26,12 +26,12 @@ class _Stream:
 
 
 class BlockReader(ABC):
-    """The base class of data sets with blocks. A subclass needs `read_blocks` and `join`.
+    """The base class of data sets with blocks. A subclass needs `read_blocks` and `concatenate`.
 
-    Batches are read in chapters. A chapter consists of all batches whose samples are in the blocks in memory. One call
-    for each column gathers the samples of a chapter, and its batches are slices. While the program trains on one
-    chapter, a thread reads the next. About three windows of blocks are in memory: the chapter in use, the next one, and
-    the blocks of the next one.
+    Batches are read in chapters. A chapter consists of consecutive batches whose samples all lie in one window of
+    blocks. The reader copies the samples of a chapter to one array per column, and its batches are slices of these
+    arrays. While the program trains on one chapter, a thread reads the next. Memory then holds about three windows: the
+    arrays of the chapter in use, those of the next chapter, and the blocks that the next chapter is copied from.
 
     Args:
         blocks: blocks of the data set.

@@ -39,7 +39,7 @@ class Optimizer(Specification):
 
     Args:
         learning_rate: a constant >= 0, or a `Schedule`.
-        weight_decay: >= 0.
+        weight_decay: 0 or more.
         decay_exclude: shell-style, case-sensitive patterns for the names of variables without weight decay, such as
             ("*bias",).
 
@@ -164,7 +164,7 @@ class Adagrad(Optimizer, name="adagrad"):
     Args:
         learning_rate: see `Optimizer`.
         initial_accumulator_value: initial value of s, >= 0.
-        eps: > 0.
+        eps: above 0.
     """
 
     learning_rate: float | Schedule = 1e-2
@@ -186,7 +186,7 @@ class RMSProp(Optimizer, name="rmsprop"):
     Args:
         learning_rate: see `Optimizer`.
         alpha: smoothing factor, in [0, 1).
-        eps: > 0.
+        eps: above 0.
         momentum: in [0, 1). With 0 there is no slot b.
         centered: whether to divide by the standard deviation instead of the root mean square.
     """
@@ -210,7 +210,7 @@ class Adam(Optimizer, name="adam"):
         learning_rate: see `Optimizer`.
         beta1: in [0, 1).
         beta2: in [0, 1).
-        eps: > 0.
+        eps: above 0.
     """
 
     beta1: Fraction = 0.9

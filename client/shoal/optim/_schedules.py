@@ -165,7 +165,7 @@ class ConstantLR(Schedule, name="constant"):
     """A constant learning rate: rate(v) = learning_rate.
 
     Args:
-        learning_rate: >= 0.
+        learning_rate: 0 or more.
         warmup_steps: see `Schedule`.
     """
 
@@ -178,7 +178,7 @@ class StepLR(Schedule, name="step"):
     """A rate that drops at fixed intervals: learning_rate * gamma ** floor(v / step_size), as PyTorch's StepLR.
 
     Args:
-        learning_rate: >= 0.
+        learning_rate: 0 or more.
         step_size: number of updates between two drops, >= 1.
         gamma: factor of each drop, in (0, 1].
         warmup_steps: see `Schedule`.
@@ -196,7 +196,7 @@ class ExponentialLR(Schedule, name="exponential"):
     """A rate that decays exponentially: learning_rate * gamma ** v, as PyTorch's ExponentialLR.
 
     Args:
-        learning_rate: >= 0.
+        learning_rate: 0 or more.
         gamma: factor of each update, in (0, 1].
         warmup_steps: see `Schedule`.
     """
@@ -215,7 +215,7 @@ class CosineLR(Schedule, name="cosine"):
     PyTorch's CosineAnnealingLR is equal up to v = steps, and then rises again.
 
     Args:
-        learning_rate: >= minimum.
+        learning_rate: initial rate, not below `minimum`.
         steps: number of updates until the minimum, >= 1, without the warm-up.
         minimum: final rate, >= 0.
         warmup_steps: see `Schedule`.

@@ -179,13 +179,13 @@ class ServerLoad(_message.Message):
     SENT_BYTES_FIELD_NUMBER: _builtins.int
     WAITING_PULLS_FIELD_NUMBER: _builtins.int
     updates: _builtins.int
-    """Updates applied. An update of several shards counts once for each."""
+    """Updates applied. An update of all shards of a job on this server counts once."""
     received_bytes: _builtins.int
     """Bytes of gradients and values received."""
     sent_bytes: _builtins.int
     """Bytes of values sent."""
     waiting_pulls: _builtins.int
-    """Pulls that currently wait for their consistency mode. A pull of several shards counts once for each."""
+    """Pulls that currently wait for their consistency mode. A pull counts once, whatever the number of its shards."""
     def __init__(
         self,
         *,

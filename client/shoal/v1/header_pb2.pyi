@@ -21,7 +21,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 @_typing.final
 class Stamp(_message.Message):
     """Sender, incarnation, step and generation of a push or a pull. The stamp of a push (job, worker, incarnation, step)
-    identifies it permanently: a shard answers a repeated stamp with its first answer.
+    identifies it permanently: a server answers a repeated stamp with its first answer.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -39,7 +39,9 @@ class Stamp(_message.Message):
     incarnation: _builtins.int
     """Incarnation of the worker, > 0. If it is not the admitted one: ABORTED, FENCED."""
     step: _builtins.int
-    """Number of steps that the worker has finished: 0 at its first pull and its first push."""
+    """The worker's step. It is JoinReply.step at the worker's first pull and first push: 0, or the step of the other
+    workers. After that it is the largest ShardHeader.step of the replies.
+    """
     generation: _builtins.int
     """Generation of the sender's placement. If the shard has another one: ABORTED, STALE_GENERATION; fetch the placement
     and send again.

@@ -317,7 +317,9 @@ class JobSpec(_message.Message):
     workers: _builtins.int
     """The number of workers at the start, > 0."""
     shards: _builtins.int
-    """The number of shards. 0 means four for each server."""
+    """The number of shards. 0 means one shard if the variables have at most 4 MiB and no partitioner. Otherwise 0 means one
+    to four shards for each server: the larger the variables, the more shards.
+    """
     seed: _builtins.int
     """The seed of everything random in the job."""
     epochs: _builtins.int
@@ -1359,8 +1361,8 @@ class WatchRequest(_message.Message):
     job: _builtins.str
     after: _builtins.int
     """Only events with a larger sequence number are returned. The coordinator keeps a job's last 20,000 events about
-    state, evaluations and ends of checkpoints, and its last 20,000 others. Only the former survive a restart of the
-    coordinator. After that, sequence numbers continue with a gap.
+    state, evaluations and ends of checkpoints, and its last 20,000 others, of at most 20 MiB in all. Only the former survive
+    a restart of the coordinator. After that, sequence numbers continue with a gap.
     """
     no_wait: _builtins.bool
     """Whether to end after the existing events instead of waiting for more."""
@@ -2217,8 +2219,8 @@ class FinishRequest(_message.Message):
     """
     trainer_failed: _builtins.bool
     """Whether the worker's trainer was killed several times in a row. The coordinator then quarantines the worker: it gets
-    no assignment of this job for a while, its incarnation ends, and the job continues with other workers. The job fails
-    with the error if no other worker is allowed. Ignored for sessions.
+    no assignment of this job for a while, its incarnation ends, and the job continues with other workers. If there is
+    no other live worker, or all others are quarantined too, the job fails with the error instead. Ignored for sessions.
     """
     def __init__(
         self,

@@ -117,7 +117,9 @@ class PullRequest(_message.Message):
     def stamp(self) -> _header_pb2.Stamp: ...
     @_builtins.property
     def shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Shards, all on this server. If empty: INVALID_ARGUMENT, BAD_REQUEST."""
+        """Indexes of the shards to return, at least one. A worker must name all shards of the job on this server; a reader may
+        name some of them. Otherwise: INVALID_ARGUMENT, BAD_REQUEST.
+        """
 
     def __init__(
         self,
@@ -190,7 +192,9 @@ class PushHeader(_message.Message):
     def stamp(self) -> _header_pb2.Stamp: ...
     @_builtins.property
     def shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Shards, all on this server."""
+        """Indexes of shards on this server. For Push, they must be all shards of the job here. Otherwise: INVALID_ARGUMENT,
+        BAD_REQUEST.
+        """
 
     @_builtins.property
     def aggregations(self) -> _containers.RepeatedScalarFieldContainer[_tensor_pb2.Aggregation.ValueType]:
@@ -290,7 +294,9 @@ class CommitRequest(_message.Message):
     def stamp(self) -> _header_pb2.Stamp: ...
     @_builtins.property
     def shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The shards of the staged push, all on this server."""
+        """Indexes of the shards of the staged push: all shards of the job on this server. Otherwise: INVALID_ARGUMENT,
+        BAD_REQUEST.
+        """
 
     def __init__(
         self,
@@ -1020,8 +1026,8 @@ class SavedShard(_message.Message):
     shard: _builtins.int
     """Index of the shard in its job."""
     version: _builtins.int
-    """Applied updates. The number is the same on all shards, except with backup workers, where each shard closes its own
-    steps.
+    """Applied updates. The number is the same on all shards. With backup workers, where each server closes its own steps,
+    it is the same on all shards of one server only.
     """
     step: _builtins.int
     """The step to continue with; the largest value of all shards counts."""

@@ -117,7 +117,7 @@ class ParameterServerServicer:
     """
 
     def Pull(self, request, context):
-        """Streams the values of some shards of one server, each when the job's consistency mode allows it. A waiting pull
+        """Streams the values of a job's shards on this server, as soon as the job's consistency mode allows it. A waiting pull
         holds no server thread. The reply has a ShardHeader for each shard, followed by its chunks in order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -125,7 +125,7 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Push(self, request_iterator, context):
-        """Stages a gradient for some shards of one server. The stream has a PushHeader, followed by chunks that fill each
+        """Stages a gradient for a job's shards on this server. The stream has a PushHeader, followed by chunks that fill each
         arena. The gradient has no effect until it is committed. A stream that breaks has no effect.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -186,7 +186,7 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseWorker(self, request, context):
-        """Takes a worker out of the job's barriers. If a push of the worker is staged (at most one for each shard), the
+        """Takes a worker out of the job's barriers. If a push of the worker is staged here (there is at most one), the
         server commits or discards it. If the push's step is committed_steps - 1, another server has already committed the
         push, so this server commits it too. Otherwise this server discards it.
         """

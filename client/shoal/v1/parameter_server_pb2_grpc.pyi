@@ -38,11 +38,11 @@ class ParameterServerStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ParameterServerAsyncStub: ...
     Pull: _grpc.UnaryStreamMultiCallable[_parameter_server_pb2.PullRequest, _parameter_server_pb2.PullReply]
-    """Streams the values of some shards of one server, each when the job's consistency mode allows it. A waiting pull
+    """Streams the values of a job's shards on this server, as soon as the job's consistency mode allows it. A waiting pull
     holds no server thread. The reply has a ShardHeader for each shard, followed by its chunks in order.
     """
     Push: _grpc.StreamUnaryMultiCallable[_parameter_server_pb2.PushRequest, _parameter_server_pb2.PushReply]
-    """Stages a gradient for some shards of one server. The stream has a PushHeader, followed by chunks that fill each
+    """Stages a gradient for a job's shards on this server. The stream has a PushHeader, followed by chunks that fill each
     arena. The gradient has no effect until it is committed. A stream that breaks has no effect.
     """
     Commit: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.CommitRequest, _parameter_server_pb2.PushReply]
@@ -67,7 +67,7 @@ class ParameterServerStub:
     here. ReleaseWorker then carries the largest of these numbers to all servers.
     """
     ReleaseWorker: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.ReleaseWorkerRequest, _parameter_server_pb2.ReleaseWorkerReply]
-    """Takes a worker out of the job's barriers. If a push of the worker is staged (at most one for each shard), the
+    """Takes a worker out of the job's barriers. If a push of the worker is staged here (there is at most one), the
     server commits or discards it. If the push's step is committed_steps - 1, another server has already committed the
     push, so this server commits it too. Otherwise this server discards it.
     """
@@ -100,11 +100,11 @@ class ParameterServerAsyncStub(ParameterServerStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Pull: _aio.UnaryStreamMultiCallable[_parameter_server_pb2.PullRequest, _parameter_server_pb2.PullReply]  # type: ignore[assignment]
-    """Streams the values of some shards of one server, each when the job's consistency mode allows it. A waiting pull
+    """Streams the values of a job's shards on this server, as soon as the job's consistency mode allows it. A waiting pull
     holds no server thread. The reply has a ShardHeader for each shard, followed by its chunks in order.
     """
     Push: _aio.StreamUnaryMultiCallable[_parameter_server_pb2.PushRequest, _parameter_server_pb2.PushReply]  # type: ignore[assignment]
-    """Stages a gradient for some shards of one server. The stream has a PushHeader, followed by chunks that fill each
+    """Stages a gradient for a job's shards on this server. The stream has a PushHeader, followed by chunks that fill each
     arena. The gradient has no effect until it is committed. A stream that breaks has no effect.
     """
     Commit: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.CommitRequest, _parameter_server_pb2.PushReply]  # type: ignore[assignment]
@@ -129,7 +129,7 @@ class ParameterServerAsyncStub(ParameterServerStub):
     here. ReleaseWorker then carries the largest of these numbers to all servers.
     """
     ReleaseWorker: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.ReleaseWorkerRequest, _parameter_server_pb2.ReleaseWorkerReply]  # type: ignore[assignment]
-    """Takes a worker out of the job's barriers. If a push of the worker is staged (at most one for each shard), the
+    """Takes a worker out of the job's barriers. If a push of the worker is staged here (there is at most one), the
     server commits or discards it. If the push's step is committed_steps - 1, another server has already committed the
     push, so this server commits it too. Otherwise this server discards it.
     """
@@ -165,7 +165,7 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         request: _parameter_server_pb2.PullRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_parameter_server_pb2.PullReply], _abc.AsyncIterator[_parameter_server_pb2.PullReply]]:
-        """Streams the values of some shards of one server, each when the job's consistency mode allows it. A waiting pull
+        """Streams the values of a job's shards on this server, as soon as the job's consistency mode allows it. A waiting pull
         holds no server thread. The reply has a ShardHeader for each shard, followed by its chunks in order.
         """
 
@@ -175,7 +175,7 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_parameter_server_pb2.PushRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_parameter_server_pb2.PushReply, _abc.Awaitable[_parameter_server_pb2.PushReply]]:
-        """Stages a gradient for some shards of one server. The stream has a PushHeader, followed by chunks that fill each
+        """Stages a gradient for a job's shards on this server. The stream has a PushHeader, followed by chunks that fill each
         arena. The gradient has no effect until it is committed. A stream that breaks has no effect.
         """
 
@@ -248,7 +248,7 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         request: _parameter_server_pb2.ReleaseWorkerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_parameter_server_pb2.ReleaseWorkerReply, _abc.Awaitable[_parameter_server_pb2.ReleaseWorkerReply]]:
-        """Takes a worker out of the job's barriers. If a push of the worker is staged (at most one for each shard), the
+        """Takes a worker out of the job's barriers. If a push of the worker is staged here (there is at most one), the
         server commits or discards it. If the push's step is committed_steps - 1, another server has already committed the
         push, so this server commits it too. Otherwise this server discards it.
         """

@@ -278,7 +278,7 @@ class JobRecord(_message.Message):
 
     @_builtins.property
     def worker_group(self) -> _containers.ScalarMap[_builtins.int, _builtins.str]:
-        """By rank, the worker that has it, or had it until it finished or the job ended."""
+        """The worker of each rank. It stays here after the worker has finished, and after the job has ended."""
 
     @_builtins.property
     def finished(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -413,7 +413,7 @@ class GroupMemberRecord(_message.Message):
     stage: Global___GroupMemberRecord.Stage.ValueType
     """How far the worker has entered the job."""
     described: _builtins.bool
-    """Whether the worker has described its program, and so has the given values."""
+    """Whether the worker has described its program. It has then loaded the given values, and may be the value sender."""
     step: _builtins.int
     """The worker's first step."""
     def __init__(

@@ -1,4 +1,4 @@
-"""Circuit breaker of expiry: no member is declared lost while its heartbeats could not be heard. Pure.
+"""Circuit breaker of expiry: no member is declared lost while the coordinator may miss its heartbeats. Pure.
 
 A heartbeat that is late at the coordinator proves nothing about its sender when the coordinator itself refused or
 queued heartbeats, or when many members fall silent at once. The likelier cause of such a silence is one failure of the

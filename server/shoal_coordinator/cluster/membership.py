@@ -113,7 +113,7 @@ class Membership:
     Attributes:
         heartbeat_timeout_s: as given.
         incarnation: the last incarnation that was used, for any member. A forgotten id never gets an old number again.
-        breaker: holds expiry back while heartbeats may not be heard.
+        breaker: holds expiry back while the coordinator may miss heartbeats.
     """
 
     def __init__(

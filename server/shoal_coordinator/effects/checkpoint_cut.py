@@ -108,8 +108,8 @@ def latest_progress(workers: Iterable[pb.WorkerProgress]) -> list[pb.WorkerProgr
 def cursors(shards: Iterable[pb.SavedShard]) -> dict[str, Cursor]:
     """Returns each worker's largest cursor over all shards.
 
-    Cursors differ between shards if backup workers let each shard close its own steps. A sample that counts on one
-    shard counts as trained on.
+    With backup workers each server closes its own steps, so cursors may differ. A sample that counts on one server
+    counts as trained on.
     """
     most: dict[str, Cursor] = {}
     for shard in shards:

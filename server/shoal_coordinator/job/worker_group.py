@@ -47,7 +47,7 @@ class GroupMember:
         rank: in [0, workers), unique within the job.
         assignment: number of its assignment, unique in the cluster.
         stage: how far its entry has come.
-        described: whether it has loaded the program, and so has the given values.
+        described: whether it has loaded the program and the given values.
         step: the step at which it starts.
         last_report: its last report; stored in the record of the progress totals.
         stepped_at: when its step last rose, or it was admitted, in seconds of Unix time. Not stored.
@@ -245,7 +245,7 @@ class WorkerGroup:
         self.active[worker].stage = Stage.ENTERING
 
     def describe(self, worker: str) -> None:
-        """Records that a worker has loaded the program, and so has the given values."""
+        """Records that a worker has loaded the program and the given values."""
         self.active[worker].described = True
 
     def admit(self, assignment: int, step: int, now: float) -> None:

@@ -115,6 +115,16 @@ class TestReference:
                 assert re.search(rf"^#+ {kind} `(\w+\.)*{name}`", pages, re.MULTILINE), name
         assert "The reply has a ShardHeader for each shard" in " ".join(pages.split())
 
+    @pytest.mark.parametrize("package", ["client/shoal", "worker/shoal_nn"])
+    def test_shows_no_limit_as_a_quotation(self, package: str) -> None:
+        """In Markdown, a text that begins with > loses this sign: write "above 0" or "0 or more"."""
+        quotations = [
+            f"{path.relative_to(ROOT)}: {line.strip()}"
+            for path in sorted((ROOT / package).rglob("*.py"))
+            for line in re.findall(r"^ +\w+: >.*$", path.read_text(), re.MULTILINE)
+        ]
+        assert quotations == []
+
     def test_is_written_where_git_ignores_it(self) -> None:
         ignored = (ROOT / ".gitignore").read_text().splitlines()
         assert {f"/docs/{folder}/" for folder in generate.FOLDERS} <= set(ignored)

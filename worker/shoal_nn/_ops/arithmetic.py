@@ -1,4 +1,4 @@
-"""Sums and matrix products of layers, with the dtypes that they use."""
+"""Sums and matrix products that layers share, and the rules for the dtypes in which they are computed."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
