@@ -100,7 +100,7 @@ bench: $(SETUP)
 	$(BIN)/python benchmarks/run.py $(BENCH)
 
 soak: $(SETUP)
-	$(BIN)/python benchmarks/soak.py
+	$(BIN)/python benchmarks/cluster/soak.py
 
 bench-peers: $(SETUP)
 	$(BIN)/python benchmarks/bench_peers.py

@@ -53,9 +53,9 @@ def small(run: Run) -> list[Row]:
 def small_cluster(run: Run) -> list[Row]:
     """The small-cluster workload, by whatever way Shoal chooses."""
     shoals = {
-        "small_cluster": ours("Shoal, 2 servers, 2 workers", "small_cluster.py", *run.short_flag),
+        "small_cluster": ours("Shoal, 2 servers, 2 workers", "cluster/small_cluster.py", *run.short_flag),
         "small_cluster_overlapped": ours(
-            "Shoal, 2 servers, 2 workers, overlapped", "small_cluster.py", "--overlap", *run.short_flag
+            "Shoal, 2 servers, 2 workers, overlapped", "cluster/small_cluster.py", "--overlap", *run.short_flag
         ),
     }
     theirs = _peers(run, "small_cluster", [peer for peer in PEERS if peer.small_cluster])

@@ -28,7 +28,9 @@ ROWS, DIM, IDS = 2_000_000, 16, 4096 * 26
 
 
 def shapes(kind: str) -> Sequence[tuple[int, ...]]:
-    return {"small": SMALL_SHAPES, "small_cluster": MLP_SHAPES}.get(kind, DENSE_SHAPES)
+    if kind == "small_cluster":
+        return MLP_SHAPES
+    return SMALL_SHAPES if kind == "small" else DENSE_SHAPES
 
 
 def id_batches(count: int = 4) -> list[Any]:

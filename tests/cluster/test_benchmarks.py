@@ -48,7 +48,7 @@ def test_the_benchmark_of_checkpoints_runs(tmp_path: Path) -> None:
 
 def test_the_soak_runs(tmp_path: Path) -> None:
     results = tmp_path / "soak.json"
-    command = [sys.executable, str(RUN.with_name("soak.py")), "--short", "--results", str(results)]
+    command = [sys.executable, str(RUN.parent / "cluster" / "soak.py"), "--short", "--results", str(results)]
     soak = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert soak.returncode == 0, soak.stdout + soak.stderr
     result = json.loads(results.read_text())

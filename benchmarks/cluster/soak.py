@@ -1,4 +1,4 @@
-"""Soak test of all roles: python benchmarks/soak.py [--minutes 30], prints a table and writes JSON.
+"""Soak test of all roles: python benchmarks/cluster/soak.py [--minutes 30], prints a table and writes JSON.
 
 Two workers train one short job after the other, in every mode, with checkpoints, evaluations and cancellations; each
 job is followed by a session. Meanwhile the use of each role is read: its memory, open files and threads, and the blocks
@@ -34,8 +34,9 @@ import shoal
 from shoal._transport.segment import FOLDER_VARIABLE
 from shoal.consistency import Consistency
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
-RESULTS = Path(__file__).parents[1] / "runs" / "soak" / "latest.json"
+_ROOT = Path(__file__).parents[2]
+EXAMPLES = _ROOT / "examples"
+RESULTS = _ROOT / "runs" / "soak" / "latest.json"
 # Growth allowed, an hour: bytes of resident memory, and a share of the allocated blocks.
 MEMORY_BYTES, BLOCKS_SHARE = 8 << 20, 0.02
 _READ_EVERY_S = 1.0

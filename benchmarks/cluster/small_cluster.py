@@ -1,4 +1,4 @@
-"""Shoal on the small-cluster workload of the peers: python benchmarks/small_cluster.py [--overlap] [--short].
+"""Shoal on the small-cluster workload of the peers: python benchmarks/cluster/small_cluster.py [--overlap] [--short].
 
 Two servers, and two workers: sessions in processes of their own, which train one asynchronous job. This process tells
 both how many steps to take, and measures until both have taken them, as the peer's chief does. Prints one JSON line.
@@ -11,10 +11,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import shoal
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
     shoal.tune_allocator()  # before NumPy and gRPC are loaded: later it does less
 
 import numpy as np
