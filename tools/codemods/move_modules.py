@@ -4,8 +4,8 @@
     python tools/codemods/move_modules.py --all
 
 It moves the files with `git mv`, rewrites import statements by their syntax tree, and dotted names and paths in
-strings, docstrings and documents by text. It changes no logic. Running it again changes nothing, so a branch from
-before a move is brought forward by merging it and running the codemod once more.
+strings, docstrings and documents by text. It changes no logic. Running it again changes nothing. To update a branch
+from before a move, merge the move into the branch and run the codemod there once more.
 """
 
 import argparse

@@ -2,9 +2,9 @@
 
     python tools/codemods/open_doors.py shoal._wire shoal_server.shards
 
-A module of the package that others import as an object (`from shoal._display import records`), or inside a function so
-that it is loaded late, stays open: it is imported by its own name, and is not re-exported. Tests are left as they are;
-they may look inside. Running it again adds what is missing.
+Two kinds of modules are not re-exported, and are still imported by their own names: those that others import as an
+object (`from shoal._display import records`), and those that others import inside a function, so that they are loaded
+late. The imports of tests do not change. Running it again adds what is missing.
 """
 
 import ast

@@ -13,8 +13,8 @@ Each entry of the file has either an `identifier` or a `phrase`, and `use`, what
   English and a bad name, such as `gate`. In Markdown, code is what stands between backticks.
 - A phrase is found in any case, with any white space or an underscore between its words, line breaks included.
 
-The names of files and folders are read as code; a hit there has line 0. In paths of the list `unread_names`, they are
-not read, and phrases are not looked for in snake_case.
+The names of files and folders are read as code; a hit there has line 0. For files whose paths match the list
+`unread_names`, these names are not read, and phrases are not looked for in identifiers in snake_case.
 
 `in` and `out` are lists of globs over paths: `**` stands for any folders. Without `in`, an entry holds everywhere; one
 with `code = true` holds in `sources`, a list at the top of the file. `exempt` lists the paths where no entry holds.
