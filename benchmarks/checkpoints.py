@@ -3,7 +3,7 @@
 speed: One server with Adam's slots, in four shards, saves to a temporary folder: cut, files and manifest, each durable
        on the disk. Then it restores them. For comparison, the same bytes are written to one file with fsync, and read
        into memory that is allocated already, as the server's is. Rounds alternate. The page cache has room when files
-       are written, and contains neither file when they are read.
+       are written. Before files are read, they are dropped from the page cache.
 slowdown: Two servers with the same state, and a session that takes steps, in stretches of 3 s or more. Every other
        stretch starts with a checkpoint and lasts until it is complete. The gradients are computed beforehand, so the
        slowdown is that of the servers and the connections. A second worker would use the cores of a small machine and

@@ -1,4 +1,8 @@
-"""Benchmarks of whole steps: dense, small and small_cluster beside the peers, scale and chunks beside Shoal itself."""
+"""Benchmarks of whole steps.
+
+`dense`, `small` and `small_cluster` compare Shoal with the peers. `scale` and `chunks` compare Shoal with itself, with
+other numbers of variables and shards, and other sizes of chunks.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 

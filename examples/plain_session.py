@@ -1,7 +1,9 @@
 """A plain session: your own training loop is the worker.
 
     shoal up --workers 0                       in one terminal
-    python examples/plain_session.py           in another; add processes with WORKERS=2, one terminal each
+    python examples/plain_session.py           in another
+
+For two workers, run `WORKERS=2 python examples/plain_session.py` in two terminals.
 
 You write the loop, in any framework. A session takes and returns NumPy arrays by name:
 

@@ -1,6 +1,6 @@
 """This machine's own limits: python limits.py (pip install numpy; torch too for its fused Adam).
 
-As the project got it, with the measurements that its targets come from.
+The project received this script with the measurements that its targets come from, and keeps its code unchanged.
 """
 
 import json

@@ -2,8 +2,9 @@
 
 In the sparse workload the unique ids are found beforehand, which favours this peer.
 
-As the project got it, with the measurements that its targets come from; the pattern is that of MXNet's guide
-"Distributed Training in MXNet". `pip install` needs Python 3.8 to 3.11, for that NumPy.
+The project received this script with the measurements that its targets come from, and keeps its code unchanged.
+The pattern is that of MXNet's guide "Distributed Training in MXNet". `pip install` needs Python 3.8 to 3.11, because
+NumPy below 1.24 does not support later versions of Python.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""Ray's parameter-server pattern, one actor each: python ray_ps.py dense|small (pip install ray numpy).
+"""Ray's parameter-server pattern, one server and one worker: python ray_ps.py dense|small (pip install ray numpy).
 
-As the project got it, with the measurements that its targets come from; the pattern is that of Ray's sample "Parameter
-Server".
+The project received this script with the measurements that its targets come from, and keeps its code unchanged.
+The pattern is that of Ray's sample "Parameter Server".
 """
 
 import sys

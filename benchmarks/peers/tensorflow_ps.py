@@ -2,9 +2,9 @@
 
 Needs `pip install tensorflow-cpu`.
 
-As the project got it, with the measurements that its targets come from; the pattern is that of TensorFlow's guide
-"Parameter server training with ParameterServerStrategy". Within a step its runtime pipelines: one variable's gradient
-goes out while the next one's value comes in.
+The project received this script with the measurements that its targets come from, and added `small_cluster`. The
+pattern is that of TensorFlow's guide "Parameter server training with ParameterServerStrategy". Within a step,
+TensorFlow sends the gradient of one variable while it fetches the value of the next one.
 """
 
 import json

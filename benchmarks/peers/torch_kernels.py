@@ -1,7 +1,7 @@
 """torch's fused optimizers on one thread, an update at a time: python torch_kernels.py ELEMENTS LEARNING_RATE.
 
-Prints its name; then, for each line "go NAME" of standard input, makes one update by torch.optim.NAME and prints the
-seconds that it took. Only one optimizer's arrays are kept.
+Prints the name of this peer, with torch's version. Then, for each line "go NAME" of standard input, makes one update by
+torch.optim.NAME and prints the seconds that it took. Only one optimizer's arrays are kept.
 """
 
 import sys

@@ -10,8 +10,8 @@ sparse: a 2,000,000 x 16 float32 table; a step draws 4096 x 26 ids, Zipf(1.1) mo
         unique rows, sums g = 1e-3 * row + 1e-3 by unique row, and has the server apply Adagrad (lr 0.01, initial
         accumulator 0.1). The figure is ids (not unique ids) a second. (Shoal has no sparse tables yet.)
 
-As the project got it, with the measurements that its targets come from. Every interpreter that runs it brings its own
-NumPy, and only the sparse workload needs one.
+The project received this module with the measurements that its targets come from, and added `small_cluster`. Every
+interpreter that runs it brings its own NumPy, and only the sparse workload needs one.
 """
 
 import json

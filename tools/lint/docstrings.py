@@ -9,8 +9,8 @@ It looks at the public functions and methods of these modules, for which ruff al
 
 The docstring has a section Args that names every parameter, says what is returned (a section Returns or Yields, or a
 first line that begins with that verb), and has an entry in a section Raises for each exception that the function itself
-raises. A method without a docstring overrides one that has it. A method that only passes its arguments on may refer to
-the one that explains them: "...; see `Startup.join`."
+raises. A method without a docstring is not checked: it overrides a method that has one. A method that only passes its
+arguments on may refer to the one that explains them: "...; see `Startup.join`."
 """
 
 import ast

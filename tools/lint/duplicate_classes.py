@@ -1,6 +1,6 @@
 """Lint for class names that the sources define more than once.
 
-    python tools/lint/duplicate_classes.py          # fails if there are too many, or one that the glossary lacks
+    python tools/lint/duplicate_classes.py          # fails if there are more than 5, or one that the glossary lacks
     python tools/lint/duplicate_classes.py --list   # prints all of them, and never fails
 
 A reader who meets a class name must know which class it is. Generated code does not count, nor do private classes

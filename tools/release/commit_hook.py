@@ -1,7 +1,7 @@
-"""Build hook of hatchling: writes the commit that a distribution is built from into it, for `shoal version`.
+"""Build hook of hatchling: records in a distribution the commit that it is built from, for `shoal version`.
 
 The commit is what SHOAL_REVISION says (a build without the repository, such as the image's), else what git says of this
-folder. A wheel that is built from an sdist keeps the sdist's. An editable install asks git when it runs.
+folder. A wheel that is built from an sdist keeps the commit in the sdist. An editable install asks git when it runs.
 """
 
 import os

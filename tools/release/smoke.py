@@ -1,7 +1,7 @@
 """The smoke test of an installed Shoal, in a folder with nothing else: `python smoke.py VERSION`.
 
-The command line answers, the kernels compile, the packages are typed and have their page, and a cluster on this machine
-trains a line to its coefficients.
+The command line answers, the kernels compile, the packages are typed and have their page, and training on a cluster of
+this machine finds the known coefficients of a linear model.
 """
 
 import importlib.util

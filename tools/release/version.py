@@ -3,7 +3,8 @@
     python tools/release/version.py          # prints the version; fails if a mention differs
     python tools/release/version.py 0.2.0    # sets it, and gives the unreleased part of CHANGELOG.md its heading
 
-`shoal.__version__` and the wheel follow from pyproject.toml. The tags of images are written out where people copy them.
+`shoal.__version__` and the wheel get the version from pyproject.toml. The other mentions are `ARG VERSION` in the
+Dockerfile, and the tags of images (`shoal:X.Y.Z`) in README.md, deploy/ and docs/, from where people copy them.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The command for building container images: `compile`, which compiles kernels in advance."""
+"""The command `compile`, which compiles kernels in advance when a container image is built."""
 
 import time
 from pathlib import Path

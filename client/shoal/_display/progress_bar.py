@@ -1,4 +1,4 @@
-"""Progress of a job on a terminal: a bar, and a line for each other event."""
+"""Progress of a job on a terminal: a bar, and above it one line for each state, checkpoint, evaluation and log line."""
 
 from types import TracebackType
 

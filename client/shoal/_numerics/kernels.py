@@ -6,8 +6,8 @@ SHOAL_KERNELS names the folder of that code, `precompiled` makes a role use the 
 Kernels are bound by memory, so code for a level is as fast as code for the exact processor
 (docs/decisions/0035-kernels-in-the-image.md).
 
-This module does not know the kernels. A package with kernels adds a function that compiles them to the entry point
-group `shoal.kernels`, and compiles each kernel by `prepare`.
+This module does not know the kernels. A package with kernels registers a function in the entry point group
+`shoal.kernels`. The function compiles the package's kernels, each by `prepare`.
 """
 
 import fcntl

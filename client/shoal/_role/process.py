@@ -1,4 +1,7 @@
-"""A role as a child process: start, readiness, supervision, stop, and its log for error messages."""
+"""A role as a child process: start, readiness, supervision, stop and log.
+
+Error messages quote the last lines of the log.
+"""
 
 import json
 import os

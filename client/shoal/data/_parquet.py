@@ -1,4 +1,4 @@
-"""The data set of Parquet files, which is read by row groups or by parts of large ones."""
+"""The data set of Parquet files. Its blocks are row groups, or parts of large row groups."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence

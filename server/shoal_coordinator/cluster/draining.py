@@ -3,7 +3,8 @@
 A job with shards on a draining server takes a last checkpoint, after which servers commit no pushes. It restarts from
 that checkpoint when the checkpoint is complete. If an attempt fails, the job continues to train and tries again while
 the server waits. The server leaves when no job depends on it, or when its grace period ends. If the grace period ends
-first, the jobs have lost shards, as in a crash. `membership` knows until when the server is expected to return.
+first, the jobs have lost shards, as in a crash. After the server has left, jobs may wait for its return;
+`membership` limits this time.
 """
 
 from collections.abc import Callable, Iterable

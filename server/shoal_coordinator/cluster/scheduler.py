@@ -1,7 +1,8 @@
 """The scheduler: assigns workers to jobs, and plans where variables are placed (no clock, no I/O).
 
 Jobs are served in the order of their submission. A job that waits for its workers blocks those behind it, unless it
-needs more workers than the cluster has. Extra workers of running jobs come last. No worker is taken away from a job.
+needs more workers than the cluster has. Workers that no job needs after that join running jobs as extra workers. No
+worker is taken away from a job.
 """
 
 import time

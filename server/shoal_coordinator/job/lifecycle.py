@@ -1,8 +1,9 @@
 """The state of one job: the current state, its start and reason, and the status that users see. Pure: no clock, no I/O.
 
-A job is pending until it has a worker, starting until its shards are placed, placing until they are on servers and its
-workers may train, and then running. It returns to pending when it loses its shards and restarts. From every state it
-can succeed, fail or be cancelled; no other state follows these. `JobMachine` decides when the state changes.
+A job is pending until it has a worker. It is starting until the placement of its shards is decided, and placing until
+servers hold the shards and its workers may train. Then it is running. It returns to pending when it loses its shards
+and restarts. From every state it can succeed, fail or be cancelled; no other state follows these. `JobMachine` decides
+when the state changes.
 """
 
 from collections.abc import Callable

@@ -1,15 +1,15 @@
 """The state machine of one job, from submission to its end. Pure: no clock, no I/O; it returns effects.
 
-A job begins to run when its `workers` have entered, or `min_workers` of them if no more are idle, so that barriers have
-enough workers. It then continues with the workers that are present. A worker that dies or leaves is taken out of the
-barriers, another takes its rank, and up to `max_workers` may join. Workers stop when the data is finished or
-`max_steps` are done, and are not replaced then. The job succeeds when all have finished.
+A job begins to run when its `workers` have entered, so that barriers have enough workers. If fewer workers are idle,
+but at least `min_workers`, it begins with these. It then continues with the workers that are present. A worker that
+dies or leaves is taken out of the barriers, another takes its rank, and up to `max_workers` may join. Workers stop when
+the data is finished or `max_steps` are done, and are not replaced then. The job succeeds when all have finished.
 
 The workers of a session job join and leave as their users decide. The job succeeds when the last one present finishes.
 If the last one dies, the job stays running, so that its user can return.
 
-A job that loses its shards restarts from its newest complete checkpoint, or from its beginning without one, with new
-assignments of its workers. A session job fails instead, because its users' programs cannot restart. `recovery` decides.
+A job that loses its shards restarts from its newest complete checkpoint, or from the beginning if it has none. Its
+workers get new assignments. A session job fails, because its users' programs cannot restart. `recovery` decides.
 
 Each method handles one thing that happens to the job. The owners (see `view`) record it; this class decides what it
 means for the other owners and for the job as a whole.

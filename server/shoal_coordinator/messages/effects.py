@@ -1,8 +1,8 @@
 """Effects: what the cluster machine has decided and the effect runner carries out.
 
-The effect runner carries out the effects of one job name one after the other, in the order of the decisions. A
-restarted coordinator may repeat an effect, so each one is idempotent. `number` is unique in the cluster and is set when
-the effect is decided.
+The effect runner has two queues for each job name, one of them for slow effects. All submissions of a name share them.
+The effects of a queue are carried out one after the other, in the order of the decisions. A restarted coordinator may
+repeat an effect, so each one is idempotent. `number` is unique in the cluster and is set when the effect is decided.
 """
 
 from dataclasses import dataclass, field

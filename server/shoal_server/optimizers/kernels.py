@@ -7,7 +7,7 @@ any number of threads. Half-precision gradients are widened to float32 before a 
 An update kernel gets an arena's values, the gradient, the slots, the decay ranges (`bounds` and `decay`), the claims
 (the counter by which threads divide the work) and scalars. It changes values and slots. Elements
 [bounds[k], bounds[k + 1]) have weight decay decay[k], so ten thousand variables cost one call. Threads with the same
-claims share an arena: each claims the next block, by an atomic addition, without the GIL. The bits do not depend on it.
+claims share an arena: each claims the next block, by an atomic addition. Every division of the blocks gives equal bits.
 
 Code that is compiled into a kernel must be in the kernel's own file, because Numba only tracks changes there.
 """
