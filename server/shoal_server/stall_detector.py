@@ -4,6 +4,7 @@ Lanes do not need it: the operating system ends a lane's transfers that do not m
 lane has a thread of its own.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,19 +22,20 @@ class StallDetector:
     def __init__(self, after_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._after_s, self._clock = after_s, clock
         self._lock = threading.Lock()  # guards _waiting; nothing is called under it
-        # Start time, and the function that ends the wait.
+        # Deadline, and the function that ends the wait.
         self._waiting: dict[object, tuple[float, Callable[[], object]]] = {}
 
     @contextmanager
-    def waiting(self, end: Callable[[], object]) -> Iterator[None]:
+    def waiting(self, end: Callable[[], object], within_s: float = math.inf) -> Iterator[None]:
         """Marks the block as waiting for a peer's next move.
 
         Args:
             end: called from another thread if the wait takes too long; it must end the wait.
+            within_s: seconds that are left of a deadline for the whole transfer, if that is shorter.
         """
         place = object()
         with self._lock:
-            self._waiting[place] = self._clock(), end
+            self._waiting[place] = self._clock() + min(self._after_s, within_s), end
         try:
             yield
         finally:
@@ -42,9 +44,9 @@ class StallDetector:
 
     def end(self) -> int:
         """Ends all stalled transfers and returns their number. Call it periodically."""
-        latest = self._clock() - self._after_s
+        now = self._clock()
         with self._lock:
-            stalled = [end for since, end in self._waiting.values() if since <= latest]
+            stalled = [end for give_up, end in self._waiting.values() if give_up <= now]
         for end in stalled:
             end()
         return len(stalled)

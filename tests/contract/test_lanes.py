@@ -24,12 +24,15 @@ from structlog.testing import capture_logs
 from shoal import _rpc, consistency, errors, initializers, partitioners
 from shoal._training import ParameterClient
 from shoal._training.overlap import Pipeline
-from shoal._transport import Connection, Transport, handshake, lane_transport, listener
+from shoal._transport import Connection, Transport, lane_transport, listener, selector
 from shoal._transport import lane as _lane
 from shoal._transport import shared_memory as _shared_memory
 from shoal._transport.frames import Frame
+from shoal._transport.grpc_transport import GrpcTransport
 from shoal._transport.lane import Lane
-from shoal._transport.segment import HEADER_BYTES, SHM, Segment
+from shoal._transport.lane_transport import LaneTransport
+from shoal._transport.segment import HEADER_BYTES, SHM, Segment, SegmentUnavailable
+from shoal._transport.shared_memory import SharedMemoryTransport
 from shoal._wire.chunks import Buffer, Chunk, encode_values
 from shoal._wire.limits import MAX_MESSAGE_BYTES
 from shoal.v1 import header_pb2, tensor_pb2
@@ -98,7 +101,7 @@ def step(servers: Watched) -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers that wait only so long: for HELLO, and for a client that stalls."""
-    monkeypatch.setattr(handshake, "_HELLO_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(listener, "_HELLO_TIMEOUT_S", 0.3)
     monkeypatch.setattr(lane_endpoint, "STALL_S", 0.2)
     monkeypatch.setattr(listener, "Lane", functools.partial(Lane, stall_s=0.2))
 
@@ -294,9 +297,18 @@ class TestGreeting:
     def test_the_limit_for_hello_is_shorter_than_that_for_a_stall(
         self, monkeypatch: pytest.MonkeyPatch, servers: ShardServers
     ) -> None:
-        monkeypatch.setattr(handshake, "_HELLO_TIMEOUT_S", 0.1)
+        monkeypatch.setattr(listener, "_HELLO_TIMEOUT_S", 0.1)
         with connected(servers) as connection:
             assert said_until_closed(connection) == b""
+
+    def test_a_hello_in_single_bytes_has_one_deadline_in_all(
+        self, monkeypatch: pytest.MonkeyPatch, servers: ShardServers
+    ) -> None:
+        monkeypatch.setattr(listener, "_HELLO_TIMEOUT_S", 0.3)
+        with connected(servers) as connection:
+            send_slowly(connection, frame(Frame.HELLO, size=4000) + bytes(4000))
+            assert said_until_closed(connection) == b""
+        wait_until(lambda: servers.open_lanes == 2, what="its end")  # the bystander's
 
     @pytest.mark.parametrize("limit", [2, 3], ids=["none", "only for pulls"])
     def test_whom_no_lane_is_left_for_calls_by_grpc_and_says_so(self, limit: int) -> None:
@@ -326,6 +338,26 @@ class TestGreeting:
             with servers.worker("late") as late:
                 late.pull()
                 assert servers.open_lanes == before + 1
+
+    def test_whom_no_lane_was_left_for_gets_one_when_it_is_free_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(selector, "_FIRST_RETRY_S", 0.01)
+        with trained(VARIABLES, max_lanes=4) as servers:
+            with servers.worker("early") as early, capture_logs() as logs, servers.worker("late") as late:
+                early.pull()
+                early.push(ONES)
+                late.pull()
+                late.push(ONES)
+                [connection] = late.servers.connections
+                assert type(connection.pull_transport) is type(connection.push_transport) is GrpcTransport
+                early.close()
+
+                def on_lanes() -> bool:
+                    late.pull()
+                    assert late.push(ONES).outcome == "accepted"
+                    return type(connection.pull_transport) is type(connection.push_transport) is LaneTransport
+
+                wait_until(on_lanes, what="its lanes")
+            assert len(fallbacks(logs)) == 1  # the attempts that failed meanwhile are not said
 
     def test_a_lane_that_breaks_when_no_other_is_left_is_replaced_by_grpc(self) -> None:
         """Pulls have a lane, pushes were refused one; then that of the pulls breaks."""
@@ -379,6 +411,17 @@ class TestGreeting:
                 assert worker.push(ONES).outcome == "accepted"
             answering.result()
         assert len(fallbacks(logs)) == 1
+
+
+def send_slowly(connection: socket.socket, data: bytes) -> None:
+    """Sends one byte after the other, without a long pause, until the server closes the connection."""
+    pause = threading.Event()
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with suppress(BrokenPipeError, ConnectionResetError):
+        for byte in data:
+            connection.sendall(bytes([byte]))
+            pause.wait(0.02)
+        raise AssertionError("the server waited for every byte")
 
 
 def free_port() -> int:
@@ -716,6 +759,30 @@ class TestSharing:
         first = kept[0][1]
         for step, value in kept:
             np.testing.assert_array_equal(value, first - np.float32(step), strict=True)
+
+    @pytest.mark.parametrize("refused", ["create", "open"], ids=["by this host", "by the server"])
+    def test_memory_that_was_refused_is_shared_when_the_cause_is_gone(
+        self, shared: None, monkeypatch: pytest.MonkeyPatch, refused: str
+    ) -> None:
+        def refuse(*_: object) -> Segment:
+            raise SegmentUnavailable("/dev/shm is full")
+
+        monkeypatch.setattr(selector, "_FIRST_RETRY_S", 0.01)
+        with ShardServers(VARIABLES) as servers, servers.worker("a") as worker:
+            [connection] = worker.servers.connections
+            with monkeypatch.context() as patch, capture_logs() as logs:
+                patch.setattr(Segment, refused, refuse)
+                worker.pull()
+                worker.push(ONES)
+                assert type(connection.pull_transport) is type(connection.push_transport) is LaneTransport
+            assert "/dev/shm is full" in fallbacks(logs)
+
+            def shares() -> bool:
+                worker.pull()
+                assert worker.push(ONES).outcome == "accepted"
+                return type(connection.pull_transport) is type(connection.push_transport) is SharedMemoryTransport
+
+            wait_until(shares, what="its shared memory")
 
     @pytest.mark.parametrize("full", ["statvfs", "fallocate"])
     def test_a_full_dev_shm_is_gone_round_and_says_so(self, monkeypatch: pytest.MonkeyPatch, full: str) -> None:
@@ -1171,6 +1238,18 @@ class TestStalls:
             assert connection.recv(100)[0] == Frame.WELCOME
             connection.sendall(b"".join(frame(Frame.PUSH, message) for message in push_messages())[:sent])
             assert said_until_closed(connection) == b""
+        assert servers.versions() == [1]
+
+    def test_a_push_in_single_bytes_has_one_deadline_in_all(
+        self, servers: ShardServers, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(lane_endpoint, "transfer_s", lambda _: 0.3)
+        servers.admit("a")
+        first, second = push_messages()
+        with connected(servers) as connection:
+            connection.sendall(frame(Frame.HELLO, hello(servers)) + frame(Frame.PUSH, first))
+            send_slowly(connection, frame(Frame.PUSH, second))
+        wait_until(lambda: lane_threads() == 2, what="its thread's end")
         assert servers.versions() == [1]
 
     def test_a_worker_that_is_silent_between_calls_is_kept(self, servers: ShardServers) -> None:

@@ -30,6 +30,7 @@ from shoal._wire.packing import CompleteArrays, Packer
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
+from shoal_server.serving import grpc_endpoint
 from shoal_server.shards.arena import Arena
 from support.clusters.shard_servers import ShardServers
 from support.waiting import wait_until
@@ -742,6 +743,33 @@ class TestStalls:
                         call()
                 forever.set()
             assert servers.versions() == [1]
+
+    def test_a_push_of_many_small_messages_has_one_deadline_in_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each message is progress, so that no wait for the next one is long."""
+        monkeypatch.setattr(grpc_endpoint, "transfer_s", lambda _: 0.3)
+        over, pause = threading.Event(), threading.Event()
+        with ShardServers(VARIABLES, shards=1, transport="grpc") as servers:
+            [stub], [endpoints] = servers.stubs, servers.endpoints
+            servers.admit("a")
+
+            def messages() -> Iterator[pb.PushRequest]:
+                yield pb.PushRequest(header=header(servers, "a"))
+                while not over.is_set():
+                    pause.wait(0.02)
+                    yield pb.PushRequest()
+
+            push = stub.Push.future(messages())
+
+            def ended() -> bool:
+                endpoints.end_stalled()
+                return bool(push.done())
+
+            try:
+                wait_until(ended, what="the push's end")
+            finally:
+                over.set()
+            with pytest.raises(errors.Unreachable), _rpc.as_shoal_errors("server"):
+                push.result()
 
 
 def until(over: threading.Event, header: pb.PushHeader) -> Iterator[pb.PushRequest]:

@@ -1,10 +1,11 @@
 """Servers of one placement: a connection to each, calls to all of them, and the change to a newer placement."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from typing import TypeVar
 
 from shoal import _rpc, _tracing, errors
+from shoal._training.call_threads import CallThreads
 from shoal._transport import ServerConnection
 from shoal._wire import Aggregation, ArraySource, Packer, Placement, PushPayload
 from shoal.v1 import header_pb2
@@ -12,7 +13,6 @@ from shoal.v1 import header_pb2
 T = TypeVar("T")
 
 _PLACEMENTS = 3  # placements that a call tries before it fails
-_THREADS = 16
 
 
 class PlacedServers:
@@ -47,7 +47,7 @@ class PlacedServers:
         self._refresh, self._setting = refresh, setting
         self._worker, self._incarnation = worker, incarnation
         self._retry_for_s, self.on_retry = retry_for_s, on_retry
-        self._pool: ThreadPoolExecutor | None = None
+        self._threads = CallThreads("shard")
         self.connections: list[ServerConnection] = []
         self._use(placement)
 
@@ -56,20 +56,26 @@ class PlacedServers:
         call = _tracing.in_current_context(call)
         for _ in range(_PLACEMENTS):
             try:
-                if self._pool is None:
-                    return [call(connection) for connection in self.connections]
-                try:
-                    futures = [self._pool.submit(call, connection) for connection in self.connections]
-                except RuntimeError:  # the pool is shut down
-                    raise errors.Cancelled(f"the client of {self.placement.job} was closed") from None
-                # Wait for all before one raises: no call of this step may still run when the next step starts.
-                wait(futures)
-                # The list is emptied, because a failure's traceback refers to this frame: a cycle with the failure
-                # would keep its memory, such as shared memory, until the next garbage collection.
-                return [futures.pop(0).result() for _ in range(len(futures))]
+                return self._threads.run([partial(call, connection) for connection in self.connections])
             except errors.StaleGeneration:
                 self._use(self._refresh())
         raise errors.StaleGeneration(f"the placement of {self.placement.job} keeps changing; try again later")
+
+    def before_push(self, call: Callable[[ServerConnection], T]) -> dict[ServerConnection, T]:
+        """Calls every server on this thread, one after the other, with a transport for pushes that is open.
+
+        Transports that are not open are opened in parallel, so a server that does not answer delays no other one.
+
+        Args:
+            call: prepares a push to one server, without waiting for the server.
+
+        Returns:
+            The results by connection.
+        """
+        connections = [*self.connections]
+        if closed := [connection for connection in connections if not connection.pushes_open]:
+            self._threads.run([partial(self.retrying, each, each.open_for_pushes) for each in closed])
+        return {each: self.retrying(each, partial(call, each)) for each in connections}
 
     def retrying(self, connection: ServerConnection, call: Callable[[], T], *, waits: bool = False) -> T:
         """Repeats a call while its server does not answer.
@@ -129,8 +135,7 @@ class PlacedServers:
         """Closes all connections. Calls in progress end with Cancelled."""
         for connection in self.connections:
             connection.close()
-        if self._pool:
-            self._pool.shutdown(wait=True)
+        self._threads.close()
 
     def _use(self, placement: Placement) -> None:
         """Changes to this placement, with new connections, because each server's shards may differ."""
@@ -142,8 +147,6 @@ class PlacedServers:
             ServerConnection(address, [shard.layout for shard in shards], self._setting)
             for address, shards in placement.by_server().items()
         ]
-        if len(self.connections) > 1 and self._pool is None:
-            self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="shard")
 
 
 __all__ = ["PlacedServers"]

@@ -127,9 +127,7 @@ class Pusher:
         if lent:
             part = partial(_lent, lent, payload)
         elif memory:
-            part = partial(
-                _ready, {each: servers.retrying(each, partial(payload, each)) for each in servers.connections}
-            )
+            part = partial(_ready, servers.before_push(payload))
         return Push(step, weight, versions, part, aggregations, cursor=cursor)
 
     def buffers(self, memory: Memory) -> GradientBuffers:
@@ -138,11 +136,12 @@ class Pusher:
         Args:
             memory: allocates memory if the transport has none.
         """
-        payloads = {}
-        for connection in self._servers.connections:
-            empty = self._servers.payload(connection, None, [Aggregation.TRAINABLE])
-            payloads[connection] = self._servers.retrying(connection, partial(connection.lend, empty, memory))
-        return GradientBuffers(self._servers.packer, payloads)
+        servers = self._servers
+
+        def lend(connection: ServerConnection) -> PushPayload:
+            return connection.lend(servers.payload(connection, None, [Aggregation.TRAINABLE]), memory)
+
+        return GradientBuffers(servers.packer, servers.before_push(lend))
 
     def begin(
         self,

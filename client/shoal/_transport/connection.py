@@ -89,6 +89,19 @@ class Connection(Protocol):
         """
         ...
 
+    def limit(self, within_s: float | None) -> None:
+        """Sets one deadline for all that follows, in however many frames and pieces it comes.
+
+        A call that is not complete at the deadline raises DeadlineExceeded, and closes the connection.
+
+        Args:
+            within_s: seconds from now; None removes the deadline.
+
+        Raises:
+            Unreachable: the connection was closed.
+        """
+        ...
+
     def send(self, kind: enum.IntEnum, pieces: Sequence[Buffer] = (), *, end: bool = False) -> None:
         """Sends one frame.
 

@@ -18,8 +18,8 @@ from shoal.v1 import parameter_server_pb2 as pb
 
 M = TypeVar("M", bound=Message)
 
-_HELLO_TIMEOUT_S = 5.0
 _MAX_HELLO_BYTES = 4096  # the sender is not authenticated yet, so it gets little memory
+_MAX_WELCOME_BYTES = 1 << 20
 
 
 class Security(Protocol):
@@ -95,7 +95,7 @@ def open_handshake(
         connection: the connection, before the first frame.
         security: security of this end.
         hello: the hello; this function sets its token.
-        within_s: seconds until the answer.
+        within_s: seconds for the whole handshake.
 
     Returns:
         The answer.
@@ -104,22 +104,27 @@ def open_handshake(
         BadFrame: the answer is not valid.
         ShoalError: the other end refuses the connection, or does not answer.
     """
+    connection.limit(within_s)
     connection.secure(partial(security.protect, peer=connection.peer, accepted=False))
     hello.token = security.credential()
     frames = connection.frames
     connection.send(frames.hello, [hello.SerializeToString()])
-    kind = connection.begin(within_s=within_s)
+    kind = connection.begin(within_s=within_s, most=_MAX_WELCOME_BYTES)
     if kind is frames.error:
         raise received_error(connection)
     if kind is not frames.welcome:
         raise errors.BadFrame(f"{connection.peer} answered with {kind.name} instead of {frames.welcome.name}")
-    return decoded(pb.LaneWelcome, connection)
+    welcome = decoded(pb.LaneWelcome, connection)
+    connection.limit(None)
+    return welcome
 
 
 def accept_handshake(
     connection: Connection, security: Security, welcome: Callable[[pb.LaneHello], pb.LaneWelcome]
 ) -> None:
     """Receives and answers the hello of a connection that this end has accepted.
+
+    The function has no deadline: the caller closes the connection if the handshake takes too long, as `Listener` does.
 
     Args:
         connection: the connection; its `identity` is set.
@@ -133,7 +138,7 @@ def accept_handshake(
     """
     connection.secure(partial(security.protect, peer=connection.peer, accepted=True))
     frames = connection.frames
-    kind, payload = connection.receive(within_s=_HELLO_TIMEOUT_S, most=_MAX_HELLO_BYTES)
+    kind, payload = connection.receive(most=_MAX_HELLO_BYTES)
     if kind is not frames.hello:
         raise errors.BadFrame(f"{connection.peer} began with {kind.name}; a lane begins with {frames.hello.name}")
     try:

@@ -26,6 +26,7 @@ _RESERVED = bytes(3)
 STALL_S = 30.0
 # A reader detects within about 30 seconds that the other host has vanished.
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
+_SHORTEST_TIMEOUT_S = 0.001  # the kernel takes 0 for no timeout
 _FIRST_BUFFER = 1 << 16  # bytes; grows with the received messages
 # Sleeping and waking takes longer than a small call. If the other end answered within this time before, a reader polls
 # for as long before it sleeps, and yields the core between two polls. This halves the time of steps of a millisecond,
@@ -55,6 +56,7 @@ class Lane(Connection):
         self._end_frame = _HEADER.pack(frames.end, _RESERVED, 0)
         self._socket: ByteStream = connection
         self._stall_s = stall_s
+        self._limit_s, self._give_up = math.inf, math.inf  # see `limit`
         self._closed = False
         # Received bytes that were not read yet: bytes [_begin, _end) of the buffer.
         self._buffer = memoryview(bytearray(_FIRST_BUFFER))
@@ -63,10 +65,7 @@ class Lane(Connection):
         self._last: enum.IntEnum | None = None  # kind of the last frame that began
         self._brief: set[enum.IntEnum | None] = set()  # kinds after which the other end's next frame came soon
         connection.setblocking(True)
-        # The kernel applies the timeout, so that one blocking call moves a whole chunk. Python's timeout would poll.
-        timeout = struct.pack("ll", int(stall_s), int(stall_s % 1 * 1e6))
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+        self._set_timeout(stall_s)
         if connection.family == socket.AF_UNIX:
             return  # the kernel reports the end of a process on this host
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -91,10 +90,21 @@ class Lane(Connection):
             Unreachable: the connection was not accepted in time.
         """
         peer = f"{host}:{port}"
+        give_up = time.monotonic() + timeout_s
+        failure: object = "its name has no address"
         try:
-            return cls(socket.create_connection((host.strip("[]"), port), timeout_s), peer, frames)
+            for family, kind, protocol, _, address in socket.getaddrinfo(host.strip("[]"), port, 0, socket.SOCK_STREAM):
+                connection = socket.socket(family, kind, protocol)
+                try:
+                    connection.settimeout(max(give_up - time.monotonic(), _SHORTEST_TIMEOUT_S))
+                    connection.connect(address)
+                    return cls(connection, peer, frames)
+                except OSError as error:
+                    failure = str(error)
+                    connection.close()
         except OSError as error:
-            raise errors.Unreachable(f"no lane to {peer}: {error}", address=peer) from None
+            failure = error
+        raise errors.Unreachable(f"no lane to {peer}: {failure}", address=peer)
 
     @property
     def closed(self) -> bool:
@@ -105,6 +115,14 @@ class Lane(Connection):
 
     def secure(self, protect: Callable[[ByteStream], ByteStream]) -> None:
         self._socket = protect(self._socket)
+
+    def limit(self, within_s: float | None) -> None:
+        if within_s is None:
+            self._limit_s = self._give_up = math.inf
+            if self._timeout_s != self._stall_s:
+                self._set_timeout(self._stall_s)
+        else:
+            self._limit_s, self._give_up = within_s, time.monotonic() + within_s
 
     def send(self, kind: enum.IntEnum, pieces: Sequence[Buffer] = (), *, end: bool = False) -> None:
         waiting = _frame(kind, pieces)
@@ -140,6 +158,7 @@ class Lane(Connection):
             if time.monotonic() > give_up:
                 self.close()
                 raise errors.DeadlineExceeded(f"{self.peer} reads {kind.name} frames too slowly", address=self.peer)
+            self._keep_limit()
             try:
                 sent = self._socket.sendmsg(waiting[:_MAX_PIECES])
             except BlockingIOError:
@@ -220,6 +239,7 @@ class Lane(Connection):
         if within_s is not None and within_s < self._stall_s and not self._speaks(within_s):
             raise self._stalled("has sent nothing for", within_s)
         while not self._end:
+            self._keep_limit()
             try:
                 count = self._socket.recv_into(self._buffer, _FIRST_BUFFER)
             except BlockingIOError:
@@ -290,12 +310,37 @@ class Lane(Connection):
 
     def _read(self, targets: list[memoryview]) -> int:
         """Waits until these buffers are full, in one system call. Returns the bytes that were read."""
+        self._keep_limit()
         try:
             return self._some(self._socket.recvmsg_into(targets[:_MAX_PIECES], 0, socket.MSG_WAITALL)[0])
         except BlockingIOError:
             raise self._stalled("has sent nothing for") from None
         except OSError as error:
             raise self._broken(error) from None
+
+    def _set_timeout(self, timeout_s: float) -> None:
+        """Sets after how many seconds a blocking call on the socket ends.
+
+        The kernel applies the timeout, so that one blocking call moves a whole chunk. Python's timeout would poll.
+        """
+        self._timeout_s = timeout_s
+        timeout = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+        except OSError as error:  # closed meanwhile
+            raise self._broken(error) from None
+
+    def _keep_limit(self) -> None:
+        """Ends the next blocking call at the limit, if one is set. Each call that is not the first has less time."""
+        if self._give_up == math.inf:
+            return
+        left = self._give_up - time.monotonic()
+        if left <= 0:
+            self.close()
+            raise errors.DeadlineExceeded(f"{self.peer} took longer than {self._limit_s:g} s", address=self.peer)
+        if left < self._stall_s:
+            self._set_timeout(max(left, _SHORTEST_TIMEOUT_S))
 
     def _some(self, count: int) -> int:
         if not count:
@@ -306,7 +351,9 @@ class Lane(Connection):
 
     def _stalled(self, what: str, for_s: float | None = None) -> errors.DeadlineExceeded:
         self.close()
-        return errors.DeadlineExceeded(f"{self.peer} {what} {for_s or self._stall_s:g} s", address=self.peer)
+        return errors.DeadlineExceeded(
+            f"{self.peer} {what} {for_s or min(self._stall_s, self._limit_s):g} s", address=self.peer
+        )
 
     def _broken(self, why: object) -> errors.Unreachable:
         self.close()

@@ -15,6 +15,7 @@ from shoal._transport.handshake import Security, TokenSecurity, decoded, open_ha
 from shoal._transport.lane import Lane
 from shoal._transport.transport import Target, Transport, TransportFactory, TransportUnavailable
 from shoal._wire import PullAssembly, PullDecoder, PushPayload
+from shoal._wire.limits import transfer_s
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 
@@ -38,6 +39,7 @@ class LaneTransport(Transport):
     def __init__(self, lane: Connection, target: Target) -> None:
         self._lane, self._layouts, self._rpc = lane, target.layouts, target.rpc
         self._refusal: errors.ShoalError | None = None
+        self._transfer_s = transfer_s(sum(layout.nbytes for layout in target.layouts))
 
     @property
     def broken(self) -> bool:
@@ -91,10 +93,14 @@ class LaneTransport(Transport):
 
     def _receive_values(self, pull_decoder: PullDecoder | None) -> list[header_pb2.ShardHeader]:
         assembly = PullAssembly(self._layouts, pull_decoder)
-        while (kind := self._begin(None)) is not Frame.END:
+        kind = self._begin(None)  # may wait for other workers
+        self._lane.limit(self._transfer_s)
+        while kind is not Frame.END:
             self._check(Frame.VALUES, kind)
             assembly.add(read_frame(pb.PullReply, self._lane, assembly.assembler)[0])
+            kind = self._begin(None)
         self._lane.payload()
+        self._lane.limit(None)
         return assembly.finish()
 
     def _pushed(self) -> pb.PushReply:

@@ -1,7 +1,9 @@
 """Listener: the accepting end of connections, with a limit, and one thread for each connection."""
 
+import select
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from typing import Any, Protocol
@@ -17,6 +19,8 @@ from shoal.v1 import parameter_server_pb2 as pb
 _log = structlog.get_logger(__name__)
 
 _ACCEPT_PAUSE_S = 0.1
+# Seconds for the whole handshake: the protection of the bytes, the hello and its answer.
+_HELLO_TIMEOUT_S = 5.0
 
 
 class ConnectionHandler(Protocol):
@@ -43,7 +47,8 @@ class ConnectionHandler(Protocol):
 class Listener:
     """Accepts connections, and gives each one a thread and a handler.
 
-    A peer that stalls or waits blocks only its own thread.
+    A peer that stalls or waits blocks only its own thread. A connection whose handshake is not complete within 5 s is
+    closed, in however many pieces it arrives, because a peer that has not proved anything must not hold a connection.
 
     Args:
         listening: a stream socket that is bound and listens; the listener owns it.
@@ -68,11 +73,14 @@ class Listener:
     ) -> None:
         self._frames, self._handler, self._security = frames, handler, security
         self._limit, self._name, self._advice = limit, name, advice
-        self._lock = threading.Lock()  # guards _served and _stopping
+        self._lock = threading.Lock()  # guards _served, _greeting and _stopping
         self._served: dict[threading.Thread, Lane] = {}
+        self._greeting: dict[Lane, float] = {}  # deadlines of handshakes in progress, the earliest first
         self._stopping = False
         self._pause = threading.Event()  # never set
         self._socket = listening
+        # A connection that ends before it is accepted must not block the thread that closes late ones.
+        listening.setblocking(False)
         self._acceptor: threading.Thread | None = None
 
     @property
@@ -107,10 +115,17 @@ class Listener:
             thread.join()
 
     def _accept(self) -> None:
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
         while True:
+            left = self._close_late()
             try:
+                if not poll.poll(left):
+                    continue
                 connection, address = self._socket.accept()
                 lane = Lane(connection, _peer(address), self._frames)
+            except BlockingIOError:
+                continue
             except OSError as error:
                 if self._stopping:
                     return
@@ -119,12 +134,31 @@ class Listener:
                 continue
             self._begin(lane)
 
+    def _close_late(self) -> float | None:
+        """Closes connections whose handshake takes too long. Returns milliseconds until the next one may be late."""
+        now = time.monotonic()
+        late = []
+        left = None
+        with self._lock:
+            for lane, give_up in self._greeting.items():
+                if give_up > now:
+                    left = 1000 * (give_up - now) + 1
+                    break
+                late.append(lane)
+            for lane in late:
+                del self._greeting[lane]
+        for lane in late:
+            _log.debug(f"a {self._name} was closed: its handshake was not complete in time", peer=lane.peer)
+            lane.close()
+        return left
+
     def _begin(self, lane: Lane) -> None:
         thread = threading.Thread(target=self._serve, args=(lane,), name=self._name, daemon=True)
         with self._lock:
             taken = not self._stopping and len(self._served) < self._limit and _started(thread)
             if taken:
                 self._served[thread] = lane
+                self._greeting[lane] = time.monotonic() + _HELLO_TIMEOUT_S
         if not taken:
             self._refuse(lane)
 
@@ -138,6 +172,8 @@ class Listener:
         try:
             with closing(self._handler(lane)) as handler:
                 accept_handshake(lane, self._security, handler.welcome)
+                with self._lock:
+                    self._greeting.pop(lane, None)
                 handler.serve()
         except (errors.Unreachable, errors.DeadlineExceeded) as error:
             _log.debug(f"a {self._name} ended", reason=error.message)
@@ -149,6 +185,7 @@ class Listener:
             lane.close()
             with self._lock:
                 self._served.pop(threading.current_thread(), None)
+                self._greeting.pop(lane, None)
 
 
 def _peer(address: Any) -> str:

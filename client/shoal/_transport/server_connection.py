@@ -9,20 +9,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+import structlog
+
 from shoal import errors
 from shoal._transport.grpc_calls import GrpcCalls
 from shoal._transport.selector import Selector
-from shoal._transport.transport import Target, Transport
+from shoal._transport.transport import Target, Transport, TransportFactory
 from shoal._wire import Memory, PullDecoder, PushPayload, ShardLayout, region_offsets
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 
 T = TypeVar("T")
+_log = structlog.get_logger(__name__)
 
 # One that the program computes with, one that is being filled, and one that it still holds from the previous step.
 _VALUE_REGIONS = 3
 # One that is being sent, and one that is being written.
 _GRADIENT_REGIONS = 2
+# Attempts in this process at a time to open a transport that was refused. Each has a thread for a few seconds.
+_attempts = threading.BoundedSemaphore(4)
 
 
 class ServerConnection:
@@ -49,8 +54,10 @@ class ServerConnection:
         self.indices = [layout.shard for layout in layouts]
         self._rpc = GrpcCalls(address)
         self._target = Target(address, layouts, self._rpc)
-        self._opening = threading.Lock()  # guards the next three; held while one is opened, for seconds at most
+        self._opening = threading.Lock()  # guards the next five; held while one is opened, for seconds at most
         self._selector = Selector(setting)
+        self._trying = False  # whether a thread tries to open a better transport
+        self._better: dict[Transport, Transport] = {}  # opened beside the calls, by the transport that they replace
         self.pull_transport: Transport | None = None
         self.push_transport: Transport | None = None
         self.closed = False
@@ -67,6 +74,15 @@ class ServerConnection:
         """
         transport = self._for_pulls()
         return self._unless_closed(lambda: transport.pull(request, pull_decoder))
+
+    @property
+    def pushes_open(self) -> bool:
+        """Whether a transport for pushes is open."""
+        return self.push_transport is not None and not self.push_transport.broken
+
+    def open_for_pushes(self) -> None:
+        """Opens a transport for pushes, unless one is open."""
+        self._for_pushes()
 
     def prepare(self, payload: PushPayload, memory: Memory | None) -> PushPayload:
         """Makes a payload ready for `push`, in the transport's memory if any. Waits until all arrays are available.
@@ -120,7 +136,7 @@ class ServerConnection:
     def close(self) -> None:
         """Closes all transports. Calls in progress end with Cancelled."""
         self.closed = True
-        for transport in (self.pull_transport, self.push_transport):
+        for transport in (self.pull_transport, self.push_transport, *self._better.copy().values()):
             if transport:
                 transport.close()
         self._rpc.close()
@@ -136,18 +152,56 @@ class ServerConnection:
             return self.push_transport
 
     def _usable(self, transport: Transport | None, payloads: int) -> Transport:
-        """Returns this transport, or a new one if it is broken or was not opened yet."""
+        """Returns this transport, or a new one if it is broken or was not opened yet, or if a better one is open."""
         if self.closed:
             raise self._cancelled()
         if transport is not None:
-            if not self._selector.due(transport):
+            better = self._better.pop(transport, None) if self._better else None
+            if better is None and not self._selector.due(transport):
+                self._try_again(transport, payloads)
                 return transport
             transport.close()
+            if better is not None and not better.broken:
+                _log.info("a better transport to a server is open again", server=self.address)
+                return better
         opened = self._selector.open(self._target, payloads)
         if self.closed:  # meanwhile: `close` did not see this transport
             opened.close()
             raise self._cancelled()
         return opened
+
+    def _try_again(self, current: Transport, payloads: int) -> None:
+        """Tries to open a better transport that was refused, beside the calls, if it is time for that."""
+        if self._trying or not (factories := self._selector.again(current)):
+            return
+        if not _attempts.acquire(blocking=False):
+            return
+        self._trying = True
+        attempt = threading.Thread(
+            target=self._attempt, args=(current, factories, payloads), name="transport", daemon=True
+        )
+        try:
+            attempt.start()
+        except RuntimeError:  # the system does not allow this process another thread: later
+            self._trying = False
+            _attempts.release()
+
+    def _attempt(self, current: Transport, factories: Sequence[TransportFactory], payloads: int) -> None:
+        try:
+            opened = self._selector.open_first(factories, self._target, payloads)
+            if opened is None:
+                return
+            if self._selector.place(opened) >= self._selector.place(current):
+                opened.close()
+                return
+            self._better[current] = opened  # the next call takes it
+            if self.closed:  # meanwhile: `close` did not see it
+                opened.close()
+        except Exception:
+            _log.exception("an attempt to open a better transport failed", server=self.address)
+        finally:
+            self._trying = False
+            _attempts.release()
 
     def _unless_closed(self, call: Callable[[], T]) -> T:
         if self.closed:  # while a transport was being opened, which `close` did not see

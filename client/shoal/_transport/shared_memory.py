@@ -145,7 +145,7 @@ class SharedMemoryFactory(LaneFactory):
             segment = Segment.create(payloads * size)
         except SegmentUnavailable as error:
             _not_shared(target.offer.address, str(error))
-            raise TransportUnavailable(str(error)) from None
+            raise TransportUnavailable(str(error), passing=True) from None
         hello = pb.LaneHello()
         hello.segment.name, hello.segment.nonce = segment.name, segment.nonce
         hello.segment.regions, hello.segment.region_bytes = payloads, size
@@ -154,7 +154,9 @@ class SharedMemoryFactory(LaneFactory):
             lane, welcome = self.connect(target, hello)
             if not welcome.shared:
                 _not_shared(target.offer.address, welcome.reason)
-                return LaneTransport(lane, target)
+                transport = LaneTransport(lane, target)
+                transport.lost = welcome.reason
+                return transport
             undo.callback(lane.close)
             segment.unlink()  # both have mapped it: it disappears with the last of the two, even after a crash
             regions = Regions([segment.view(region * size, size) for region in range(payloads)])

@@ -21,7 +21,7 @@ class Transport(ABC):
     """A client's half of a transport: calls to one server's shards of a job, one at a time, except for `close`.
 
     Attributes:
-        lost: why the lent memory is lost; empty if it is not.
+        lost: why the memory that the transport would lend is lost, or was refused; empty if it is not.
     """
 
     lost = ""
@@ -100,11 +100,12 @@ class TransportUnavailable(Exception):
     Args:
         reason: text for the error that is raised if no other transport works either.
         for_good: the transport need not be tried again while the connection lasts.
+        passing: the reason may pass, such as full memory. The transport is tried again while another one is in use.
     """
 
-    def __init__(self, reason: str, *, for_good: bool = False) -> None:
+    def __init__(self, reason: str, *, for_good: bool = False, passing: bool = False) -> None:
         super().__init__(reason)
-        self.for_good = for_good
+        self.for_good, self.passing = for_good, passing
 
 
 class TransportFactory(ABC):

@@ -191,6 +191,11 @@ class Assembler:
         self._filled = {key: _Cover() for key in arenas}  # in bytes on the wire
         self.non_finite: dict[ArenaKey, int] = {}
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arenas on the wire."""
+        return sum(arena.nbytes for arena in self._arenas.values())
+
     def add(self, chunk: Chunk) -> None:
         """Adds a chunk.
 

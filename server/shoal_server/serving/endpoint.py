@@ -1,5 +1,6 @@
 """Interface of a transport's server half, and its configuration."""
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,7 @@ class EndpointConfig:
         committers: threads that commit pushes. They wait while a cut holds commits back; the calls that end the cut
             have other threads.
         stall_s: seconds without progress after which a pull or push is ended.
+        clock: monotonic clock for that, in seconds.
     """
 
     host: str
@@ -35,6 +37,7 @@ class EndpointConfig:
     receivers: ThreadPoolExecutor
     committers: ThreadPoolExecutor
     stall_s: float = STALL_S
+    clock: Callable[[], float] = time.monotonic
 
 
 class Endpoint:

@@ -13,6 +13,7 @@ import structlog
 from shoal import _rpc, _tracing, errors
 from shoal._transport import read_message
 from shoal._wire import Assembler, decode_push
+from shoal._wire.limits import transfer_s
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.serving import pushes
 from shoal_server.serving.endpoint import Endpoint, EndpointConfig, EndpointFactory
@@ -36,7 +37,8 @@ class GrpcEndpoint(Endpoint):
 
     def __init__(self, service: DataService, config: EndpointConfig) -> None:
         self._service, self._config = service, config
-        self._stall_detector = StallDetector(config.stall_s)
+        self._clock = config.clock
+        self._stall_detector = StallDetector(config.stall_s, config.clock)
 
     def handlers(self) -> Mapping[str, Callable[..., Any]]:
         config = self._config
@@ -93,11 +95,15 @@ class GrpcEndpoint(Endpoint):
         return watched
 
     def _watched(self, stream: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        # One deadline in all, which grows with the bytes: a caller that sends little messages does make progress.
+        started, received = self._clock(), 0
         while True:
-            with self._stall_detector.waiting(context.cancel):
+            left = started + transfer_s(received) - self._clock()
+            with self._stall_detector.waiting(context.cancel, left):
                 message = next(stream, None)
             if message is None:
                 return
+            received += len(message)
             yield message
 
 

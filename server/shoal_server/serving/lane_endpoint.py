@@ -313,13 +313,19 @@ class _ChunkFrames:
 
     def take(self, assembler: Assembler) -> Iterator[tuple[pb.PushRequest, int]]:
         """Feeds each message's chunks to an assembler; yields the message without them, and their bytes."""
+        self._lane.limit(transfer_s(assembler.nbytes))  # in all, because single bytes are progress
         while self._more():
             yield read_frame(pb.PushRequest, self._lane, assembler)
 
     def drain(self) -> None:
         """Reads the remaining frames, so that the lane is ready for the next call."""
-        while not self._ended and not self._lane.closed and self._more():
-            self._lane.payload()
+        if self._lane.closed:
+            return
+        if not self._ended:
+            self._lane.limit(transfer_s(0))
+            while self._more():
+                self._lane.payload()
+        self._lane.limit(None)
 
     def _more(self) -> bool:
         kind = self._lane.begin(within_s=STALL_S)

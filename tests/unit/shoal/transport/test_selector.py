@@ -5,6 +5,7 @@ import weakref
 from dataclasses import dataclass, field
 from typing import cast
 
+import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
@@ -43,6 +44,14 @@ class Opened(Transport):
 
     def close(self) -> None:
         self.over = True
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 class Factory(TransportFactory):
@@ -95,10 +104,30 @@ def rpc() -> Rpc:
     return Rpc()
 
 
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+def target(rpc: Rpc) -> Target:
+    return Target("server:1", [], cast(GrpcCalls, rpc))
+
+
 def opened(selector: Selector, rpc: Rpc) -> str:
-    transport = selector.open(Target("server:1", [], cast(GrpcCalls, rpc)), 2)
+    transport = selector.open(target(rpc), 2)
     assert isinstance(transport, Opened)
     return transport.name
+
+
+def tried_at(selector: Selector, current: Transport, clock: FakeClock, until: float) -> list[float]:
+    """The seconds at which refused transports are tried again, in vain, while calls go on ten times a second."""
+    found = []
+    begun = clock.now
+    while clock.now < begun + until:
+        if selector.again(current):
+            found.append(round(clock.now - begun, 1))
+        clock.now += 0.1
+    return found
 
 
 def test_the_best_is_taken(factories: tuple[Factory, Factory, Factory], rpc: Rpc) -> None:
@@ -150,6 +179,96 @@ def test_refusal_excludes_its_carrier_and_is_logged_once(factories: tuple[Factor
     [log] = logs
     assert log["event"] == "no wire to a server; calls to it use LAST, which is slower"
     assert (log["server"], log["why"]) == ("server:1", "a firewall")
+
+
+def test_a_refused_carrier_is_tried_again_after_pauses_that_double(
+    factories: tuple[Factory, Factory, Factory], rpc: Rpc, clock: FakeClock
+) -> None:
+    factories[0].failing = REFUSED
+    selector = Selector("test", clock, lambda: 0.0)
+    current = selector.open(target(rpc), 2)
+    pauses = np.diff([0.0, *tried_at(selector, current, clock, 1500)])
+    np.testing.assert_allclose(pauses, [5, 10, 20, 40, 80, 160, 300, 300, 300], atol=0.2)
+
+
+def test_the_transport_that_works_again_is_opened_in_order(
+    factories: tuple[Factory, Factory, Factory], rpc: Rpc, clock: FakeClock
+) -> None:
+    factories[0].failing = factories[1].failing = REFUSED
+    selector = Selector("test", clock, lambda: 0.0)
+    current = selector.open(target(rpc), 2)
+    clock.now += 5
+    again = selector.again(current)
+    assert again == [*factories[:2]]
+    assert selector.open_first(again, target(rpc), 2) is None
+    factories[1].failing = None
+    clock.now += 10
+    better = selector.open_first(selector.again(current), target(rpc), 2)
+    assert isinstance(better, Opened)
+    assert better.name == "good"
+    assert selector.place(better) < selector.place(current)
+    clock.now += 20
+    assert selector.again(better) == [factories[0]]
+    factories[0].failing = None
+    best = selector.open_first([factories[0]], target(rpc), 2)
+    assert best is not None
+    clock.now += 1000
+    assert selector.again(best) == []
+
+
+def test_a_failed_offer_ends_an_attempt(
+    factories: tuple[Factory, Factory, Factory], rpc: Rpc, clock: FakeClock
+) -> None:
+    factories[0].failing = REFUSED
+    selector = Selector("test", clock, lambda: 0.0)
+    current = selector.open(target(rpc), 2)
+    rpc.failing = errors.Unreachable("gone")
+    clock.now += 5
+    assert selector.open_first(selector.again(current), target(rpc), 2) is None
+    assert selector.again(current) == []  # the next pause
+
+
+def test_what_is_missing_for_good_or_not_at_all_refused_is_not_tried_again(
+    factories: tuple[Factory, Factory, Factory], rpc: Rpc, clock: FakeClock
+) -> None:
+    for reason in (TransportUnavailable("not here"), TransportUnavailable("no lanes", for_good=True)):
+        factories[0].failing = reason
+        selector = Selector("test", clock)
+        current = selector.open(target(rpc), 2)
+        clock.now += 1000
+        assert selector.again(current) == []
+
+
+def test_a_transport_whose_reason_may_pass_is_tried_again(
+    factories: tuple[Factory, Factory, Factory], rpc: Rpc, clock: FakeClock
+) -> None:
+    factories[0].failing = TransportUnavailable("memory is full", passing=True)
+    selector = Selector("test", clock, lambda: 0.0)
+    current = selector.open(target(rpc), 2)
+    assert selector.again(current) == []
+    clock.now += 5
+    assert selector.again(current) == [factories[0]]
+
+
+def test_a_transport_that_lost_its_memory_is_opened_again(
+    factories: tuple[Factory, Factory, Factory], rpc: Rpc, clock: FakeClock
+) -> None:
+    selector = Selector("test", clock, lambda: 0.0)
+    current = selector.open(target(rpc), 2)
+    current.lost = "it was truncated"
+    assert tried_at(selector, current, clock, 16) == pytest.approx([5, 15], abs=0.2)
+
+
+def test_after_a_break_a_refused_carrier_is_tried_when_its_pause_is_over(
+    factories: tuple[Factory, Factory, Factory], rpc: Rpc, clock: FakeClock
+) -> None:
+    factories[0].failing = REFUSED
+    selector = Selector("test", clock, lambda: 0.0)
+    assert opened(selector, rpc) == "last"
+    factories[0].failing = None
+    assert opened(selector, rpc) == "last"
+    clock.now += 5
+    assert opened(selector, rpc) == "best"
 
 
 def test_a_refusal_keeps_nothing_of_its_call(factories: tuple[Factory, Factory, Factory], rpc: Rpc) -> None:
