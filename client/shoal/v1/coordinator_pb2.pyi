@@ -210,19 +210,23 @@ class HeartbeatReply(_message.Message):
 
     JOB_FIELD_NUMBER: _builtins.int
     ASSIGNMENT_FIELD_NUMBER: _builtins.int
+    PROGRAM_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     """The job that the worker should work on. If empty, the worker stops what it runs."""
     assignment: _builtins.int
     """The number of the assignment. If it changes while the job's name stays, the worker starts the job again."""
+    program: _builtins.str
+    """JobSpec.program of that job, so that a worker can refuse it before it starts a trainer."""
     def __init__(
         self,
         *,
         job: _builtins.str = ...,
         assignment: _builtins.int = ...,
+        program: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "job", b"job"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "job", b"job", "program", b"program"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

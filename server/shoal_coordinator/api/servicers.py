@@ -63,7 +63,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         assignment = self._coordinator.handle(heartbeat)
         if assignment is None:
             return members_pb.HeartbeatReply()
-        return members_pb.HeartbeatReply(job=assignment.job, assignment=assignment.number)
+        return members_pb.HeartbeatReply(
+            job=assignment.job, assignment=assignment.number, program=assignment.program
+        )
 
     @_rpc.servicer
     def Leave(self, request: members_pb.LeaveRequest, _: grpc.ServicerContext) -> members_pb.LeaveReply:

@@ -282,7 +282,7 @@ class Cluster:
     def _heartbeat_received(self, event: events.HeartbeatReceived, now: float) -> Assignment | None:
         self._members.heartbeat(event.member, event.incarnation, event.shards, event.bytes, now, event.load)
         job = self._jobs.find_of(event.member)
-        return Assignment(job.ref.name, job.assignment_of(event.member)) if job else None
+        return Assignment(job.ref.name, job.assignment_of(event.member), job.spec.program) if job else None
 
     def _member_left(self, event: events.MemberLeft, now: float) -> None:
         if member := self._members.leave(event.member, event.incarnation, now):
