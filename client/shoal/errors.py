@@ -255,6 +255,7 @@ __all__ = [
     "Overloaded",
     "PortInUse",
     "ProgramError",
+    "ProgramNotAllowed",
     "ShoalError",
     "StaleGeneration",
     "StartFailed",

@@ -66,14 +66,14 @@ class AllowedPrograms:
         found, is_under_path = self._find(module)
         if is_under_path and UNDER_PATH in self.patterns:
             return
-        folders = ", ".join(self.paths) or "none"
+        searched = ", ".join(self.paths) or "none"
         if not found and UNDER_PATH in self.patterns:
             raise errors.ProgramError(
-                f"program {reference}: No module named {module!r} in the folders of --path ({folders}); put it there, "
+                f"program {reference}: No module named {module!r} in the folders of --path ({searched}); put it there, "
                 "or correct the name",
                 program=reference,
             )
-        where = f"{module} is {found}, which is not under --path ({folders})" if found else f"{module} is not allowed"
+        where = f"{module} is {found}, which is not under --path ({searched})" if found else f"{module} is not allowed"
         raise errors.ProgramNotAllowed(
             f"program {reference}: {where}; this worker allows {', '.join(self.patterns) or 'no programs'}. Put the "
             "module in a folder of --path, or start the worker with a further --allow-program",

@@ -79,8 +79,8 @@ def test_a_loaded_module_of_the_same_name_is_another_one(
 
 
 def test_a_module_that_does_not_exist_is_named_with_the_folders(folder: Path) -> None:
-    with pytest.raises(errors.ProgramError, match=r"No module named 'vision\.modles' in the folders of --path \(/"):
-        AllowedPrograms([str(folder)]).check("vision.modles:mlp")
+    with pytest.raises(errors.ProgramError, match=r"No module named 'vision\.nothing' in the folders of --path \(/"):
+        AllowedPrograms([str(folder)]).check("vision.nothing:mlp")
 
 
 @pytest.mark.parametrize(
