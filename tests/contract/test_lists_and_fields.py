@@ -6,10 +6,11 @@ import pytest
 
 import shoal
 from shoal import errors
-from shoal.status import JobState
+from shoal.status import DataAccount, HeldRange, JobState
 from shoal.v1 import coordinator_pb2 as members
 from shoal.v1 import job_pb2 as jobs
 from shoal.v1 import state_pb2
+from shoal_coordinator.api.codecs import data_message
 from shoal_coordinator.cluster import Member
 from support.clusters.coordinator_rig import Rig, job
 
@@ -114,6 +115,13 @@ def test_a_long_reason_is_short_in_a_list_and_whole_by_itself(rig: Rig) -> None:
     assert len(whole.reason) > 20_000
     assert len(listed.reason.encode()) < 4_200
     assert (whole.reason[:20], whole.reason[-20:]) == (listed.reason[:20], listed.reason[-20:])
+
+
+def test_an_account_of_data_names_a_bounded_number_of_ranges() -> None:
+    held = HeldRange("w" * 63, rank=1, epoch=0, start=0, stop=1)
+    message = data_message(DataAccount(held=(held,) * 100_000))
+    assert len(message.held) == 10_000
+    assert message.ByteSize() < 1 << 20
 
 
 def test_members_come_in_pages(rig: Rig) -> None:

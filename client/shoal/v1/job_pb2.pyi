@@ -1139,7 +1139,7 @@ class GetDataReply(_message.Message):
 
     @_builtins.property
     def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldRange]:
-        """Leased ranges, in order."""
+        """The first 10,000 leased ranges, in order."""
 
     def __init__(
         self,

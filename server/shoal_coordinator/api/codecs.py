@@ -25,6 +25,8 @@ M = TypeVar("M", bound=Message)
 _UINT64 = 2**64 - 1
 # Bytes of the jobs or members in one reply, half of what a message may have, and of a job's reason in a list.
 _PAGE_BYTES, _LISTED_TEXT_BYTES = 4 << 20, 4 << 10
+# Leased ranges in an account of data: each worker has one, and 100,000 would be more than a message may have.
+_HELD_RANGES = 10_000
 
 
 def role_code(role: Role) -> "coordinator_pb2.Role.ValueType":
@@ -105,7 +107,7 @@ def data_message(account: DataAccount) -> job_pb2.GetDataReply:
                 rank=held.rank,
                 range=job_pb2.DataRange(epoch=held.epoch, start=held.start, stop=held.stop),
             )
-            for held in account.held
+            for held in islice(account.held, _HELD_RANGES)
         ],
     )
 
