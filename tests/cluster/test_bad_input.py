@@ -137,6 +137,12 @@ class TestProcesses:
         assert f"cannot listen on {address}" in done.stderr
         assert "choose another port" in done.stderr
 
+    def test_a_pattern_of_programs_that_is_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("SHOAL_ALLOW_PROGRAM", ". shoal_nn ./models")
+        code, reason = self.check_refused("worker", "--retry-for", "0")
+        assert code == "BAD_REQUEST"
+        assert "'./models' is not a pattern of programs; give --allow-program" in reason
+
     def test_a_metrics_port_in_use(self, shared_cluster: shoal.LocalCluster) -> None:
         done = self.run(
             "coordinator", "--listen", "127.0.0.1:0", "--metrics-listen", shared_cluster.metrics["server-0"]
