@@ -5,7 +5,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Unpack
+from typing import TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -21,6 +21,8 @@ from shoal.session import Session
 from shoal.status import ClusterStatus, DataAccount, JobResult, JobStatus, SavedCheckpoint, Timings
 from shoal.v1 import coordinator_pb2, job_pb2
 from shoal.variables import Variable
+
+_Page = TypeVar("_Page", job_pb2.ListReply, coordinator_pb2.GetStatusReply)
 
 DEFAULT_ADDRESS = "127.0.0.1:7070"
 
@@ -252,6 +254,7 @@ class Client:
 
         Raises:
             InvalidJob: the specification is invalid.
+            ProgramNotAllowed: the program is in Python's standard library.
             JobExists: a job of that name is running.
             UnknownCheckpoint: the checkpoint in `Job.restore` does not exist.
         """
@@ -261,9 +264,11 @@ class Client:
         return JobHandle(self._coordinator, reply.status.spec.name)
 
     def jobs(self) -> list[JobStatus]:
-        """Returns the status of all jobs of the cluster, newest first."""
-        reply = self._coordinator.call(self._coordinator.jobs.List, job_pb2.ListRequest())
-        return [JobStatus.from_proto(status) for status in reply.jobs]
+        """Returns the status of all jobs of the cluster, newest first.
+
+        `JobStatus.job` lacks the settings here, and a long reason lacks its middle: `JobHandle.status` has both.
+        """
+        return [JobStatus.from_proto(status) for page in self._pages(self._list) for status in page.jobs]
 
     def job(self, name: str) -> JobHandle:
         """Returns the handle of a submitted job, without checking that the job exists."""
@@ -271,8 +276,9 @@ class Client:
 
     def status(self) -> ClusterStatus:
         """Returns the members of the cluster and their load."""
-        reply = self._coordinator.call(self._coordinator.members.GetStatus, coordinator_pb2.GetStatusRequest())
-        return ClusterStatus.from_proto(reply)
+        pages = [ClusterStatus.from_proto(page) for page in self._pages(self._get_status)]
+        members = tuple(member for page in pages for member in page.members)
+        return ClusterStatus(pages[-1].cluster, pages[-1].generation, members)
 
     def timings(self, job: JobHandle | str, *, last: int = 64) -> Timings:
         """Returns the time of each phase of a job's latest steps: see `JobHandle.timings`."""
@@ -323,6 +329,22 @@ class Client:
             raise TypeError(f"Client.session() got an unexpected keyword argument {min(unknown)!r}")
         given = {name: value for name, value in options.items() if value is not None}
         return Session(self._coordinator, job, variables, given, worker=worker)
+
+    def _list(self, token: str) -> job_pb2.ListReply:
+        return self._coordinator.call(self._coordinator.jobs.List, job_pb2.ListRequest(page_token=token))
+
+    def _get_status(self, token: str) -> coordinator_pb2.GetStatusReply:
+        request = coordinator_pb2.GetStatusRequest(page_token=token)
+        return self._coordinator.call(self._coordinator.members.GetStatus, request)
+
+    @staticmethod
+    def _pages(get: Callable[[str], _Page]) -> Iterator[_Page]:
+        """Yields the pages of a list; `get` returns the page of a token."""
+        page = get("")
+        yield page
+        while token := page.next_page_token:
+            page = get(token)
+            yield page
 
     def close(self) -> None:
         """Closes the connection. Calls in progress raise `Cancelled`."""

@@ -92,6 +92,10 @@ class ProgramError(ShoalError, code="PROGRAM_ERROR", status="FAILED_PRECONDITION
     """A job's program cannot be imported, is not a program, or raised an exception."""
 
 
+class ProgramNotAllowed(ShoalError, code="PROGRAM_NOT_ALLOWED", status="PERMISSION_DENIED"):
+    """A worker may not import the program's module; see `--allow-program`. Nothing of the program has run."""
+
+
 class DeviceUnavailable(ShoalError, code="DEVICE_UNAVAILABLE", status="FAILED_PRECONDITION"):
     """The requested device does not exist, or cannot be used."""
 
@@ -251,6 +255,7 @@ __all__ = [
     "Overloaded",
     "PortInUse",
     "ProgramError",
+    "ProgramNotAllowed",
     "ShoalError",
     "StaleGeneration",
     "StartFailed",

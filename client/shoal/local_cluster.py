@@ -36,6 +36,8 @@ class LocalCluster:
         servers: number of servers.
         workers: number of workers. 0 suits a cluster whose workers are sessions.
         path: folders from which workers import programs.
+        allow_programs: patterns of the programs that jobs may name, as for `shoal worker --allow-program`. An empty
+            sequence means the default: the modules under `path`, and `shoal_nn`.
         checkpoints: folder or URL of the checkpoint storage, which is kept. "" means no checkpoints, unless `flags` or
             `env` sets a storage.
         store: file for the coordinator's state, which is kept. A later cluster with the same file continues from it.
@@ -60,6 +62,7 @@ class LocalCluster:
         workers: int = 2,
         *,
         path: Sequence[str | Path] = (".",),
+        allow_programs: Sequence[str] = (),
         checkpoints: str | Path = "",
         store: str | Path = "",
         listen: str = _LOOPBACK,
@@ -73,6 +76,7 @@ class LocalCluster:
     ) -> None:
         self._counts = {"server": _checked("servers", servers), "worker": _checked("workers", workers)}
         self._path = [str(Path(folder).resolve()) for folder in path]
+        self._allow_programs = list(allow_programs)
         self._checkpoints, self._store = str(checkpoints), str(store)
         self._listen, self._page_listen = listen, page_listen
         combined = {**os.environ, **(env or {})}
@@ -236,6 +240,7 @@ class LocalCluster:
             flags += ["--checkpoints", self._checkpoints]
         if role == "worker":
             flags += [flag for folder in self._path for flag in ("--path", folder)]
+            flags += [flag for pattern in self._allow_programs for flag in ("--allow-program", pattern)]
         process = RoleProcess(
             role,
             index,

@@ -186,8 +186,9 @@ class BlockDataset(Dataset, Protocol):
 class Program(Protocol):
     """What a job trains: variables, data, and a function that returns gradients.
 
-    A job names a factory as `package.module:factory` and passes its settings as keyword arguments. Each worker imports
-    the factory and calls it once. The worker runs the loop: it leases samples, pulls, computes, pushes and reports.
+    A job names a factory as `package.module:factory` and passes its settings as keyword arguments. The factory is a
+    class of programs, or a function that is annotated to return one. Each worker imports the factory and calls it once.
+    The worker runs the loop: it leases samples, pulls, computes, pushes and reports.
 
     Example:
         A linear model in `regression.py`. Submit it with `shoal submit regression:linear --set features=8`.
@@ -219,7 +220,7 @@ class Program(Protocol):
                     error = x @ params["w"] - y
                     return (error**2).mean(), {"w": 2 * x.T @ error / len(y)}
 
-            def linear(features: int):
+            def linear(features: int) -> Linear:
                 return Linear(features)
 
     `dataset` is an attribute, not a method: every read must return the same data set. Use a cached property to load it

@@ -119,7 +119,7 @@ class Coordinator:
     def has_live_jobs(self) -> bool:
         """Whether any job has not ended. It can be read before `start`."""
         with self._lock:
-            return any(not job.state.finished for job in self._machine.jobs(self._clock()))
+            return bool(self._machine.listing.live_jobs(self._clock()))
 
     @property
     def unwritten(self) -> int:
@@ -334,12 +334,12 @@ class Coordinator:
     # The ticker.
 
     def _tell_restored(self) -> None:
-        jobs = self._machine.jobs(self._clock())
+        listing = self._machine.listing
         _log.info(
             "restored",
-            cluster=self._machine.status(self._clock()).cluster,
-            jobs=len(jobs),
-            live=sum(not job.state.finished for job in jobs),
+            cluster=self._machine.counts.cluster,
+            jobs=listing.job_states().total(),
+            live=len(listing.live_jobs(self._clock())),
             to_do=len(self._machine.pending_effects),
         )
 

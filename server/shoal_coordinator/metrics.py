@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from shoal._rpc import Refusal
 from shoal.checkpoint_policy import CheckpointPolicy
-from shoal.status import ClusterStatus, JobState, JobStatus, MemberStatus, Role
+from shoal.status import JobState, JobStatus, Role
 from shoal_coordinator.coordinator import Coordinator, Observer
 from shoal_coordinator.job import QuarantineReason
 from shoal_coordinator.messages import Effect, events
@@ -156,14 +156,14 @@ class StateCollector(Collector):
         """Yields one family for each metric."""
         unwritten = self._coordinator.unwritten  # before `reading`, which waits until there are none
         with self._coordinator.reading() as (cluster, now):
-            status, found, pending = cluster.status(now), cluster.jobs(now), cluster.pending_effects
+            members, generation, pending = cluster.listing.member_states(), cluster.generation, cluster.pending_effects
+            live, states = cluster.listing.live_jobs(now), cluster.listing.job_states()
             wanted, hold = cluster.wanted_workers, cluster.members.breaker.hold
             restarts, ended = dict(cluster.counters.restarts), dict(cluster.counters.ended)
             quarantined, hung = dict(cluster.counters.quarantined), cluster.counters.hung
-        yield _members(status)
+        yield _members(members)
         yield self._refusals()
         yield _effects(pending)
-        states = Count(job.state for job in found)
         jobs = GaugeMetricFamily("shoal_coordinator_jobs", "Jobs by state.", labels=["state"])
         for state in JobState:
             jobs.add_metric([state.value], states[state])
@@ -172,7 +172,6 @@ class StateCollector(Collector):
         text = "Restarts of jobs from a checkpoint, because shards were lost or a server drained."
         yield _counted("restarts", text, "reason", restarts)
         yield from _failing_workers(quarantined, hung)
-        live = [job for job in found if not job.state.finished]
         for name, text, value in (
             (
                 "wanted_workers",
@@ -206,7 +205,7 @@ class StateCollector(Collector):
                 sum(job.checkpoint.nbytes for job in live if job.checkpoint),
             ),
             ("unwritten_changes", "Decisions that are not yet in the store, and not yet visible.", unwritten),
-            ("placement_generation", "Generation of the newest placement.", status.generation),
+            ("placement_generation", "Generation of the newest placement.", generation),
             ("job_watchers", "Calls that watch jobs.", self._watchers()),
         ):
             yield GaugeMetricFamily(f"shoal_coordinator_{name}", text, value)
@@ -262,8 +261,7 @@ def _effects(pending: Iterable[Effect]) -> Metric:
     return family
 
 
-def _members(status: ClusterStatus) -> Metric:
-    counts = Count((member.role, _member_state(member)) for member in status.members)
+def _members(counts: Mapping[tuple[Role, str], int]) -> Metric:
     family = GaugeMetricFamily(
         "shoal_coordinator_members",
         "Members: alive, or lost or left in the last ten minutes.",
@@ -271,9 +269,5 @@ def _members(status: ClusterStatus) -> Metric:
     )
     for role in Role:
         for state in ("alive", "left", "lost"):
-            family.add_metric([role.value, state], counts[role, state])
+            family.add_metric([role.value, state], counts.get((role, state), 0))
     return family
-
-
-def _member_state(member: MemberStatus) -> str:
-    return "alive" if member.alive else "left" if member.draining else "lost"

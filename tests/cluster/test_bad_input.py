@@ -40,6 +40,8 @@ class TestPrograms:
         ("program", "settings", "messages"),
         [
             ("no_such_module:x", {}, ["no_such_module", "No module named"]),
+            ("yaml:load", {}, ["PROGRAM_NOT_ALLOWED", "not under --path", "--allow-program"]),
+            ("support.programs.broken:Path", {}, ["is a class that has no method variables()"]),
             ("support.programs.broken:no_such_factory", {}, ["no_such_factory", "broken"]),
             ("support.programs.broken:factory_raises", {}, ["Traceback", "the factory is out of order"]),
             ("support.programs.broken:fine", {"sice": 3}, ["sice"]),
@@ -49,7 +51,19 @@ class TestPrograms:
             ("support.programs.broken:Gradients", {"kind": "dtype"}, ["'w' is float64: cast it to float32"]),
             ("support.programs.broken:NotFinite", {"every": 1, "size": 512}, ["NaN", "in a row"]),
         ],
-        ids=["module", "factory", "factory raises", "setting", "loss raises", "name", "shape", "dtype", "nan"],
+        ids=[
+            "module",
+            "elsewhere",
+            "no program",
+            "factory",
+            "factory raises",
+            "setting",
+            "loss raises",
+            "name",
+            "shape",
+            "dtype",
+            "nan",
+        ],
     )
     def test_failing_program_fails_its_job_with_the_reason(
         self, client: shoal.Client, program: str, settings: dict[str, Any], messages: list[str]
@@ -60,6 +74,13 @@ class TestPrograms:
         for message in messages:
             assert message.lower() in failure.value.message.lower()
         assert submitted.status().state is shoal.JobState.FAILED
+
+    @pytest.mark.parametrize("program", ["subprocess:run", "os:system", "builtins:eval"])
+    def test_the_standard_library_is_refused_at_once(self, client: shoal.Client, program: str, tmp_path: Path) -> None:
+        settings = {"args": ["touch", str(tmp_path / "owned")]}
+        with pytest.raises(shoal.ProgramNotAllowed, match="standard library, which has no programs"):
+            client.submit(shoal.Job(program, settings=settings))
+        assert not (tmp_path / "owned").exists()
 
     def test_a_batch_that_gives_nan_is_rejected_counted_and_skipped(self, client: shoal.Client) -> None:
         submitted = client.submit(job("NotFinite", workers=1, settings={"every": 4}))
@@ -115,6 +136,12 @@ class TestProcesses:
         assert done.returncode == 1
         assert f"cannot listen on {address}" in done.stderr
         assert "choose another port" in done.stderr
+
+    def test_a_pattern_of_programs_that_is_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("SHOAL_ALLOW_PROGRAM", ". shoal_nn ./models")
+        code, reason = self.check_refused("worker", "--retry-for", "0")
+        assert code == "BAD_REQUEST"
+        assert "'./models' is not a pattern of programs; give --allow-program" in reason
 
     def test_a_metrics_port_in_use(self, shared_cluster: shoal.LocalCluster) -> None:
         done = self.run(

@@ -136,8 +136,14 @@ class TestWhatItSays:
         [found] = [job for job in page.get("/api/jobs").json()["jobs"] if job["name"] == trained]
         one = page.get(f"/api/jobs/{trained}").json()
         assert {"label": "Optimizer", "value": "sgd"} in one.pop("specification"), "which the page of one job shows"
-        assert found == {**one, "progress": found["progress"]}
-        assert (found["state"], found["settings"]) == ("running", {"hidden": 8})
+        assert (found["state"], one.pop("settings")) == ("running", {"hidden": 8})
+        assert found == {**one, "progress": found["progress"]}, "all but the settings"
+
+    def test_a_page_token_that_is_not_one(self, page: httpx.Client) -> None:
+        for path in ("/api/jobs", "/api/cluster"):
+            assert page.get(path).json()["next_page_token"] == ""
+            refused = page.get(path, params={"page_token": "nonsense"})
+            assert (refused.status_code, refused.json()["code"]) == (400, "BAD_REQUEST")
 
     def test_data(self, page: httpx.Client, trained: str) -> None:
         data = page.get(f"/api/jobs/{trained}/data").json()

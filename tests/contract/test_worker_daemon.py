@@ -47,7 +47,7 @@ class Program:
         BODY
         return 0.5, {name: np.ones_like(value) for name, value in params.items()}
 
-def program():
+def program() -> Program:
     print("the factory speaks")
     return Program()
 """
@@ -239,6 +239,26 @@ def test_a_program_that_fails_fails_its_job_and_not_the_daemon(
     beats = len(cluster.record.of(coordinator_pb2.HeartbeatRequest))
     cluster.record.wait_for(coordinator_pb2.HeartbeatRequest, beats + 2)
     assert len(cluster.record.of(coordinator_pb2.RegisterRequest)) == 1
+
+
+@pytest.mark.parametrize(
+    "program", ["subprocess:run", "os:system", "builtins:eval", "yaml:load", "shoal.client:Client"]
+)
+def test_a_program_that_is_not_allowed_is_refused_before_a_process_is_made(
+    cluster: FakeCluster, start: Callable[..., Daemon], monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    def no_process(*_: Any, **__: Any) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(subprocess, "Popen", no_process)
+    cluster.members.program = program
+    cluster.jobs.job = replace(JOB, program=program, settings={"args": ["touch", "owned"]})
+    daemon = start()
+    [finish] = cluster.record.wait_for(job_pb2.FinishRequest)
+    assert finish.error.startswith(f"PROGRAM_NOT_ALLOWED: program {program}: ")
+    assert not finish.trainer_failed
+    wait_until(lambda: daemon._job_run is None, what="the end of the job's run")
+    assert daemon._thread.is_alive()
 
 
 def test_a_trainer_that_is_killed_means_a_new_incarnation(

@@ -15,11 +15,19 @@ _MAX_CRASHES_IN_A_ROW = 3
 
 @dataclass(frozen=True, slots=True)
 class AssignedJob:
-    """One assignment of a job to one incarnation of this worker."""
+    """One assignment of a job to one incarnation of this worker.
+
+    Attributes:
+        job: name of the job.
+        assignment: the coordinator's number of the assignment.
+        incarnation: the worker's incarnation.
+        program: the job's program, package.module:factory.
+    """
 
     job: str
     assignment: int
     incarnation: int
+    program: str = ""
 
 
 # Events.

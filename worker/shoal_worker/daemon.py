@@ -19,6 +19,7 @@ from shoal._training import Outbox
 from shoal._training.participant import Participant
 from shoal._wire import Cursor, ReportAck
 from shoal.v1 import coordinator_pb2
+from shoal_worker.allowed_programs import DEFAULT_PATTERNS, AllowedPrograms
 from shoal_worker.arrays import choose_device
 from shoal_worker.assignment import (
     Assigned,
@@ -64,6 +65,7 @@ class WorkerConfig:
         name: member id, 1 to 63 characters of [a-z0-9-].
         device: "auto", "cpu" or "cuda:N".
         paths: folders that programs are imported from, before all others.
+        allow_programs: patterns of the programs that jobs may name; see `AllowedPrograms`.
         retry_for_s: seconds for which unanswered calls are repeated.
         stop_grace_s: seconds between SIGTERM and SIGKILL of a trainer.
         leave_grace_s: seconds that a trainer has to finish its batch after `leave`.
@@ -76,6 +78,7 @@ class WorkerConfig:
     name: str
     device: str = "auto"
     paths: tuple[str, ...] = (".",)
+    allow_programs: tuple[str, ...] = DEFAULT_PATTERNS
     retry_for_s: float = 30.0
     stop_grace_s: float = 3.0
     leave_grace_s: float = 30.0
@@ -124,6 +127,7 @@ class Daemon:
         self._config, self._client, self._health, self._metrics = config, client, health, metrics
         self.address = health.address
         self._start_process = start_process
+        self._allowed_programs = AllowedPrograms(config.paths, config.allow_programs)
         self._events: queue.Queue[Event] = queue.Queue(_MAX_EVENTS)
         self._machine = AssignmentMachine()  # used by _thread only, as is _job_run
         self._job_run: _JobRun | None = None
@@ -183,7 +187,8 @@ class Daemon:
     # Events, from other threads.
 
     def _on_heartbeat(self, reply: coordinator_pb2.HeartbeatReply) -> None:
-        assigned = AssignedJob(reply.job, reply.assignment, self._membership.incarnation) if reply.job else None
+        part = reply.assignment, self._membership.incarnation
+        assigned = AssignedJob(reply.job, *part, reply.program) if reply.job else None
         try:
             self._events.put_nowait(Assigned(assigned))
         except queue.Full:  # the next heartbeat repeats it
@@ -258,9 +263,18 @@ class Daemon:
             device=config.device,
             device_memory_limit=config.device_memory_limit,
             paths=config.paths,
+            allow_programs=config.allow_programs,
             retry_for_s=config.retry_for_s,
             reports_fd=-1,
         )
+
+        try:  # the trainer checks it again, by the job's specification
+            self._allowed_programs.check(assigned.program)
+        except errors.ShoalError as error:
+            _log.warning("program refused", job=assigned.job, program=assigned.program, reason=error.message)
+            run.outbox.add_line(error.message)
+            self._handle(TrainerEnded(1, TrainerOutcome(f"{error.code}: {error.message}"), False))
+            return
 
         def on_end(exited: TrainerExit) -> None:
             self._metrics.count("log_lines_dropped", run.outbox.lines_lost)

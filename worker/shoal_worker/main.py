@@ -42,6 +42,7 @@ def worker(
     device: DeviceFlag = "auto",
     device_memory_limit: DeviceMemoryLimit = 0.0,
     path: Paths = None,
+    allow_program: flags.AllowPrograms = None,
     listen: flags.Listen = "",
     advertise: flags.Advertise = "",
     metrics_listen: flags.MetricsListen = flags.ANY_PORT,
@@ -53,6 +54,7 @@ def worker(
 ) -> None:
     """Trains the jobs that the coordinator assigns, on one device."""
     from shoal._role.lifecycle import identify, run_role  # noqa: PLC0415
+    from shoal_worker.allowed_programs import DEFAULT_PATTERNS  # noqa: PLC0415
     from shoal_worker.daemon import Daemon, WorkerConfig, start_worker  # noqa: PLC0415
 
     given = RoleIdentity(name=name, listen=listen, advertise=advertise, coordinator=coordinator)
@@ -63,6 +65,7 @@ def worker(
         device=device,
         device_memory_limit=device_memory_limit,
         paths=tuple(str(folder.resolve()) for folder in path or [Path()]),
+        allow_programs=tuple(allow_program or DEFAULT_PATTERNS),
         retry_for_s=retry_for,
         leave_grace_s=grace_period,
         listen=who.listen,

@@ -36,6 +36,7 @@ class Instructions:
         device: "auto", "cpu" or "cuda:N".
         device_memory_limit: limit of GPU memory: bytes, or a share if at most 1; 0 means no limit.
         paths: folders that the program is imported from, before all others.
+        allow_programs: patterns of allowed programs; see `shoal_worker.allowed_programs`.
         retry_for_s: seconds for which unanswered calls are repeated.
         reports_fd: file descriptor that the trainer writes its messages to.
     """
@@ -48,6 +49,7 @@ class Instructions:
     device: str
     device_memory_limit: float
     paths: tuple[str, ...]
+    allow_programs: tuple[str, ...]
     retry_for_s: float
     reports_fd: int
 
@@ -59,7 +61,8 @@ class Instructions:
     def from_line(cls, line: bytes) -> "Instructions":
         """Parses a line of `to_line`."""
         fields = json.loads(line)
-        return cls(**{**fields, "paths": tuple(fields["paths"])})
+        lists = {name: tuple(fields[name]) for name in ("paths", "allow_programs")}
+        return cls(**{**fields, **lists})
 
 
 @dataclass(slots=True)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import dropwhile
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import FunctionType, ModuleType, SimpleNamespace, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from shoal import errors, evaluation
 from shoal.data._reading import batches, prefetcher
@@ -19,6 +19,9 @@ from shoal_worker.devices import Device, lacks_memory
 
 # Sources of the frames between the training loop and the program.
 _OURS = (str(Path(__file__).parent), prefetcher.__file__, batches.__file__, evaluation.__file__)
+
+# Methods of every program.
+_METHODS = ("variables", "loss_and_gradients")
 
 
 def load_program(reference: str, settings: Mapping[str, Any]) -> Program:
@@ -29,13 +32,15 @@ def load_program(reference: str, settings: Mapping[str, Any]) -> Program:
         settings: keyword arguments of the factory.
 
     Raises:
-        ProgramError: the module cannot be imported or has no such factory, the settings do not match the factory's
-            parameters, or the factory raises or does not return a program.
+        ProgramError: the module cannot be imported or has no such factory, the factory is neither a class of programs
+            nor annotated as a function that returns one, the settings do not match its parameters, or it raises or
+            does not return a program.
     """
     module_name, _, factory_name = reference.partition(":")
     if not module_name or not factory_name:
         raise errors.ProgramError(f"program {reference!r} must have the form package.module:factory", program=reference)
     factory = _find_factory(reference, _import(reference, module_name), factory_name)
+    _check_factory(f"program {reference}: {factory_name}", factory)
     _check_settings(reference, factory, settings)
     with as_program_error(f"program {reference}: the factory"):
         program = factory(**settings)
@@ -126,6 +131,64 @@ def _find_factory(reference: str, module: ModuleType, name: str) -> Callable[...
     raise errors.ProgramError(f"program {reference}: {module.__file__} has no {name}{hint}", program=reference)
 
 
+def _check_factory(what: str, factory: Callable[..., Any]) -> None:
+    """Checks that a callable is a program's factory, before it is called: a job can name any callable of a module.
+
+    Args:
+        what: begins the message.
+        factory: the callable.
+
+    Raises:
+        ProgramError: it is neither a class with the methods of a program, nor a function annotated to return one.
+    """
+    if inspect.isclass(factory):
+        if missing := _missing_methods(factory):
+            raise errors.ProgramError(f"{what} is a class that has no method {missing[0]}(); see shoal.Program")
+        return
+    function = inspect.unwrap(factory)
+    if not inspect.isfunction(function):
+        raise errors.ProgramError(
+            f"{what} is a {type(function).__name__}, which is not called; name a class of programs, or a function with "
+            "the annotation `-> shoal.Program`"
+        )
+    kind = _returned_type(what, function)
+    if not _is_program_type(kind):
+        given = "has no annotation" if kind is None else f"is annotated with {_type_name(kind)}, which is no program"
+        raise errors.ProgramError(
+            f"{what}() {given}, so it is not called; if it returns a program, write "
+            f"`def {function.__name__}(...) -> shoal.Program:`, or give the program's own class"
+        )
+
+
+def _returned_type(what: str, function: FunctionType) -> Any:
+    """Returns the annotation of what a function returns; None without one."""
+    annotation = function.__annotations__.get("return")
+    if annotation is None:
+        return None
+    try:
+        return get_type_hints(SimpleNamespace(__annotations__={"return": annotation}), function.__globals__)["return"]
+    except Exception as error:
+        raise errors.ProgramError(
+            f"{what}() has the annotation {annotation!r}, which cannot be resolved ({type(error).__name__}: {error}); "
+            "import that class outside `if TYPE_CHECKING`, or write `-> shoal.Program`"
+        ) from None
+
+
+def _is_program_type(kind: Any) -> bool:
+    if get_origin(kind) in {Union, UnionType}:
+        return all(_is_program_type(each) for each in get_args(kind))
+    kind = get_origin(kind) or kind  # the class of a generic alias
+    return inspect.isclass(kind) and not _missing_methods(kind)
+
+
+def _missing_methods(kind: type) -> list[str]:
+    return [method for method in _METHODS if not callable(getattr(kind, method, None))]
+
+
+def _type_name(kind: Any) -> str:
+    return kind.__name__ if inspect.isclass(kind) else str(kind)
+
+
 def _check_settings(reference: str, factory: Callable[..., Any], settings: Mapping[str, Any]) -> None:
     try:
         signature = inspect.signature(factory)
@@ -144,7 +207,7 @@ def _check_settings(reference: str, factory: Callable[..., Any], settings: Mappi
 
 def _checked(reference: str, program: Any) -> Program:
     what = f"program {reference}: the factory returned a {type(program).__name__}"
-    for method in ("variables", "loss_and_gradients"):
+    for method in _METHODS:
         if not callable(getattr(program, method, None)):
             raise errors.ProgramError(f"{what}, which has no method {method}(); see shoal.Program")
     with as_program_error(f"program {reference}: `dataset`"):

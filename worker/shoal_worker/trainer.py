@@ -22,6 +22,7 @@ from shoal._rpc import CoordinatorClient
 from shoal._training.participant import Participant
 from shoal.program import Program
 from shoal.variables import Variable
+from shoal_worker.allowed_programs import AllowedPrograms
 from shoal_worker.arrays import Device, choose_device
 from shoal_worker.batch_seeds import BatchSeeds
 from shoal_worker.batches import Batches, LeasedBatches, NoBatches
@@ -143,6 +144,7 @@ def train(instructions: Instructions, emit: Emit, daemon: DaemonMessages) -> Tra
             instructions.assignment,
         )
         name = participant.spec.program
+        AllowedPrograms(instructions.paths, instructions.allow_programs).check(name)
         program = load_program(name, participant.spec.settings)
         samples = _samples_of(name, program)
         participant.describe(variables_of(name, program, device), samples)

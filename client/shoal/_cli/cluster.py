@@ -49,6 +49,7 @@ def up(
             help="Folder to import programs from. Repeatable. Default: the working directory.",
         ),
     ] = None,
+    allow_program: flags.AllowPrograms = None,
     listen: Annotated[
         str, typer.Option(envvar="SHOAL_LISTEN", help="host:port of the coordinator. Port 0 takes any free port.")
     ] = options.DEFAULT_ADDRESS,
@@ -80,6 +81,7 @@ def up(
         servers,
         workers,
         path=path or ["."],
+        allow_programs=allow_program or (),
         checkpoints=checkpoints,
         store=store,
         listen=listen,

@@ -36,7 +36,7 @@ def jobs(
 ) -> None:
     """Lists all jobs, newest first, with their state, what they wait for, and their evaluations.
 
-    A narrow screen shows fewer columns. --json has all fields.
+    A narrow screen shows fewer columns. --json has all fields but the settings.
     """
     columns = ["job", "state", "program", "mode", "workers", "steps", "samples/s", "loss", "stale", "left", "age"]
     with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
@@ -204,7 +204,7 @@ def _job_row(status: JobStatus, now: float) -> tuple[list[str], Row]:
         "-" if status.state.finished or done.seconds_left is None else format_duration(done.seconds_left),
         format_duration(now - status.submitted_at),
     ]
-    return cells, records.job(status)
+    return cells, records.listed_job(status)
 
 
 def _timing_cells(worker: str, typical: StepTiming, slowest: float | None) -> list[str]:

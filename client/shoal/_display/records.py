@@ -52,6 +52,13 @@ def job(status: JobStatus) -> dict[str, Any]:
     }
 
 
+def listed_job(status: JobStatus) -> dict[str, Any]:
+    """Returns the record of a job in a list, which has all fields but the settings."""
+    record = job(status)
+    del record["settings"]
+    return record
+
+
 def specification(job: Job) -> list[dict[str, Any]]:
     """Returns the fields of a job that the page shows, each with its label."""
     return [{"label": label, "value": value} for label, value in labelled_values(job)]
@@ -304,6 +311,7 @@ __all__ = [
     "event",
     "held_range",
     "job",
+    "listed_job",
     "member",
     "member_state",
     "progress",

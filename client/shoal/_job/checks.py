@@ -1,5 +1,6 @@
 """Checks of single fields. Each raises InvalidJob, whose message says what is wrong and what is allowed."""
 
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -7,6 +8,7 @@ from shoal import errors
 
 # The largest values of the message's fields.
 UINT32, UINT64 = 2**32 - 1, 2**64 - 1
+_STANDARD_LIBRARY = sys.stdlib_module_names | {*sys.builtin_module_names}
 
 
 @dataclass(frozen=True)
@@ -81,9 +83,27 @@ def program_name(field: str, value: object) -> None:
         )
 
 
+def check_not_standard_library(program: str) -> None:
+    """Checks that a program is not in Python's standard library, whose functions are never programs.
+
+    Args:
+        program: package.module:factory, or "".
+
+    Raises:
+        ProgramNotAllowed: its module is one of the standard library.
+    """
+    module = program.partition(":")[0]
+    if module.partition(".")[0] in _STANDARD_LIBRARY:
+        raise errors.ProgramNotAllowed(
+            f"program {program}: {module} is a module of Python's standard library, which has no programs; name a "
+            "module of your own, and rename it if it has the name of one of the standard library",
+            program=program,
+        )
+
+
 def _detail(field: str, value: object) -> dict[str, object]:
     """Returns the error's details: the value by the field's name, without the owner's name."""
     return {field.partition(" ")[0]: value}
 
 
-__all__ = ["UINT32", "UINT64", "Instance", "Number", "OneOf", "flag", "program_name"]
+__all__ = ["UINT32", "UINT64", "Instance", "Number", "OneOf", "check_not_standard_library", "flag", "program_name"]

@@ -87,6 +87,17 @@ LogLevel = Annotated[
     Literal["debug", "info", "warning", "error"],
     typer.Option(envvar="SHOAL_LOG_LEVEL", help="Lowest level that the role logs: debug, info, warning or error."),
 ]
+AllowPrograms = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-program",
+        envvar="SHOAL_ALLOW_PROGRAM",
+        metavar="PATTERN",
+        help="Program that jobs may name: a module with all that is in it, such as vision, or module:factory; * and ? "
+        "stand for any characters, and '.' for the modules under --path. Repeatable; in the variable, separated by "
+        "spaces. Default: '.' and shoal_nn.",
+    ),
+]
 # How `shoal up` and `LocalCluster` start a role; see `shoal._role.lifecycle.run_role`.
 Supervised = Annotated[bool, typer.Option(hidden=True)]
 
@@ -104,6 +115,7 @@ __all__ = [
     "DEFAULT_COORDINATOR",
     "DEFAULT_PAGE",
     "Advertise",
+    "AllowPrograms",
     "Checkpoints",
     "Coordinator",
     "CoordinatorListen",

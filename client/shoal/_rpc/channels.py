@@ -88,7 +88,8 @@ def channel(address: str) -> grpc.Channel:
 
     Create its stubs before it can be closed: grpcio 1.85 crashes the process if a stub is created on a closed channel.
     """
-    return grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
+    # With the scheme, gRPC reads the rest as host:port. Without it, unix:80 would be a socket in the file system.
+    return grpc.insecure_channel(f"dns:///{address}", options=_CHANNEL_OPTIONS)
 
 
 def port_in_use(address: str, why: object) -> errors.PortInUse:

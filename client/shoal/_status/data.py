@@ -58,7 +58,7 @@ class DataAccount:
         epoch: the first epoch that is not complete, from 0. When all are complete, the last one.
         total: count over all epochs.
         in_progress: counts of the epochs that have started and are not complete, at most the first 1,000.
-        held: the leased ranges.
+        held: the leased ranges, at most the first 10,000.
     """
 
     samples: int = 0

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from shoal._wire.limits import METRIC_NAME_BYTES, METRICS, STALENESS_BUCKETS, TIMINGS
+from shoal._wire import shortened, without_controls
+from shoal._wire.limits import METRICS, STALENESS_BUCKETS, TIMINGS
 from shoal.status import StepTiming
 
 # The largest count of a message.
@@ -80,7 +81,7 @@ def _bounded_values(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def _bounded_name(name: str) -> str:
-    return str(name).encode(errors="replace")[:METRIC_NAME_BYTES].decode(errors="ignore")
+    return shortened(without_controls(str(name)))
 
 
 def _bounded_staleness(counts: Mapping[int, int]) -> dict[int, int]:

@@ -3,6 +3,7 @@
 - `layout`: the place of a variable's elements in arenas.
 - `framing`, `packing`, `pull_decoder`, `push_stream`: arenas as chunks, and back.
 - `chunks`: the bytes of messages.
+- `text_fields`: checks of short texts and addresses.
 - `limits`: the largest sizes and counts of a message or a report.
 - `leases`, `cursor`: the data that a worker has.
 - `acknowledgements`: the coordinator's answers to reports and evaluations.
@@ -38,6 +39,7 @@ from shoal._wire.metric_values import NAMES, is_name, number
 from shoal._wire.packing import ArraySource, CompleteArrays, Memory, Packer
 from shoal._wire.pull_decoder import PullDecoder
 from shoal._wire.push_stream import PushStream
+from shoal._wire.text_fields import check_address, check_text, shortened, without_controls
 from shoal._wire.transfer import PullAssembly, PushPayload
 
 __all__ = [
@@ -71,6 +73,8 @@ __all__ = [
     "ShardPlacement",
     "Slice",
     "arenas_of",
+    "check_address",
+    "check_text",
     "decode",
     "decode_push",
     "encode_push",
@@ -82,6 +86,8 @@ __all__ = [
     "region_arrays",
     "region_offsets",
     "row_elements",
+    "shortened",
     "storage_dtype",
     "wire_dtype",
+    "without_controls",
 ]

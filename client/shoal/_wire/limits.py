@@ -7,6 +7,8 @@ import os
 CHUNK_BYTES = int(os.environ.get("SHOAL_CHUNK_BYTES") or 1 << 20)
 MAX_MESSAGE_BYTES = 8 << 20
 
+# Bytes of a short text that the coordinator keeps: a device, an address, a program's name, a token. In UTF-8.
+FIELD_BYTES = 256
 # Lines of a program's output in one report.
 LOG_LINES = 1_000
 # Bytes of one line, in UTF-8.
@@ -33,6 +35,7 @@ def transfer_s(nbytes: int) -> float:
 
 __all__ = [
     "CHUNK_BYTES",
+    "FIELD_BYTES",
     "KEPT_TIMINGS",
     "LOG_BYTES",
     "LOG_LINES",

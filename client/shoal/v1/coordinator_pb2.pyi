@@ -69,7 +69,10 @@ class RegisterRequest(_message.Message):
     member: _builtins.str
     """The member's id, which it chooses and keeps over restarts: 1 to 63 characters of [a-z0-9-]."""
     address: _builtins.str
-    """host:port. A server's address serves its shards; a worker's serves its health service. Empty for sessions."""
+    """host:port, without a scheme such as "unix:". A server's address serves its shards; a worker's serves its health
+    service. Empty for sessions. This and all other texts below have at most 256 bytes of UTF-8 without control
+    characters; otherwise the call returns INVALID_ARGUMENT, BAD_REQUEST.
+    """
     device: _builtins.str
     """A worker's device: "cpu", or "cuda:0 NVIDIA H200"."""
     process: _builtins.str
@@ -210,19 +213,23 @@ class HeartbeatReply(_message.Message):
 
     JOB_FIELD_NUMBER: _builtins.int
     ASSIGNMENT_FIELD_NUMBER: _builtins.int
+    PROGRAM_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     """The job that the worker should work on. If empty, the worker stops what it runs."""
     assignment: _builtins.int
     """The number of the assignment. If it changes while the job's name stays, the worker starts the job again."""
+    program: _builtins.str
+    """JobSpec.program of that job, so that a worker can refuse it before it starts a trainer."""
     def __init__(
         self,
         *,
         job: _builtins.str = ...,
         assignment: _builtins.int = ...,
+        program: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "job", b"job"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "job", b"job", "program", b"program"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -335,12 +342,21 @@ class GetStatusRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """The largest number of members to return, at most 1,000. 0 means 200. A page may have fewer."""
+    page_token: _builtins.str
+    """GetStatusReply.next_page_token. Empty for the first page."""
     def __init__(
         self,
+        *,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -426,13 +442,18 @@ class GetStatusReply(_message.Message):
     CLUSTER_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     """A random id that the coordinator draws when it starts with an empty store."""
     generation: _builtins.int
     """The generation of the newest placement."""
+    next_page_token: _builtins.str
+    """The token of the next page. Empty on the last one."""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]:
-        """The members that are alive, and those that are not but sent a heartbeat in the last 10 minutes (at most 256)."""
+        """The members that are alive, and those that are not but sent a heartbeat in the last 10 minutes (at most 256), in
+        order of their ids.
+        """
 
     def __init__(
         self,
@@ -440,10 +461,11 @@ class GetStatusReply(_message.Message):
         cluster: _builtins.str = ...,
         generation: _builtins.int = ...,
         members: _abc.Iterable[Global___Member] | None = ...,
+        next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "generation", b"generation", "members", b"members"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "generation", b"generation", "members", b"members", "next_page_token", b"next_page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

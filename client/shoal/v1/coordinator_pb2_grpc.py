@@ -103,7 +103,8 @@ class CoordinatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetStatus(self, request, context):
-        """Returns all members and what they hold.
+        """Returns the members and what they hold, a page at a time. Returns INVALID_ARGUMENT, BAD_REQUEST if the page's size
+        is above its limit, or if the token is not one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -57,7 +57,9 @@ class CoordinatorStub:
     the member is no server.
     """
     GetStatus: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.GetStatusRequest, _coordinator_pb2.GetStatusReply]
-    """Returns all members and what they hold."""
+    """Returns the members and what they hold, a page at a time. Returns INVALID_ARGUMENT, BAD_REQUEST if the page's size
+    is above its limit, or if the token is not one.
+    """
 
 @_typing.type_check_only
 class CoordinatorAsyncStub(CoordinatorStub):
@@ -85,7 +87,9 @@ class CoordinatorAsyncStub(CoordinatorStub):
     the member is no server.
     """
     GetStatus: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.GetStatusRequest, _coordinator_pb2.GetStatusReply]  # type: ignore[assignment]
-    """Returns all members and what they hold."""
+    """Returns the members and what they hold, a page at a time. Returns INVALID_ARGUMENT, BAD_REQUEST if the page's size
+    is above its limit, or if the token is not one.
+    """
 
 class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
     """Calls by which members join the cluster, stay in it and leave it."""
@@ -140,6 +144,8 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         request: _coordinator_pb2.GetStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.GetStatusReply, _abc.Awaitable[_coordinator_pb2.GetStatusReply]]:
-        """Returns all members and what they hold."""
+        """Returns the members and what they hold, a page at a time. Returns INVALID_ARGUMENT, BAD_REQUEST if the page's size
+        is above its limit, or if the token is not one.
+        """
 
 def add_CoordinatorServicer_to_server(servicer: CoordinatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -311,7 +311,9 @@ class JobSpec(_message.Message):
     name: _builtins.str
     """1 to 63 characters of [a-z0-9-], starting with a letter."""
     program: _builtins.str
-    """package.module:factory, which the workers import. If empty, the workers of the job are sessions."""
+    """package.module:factory, which the workers import, at most 256 bytes. If empty, the workers of the job are sessions.
+    A module of Python's standard library returns PERMISSION_DENIED, PROGRAM_NOT_ALLOWED.
+    """
     settings_json: _builtins.str
     """A JSON object of keyword arguments for the factory."""
     workers: _builtins.int
@@ -801,7 +803,9 @@ class SubmitRequest(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     token: _builtins.str
-    """A random token of this submission. A repeat with the same token returns the first reply instead of JOB_EXISTS."""
+    """A random token of this submission, at most 256 bytes. A repeat with the same token returns the first reply instead of
+    JOB_EXISTS.
+    """
     @_builtins.property
     def spec(self) -> Global___JobSpec: ...
     def __init__(
@@ -846,12 +850,21 @@ class ListRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """The largest number of jobs to return, at most 1,000. 0 means 200. A page may have fewer."""
+    page_token: _builtins.str
+    """ListReply.next_page_token. Empty for the first page."""
     def __init__(
         self,
+        *,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -864,18 +877,24 @@ class ListReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOBS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """The token of the next page. Empty on the last one."""
     @_builtins.property
     def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobStatus]:
-        """Newest first."""
+        """Newest first. JobSpec.settings_json is not set, and of a reason or a checkpoint_failure of more than 4 KiB only the
+        beginning and the end are there. Get returns them whole.
+        """
 
     def __init__(
         self,
         *,
         jobs: _abc.Iterable[Global___JobStatus] | None = ...,
+        next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["jobs", b"jobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["jobs", b"jobs", "next_page_token", b"next_page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1122,7 +1141,7 @@ class GetDataReply(_message.Message):
 
     @_builtins.property
     def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldRange]:
-        """Leased ranges, in order."""
+        """The first 10,000 leased ranges, in order."""
 
     def __init__(
         self,

@@ -138,7 +138,8 @@ class JobsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def List(self, request, context):
-        """Returns all jobs.
+        """Returns the jobs, a page at a time and without their settings. Returns INVALID_ARGUMENT, BAD_REQUEST if the page's
+        size is above its limit, or if the token is not one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -45,7 +45,9 @@ class JobsStub:
     job of that name runs. Returns NOT_FOUND, UNKNOWN_CHECKPOINT if the checkpoint to begin with does not exist.
     """
     List: _grpc.UnaryUnaryMultiCallable[_job_pb2.ListRequest, _job_pb2.ListReply]
-    """Returns all jobs."""
+    """Returns the jobs, a page at a time and without their settings. Returns INVALID_ARGUMENT, BAD_REQUEST if the page's
+    size is above its limit, or if the token is not one.
+    """
     Get: _grpc.UnaryUnaryMultiCallable[_job_pb2.GetRequest, _job_pb2.GetReply]
     """Returns one job."""
     Cancel: _grpc.UnaryUnaryMultiCallable[_job_pb2.CancelRequest, _job_pb2.CancelReply]
@@ -102,7 +104,9 @@ class JobsAsyncStub(JobsStub):
     job of that name runs. Returns NOT_FOUND, UNKNOWN_CHECKPOINT if the checkpoint to begin with does not exist.
     """
     List: _aio.UnaryUnaryMultiCallable[_job_pb2.ListRequest, _job_pb2.ListReply]  # type: ignore[assignment]
-    """Returns all jobs."""
+    """Returns the jobs, a page at a time and without their settings. Returns INVALID_ARGUMENT, BAD_REQUEST if the page's
+    size is above its limit, or if the token is not one.
+    """
     Get: _aio.UnaryUnaryMultiCallable[_job_pb2.GetRequest, _job_pb2.GetReply]  # type: ignore[assignment]
     """Returns one job."""
     Cancel: _aio.UnaryUnaryMultiCallable[_job_pb2.CancelRequest, _job_pb2.CancelReply]  # type: ignore[assignment]
@@ -168,7 +172,9 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _job_pb2.ListRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_job_pb2.ListReply, _abc.Awaitable[_job_pb2.ListReply]]:
-        """Returns all jobs."""
+        """Returns the jobs, a page at a time and without their settings. Returns INVALID_ARGUMENT, BAD_REQUEST if the page's
+        size is above its limit, or if the token is not one.
+        """
 
     @_abc_1.abstractmethod
     def Get(

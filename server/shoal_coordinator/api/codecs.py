@@ -1,8 +1,14 @@
 """Encoders of the coordinator's replies. The types' own `from_proto` and the servicers decode requests."""
 
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import TypeVar
+
+from google.protobuf.message import Message
+
 from shoal._wire import Lease, NoRange
 from shoal.status import (
-    ClusterStatus,
     DataAccount,
     DataCount,
     JobStatus,
@@ -11,9 +17,16 @@ from shoal.status import (
     Timings,
 )
 from shoal.v1 import coordinator_pb2, job_pb2
+from shoal_coordinator.cluster import ListedJob, token_after_job, token_after_member
 from shoal_coordinator.messages import JoinResult, progress_message, state_code
 
+M = TypeVar("M", bound=Message)
+
 _UINT64 = 2**64 - 1
+# Bytes of the jobs or members in one reply, half of what a message may have, and of a job's reason in a list.
+_PAGE_BYTES, _LISTED_TEXT_BYTES = 4 << 20, 4 << 10
+# Leased ranges in an account of data: each worker has one, and 100,000 would be more than a message may have.
+_HELD_RANGES = 10_000
 
 
 def role_code(role: Role) -> "coordinator_pb2.Role.ValueType":
@@ -94,7 +107,7 @@ def data_message(account: DataAccount) -> job_pb2.GetDataReply:
                 rank=held.rank,
                 range=job_pb2.DataRange(epoch=held.epoch, start=held.start, stop=held.stop),
             )
-            for held in account.held
+            for held in islice(account.held, _HELD_RANGES)
         ],
     )
 
@@ -108,10 +121,65 @@ def _count_message(count: DataCount) -> job_pb2.DataCount:
     )
 
 
-def cluster_message(status: ClusterStatus) -> coordinator_pb2.GetStatusReply:
-    """Encodes the members of the cluster and what they hold."""
-    members = [_member_message(member) for member in status.members]
-    return coordinator_pb2.GetStatusReply(cluster=status.cluster, generation=status.generation, members=members)
+def cluster_message(
+    cluster: str, generation: int, found: Sequence[MemberStatus], count: int
+) -> coordinator_pb2.GetStatusReply:
+    """Encodes a page of the members of the cluster and what they hold.
+
+    Args:
+        cluster: id of the cluster.
+        generation: generation of the newest placement.
+        found: the members from the page's first one on. Those after the page tell that there is a next page.
+        count: the page's number of members.
+    """
+    shown = _page(map(_member_message, found), count)
+    token = token_after_member(shown[-1].member) if len(shown) < len(found) else ""
+    return coordinator_pb2.GetStatusReply(cluster=cluster, generation=generation, members=shown, next_page_token=token)
+
+
+def jobs_message(found: Sequence[ListedJob], count: int) -> job_pb2.ListReply:
+    """Encodes a page of jobs.
+
+    Args:
+        found: the jobs from the page's first one on. Those after the page tell that there is a next page.
+        count: the page's number of jobs.
+    """
+    shown = _page((_listed_job_message(job.status) for job in found), count)
+    token = token_after_job(found[len(shown) - 1].submission) if len(shown) < len(found) else ""
+    return job_pb2.ListReply(jobs=shown, next_page_token=token)
+
+
+def _page(messages: Iterable[M], count: int) -> list[M]:
+    """Returns the first messages, at most `count`, as long as they are not too large for one reply."""
+    shown: list[M] = []
+    size = 0
+    for message in islice(messages, count):
+        size += message.ByteSize()
+        if shown and size > _PAGE_BYTES:
+            break
+        shown.append(message)
+    return shown
+
+
+def _listed_job_message(status: JobStatus) -> job_pb2.JobStatus:
+    bare = replace(
+        status,
+        job=replace(status.job, settings={}),  # they may take 1 MiB to encode
+        reason=_shortened(status.reason),
+        checkpoint_failure=_shortened(status.checkpoint_failure),
+    )
+    message = job_message(bare)
+    message.spec.ClearField("settings_json")
+    return message
+
+
+def _shortened(text: str) -> str:
+    """Returns the beginning and the end of a long text, because a traceback ends with the error."""
+    encoded = text.encode(errors="replace")
+    if len(encoded) <= _LISTED_TEXT_BYTES:
+        return text
+    beginning, end = encoded[: _LISTED_TEXT_BYTES // 4], encoded[-(_LISTED_TEXT_BYTES * 3 // 4) :]
+    return f"{beginning.decode(errors='ignore')} [...] {end.decode(errors='ignore')}"
 
 
 def _member_message(member: MemberStatus) -> coordinator_pb2.Member:

@@ -2,24 +2,23 @@
 
 import math
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
 from itertools import pairwise
 
 import grpc
 import structlog
 
-from shoal import _rpc, errors, variables
+from shoal import _rpc, errors
 from shoal._checkpoint import Catalogue, CheckpointStorage
-from shoal._wire import NAMES, Cursor, ReportAck, is_name, limits
+from shoal._wire import Cursor, ReportAck, limits, without_controls
 from shoal.job import Job
 from shoal.status import Evaluation, ServerLoad, StepTiming
 from shoal.v1 import coordinator_pb2 as members_pb
 from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc, tensor_pb2
 from shoal.v1 import job_pb2 as pb
-from shoal.variables import Variable
-from shoal_coordinator.api import codecs
+from shoal_coordinator.api import checks, codecs
+from shoal_coordinator.cluster import job_before, member_after, page_size
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.messages import Registration, event_message, events
 
@@ -49,7 +48,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     @_rpc.servicer
     def Register(self, request: members_pb.RegisterRequest, _: grpc.ServicerContext) -> members_pb.RegisterReply:
-        _check_version(request)
+        checks.check_registration(request)
         member = self._coordinator.handle(events.RegistrationReceived(Registration.from_proto(request)))
         _log.info("registered", member=request.member, incarnation=member.incarnation, address=request.address)
         return members_pb.RegisterReply(
@@ -63,7 +62,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         assignment = self._coordinator.handle(heartbeat)
         if assignment is None:
             return members_pb.HeartbeatReply()
-        return members_pb.HeartbeatReply(job=assignment.job, assignment=assignment.number)
+        return members_pb.HeartbeatReply(job=assignment.job, assignment=assignment.number, program=assignment.program)
 
     @_rpc.servicer
     def Leave(self, request: members_pb.LeaveRequest, _: grpc.ServicerContext) -> members_pb.LeaveReply:
@@ -77,27 +76,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         return members_pb.DrainReply(jobs=jobs)
 
     @_rpc.servicer
-    def GetStatus(self, _request: members_pb.GetStatusRequest, _: grpc.ServicerContext) -> members_pb.GetStatusReply:
+    def GetStatus(self, request: members_pb.GetStatusRequest, _: grpc.ServicerContext) -> members_pb.GetStatusReply:
+        count, after = page_size(request.page_size), member_after(request.page_token)
         with self._coordinator.reading() as (cluster, now):
-            status = cluster.status(now)
-        return codecs.cluster_message(status)
-
-
-def _check_version(request: members_pb.RegisterRequest) -> None:
-    """Checks that a member runs the coordinator's version: before 1.0, messages of other versions may differ.
-
-    Raises:
-        WrongVersion: The member runs another version.
-    """
-    ours = version("shoal")
-    if request.version and request.version != ours:
-        raise errors.WrongVersion(
-            f"{request.member:.63} runs Shoal {request.version:.63}, but this coordinator runs {ours}: install the "
-            "same version on all members of a cluster (docs/how-to/upgrades.md)",
-            member=request.member[:63],
-            version=request.version[:63],
-            coordinator=ours,
-        )
+            found = cluster.listing.members(now, count + 1, after)  # one more tells whether there is a next page
+            counts = cluster.counts
+        return codecs.cluster_message(counts.cluster, counts.generation, found, count)
 
 
 class JobsService(job_pb2_grpc.JobsServicer):
@@ -134,15 +118,17 @@ class JobsService(job_pb2_grpc.JobsServicer):
     @_rpc.servicer
     def Submit(self, request: pb.SubmitRequest, _: grpc.ServicerContext) -> pb.SubmitReply:
         spec = Job.from_proto(request.spec)
+        checks.check_submission(spec, request.token)
         self._check_source(spec)
         status = self._coordinator.handle(events.JobSubmitted(spec, request.token))
         return pb.SubmitReply(status=codecs.job_message(status))
 
     @_rpc.servicer
-    def List(self, _request: pb.ListRequest, _: grpc.ServicerContext) -> pb.ListReply:
+    def List(self, request: pb.ListRequest, _: grpc.ServicerContext) -> pb.ListReply:
+        count, before = page_size(request.page_size), job_before(request.page_token)
         with self._coordinator.reading() as (cluster, now):
-            jobs = cluster.jobs(now)
-        return pb.ListReply(jobs=[codecs.job_message(job) for job in jobs])
+            found = cluster.listing.jobs(now, count + 1, before)  # one more tells whether there is a next page
+        return codecs.jobs_message(found, count)
 
     @_rpc.servicer
     def Get(self, request: pb.GetRequest, _: grpc.ServicerContext) -> pb.GetReply:
@@ -192,7 +178,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
                 request.job,
                 request.worker,
                 request.incarnation,
-                _variables(request.variables),
+                checks.decoded_variables(request.variables),
                 request.samples,
                 request.assignment,
             )
@@ -233,7 +219,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
     def ReportEvaluation(
         self, request: pb.ReportEvaluationRequest, _: grpc.ServicerContext
     ) -> pb.ReportEvaluationReply:
-        _check_evaluation(request)
+        checks.check_evaluation(request)
         result = Evaluation.from_proto(request.result)
         ack = self._coordinator.handle(
             events.EvaluationReported(request.job, request.worker, request.incarnation, result, request.assignment)
@@ -292,8 +278,8 @@ class JobsService(job_pb2_grpc.JobsServicer):
         source = spec.source
         if source is None or self._catalogue is None:
             return
-        with self._coordinator.reading() as (cluster, now):
-            if any(job.name == spec.name and not job.state.finished for job in cluster.jobs(now)):
+        with self._coordinator.reading() as (cluster, _now):
+            if cluster.listing.is_live(spec.name):
                 return
         try:
             numbers = self._catalogue.numbers(source.job)  # without the lock, because it may take a while
@@ -347,25 +333,6 @@ class _Watch:
             self.open += 1
 
 
-def _variables(messages: Iterable[tensor_pb2.Variable]) -> dict[str, Variable]:
-    decoded: dict[str, Variable] = {}
-    for message in messages:
-        name, variable = variables.from_proto(message)
-        if name in decoded:
-            raise errors.InvalidVariable(f"variable {name!r} is described twice", variable=name)
-        decoded[name] = variable
-    return decoded
-
-
-def _check_evaluation(request: pb.ReportEvaluationRequest) -> None:
-    what, values = f"the evaluation of {request.worker} on job {request.job}", request.result.values
-    if len(values) > limits.METRICS:
-        raise errors.BadRequest(f"{what} has {len(values)} values; at most {limits.METRICS}")
-    for name in values:
-        if not is_name(name):
-            raise errors.BadRequest(f"{what} has a value named {name!r:.80}; a name must be {NAMES}")
-
-
 def _check_report(request: pb.ReportRequest) -> None:
     lines = [len(line.encode()) for line in request.log]
     problems = {
@@ -376,6 +343,7 @@ def _check_report(request: pb.ReportRequest) -> None:
         f"a value whose name has more than {limits.METRIC_NAME_BYTES} bytes": (
             any(len(name.encode()) > limits.METRIC_NAME_BYTES for name in request.values)
         ),
+        "a value whose name has control characters": any(name != without_controls(name) for name in request.values),
         f"a staleness above {limits.STALENESS_BUCKETS - 1}": (
             max(request.staleness, default=0) >= limits.STALENESS_BUCKETS
         ),

@@ -6,6 +6,15 @@ imports no other package of the coordinator than `job` and `messages`.
 """
 
 from shoal_coordinator.cluster.expiry_breaker import ExpiryHold
+from shoal_coordinator.cluster.listing import (
+    PAGE_SIZE,
+    ListedJob,
+    job_before,
+    member_after,
+    page_size,
+    token_after_job,
+    token_after_member,
+)
 from shoal_coordinator.cluster.machine import Cluster
 from shoal_coordinator.cluster.membership import DEAD_KEPT_S, Member
 from shoal_coordinator.cluster.placement import Candidate, EvenPlacement, PlacementPolicy, assign_shards, plan_shards
@@ -14,6 +23,7 @@ from shoal_coordinator.cluster.snapshot import ClusterCounters, ClusterSnapshot
 
 __all__ = [
     "DEAD_KEPT_S",
+    "PAGE_SIZE",
     "Candidate",
     "Cluster",
     "ClusterCounters",
@@ -21,8 +31,14 @@ __all__ = [
     "ClusterSnapshot",
     "EvenPlacement",
     "ExpiryHold",
+    "ListedJob",
     "Member",
     "PlacementPolicy",
     "assign_shards",
+    "job_before",
+    "member_after",
+    "page_size",
     "plan_shards",
+    "token_after_job",
+    "token_after_member",
 ]

@@ -1,8 +1,12 @@
-"""The jobs of a cluster, found by name, submission or worker (no I/O)."""
+"""The jobs of a cluster, found by name, submission or worker (no I/O). Ended jobs may be many, live ones are few."""
 
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import islice
 
 from shoal import errors
+from shoal.status import JobState
 from shoal_coordinator.job import JobMachine
 from shoal_coordinator.messages import JobRef
 
@@ -12,6 +16,12 @@ class JobTable(Mapping[str, JobMachine]):
 
     def __init__(self) -> None:
         self._jobs: dict[str, JobMachine] = {}
+        self._by_submission: dict[int, JobMachine] = {}  # has the same jobs
+        self._submissions: list[int] = []  # the keys of _by_submission, in order
+        # By submission. A job that ends moves from _live to the end of _ended when one of them is read the next time.
+        self._live: dict[int, JobMachine] = {}
+        self._ended: dict[int, JobMachine] = {}
+        self._ended_states: Counter[JobState] = Counter()  # of _ended
 
     def __getitem__(self, name: str) -> JobMachine:
         return self._jobs[name]
@@ -29,21 +39,57 @@ class JobTable(Mapping[str, JobMachine]):
             UnknownJob: no job has this name.
         """
         if name not in self._jobs:
-            raise errors.UnknownJob(f"there is no job {name!r}; `shoal jobs` lists all jobs", job=name)
+            raise errors.UnknownJob(f"there is no job {name!r:.80}; `shoal jobs` lists all jobs", job=name)
         return self._jobs[name]
 
     def add(self, job: JobMachine) -> None:
-        """Adds a submitted job. No other job in the table has its name."""
-        self._jobs[job.ref.name] = job
+        """Adds a submitted job. No other job in the table has its name, and no submission in it is later."""
+        number = job.ref.submission
+        self._jobs[job.ref.name] = self._by_submission[number] = job
+        self._submissions.append(number)
+        self._live[number] = job
 
     def remove(self, job: JobMachine) -> None:
         """Removes a job."""
-        del self._jobs[job.ref.name]
+        number = job.ref.submission
+        del self._jobs[job.ref.name], self._by_submission[number]
+        del self._submissions[bisect_left(self._submissions, number)]
+        if self._live.pop(number, None) is None:
+            del self._ended[number]
+            self._ended_states[job.state] -= 1
+
+    @property
+    def by_submission(self) -> Mapping[int, JobMachine]:
+        """All jobs by the number of their submission, for reading only."""
+        return self._by_submission
 
     @property
     def live(self) -> list[JobMachine]:
         """The jobs that have not ended."""
-        return [job for job in self._jobs.values() if not job.ended]
+        self._settle()
+        return list(self._live.values())
+
+    @property
+    def states(self) -> Counter[JobState]:
+        """The number of jobs in each state."""
+        self._settle()
+        return +self._ended_states + Counter(job.state for job in self._live.values())
+
+    def oldest_ended(self, keep: int) -> list[JobMachine]:
+        """Returns the ended jobs beyond the `keep` that ended last."""
+        self._settle()
+        return list(islice(self._ended.values(), max(0, len(self._ended) - keep)))
+
+    def newest(self, count: int, before: int | None = None) -> list[JobMachine]:
+        """Returns jobs, newest first.
+
+        Args:
+            count: maximum number of jobs.
+            before: only jobs with an earlier submission than this one; None means all.
+        """
+        end = len(self._submissions) if before is None else bisect_left(self._submissions, before)
+        chosen = self._submissions[max(0, end - count) : end]
+        return [self._by_submission[number] for number in reversed(chosen)]
 
     def find_live(self, ref: JobRef) -> JobMachine | None:
         """Returns the job of a submission; None if it has ended or its name was reused."""
@@ -51,5 +97,13 @@ class JobTable(Mapping[str, JobMachine]):
         return job if job and job.ref == ref and not job.ended else None
 
     def find_of(self, worker: str) -> JobMachine | None:
-        """Returns the job in which a worker has an assignment."""
-        return next((job for job in self._jobs.values() if job.employs(worker)), None)
+        """Returns the job in which a worker has an assignment. Ended jobs have no workers."""
+        return next((job for job in self._live.values() if job.employs(worker)), None)
+
+    def _settle(self) -> None:
+        """Moves the jobs that have ended to those that have, in the order of their ends."""
+        ended = [job for job in self._live.values() if job.ended]
+        for job in sorted(ended, key=lambda job: (job.finished_at, job.ref.submission)):
+            number = job.ref.submission
+            self._ended[number] = self._live.pop(number)
+            self._ended_states[job.state] += 1

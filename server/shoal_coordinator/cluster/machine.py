@@ -17,6 +17,7 @@ from shoal.job import Job
 from shoal.status import ClusterStatus, JobStatus, Role
 from shoal_coordinator.cluster.dirty_records import DirtyRecords
 from shoal_coordinator.cluster.job_table import JobTable
+from shoal_coordinator.cluster.listing import Listing
 from shoal_coordinator.cluster.membership import RETURN_S, Member, Membership
 from shoal_coordinator.cluster.outcome_handler import OutcomeHandler, lost_shards
 from shoal_coordinator.cluster.pending_effects import PendingEffects
@@ -53,6 +54,7 @@ class Cluster:
 
     Attributes:
         counters: counts of job events since this object was created.
+        listing: lists of jobs and members, a page at a time.
     """
 
     def __init__(self, cluster: str, policy: ClusterPolicy, now: float) -> None:
@@ -61,6 +63,7 @@ class Cluster:
         self._dirty = DirtyRecords()
         self._members = Membership(policy.heartbeat_timeout_s, self._dirty.member, return_s=policy.server_return_s)
         self._jobs = JobTable()
+        self.listing = Listing(self._jobs, self._members)
         self.counters = JobCounters()
         self._submissions = 0  # never decreases: each number is used once
         self._expired_at = now  # when heartbeat timeouts were last checked
@@ -178,7 +181,7 @@ class Cluster:
     @property
     def submitted(self) -> Mapping[int, JobMachine]:
         """All remembered jobs, by submission."""
-        return {job.ref.submission: job for job in self._jobs.values()}
+        return self._jobs.by_submission
 
     @property
     def pending_effects(self) -> list[Effect]:
@@ -222,15 +225,11 @@ class Cluster:
 
     def jobs(self, now: float) -> list[JobStatus]:
         """Returns the status of all jobs, newest first."""
-        return [job.status(now) for job in reversed(list(self._jobs.values()))]
+        return [listed.status for listed in self.listing.jobs(now, len(self._jobs))]
 
     def status(self, now: float) -> ClusterStatus:
         """Returns the status of the members, including those that died in the last minutes."""
-        members = []
-        for member in self._members:
-            job = self._jobs.find_of(member.id) if member.alive else None
-            members.append(member.status(now, job.spec.name if job else ""))
-        return ClusterStatus(self._id, self.generation, tuple(members))
+        return ClusterStatus(self._id, self.generation, tuple(self.listing.members(now, len(self._members))))
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""
@@ -282,7 +281,7 @@ class Cluster:
     def _heartbeat_received(self, event: events.HeartbeatReceived, now: float) -> Assignment | None:
         self._members.heartbeat(event.member, event.incarnation, event.shards, event.bytes, now, event.load)
         job = self._jobs.find_of(event.member)
-        return Assignment(job.ref.name, job.assignment_of(event.member)) if job else None
+        return Assignment(job.ref.name, job.assignment_of(event.member), job.spec.program) if job else None
 
     def _member_left(self, event: events.MemberLeft, now: float) -> None:
         if member := self._members.leave(event.member, event.incarnation, now):
@@ -368,10 +367,7 @@ class Cluster:
     def _schedule(self, now: float) -> None:
         """Runs the scheduler, and forgets the oldest ended jobs. Repeating it changes nothing."""
         self._scheduler.schedule(now)
-        ended = sorted(
-            (job for job in self._jobs.values() if job.ended), key=lambda job: (-job.finished_at, -job.ref.submission)
-        )
-        for job in ended[self._policy.keep_finished :]:
+        for job in self._jobs.oldest_ended(self._policy.keep_finished):
             self._forget(job)
 
     def _new_job(self, submission: Submission, now: float) -> JobMachine:

@@ -8,6 +8,7 @@ The new process retries, for at most one timeout.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from heapq import nsmallest
 
 from shoal import errors
 from shoal.status import MemberStatus, Role, ServerLoad
@@ -145,6 +146,18 @@ class Membership:
     def __iter__(self) -> Iterator[Member]:
         """Iterates over all remembered members, alive or not, in order of id."""
         return iter(sorted(self._members.values(), key=lambda member: member.id))
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def unordered(self) -> Iterable[Member]:
+        """Returns all remembered members, for reading only."""
+        return self._members.values()
+
+    def after(self, member: str, count: int) -> list[Member]:
+        """Returns the members with a larger id than `member`, at most `count`, in order of id."""
+        chosen = nsmallest(count, (each for each in self._members if each > member))
+        return [self._members[each] for each in chosen]
 
     def alive(self, role: Role) -> list[Member]:
         """Returns the live members of one role, in order of id."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from shoal import errors
 from shoal._role.identity import MEMBER_ID
+from shoal._wire import shortened
 from shoal.status import Role
 from shoal.v1 import coordinator_pb2
 
@@ -25,7 +26,7 @@ class Registration:
 
     def __post_init__(self) -> None:
         if not MEMBER_ID.fullmatch(self.member):
-            raise errors.BadRequest(f"member id {self.member!r} is not 1 to 63 characters of a-z, 0-9 and -")
+            raise errors.BadRequest(f"member id {self.member!r:.80} is not 1 to 63 characters of a-z, 0-9 and -")
         if not self.process:
             raise errors.BadRequest(f"{self.member} has no process id; generate a random one when the process starts")
         if self.role is Role.SERVER and not self.address:
@@ -44,7 +45,7 @@ class Registration:
 
     @classmethod
     def from_proto(cls, message: coordinator_pb2.RegisterRequest) -> "Registration":
-        """Returns the registration in a message.
+        """Returns the registration in a message. Texts in records of earlier versions may be long; they are shortened.
 
         Raises:
             BadRequest: the message is invalid.
@@ -56,8 +57,8 @@ class Registration:
         return cls(
             role=role,
             member=message.member,
-            process=message.process,
-            address=message.address,
-            device=message.device,
-            metrics_address=message.metrics_address,
+            process=shortened(message.process),
+            address=shortened(message.address),
+            device=shortened(message.device),
+            metrics_address=shortened(message.metrics_address),
         )

@@ -19,10 +19,11 @@ class RegisterResult:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The job that a worker should train. A new number means that the worker has to start again."""
+    """The job that a worker should train, and its program. A new number means that the worker has to start again."""
 
     job: str
     number: int
+    program: str = ""
 
 
 @dataclass(frozen=True, slots=True)

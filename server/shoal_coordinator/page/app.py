@@ -49,8 +49,8 @@ def make_app(reader: Reader, rules: RequestRules, stopping: asyncio.Event, max_w
         Route("/", pages.overview),
         Route("/jobs/{name}", pages.job),
         Route("/healthz", pages.health),
-        Route("/api/cluster", pages.get(reader.cluster)),
-        Route("/api/jobs", pages.get(reader.jobs)),
+        Route("/api/cluster", pages.get_page(reader.cluster)),
+        Route("/api/jobs", pages.get_page(reader.jobs)),
         Route("/api/events", pages.cluster_events),
         Route(job, pages.get_of_job(reader.job)),
         Route(f"{job}/data", pages.get_of_job(reader.data)),
@@ -101,11 +101,11 @@ class _Pages:
         mark = EventPosition.parse(request.headers.get("last-event-id", ""))
         return await self._streams.job(request.path_params["name"], mark)
 
-    def get(self, read: Callable[[], bytes]) -> Callable[[Request], Awaitable[Response]]:
-        """Returns an endpoint that replies with the result of `read`."""
+    def get_page(self, read: Callable[[str], bytes]) -> Callable[[Request], Awaitable[Response]]:
+        """Returns an endpoint that replies with the page of a list that the query's `page_token` names."""
 
-        async def endpoint(_request: Request) -> Response:
-            return answer(await self._ask(read))
+        async def endpoint(request: Request) -> Response:
+            return answer(await self._ask(read, request.query_params.get("page_token", "")))
 
         return endpoint
 

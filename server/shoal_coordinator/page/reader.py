@@ -10,7 +10,8 @@ from shoal import errors
 from shoal._checkpoint import Catalogue, CheckpointStorage, Manifest
 from shoal._display import records
 from shoal.checkpoints import described
-from shoal.status import JobStatus, MemberStatus
+from shoal.status import ClusterStatus, JobState, JobStatus, MemberStatus
+from shoal_coordinator.cluster import job_before, member_after, token_after_job, token_after_member
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.messages import events
 from shoal_coordinator.page.history import downsampled
@@ -117,17 +118,33 @@ class Reader:
         self._rates = Rates()
         self._timings: dict[str, tuple[float, bytes]] = {}  # by job, the time and the text; replaced, never changed
 
-    def cluster(self) -> bytes:
-        """Returns all members as JSON."""
-        with self._coordinator.reading() as (machine, now):
-            status = machine.status(now)
-        return encode({**records.cluster(status, self._late_s), **self._about, "time": now})
+    def cluster(self, token: str = "") -> bytes:
+        """Returns a page of the members as JSON, in order of id, and the totals of the page.
 
-    def jobs(self) -> bytes:
-        """Returns all jobs as JSON, newest first."""
+        Raises:
+            BadRequest: The token is not one.
+        """
+        after = member_after(token)
         with self._coordinator.reading() as (machine, now):
-            found = machine.jobs(now)
-        return encode({"jobs": [records.job(status) for status in found], "time": now})
+            found = machine.listing.members(now, MAX_MEMBERS + 1, after)
+            counts = machine.counts
+        status = ClusterStatus(counts.cluster, counts.generation, tuple(found[:MAX_MEMBERS]))
+        following = token_after_member(found[MAX_MEMBERS - 1].member) if len(found) > MAX_MEMBERS else ""
+        record = records.cluster(status, self._late_s)
+        return encode({**record, **self._about, "next_page_token": following, "time": now})
+
+    def jobs(self, token: str = "") -> bytes:
+        """Returns a page of the jobs as JSON, newest first.
+
+        Raises:
+            BadRequest: The token is not one.
+        """
+        before = job_before(token)
+        with self._coordinator.reading() as (machine, now):
+            found = machine.listing.jobs(now, MAX_JOBS + 1, before)
+        following = token_after_job(found[MAX_JOBS - 1].submission) if len(found) > MAX_JOBS else ""
+        jobs = [_brief(each.status) for each in found[:MAX_JOBS]]
+        return encode({"jobs": jobs, "next_page_token": following, "time": now})
 
     def overview(self) -> Overview:
         """Returns the cluster and its jobs, up to the limits of a page, with the rates of servers.
@@ -135,7 +152,8 @@ class Reader:
         Only one thread at a time may call it, because rates depend on the previous call.
         """
         with self._coordinator.reading() as (machine, now):
-            status, jobs = machine.status(now), machine.jobs(now)
+            status, states = machine.status(now), machine.listing.job_states()
+            jobs = [each.status for each in machine.listing.jobs(now, MAX_JOBS)]
         rates = self._rates.update(status.members, now)
         members = {
             it.member: {
@@ -147,8 +165,8 @@ class Reader:
         quiet = {it.member: {**members[it.member], "silent_s": self._silence(it)} for it in status.members}
         shown = [it.member for it in sorted(status.members, key=_by_interest)[:MAX_MEMBERS]]
         record: dict[str, Any] = {
-            "jobs": [_brief(it) for it in jobs[:MAX_JOBS]],
-            "cluster": {**records.totals(status), **self._about, "counts": _counts(members.values(), jobs)},
+            "jobs": [_brief(it) for it in jobs],
+            "cluster": {**records.totals(status), **self._about, "counts": _counts(members.values(), states)},
         }
         record["cluster"]["members"] = [members[it] for it in shown]
         text = encode({**record, "time": now})
@@ -245,7 +263,7 @@ class Reader:
         return int(member.silent_s) if member.alive and member.silent_s > self._late_s else 0
 
 
-def _counts(members: Iterable[dict[str, Any]], jobs: list[JobStatus]) -> dict[str, Any]:
+def _counts(members: Iterable[dict[str, Any]], jobs: Counter[JobState]) -> dict[str, Any]:
     """Counts all members and jobs, in total and by state, since a page shows only some of them."""
     states: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for it in members:
@@ -253,8 +271,8 @@ def _counts(members: Iterable[dict[str, Any]], jobs: list[JobStatus]) -> dict[st
     return {
         "members": sum(found.total() for found in states.values()),
         "members_by_state": {role: dict(sorted(found.items())) for role, found in sorted(states.items())},
-        "jobs": len(jobs),
-        "jobs_by_state": dict(sorted(Counter(it.state.value for it in jobs).items())),
+        "jobs": jobs.total(),
+        "jobs_by_state": dict(sorted((state.value, count) for state, count in jobs.items())),
     }
 
 
@@ -269,8 +287,7 @@ def _whole(status: JobStatus) -> dict[str, Any]:
 
 def _brief(status: JobStatus) -> dict[str, Any]:
     """Returns the record of a job for a list: without its settings, and with only the end of its reason."""
-    record = records.job(status)
-    del record["settings"]
+    record = records.listed_job(status)
     return {**record, "reason": status.reason.strip().rpartition("\n")[2][-_REASON_CHARACTERS:]}
 
 

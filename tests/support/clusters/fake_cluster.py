@@ -47,8 +47,8 @@ class Record:
 class FakeMembers(coordinator_pb2_grpc.CoordinatorServicer):
     """Registers everybody, with a new incarnation each time, and answers heartbeats with `assignments[incarnation]`."""
 
-    def __init__(self, record: Record) -> None:
-        self.record = record
+    def __init__(self, record: Record, program: str) -> None:
+        self.record, self.program = record, program
         self.incarnation = 0
         self.assignments: dict[int, tuple[str, int]] = {}
 
@@ -64,7 +64,7 @@ class FakeMembers(coordinator_pb2_grpc.CoordinatorServicer):
     def Heartbeat(self, request: Any, context: Any) -> Any:
         self.record.add(request)
         job, assignment = self.assignments.get(request.incarnation, ("", 0))
-        return coordinator_pb2.HeartbeatReply(job=job, assignment=assignment)
+        return coordinator_pb2.HeartbeatReply(job=job, assignment=assignment, program=self.program)
 
     @_rpc.servicer
     def Leave(self, request: Any, context: Any) -> Any:
@@ -177,7 +177,7 @@ class FakeCluster:
     def __init__(self, job: Job) -> None:
         self.record = Record()
         # The stubs take RPCs that a fake leaves to gRPC's "unimplemented" for abstract methods.
-        self.members = FakeMembers(self.record)  # type: ignore[abstract]
+        self.members = FakeMembers(self.record, job.program)  # type: ignore[abstract]
         self.jobs = FakeJobs(self.record, job)  # type: ignore[abstract]
         self.server = FakeServer(self.record)  # type: ignore[abstract]
         services: list[tuple[str, Callable[[Any, Any], None], Any]] = [

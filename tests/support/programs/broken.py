@@ -40,7 +40,7 @@ def fine(size: int = 64) -> "Program":
     return Program(size)
 
 
-def factory_raises() -> None:
+def factory_raises() -> Program:
     raise RuntimeError("the factory is out of order")
 
 

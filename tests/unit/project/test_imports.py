@@ -104,3 +104,21 @@ def test_the_scan_sees_all_rooms() -> None:
         path.parent.name for folder in ("client", "server", "worker") for path in (ROOT / folder).glob("*/__init__.py")
     }
     assert packages <= ROOMS.keys(), "a room that the scan does not know"
+
+
+def test_only_the_loader_of_programs_imports_what_a_job_names() -> None:
+    """Each other module imports by names of its own: a literal, or those of a parameter that a literal is given."""
+    importers = {"import_module", "_import_module", "__import__", "find_spec", "resolve_name", "locate", "eval", "exec"}
+    found = set()
+    for _, path in MODULES:
+        for call in (node for node in ast.walk(tree(path)) if isinstance(node, ast.Call) and node.args):
+            name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+            if name in importers and not isinstance(call.args[0], ast.Constant):
+                found.add(path.relative_to(ROOT).as_posix())
+    assert found == {
+        "client/shoal/__init__.py",  # the lazy public names
+        "client/shoal/_system/optional.py",  # optional packages, by literals of its callers
+        "client/shoal/_tracing/process.py",  # whether a package of OpenTelemetry is installed
+        "worker/shoal_worker/allowed_programs.py",  # PathFinder, which imports nothing
+        "worker/shoal_worker/programs.py",  # after `AllowedPrograms.check`
+    }

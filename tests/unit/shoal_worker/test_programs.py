@@ -31,10 +31,10 @@ class Good:
     def loss_and_gradients(self, params, batch):
         return 0.0, {"w": params["w"]}
 
-def classifier(hidden: int = 4):
+def classifier(hidden: int = 4) -> Good:
     return Good(hidden)
 
-def regressor(*, depth):
+def regressor(*, depth) -> "Good":
     return Good(depth)
 """
 
@@ -110,12 +110,43 @@ def test_a_factory_that_is_no_function(module: Callable[[str], str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("from subprocess import run as mlp", "no annotation, so it is not called; if it returns a program, write"),
+        ("from os import system as mlp", "is a builtin_function_or_method, which is not called"),
+        ("from subprocess import Popen as mlp", r"is a class that has no method variables\(\)"),
+        ("import functools, os\nmlp = functools.partial(os.system, 'exit 1')", "is a partial, which is not called"),
+        ("class Caller:\n    def __call__(self): ...\nmlp = Caller()", "is a Caller, which is not called"),
+        ("def mlp() -> int: ...", "is annotated with int, which is no program"),
+        ("def mlp() -> 'Nowhere': ...", r"'Nowhere', which cannot be resolved .*TYPE_CHECKING"),
+        ("import shoal\ndef mlp() -> shoal.Program | None: ...", "which is no program"),
+    ],
+)
+def test_a_callable_that_is_no_factory_of_programs_is_not_called(
+    module: Callable[[str], str], source: str, said: str
+) -> None:
+    with pytest.raises(errors.ProgramError, match=said):
+        load_program(f"{module(source)}:mlp", {})
+
+
+@pytest.mark.parametrize(
+    "annotation", ["shoal.Program", "'Good'", "shoal.program.RandomProgram", "Good | shoal.Program", "Generic[int]"]
+)
+def test_a_function_says_by_its_annotation_that_it_returns_a_program(
+    module: Callable[[str], str], annotation: str
+) -> None:
+    generic = "import shoal, typing\nT = typing.TypeVar('T')\nclass Generic(Good, typing.Generic[T]): ...\n"
+    decorated = f"import functools\n@functools.lru_cache\ndef mlp() -> {annotation}:\n    return Good(1)\n"
+    assert load_program(f"{module(_GOOD + generic + decorated)}:mlp", {}).variables()
+
+
+@pytest.mark.parametrize(
     ("factory", "settings", "said"),
     [
         (
             "classifier",
             {"hiddn": 3},
-            r"unexpected keyword argument 'hiddn'; the factory is classifier\(hidden: int = 4\)",
+            r"unexpected keyword argument 'hiddn'; the factory is classifier\(hidden: int = 4\) -> .*Good",
         ),
         ("regressor", {}, r"missing a required argument: 'depth'.*the settings are none"),
     ],
@@ -128,7 +159,7 @@ def test_settings_that_do_not_fit_show_the_signature(
 
 
 def test_a_factory_that_raises(module: Callable[[str], str]) -> None:
-    name = module("def mlp():\n    raise OSError('no data here')\n")
+    name = module("import shoal\ndef mlp() -> shoal.Program:\n    raise OSError('no data here')\n")
     with pytest.raises(errors.ProgramError, match=r"the factory raised OSError: no data here[\s\S]*in mlp"):
         load_program(f"{name}:mlp", {})
 

@@ -49,7 +49,7 @@ def test_a_trainer_takes_the_device_and_limit_of_its_instructions(monkeypatch: p
         raise errors.DeviceUnavailable("not here")
 
     monkeypatch.setattr(trainer, "choose_device", choose)
-    told = Instructions("a:1", "job", "worker-1", 1, 1, "cuda:1", 0.5, ("/programs",), 1.0, 3)
+    told = Instructions("a:1", "job", "worker-1", 1, 1, "cuda:1", 0.5, ("/programs",), ("shoal_nn",), 1.0, 3)
     with pytest.raises(errors.DeviceUnavailable):
         trainer.train(Instructions.from_line(told.to_line()), lambda _: None, trainer.DaemonMessages())
     assert asked == [("cuda:1", 0.5)]

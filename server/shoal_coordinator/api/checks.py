@@ -1,0 +1,102 @@
+"""Checks of requests before the machine gets them: versions, short texts, submissions and evaluations.
+
+They apply to requests only. Records that an earlier version has stored are not checked, so they still load.
+"""
+
+from collections.abc import Iterable
+from importlib.metadata import version
+
+from shoal import errors, variables
+from shoal._job.checks import check_not_standard_library
+from shoal._wire import NAMES, check_address, check_text, is_name, limits
+from shoal.job import Job
+from shoal.v1 import coordinator_pb2 as members_pb
+from shoal.v1 import job_pb2 as pb
+from shoal.v1 import tensor_pb2
+from shoal.variables import Variable
+
+# Limit of the patterns of one job's optimizer.
+DECAY_PATTERNS = 1_000
+
+
+def check_registration(request: members_pb.RegisterRequest) -> None:
+    """Checks that a member runs the coordinator's version, and that its texts are short and addresses are addresses.
+
+    Before 1.0, messages of other versions may differ.
+
+    Raises:
+        WrongVersion: The member runs another version.
+        BadRequest: A text is too long, has control characters, or is no address.
+    """
+    ours = version("shoal")
+    if request.version and request.version != ours:
+        raise errors.WrongVersion(
+            f"{request.member:.63} runs Shoal {request.version:.63}, but this coordinator runs {ours}: install the "
+            "same version on all members of a cluster (docs/how-to/upgrades.md)",
+            member=request.member[:63],
+            version=request.version[:63],
+            coordinator=ours,
+        )
+    owner = f"of {request.member!r:.80}"
+    check_text(f"device {owner}", request.device)
+    check_text(f"process {owner}", request.process)
+    if request.address:
+        check_address(f"address {owner}", request.address)
+    if request.metrics_address:
+        check_address(f"metrics_address {owner}", request.metrics_address)
+
+
+def check_submission(spec: Job, token: str) -> None:
+    """Checks what the specification itself does not: its texts, and that its program may be one.
+
+    Raises:
+        BadRequest: A text is too long, or has control characters.
+        InvalidJob: The optimizer has too many patterns.
+        ProgramNotAllowed: The program is in Python's standard library.
+    """
+    owner = f"of job {spec.name}"
+    check_text(f"token {owner}", token)
+    check_text(f"program {owner}", spec.program)
+    check_text(f"metric of evaluation {owner}", spec.evaluation.metric if spec.evaluation else "")
+    patterns = spec.optimizer.decay_exclude
+    if len(patterns) > DECAY_PATTERNS:
+        raise errors.InvalidJob(
+            f"decay_exclude {owner} has {len(patterns)} patterns; the limit DECAY_PATTERNS is {DECAY_PATTERNS}",
+            limit="DECAY_PATTERNS",
+        )
+    for pattern in patterns:
+        check_text(f"a pattern of decay_exclude {owner}", pattern)
+    check_not_standard_library(spec.program)
+
+
+def check_evaluation(request: pb.ReportEvaluationRequest) -> None:
+    """Checks the number and the names of an evaluation's values.
+
+    Raises:
+        BadRequest: There are too many values, or a name is not valid.
+    """
+    what, values = f"the evaluation of {request.worker} on job {request.job}", request.result.values
+    if len(values) > limits.METRICS:
+        raise errors.BadRequest(f"{what} has {len(values)} values; at most {limits.METRICS}")
+    for name in values:
+        if not is_name(name):
+            raise errors.BadRequest(f"{what} has a value named {name!r:.80}; a name must be {NAMES}")
+        check_text("the name of a value", name)
+
+
+def decoded_variables(messages: Iterable[tensor_pb2.Variable]) -> dict[str, Variable]:
+    """Returns the variables of a description, by name.
+
+    Raises:
+        InvalidVariable: One is invalid, or described twice.
+    """
+    decoded: dict[str, Variable] = {}
+    for message in messages:
+        name, variable = variables.from_proto(message)
+        if name in decoded:
+            raise errors.InvalidVariable(f"variable {name!r} is described twice", variable=name)
+        decoded[name] = variable
+    return decoded
+
+
+__all__ = ["DECAY_PATTERNS", "check_evaluation", "check_registration", "check_submission", "decoded_variables"]

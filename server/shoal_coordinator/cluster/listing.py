@@ -1,0 +1,148 @@
+"""Lists of jobs and members, a page at a time, so that no reader holds the coordinator's lock for long (no I/O)."""
+
+import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections import Counter
+from dataclasses import dataclass
+
+from shoal import errors
+from shoal.status import JobState, JobStatus, MemberStatus, Role
+from shoal_coordinator.cluster.job_table import JobTable
+from shoal_coordinator.cluster.membership import Member, Membership
+
+# Jobs or members of a page: the default, and the limit PAGE_SIZE.
+DEFAULT_PAGE_SIZE, PAGE_SIZE = 200, 1_000
+# Limit of a token, of which the longest has 94 characters.
+_TOKEN_CHARACTERS = 256
+_JOB_POSITION, _MEMBER_POSITION = re.compile(r"job:([0-9]{1,20})"), re.compile(r"member:([a-z0-9-]{1,63})")
+
+
+@dataclass(frozen=True, slots=True)
+class ListedJob:
+    """The status of a job in a list, and the number of its submission, after which the next page begins."""
+
+    submission: int
+    status: JobStatus
+
+
+class Listing:
+    """The jobs and members of a cluster, for readers.
+
+    Args:
+        jobs: the jobs.
+        members: the members.
+    """
+
+    def __init__(self, jobs: JobTable, members: Membership) -> None:
+        self._jobs, self._members = jobs, members
+
+    def jobs(self, now: float, count: int, before: int | None = None) -> list[ListedJob]:
+        """Returns the status of jobs, newest first.
+
+        Args:
+            now: seconds of Unix time.
+            count: maximum number of jobs.
+            before: only jobs with an earlier submission than this one; None means all.
+        """
+        return [ListedJob(job.ref.submission, job.status(now)) for job in self._jobs.newest(count, before)]
+
+    def live_jobs(self, now: float) -> list[JobStatus]:
+        """Returns the status of all jobs that have not ended, oldest first."""
+        return [job.status(now) for job in self._jobs.live]
+
+    def job_states(self) -> Counter[JobState]:
+        """Returns the number of jobs in each state."""
+        return self._jobs.states
+
+    def member_states(self) -> Counter[tuple[Role, str]]:
+        """Returns the number of members by their role and their state: alive, left or lost."""
+        return Counter((member.role, _state(member)) for member in self._members.unordered())
+
+    def is_live(self, name: str) -> bool:
+        """Returns whether a job of this name exists and has not ended."""
+        return name in self._jobs and not self._jobs[name].ended
+
+    def members(self, now: float, count: int, after: str = "") -> list[MemberStatus]:
+        """Returns the status of members in order of id, including those that died in the last minutes.
+
+        Args:
+            now: seconds of Unix time.
+            count: maximum number of members.
+            after: only members with a larger id.
+        """
+        chosen = self._members.after(after, count)
+        jobs = {worker: job.ref.name for job in self._jobs.live for worker in job.workers}
+        return [member.status(now, jobs.get(member.id, "") if member.alive else "") for member in chosen]
+
+
+def _state(member: Member) -> str:
+    return "alive" if member.alive else "left" if member.draining else "lost"
+
+
+def page_size(requested: int) -> int:
+    """Returns the number of items of a page; 0 means the default.
+
+    Raises:
+        BadRequest: it is above the limit.
+    """
+    if requested > PAGE_SIZE:
+        raise errors.BadRequest(f"page_size is {requested}; the limit PAGE_SIZE is {PAGE_SIZE}", limit="PAGE_SIZE")
+    return requested or DEFAULT_PAGE_SIZE
+
+
+def token_after_job(submission: int) -> str:
+    """Returns the token of the page after a job."""
+    return _encoded(f"job:{submission}")
+
+
+def token_after_member(member: str) -> str:
+    """Returns the token of the page after a member."""
+    return _encoded(f"member:{member}")
+
+
+def job_before(token: str) -> int | None:
+    """Returns the submission after which a page of jobs begins; None for the first page.
+
+    Raises:
+        BadRequest: the token is not one of a list of jobs.
+    """
+    return int(_position(token, _JOB_POSITION, "jobs")) if token else None
+
+
+def member_after(token: str) -> str:
+    """Returns the member after which a page of members begins; empty for the first page.
+
+    Raises:
+        BadRequest: the token is not one of a list of members.
+    """
+    return _position(token, _MEMBER_POSITION, "members") if token else ""
+
+
+def _encoded(position: str) -> str:
+    return urlsafe_b64encode(position.encode()).decode()
+
+
+def _position(token: str, form: re.Pattern[str], what: str) -> str:
+    try:
+        text = urlsafe_b64decode(token).decode() if len(token) <= _TOKEN_CHARACTERS else ""
+    except ValueError:  # not base64, or not text
+        text = ""
+    found = form.fullmatch(text)
+    if not found or _encoded(text) != token:
+        raise errors.BadRequest(
+            f"page_token is {token!r:.80}, which is not the next_page_token of a list of {what}; list again without one"
+        )
+    return found[1]
+
+
+__all__ = [
+    "DEFAULT_PAGE_SIZE",
+    "PAGE_SIZE",
+    "ListedJob",
+    "Listing",
+    "job_before",
+    "member_after",
+    "page_size",
+    "token_after_job",
+    "token_after_member",
+]

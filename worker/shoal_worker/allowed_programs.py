@@ -1,0 +1,140 @@
+"""Programs that jobs may name on this worker: decided before anything of a program is imported.
+
+A module is found as Python's import system would find it, but without running any code of it or of its packages.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from importlib.machinery import ModuleSpec, PathFinder
+
+from shoal import errors
+from shoal._job.checks import check_not_standard_library
+
+# The pattern that stands for the modules under `--path`.
+UNDER_PATH = "."
+DEFAULT_PATTERNS = (UNDER_PATH, "shoal_nn")
+_MAX_PATTERN_CHARACTERS = 256
+# Characters of a pattern besides those of identifiers.
+_PUNCTUATION = frozenset(".:*?[]!-")
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedPrograms:
+    """The rule by which a worker allows programs.
+
+    Attributes:
+        paths: folders that programs are imported from, before all others.
+        patterns: what is allowed. A pattern is a module, which includes all modules of a package, or module:factory;
+            `*` and `?` stand for any characters. "." stands for the modules under `paths`.
+
+    Raises:
+        BadRequest: a pattern is invalid.
+    """
+
+    paths: Sequence[str]
+    patterns: Sequence[str] = DEFAULT_PATTERNS
+
+    def __post_init__(self) -> None:
+        for pattern in self.patterns:
+            known = all(letter.isidentifier() or letter.isdigit() or letter in _PUNCTUATION for letter in pattern)
+            if not pattern or not known or len(pattern) > _MAX_PATTERN_CHARACTERS:
+                raise errors.BadRequest(
+                    f"{pattern!r:.300} is not a pattern of programs; give --allow-program a module such as "
+                    f"vision.models, module:factory, or {UNDER_PATH!r} for the modules under --path, in at most "
+                    f"{_MAX_PATTERN_CHARACTERS} characters",
+                    pattern=pattern,
+                )
+
+    def check(self, reference: str) -> None:
+        """Checks that a program may be imported. It imports nothing itself.
+
+        Args:
+            reference: package.module:factory.
+
+        Raises:
+            ProgramNotAllowed: no pattern allows the program, or its module belongs to Python's standard library.
+            ProgramError: the module does not exist.
+        """
+        check_not_standard_library(reference)
+        if any(_matches(pattern, reference) for pattern in self.patterns if pattern != UNDER_PATH):
+            return
+        module = reference.partition(":")[0]
+        found, is_under_path = self._find(module)
+        if is_under_path and UNDER_PATH in self.patterns:
+            return
+        searched = ", ".join(self.paths) or "none"
+        if not found and UNDER_PATH in self.patterns:
+            raise errors.ProgramError(
+                f"program {reference}: No module named {module!r} in the folders of --path ({searched}); put it there, "
+                "or correct the name",
+                program=reference,
+            )
+        where = f"{module} is {found}, which is not under --path ({searched})" if found else f"{module} is not allowed"
+        raise errors.ProgramNotAllowed(
+            f"program {reference}: {where}; this worker allows {', '.join(self.patterns) or 'no programs'}. Put the "
+            "module in a folder of --path, or start the worker with a further --allow-program",
+            program=reference,
+        )
+
+    def _find(self, module: str) -> tuple[str, bool]:
+        """Finds the file of a module, and whether the import takes it from `paths`. No file means that none exists."""
+        importlib.invalidate_caches()  # a file may be new
+        places = [(folder, True) for folder in self.paths] + [(folder, False) for folder in sys.path]
+        found, is_under_path = "", False
+        parts = module.split(".")
+        for depth, part in enumerate(parts, 1):
+            spec, is_under_path, places = _find_part(part, places)
+            found = (spec.origin or "") if spec else ""
+            if spec is None and not places:
+                return "", False
+            if found and _is_other(".".join(parts[:depth]), found):
+                is_under_path, places = False, [(folder, False) for folder, _ in places]
+        return found, is_under_path
+
+
+def _matches(pattern: str, reference: str) -> bool:
+    module, _, factory = reference.partition(":")
+    wanted, colon, function = pattern.partition(":")
+    if colon:
+        return fnmatchcase(module, wanted) and fnmatchcase(factory, function)
+    return fnmatchcase(module, wanted) or fnmatchcase(module, f"{wanted}.*")
+
+
+def _find_part(part: str, places: Sequence[tuple[str, bool]]) -> tuple[ModuleSpec | None, bool, list[tuple[str, bool]]]:
+    """Finds one part of a module's name.
+
+    It does not call `importlib.util.find_spec`, which imports the packages around a module.
+
+    Args:
+        part: the name without its packages.
+        places: folders to search, in order, and whether each belongs to `--path`.
+
+    Returns:
+        The module, None if it is a package without a file or does not exist; whether it belongs to `--path`; and the
+        folders of a package's modules.
+    """
+    portions: list[tuple[str, bool]] = []
+    for folder, ours in places:
+        spec = PathFinder.find_spec(part, [folder])
+        if spec is None:
+            continue
+        inner = [(place, ours) for place in spec.submodule_search_locations or ()]
+        if spec.loader is not None and spec.origin is not None:
+            return spec, ours, inner
+        portions += inner
+    return None, False, portions
+
+
+def _is_other(name: str, file: str) -> bool:
+    """Returns whether a module of this name is loaded from another file, so that an import would return that one."""
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    if spec is None:
+        return name in sys.modules
+    return os.path.realpath(spec.origin or "") != os.path.realpath(file)
+
+
+__all__ = ["DEFAULT_PATTERNS", "UNDER_PATH", "AllowedPrograms"]
