@@ -19,6 +19,7 @@ INSTRUCTIONS = Instructions(
     device="cpu",
     device_memory_limit=0,
     paths=(),
+    allow_programs=(),
     retry_for_s=1,
     reports_fd=-1,
 )
