@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from itertools import pairwise
@@ -10,16 +10,16 @@ from itertools import pairwise
 import grpc
 import structlog
 
-from shoal import _rpc, errors, variables
+from shoal import _rpc, errors
 from shoal._checkpoint import Catalogue, CheckpointStorage
 from shoal._wire import NAMES, Cursor, ReportAck, is_name, limits
 from shoal.job import Job
 from shoal.status import Evaluation, ServerLoad, StepTiming
 from shoal.v1 import coordinator_pb2 as members_pb
-from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc, tensor_pb2
+from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc
 from shoal.v1 import job_pb2 as pb
-from shoal.variables import Variable
 from shoal_coordinator.api import codecs
+from shoal_coordinator.api.entry import Descriptions, JoinHandler, Placements
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.messages import Registration, event_message, events
 
@@ -116,6 +116,8 @@ class JobsService(job_pb2_grpc.JobsServicer):
         self._coordinator = coordinator
         self._catalogue = Catalogue(storage) if storage else None
         self._watching = _Watch(coordinator, max_watchers)
+        self._descriptions, self._placements = Descriptions(), Placements()
+        self._joining = JoinHandler(coordinator, self._placements)
 
     def close(self) -> None:
         """Waits for the watchers' threads. Call it after the coordinator and the server have stopped."""
@@ -130,6 +132,11 @@ class JobsService(job_pb2_grpc.JobsServicer):
     def Watch(self) -> "_Watch":
         """Streams a job's events."""
         return self._watching
+
+    @property
+    def Join(self) -> _rpc.Deferred:
+        """Lets a worker enter a job, and waits for that without a thread."""
+        return self._joining.handler
 
     @_rpc.servicer
     def Submit(self, request: pb.SubmitRequest, _: grpc.ServicerContext) -> pb.SubmitReply:
@@ -165,11 +172,12 @@ class JobsService(job_pb2_grpc.JobsServicer):
         self._coordinator.handle(events.JobDropped(request.job))
         return pb.DropReply()
 
+    @_rpc.encoded
     @_rpc.servicer
-    def GetPlacement(self, request: pb.GetPlacementRequest, _: grpc.ServicerContext) -> tensor_pb2.Placement:
+    def GetPlacement(self, request: pb.GetPlacementRequest, _: grpc.ServicerContext) -> bytes:
         with self._coordinator.reading() as (cluster, _now):
             placement = cluster.job(request.job).placed
-        return placement.to_proto()
+        return self._placements.encode(placement)
 
     @_rpc.servicer
     def GetData(self, request: pb.GetDataRequest, _: grpc.ServicerContext) -> pb.GetDataReply:
@@ -192,21 +200,13 @@ class JobsService(job_pb2_grpc.JobsServicer):
                 request.job,
                 request.worker,
                 request.incarnation,
-                _variables(request.variables),
-                request.samples,
+                self._descriptions.decode(request.variables, request.samples),
                 request.assignment,
             )
         )
         if result.conflict:
             raise errors.InvalidJob(f"job {request.job} failed: {result.conflict}", job=request.job)
         return pb.DescribeReply()
-
-    @_rpc.servicer
-    def Join(self, request: pb.JoinRequest, _: grpc.ServicerContext) -> pb.JoinReply:
-        joined = self._coordinator.handle(
-            events.JoinRequested(request.job, request.worker, request.incarnation, request.assigned, request.assignment)
-        )
-        return codecs.join_message(joined)
 
     @_rpc.servicer
     def Lease(self, request: pb.LeaseRequest, _: grpc.ServicerContext) -> pb.LeaseReply:
@@ -345,16 +345,6 @@ class _Watch:
                     watchers=self._max_watchers,
                 )
             self.open += 1
-
-
-def _variables(messages: Iterable[tensor_pb2.Variable]) -> dict[str, Variable]:
-    decoded: dict[str, Variable] = {}
-    for message in messages:
-        name, variable = variables.from_proto(message)
-        if name in decoded:
-            raise errors.InvalidVariable(f"variable {name!r} is described twice", variable=name)
-        decoded[name] = variable
-    return decoded
 
 
 def _check_evaluation(request: pb.ReportEvaluationRequest) -> None:

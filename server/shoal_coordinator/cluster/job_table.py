@@ -1,6 +1,7 @@
 """The jobs of a cluster, found by name, submission or worker (no I/O)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 from shoal import errors
 from shoal_coordinator.job import JobMachine
@@ -8,9 +9,14 @@ from shoal_coordinator.messages import JobRef
 
 
 class JobTable(Mapping[str, JobMachine]):
-    """Jobs by name, in the order of their submissions."""
+    """Jobs by name, in the order of their submissions.
 
-    def __init__(self) -> None:
+    Args:
+        on_event: called with the submission of a job that has a new event.
+    """
+
+    def __init__(self, on_event: Callable[[int], None] = lambda _: None) -> None:
+        self._on_event = on_event
         self._jobs: dict[str, JobMachine] = {}
 
     def __getitem__(self, name: str) -> JobMachine:
@@ -35,6 +41,7 @@ class JobTable(Mapping[str, JobMachine]):
     def add(self, job: JobMachine) -> None:
         """Adds a submitted job. No other job in the table has its name."""
         self._jobs[job.ref.name] = job
+        job.log.appended = partial(self._on_event, job.ref.submission)
 
     def remove(self, job: JobMachine) -> None:
         """Removes a job."""
