@@ -71,6 +71,7 @@ ROWS: dict[str, list[Panel]] = {
             {
                 "alive": 'sum(shoal_coordinator_members{role="worker",state="alive"})',
                 "wanted": "sum(shoal_coordinator_wanted_workers)",
+                "waiting to enter a job": "sum(shoal_coordinator_waiting_workers)",
             },
             kind="stat",
         ),

@@ -8,53 +8,38 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import structlog
 
 from shoal import errors
 from shoal._checkpoint import CheckpointStorage
 from shoal.events import Event as JobEvent
-from shoal.status import Role
 from shoal_coordinator.cluster import Cluster, ClusterPolicy, ExpiryHold
 from shoal_coordinator.effects import EffectRunner, Report
+from shoal_coordinator.job_waits import EntryWait, JobWaits, Wake, wake_all
 from shoal_coordinator.messages import CheckpointPublished, CutHeld, Effect, HoldResult, ServerRef, events
+from shoal_coordinator.observer import Observer
 from shoal_coordinator.persistence import ClusterRecords, Store, restored
+from shoal_coordinator.ticker import Ticker, steady_clock
 
 _log = structlog.get_logger(__name__)
 
 # Seconds between two checks of a watcher whether its caller is still there.
 _WATCH_POLL_S = 1.0
-# Frequent events that do not concern watchers.
-_UNWATCHED = events.HeartbeatReceived | events.LeaseRequested
 
 
-def steady_clock() -> Callable[[], float]:
-    """Returns a clock that starts at the current Unix time, and never jumps or goes back."""
-    offset = time.time() - time.monotonic()
-    return lambda: time.monotonic() + offset
-
-
-@dataclass(frozen=True, slots=True)
-class Observer:
-    """Callbacks for the coordinator's metrics. Any thread may call them, and never under the lock.
+@dataclass(slots=True)
+class _Decision:
+    """What follows from an event besides its result.
 
     Attributes:
-        handled: Called with each handled event.
-        refused: Called with the error code of each refused event.
-        died: Called with the role of each member that is declared lost.
-        performed: Called with the kind of each finished effect, and whether it succeeded.
-        retried: Called for each repeated call to a server.
-        written: Called for each write with the seconds that it took and the number of records.
+        number: The number of decisions so far.
+        wakes: Calls that wake those that need not wait any longer.
     """
 
-    handled: Callable[[events.ClusterEvent[Any]], None] = lambda _event: None
-    refused: Callable[[str], None] = lambda _code: None
-    died: Callable[[Role], None] = lambda _role: None
-    performed: Callable[[str, bool], None] = lambda _effect, _done: None
-    retried: Callable[[], None] = lambda: None
-    written: Callable[[float, int], None] = lambda _seconds, _records: None
+    number: int = 0
+    wakes: list[Wake] = field(default_factory=list)
 
 
 class Coordinator:
@@ -95,7 +80,7 @@ class Coordinator:
         found = restored(store.load(), policy, now)
         self._machine = found or Cluster(cluster, policy, now)
         self._records = ClusterRecords(self._machine)  # read with the lock, as the machine is
-        self._changed = threading.Condition(self._lock)  # a job may have a new event, or the coordinator stops
+        self._waits = JobWaits(self._lock)
         # The number of decisions that changed something, and the number of them that are durable.
         self._decided = self._durable = 0
         self._effects: list[Effect] = []  # of decisions that are not yet durable
@@ -104,11 +89,8 @@ class Coordinator:
         self._closed: errors.ShoalError | None = None  # why the coordinator makes no more decisions
         self._over = False  # no more decisions will be written
         self._stopped = threading.Event()
-        self._heartbeat_delays: Callable[[], tuple[float, int]] = lambda: (0.0, 0)
         self._effect_runner = EffectRunner(self, self._observer.performed, storage, self._observer.retried)
-        self._ticker = threading.Thread(
-            target=self._tick, args=(policy.heartbeat_timeout_s / 10,), name="ticker", daemon=True
-        )
+        self._ticker = Ticker(self, policy.heartbeat_timeout_s, self._observer.died, self._clock)
         self._writer = threading.Thread(target=self._write_on, name="store", daemon=True)
         with self._lock:
             self._note(self._machine.pending_effects)
@@ -127,6 +109,12 @@ class Coordinator:
         with self._lock:
             return self._decided - self._durable
 
+    @property
+    def waiting_workers(self) -> int:
+        """The number of workers whose call waits for their entry into a job."""
+        with self._lock:
+            return self._waits.entries
+
     def start(self, heartbeat_delays: Callable[[], tuple[float, int]] = lambda: (0.0, 0)) -> None:
         """Starts the writer, which submits pending effects of an earlier coordinator, and the ticker.
 
@@ -134,17 +122,16 @@ class Coordinator:
             heartbeat_delays: Returns the longest wait of a heartbeat in the server's queue since its last call, in
                 seconds, and the number of refused ones.
         """
-        self._heartbeat_delays = heartbeat_delays
         self._writer.start()
-        self._ticker.start()
+        self._ticker.start(heartbeat_delays)
 
     def stop(self) -> None:
-        """Ends watchers, the ticker and the effect runner, and writes all decisions."""
+        """Ends all waits, the ticker and the effect runner, and writes all decisions."""
         with self._lock:
             self._stopped.set()
-            self._changed.notify_all()
-        if self._ticker.is_alive():
-            self._ticker.join()
+            wakes = self._waits.end()
+        wake_all(wakes)
+        self._ticker.stop()
         self._effect_runner.stop()
         with self._lock:
             self._close(errors.Unreachable("the coordinator is stopping; try again after its restart"))
@@ -162,24 +149,56 @@ class Coordinator:
             ShoalError: The machine refuses the event.
             Unreachable: The coordinator stops, or its store has failed. The event may or may not count.
         """
-        decided = 0
+        decision = _Decision()
         try:
-            with self._lock:
-                self._check_open()
-                effects: list[Effect] = []
-                try:
-                    result, effects = self._machine.handle(event, self._clock())
-                finally:  # a refused event may have changed the state too
-                    decided = self._note(effects)
-                if not isinstance(event, _UNWATCHED):
-                    self._changed.notify_all()
+            try:
+                with self._lock:
+                    result = self._decide(event, decision)
+            finally:
+                wake_all(decision.wakes)
         except errors.ShoalError as error:
             self._observer.refused(error.code)
-            self._await(decided)
+            self._await(decision.number)
             raise
-        self._await(decided)
+        self._await(decision.number)
         self._observer.handled(event)
         return result
+
+    def join(self, event: events.JoinRequested, wait_s: float, wake: Wake) -> Callable[[], None]:
+        """Feeds a worker's Join to the machine, and lets the worker wait without a thread.
+
+        Args:
+            event: The request.
+            wait_s: Seconds to wait at most.
+            wake: Called once, on any thread, when it is time to `handle` the event and to answer: the worker may train,
+                has to send the given values or has no assignment any more, the job has ended, the time is over, the
+                worker has called again, or the coordinator stops. It must not block. If the event is refused, it is
+                called at once.
+
+        Returns:
+            A function that ends the wait early. It may be called at any time, and more than once.
+        """
+        decision, wait = _Decision(), None
+        try:
+            with self._lock:
+                result = self._decide(event, decision)
+                if not (result.ends_wait or self._stopped.is_set()):
+                    job = self._machine.job(event.job)
+                    wait = EntryWait(job.ref.submission, event.worker, self._clock() + wait_s, wake)
+                    decision.wakes += self._waits.add(job, wait)
+        except errors.ShoalError:  # `handle` meets the same error, and reports it
+            wait = None
+        if wait is None:
+            decision.wakes.append(wake)
+        wake_all(decision.wakes)
+
+        def end() -> None:
+            if wait:
+                with self._lock:
+                    wakes = self._waits.discard(wait)
+                wake_all(wakes)
+
+        return end
 
     @contextmanager
     def reading(self) -> Iterator[tuple[Cluster, float]]:
@@ -215,24 +234,37 @@ class Coordinator:
             Unreachable: The coordinator stops, or its store has failed.
         """
         with self.reading() as (machine, _):
-            log = machine.job(name).log  # stays valid if the job is dropped
-        while True:
+            job = machine.job(name)
+            log, submission = job.log, job.ref.submission  # these stay valid if the job is dropped
+            changed = self._waits.watch(submission)
+        try:
+            while True:
+                with self._lock:
+                    while wait and log.last <= after and not log.ended and not self._stopped.is_set() and not gone():
+                        changed.wait(_WATCH_POLL_S)
+                    fresh, ended, decided = log.after(after), log.ended, self._decided
+                self._await(decided)
+                yield from fresh
+                after = fresh[-1].sequence if fresh else after
+                if ended or not wait or gone():
+                    return
+                if self._stopped.is_set():
+                    raise errors.Unreachable("the coordinator is stopping; watch again after its restart")
+        finally:
             with self._lock:
-                while wait and log.last <= after and not log.ended and not self._stopped.is_set() and not gone():
-                    self._changed.wait(_WATCH_POLL_S)
-                fresh, ended, decided = log.after(after), log.ended, self._decided
-            self._await(decided)
-            yield from fresh
-            after = fresh[-1].sequence if fresh else after
-            if ended or not wait or gone():
-                return
-            if self._stopped.is_set():
-                raise errors.Unreachable("the coordinator is stopping; watch again after its restart")
+                self._waits.unwatch(submission)
 
     def wake(self) -> None:
         """Makes watchers check whether their callers have gone."""
         with self._lock:
-            self._changed.notify_all()
+            self._waits.wake_watchers()
+
+    def end_expired_waits(self) -> ExpiryHold | None:
+        """Ends the waits of workers whose time is over. Returns the hold of expiry in progress."""
+        with self._lock:
+            wakes, hold = self._waits.expired(self._clock()), self._machine.members.breaker.hold
+        wake_all(wakes)
+        return hold
 
     # The methods of `effects.EffectHost`.
 
@@ -254,6 +286,28 @@ class Coordinator:
             return self._machine.wants(effect, server)
 
     # The methods that make decisions durable.
+
+    def _decide(self, event: events.ClusterEvent[events.R], decision: "_Decision") -> events.R:
+        """Feeds an event to the machine. It is called with the lock.
+
+        Args:
+            event: The event.
+            decision: Receives the decision's number, and whom to wake after the lock is released, also if this raises.
+
+        Returns:
+            The result of the event.
+
+        Raises:
+            ShoalError: As for `handle`.
+        """
+        self._check_open()
+        effects: list[Effect] = []
+        try:
+            result, effects = self._machine.handle(event, self._clock())
+        finally:  # a refused event may have changed the state too
+            decision.number = self._note(effects)
+            decision.wakes += self._waits.changed(self._machine.take_changed_jobs())
+        return result
 
     def _note(self, effects: list[Effect]) -> int:
         """Notes a decision, and returns the number of decisions so far.
@@ -286,8 +340,9 @@ class Coordinator:
         """Ends decisions. It is called with the lock."""
         self._closed = self._closed or why
         self._stopped.set()
-        for condition in (self._to_write, self._written, self._changed):
+        for condition in (self._to_write, self._written):
             condition.notify_all()
+        wake_all(self._waits.end())  # with the lock, for once: a wake does not block
 
     def _write_on(self) -> None:
         """Writes decisions until the end. One write has all decisions that came during the last one."""
@@ -331,8 +386,6 @@ class Coordinator:
         _log.error("the store has failed; the coordinator refuses all calls", code=failure.code, reason=failure.message)
         self._on_failure(failure)
 
-    # The ticker.
-
     def _tell_restored(self) -> None:
         listing = self._machine.listing
         _log.info(
@@ -342,26 +395,3 @@ class Coordinator:
             live=len(listing.live_jobs(self._clock())),
             to_do=len(self._machine.pending_effects),
         )
-
-    def _tick(self, every_s: float) -> None:
-        held: ExpiryHold | None = None
-        while not self._stopped.wait(every_s):
-            try:
-                for member, role in self.handle(events.TimePassed(*self._heartbeat_delays())).items():
-                    _log.warning("declared lost", member=member)
-                    self._observer.died(role)
-                held = self._tell_hold(held)
-            except errors.Unreachable:  # the coordinator stops
-                return
-            except Exception:  # the ticker must survive a defect, since it declares members lost
-                _log.exception("tick failed")
-
-    def _tell_hold(self, told: ExpiryHold | None) -> ExpiryHold | None:
-        """Logs the beginning and the end of a hold of expiry. Returns the hold in progress."""
-        with self._lock:
-            hold = self._machine.members.breaker.hold
-        if hold and not told:
-            _log.warning("declaring no member lost for a while", silent=hold.silent, reason=hold.why)
-        elif told and not hold:
-            _log.warning("silent members are declared lost again", held_s=round(self._clock() - told.since, 1))
-        return hold

@@ -13,9 +13,10 @@ from prometheus_client.registry import Collector
 from shoal._rpc import Refusal
 from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.status import JobState, JobStatus, Role
-from shoal_coordinator.coordinator import Coordinator, Observer
+from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.job import QuarantineReason
 from shoal_coordinator.messages import Effect, events
+from shoal_coordinator.observer import Observer
 
 # From a small model on a local disk to a large one in a slow object store.
 _CHECKPOINT_SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 180.0, 600.0, 1800.0, 3600.0)
@@ -155,6 +156,7 @@ class StateCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yields one family for each metric."""
         unwritten = self._coordinator.unwritten  # before `reading`, which waits until there are none
+        waiting = self._coordinator.waiting_workers
         with self._coordinator.reading() as (cluster, now):
             members, generation, pending = cluster.listing.member_states(), cluster.generation, cluster.pending_effects
             live, states = cluster.listing.live_jobs(now), cluster.listing.job_states()
@@ -207,6 +209,7 @@ class StateCollector(Collector):
             ("unwritten_changes", "Decisions that are not yet in the store, and not yet visible.", unwritten),
             ("placement_generation", "Generation of the newest placement.", generation),
             ("job_watchers", "Calls that watch jobs.", self._watchers()),
+            ("waiting_workers", "Workers whose call waits for their entry into a job.", waiting),
         ):
             yield GaugeMetricFamily(f"shoal_coordinator_{name}", text, value)
 

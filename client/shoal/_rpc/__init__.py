@@ -23,7 +23,7 @@ from shoal._rpc.channels import (
 from shoal._rpc.coordinator import CoordinatorClient, MembershipClient
 from shoal._rpc.reception import REFUSALS, CallLimits, Refusal
 from shoal._rpc.retries import RETRY_TARGETS, Retries, RetryTarget
-from shoal._rpc.servers import NonBlocking, Pooled, RawMessages, RpcServer, refuse, servicer
+from shoal._rpc.servers import Deferred, NonBlocking, Pooled, RawMessages, RpcServer, encoded, refuse, servicer
 
 __all__ = [
     "REFUSALS",
@@ -31,6 +31,7 @@ __all__ = [
     "Backoff",
     "CallLimits",
     "CoordinatorClient",
+    "Deferred",
     "MembershipClient",
     "NonBlocking",
     "Pooled",
@@ -42,6 +43,7 @@ __all__ = [
     "as_shoal_errors",
     "channel",
     "detail_of",
+    "encoded",
     "error_from",
     "error_metadata",
     "error_of",

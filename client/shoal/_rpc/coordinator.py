@@ -22,6 +22,8 @@ T = TypeVar("T")
 # Seconds until the coordinator has noticed an expired heartbeat timeout, and between two polls for that.
 _EXPIRY_SLACK_S, _EXPIRY_POLL_S = 1.0, 0.1
 _CALL_TIMEOUT_S = 5.0
+# Seconds between two looks whether a call in progress is abandoned.
+_ABANDON_POLL_S = 0.1
 _log = structlog.get_logger(__name__)
 
 
@@ -51,6 +53,7 @@ class CoordinatorClient:
         *,
         timeout_s: float = _CALL_TIMEOUT_S,
         retry_for_s: float | None = None,
+        abandon: Callable[[], bool] | None = None,
     ) -> T:
         """Makes one unary call, for example `call(client.jobs.Get, job_pb2.GetRequest(job="a"))`.
 
@@ -61,18 +64,25 @@ class CoordinatorClient:
             request: the request message.
             timeout_s: time limit of one attempt, in seconds.
             retry_for_s: seconds during which the call is repeated. None means the client's default.
+            abandon: called several times a second during a call that may wait long; True ends the call.
 
         Returns:
             The reply message.
 
         Raises:
             Unreachable: the coordinator did not answer for `retry_for_s` seconds.
+            Cancelled: `abandon` returned True.
             ShoalError: the error that the coordinator answered.
         """
 
         def once() -> T:
             with channels.as_shoal_errors(self.address):
-                return method(request, timeout=timeout_s, metadata=_tracing.metadata())
+                if abandon is None:
+                    return method(request, timeout=timeout_s, metadata=_tracing.metadata())
+                stub: Any = method  # of a stub, as far as it makes futures
+                future = stub.future(request, timeout=timeout_s, metadata=_tracing.metadata())
+                reply: T = _result(future, abandon, self.address)
+                return reply
 
         with _tracing.client_span(request):
             return channels.retrying(
@@ -86,6 +96,19 @@ class CoordinatorClient:
     def close(self) -> None:
         """Closes the channel. Calls in progress fail with Cancelled."""
         self._channel.close()
+
+
+def _result(future: Any, abandon: Callable[[], bool], address: str) -> Any:
+    """Returns the reply of a call in progress, or ends the call when it is abandoned."""
+    done = threading.Event()
+    future.add_done_callback(lambda _: done.set())
+    try:
+        while not done.wait(_ABANDON_POLL_S):
+            if abandon():
+                raise errors.Cancelled(f"the call to {address} was abandoned by its caller", address=address)
+    finally:
+        future.cancel()  # does nothing if it is done
+    return future.result()
 
 
 class MembershipClient:

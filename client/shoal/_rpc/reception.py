@@ -15,7 +15,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any, Literal, get_args
 
@@ -41,6 +43,9 @@ HOST_CALLS = 8_192
 CALLS = 16_384
 # Seconds between two looks for late messages.
 _LATE_POLL_S = 1.0
+
+# Lets a call wait: gets its request, and what to call when it may be handled. Returns what to call if its caller goes.
+Hold = Callable[[Any, Callable[[], None]], Callable[[], None]]
 
 Refusal = Literal["late_message", "calls_of_host", "calls"]
 REFUSALS: tuple[Refusal, ...] = get_args(Refusal)
@@ -137,15 +142,23 @@ class Reception:
             self._longest_wait_s, self._essential_refused = 0.0, 0
         return delays
 
-    def pool(self, threads: ThreadPoolExecutor, *, streaming: bool, essential: bool) -> ThreadPoolExecutor:
+    def pool(
+        self, threads: ThreadPoolExecutor, *, streaming: bool, essential: bool, hold: Hold | None = None
+    ) -> ThreadPoolExecutor:
         """Returns the pool to give to grpcio for a method: it receives the first message, then uses `threads`.
 
         Args:
             threads: the threads on which the method runs.
             streaming: whether its requests are streams.
             essential: whether its calls are essential.
+            hold: lets each call wait before the method runs. None means that calls do not wait.
+
+        Returns:
+            The pool.
         """
-        return _ReceivingPool(self, threads, streaming=streaming, essential=essential) if _SUPPORTED else threads
+        if not _SUPPORTED:
+            return threads
+        return _ReceivingPool(self, threads, streaming=streaming, essential=essential, hold=hold)
 
     def admit(self, call: "_Call") -> errors.ShoalError | None:
         """Counts a call, or returns why it is refused."""
@@ -251,9 +264,17 @@ class _ReceivingPool(ThreadPoolExecutor):
     grpcio runs handlers only in instances of ThreadPoolExecutor.
     """
 
-    def __init__(self, reception: Reception, threads: ThreadPoolExecutor, *, streaming: bool, essential: bool) -> None:
+    def __init__(
+        self,
+        reception: Reception,
+        threads: ThreadPoolExecutor,
+        *,
+        streaming: bool,
+        essential: bool,
+        hold: Hold | None,
+    ) -> None:
         super().__init__(1)
-        self._reception, self._pool = reception, threads
+        self._reception, self._pool, self._hold = reception, threads, hold
         self._streaming, self._essential = streaming, essential
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **_: Any) -> Future[Any]:
@@ -295,10 +316,50 @@ class _ReceivingPool(ThreadPoolExecutor):
             received = argument
         else:
             received = lambda: chain((request,), argument())  # noqa: E731
+        run = partial(self._run, call, fn, respond, event, state, behavior, received, *codecs)
+        if self._hold is None:
+            self._submit(call, run)
+        else:
+            self._submit(call, partial(self._wait, call, self._hold, request, run))
+
+    def _submit(self, call: _Call, run: Callable[[], None]) -> None:
         try:
-            self._pool.submit(self._run, call, fn, respond, event, state, behavior, received, *codecs)
+            self._pool.submit(run)
         except RuntimeError:  # the pool is shut down
             self._reception.abort(call, errors.Unreachable("the server is stopping"))
+            self._end(call)
+
+    def _wait(self, call: _Call, hold: Hold, request: Any, run: Callable[[], None]) -> None:
+        """Lets a call wait. It holds no thread while it waits, but counts as a call."""
+        runs = [run]
+
+        def go_on() -> None:
+            with suppress(IndexError):  # a second time does nothing
+                self._submit(call, partial(self._run_if_active, call, runs.pop()))
+
+        try:
+            gone = hold(request, go_on)
+        except Exception:
+            _log.exception("cannot let a call wait")
+            go_on()
+            return
+
+        def call_gone() -> None:  # on grpcio's event thread, which must not wait for a lock
+            with suppress(RuntimeError):  # the pool is shut down
+                self._pool.submit(gone)
+
+        with call.state.condition:
+            if waits := call.state.callbacks is not None:
+                call.state.callbacks.append(call_gone)
+        if not waits:  # the call has ended meanwhile
+            gone()
+
+    def _run_if_active(self, call: _Call, run: Callable[[], None]) -> None:
+        with call.state.condition:
+            active = _grpc._is_rpc_state_active(call.state)
+        if active:
+            run()
+        else:
             self._end(call)
 
     def _run(self, call: _Call, fn: Callable[..., Any], *args: Any) -> None:
@@ -313,4 +374,4 @@ class _ReceivingPool(ThreadPoolExecutor):
         call.ended.set_result(None)
 
 
-__all__ = ["REFUSALS", "CallLimits", "Reception", "Refusal", "is_supported"]
+__all__ = ["REFUSALS", "CallLimits", "Hold", "Reception", "Refusal", "is_supported"]

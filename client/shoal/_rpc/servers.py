@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection
 
 from shoal import _tracing, errors
 from shoal._rpc import channels
-from shoal._rpc.reception import CallLimits, Reception, Refusal
+from shoal._rpc.reception import CallLimits, Hold, Reception, Refusal
 from shoal._wire.limits import MAX_MESSAGE_BYTES
 
 _log = structlog.get_logger(__name__)
@@ -88,6 +88,30 @@ class Pooled:
     def __init__(self, handler: Callable[..., Any], pool: ThreadPoolExecutor) -> None:
         self._handler = handler
         self.experimental_thread_pool = pool
+
+    def __call__(self, request: Any, context: grpc.ServicerContext) -> Any:
+        return self._handler(request, context)
+
+
+def encoded(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Marks a handler whose replies are serialized messages."""
+    method.replies_encoded = True  # type: ignore[attr-defined]
+    return method
+
+
+class Deferred:
+    """A unary handler whose calls may wait before they are handled, without a thread. Its replies are serialized.
+
+    Args:
+        handler: handles a call.
+        hold: called before that, with the request and with `go_on`; any thread may call `go_on`, once, to let the call
+            be handled. Returns a function that is called if the caller goes first, and then has to call `go_on`.
+    """
+
+    replies_encoded = True
+
+    def __init__(self, handler: Callable[..., Any], hold: Hold) -> None:
+        self._handler, self.hold = handler, hold
 
     def __call__(self, request: Any, context: grpc.ServicerContext) -> Any:
         return self._handler(request, context)
@@ -301,7 +325,14 @@ class _Registrar:
             threads = self._pools.reflection
         else:
             threads = getattr(behavior, "experimental_thread_pool", None) or self._pools.ordinary
-        pool = self._reception.pool(threads, streaming=handler.request_streaming, essential=essential)
+        pool = self._reception.pool(
+            threads,
+            streaming=handler.request_streaming,
+            essential=essential,
+            hold=getattr(behavior, "hold", None),
+        )
+        if getattr(behavior, "replies_encoded", False):
+            handler = handler._replace(response_serializer=None)
         return handler._replace(**{arity: _InPool(behavior, pool)})
 
 

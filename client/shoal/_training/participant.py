@@ -21,8 +21,11 @@ from shoal.status import Evaluation
 from shoal.v1 import job_pb2
 from shoal.variables import Variable, variable_from_array
 
-# Seconds between two Join calls: short at first, because a small job is placed within milliseconds.
-_FIRST_POLL_S, _LONGEST_POLL_S = 0.01, 0.25
+# Seconds that the coordinator may let one Join wait, and more seconds until its deadline.
+_JOIN_WAIT_S, _JOIN_SLACK_S = 20.0, 10.0
+# Seconds between two Joins if the coordinator answered the first one within a second although the worker is not ready,
+# for example because it stops.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S, _EARLY_S = 0.01, 0.25, 1.0
 # Deadline of a report. A longer wait is not useful, because the next report carries the same data.
 _REPORT_TIMEOUT_S = 2.0
 # Limit of an error's text; its end is kept, which says the most.
@@ -111,7 +114,7 @@ class Participant:
         Sends the initial values meanwhile if this worker is the value sender.
 
         Args:
-            stop: called between two requests; True ends the wait.
+            stop: called several times a second; True ends the wait.
             upload: as for `Pipeline`.
 
         Returns:
@@ -121,23 +124,30 @@ class Participant:
             JobFailed: the job failed meanwhile; the message says why.
             Cancelled: `stop` returned True, or the job ended in another way.
         """
-        assigned, delay = False, _FIRST_POLL_S
+        assigned, pause = False, _FIRST_PAUSE_S
+        placement: Placement | None = None
         while True:
-            reply = self._join(assigned)
+            began = time.monotonic()
+            try:
+                reply = self._join(assigned, placement, stop)
+            except errors.Cancelled as error:
+                raise (self._stopped() if stop() else error) from None
             if reply.state in _OVER:
                 raise self._over(reply.state)
-            if reply.assign_values and not assigned and reply.HasField("placement"):
-                self._assign(Placement.from_proto(reply.placement), reply.restored)
+            if reply.HasField("placement"):
+                placement = Placement.from_proto(reply.placement)
+            if placement and reply.assign_values and not assigned:
+                self._assign(placement, reply.restored)
                 assigned = True
-            elif reply.ready:
+            elif placement and reply.ready:
                 break
             elif stop():
-                raise errors.Cancelled(f"{self.worker} stopped waiting to enter job {self.job}", job=self.job)
-            else:
-                self._sleep(delay)
-                delay = min(2 * delay, _LONGEST_POLL_S)
+                raise self._stopped()
+            elif time.monotonic() - began < _EARLY_S:
+                self._sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
         self._spec, self.rank = Job.from_proto(reply.spec), reply.rank
-        parameters = self._parameters(Placement.from_proto(reply.placement), reply.step)
+        parameters = self._parameters(placement, reply.step)
         overlap = self._spec.overlap and self._spec.consistency.overlaps
         traces = _tracing.Traces("step", job=self.job, worker=self.worker, rank=self.rank)
         return Pipeline(parameters, overlap=overlap, upload=upload, traces=traces)
@@ -251,12 +261,17 @@ class Participant:
     def _failed(self, reason: str) -> errors.JobFailed:
         return errors.JobFailed(f"job {self.job} failed: {reason}", job=self.job)
 
-    def _join(self, assigned: bool) -> job_pb2.JoinReply:
+    def _join(self, assigned: bool, placement: Placement | None, stop: Callable[[], bool]) -> job_pb2.JoinReply:
         request = job_pb2.JoinRequest(
             **self._identity,
             assigned=assigned,
+            wait_s=_JOIN_WAIT_S,
+            generation=placement.generation if placement else 0,
         )
-        return self._coordinator.call(self._jobs.Join, request)
+        return self._coordinator.call(self._jobs.Join, request, timeout_s=_JOIN_WAIT_S + _JOIN_SLACK_S, abandon=stop)
+
+    def _stopped(self) -> errors.Cancelled:
+        return errors.Cancelled(f"{self.worker} stopped waiting to enter job {self.job}", job=self.job)
 
     def _over(self, state: job_pb2.JobState.ValueType) -> errors.ShoalError:
         if state == job_pb2.FAILED:

@@ -5,7 +5,7 @@ checked against the variables, so it is safe to compute indices from it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -166,12 +166,20 @@ class Placement:
     """The server of each shard of a job. Requests that are based on it carry its generation.
 
     Every row of every variable lies in exactly one slice of one shard. Shards are numbered from 0 and in order.
+
+    Attributes:
+        job: name of the job.
+        generation: number of the placement; a newer one has a larger number.
+        variables: variables of the job, by name.
+        shards: the shards, in order.
+        encoded_variables: the variables as a serialized message that has nothing else, if they are known in that form.
     """
 
     job: str
     generation: int
     variables: dict[str, Variable]
     shards: tuple[ShardPlacement, ...]
+    encoded_variables: bytes = field(default=b"", repr=False, compare=False)
 
     def by_server(self) -> dict[str, list[ShardPlacement]]:
         """Returns the shards of each server by its address, in order of their numbers."""
@@ -180,14 +188,19 @@ class Placement:
             servers.setdefault(shard.address, []).append(shard)
         return servers
 
+    @cached_property
+    def encoded(self) -> bytes:
+        """The serialized message. It is encoded once, because with 10,000 variables that takes a tenth of a second."""
+        message = tensor_pb2.Placement.FromString(self.encoded_variables)
+        message.job, message.generation = self.job, self.generation
+        if not self.encoded_variables:
+            message.variables.extend(variable.to_proto(name) for name, variable in self.variables.items())
+        message.shards.extend(shard.to_proto() for shard in self.shards)
+        return message.SerializeToString(deterministic=True)
+
     def to_proto(self) -> tensor_pb2.Placement:
-        """Returns the message that carries this placement."""
-        return tensor_pb2.Placement(
-            job=self.job,
-            generation=self.generation,
-            variables=[variable.to_proto(name) for name, variable in self.variables.items()],
-            shards=[shard.to_proto() for shard in self.shards],
-        )
+        """Returns the message that carries this placement; a copy, made from its encoded form."""
+        return tensor_pb2.Placement.FromString(self.encoded)
 
     @classmethod
     def from_proto(cls, message: tensor_pb2.Placement) -> "Placement":

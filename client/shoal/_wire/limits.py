@@ -24,6 +24,9 @@ STALENESS_BUCKETS = 1_024
 # Steps of a worker: those with timings in one report, and those with timings that the coordinator keeps.
 TIMINGS, KEPT_TIMINGS = 64, 256
 
+# Seconds that a call of Join waits at most.
+JOIN_WAIT_S = 60.0
+
 # Deadline of a transfer: a fixed time, and the time that its bytes take at the slowest accepted rate.
 _TRANSFER_S, _SLOWEST_BYTES_A_S = 60.0, 8e6
 
@@ -36,6 +39,7 @@ def transfer_s(nbytes: int) -> float:
 __all__ = [
     "CHUNK_BYTES",
     "FIELD_BYTES",
+    "JOIN_WAIT_S",
     "KEPT_TIMINGS",
     "LOG_BYTES",
     "LOG_LINES",

@@ -1692,6 +1692,8 @@ class JoinRequest(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     ASSIGNED_FIELD_NUMBER: _builtins.int
     ASSIGNMENT_FIELD_NUMBER: _builtins.int
+    WAIT_S_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     worker: _builtins.str
     incarnation: _builtins.int
@@ -1700,6 +1702,13 @@ class JoinRequest(_message.Message):
     """Whether the given values are in place. Only the value sender sets it."""
     assignment: _builtins.int
     """HeartbeatReply.assignment, which tells apart two assignments to jobs of the same name. 0 for sessions."""
+    wait_s: _builtins.float
+    """Seconds that the call may wait until the worker is ready or has to send the given values, or the job has ended. 0
+    means that it does not wait. The coordinator waits at most 60 s. It ends the wait early if the worker calls again,
+    and when it stops. A negative or infinite value returns INVALID_ARGUMENT, BAD_REQUEST.
+    """
+    generation: _builtins.int
+    """Placement.generation of a placement that the caller has. The reply leaves that placement out. 0 means none."""
     def __init__(
         self,
         *,
@@ -1708,10 +1717,12 @@ class JoinRequest(_message.Message):
         incarnation: _builtins.int = ...,
         assigned: _builtins.bool = ...,
         assignment: _builtins.int = ...,
+        wait_s: _builtins.float = ...,
+        generation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned", "assignment", b"assignment", "incarnation", b"incarnation", "job", b"job", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned", "assignment", b"assignment", "generation", b"generation", "incarnation", b"incarnation", "job", b"job", "wait_s", b"wait_s", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1745,10 +1756,14 @@ class JoinReply(_message.Message):
     """
     @_builtins.property
     def placement(self) -> _tensor_pb2.Placement:
-        """The placement. It may be set before the worker is admitted."""
+        """The placement, unless the caller has it. A call that waits gets it when the worker is ready or the value sender. A
+        call that does not wait may get it before the worker is admitted.
+        """
 
     @_builtins.property
-    def spec(self) -> Global___JobSpec: ...
+    def spec(self) -> Global___JobSpec:
+        """The specification of the job. Not set if the time of a call that waits is over."""
+
     @_builtins.property
     def restored(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Variables that the value sender skips, because they have the values of a checkpoint."""

@@ -3,17 +3,14 @@
 They apply to requests only. Records that an earlier version has stored are not checked, so they still load.
 """
 
-from collections.abc import Iterable
 from importlib.metadata import version
 
-from shoal import errors, variables
+from shoal import errors
 from shoal._job.checks import check_not_standard_library
 from shoal._wire import NAMES, check_address, check_text, is_name, limits
 from shoal.job import Job
 from shoal.v1 import coordinator_pb2 as members_pb
 from shoal.v1 import job_pb2 as pb
-from shoal.v1 import tensor_pb2
-from shoal.variables import Variable
 
 # Limit of the patterns of one job's optimizer.
 DECAY_PATTERNS = 1_000
@@ -84,19 +81,4 @@ def check_evaluation(request: pb.ReportEvaluationRequest) -> None:
         check_text("the name of a value", name)
 
 
-def decoded_variables(messages: Iterable[tensor_pb2.Variable]) -> dict[str, Variable]:
-    """Returns the variables of a description, by name.
-
-    Raises:
-        InvalidVariable: One is invalid, or described twice.
-    """
-    decoded: dict[str, Variable] = {}
-    for message in messages:
-        name, variable = variables.from_proto(message)
-        if name in decoded:
-            raise errors.InvalidVariable(f"variable {name!r} is described twice", variable=name)
-        decoded[name] = variable
-    return decoded
-
-
-__all__ = ["DECAY_PATTERNS", "check_evaluation", "check_registration", "check_submission", "decoded_variables"]
+__all__ = ["DECAY_PATTERNS", "check_evaluation", "check_registration", "check_submission"]

@@ -18,7 +18,7 @@ from shoal.status import (
 )
 from shoal.v1 import coordinator_pb2, job_pb2
 from shoal_coordinator.cluster import ListedJob, token_after_job, token_after_member
-from shoal_coordinator.messages import JoinResult, progress_message, state_code
+from shoal_coordinator.messages import progress_message, state_code
 
 M = TypeVar("M", bound=Message)
 
@@ -64,20 +64,6 @@ def timings_message(timings: Timings) -> job_pb2.GetTimingsReply:
         for worker, steps in timings.steps.items()
     )
     return job_pb2.GetTimingsReply(workers=workers, staleness=timings.staleness)
-
-
-def join_message(joined: JoinResult) -> job_pb2.JoinReply:
-    """Encodes the state of a worker's entry into a job."""
-    return job_pb2.JoinReply(
-        ready=joined.ready,
-        placement=joined.placement.to_proto() if joined.placement else None,
-        rank=joined.rank,
-        step=joined.step,
-        spec=joined.spec.to_proto(),
-        state=state_code(joined.state),
-        assign_values=joined.assign_values,
-        restored=sorted(joined.restored),
-    )
 
 
 def lease_message(answer: Lease | NoRange) -> job_pb2.LeaseReply:

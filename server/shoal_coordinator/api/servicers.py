@@ -15,9 +15,10 @@ from shoal._wire import Cursor, ReportAck, limits, without_controls
 from shoal.job import Job
 from shoal.status import Evaluation, ServerLoad, StepTiming
 from shoal.v1 import coordinator_pb2 as members_pb
-from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc, tensor_pb2
+from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc
 from shoal.v1 import job_pb2 as pb
 from shoal_coordinator.api import checks, codecs
+from shoal_coordinator.api.entry import Descriptions, JoinHandler, Placements
 from shoal_coordinator.cluster import job_before, member_after, page_size
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.messages import Registration, event_message, events
@@ -100,6 +101,8 @@ class JobsService(job_pb2_grpc.JobsServicer):
         self._coordinator = coordinator
         self._catalogue = Catalogue(storage) if storage else None
         self._watching = _Watch(coordinator, max_watchers)
+        self._descriptions, self._placements = Descriptions(), Placements()
+        self._joining = JoinHandler(coordinator, self._placements)
 
     def close(self) -> None:
         """Waits for the watchers' threads. Call it after the coordinator and the server have stopped."""
@@ -114,6 +117,11 @@ class JobsService(job_pb2_grpc.JobsServicer):
     def Watch(self) -> "_Watch":
         """Streams a job's events."""
         return self._watching
+
+    @property
+    def Join(self) -> _rpc.Deferred:
+        """Lets a worker enter a job, and waits for that without a thread."""
+        return self._joining.handler
 
     @_rpc.servicer
     def Submit(self, request: pb.SubmitRequest, _: grpc.ServicerContext) -> pb.SubmitReply:
@@ -151,11 +159,12 @@ class JobsService(job_pb2_grpc.JobsServicer):
         self._coordinator.handle(events.JobDropped(request.job))
         return pb.DropReply()
 
+    @_rpc.encoded
     @_rpc.servicer
-    def GetPlacement(self, request: pb.GetPlacementRequest, _: grpc.ServicerContext) -> tensor_pb2.Placement:
+    def GetPlacement(self, request: pb.GetPlacementRequest, _: grpc.ServicerContext) -> bytes:
         with self._coordinator.reading() as (cluster, _now):
             placement = cluster.job(request.job).placed
-        return placement.to_proto()
+        return self._placements.encode(placement)
 
     @_rpc.servicer
     def GetData(self, request: pb.GetDataRequest, _: grpc.ServicerContext) -> pb.GetDataReply:
@@ -178,21 +187,13 @@ class JobsService(job_pb2_grpc.JobsServicer):
                 request.job,
                 request.worker,
                 request.incarnation,
-                checks.decoded_variables(request.variables),
-                request.samples,
+                self._descriptions.decode(request.variables, request.samples),
                 request.assignment,
             )
         )
         if result.conflict:
             raise errors.InvalidJob(f"job {request.job} failed: {result.conflict}", job=request.job)
         return pb.DescribeReply()
-
-    @_rpc.servicer
-    def Join(self, request: pb.JoinRequest, _: grpc.ServicerContext) -> pb.JoinReply:
-        joined = self._coordinator.handle(
-            events.JoinRequested(request.job, request.worker, request.incarnation, request.assigned, request.assignment)
-        )
-        return codecs.join_message(joined)
 
     @_rpc.servicer
     def Lease(self, request: pb.LeaseRequest, _: grpc.ServicerContext) -> pb.LeaseReply:

@@ -1,6 +1,9 @@
-"""Dirty-record tracking for the metadata store (no I/O)."""
+"""Dirty-record tracking for the metadata store, and the jobs that changed, for those that wait for them (no I/O)."""
 
 from shoal_coordinator.messages import record_keys
+
+# The records of a job whose changes may end the wait of a worker. Watchers wait for events.
+_WAITED_FOR = {record_keys.JobRecordKind.STATE, record_keys.JobRecordKind.PLAN}
 
 
 class DirtyRecords:
@@ -8,6 +11,7 @@ class DirtyRecords:
 
     def __init__(self) -> None:
         self._keys = {record_keys.CLUSTER}
+        self._changed_jobs: set[int] = set()  # submissions
 
     def __bool__(self) -> bool:
         return bool(self._keys)
@@ -22,7 +26,13 @@ class DirtyRecords:
 
     def job(self, submission: int, part: str) -> None:
         """Marks one record of a job."""
+        if part in _WAITED_FOR:
+            self._changed_jobs.add(submission)
         self._keys.add(record_keys.of_job(submission, part))
+
+    def job_event(self, submission: int) -> None:
+        """Marks a job that has a new event, which may have no record."""
+        self._changed_jobs.add(submission)
 
     def effect(self, number: int) -> None:
         """Marks an effect's record, and the cluster's, since the effect may be new."""
@@ -31,4 +41,9 @@ class DirtyRecords:
     def take(self) -> list[str]:
         """Returns all keys marked since the last call, in order."""
         taken, self._keys = sorted(self._keys), set()
+        return taken
+
+    def take_changed_jobs(self) -> set[int]:
+        """Returns the submissions of the jobs with a new event, state or plan since the last call."""
+        taken, self._changed_jobs = self._changed_jobs, set()
         return taken

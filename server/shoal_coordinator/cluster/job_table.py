@@ -2,7 +2,8 @@
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 
 from shoal import errors
@@ -12,9 +13,14 @@ from shoal_coordinator.messages import JobRef
 
 
 class JobTable(Mapping[str, JobMachine]):
-    """Jobs by name, in the order of their submissions."""
+    """Jobs by name, in the order of their submissions.
 
-    def __init__(self) -> None:
+    Args:
+        on_event: called with the submission of a job that has a new event.
+    """
+
+    def __init__(self, on_event: Callable[[int], None] = lambda _: None) -> None:
+        self._on_event = on_event
         self._jobs: dict[str, JobMachine] = {}
         self._by_submission: dict[int, JobMachine] = {}  # has the same jobs
         self._submissions: list[int] = []  # the keys of _by_submission, in order
@@ -48,6 +54,7 @@ class JobTable(Mapping[str, JobMachine]):
         self._jobs[job.ref.name] = self._by_submission[number] = job
         self._submissions.append(number)
         self._live[number] = job
+        job.log.appended = partial(self._on_event, number)
 
     def remove(self, job: JobMachine) -> None:
         """Removes a job."""

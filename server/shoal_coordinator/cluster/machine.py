@@ -55,6 +55,7 @@ class Cluster:
     Attributes:
         counters: counts of job events since this object was created.
         listing: lists of jobs and members, a page at a time.
+        take_changed_jobs: returns the submissions of the jobs that changed, or have new events, since the last call.
     """
 
     def __init__(self, cluster: str, policy: ClusterPolicy, now: float) -> None:
@@ -62,7 +63,7 @@ class Cluster:
         self._policy = policy
         self._dirty = DirtyRecords()
         self._members = Membership(policy.heartbeat_timeout_s, self._dirty.member, return_s=policy.server_return_s)
-        self._jobs = JobTable()
+        self._jobs, self.take_changed_jobs = JobTable(self._dirty.job_event), self._dirty.take_changed_jobs
         self.listing = Listing(self._jobs, self._members)
         self.counters = JobCounters()
         self._submissions = 0  # never decreases: each number is used once

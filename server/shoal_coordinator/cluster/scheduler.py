@@ -114,7 +114,9 @@ class Scheduler:
             return _restarting(expected) or "waiting for a server"
         if job.waits_for_storage(now):
             return ""  # `storage_waited_for` says so
-        variables = dict(job.unplaced or {})
+        program = job.unplaced
+        assert program is not None
+        variables = dict(program.variables)
         held = self._placed_bytes()
         candidates = [Candidate(server.id, server.registration.address, held[server.id]) for server in servers]
         try:
@@ -126,7 +128,8 @@ class Scheduler:
             return ""
         self.generation += 1
         self._counted()
-        self._emit(job.place(Placement(job.spec.name, self.generation, variables, shards), now))
+        placement = Placement(job.spec.name, self.generation, variables, shards, program.encoded)
+        self._emit(job.place(placement, now))
         return ""
 
     def _placed_bytes(self) -> Counter[str]:

@@ -66,7 +66,7 @@ class WorkerRequests:
         member, job = self._members.check(event.worker, event.incarnation), self._jobs.named(event.job)
         if not job.ended:
             self._ensure_assignment(member, job, event.assignment, now)
-            self._emit(job.join(event.worker, event.assigned, now))
+            self._emit(job.join(event.worker, event.assigned, now, waits=event.waits))
             if event.assigned:
                 self._schedule(now)  # the job may run now, and extra workers may join
         return job.joined(event.worker)

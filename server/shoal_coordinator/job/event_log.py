@@ -43,6 +43,7 @@ class EventLog:
         max_events: see above; a smaller number applies from the next event.
         reserved_sequence: the largest reserved number.
         ended: whether the latest event is the job's last.
+        appended: called after each new event; the owner of the log may set it.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class EventLog:
         self.last = 0
         self.reserved_sequence = 0
         self.ended = False
+        self.appended: Callable[[], object] = lambda: None
 
     def restore(self, events: Iterable[Kept], reserved_sequence: int) -> None:
         """Restores a new log from the stored events of an earlier one."""
@@ -97,6 +99,7 @@ class EventLog:
         if event.sequence in self._kept:
             self._kept_changed(event.sequence)
         self._trim()
+        self.appended()
 
     def after(self, sequence: int) -> list[Event]:
         """Returns the remembered events with larger numbers, in order."""

@@ -110,11 +110,11 @@ class JobMachine(JobView):
     def shards_created(self, now: float, restored: RestoredCheckpoint | None = None) -> list[Effect]:
         """Records that all servers hold the shards."""
         problem = self._startup.shards_created(now, restored)
-        return self.fail(problem, now) if problem else []
+        return self.fail(problem, now) if problem else self._startup.admit_waiting()
 
-    def join(self, worker: str, assigned: bool, now: float) -> list[Effect]:
+    def join(self, worker: str, assigned: bool, now: float, *, waits: bool = False) -> list[Effect]:
         """Lets a worker enter as far as possible; see `Startup.join`."""
-        return self._startup.join(worker, assigned, now)
+        return self._startup.join(worker, assigned, now, waits=waits)
 
     def admitted(self, assignment: int, step: int, now: float) -> None:
         """Records that all servers have admitted a worker; see `Startup.admitted`."""
@@ -344,8 +344,8 @@ class JobMachine(JobView):
         rank = self._worker_group.active[worker].rank
         effects = self._release(worker, cursor)
         self._worker_group.vacate(rank)
-        self._startup.elect_value_sender()
         self._lifecycle.note(f"worker {worker} (rank {rank}) is gone", now)
+        self._startup.worker_gone(now)
         return effects if self.spec.is_session else effects + self._succeed_when_done(now)
 
     def fail(self, reason: str, now: float) -> list[Effect]:

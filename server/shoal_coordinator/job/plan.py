@@ -1,44 +1,10 @@
 """Plan of one job: its variables, their placement, and whether they have their initial values (no I/O)."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from shoal._wire import Placement
-from shoal.initializers import Given
 from shoal.v1 import state_pb2, tensor_pb2
-from shoal.variables import Variable
-from shoal.variables import from_proto as variable_from_proto
-from shoal_coordinator.messages import JobRecordKind, ServerRef, servers_of
-
-
-@dataclass(frozen=True, slots=True)
-class ProgramDescription:
-    """What a program trains.
-
-    Attributes:
-        variables: its variables, by name.
-        samples: samples in one epoch; 0 if it has no data set.
-    """
-
-    variables: Mapping[str, Variable]
-    samples: int
-
-    @property
-    def given(self) -> frozenset[str]:
-        """The variables whose initial values a worker has to send."""
-        return frozenset(name for name, it in self.variables.items() if isinstance(it.initializer, Given))
-
-    def conflict(self, second: "ProgramDescription") -> str:
-        """Returns how another description of the same job differs; empty if it does not."""
-        if self.samples != second.samples:
-            return f"{second.samples} samples instead of {self.samples}"
-        for name in sorted(self.variables.keys() | second.variables.keys()):
-            here, there = self.variables.get(name), second.variables.get(name)
-            if here is None or there is None:
-                return f"variable {name!r} is in only one of the two descriptions"
-            if here != there:
-                return f"variable {name!r} is {there} instead of {here}"
-        return ""
+from shoal_coordinator.messages import JobRecordKind, ProgramDescription, ServerRef, digest_of, servers_of
 
 
 class Plan:
@@ -127,7 +93,7 @@ class Plan:
         if self.description is None:
             return None
         record = state_pb2.PlanRecord(
-            variables=[variable.to_proto(name) for name, variable in self.description.variables.items()],
+            variables=tensor_pb2.Placement.FromString(self.description.encoded).variables,
             samples=self.description.samples,
             placement=self.placement.to_proto() if self.placement else None,
             previous_servers=self.previous_servers,
@@ -147,8 +113,7 @@ class Plan:
         self.restored = frozenset(record.restored)
         if plan is None:
             return
-        variables = dict(variable_from_proto(variable) for variable in plan.variables)
-        self.description = ProgramDescription(variables, plan.samples)
+        self.description = ProgramDescription.from_proto(plan.variables, plan.samples, digest_of(plan.variables))
         self.previous_servers = tuple(plan.previous_servers)
         if plan.HasField("placement"):
             placement = tensor_pb2.Placement()

@@ -11,8 +11,7 @@ from shoal.job import Job
 from shoal.v1 import state_pb2
 from shoal_coordinator.job.checkpoint_schedule import CheckpointSchedule
 from shoal_coordinator.job.ledger import Ledger
-from shoal_coordinator.job.plan import ProgramDescription
-from shoal_coordinator.messages import RestoredCheckpoint
+from shoal_coordinator.messages import ProgramDescription, RestoredCheckpoint
 
 # Restarts without a new checkpoint in between, after which the job fails instead of restarting endlessly.
 MAX_FAILED_RESTARTS = 10

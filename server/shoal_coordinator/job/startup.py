@@ -3,14 +3,13 @@
 A job starts several times if it loses its shards and restarts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from shoal import errors
 from shoal._wire import Placement
 from shoal.status import JobState
 from shoal_coordinator.job.checkpoint_coordinator import CheckpointCoordinator
 from shoal_coordinator.job.owners import Owners
-from shoal_coordinator.job.plan import ProgramDescription
 from shoal_coordinator.job.recovery import Recovery
 from shoal_coordinator.job.submission import Submission
 from shoal_coordinator.job.worker_group import GroupMember, Stage
@@ -63,18 +62,23 @@ class JobStartup:
         Raises:
             InvalidJob: the program has no variables.
         """
-        plan, description = self._plan, ProgramDescription(dict(event.variables), event.samples)
+        plan, description = self._plan, event.description
         if not description.variables:
             raise errors.InvalidJob(f"the program of job {self._spec.name} has no variables; define at least one")
         if plan.description is None:
             plan.describe(description)
-            self._accounting.begin(event.samples)
+            self._accounting.begin(description.samples)
         elif conflict := plan.description.conflict(description):
             return f"{event.worker} describes the job differently from its first worker: {conflict}"
         self._worker_group.describe(event.worker)
         self.elect_value_sender()
         self._changed(JobRecordKind.STATE)
         return ""
+
+    def worker_gone(self, now: float) -> None:
+        """Selects another value sender if that one is gone, and begins to run if all that are left may train."""
+        self.elect_value_sender()
+        self.run_when_ready(now)
 
     def elect_value_sender(self) -> None:
         """Selects a worker to send the given values, if they are needed."""
@@ -93,16 +97,17 @@ class JobStartup:
         self._plan.create()
         if restored and (problem := self._resume_from(restored, now)):
             return problem
-        self._run_when_ready(now)
+        self.run_when_ready(now)
         return ""
 
-    def join(self, worker: str, assigned: bool, now: float) -> list[Effect]:
+    def join(self, worker: str, assigned: bool, now: float, *, waits: bool = False) -> list[Effect]:
         """Lets a worker enter as far as possible: servers admit it once they hold the shards.
 
         Args:
             worker: id of the worker.
             assigned: whether it has sent the given values.
             now: seconds of Unix time.
+            waits: whether it waits, so that it does not ask again when the servers hold the shards.
 
         Returns:
             The effects.
@@ -110,12 +115,44 @@ class JobStartup:
         plan, part = self._plan, self._worker_group.active[worker]
         if assigned and part.assignment == self._worker_group.value_sender and not plan.assigned:
             plan.fill()
-        if plan.created and part.stage is Stage.ASSIGNED:
-            self._worker_group.begin_entry(worker)
-            self._changed(JobRecordKind.STATE)
-            return [AdmitWorker(self._ref, worker, part.incarnation, part.rank, part.assignment, plan.servers)]
-        self._run_when_ready(now)
+        if part.stage is Stage.ASSIGNED and (waits or plan.created):
+            self._worker_group.ask_entry(worker)
+            return self.admit_waiting()
+        self.run_when_ready(now)
         return []
+
+    def admit_waiting(self) -> list[Effect]:
+        """Lets the workers that have asked to enter do so, if the servers hold the shards."""
+        plan = self._plan
+        waiting = self._worker_group.waiting if plan.created else []
+        for part in waiting:
+            self._worker_group.begin_entry(part.worker)
+            self._changed(JobRecordKind.STATE)
+        return [
+            AdmitWorker(self._ref, part.worker, part.incarnation, part.rank, part.assignment, plan.servers)
+            for part in waiting
+        ]
+
+    def answerable(self, workers: Collection[str]) -> list[str]:
+        """Returns those of the waiting workers that need not wait any longer.
+
+        Those are the workers that may train, the value sender when the servers hold the shards, and workers without an
+        assignment; and all of them when the job has ended. See `JoinResult.ends_wait`.
+        """
+        active = self._worker_group.active
+        if self._lifecycle.ended:
+            return list(workers)
+        running, sender = self._lifecycle.running, 0
+        if self._plan.created and not self._plan.assigned:
+            sender = self._worker_group.value_sender
+        if not running and not sender:  # the usual case, and a short one, since it is asked after every event
+            return [worker for worker in workers if worker not in active]
+        parts = {worker: active.get(worker) for worker in workers}
+        return [
+            worker
+            for worker, part in parts.items()
+            if part is None or (running and part.stage is Stage.ADMITTED) or (sender and part.assignment == sender)
+        ]
 
     def admitted(self, assignment: int, step: int, now: float) -> None:
         """Records that all servers have admitted a worker.
@@ -127,7 +164,7 @@ class JobStartup:
         """
         self._worker_group.admit(assignment, step, now)
         self._changed(JobRecordKind.STATE)
-        self._run_when_ready(now)
+        self.run_when_ready(now)
 
     def joined(self, worker: str) -> JoinResult:
         """Returns the state of a worker's entry; only the job's state if the worker has no assignment."""
@@ -140,7 +177,8 @@ class JobStartup:
         placement, rank, step = plan.created_placement, member.rank, member.step
         return JoinResult(state, self._spec, ready, placement, rank, step, assign_values, restored)
 
-    def _run_when_ready(self, now: float) -> None:
+    def run_when_ready(self, now: float) -> None:
+        """Begins to run, if the shards have their values and enough workers are present, all of whom may train."""
         plan, placing = self._plan, self._lifecycle.state is JobState.PLACING
         if placing and plan.created and self._worker_group.admitted and not plan.lacks_values:
             self._lifecycle.run(now)

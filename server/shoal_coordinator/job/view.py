@@ -7,7 +7,7 @@ module.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Self
 
 from google.protobuf.message import Message
@@ -16,7 +16,6 @@ from shoal import errors
 from shoal._wire import Placement
 from shoal.consistency import Asynchronous
 from shoal.status import DataAccount, JobState, JobStatus, Progress, SavedCheckpoint, Timings
-from shoal.variables import Variable
 from shoal_coordinator.job.accounting import Accounting
 from shoal_coordinator.job.checkpoint_coordinator import CheckpointCoordinator
 from shoal_coordinator.job.counters import JobCounters
@@ -30,7 +29,7 @@ from shoal_coordinator.job.snapshot import JobSnapshot
 from shoal_coordinator.job.startup import JobStartup
 from shoal_coordinator.job.submission import Submission
 from shoal_coordinator.job.worker_group import WorkerGroup
-from shoal_coordinator.messages import HoldResult, JobRecordKind, JoinResult, ServerRef
+from shoal_coordinator.messages import HoldResult, JobRecordKind, JoinResult, ProgramDescription, ServerRef
 
 # The default of `Job.step_timeout_s`: so many times the longest recent step, but at least so many seconds. A program
 # may compile, or read a slow file system, for minutes; restarting it then would be worse than waiting.
@@ -177,12 +176,12 @@ class JobView:
         return self._plan.previous_servers
 
     @property
-    def unplaced(self) -> Mapping[str, Variable] | None:
-        """The variables that wait for placement; None if none do."""
+    def unplaced(self) -> ProgramDescription | None:
+        """The description whose variables wait for placement; None if none do."""
         plan = self._plan
         if plan.description is None or plan.placement is not None or self.ended or not self._worker_group.active:
             return None
-        return plan.description.variables
+        return plan.description
 
     # Workers.
 
@@ -272,6 +271,10 @@ class JobView:
         """Returns the state of a worker's entry; only the job's state if the worker has no assignment."""
         return self._startup.joined(worker)
 
+    def answerable(self, workers: Collection[str]) -> list[str]:
+        """Returns those of the workers that need not wait for their entry any longer; see `JobStartup.answerable`."""
+        return self._startup.answerable(workers)
+
     # Checkpoints and recovery.
 
     @property
@@ -347,12 +350,8 @@ class JobView:
         """Returns a job as an earlier coordinator stored it.
 
         Args:
-            number: number of the submission.
-            saved: the job's records.
-            now: seconds of Unix time.
-            changed: called with the name of a record that was changed or removed.
-            checkpoints: whether the cluster has checkpoint storage.
-            counters: the cluster's counters, to add to.
+            number, saved: number of the submission, and the job's records.
+            now, changed, checkpoints, counters: as for the class.
 
         Returns:
             The restored job.

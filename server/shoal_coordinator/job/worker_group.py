@@ -48,6 +48,8 @@ class GroupMember:
         assignment: number of its assignment, unique in the cluster.
         stage: how far its entry has come.
         described: whether it has loaded the program and the given values.
+        waits: whether it has asked to enter before the servers held the shards. Not stored: a worker repeats its call
+            to the next coordinator.
         step: the step at which it starts.
         last_report: its last report; stored in the record of the progress totals.
         stepped_at: when its step last rose, or it was admitted, in seconds of Unix time. Not stored.
@@ -60,6 +62,7 @@ class GroupMember:
     assignment: int
     stage: Stage = Stage.ASSIGNED
     described: bool = False
+    waits: bool = False
     step: int = 0
     last_report: WorkerReported | None = None
     stepped_at: float = 0.0
@@ -240,9 +243,18 @@ class WorkerGroup:
         self.active[member.worker] = member
         self._names[member.rank] = member.worker
 
+    @property
+    def waiting(self) -> list[GroupMember]:
+        """The members that have asked to enter, and that no server has been asked to admit."""
+        return [member for member in self.active.values() if member.waits]
+
+    def ask_entry(self, worker: str) -> None:
+        """Records that a worker has asked to enter."""
+        self.active[worker].waits = True
+
     def begin_entry(self, worker: str) -> None:
         """Records that servers have been asked to admit a worker."""
-        self.active[worker].stage = Stage.ENTERING
+        self.active[worker].stage, self.active[worker].waits = Stage.ENTERING, False
 
     def describe(self, worker: str) -> None:
         """Records that a worker has loaded the program and the given values."""

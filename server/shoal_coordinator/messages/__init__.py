@@ -6,6 +6,7 @@
 This package makes no decisions and holds no state. Every package of the coordinator may import it; it imports none.
 """
 
+from shoal_coordinator.messages.description import ProgramDescription, digest_of
 from shoal_coordinator.messages.effects import (
     AdmitWorker,
     CommitCheckpoint,
@@ -57,6 +58,7 @@ __all__ = [
     "JobRecordKind",
     "JobRef",
     "JoinResult",
+    "ProgramDescription",
     "RegisterResult",
     "Registration",
     "RemoveWorker",
@@ -66,6 +68,7 @@ __all__ = [
     "TakeCheckpointResult",
     "TakeCut",
     "WorkerReported",
+    "digest_of",
     "event_message",
     "progress_message",
     "servers_of",

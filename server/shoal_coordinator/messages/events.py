@@ -8,7 +8,7 @@ from shoal._wire import Cursor, EvaluationAck, EvaluationClaim, Lease, NoRange, 
 from shoal.job import Job
 from shoal.status import Evaluation, JobStatus, Role, SavedCheckpoint, ServerLoad, StepTiming
 from shoal.v1 import state_pb2
-from shoal.variables import Variable
+from shoal_coordinator.messages.description import ProgramDescription
 from shoal_coordinator.messages.refs import JobRef
 from shoal_coordinator.messages.registration import Registration
 from shoal_coordinator.messages.replies import (
@@ -117,25 +117,28 @@ class CutHeld(ClusterEvent[HoldResult]):
 
 @dataclass(frozen=True, slots=True)
 class JobDescribed(ClusterEvent[DescribeResult]):
-    """A worker has loaded the program. `samples` counts one epoch."""
+    """A worker has loaded the program."""
 
     job: str
     worker: str
     incarnation: int
-    variables: Mapping[str, Variable]
-    samples: int
+    description: ProgramDescription
     assignment: int = 0  # number of the worker's assignment; 0 for a session
 
 
 @dataclass(frozen=True, slots=True)
 class JoinRequested(ClusterEvent[JoinResult]):
-    """A worker asks to enter a job; `assigned` means that it has sent the given values."""
+    """A worker asks to enter a job; `assigned` means that it has sent the given values.
+
+    A worker that waits does not ask again when the servers hold the shards: they then admit it by themselves.
+    """
 
     job: str
     worker: str
     incarnation: int
     assigned: bool = False
     assignment: int = 0  # number of the worker's assignment; 0 for a session
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,11 @@ class JoinResult:
     assign_values: bool = False  # the caller has to send the given values
     restored: frozenset[str] = frozenset()  # variables to leave out: they were restored
 
+    @property
+    def ends_wait(self) -> bool:
+        """Whether the caller has something to do, and so need not wait any longer."""
+        return self.ready or self.state.finished or (self.assign_values and self.placement is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class TakeCheckpointResult:

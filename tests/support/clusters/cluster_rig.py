@@ -27,6 +27,7 @@ from shoal_coordinator.messages import (
     DropShards,
     Effect,
     JobRef,
+    ProgramDescription,
     Registration,
     RemoveWorker,
     RestoredCheckpoint,
@@ -162,11 +163,13 @@ class Rig:
         self, name: str, worker: str, variables: Mapping[str, Variable] = VARIABLES, samples: int = 100
     ) -> Any:
         part = self.part(name, worker)
-        return self.handle(events.JobDescribed(name, worker, self.lives[worker], variables, samples, part))
+        return self.handle(
+            events.JobDescribed(name, worker, self.lives[worker], ProgramDescription(variables, samples), part)
+        )
 
-    def enter(self, name: str, worker: str, assigned: bool = False) -> Any:
+    def enter(self, name: str, worker: str, assigned: bool = False, *, waits: bool = False) -> Any:
         part = self.part(name, worker)
-        return self.handle(events.JoinRequested(name, worker, self.lives[worker], assigned, part))
+        return self.handle(events.JoinRequested(name, worker, self.lives[worker], assigned, part, waits=waits))
 
     def lease(self, name: str, worker: str, done: int = 0) -> Any:
         part = self.part(name, worker)

@@ -10,9 +10,10 @@ from prometheus_client import CollectorRegistry
 from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.status import Role, SavedCheckpoint
 from shoal_coordinator.cluster import Cluster
-from shoal_coordinator.coordinator import Coordinator, Observer
+from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.messages import JobRef, events
 from shoal_coordinator.metrics import StateCollector, count_events
+from shoal_coordinator.observer import Observer
 from support.clusters.cluster_rig import KEEPING, START, Rig, job, session
 
 EVERY_100_S = CheckpointPolicy(every_s=100.0)
@@ -23,7 +24,7 @@ class FakeCoordinator:
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
-        self.unwritten = 3
+        self.unwritten, self.waiting_workers = 3, 7
 
     @contextmanager
     def reading(self) -> Iterator[tuple[Cluster, float]]:
@@ -99,7 +100,7 @@ class TestState:
         assert [shown("jobs_ended_total", state=each) for each in ("succeeded", "failed", "cancelled")] == [0, 1, 1]
 
     def test_decisions_that_are_not_written_and_watchers(self, shown: Callable[..., Any]) -> None:
-        assert (shown("unwritten_changes"), shown("job_watchers")) == (3, 5)
+        assert (shown("unwritten_changes"), shown("job_watchers"), shown("waiting_workers")) == (3, 5, 7)
 
     def test_a_checkpoints_age_is_divided_by_the_jobs_interval(self, rig: Rig, shown: Callable[..., Any]) -> None:
         rig.submit(job("a", checkpoints=EVERY_100_S))

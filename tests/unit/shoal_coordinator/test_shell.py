@@ -1,8 +1,10 @@
 """The shell around the cluster machine, with a store that a test holds up: nothing is seen before it is durable."""
 
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,10 +13,10 @@ from shoal import errors
 from shoal.consistency import Asynchronous
 from shoal.events import StateChanged
 from shoal.job import Job
-from shoal.status import JobState, JobStatus
+from shoal.status import JobState, JobStatus, Role
 from shoal_coordinator.cluster import ClusterPolicy
 from shoal_coordinator.coordinator import Coordinator
-from shoal_coordinator.messages import events
+from shoal_coordinator.messages import Registration, events
 from shoal_coordinator.persistence.store import MemoryStore
 from support.waiting import wait_until
 
@@ -108,6 +110,58 @@ def test_readers_refusals_and_watchers_wait_too(shell: Shell, store: SlowStore, 
     assert read.result(20) == {"first"}
     assert isinstance(refused.exception(20), errors.UnknownJob)
     assert beaten.result(20) == {}
+
+
+def test_events_of_one_job_do_not_wake_the_watchers_of_another(shell: Shell, pool: ThreadPoolExecutor) -> None:
+    looks: list[float] = []  # of a watcher, at whether its caller is there
+
+    def gone() -> bool:
+        looks.append(time.monotonic())
+        return False
+
+    watching = pool.submit(lambda: list(shell.coordinator.watch("first", 10_000, wait=True, gone=gone)))
+    wait_until(lambda: looks)
+    began, before = time.monotonic(), len(looks)
+    for number in range(50):
+        shell.submit(f"job-{number}")
+    allowed = 2 + time.monotonic() - began  # it looks once a second by itself
+    found = len(looks) - before
+    shell.coordinator.handle(events.JobCancelled("first"))
+    watching.result(20)
+    assert found <= allowed
+
+
+def test_a_worker_waits_for_its_entry_at_most_as_long_as_it_may(store: SlowStore) -> None:
+    now = [1_000.0]
+    coordinator = Coordinator(store, "reef", ClusterPolicy(), clock=lambda: now[0])
+    coordinator.start()
+    try:
+        registered = coordinator.handle(events.RegistrationReceived(Registration(Role.SESSION, "x", "p")))
+        coordinator.handle(events.JobSubmitted(Job(name="a", workers=2, consistency=Asynchronous())))
+        woken: list[str] = []
+        join = events.JoinRequested("a", "x", registered.incarnation, waits=True)
+        coordinator.join(join, 5.0, lambda: woken.append("first"))
+        assert (woken, coordinator.waiting_workers) == ([], 1)
+        now[0] += 4.9
+        coordinator.end_expired_waits()
+        assert woken == []
+        now[0] += 0.2
+        coordinator.end_expired_waits()
+        assert (woken, coordinator.waiting_workers) == (["first"], 0)
+        end = coordinator.join(join, 5.0, lambda: woken.append("second"))
+        end()
+        end()
+        assert woken == ["first", "second"]
+        coordinator.join(join, 5.0, lambda: woken.append("third"))
+        coordinator.handle(events.JobCancelled("a"))
+        assert woken[2:] == ["third"]
+        coordinator.join(join, 5.0, lambda: woken.append("ended"))
+        coordinator.join(replace(join, job="nope"), 5.0, lambda: woken.append("refused"))
+        assert woken[3:] == ["ended", "refused"]
+    finally:
+        coordinator.stop()
+    coordinator.join(join, 5.0, lambda: woken.append("stopped"))
+    assert woken[5:] == ["stopped"]
 
 
 def test_waiting_decisions_are_written_in_one_transaction(

@@ -20,6 +20,7 @@ from shoal_coordinator.messages import (
     CreateShards,
     DropShards,
     JobRef,
+    ProgramDescription,
     RemoveWorker,
     RestoredCheckpoint,
     ScanCheckpoints,
@@ -202,7 +203,7 @@ def test_the_trainer_of_an_earlier_job_of_that_name_cannot_speak_for_the_new_one
     assert rig.handle(events.LeaseRequested("a", "w0", life, 1, old)) is NoRange.FINISHED
     rig.handle(events.WorkerFinished("a", "w0", life, "UNKNOWN_JOB", old))
     for late in (
-        events.JobDescribed("a", "w0", life, VARIABLES, 100, old),
+        events.JobDescribed("a", "w0", life, ProgramDescription(VARIABLES, 100), old),
         events.JoinRequested("a", "w0", life, True, old),
     ):
         with pytest.raises(errors.Cancelled, match="no assignment"):

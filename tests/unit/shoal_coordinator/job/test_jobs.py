@@ -18,7 +18,7 @@ from shoal_coordinator.job import event_log
 from shoal_coordinator.job.event_log import EventLog
 from shoal_coordinator.job.machine import JobMachine
 from shoal_coordinator.job.submission import Submission
-from shoal_coordinator.messages import JobDescribed, JobRef, WorkerReported
+from shoal_coordinator.messages import JobDescribed, JobRef, ProgramDescription, WorkerReported
 
 START = 1_000.0
 VARIABLES = {"w": Variable((8, 4))}
@@ -31,7 +31,7 @@ def running(workers: int = 1, samples: int = 100, possible: bool = False, **opti
     names = [f"w{rank}" for rank in range(workers)]
     for number, name in enumerate(names):
         job.enrol(name, number + 1, number + 1, START - 4)
-        job.describe(JobDescribed("a", name, number + 1, VARIABLES, samples), START - 3)
+        job.describe(JobDescribed("a", name, number + 1, ProgramDescription(VARIABLES, samples)), START - 3)
     shards = assign_shards(plan_shards(VARIABLES, 2), [Candidate("s0", "h:1", 0)])
     job.place(Placement("a", 1, VARIABLES, shards), START - 2)
     job.shards_created(START - 1)

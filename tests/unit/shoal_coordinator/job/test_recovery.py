@@ -15,9 +15,8 @@ from shoal.v1 import state_pb2
 from shoal.variables import Variable
 from shoal_coordinator.job.checkpoint_schedule import CheckpointSchedule
 from shoal_coordinator.job.ledger import Ledger
-from shoal_coordinator.job.plan import ProgramDescription
 from shoal_coordinator.job.recovery import MAX_FAILED_RESTARTS, Recovery, ResumePlan
-from shoal_coordinator.messages import RestoredCheckpoint
+from shoal_coordinator.messages import ProgramDescription, RestoredCheckpoint
 
 START = 1_000.0
 GONE = "server s0 is gone"

@@ -1,0 +1,143 @@
+"""The servicers' part in a worker's entry into a job: its description, and Join, which waits without a thread.
+
+A description of 10,000 variables has half a megabyte, and so has a placement. Each is decoded or encoded once, not once
+for each worker.
+"""
+
+import math
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+
+import grpc
+
+from shoal import _rpc, errors
+from shoal._wire import Placement, limits
+from shoal.v1 import job_pb2 as pb
+from shoal.v1 import tensor_pb2
+from shoal_coordinator.coordinator import Coordinator
+from shoal_coordinator.messages import JoinResult, ProgramDescription, digest_of, events, state_code
+
+_JOIN_PLACEMENT = pb.JoinReply.DESCRIPTOR.fields_by_name["placement"].number
+
+
+class Descriptions:
+    """The descriptions of live jobs, by digest, so that the same description is decoded once. Thread-safe."""
+
+    def __init__(self) -> None:
+        # Deferred while a description is decoded: other workers of the same job are about to send the same one.
+        self._lock = threading.Lock()
+        self._known: weakref.WeakValueDictionary[bytes, ProgramDescription] = weakref.WeakValueDictionary()
+
+    def decode(self, messages: Iterable[tensor_pb2.Variable], samples: int) -> ProgramDescription:
+        """Returns the description in a request.
+
+        Args:
+            messages: the variables.
+            samples: samples in one epoch.
+
+        Returns:
+            The description; the one that another worker of a live job has sent, if it is the same.
+
+        Raises:
+            InvalidVariable: a variable is not valid, or described twice.
+        """
+        digest = digest_of(messages)
+        key = digest + samples.to_bytes(8)
+        with self._lock:
+            known = self._known.get(key)
+            if known is None:
+                _check_names(messages)
+                known = self._known[key] = ProgramDescription.from_proto(messages, samples, digest)
+        return known
+
+
+class Placements:
+    """Encodes placements, each of them once. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # held while a placement is encoded, so that no other thread does the same
+
+    def encode(self, placement: Placement) -> bytes:
+        """Returns the serialized message of a placement."""
+        with self._lock:
+            return placement.encoded
+
+
+class JoinHandler:
+    """The handler of Join.
+
+    Args:
+        coordinator: the shell.
+        placements: encodes placements.
+    """
+
+    def __init__(self, coordinator: Coordinator, placements: Placements) -> None:
+        self._coordinator, self._placements = coordinator, placements
+        self.handler = _rpc.Deferred(self.Join, self.hold)
+
+    def hold(self, request: pb.JoinRequest, go_on: Callable[[], None]) -> Callable[[], None]:
+        """Lets a call wait until the worker has something to do; see `Coordinator.join`."""
+        if not (0 < request.wait_s < math.inf):  # `Join` checks it
+            go_on()
+            return lambda: None
+        return self._coordinator.join(_event(request), min(request.wait_s, limits.JOIN_WAIT_S), go_on)
+
+    @_rpc.servicer
+    def Join(self, request: pb.JoinRequest, _: grpc.ServicerContext) -> bytes:
+        """Answers a call whose wait is over."""
+        if not (0 <= request.wait_s < math.inf):
+            raise errors.BadRequest(
+                f"wait_s of Join is {request.wait_s:g} s; it must be 0 or more, and finite (at most "
+                f"{limits.JOIN_WAIT_S:g} s are used)",
+                wait_s=request.wait_s,
+            )
+        return self._encode(self._coordinator.handle(_event(request)), request)
+
+    def _encode(self, joined: JoinResult, request: pb.JoinRequest) -> bytes:
+        reply = pb.JoinReply(
+            ready=joined.ready,
+            rank=joined.rank,
+            step=joined.step,
+            state=state_code(joined.state),
+            assign_values=joined.assign_values,
+            restored=sorted(joined.restored),
+        )
+        if request.wait_s and not joined.ends_wait:  # the worker will ask again
+            return reply.SerializeToString()
+        reply.spec.CopyFrom(joined.spec.to_proto())
+        if joined.placement is None or joined.placement.generation == request.generation:
+            return reply.SerializeToString()
+        return reply.SerializeToString() + _field(_JOIN_PLACEMENT, self._placements.encode(joined.placement))
+
+
+def _event(request: pb.JoinRequest) -> events.JoinRequested:
+    return events.JoinRequested(
+        request.job,
+        request.worker,
+        request.incarnation,
+        request.assigned,
+        request.assignment,
+        waits=request.wait_s > 0,
+    )
+
+
+def _field(number: int, message: bytes) -> bytes:
+    """Returns a message as a field of another serialized message, which may have its fields in any order."""
+    length, size = bytearray(), len(message)
+    while size >= 0x80:
+        length.append(size & 0x7F | 0x80)
+        size >>= 7
+    length.append(size)
+    return bytes([number << 3 | 2]) + bytes(length) + message
+
+
+def _check_names(messages: Iterable[tensor_pb2.Variable]) -> None:
+    seen: set[str] = set()
+    for message in messages:
+        if message.name in seen:
+            raise errors.InvalidVariable(f"variable {message.name!r} is described twice", variable=message.name)
+        seen.add(message.name)
+
+
+__all__ = ["Descriptions", "JoinHandler", "Placements"]

@@ -1,0 +1,129 @@
+"""Workers that wait for their entry: what happens without another call of theirs, and who is to be answered."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from shoal.consistency import Asynchronous
+from shoal.initializers import Given
+from shoal.job import Job
+from shoal.status import JobState
+from shoal.variables import Variable
+from shoal_coordinator.messages import AdmitWorker, CreateShards, DescribeResult
+from support.clusters.cluster_rig import Rig
+
+WORKERS = ("w0", "w1", "w2")
+GIVEN = {"w": Variable((8, 4), initializer=Given())}
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig().servers("s0", "s1").workers(*WORKERS)
+
+
+def submit(rig: Rig, workers: int = 3) -> None:
+    rig.submit(Job("m:f", name="a", workers=workers, consistency=Asynchronous()))
+
+
+def wait(rig: Rig, workers: Sequence[str] = WORKERS) -> None:
+    for worker in workers:
+        assert not rig.enter("a", worker, waits=True).ends_wait
+
+
+def answerable(rig: Rig) -> list[str]:
+    return rig.machine.job("a").answerable(WORKERS)
+
+
+def test_servers_admit_the_workers_that_wait(rig: Rig) -> None:
+    submit(rig)
+    wait(rig, ("w0", "w1"))
+    for worker in WORKERS:
+        rig.describe("a", worker)
+    done = rig.perform()
+    assert [type(effect) for effect in done] == [CreateShards, AdmitWorker, AdmitWorker]
+    assert rig.state("a") is JobState.PLACING
+    assert answerable(rig) == []
+    wait(rig, ("w2",))
+    rig.perform()
+    assert rig.state("a") is JobState.RUNNING
+    assert answerable(rig) == [*WORKERS]
+    for rank, worker in enumerate(WORKERS):
+        joined = rig.enter("a", worker, waits=True)
+        assert (joined.ends_wait, joined.ready, joined.rank) == (True, True, rank)
+
+
+def test_a_worker_that_does_not_wait_is_admitted_when_it_asks_again(rig: Rig) -> None:
+    submit(rig, 1)
+    rig.enter("a", "w0")
+    rig.describe("a", "w0")
+    assert [type(effect) for effect in rig.perform()] == [CreateShards]
+    rig.enter("a", "w0")
+    assert [type(effect) for effect in rig.perform()] == [AdmitWorker]
+
+
+def test_the_value_sender_is_answered_first(rig: Rig) -> None:
+    submit(rig)
+    for worker in WORKERS:
+        rig.describe("a", worker, GIVEN)
+    wait(rig)
+    rig.perform()
+    assert answerable(rig) == ["w0"]
+    joined = rig.enter("a", "w0", waits=True)
+    assert (joined.ends_wait, joined.ready, joined.assign_values) == (True, False, True)
+    rig.leave("w0")
+    assert answerable(rig) == ["w0", "w1"], "one has no part any more, and the other one has to send the values"
+    rig.workers("w0")
+    rig.describe("a", "w0", GIVEN)
+    wait(rig, ("w0",))
+    assert rig.enter("a", "w1", assigned=True, waits=True).assign_values is False
+    assert answerable(rig) == []
+    rig.perform()
+    assert rig.state("a") is JobState.RUNNING
+    assert answerable(rig) == [*WORKERS]
+
+
+def test_a_job_runs_when_the_last_worker_that_was_not_ready_dies(rig: Rig) -> None:
+    rig.submit(Job("m:f", name="a", workers=3, min_workers=2, consistency=Asynchronous()))
+    for worker in WORKERS:
+        rig.describe("a", worker)
+    wait(rig, ("w0", "w1"))
+    rig.perform()
+    assert rig.state("a") is JobState.PLACING
+    rig.leave("w2")
+    assert rig.state("a") is JobState.RUNNING
+    assert answerable(rig) == [*WORKERS]
+
+
+def test_all_are_answered_when_the_job_ends_or_loses_its_shards(rig: Rig) -> None:
+    submit(rig)
+    for worker in WORKERS:
+        rig.describe("a", worker)
+    wait(rig)
+    rig.perform()
+    rig.kill("s0")
+    assert rig.state("a").finished
+    assert answerable(rig) == [*WORKERS]
+
+
+def test_a_restart_forgets_who_waits_and_learns_it_again(rig: Rig) -> None:
+    submit(rig)
+    for worker in WORKERS:
+        rig.describe("a", worker)
+    wait(rig)
+    rig.crash()
+    assert [type(effect) for effect in rig.perform()] == [CreateShards]
+    wait(rig)
+    assert [type(effect) for effect in rig.perform()] == [AdmitWorker] * 3
+    assert answerable(rig) == [*WORKERS]
+
+
+def test_jobs_that_changed_are_named_once(rig: Rig) -> None:
+    submit(rig)
+    rig.submit(Job("m:f", name="b", workers=1, consistency=Asynchronous()))
+    a, b = (rig.machine.job(name).ref.submission for name in "ab")
+    assert rig.machine.take_changed_jobs() == {a, b}
+    rig.beat(*WORKERS)
+    assert rig.machine.take_changed_jobs() == set()
+    assert rig.describe("a", "w0") == DescribeResult()
+    assert rig.machine.take_changed_jobs() == {a}
+    assert rig.machine.take_changed_jobs() == set()
