@@ -1,4 +1,4 @@
-"""Benchmark of workers that wait for one more: python benchmarks/waiting_workers.py [--short].
+"""Benchmark of workers that wait for one more: python benchmarks/control_plane/waiting_workers.py [--short].
 
 40 sessions enter a job of 10,000 variables that needs 41, each with its own heartbeats. They run in a few processes,
 and speak the real protocol. For a minute, the script measures the coordinator's CPU time, and the gaps between the
