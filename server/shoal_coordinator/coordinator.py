@@ -26,6 +26,8 @@ _log = structlog.get_logger(__name__)
 
 # Seconds between two checks of a watcher whether its caller is still there.
 _WATCH_POLL_S = 1.0
+# Seconds between two looks for members to declare dead, which bounds how late they are found.
+_LONGEST_TICK_S = 0.5
 # Frequent events that do not concern watchers.
 _UNWATCHED = events.HeartbeatReceived | events.LeaseRequested
 
@@ -106,9 +108,8 @@ class Coordinator:
         self._stopped = threading.Event()
         self._heartbeat_delays: Callable[[], tuple[float, int]] = lambda: (0.0, 0)
         self._effect_runner = EffectRunner(self, self._observer.performed, storage, self._observer.retried)
-        self._ticker = threading.Thread(
-            target=self._tick, args=(policy.heartbeat_timeout_s / 10,), name="ticker", daemon=True
-        )
+        every_s = min(policy.heartbeat_timeout_s / 10, _LONGEST_TICK_S)
+        self._ticker = threading.Thread(target=self._tick, args=(every_s,), name="ticker", daemon=True)
         self._writer = threading.Thread(target=self._write_on, name="store", daemon=True)
         with self._lock:
             self._note(self._machine.pending_effects)
@@ -120,6 +121,12 @@ class Coordinator:
         """Whether any job has not ended. It can be read before `start`."""
         with self._lock:
             return any(not job.state.finished for job in self._machine.jobs(self._clock()))
+
+    @property
+    def heartbeat_interval_s(self) -> float:
+        """The seconds from one heartbeat or report of a member to the next, as members are told now."""
+        with self._lock:
+            return self._machine.members.heartbeat_interval_s
 
     @property
     def unwritten(self) -> int:

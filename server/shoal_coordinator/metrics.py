@@ -162,6 +162,7 @@ class StateCollector(Collector):
             restarts, ended = dict(cluster.counters.restarts), dict(cluster.counters.ended)
             quarantined, hung = dict(cluster.counters.quarantined), cluster.counters.hung
         yield _members(status)
+        yield _heartbeat_interval(status)
         yield self._refusals()
         yield _effects(pending)
         states = Count(job.state for job in found)
@@ -261,6 +262,14 @@ def _effects(pending: Iterable[Effect]) -> Metric:
     for kind in get_args(Effect):
         family.add_metric([kind.__name__], counts[kind.__name__])
     return family
+
+
+def _heartbeat_interval(status: ClusterStatus) -> Metric:
+    return GaugeMetricFamily(
+        "shoal_coordinator_heartbeat_interval_seconds",
+        "Interval of heartbeats and reports that members are told now. It grows with the number of members.",
+        status.heartbeat_interval_s,
+    )
 
 
 def _members(status: ClusterStatus) -> Metric:

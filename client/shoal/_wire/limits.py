@@ -7,6 +7,9 @@ import os
 CHUNK_BYTES = int(os.environ.get("SHOAL_CHUNK_BYTES") or 1 << 20)
 MAX_MESSAGE_BYTES = 8 << 20
 
+# Limit of steps and versions: they and their successors fit every integer type on their way, and JSON's numbers.
+MAX_STEP = 1 << 53
+
 # Lines of a program's output in one report.
 LOG_LINES = 1_000
 # Bytes of one line, in UTF-8.
@@ -38,6 +41,7 @@ __all__ = [
     "LOG_LINES",
     "LOG_LINE_BYTES",
     "MAX_MESSAGE_BYTES",
+    "MAX_STEP",
     "METRICS",
     "METRIC_NAME_BYTES",
     "STALENESS_BUCKETS",

@@ -113,7 +113,10 @@ class RegisterReply(_message.Message):
     heartbeat_timeout_s: _builtins.float
     """Seconds without a heartbeat after which the coordinator counts the member as lost."""
     heartbeat_interval_s: _builtins.float
-    """Seconds from one heartbeat to the next."""
+    """The most seconds from one heartbeat or report to the next, at most a third of the heartbeat timeout unless the
+    operator chose more. The interval grows with the number of members; each reply to a heartbeat or a report has the
+    one that applies from then on.
+    """
     def __init__(
         self,
         *,
@@ -210,19 +213,23 @@ class HeartbeatReply(_message.Message):
 
     JOB_FIELD_NUMBER: _builtins.int
     ASSIGNMENT_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_INTERVAL_S_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     """The job that the worker should work on. If empty, the worker stops what it runs."""
     assignment: _builtins.int
     """The number of the assignment. If it changes while the job's name stays, the worker starts the job again."""
+    heartbeat_interval_s: _builtins.float
+    """As in RegisterReply, from now on. 0 means no change."""
     def __init__(
         self,
         *,
         job: _builtins.str = ...,
         assignment: _builtins.int = ...,
+        heartbeat_interval_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "job", b"job"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "heartbeat_interval_s", b"heartbeat_interval_s", "job", b"job"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -426,10 +433,13 @@ class GetStatusReply(_message.Message):
     CLUSTER_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_INTERVAL_S_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     """A random id that the coordinator draws when it starts with an empty store."""
     generation: _builtins.int
     """The generation of the newest placement."""
+    heartbeat_interval_s: _builtins.float
+    """The interval of heartbeats that members are told now, in seconds. 0 means not known."""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]:
         """The members that are alive, and those that are not but sent a heartbeat in the last 10 minutes (at most 256)."""
@@ -440,10 +450,11 @@ class GetStatusReply(_message.Message):
         cluster: _builtins.str = ...,
         generation: _builtins.int = ...,
         members: _abc.Iterable[Global___Member] | None = ...,
+        heartbeat_interval_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "generation", b"generation", "members", b"members"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "generation", b"generation", "heartbeat_interval_s", b"heartbeat_interval_s", "members", b"members"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

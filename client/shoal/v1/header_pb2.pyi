@@ -39,7 +39,9 @@ class Stamp(_message.Message):
     incarnation: _builtins.int
     """Incarnation of the worker, > 0. If it is not the admitted one: ABORTED, FENCED."""
     step: _builtins.int
-    """Number of steps that the worker has finished: 0 at its first pull and its first push."""
+    """Number of steps that the worker has finished: 0 at its first pull and its first push. Below 2^53; otherwise
+    INVALID_ARGUMENT, BAD_REQUEST.
+    """
     generation: _builtins.int
     """Generation of the sender's placement. If the shard has another one: ABORTED, STALE_GENERATION; fetch the placement
     and send again.

@@ -111,7 +111,12 @@ def _count_message(count: DataCount) -> job_pb2.DataCount:
 def cluster_message(status: ClusterStatus) -> coordinator_pb2.GetStatusReply:
     """Encodes the members of the cluster and what they hold."""
     members = [_member_message(member) for member in status.members]
-    return coordinator_pb2.GetStatusReply(cluster=status.cluster, generation=status.generation, members=members)
+    return coordinator_pb2.GetStatusReply(
+        cluster=status.cluster,
+        generation=status.generation,
+        members=members,
+        heartbeat_interval_s=status.heartbeat_interval_s,
+    )
 
 
 def _member_message(member: MemberStatus) -> coordinator_pb2.Member:

@@ -1,18 +1,16 @@
 """Servicers of the coordinator's two gRPC services. Each method decodes, checks, calls the coordinator and encodes."""
 
-import math
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
-from itertools import pairwise
 
 import grpc
 import structlog
 
 from shoal import _rpc, errors, variables
 from shoal._checkpoint import Catalogue, CheckpointStorage
-from shoal._wire import NAMES, Cursor, ReportAck, is_name, limits
+from shoal._wire import Cursor, ReportAck
 from shoal.job import Job
 from shoal.status import Evaluation, ServerLoad, StepTiming
 from shoal.v1 import coordinator_pb2 as members_pb
@@ -20,6 +18,7 @@ from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc, tensor_pb2
 from shoal.v1 import job_pb2 as pb
 from shoal.variables import Variable
 from shoal_coordinator.api import codecs
+from shoal_coordinator.api.request_checks import check_evaluation, check_report, check_step
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.messages import Registration, event_message, events
 
@@ -40,12 +39,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     Args:
         coordinator: The shell.
         heartbeat_timeout_s: Seconds, sent to members.
-        heartbeat_interval_s: Seconds, sent to members.
     """
 
-    def __init__(self, coordinator: Coordinator, *, heartbeat_timeout_s: float, heartbeat_interval_s: float) -> None:
-        self._coordinator = coordinator
-        self._timeout_s, self._interval_s = heartbeat_timeout_s, heartbeat_interval_s
+    def __init__(self, coordinator: Coordinator, *, heartbeat_timeout_s: float) -> None:
+        self._coordinator, self._timeout_s = coordinator, heartbeat_timeout_s
 
     @_rpc.servicer
     def Register(self, request: members_pb.RegisterRequest, _: grpc.ServicerContext) -> members_pb.RegisterReply:
@@ -53,7 +50,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         member = self._coordinator.handle(events.RegistrationReceived(Registration.from_proto(request)))
         _log.info("registered", member=request.member, incarnation=member.incarnation, address=request.address)
         return members_pb.RegisterReply(
-            incarnation=member.incarnation, heartbeat_timeout_s=self._timeout_s, heartbeat_interval_s=self._interval_s
+            incarnation=member.incarnation,
+            heartbeat_timeout_s=self._timeout_s,
+            heartbeat_interval_s=self._coordinator.heartbeat_interval_s,
         )
 
     @_rpc.servicer
@@ -61,9 +60,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         load = ServerLoad.from_proto(request.load) if request.HasField("load") else None
         heartbeat = events.HeartbeatReceived(request.member, request.incarnation, request.shards, request.bytes, load)
         assignment = self._coordinator.handle(heartbeat)
+        interval_s = self._coordinator.heartbeat_interval_s
         if assignment is None:
-            return members_pb.HeartbeatReply()
-        return members_pb.HeartbeatReply(job=assignment.job, assignment=assignment.number)
+            return members_pb.HeartbeatReply(heartbeat_interval_s=interval_s)
+        return members_pb.HeartbeatReply(
+            job=assignment.job, assignment=assignment.number, heartbeat_interval_s=interval_s
+        )
 
     @_rpc.servicer
     def Leave(self, request: members_pb.LeaveRequest, _: grpc.ServicerContext) -> members_pb.LeaveReply:
@@ -217,6 +219,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
 
     @_rpc.servicer
     def ClaimEvaluation(self, request: pb.ClaimEvaluationRequest, _: grpc.ServicerContext) -> pb.ClaimEvaluationReply:
+        check_step(f"the evaluation that {request.worker} claims on job {request.job}", request.step)
         claim = self._coordinator.handle(
             events.EvaluationClaimed(
                 request.job,
@@ -233,7 +236,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
     def ReportEvaluation(
         self, request: pb.ReportEvaluationRequest, _: grpc.ServicerContext
     ) -> pb.ReportEvaluationReply:
-        _check_evaluation(request)
+        check_evaluation(request)
         result = Evaluation.from_proto(request.result)
         ack = self._coordinator.handle(
             events.EvaluationReported(request.job, request.worker, request.incarnation, result, request.assignment)
@@ -242,7 +245,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
 
     @_rpc.servicer
     def Report(self, request: pb.ReportRequest, _: grpc.ServicerContext) -> pb.ReportReply:
-        _check_report(request)
+        check_report(request)
         ack = self._coordinator.handle(
             events.WorkerReported(
                 job=request.job,
@@ -260,7 +263,11 @@ class JobsService(job_pb2_grpc.JobsServicer):
                 timings=tuple(StepTiming.from_proto(timing) for timing in request.timings),
             )
         )
-        return pb.ReportReply(done=ack is ReportAck.DONE, stop_after_batch=ack is ReportAck.STOP_AFTER_BATCH)
+        return pb.ReportReply(
+            done=ack is ReportAck.DONE,
+            stop_after_batch=ack is ReportAck.STOP_AFTER_BATCH,
+            heartbeat_interval_s=self._coordinator.heartbeat_interval_s,
+        )
 
     @_rpc.servicer
     def Finish(self, request: pb.FinishRequest, _: grpc.ServicerContext) -> pb.FinishReply:
@@ -355,41 +362,3 @@ def _variables(messages: Iterable[tensor_pb2.Variable]) -> dict[str, Variable]:
             raise errors.InvalidVariable(f"variable {name!r} is described twice", variable=name)
         decoded[name] = variable
     return decoded
-
-
-def _check_evaluation(request: pb.ReportEvaluationRequest) -> None:
-    what, values = f"the evaluation of {request.worker} on job {request.job}", request.result.values
-    if len(values) > limits.METRICS:
-        raise errors.BadRequest(f"{what} has {len(values)} values; at most {limits.METRICS}")
-    for name in values:
-        if not is_name(name):
-            raise errors.BadRequest(f"{what} has a value named {name!r:.80}; a name must be {NAMES}")
-
-
-def _check_report(request: pb.ReportRequest) -> None:
-    lines = [len(line.encode()) for line in request.log]
-    problems = {
-        f"{len(lines)} log lines; at most {limits.LOG_LINES}": len(lines) > limits.LOG_LINES,
-        f"a log line of more than {limits.LOG_LINE_BYTES} bytes": max(lines, default=0) > limits.LOG_LINE_BYTES,
-        f"{sum(lines)} bytes of log lines; at most {limits.LOG_BYTES}": sum(lines) > limits.LOG_BYTES,
-        f"{len(request.values)} values; at most {limits.METRICS}": len(request.values) > limits.METRICS,
-        f"a value whose name has more than {limits.METRIC_NAME_BYTES} bytes": (
-            any(len(name.encode()) > limits.METRIC_NAME_BYTES for name in request.values)
-        ),
-        f"a staleness above {limits.STALENESS_BUCKETS - 1}": (
-            max(request.staleness, default=0) >= limits.STALENESS_BUCKETS
-        ),
-        f"{len(request.timings)} timings; at most {limits.TIMINGS}": len(request.timings) > limits.TIMINGS,
-        "timings that are not in ascending order of steps": (
-            any(one.step >= following.step for one, following in pairwise(request.timings))
-        ),
-        "a timing that is not finite or is below 0": not all(map(_is_timing, request.timings)),
-    }
-    for problem, there in problems.items():
-        if there:
-            raise errors.BadRequest(f"the report of {request.worker} on job {request.job} has {problem}")
-
-
-def _is_timing(timing: pb.StepTiming) -> bool:
-    waited = (timing.began, timing.pull, timing.read, timing.compute, timing.push, timing.wait, timing.evaluate)
-    return min(waited) >= 0 and math.isfinite(sum(waited))  # a sum with NaN or Inf is NaN or Inf

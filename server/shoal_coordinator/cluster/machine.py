@@ -60,6 +60,7 @@ class Cluster:
         self._policy = policy
         self._dirty = DirtyRecords()
         self._members = Membership(policy.heartbeat_timeout_s, self._dirty.member, return_s=policy.server_return_s)
+        self._members.shortest_interval_s = policy.heartbeat_interval_s
         self._jobs = JobTable()
         self.counters = JobCounters()
         self._submissions = 0  # never decreases: each number is used once
@@ -230,7 +231,7 @@ class Cluster:
         for member in self._members:
             job = self._jobs.find_of(member.id) if member.alive else None
             members.append(member.status(now, job.spec.name if job else ""))
-        return ClusterStatus(self._id, self.generation, tuple(members))
+        return ClusterStatus(self._id, self.generation, tuple(members), self._members.heartbeat_interval_s)
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""
@@ -264,7 +265,7 @@ class Cluster:
     def _time_passed(self, event: events.TimePassed, now: float) -> dict[str, Role]:
         self._members.breaker.heartbeats_delayed(event.heartbeat_wait_s, event.refused_heartbeats, now)
         self._expire(now)
-        waiting = self._worker_requests.end_hung(now)
+        waiting = self._worker_requests.end_hung(now, self._members.heartbeat_interval_s)
         for job in self._jobs.live:
             self._emit(job.checkpoint_when_due(now))
             waiting = waiting or job.unplaced is not None or job.has_quarantines  # perhaps for a time
