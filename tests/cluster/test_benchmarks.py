@@ -44,3 +44,27 @@ def test_the_benchmark_of_checkpoints_runs(tmp_path: Path) -> None:
     rows = json.loads((tmp_path / "latest.json").read_text())
     assert [row["name"] for row in rows] == ["checkpoint_write", "checkpoint_restore", "checkpoint_slowdown"]
     assert all(row["ratio"] > 0 for row in rows)
+
+
+def test_the_control_plane_with_simulated_members() -> None:
+    """The short form of `make scale`: members are told an interval, keep to it, and none is declared dead."""
+    flags = [
+        "--workers",
+        "40",
+        "--processes",
+        "2",
+        "--heartbeat-timeout-s",
+        "2",
+        "--interval-s",
+        "0.05",
+        "--measured-s",
+        "1",
+    ]
+    command = [sys.executable, str(RUN.parent / "control_plane" / "scale.py"), *flags]
+    bench = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    line = json.loads(bench.stdout)
+    assert line["interval_s"] == pytest.approx(41 / 400, abs=0.001)  # 40 workers and a server
+    assert line["declared_dead"] == 0
+    assert line["steps_reported"] > 40
+    assert 0 < line["cancel_s"] < 30
+    assert 0 < line["dead_s"] < 30
