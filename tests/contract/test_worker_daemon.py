@@ -277,12 +277,19 @@ def test_a_trainer_that_is_fenced_because_its_job_ended_means_no_new_incarnation
 ) -> None:
     """Servers fence the workers of a cancelled job, and the daemon's next report or heartbeat comes later."""
     cluster.server.error = errors.Fenced("incarnation 1 of worker-1 is not admitted")
-    cluster.jobs.stop = True
+    add, told = cluster.record.add, threading.Event()
+
+    def end_the_job(request: Any) -> None:
+        if isinstance(request, job_pb2.ReportRequest) and "the trainer cannot continue" in "".join(request.log):
+            cluster.jobs.stop = True
+            told.set()
+        add(request)
+
+    cluster.record.add = end_the_job  # type: ignore[method-assign]  # of this one alone
     start()
-    reports = cluster.record.wait_for(job_pb2.ReportRequest)
+    assert told.wait(20)
     beats = len(cluster.record.of(coordinator_pb2.HeartbeatRequest))
     cluster.record.wait_for(coordinator_pb2.HeartbeatRequest, beats + 4)
-    assert reports
     assert len(cluster.record.of(coordinator_pb2.RegisterRequest)) == 1
     assert cluster.record.of(job_pb2.FinishRequest) == []
     assert registry.get_sample_value("shoal_worker_trainer_crashes_total") in {None, 0}
