@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BENCH ?=
 CHAOS ?=
 
-.PHONY: demo models test test-gpu reference long e2e coverage chaos lint check-style check-types check-imports check-spelling check-words docs docs-serve bench soak bench-peers check-protos protos proto-baseline version release clean help
+.PHONY: demo models test test-gpu reference long e2e coverage chaos scale soak lint check-style check-types check-imports check-spelling check-words docs docs-serve bench bench-peers check-protos protos proto-baseline version release clean help
 
 help:
 	@echo "make demo    start a cluster, train a classifier in every consistency mode, draw the curves (under 90 s)"
@@ -29,6 +29,7 @@ help:
 	@echo "make docs-serve  serve the site at http://127.0.0.1:8000, and rebuild it when docs/ changes"
 	@echo "make bench   run the benchmarks, also of other systems (docs/explanation/performance.md); BENCH=dense,small selects some"
 	@echo "make soak    run jobs and sessions for 30 minutes, and check that no role uses more and more (runs/soak)"
+	@echo "make scale   measure the coordinator with 1,000 simulated workers (benchmarks/results/scale.json)"
 	@echo "make bench-peers  build the environments of the other systems, in .peers"
 	@echo "make protos  regenerate client/shoal/v1 from protos/"
 	@echo "make proto-baseline  accept a break of the contract in protos/ (CONTRIBUTING.md)"
@@ -101,6 +102,10 @@ bench: $(SETUP)
 
 soak: $(SETUP)
 	$(BIN)/python benchmarks/cluster/soak.py
+
+# The control plane alone, with simulated members. It needs a machine that does nothing else.
+scale: $(SETUP)
+	$(BIN)/python benchmarks/control_plane/scale.py --keep
 
 bench-peers: $(SETUP)
 	$(BIN)/python benchmarks/bench_peers.py

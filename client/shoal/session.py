@@ -23,7 +23,7 @@ from shoal.variables import Variable
 
 _log = structlog.get_logger(__name__)
 
-_REPORT_EVERY_S = 0.5  # smallest time between two reports to the coordinator; a push sends the report
+_REPORT_EVERY_S = 0.5  # least time between two reports; the coordinator may ask for more. A push sends the report
 
 
 class Session:
@@ -373,7 +373,7 @@ class Session:
 
     def _account(self, report: Report) -> None:
         self._unreported.add_metrics(report)
-        if self._clock() - self._reported_at >= _REPORT_EVERY_S:
+        if self._clock() - self._reported_at >= _REPORT_EVERY_S and self._membership.pace.report_due_s <= 0:
             self._send_reports()
 
     def _send_reports(self) -> None:
@@ -383,7 +383,7 @@ class Session:
             self._unreported.add_metrics(Report(step=self.step, timings=timings))
         while report := self._unreported.take():
             try:
-                self._over = self._participant.report(report) is ReportAck.DONE
+                self._over = self._participant.report(report, self._membership.pace) is ReportAck.DONE
                 if self._over:
                     self._lost = self._lost or self._participant.failure()
             except (errors.Unreachable, errors.DeadlineExceeded) as error:  # training continues

@@ -281,6 +281,12 @@ ROWS: dict[str, list[Panel]] = {
             },
             "s",
         ),
+        Panel(
+            "Heartbeat interval",
+            {"": "max(shoal_coordinator_heartbeat_interval_seconds)"},
+            "s",
+            "Interval of heartbeats and reports that members are told. It grows with their number.",
+        ),
         Panel("Unwritten decisions of the coordinator", {"decisions": "sum(shoal_coordinator_unwritten_changes)"}),
         Panel(
             "Calls refused before a handler",

@@ -104,6 +104,12 @@ class Coordinator:
             return bool(self._machine.listing.live_jobs(self._clock()))
 
     @property
+    def heartbeat_interval_s(self) -> float:
+        """The seconds from one heartbeat or report of a member to the next, as members are told now."""
+        with self._lock:
+            return self._machine.members.heartbeat_interval_s
+
+    @property
     def unwritten(self) -> int:
         """The number of decisions that are not yet durable."""
         with self._lock:

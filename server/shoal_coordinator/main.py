@@ -45,7 +45,8 @@ class Options:
         float,
         typer.Option(
             envvar="SHOAL_HEARTBEAT_INTERVAL",
-            help="Seconds between a member's heartbeats. Less than half of --heartbeat-timeout.",
+            help="Seconds between a member's heartbeats in a small cluster, less than half of --heartbeat-timeout. "
+            "With more members it is longer: their number divided by 400, at most a third of --heartbeat-timeout.",
         ),
     ] = 0.5
     keep_finished_jobs: Annotated[

@@ -161,9 +161,15 @@ class StateCollector(Collector):
             members, generation, pending = cluster.listing.member_states(), cluster.generation, cluster.pending_effects
             live, states = cluster.listing.live_jobs(now), cluster.listing.job_states()
             wanted, hold = cluster.wanted_workers, cluster.members.breaker.hold
+            interval_s = cluster.members.heartbeat_interval_s
             restarts, ended = dict(cluster.counters.restarts), dict(cluster.counters.ended)
             quarantined, hung = dict(cluster.counters.quarantined), cluster.counters.hung
         yield _members(members)
+        yield GaugeMetricFamily(
+            "shoal_coordinator_heartbeat_interval_seconds",
+            "Interval of heartbeats and reports that members are told now. It grows with the number of members.",
+            interval_s,
+        )
         yield self._refusals()
         yield _effects(pending)
         jobs = GaugeMetricFamily("shoal_coordinator_jobs", "Jobs by state.", labels=["state"])

@@ -36,7 +36,8 @@ class CoordinatorConfig:
         advertise: The host under which others reach the coordinator. Empty means the bound host.
         store: Path of the file with its state, or "memory" for a state that ends with the process.
         heartbeat_timeout_s: Seconds without a heartbeat after which a member is dead.
-        heartbeat_interval_s: Seconds between two heartbeats, less than half the timeout so that one may be lost.
+        heartbeat_interval_s: Seconds between two heartbeats of a member in a small cluster, less than half the timeout
+            so that one may be lost. Members of a large cluster are told a longer one.
         keep_finished: The number of newest ended jobs whose variables stay readable.
         checkpoints: URL or path of the checkpoint storage, the same as the servers'. Empty means none.
         server_return_s: Seconds that jobs wait for a drained server to come back, 0 to 600.
@@ -103,6 +104,7 @@ class CoordinatorProcess:
     ) -> None:
         policy = ClusterPolicy(
             heartbeat_timeout_s=config.heartbeat_timeout_s,
+            heartbeat_interval_s=config.heartbeat_interval_s,
             keep_finished=config.keep_finished,
             checkpoints=bool(config.checkpoints),
             server_return_s=config.server_return_s,
@@ -115,11 +117,7 @@ class CoordinatorProcess:
             self.coordinator = _coordinator(config, self._store, policy, registry, on_failure, storage)
             if storage:
                 _probe(storage, needed=self.coordinator.has_live_jobs)
-            members = CoordinatorService(
-                self.coordinator,
-                heartbeat_timeout_s=config.heartbeat_timeout_s,
-                heartbeat_interval_s=config.heartbeat_interval_s,
-            )
+            members = CoordinatorService(self.coordinator, heartbeat_timeout_s=config.heartbeat_timeout_s)
             self._jobs = JobsService(self.coordinator, storage, max_watchers=config.max_watchers)
             undo.callback(self._jobs.close)
             self._server = _rpc.RpcServer(
@@ -220,7 +218,6 @@ def _start_page(
         storage=storage,
         read_only=config.page_read_only,
         heartbeat_timeout_s=config.heartbeat_timeout_s,
-        heartbeat_interval_s=config.heartbeat_interval_s,
         max_watchers=config.max_page_watchers,
     )
 

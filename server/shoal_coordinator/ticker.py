@@ -14,8 +14,8 @@ from shoal_coordinator.messages import events
 
 _log = structlog.get_logger(__name__)
 
-# Longest seconds between two ticks, at which waits of workers end.
-_LONGEST_TICK_S = 1.0
+# Longest seconds between two ticks, which bounds how late a lost member is found and the wait of a worker ends.
+_LONGEST_TICK_S = 0.25
 
 
 def steady_clock() -> Callable[[], float]:

@@ -56,3 +56,27 @@ def test_the_soak_runs(tmp_path: Path) -> None:
     roles = {"coordinator", "server-0", "server-1", "worker-0", "worker-1"}
     assert {row["role"] for row in result["rows"]} == roles | {"all"}
     assert all(row["by_minute"] for row in result["rows"])
+
+
+def test_the_control_plane_with_simulated_members() -> None:
+    """The short form of `make scale`: members are told an interval, keep to it, and none is declared lost."""
+    flags = [
+        "--workers",
+        "40",
+        "--processes",
+        "2",
+        "--heartbeat-timeout-s",
+        "2",
+        "--interval-s",
+        "0.05",
+        "--measured-s",
+        "1",
+    ]
+    command = [sys.executable, str(RUN.parent / "control_plane" / "scale.py"), *flags]
+    bench = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    line = json.loads(bench.stdout)
+    assert line["interval_s"] == pytest.approx(41 / 400, abs=0.001)  # 40 workers and a server
+    assert line["declared_dead"] == 0
+    assert line["steps_reported"] > 40
+    assert 0 < line["cancel_s"] < 30
+    assert 0 < line["dead_s"] < 30

@@ -386,6 +386,29 @@ def test_reports_over_their_bounds(group: Rig, fields: dict[str, Any]) -> None:
         group.job("Report", job="a", worker="w0", **fields)
 
 
+def test_steps_are_bounded_and_the_error_names_the_limit(group: Rig) -> None:
+    group.run(job(), "w0", "w1")
+    for step in (2**53, 2**63, 2**64 - 1):
+        for method, fields in (
+            ("Report", {"step": step, "accepted": 1}),
+            ("Report", {"timings": [jobs.StepTiming(step=3), jobs.StepTiming(step=step)]}),
+            ("ClaimEvaluation", {"step": step}),
+            ("ReportEvaluation", {"result": jobs.Evaluation(step=step, values={"loss": 1.0})}),
+        ):
+            with pytest.raises(errors.BadRequest, match=f"w0 .*job a has step {step}; steps are below {2**53}"):
+                group.job(method, job="a", worker="w0", **fields)
+    assert group.job("Get", job="a").status.progress.steps == 0
+    group.job("Report", job="a", worker="w0", step=2**53 - 1, accepted=1)
+    assert group.job("Get", job="a").status.progress.steps == 1
+
+
+def test_replies_state_the_interval_of_heartbeats(group: Rig) -> None:
+    group.run(job(), "w0", "w1")
+    replies = [group.beat("w0"), group.job("Report", job="a", worker="w0", step=1, accepted=1)]
+    replies.append(group.client.call(group.client.members.GetStatus, members.GetStatusRequest()))
+    assert [reply.heartbeat_interval_s for reply in replies] == [0.1] * 3
+
+
 def test_where_the_time_of_steps_went(group: Rig) -> None:
     group.run(job(), "w0", "w1")
     assert Timings.from_proto(group.job("GetTimings", job="a")) == Timings()

@@ -7,18 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from shoal_coordinator.api.checks import check_report
 
 from shoal import errors
 from shoal._rpc.coordinator import CoordinatorClient
+from shoal._training import ParameterClient
 from shoal._training.participant import Participant, Report
-from shoal._wire import DataRange, Lease, NoRange, ReportAck
+from shoal._wire import DataRange, Lease, NoRange, Placement, ReportAck
 from shoal.consistency import Asynchronous, BoundedStaleness, Consistency, Synchronous
 from shoal.job import Job
 from shoal.status import StepTiming
 from shoal.v1 import job_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable, variable_from_array
-from shoal_coordinator.api.servicers import _check_report as check_report
 from support.clusters.fake_cluster import FakeCluster, fake_cluster
 
 SPEC = Job("models.digits:mlp", name="digits", workers=2, settings={"hidden": 3})
@@ -215,6 +216,23 @@ def test_whatever_a_report_is_made_of_it_can_be_sent(rig: Rig) -> None:
     assert (request.values["loss"], request.values["7"], request.values["m0"]) == (0.5, 2.0, 0.0)
     assert max(len(name.encode()) for name in request.values) <= 256
     assert [timing.step for timing in request.timings] == [*range(136, 200)]
+
+
+def test_steps_out_of_range_leave_no_client(rig: Rig) -> None:
+    rig.participant.report(Report(step=2**64 - 1, timings=(StepTiming(2**53, 0.0), StepTiming(5, 0.0))))
+    [request] = rig.record.requests
+    check_report(request)
+    assert (request.step, [timing.step for timing in request.timings]) == (2**53 - 1, [5])
+    placement = Placement.from_proto(rig.jobs.joins[0].placement)
+    for step in (2**53, 2**64 - 1, 2**64, -1):
+        with (
+            ParameterClient(
+                placement, worker="worker-1", incarnation=4, step=step, refresh=lambda: placement
+            ) as client,
+            pytest.raises(errors.BadRequest, match=f"step {step} of worker-1 is out of range; .* below {2**53}"),
+        ):
+            client.pull()
+    assert rig.record.of(pb.PullRequest) == []
 
 
 def test_a_fenced_participant_hears_so(rig: Rig) -> None:

@@ -312,6 +312,29 @@ def test_a_fenced_trainer_means_a_new_incarnation(cluster: FakeCluster, start: C
     assert cluster.record.of(job_pb2.FinishRequest) == []
 
 
+def test_a_trainer_that_is_fenced_because_its_job_ended_means_no_new_incarnation(
+    cluster: FakeCluster, start: Callable[..., Daemon], registry: CollectorRegistry
+) -> None:
+    """Servers fence the workers of a cancelled job, and the daemon's next report or heartbeat comes later."""
+    cluster.server.error = errors.Fenced("incarnation 1 of worker-1 is not admitted")
+    add, told = cluster.record.add, threading.Event()
+
+    def end_the_job(request: Any) -> None:
+        if isinstance(request, job_pb2.ReportRequest) and "the trainer cannot continue" in "".join(request.log):
+            cluster.jobs.stop = True
+            told.set()
+        add(request)
+
+    cluster.record.add = end_the_job  # type: ignore[method-assign]  # of this one alone
+    start()
+    assert told.wait(20)
+    beats = len(cluster.record.of(coordinator_pb2.HeartbeatRequest))
+    cluster.record.wait_for(coordinator_pb2.HeartbeatRequest, beats + 4)
+    assert len(cluster.record.of(coordinator_pb2.RegisterRequest)) == 1
+    assert cluster.record.of(job_pb2.FinishRequest) == []
+    assert registry.get_sample_value("shoal_worker_trainer_crashes_total") in {None, 0}
+
+
 def test_a_job_that_ended_before_the_trainer_came_is_left_alone(
     cluster: FakeCluster, start: Callable[..., Daemon]
 ) -> None:

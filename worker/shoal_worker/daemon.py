@@ -45,10 +45,10 @@ from shoal_worker.trainer_process import TrainerExit, TrainerProcess
 
 _log = structlog.get_logger(__name__)
 
-# Bound of the event queue; heartbeats add one event a second.
+# Bound of the event queue; heartbeats add at most two events a second by default.
 _MAX_EVENTS = 256
-# Interval of reports to the coordinator while a trainer runs.
-_SEND_EVERY_S = 0.25
+# Interval at which this daemon looks for something to report while a trainer runs. The coordinator paces the reports.
+_LOOK_EVERY_S = 0.25
 
 # Seconds that a killed trainer may take to end. Only one that is stuck in a driver takes longer.
 _KILLED_S = 10.0
@@ -97,6 +97,7 @@ class _JobRun:
     process: TrainerProcess | None = None  # None if it could not be started
     progressed: bool = False  # a server accepted a push; written by the thread that reads reports
     finishing: bool = False  # the trainer was asked to stop after its batch
+    over: bool = False  # the coordinator has answered that this assignment has ended
     final_report: Finish | None = None  # None while the trainer runs
 
 
@@ -211,13 +212,17 @@ class Daemon:
 
     def _handle_next(self) -> None:
         try:
-            event = self._events.get(timeout=_SEND_EVERY_S if self._job_run else None)
+            event = self._events.get(timeout=self._look_again_s() if self._job_run else None)
         except queue.Empty:
             pass
         else:
             self._handle(event)
         self._report_to_coordinator()
         self._metrics.set_lines_waiting(self._job_run.outbox.lines_waiting if self._job_run else 0)
+
+    def _look_again_s(self) -> float:
+        due_s = self._membership.pace.report_due_s
+        return min(due_s, _LOOK_EVERY_S) if due_s > 0 else _LOOK_EVERY_S
 
     def _handle(self, event: Event) -> None:
         for effect in self._machine.handle(event):
@@ -240,12 +245,20 @@ class Daemon:
                 _log.info("job finished on this worker", job=run.assigned.job, error=error or None)
                 run.final_report = effect
             case Renew(reason) if run:
-                _log.warning("registering as a new incarnation", job=run.assigned.job, reason=reason)
-                self._metrics.count("trainer_crashes")
-                run.outbox.add_line(f"{reason}; a new trainer is started on this worker or another one")
-                self._send_reports(run)  # the next incarnation cannot send it
-                self._job_run = None
-                self._membership.renew()
+                self._renew(run, reason)
+
+    def _renew(self, run: _JobRun, reason: str) -> None:
+        """Becomes a new incarnation, unless the assignment has ended: its servers then refused the trainer for that."""
+        run.outbox.add_line(f"{reason}; a new trainer is started on this worker or another one")
+        self._send_reports(run)  # the next incarnation cannot send it
+        self._job_run = None
+        if run.over:
+            _log.info("the job ended before its trainer", job=run.assigned.job, reason=reason)
+            self._membership.heartbeat_now()
+            return
+        _log.warning("registering as a new incarnation", job=run.assigned.job, reason=reason)
+        self._metrics.count("trainer_crashes")
+        self._membership.renew()
 
     def _start_trainer(self, assigned: AssignedJob) -> None:
         config = self._config
@@ -296,9 +309,12 @@ class Daemon:
             )
 
     def _report_to_coordinator(self) -> None:
-        """Sends waiting reports, and after the last one the end of the job."""
+        """Sends waiting reports when they are due, and after the last one the end of the job."""
         run = self._job_run
         if run is None:
+            return
+        ended = run.final_report is not None or self._machine.running != run.assigned
+        if not ended and self._membership.pace.report_due_s > 0:
             return
         sent = self._send_reports(run)
         if run.final_report is None:
@@ -324,13 +340,14 @@ class Daemon:
         """Sends metrics and log lines. Returns False if some must be sent later."""
         while report := run.outbox.take():
             try:
-                ack = run.participant.report(report)
+                ack = run.participant.report(report, self._membership.pace)
             except (errors.Unreachable, errors.DeadlineExceeded):  # the trainer continues
                 run.outbox.put_back(report)
                 return False
             except errors.ShoalError as error:  # fenced, or the job is gone; a heartbeat brings the next assignment
                 _log.info("report refused", job=run.assigned.job, reason=error.message)
                 return True
+            run.over = run.over or ack is ReportAck.DONE
             if run.final_report is None and self._machine.running == run.assigned:
                 self._handle_ack(run, ack)
         return True
@@ -338,6 +355,7 @@ class Daemon:
     def _handle_ack(self, run: _JobRun, ack: ReportAck) -> None:
         if ack is ReportAck.DONE:
             self._handle(JobOver(run.assigned))
+            self._membership.heartbeat_now()  # there may be another assignment
         if ack is ReportAck.STOP_AFTER_BATCH and run.process and not run.finishing:
             run.finishing = True
             run.process.stop_after_batch()

@@ -116,15 +116,16 @@ def status(
             return
         size = f"{counted(now.shards, 'shard')} · {counted(now.bytes, 'byte')}"
         title = f"cluster {now.cluster} · generation {now.generation} · {size}"
-        rows: list[tuple[list[str], Row]] = [(_member_cells(member), {}) for member in now.members]
+        late_s = records.late_after_s(now)
+        rows: list[tuple[list[str], Row]] = [(_member_cells(member, late_s), {}) for member in now.members]
         out.rows(title, columns, rows, optional=["metrics", "device", "bytes", "shards"])
 
 
-def _member_cells(member: MemberStatus) -> list[str]:
+def _member_cells(member: MemberStatus, late_s: float) -> list[str]:
     return [
         member.member,
         member.role.value,
-        _state(member),
+        _state(member, late_s),
         member.address,
         member.device,
         member.job,
@@ -134,9 +135,9 @@ def _member_cells(member: MemberStatus) -> list[str]:
     ]
 
 
-def _state(member: MemberStatus) -> str:
+def _state(member: MemberStatus, late_s: float) -> str:
     since = f"{member.silent_s:.0f} s"
-    match records.member_state(member):
+    match records.member_state(member, late_s):
         case "late":
             return f"late, silent for {since}"
         case "left":

@@ -28,8 +28,10 @@ from shoal.status import (
 )
 from shoal.timings import PHASES, Straggler
 
-# Seconds of silence. Pollers do not know the heartbeat interval (0.5 s by default), so this threshold is fixed.
+# Seconds of silence after which a member is late, in a cluster whose interval of heartbeats is short or not known.
 LATE_S = 2.0
+# Seconds by which a second heartbeat may be late by chance.
+_LATE_BY_CHANCE_S = 0.25
 
 
 def job(status: JobStatus) -> dict[str, Any]:
@@ -251,9 +253,15 @@ def server_load(load: ServerLoad) -> dict[str, int]:
     }
 
 
-def cluster(status: ClusterStatus, late_s: float = LATE_S) -> dict[str, Any]:
+def cluster(status: ClusterStatus, late_s: float | None = None) -> dict[str, Any]:
     """Returns the record of the cluster. Members are late after more than `late_s` seconds of silence."""
+    late_s = late_after_s(status) if late_s is None else late_s
     return {**totals(status), "members": [member(each, late_s) for each in status.members]}
+
+
+def late_after_s(status: ClusterStatus) -> float:
+    """Returns the seconds of silence after which a member counts as late: two intervals, or `LATE_S` if it is more."""
+    return max(LATE_S, 2 * status.heartbeat_interval_s + _LATE_BY_CHANCE_S)
 
 
 def totals(status: ClusterStatus) -> dict[str, Any]:
@@ -261,6 +269,7 @@ def totals(status: ClusterStatus) -> dict[str, Any]:
     return {
         "cluster": status.cluster,
         "generation": status.generation,
+        "heartbeat_interval_s": status.heartbeat_interval_s,
         "shards": status.shards,
         "bytes": status.bytes,
     }
@@ -311,6 +320,7 @@ __all__ = [
     "event",
     "held_range",
     "job",
+    "late_after_s",
     "listed_job",
     "member",
     "member_state",

@@ -21,6 +21,7 @@ from shoal._rpc.channels import (
     status_of,
 )
 from shoal._rpc.coordinator import CoordinatorClient, MembershipClient
+from shoal._rpc.heartbeat_pace import HeartbeatPace
 from shoal._rpc.reception import REFUSALS, CallLimits, Refusal
 from shoal._rpc.retries import RETRY_TARGETS, Retries, RetryTarget
 from shoal._rpc.servers import Deferred, NonBlocking, Pooled, RawMessages, RpcServer, encoded, refuse, servicer
@@ -32,6 +33,7 @@ __all__ = [
     "CallLimits",
     "CoordinatorClient",
     "Deferred",
+    "HeartbeatPace",
     "MembershipClient",
     "NonBlocking",
     "Pooled",

@@ -12,6 +12,7 @@ import structlog
 
 from shoal import _tracing, errors
 from shoal._rpc import channels
+from shoal._rpc.heartbeat_pace import HeartbeatPace
 from shoal._rpc.retries import Retries
 from shoal._wire import Cursor
 from shoal.status import ServerLoad
@@ -114,7 +115,8 @@ def _result(future: Any, abandon: Callable[[], bool], address: str) -> Any:
 class MembershipClient:
     """Membership of a process in the cluster: registration and heartbeats.
 
-    If the coordinator declares the process lost, it registers again as a new incarnation.
+    If the coordinator declares the process lost, it registers again as a new incarnation. A heartbeat is sent when the
+    pace says so, which is not as long as reports are answered.
 
     Args:
         client: client of the coordinator, which stays open.
@@ -123,6 +125,9 @@ class MembershipClient:
         on_incarnation: called with each new incarnation, the first included, before the next heartbeat.
         on_end: called when an incarnation ends, by fencing or by `renew`, before the next one starts.
         load: called for each heartbeat of a server. It returns the number of shards, their bytes, and the load.
+
+    Attributes:
+        pace: when heartbeats and reports are due. Who sends reports passes it on to them.
     """
 
     def __init__(
@@ -147,7 +152,7 @@ class MembershipClient:
         self._renewal = threading.Event()
         self._thread: threading.Thread | None = None
         self.incarnation = 0  # 0 between two incarnations; only the heartbeat thread changes it once it runs
-        self._heartbeat_interval_s = 1.0
+        self.pace = HeartbeatPace()
 
     @property
     def member(self) -> str:
@@ -217,7 +222,8 @@ class MembershipClient:
 
     def _register(self, retry_for_s: float | None) -> None:
         reply = self._client.call(self._client.members.Register, self._request, retry_for_s=retry_for_s)
-        self.incarnation, self._heartbeat_interval_s = reply.incarnation, reply.heartbeat_interval_s
+        self.incarnation = reply.incarnation
+        self.pace.answered(self.pace.now, reply.heartbeat_interval_s)
         self._on_incarnation(reply.incarnation)
 
     def _leave(self, timeout_s: float, cursor: Cursor | None = None, retry_for_s: float = 0.0) -> None:
@@ -228,16 +234,19 @@ class MembershipClient:
 
     def _run(self) -> None:
         while not self._stopped.is_set():
-            self._wake.wait(self._heartbeat_interval_s)
+            woken = self._wake.wait(self.pace.heartbeat_due_s)
             self._wake.clear()
             if self._stopped.is_set():
                 return
+            if not woken and self.pace.heartbeat_due_s > 0:  # a report was answered meanwhile
+                continue
             try:
                 self._run_once()
             except errors.Fenced as error:
                 _log.warning("declared lost, registering again", reason=error.message)
                 self._end_incarnation()
             except errors.ShoalError as error:  # the next turn tries again
+                self.pace.unanswered()
                 _log.warning("heartbeat failed", coordinator=self._client.address, reason=error.message)
 
     def _run_once(self) -> None:
@@ -262,6 +271,7 @@ class MembershipClient:
         if self._load:
             request.shards, request.bytes, load = self._load()
             request.load.CopyFrom(load.to_proto())
-        timeout_s = max(1.0, 2 * self._heartbeat_interval_s)
+        sent_at, timeout_s = self.pace.now, max(1.0, self.pace.interval_s)
         reply = self._client.call(self._client.members.Heartbeat, request, timeout_s=timeout_s, retry_for_s=0)
+        self.pace.answered(sent_at, reply.heartbeat_interval_s)
         self._on_reply(reply)

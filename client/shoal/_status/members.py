@@ -107,11 +107,13 @@ class ClusterStatus:
         cluster: id of the cluster, generated when the coordinator starts with an empty store.
         generation: generation of the newest placement.
         members: servers, workers and sessions, including lost ones.
+        heartbeat_interval_s: seconds from one heartbeat of a member to the next. 0 means not known.
     """
 
     cluster: str
     generation: int
     members: tuple[MemberStatus, ...]
+    heartbeat_interval_s: float = 0.0
 
     @property
     def shards(self) -> int:
@@ -131,7 +133,7 @@ class ClusterStatus:
     def from_proto(cls, message: coordinator_pb2.GetStatusReply) -> "ClusterStatus":
         """Returns the status that a message carries."""
         members = tuple(MemberStatus.from_proto(member) for member in message.members)
-        return cls(message.cluster, message.generation, members)
+        return cls(message.cluster, message.generation, members, message.heartbeat_interval_s)
 
 
 __all__ = ["ClusterStatus", "MemberStatus", "Role", "ServerLoad"]

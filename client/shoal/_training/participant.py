@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from shoal import _tracing, errors
-from shoal._rpc import CoordinatorClient
+from shoal._rpc import CoordinatorClient, HeartbeatPace
 from shoal._training.overlap import Pipeline
 from shoal._training.parameters import ParameterClient
 from shoal._training.report import Report
@@ -191,8 +191,15 @@ class Participant:
         reply = self._coordinator.call(self._jobs.ReportEvaluation, request)
         return EvaluationAck(reply.wait, reply.stop)
 
-    def report(self, report: Report) -> ReportAck:
+    def report(self, report: Report, pace: HeartbeatPace | None = None) -> ReportAck:
         """Sends a report, without retries.
+
+        Args:
+            report: the report.
+            pace: the pace of the member's heartbeats, which the report stands in for; None if it sends none.
+
+        Returns:
+            The coordinator's answer.
 
         Raises:
             Unreachable, DeadlineExceeded: the coordinator does not answer; merge this report with the next one
@@ -211,8 +218,12 @@ class Participant:
             log=report.log,
             timings=[timing.to_proto() for timing in report.timings],
         )
+        pace = pace or HeartbeatPace()
+        sent_at = pace.now
+        pace.reporting()
         with _tracing.root("report", job=self.job, worker=self.worker):
             reply = self._coordinator.call(self._jobs.Report, request, timeout_s=_REPORT_TIMEOUT_S, retry_for_s=0)
+        pace.answered(sent_at, reply.heartbeat_interval_s)
         self._reported = totals
         if reply.done:
             return ReportAck.DONE

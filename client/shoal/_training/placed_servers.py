@@ -8,6 +8,7 @@ from shoal import _rpc, _tracing, errors
 from shoal._training.call_threads import CallThreads
 from shoal._transport import ServerConnection
 from shoal._wire import Aggregation, ArraySource, Packer, Placement, PushPayload
+from shoal._wire.limits import MAX_STEP
 from shoal.v1 import header_pb2
 
 T = TypeVar("T")
@@ -109,7 +110,17 @@ class PlacedServers:
         )
 
     def stamp(self, step: int) -> header_pb2.Stamp:
-        """Returns the stamp of this participant's calls of a step, with the current placement's generation."""
+        """Returns the stamp of this participant's calls of a step, with the current placement's generation.
+
+        Raises:
+            BadRequest: the step is not in [0, MAX_STEP).
+        """
+        if not 0 <= step < MAX_STEP:
+            raise errors.BadRequest(
+                f"job {self.placement.job}: step {step} of {self._worker} is out of range; steps are below {MAX_STEP}",
+                job=self.placement.job,
+                step=step,
+            )
         return header_pb2.Stamp(
             job=self.placement.job,
             worker=self._worker,

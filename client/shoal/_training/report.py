@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from shoal._wire import shortened, without_controls
-from shoal._wire.limits import METRICS, STALENESS_BUCKETS, TIMINGS
+from shoal._wire.limits import MAX_STEP, METRICS, STALENESS_BUCKETS, TIMINGS
 from shoal.status import StepTiming
 
 # The largest count of a message.
@@ -42,7 +42,8 @@ class Report:
     timings: tuple[StepTiming, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("step", "accepted", "rejected", "dropped", "samples"):
+        object.__setattr__(self, "step", min(self.step, MAX_STEP - 1))
+        for name in ("accepted", "rejected", "dropped", "samples"):
             object.__setattr__(self, name, min(getattr(self, name), _UINT64))
         object.__setattr__(self, "values", _bounded_values(self.values))
         object.__setattr__(self, "staleness", _bounded_staleness(self.staleness))
@@ -93,7 +94,7 @@ def _bounded_staleness(counts: Mapping[int, int]) -> dict[int, int]:
 
 
 def _bounded_timings(timings: Iterable[StepTiming]) -> tuple[StepTiming, ...]:
-    by_step = {timing.step: timing for timing in timings}
+    by_step = {timing.step: timing for timing in timings if timing.step < MAX_STEP}
     return tuple(by_step[step] for step in sorted(by_step)[-TIMINGS:])
 
 

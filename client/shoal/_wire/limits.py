@@ -9,6 +9,9 @@ MAX_MESSAGE_BYTES = 8 << 20
 
 # Bytes of a short text that the coordinator keeps: a device, an address, a program's name, a token. In UTF-8.
 FIELD_BYTES = 256
+# Limit of steps and versions: they and their successors fit every integer type on their way, and JSON's numbers.
+MAX_STEP = 1 << 53
+
 # Lines of a program's output in one report.
 LOG_LINES = 1_000
 # Bytes of one line, in UTF-8.
@@ -45,6 +48,7 @@ __all__ = [
     "LOG_LINES",
     "LOG_LINE_BYTES",
     "MAX_MESSAGE_BYTES",
+    "MAX_STEP",
     "METRICS",
     "METRIC_NAME_BYTES",
     "STALENESS_BUCKETS",

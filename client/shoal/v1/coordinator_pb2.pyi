@@ -116,7 +116,10 @@ class RegisterReply(_message.Message):
     heartbeat_timeout_s: _builtins.float
     """Seconds without a heartbeat after which the coordinator counts the member as lost."""
     heartbeat_interval_s: _builtins.float
-    """Seconds from one heartbeat to the next."""
+    """The most seconds from one heartbeat or report to the next, at most a third of the heartbeat timeout unless the
+    operator chose more. The interval grows with the number of members; each reply to a heartbeat or a report has the
+    one that applies from then on.
+    """
     def __init__(
         self,
         *,
@@ -214,22 +217,26 @@ class HeartbeatReply(_message.Message):
     JOB_FIELD_NUMBER: _builtins.int
     ASSIGNMENT_FIELD_NUMBER: _builtins.int
     PROGRAM_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_INTERVAL_S_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     """The job that the worker should work on. If empty, the worker stops what it runs."""
     assignment: _builtins.int
     """The number of the assignment. If it changes while the job's name stays, the worker starts the job again."""
     program: _builtins.str
     """JobSpec.program of that job, so that a worker can refuse it before it starts a trainer."""
+    heartbeat_interval_s: _builtins.float
+    """As in RegisterReply, from now on. 0 means no change."""
     def __init__(
         self,
         *,
         job: _builtins.str = ...,
         assignment: _builtins.int = ...,
         program: _builtins.str = ...,
+        heartbeat_interval_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "job", b"job", "program", b"program"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "heartbeat_interval_s", b"heartbeat_interval_s", "job", b"job", "program", b"program"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -443,12 +450,15 @@ class GetStatusReply(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_INTERVAL_S_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     """A random id that the coordinator draws when it starts with an empty store."""
     generation: _builtins.int
     """The generation of the newest placement."""
     next_page_token: _builtins.str
     """The token of the next page. Empty on the last one."""
+    heartbeat_interval_s: _builtins.float
+    """The interval of heartbeats that members are told now, in seconds. 0 means not known."""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]:
         """The members that are alive, and those that are not but sent a heartbeat in the last 10 minutes (at most 256), in
@@ -462,10 +472,11 @@ class GetStatusReply(_message.Message):
         generation: _builtins.int = ...,
         members: _abc.Iterable[Global___Member] | None = ...,
         next_page_token: _builtins.str = ...,
+        heartbeat_interval_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "generation", b"generation", "members", b"members", "next_page_token", b"next_page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "generation", b"generation", "heartbeat_interval_s", b"heartbeat_interval_s", "members", b"members", "next_page_token", b"next_page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -75,8 +75,9 @@ class CoordinatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request, context):
-        """Keeps the member alive, and returns the job that it should work on. Returns ABORTED, FENCED if the incarnation has
-        expired or was replaced: the member must register again.
+        """Keeps the member alive, and returns the job that it should work on. A report keeps the member alive too, so a member
+        that reports sends no heartbeats (Jobs.Report). Returns ABORTED, FENCED if the incarnation has expired or was
+        replaced: the member must register again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -41,8 +41,9 @@ class CoordinatorStub:
     process has the id, and FAILED_PRECONDITION, WRONG_VERSION if the caller runs another version of Shoal.
     """
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.HeartbeatRequest, _coordinator_pb2.HeartbeatReply]
-    """Keeps the member alive, and returns the job that it should work on. Returns ABORTED, FENCED if the incarnation has
-    expired or was replaced: the member must register again.
+    """Keeps the member alive, and returns the job that it should work on. A report keeps the member alive too, so a member
+    that reports sends no heartbeats (Jobs.Report). Returns ABORTED, FENCED if the incarnation has expired or was
+    replaced: the member must register again.
     """
     Leave: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.LeaveRequest, _coordinator_pb2.LeaveReply]
     """Ends the membership now instead of after the heartbeat timeout. It also ends the member's unfinished part in a job:
@@ -71,8 +72,9 @@ class CoordinatorAsyncStub(CoordinatorStub):
     process has the id, and FAILED_PRECONDITION, WRONG_VERSION if the caller runs another version of Shoal.
     """
     Heartbeat: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.HeartbeatRequest, _coordinator_pb2.HeartbeatReply]  # type: ignore[assignment]
-    """Keeps the member alive, and returns the job that it should work on. Returns ABORTED, FENCED if the incarnation has
-    expired or was replaced: the member must register again.
+    """Keeps the member alive, and returns the job that it should work on. A report keeps the member alive too, so a member
+    that reports sends no heartbeats (Jobs.Report). Returns ABORTED, FENCED if the incarnation has expired or was
+    replaced: the member must register again.
     """
     Leave: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.LeaveRequest, _coordinator_pb2.LeaveReply]  # type: ignore[assignment]
     """Ends the membership now instead of after the heartbeat timeout. It also ends the member's unfinished part in a job:
@@ -110,8 +112,9 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         request: _coordinator_pb2.HeartbeatRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.HeartbeatReply, _abc.Awaitable[_coordinator_pb2.HeartbeatReply]]:
-        """Keeps the member alive, and returns the job that it should work on. Returns ABORTED, FENCED if the incarnation has
-        expired or was replaced: the member must register again.
+        """Keeps the member alive, and returns the job that it should work on. A report keeps the member alive too, so a member
+        that reports sends no heartbeats (Jobs.Report). Returns ABORTED, FENCED if the incarnation has expired or was
+        replaced: the member must register again.
         """
 
     @_abc_1.abstractmethod

@@ -39,8 +39,9 @@ class Stamp(_message.Message):
     incarnation: _builtins.int
     """Incarnation of the worker, > 0. If it is not the admitted one: ABORTED, FENCED."""
     step: _builtins.int
-    """The worker's step. It is JoinReply.step at the worker's first pull and first push: 0, or the step of the other
-    workers. After that it is the largest ShardHeader.step of the replies.
+    """The worker's step, below 2^53; otherwise INVALID_ARGUMENT, BAD_REQUEST. It is JoinReply.step at the worker's first
+    pull and first push: 0, or the step of the other workers. After that it is the largest ShardHeader.step of the
+    replies.
     """
     generation: _builtins.int
     """Generation of the sender's placement. If the shard has another one: ABORTED, STALE_GENERATION; fetch the placement

@@ -705,7 +705,7 @@ class Evaluation(_message.Message):
     number: _builtins.int
     """Counts the evaluations of a job from 1. An evaluation whose worker was lost leaves a gap."""
     step: _builtins.int
-    """The evaluating worker's step."""
+    """The evaluating worker's step, below 2^53; otherwise INVALID_ARGUMENT, BAD_REQUEST."""
     samples: _builtins.int
     """the name in manifests of checkpoints"""
     seconds: _builtins.float
@@ -1913,7 +1913,7 @@ class ClaimEvaluationRequest(_message.Message):
     assignment: _builtins.int
     """HeartbeatReply.assignment. 0 for sessions."""
     step: _builtins.int
-    """The worker's current step."""
+    """The worker's current step, below 2^53; otherwise INVALID_ARGUMENT, BAD_REQUEST."""
     finished_training: _builtins.bool
     """Whether this worker has finished except for the final evaluation."""
     def __init__(
@@ -2029,7 +2029,7 @@ Global___ReportEvaluationReply: _TypeAlias = ReportEvaluationReply  # noqa: Y015
 @_typing.final
 class ReportRequest(_message.Message):
     """Counts are totals since the worker entered the job, so a repeated report counts once. Values and log lines are those
-    since the last report.
+    since the last report. A report counts as a heartbeat of its worker.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -2092,7 +2092,7 @@ class ReportRequest(_message.Message):
     incarnation: _builtins.int
     """The member's incarnation, from RegisterReply."""
     step: _builtins.int
-    """The worker's current step."""
+    """The worker's current step, below 2^53; otherwise INVALID_ARGUMENT, BAD_REQUEST."""
     accepted: _builtins.int
     """Accepted pushes of this worker."""
     rejected: _builtins.int
@@ -2163,7 +2163,7 @@ class StepTiming(_message.Message):
     WAIT_FIELD_NUMBER: _builtins.int
     EVALUATE_FIELD_NUMBER: _builtins.int
     step: _builtins.int
-    """The worker's own step."""
+    """The worker's own step, below 2^53."""
     began: _builtins.float
     """Seconds of Unix time, by the worker's clock."""
     pull: _builtins.float
@@ -2206,19 +2206,23 @@ class ReportReply(_message.Message):
 
     DONE_FIELD_NUMBER: _builtins.int
     STOP_AFTER_BATCH_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_INTERVAL_S_FIELD_NUMBER: _builtins.int
     done: _builtins.bool
     """Whether the job has ended for this worker."""
     stop_after_batch: _builtins.bool
     """Whether the job ends early. If so, this worker finishes after its current batch."""
+    heartbeat_interval_s: _builtins.float
+    """As in RegisterReply, from now on. 0 means no change."""
     def __init__(
         self,
         *,
         done: _builtins.bool = ...,
         stop_after_batch: _builtins.bool = ...,
+        heartbeat_interval_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "stop_after_batch", b"stop_after_batch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "heartbeat_interval_s", b"heartbeat_interval_s", "stop_after_batch", b"stop_after_batch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

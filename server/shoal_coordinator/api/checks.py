@@ -1,13 +1,15 @@
-"""Checks of requests before the machine gets them: versions, short texts, submissions and evaluations.
+"""Checks of requests before the machine gets them: versions, short texts, submissions, evaluations and reports.
 
 They apply to requests only. Records that an earlier version has stored are not checked, so they still load.
 """
 
+import math
 from importlib.metadata import version
+from itertools import pairwise
 
 from shoal import errors
 from shoal._job.checks import check_not_standard_library
-from shoal._wire import NAMES, check_address, check_text, is_name, limits
+from shoal._wire import NAMES, check_address, check_text, is_name, limits, without_controls
 from shoal.job import Job
 from shoal.v1 import coordinator_pb2 as members_pb
 from shoal.v1 import job_pb2 as pb
@@ -66,13 +68,28 @@ def check_submission(spec: Job, token: str) -> None:
     check_not_standard_library(spec.program)
 
 
-def check_evaluation(request: pb.ReportEvaluationRequest) -> None:
-    """Checks the number and the names of an evaluation's values.
+def check_step(what: str, step: int) -> None:
+    """Checks a worker's step.
+
+    Args:
+        what: what has the step, as the error names it.
+        step: the step.
 
     Raises:
-        BadRequest: There are too many values, or a name is not valid.
+        BadRequest: the step is not below the limit.
+    """
+    if step >= limits.MAX_STEP:
+        raise errors.BadRequest(f"{what} has step {step}; steps are below {limits.MAX_STEP}", step=step)
+
+
+def check_evaluation(request: pb.ReportEvaluationRequest) -> None:
+    """Checks the step of an evaluation, and the number and the names of its values.
+
+    Raises:
+        BadRequest: The step is too large, there are too many values, or a name is not valid.
     """
     what, values = f"the evaluation of {request.worker} on job {request.job}", request.result.values
+    check_step(what, request.result.step)
     if len(values) > limits.METRICS:
         raise errors.BadRequest(f"{what} has {len(values)} values; at most {limits.METRICS}")
     for name in values:
@@ -81,4 +98,45 @@ def check_evaluation(request: pb.ReportEvaluationRequest) -> None:
         check_text("the name of a value", name)
 
 
-__all__ = ["DECAY_PATTERNS", "check_evaluation", "check_registration", "check_submission"]
+def check_report(request: pb.ReportRequest) -> None:
+    """Raises BadRequest if a report exceeds a limit."""
+    lines = [len(line.encode()) for line in request.log]
+    # Timings are in ascending order, so the last one has the largest step.
+    for step in (request.step, *(timing.step for timing in request.timings[-1:])):
+        check_step(f"the report of {request.worker} on job {request.job}", step)
+    problems = {
+        f"{len(lines)} log lines; at most {limits.LOG_LINES}": len(lines) > limits.LOG_LINES,
+        f"a log line of more than {limits.LOG_LINE_BYTES} bytes": max(lines, default=0) > limits.LOG_LINE_BYTES,
+        f"{sum(lines)} bytes of log lines; at most {limits.LOG_BYTES}": sum(lines) > limits.LOG_BYTES,
+        f"{len(request.values)} values; at most {limits.METRICS}": len(request.values) > limits.METRICS,
+        f"a value whose name has more than {limits.METRIC_NAME_BYTES} bytes": (
+            any(len(name.encode()) > limits.METRIC_NAME_BYTES for name in request.values)
+        ),
+        "a value whose name has control characters": any(name != without_controls(name) for name in request.values),
+        f"a staleness above {limits.STALENESS_BUCKETS - 1}": (
+            max(request.staleness, default=0) >= limits.STALENESS_BUCKETS
+        ),
+        f"{len(request.timings)} timings; at most {limits.TIMINGS}": len(request.timings) > limits.TIMINGS,
+        "timings that are not in ascending order of steps": (
+            any(one.step >= following.step for one, following in pairwise(request.timings))
+        ),
+        "a timing that is not finite or is below 0": not all(map(_is_timing, request.timings)),
+    }
+    for problem, there in problems.items():
+        if there:
+            raise errors.BadRequest(f"the report of {request.worker} on job {request.job} has {problem}")
+
+
+def _is_timing(timing: pb.StepTiming) -> bool:
+    waited = (timing.began, timing.pull, timing.read, timing.compute, timing.push, timing.wait, timing.evaluate)
+    return min(waited) >= 0 and math.isfinite(sum(waited))  # a sum with NaN or Inf is NaN or Inf
+
+
+__all__ = [
+    "DECAY_PATTERNS",
+    "check_evaluation",
+    "check_registration",
+    "check_report",
+    "check_step",
+    "check_submission",
+]

@@ -9,6 +9,7 @@ from google.protobuf.message import Message
 
 from shoal._wire import Lease, NoRange
 from shoal.status import (
+    ClusterStatus,
     DataAccount,
     DataCount,
     JobStatus,
@@ -107,20 +108,22 @@ def _count_message(count: DataCount) -> job_pb2.DataCount:
     )
 
 
-def cluster_message(
-    cluster: str, generation: int, found: Sequence[MemberStatus], count: int
-) -> coordinator_pb2.GetStatusReply:
+def cluster_message(status: ClusterStatus, count: int) -> coordinator_pb2.GetStatusReply:
     """Encodes a page of the members of the cluster and what they hold.
 
     Args:
-        cluster: id of the cluster.
-        generation: generation of the newest placement.
-        found: the members from the page's first one on. Those after the page tell that there is a next page.
+        status: the cluster, with the members from the page's first one on. Those after the page tell that there is a
+            next page.
         count: the page's number of members.
     """
-    shown = _page(map(_member_message, found), count)
-    token = token_after_member(shown[-1].member) if len(shown) < len(found) else ""
-    return coordinator_pb2.GetStatusReply(cluster=cluster, generation=generation, members=shown, next_page_token=token)
+    shown = _page(map(_member_message, status.members), count)
+    return coordinator_pb2.GetStatusReply(
+        cluster=status.cluster,
+        generation=status.generation,
+        members=shown,
+        next_page_token=token_after_member(shown[-1].member) if len(shown) < len(status.members) else "",
+        heartbeat_interval_s=status.heartbeat_interval_s,
+    )
 
 
 def jobs_message(found: Sequence[ListedJob], count: int) -> job_pb2.ListReply:

@@ -1,19 +1,17 @@
 """Servicers of the coordinator's two gRPC services. Each method decodes, checks, calls the coordinator and encodes."""
 
-import math
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 
 import grpc
 import structlog
 
 from shoal import _rpc, errors
 from shoal._checkpoint import Catalogue, CheckpointStorage
-from shoal._wire import Cursor, ReportAck, limits, without_controls
+from shoal._wire import Cursor, ReportAck
 from shoal.job import Job
-from shoal.status import Evaluation, ServerLoad, StepTiming
+from shoal.status import ClusterStatus, Evaluation, ServerLoad, StepTiming
 from shoal.v1 import coordinator_pb2 as members_pb
 from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc
 from shoal.v1 import job_pb2 as pb
@@ -40,12 +38,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     Args:
         coordinator: The shell.
         heartbeat_timeout_s: Seconds, sent to members.
-        heartbeat_interval_s: Seconds, sent to members.
     """
 
-    def __init__(self, coordinator: Coordinator, *, heartbeat_timeout_s: float, heartbeat_interval_s: float) -> None:
-        self._coordinator = coordinator
-        self._timeout_s, self._interval_s = heartbeat_timeout_s, heartbeat_interval_s
+    def __init__(self, coordinator: Coordinator, *, heartbeat_timeout_s: float) -> None:
+        self._coordinator, self._timeout_s = coordinator, heartbeat_timeout_s
 
     @_rpc.servicer
     def Register(self, request: members_pb.RegisterRequest, _: grpc.ServicerContext) -> members_pb.RegisterReply:
@@ -53,7 +49,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         member = self._coordinator.handle(events.RegistrationReceived(Registration.from_proto(request)))
         _log.info("registered", member=request.member, incarnation=member.incarnation, address=request.address)
         return members_pb.RegisterReply(
-            incarnation=member.incarnation, heartbeat_timeout_s=self._timeout_s, heartbeat_interval_s=self._interval_s
+            incarnation=member.incarnation,
+            heartbeat_timeout_s=self._timeout_s,
+            heartbeat_interval_s=self._coordinator.heartbeat_interval_s,
         )
 
     @_rpc.servicer
@@ -61,9 +59,15 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         load = ServerLoad.from_proto(request.load) if request.HasField("load") else None
         heartbeat = events.HeartbeatReceived(request.member, request.incarnation, request.shards, request.bytes, load)
         assignment = self._coordinator.handle(heartbeat)
+        interval_s = self._coordinator.heartbeat_interval_s
         if assignment is None:
-            return members_pb.HeartbeatReply()
-        return members_pb.HeartbeatReply(job=assignment.job, assignment=assignment.number, program=assignment.program)
+            return members_pb.HeartbeatReply(heartbeat_interval_s=interval_s)
+        return members_pb.HeartbeatReply(
+            job=assignment.job,
+            assignment=assignment.number,
+            program=assignment.program,
+            heartbeat_interval_s=interval_s,
+        )
 
     @_rpc.servicer
     def Leave(self, request: members_pb.LeaveRequest, _: grpc.ServicerContext) -> members_pb.LeaveReply:
@@ -81,8 +85,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         count, after = page_size(request.page_size), member_after(request.page_token)
         with self._coordinator.reading() as (cluster, now):
             found = cluster.listing.members(now, count + 1, after)  # one more tells whether there is a next page
-            counts = cluster.counts
-        return codecs.cluster_message(counts.cluster, counts.generation, found, count)
+            status = ClusterStatus(
+                cluster.counts.cluster, cluster.generation, tuple(found), cluster.members.heartbeat_interval_s
+            )
+        return codecs.cluster_message(status, count)
 
 
 class JobsService(job_pb2_grpc.JobsServicer):
@@ -204,6 +210,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
 
     @_rpc.servicer
     def ClaimEvaluation(self, request: pb.ClaimEvaluationRequest, _: grpc.ServicerContext) -> pb.ClaimEvaluationReply:
+        checks.check_step(f"the evaluation that {request.worker} claims on job {request.job}", request.step)
         claim = self._coordinator.handle(
             events.EvaluationClaimed(
                 request.job,
@@ -229,7 +236,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
 
     @_rpc.servicer
     def Report(self, request: pb.ReportRequest, _: grpc.ServicerContext) -> pb.ReportReply:
-        _check_report(request)
+        checks.check_report(request)
         ack = self._coordinator.handle(
             events.WorkerReported(
                 job=request.job,
@@ -247,7 +254,11 @@ class JobsService(job_pb2_grpc.JobsServicer):
                 timings=tuple(StepTiming.from_proto(timing) for timing in request.timings),
             )
         )
-        return pb.ReportReply(done=ack is ReportAck.DONE, stop_after_batch=ack is ReportAck.STOP_AFTER_BATCH)
+        return pb.ReportReply(
+            done=ack is ReportAck.DONE,
+            stop_after_batch=ack is ReportAck.STOP_AFTER_BATCH,
+            heartbeat_interval_s=self._coordinator.heartbeat_interval_s,
+        )
 
     @_rpc.servicer
     def Finish(self, request: pb.FinishRequest, _: grpc.ServicerContext) -> pb.FinishReply:
@@ -332,33 +343,3 @@ class _Watch:
                     watchers=self._max_watchers,
                 )
             self.open += 1
-
-
-def _check_report(request: pb.ReportRequest) -> None:
-    lines = [len(line.encode()) for line in request.log]
-    problems = {
-        f"{len(lines)} log lines; at most {limits.LOG_LINES}": len(lines) > limits.LOG_LINES,
-        f"a log line of more than {limits.LOG_LINE_BYTES} bytes": max(lines, default=0) > limits.LOG_LINE_BYTES,
-        f"{sum(lines)} bytes of log lines; at most {limits.LOG_BYTES}": sum(lines) > limits.LOG_BYTES,
-        f"{len(request.values)} values; at most {limits.METRICS}": len(request.values) > limits.METRICS,
-        f"a value whose name has more than {limits.METRIC_NAME_BYTES} bytes": (
-            any(len(name.encode()) > limits.METRIC_NAME_BYTES for name in request.values)
-        ),
-        "a value whose name has control characters": any(name != without_controls(name) for name in request.values),
-        f"a staleness above {limits.STALENESS_BUCKETS - 1}": (
-            max(request.staleness, default=0) >= limits.STALENESS_BUCKETS
-        ),
-        f"{len(request.timings)} timings; at most {limits.TIMINGS}": len(request.timings) > limits.TIMINGS,
-        "timings that are not in ascending order of steps": (
-            any(one.step >= following.step for one, following in pairwise(request.timings))
-        ),
-        "a timing that is not finite or is below 0": not all(map(_is_timing, request.timings)),
-    }
-    for problem, there in problems.items():
-        if there:
-            raise errors.BadRequest(f"the report of {request.worker} on job {request.job} has {problem}")
-
-
-def _is_timing(timing: pb.StepTiming) -> bool:
-    waited = (timing.began, timing.pull, timing.read, timing.compute, timing.push, timing.wait, timing.evaluate)
-    return min(waited) >= 0 and math.isfinite(sum(waited))  # a sum with NaN or Inf is NaN or Inf

@@ -63,6 +63,7 @@ class Cluster:
         self._policy = policy
         self._dirty = DirtyRecords()
         self._members = Membership(policy.heartbeat_timeout_s, self._dirty.member, return_s=policy.server_return_s)
+        self._members.shortest_interval_s = policy.heartbeat_interval_s
         self._jobs, self.take_changed_jobs = JobTable(self._dirty.job_event), self._dirty.take_changed_jobs
         self.listing = Listing(self._jobs, self._members)
         self.counters = JobCounters()
@@ -230,7 +231,8 @@ class Cluster:
 
     def status(self, now: float) -> ClusterStatus:
         """Returns the status of the members, including those that died in the last minutes."""
-        return ClusterStatus(self._id, self.generation, tuple(self.listing.members(now, len(self._members))))
+        found = tuple(self.listing.members(now, len(self._members)))
+        return ClusterStatus(self._id, self.generation, found, self._members.heartbeat_interval_s)
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""
@@ -264,7 +266,7 @@ class Cluster:
     def _time_passed(self, event: events.TimePassed, now: float) -> dict[str, Role]:
         self._members.breaker.heartbeats_delayed(event.heartbeat_wait_s, event.refused_heartbeats, now)
         self._expire(now)
-        waiting = self._worker_requests.end_hung(now)
+        waiting = self._worker_requests.end_hung(now, self._members.heartbeat_interval_s)
         for job in self._jobs.live:
             self._emit(job.checkpoint_when_due(now))
             waiting = waiting or job.unplaced is not None or job.has_quarantines  # perhaps for a time

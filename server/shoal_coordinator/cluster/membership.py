@@ -14,6 +14,7 @@ from shoal import errors
 from shoal.status import MemberStatus, Role, ServerLoad
 from shoal.v1 import state_pb2
 from shoal_coordinator.cluster.expiry_breaker import ExpiryBreaker
+from shoal_coordinator.cluster.heartbeat_interval import CALLS_PER_S, LONGEST_S, heartbeat_interval_s
 from shoal_coordinator.messages import Registration
 
 MAX_MEMBERS = 100_000
@@ -21,7 +22,7 @@ MAX_MEMBERS = 100_000
 MAX_DEAD = 256
 DEAD_KEPT_S = 600.0
 # Seconds that members may take to find a restarted coordinator, however short the heartbeat timeout: a channel retries
-# at least every 2 s, and a heartbeat follows soon after.
+# at least every 2 s, and a heartbeat follows soon after. In a large cluster, the interval is added.
 RETURN_S = 5.0
 
 
@@ -115,14 +116,21 @@ class Membership:
         heartbeat_timeout_s: as given.
         incarnation: the last incarnation that was used, for any member. A forgotten id never gets an old number again.
         breaker: holds expiry back while the coordinator may miss heartbeats.
+        shortest_interval_s: seconds between the heartbeats of a member in a small cluster.
     """
 
     def __init__(
-        self, heartbeat_timeout_s: float, changed: Callable[[str], None] = lambda _: None, *, return_s: float = 60.0
+        self,
+        heartbeat_timeout_s: float,
+        changed: Callable[[str], None] = lambda _: None,
+        *,
+        return_s: float = 60.0,
     ) -> None:
         self.heartbeat_timeout_s, self._return_s = heartbeat_timeout_s, return_s
+        self.shortest_interval_s = 0.5
         self._changed = changed
         self._members: dict[str, Member] = {}
+        self._alive = 0  # the number of live members
         self.incarnation = 0
         self.breaker = ExpiryBreaker(heartbeat_timeout_s)
 
@@ -135,9 +143,13 @@ class Membership:
             now: when this coordinator started, in seconds of Unix time.
         """
         self.incarnation = incarnation
+        members = list(members)
+        self._alive = sum(member.alive for member in members)
+        # The earlier coordinator may have had a longer timeout, and so a longer interval.
+        return_s = RETURN_S + min(self._alive / CALLS_PER_S, LONGEST_S)
         for member in members:
             if member.alive:
-                member.last_seen = now + max(0.0, RETURN_S - self.heartbeat_timeout_s)
+                member.last_seen = now + max(0.0, return_s - self.heartbeat_timeout_s)
             self._members[member.id] = member
             if member.last_seen > now and not member.alive:  # the clock has gone back
                 member.last_seen = now
@@ -145,7 +157,7 @@ class Membership:
 
     def __iter__(self) -> Iterator[Member]:
         """Iterates over all remembered members, alive or not, in order of id."""
-        return iter(sorted(self._members.values(), key=lambda member: member.id))
+        return (self._members[member] for member in sorted(self._members))
 
     def __len__(self) -> int:
         return len(self._members)
@@ -178,6 +190,11 @@ class Membership:
         until = {member.id: 0.0 if member.alive else member.last_seen + self._return_s for member in draining}
         return {member: end for member, end in until.items() if not end or now < end}
 
+    @property
+    def heartbeat_interval_s(self) -> float:
+        """The seconds from one heartbeat or report of a member to the next, as members are told now."""
+        return heartbeat_interval_s(self._alive, self.heartbeat_timeout_s, self.shortest_interval_s)
+
     def is_alive(self, member: str) -> bool:
         """Returns whether the id belongs to a live member."""
         return member in self._members and self._members[member].alive
@@ -204,6 +221,7 @@ class Membership:
         self.incarnation += 1
         member = Member(registration, self.incarnation, now)
         self._members[member.id] = member
+        self._alive += 1
         self._changed(member.id)
         return member
 
@@ -240,6 +258,24 @@ class Membership:
             )
         return known
 
+    def mark_alive(self, member: str, incarnation: int, now: float) -> Member:
+        """Records that a member has shown that it is alive, by a heartbeat or a report.
+
+        Args:
+            member: id of the member.
+            incarnation: its incarnation.
+            now: seconds of Unix time.
+
+        Returns:
+            The member.
+
+        Raises:
+            Fenced: that incarnation has ended.
+        """
+        known = self.check(member, incarnation)
+        known.last_seen = now
+        return known
+
     def heartbeat(
         self,
         member: str,
@@ -265,8 +301,8 @@ class Membership:
         Raises:
             Fenced: that incarnation has ended.
         """
-        known = self.check(member, incarnation)
-        known.last_seen, known.shards, known.bytes, known.load = now, shards, held_bytes, load or known.load
+        known = self.mark_alive(member, incarnation, now)
+        known.shards, known.bytes, known.load = shards, held_bytes, load or known.load
         return known
 
     def leave(self, member: str, incarnation: int, now: float) -> Member | None:
@@ -297,8 +333,9 @@ class Membership:
             claimed: an id for which a process registers. That process reached the coordinator, so `breaker` does not
                 hold back the expiry of this id.
         """
-        alive = [member for member in self if member.alive]
+        alive = [member for member in self._members.values() if member.alive]
         silent = [member for member in alive if now - member.last_seen > self.heartbeat_timeout_s]
+        silent.sort(key=lambda member: member.id)
         if not self.breaker.may_expire([member.last_seen for member in alive], now):
             silent = [member for member in silent if member.id == claimed]
         self._mark_dead(silent, now)
@@ -316,6 +353,7 @@ class Membership:
         assert len(set(incarnations)) == len(incarnations), "two members share an incarnation"
         assert max(incarnations, default=0) <= self.incarnation, "an incarnation that was not given out"
         assert all(key == member.id for key, member in self._members.items())
+        assert self._alive == sum(member.alive for member in self._members.values())
         assert sum(not member.alive for member in self._members.values()) <= MAX_DEAD
 
     def _check_same_process(self, known: Member, registration: Registration, now: float) -> None:
@@ -334,8 +372,10 @@ class Membership:
     def _mark_dead(self, members: Iterable[Member], now: float) -> None:
         for member in members:
             member.alive = False
+            self._alive -= 1
             self._changed(member.id)
-        dead = sorted((member for member in self if not member.alive), key=lambda member: -member.last_seen)
+        dead = [member for member in self._members.values() if not member.alive]
+        dead.sort(key=lambda member: (-member.last_seen, member.id))
         for place, member in enumerate(dead):
             if place >= MAX_DEAD or now - member.last_seen > DEAD_KEPT_S:
                 del self._members[member.id]

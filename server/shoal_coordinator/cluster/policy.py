@@ -15,6 +15,7 @@ class ClusterPolicy:
         checkpoints: whether the cluster has checkpoint storage.
         server_return_s: seconds that jobs wait for a drained server to return.
         placement: the policy that assigns shards to servers.
+        heartbeat_interval_s: seconds from one heartbeat to the next in a small cluster.
     """
 
     heartbeat_timeout_s: float = 5.0
@@ -22,3 +23,4 @@ class ClusterPolicy:
     checkpoints: bool = False
     server_return_s: float = 60.0
     placement: PlacementPolicy = field(default_factory=EvenPlacement)
+    heartbeat_interval_s: float = 0.5

@@ -94,7 +94,7 @@ class WorkerRequests:
         return ack
 
     def _worker_reported(self, event: events.WorkerReported, now: float) -> ReportAck:
-        self._members.check(event.worker, event.incarnation)
+        self._members.mark_alive(event.worker, event.incarnation, now)
         job = self._jobs.named(event.job)
         if not job.has_part(event.worker, event.assignment):
             return ReportAck.DONE
@@ -121,11 +121,19 @@ class WorkerRequests:
             self._emit(job.lose(event.worker, now))
         self._schedule(now)
 
-    def end_hung(self, now: float) -> bool:
-        """Ends the incarnations of workers that others wait for in vain; returns whether there were any."""
+    def end_hung(self, now: float, interval_s: float) -> bool:
+        """Ends the incarnations of workers that others wait for in vain.
+
+        Args:
+            now: seconds of Unix time.
+            interval_s: seconds from one report of a worker to the next.
+
+        Returns:
+            Whether there were any.
+        """
         ended = False
         for job in self._jobs.live:
-            workers, why = job.hung_workers(now)
+            workers, why = job.hung_workers(now, interval_s)
             for worker in workers:
                 others = self._has_others(job, worker, now)
                 self._end(job, worker, partial(job.lose_hung, worker, why, now, others=others), now)

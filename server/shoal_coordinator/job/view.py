@@ -250,15 +250,15 @@ class JobView:
         left = len(found) - _MAX_NAMED
         return f"quarantined: {', '.join(found[:_MAX_NAMED])}{f' and {left} more' if left > 0 else ''}" if found else ""
 
-    def hung_workers(self, now: float) -> tuple[list[str], str]:
-        """Returns the workers that all others wait for in vain, and why they count as hung."""
+    def hung_workers(self, now: float, interval_s: float = 0.0) -> tuple[list[str], str]:
+        """Returns the workers that all others wait for in vain, and why. Steps are known `interval_s` seconds later."""
         group = self._worker_group
         if self.spec.is_session or isinstance(self.spec.consistency, Asynchronous) or not self._lifecycle.running:
             return [], ""
         if self._checkpoint_coordinator.has_evaluator:  # which may take any time, and the others may wait for it
             group.restart_watch(now)
             return [], ""
-        stalled_s, limit_s = group.stalled_s(now), float(self.spec.step_timeout_s)
+        stalled_s, limit_s = group.stalled_s(now) - interval_s, float(self.spec.step_timeout_s)
         if stalled_s < (limit_s or _STEP_TIMEOUT_S):
             return [], ""
         limit_s = limit_s or max(_STEP_TIMEOUT_S, _STEPS_LONG * self._accounting.steps.longest_s)

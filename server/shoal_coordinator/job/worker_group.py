@@ -117,6 +117,8 @@ class WorkerGroup:
         self._value_sender = 0  # assignment of the worker that sends the given values; 0: none
         self._quarantines: dict[str, Quarantine] = {}  # by worker, past ones included
         self._hangs: Counter[str] = Counter()  # by worker; not stored, so a restart forgives them
+        # The value of `step`, because each report asks for it; None: to be computed.
+        self._furthest: int | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -151,7 +153,10 @@ class WorkerGroup:
     @property
     def step(self) -> int:
         """The step of the fastest worker, by the workers' reports."""
-        return max((member.last_report.step for member in self.active.values() if member.last_report), default=0)
+        if self._furthest is None:
+            reports = [member.last_report for member in self.active.values()]
+            self._furthest = max((report.step for report in reports if report), default=0)
+        return self._furthest
 
     @property
     def value_sender(self) -> int:
@@ -278,10 +283,15 @@ class WorkerGroup:
         if report.step > member.current_step:
             member.stepped_at = now
         earlier, member.last_report = member.last_report, report
+        if self._furthest is not None and report.step >= self._furthest:
+            self._furthest = report.step
+        elif earlier and earlier.step == self._furthest:
+            self._furthest = None
         return earlier
 
     def restore_reports(self, reports: Mapping[int, WorkerReported]) -> None:
         """Restores the last reports of live workers, by assignment."""
+        self._furthest = None
         for member in self.active.values():
             member.last_report = reports.get(member.assignment)
 
@@ -293,7 +303,10 @@ class WorkerGroup:
 
     def release(self, worker: str) -> GroupMember:
         """Removes and returns a member. If the job continues, call `finish` or `vacate` for its rank."""
-        return self.active.pop(worker)
+        released = self.active.pop(worker)
+        if released.last_report and released.last_report.step == self._furthest:
+            self._furthest = None
+        return released
 
     def finish(self, rank: int) -> None:
         """Marks the rank of a released worker as finished."""
@@ -306,6 +319,7 @@ class WorkerGroup:
     def clear(self) -> None:
         """Removes all workers, because the job restarts."""
         self.active.clear()
+        self._furthest = None
         self._names.clear()
         self._finished.clear()
         self._value_sender = 0
@@ -324,6 +338,7 @@ class WorkerGroup:
     def restore_from(self, record: state_pb2.JobRecord, now: float) -> None:
         """Restores the worker group from the job's record. No quarantine lasts longer than one that begins now can."""
         self.active = {part.worker: GroupMember.from_proto(part) for part in record.members}
+        self._furthest = None
         self._names, self._finished = dict(record.worker_group), set(record.finished)
         self._value_sender = record.value_sender
         self._quarantines = {
@@ -337,3 +352,5 @@ class WorkerGroup:
         assert len(set(ranks)) == len(ranks), "two workers share a rank"
         assert all(0 <= rank < self._spec.most_workers for rank in ranks)
         assert all(self._names[member.rank] == worker for worker, member in self.active.items())
+        reported = [member.last_report.step for member in self.active.values() if member.last_report]
+        assert self._furthest in {None, max(reported, default=0)}

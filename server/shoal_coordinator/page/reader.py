@@ -100,21 +100,13 @@ class Reader:
     Args:
         coordinator: The shell.
         storage: The checkpoint storage. None means that the cluster has none.
-        about: Fixed fields of the cluster's record: heartbeat settings, version and whether actions are refused.
-        heartbeat_interval_s: Seconds between two heartbeats of a member.
+        about: Fixed fields of the cluster's record: heartbeat timeout, version and whether actions are refused.
     """
 
-    def __init__(
-        self,
-        coordinator: Coordinator,
-        storage: CheckpointStorage | None,
-        about: dict[str, Any],
-        heartbeat_interval_s: float,
-    ) -> None:
+    def __init__(self, coordinator: Coordinator, storage: CheckpointStorage | None, about: dict[str, Any]) -> None:
         self._coordinator = coordinator
         self._catalogue = Catalogue(storage) if storage else None
         self._about = about
-        self._late_s = 2 * heartbeat_interval_s + _LATE_BY_CHANCE_S
         self._rates = Rates()
         self._timings: dict[str, tuple[float, bytes]] = {}  # by job, the time and the text; replaced, never changed
 
@@ -127,10 +119,10 @@ class Reader:
         after = member_after(token)
         with self._coordinator.reading() as (machine, now):
             found = machine.listing.members(now, MAX_MEMBERS + 1, after)
-            counts = machine.counts
-        status = ClusterStatus(counts.cluster, counts.generation, tuple(found[:MAX_MEMBERS]))
+            counts, interval_s = machine.counts, machine.members.heartbeat_interval_s
+        status = ClusterStatus(counts.cluster, counts.generation, tuple(found[:MAX_MEMBERS]), interval_s)
         following = token_after_member(found[MAX_MEMBERS - 1].member) if len(found) > MAX_MEMBERS else ""
-        record = records.cluster(status, self._late_s)
+        record = records.cluster(status, _late_s(status))
         return encode({**record, **self._about, "next_page_token": following, "time": now})
 
     def jobs(self, token: str = "") -> bytes:
@@ -154,15 +146,15 @@ class Reader:
         with self._coordinator.reading() as (machine, now):
             status, states = machine.status(now), machine.listing.job_states()
             jobs = [each.status for each in machine.listing.jobs(now, MAX_JOBS)]
-        rates = self._rates.update(status.members, now)
+        rates, late_s = self._rates.update(status.members, now), _late_s(status)
         members = {
             it.member: {
-                **records.member(it, self._late_s),
+                **records.member(it, late_s),
                 "rates": asdict(rates[it.member]) if it.member in rates else None,
             }
             for it in status.members
         }
-        quiet = {it.member: {**members[it.member], "silent_s": self._silence(it)} for it in status.members}
+        quiet = {it.member: {**members[it.member], "silent_s": _silence(it, late_s)} for it in status.members}
         shown = [it.member for it in sorted(status.members, key=_by_interest)[:MAX_MEMBERS]]
         record: dict[str, Any] = {
             "jobs": [_brief(it) for it in jobs],
@@ -258,9 +250,15 @@ class Reader:
             )
         return JobUpdate(EventPosition(submission, last), fresh, _whole(status), now, tuple(chunks), ended)
 
-    def _silence(self, member: MemberStatus) -> int:
-        """Returns the whole seconds since the last heartbeat of a late live member, and 0 for any other member."""
-        return int(member.silent_s) if member.alive and member.silent_s > self._late_s else 0
+
+def _late_s(status: ClusterStatus) -> float:
+    """Returns the seconds of silence after which a member counts as late."""
+    return 2 * status.heartbeat_interval_s + _LATE_BY_CHANCE_S
+
+
+def _silence(member: MemberStatus, late_s: float) -> int:
+    """Returns the whole seconds since the last heartbeat of a late live member, and 0 for any other member."""
+    return int(member.silent_s) if member.alive and member.silent_s > late_s else 0
 
 
 def _counts(members: Iterable[dict[str, Any]], jobs: Counter[JobState]) -> dict[str, Any]:

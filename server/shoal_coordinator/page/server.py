@@ -38,7 +38,6 @@ class PageServer:
         storage: The checkpoint storage. None means that the cluster has none.
         read_only: Whether the page refuses all actions.
         heartbeat_timeout_s: Seconds without a heartbeat after which a member is dead.
-        heartbeat_interval_s: Seconds between two heartbeats of a member.
         max_watchers: The limit of concurrent streams.
 
     Raises:
@@ -58,7 +57,6 @@ class PageServer:
         storage: CheckpointStorage | None = None,
         read_only: bool = False,
         heartbeat_timeout_s: float = 5.0,
-        heartbeat_interval_s: float = 0.5,
         max_watchers: int = 32,
     ) -> None:
         host, port = _rpc.parse_address(listen)
@@ -74,11 +72,10 @@ class PageServer:
         self.url = f"http://{_EVERYWHERE.get(host, host)}:{listening.getsockname()[1]}"
         about = {
             "heartbeat_timeout_s": heartbeat_timeout_s,
-            "heartbeat_interval_s": heartbeat_interval_s,
             "read_only": read_only,
             "version": version("shoal"),
         }
-        self._reader = Reader(coordinator, storage, about, heartbeat_interval_s)
+        self._reader = Reader(coordinator, storage, about)
         self._server = WebServer(
             listening,
             lambda stopping: make_app(self._reader, rules, stopping, max_watchers),

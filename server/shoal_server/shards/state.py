@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from shoal import errors
 from shoal._wire import Cursor
+from shoal._wire.limits import MAX_STEP
 from shoal_server.shards.clocks import Clocks, WaitingPulls, WorkerClock
 from shoal_server.shards.consistency import Apply, Contribution, Mode
 from shoal_server.shards.events import (
@@ -39,8 +40,6 @@ from shoal_server.shards.events import (
 HISTORY = 16_384
 # Most pulls that wait at one shard. A waiting pull takes memory, not a thread.
 MAX_WAITING_PULLS = 16_384
-# Limit of steps and clocks, so that they and their successors fit every integer type on their way.
-MAX_STEP = 1 << 53
 # Steps ahead for which a pull may ask: values of the next step, while the worker computes this one.
 MAX_AHEAD = 1
 # Fenced workers that a shard remembers, so that a delayed admission is refused.

@@ -19,6 +19,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer, job_pb2_grpc.Job
         placement: of every job; None: not placed.
         members: that registered, by id: the number of their lives.
         beats: heartbeats that came.
+        interval_s: of heartbeats, as replies to reports state it; 0: they do not.
         fenced: ids whose next heartbeat is refused.
         drains: what to answer to each coming call of Drain: names of jobs, or an error; then that no job has to wait.
         drained: who called it.
@@ -38,6 +39,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer, job_pb2_grpc.Job
         self.status = coordinator_pb2.GetStatusReply(cluster="reef", generation=7)
         self.members: dict[str, int] = {}
         self.beats = 0
+        self.interval_s = 0.0
         self.fenced: set[str] = set()
         self.drains: list[list[str] | errors.ShoalError] = []
         self.drained: list[tuple[str, int]] = []
@@ -249,7 +251,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer, job_pb2_grpc.Job
     @_rpc.servicer
     def Report(self, request: Any, context: Any) -> Any:
         self.reports.append(request)
-        return job_pb2.ReportReply(done=self.over)
+        return job_pb2.ReportReply(done=self.over, heartbeat_interval_s=self.interval_s)
 
     @_rpc.servicer
     def Finish(self, request: Any, context: Any) -> Any:

@@ -107,13 +107,13 @@ class PinnedCoordinator:
     """
 
     def __init__(self, store: str, checkpoints: Path | str, clock: Clock) -> None:
-        policy = ClusterPolicy(heartbeat_timeout_s=1000.0, checkpoints=True)
+        policy = ClusterPolicy(heartbeat_timeout_s=1000.0, heartbeat_interval_s=100.0, checkpoints=True)
         folder = open_storage(str(checkpoints))
         self._stack = ExitStack()
         kept = open_store(store)
         self._stack.callback(kept.close)
         self.coordinator = Coordinator(kept, "reef", policy, clock=clock, storage=folder)
-        members = CoordinatorService(self.coordinator, heartbeat_timeout_s=1000.0, heartbeat_interval_s=100.0)
+        members = CoordinatorService(self.coordinator, heartbeat_timeout_s=1000.0)
         jobs = JobsService(self.coordinator, folder)
         self._stack.callback(jobs.close)
         services: list[tuple[str, Callable[[Any, grpc.Server], None], Any]] = [

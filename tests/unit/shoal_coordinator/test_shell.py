@@ -65,6 +65,21 @@ def store() -> SlowStore:
     return SlowStore()
 
 
+def test_silent_members_are_looked_for_twice_a_second_however_long_the_timeout(store: SlowStore) -> None:
+    looks: list[float] = []
+
+    def delays() -> tuple[float, int]:
+        looks.append(time.monotonic())
+        return 0.0, 0
+
+    coordinator = Coordinator(store, "reef", ClusterPolicy(heartbeat_timeout_s=3600.0))
+    coordinator.start(delays)
+    try:
+        wait_until(lambda: len(looks) >= 2, what="the second look")
+    finally:
+        coordinator.stop()
+
+
 @pytest.fixture
 def shell(store: SlowStore) -> Iterator[Shell]:
     shell = Shell(store)

@@ -79,7 +79,10 @@ def timings() -> Timings:
         (records.timings("a", timings())["workers"][0]["steps"][0], TIMING),
         (records.member(SERVER), MEMBER),
         (records.member(SERVER)["load"], LOAD),
-        (records.cluster(ClusterStatus("reef", 1, (SERVER,))), "cluster generation shards bytes members"),
+        (
+            records.cluster(ClusterStatus("reef", 1, (SERVER,))),
+            "cluster generation heartbeat_interval_s shards bytes members",
+        ),
         (
             records.job(JOB),
             "name state reason program workers_wanted min_workers max_workers consistency optimizer settings epochs "
@@ -107,6 +110,13 @@ def timings() -> Timings:
 def test_fields(record: dict[str, Any], fields: str) -> None:
     assert list(record) == fields.split()
     assert json.loads(json.dumps(record)) == record
+
+
+@pytest.mark.parametrize(("interval_s", "state"), [(0.0, "late"), (0.5, "late"), (2.5, "alive")])
+def test_a_member_is_late_by_the_interval_that_members_are_told(interval_s: float, state: str) -> None:
+    silent = replace(SERVER, silent_s=4.0)
+    record = records.cluster(ClusterStatus("reef", 1, (silent,), interval_s))
+    assert record["members"][0]["state"] == state
 
 
 def test_damaged_checkpoint_shows_its_error() -> None:

@@ -67,6 +67,22 @@ def test_the_step_is_that_of_the_worker_that_is_ahead(group: WorkerGroup) -> Non
     assert group.step == 7
 
 
+def test_the_step_follows_reports_and_workers_that_leave(group: WorkerGroup) -> None:
+    def report(worker: str, step: int) -> int:
+        group.keep_report(WorkerReported("a", worker, 1, step=step), 0.0)
+        group.validate()
+        return group.step
+
+    assert [report("w0", 7), report("w1", 9), report("w0", 8)] == [7, 9, 9]
+    assert report("w1", 0) == 8, "a report of log lines alone has step 0"
+    assert report("w1", 8) == 8
+    group.release("w0")
+    assert group.step == 8
+    group.validate()
+    group.release("w1")
+    assert group.step == 0
+
+
 def test_the_given_values_are_sent_by_one_that_knows_them(group: WorkerGroup) -> None:
     group.elect_value_sender()
     assert group.value_sender == 0

@@ -40,7 +40,7 @@ class FakeJob:
 
 
 def reader_of(coordinator: FakeCoordinator) -> Reader:
-    return Reader(cast(Coordinator, coordinator), None, {}, 1.0)
+    return Reader(cast(Coordinator, coordinator), None, {})
 
 
 def timings(workers: int, steps: int = 100) -> Timings:

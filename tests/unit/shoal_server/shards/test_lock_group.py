@@ -5,11 +5,11 @@ import pytest
 
 from shoal import consistency, errors, initializers, optim
 from shoal._wire.layout import ArenaLayout, ShardLayout, Slice
+from shoal._wire.limits import MAX_STEP
 from shoal.variables import Variable
 from shoal_server.shards.lock_group import LockGroup
 from shoal_server.shards.selection import Selection
 from shoal_server.shards.shard import JobShardConfig, Stamp
-from shoal_server.shards.state import MAX_STEP
 from shoal_server.shards.store import ShardStore
 
 SHARDS = 4
