@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from shoal_coordinator.api.checks import check_report
 
 from shoal import errors
 from shoal._rpc.coordinator import CoordinatorClient
@@ -20,6 +19,7 @@ from shoal.status import StepTiming
 from shoal.v1 import job_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable, variable_from_array
+from shoal_coordinator.api.checks import check_report
 from support.clusters.fake_cluster import FakeCluster, fake_cluster
 
 SPEC = Job("models.digits:mlp", name="digits", workers=2, settings={"hidden": 3})

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from grpc import ServicerContext
-from shoal_coordinator.api.checks import check_report
 
 import shoal
 from shoal import _rpc
 from shoal.status import StepTiming
 from shoal.v1 import job_pb2
 from shoal.v1 import parameter_server_pb2 as pb
+from shoal_coordinator.api.checks import check_report
 from support.clusters.fake_coordinator import FakeCoordinator
 from support.clusters.shard_servers import ShardServers
 from support.waiting import wait_until
