@@ -6,7 +6,7 @@ this process can fail at any moment, and the next coordinator continues where it
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +26,9 @@ _log = structlog.get_logger(__name__)
 
 # Seconds between two checks of a watcher whether its caller is still there.
 _WATCH_POLL_S = 1.0
+# Seconds between two checks for members to declare dead, at most, so that one is out of every barrier within a second
+# after its heartbeat timeout, whatever that is. And the number of checks after which unused channels are closed.
+_TICK_S, _CHANNELS_EVERY = 0.25, 4
 # Frequent events that do not concern watchers.
 _UNWATCHED = events.HeartbeatReceived | events.LeaseRequested
 
@@ -107,7 +110,7 @@ class Coordinator:
         self._heartbeat_delays: Callable[[], tuple[float, int]] = lambda: (0.0, 0)
         self._effect_runner = EffectRunner(self, self._observer.performed, storage, self._observer.retried)
         self._ticker = threading.Thread(
-            target=self._tick, args=(policy.heartbeat_timeout_s / 10,), name="ticker", daemon=True
+            target=self._tick, args=(min(policy.heartbeat_timeout_s / 10, _TICK_S),), name="ticker", daemon=True
         )
         self._writer = threading.Thread(target=self._write_on, name="store", daemon=True)
         with self._lock:
@@ -240,6 +243,15 @@ class Coordinator:
         """Handles the outcome of an effect."""
         self.handle(outcome)
 
+    def report_all(self, outcomes: Sequence[Report]) -> None:
+        """Handles the outcomes of effects that ran together, as one event."""
+        self.handle(events.OutcomesReceived(tuple(outcomes)))
+
+    def incarnation(self, server: ServerRef) -> int:
+        """Returns the incarnation of a live server at this address, or 0."""
+        with self._lock:
+            return self._machine.members.incarnation_at(server)
+
     def published(self, event: CheckpointPublished) -> bool:
         """Records a complete checkpoint, and returns whether older ones may be removed."""
         return self.handle(event)
@@ -345,16 +357,24 @@ class Coordinator:
 
     def _tick(self, every_s: float) -> None:
         held: ExpiryHold | None = None
+        ticks = 0
         while not self._stopped.wait(every_s):
+            ticks += 1
             try:
                 for member, role in self.handle(events.TimePassed(*self._heartbeat_delays())).items():
                     _log.warning("declared dead", member=member)
                     self._observer.died(role)
                 held = self._tell_hold(held)
+                if ticks % _CHANNELS_EVERY == 0:
+                    self._effect_runner.keep_channels(self._live_servers())
             except errors.Unreachable:  # the coordinator stops
                 return
             except Exception:  # the ticker must survive a defect, since it declares members dead
                 _log.exception("tick failed")
+
+    def _live_servers(self) -> dict[ServerRef, int]:
+        with self._lock:
+            return self._machine.members.live_servers
 
     def _tell_hold(self, told: ExpiryHold | None) -> ExpiryHold | None:
         """Logs the beginning and the end of a hold of expiry. Returns the hold in progress."""

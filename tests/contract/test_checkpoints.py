@@ -7,7 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from shoal.v1 import state_pb2
 from shoal.variables import Variable
 from shoal_coordinator.effects import checkpoint_cut
 from shoal_coordinator.effects.server_calls import ServerCalls
+from shoal_coordinator.effects.server_channels import ServerChannels
 from shoal_coordinator.messages import HoldResult, JobRef, ServerRef, TakeCut
 from support import run_lengths
 from support.clusters.shard_servers import ShardServers
@@ -422,8 +423,11 @@ def test_a_cut_that_fails_on_one_server_holds_back_no_commits_on_the_others(tmp_
         [address] = servers.placement.by_server()
         refs = (ServerRef("s0", address), ServerRef("gone", "127.0.0.1:1"))
         held = HoldResult(None, {}, state_pb2.ProgressRecord())
-        with pytest.raises(errors.Unreachable):
-            checkpoint_cut.take_cut(TakeCut(JobRef("job", 1), 1, refs, 1, number=7), ServerCalls(bool), lambda: held)
+        channels = ServerChannels(lambda _: 1)
+        with closing(channels), pytest.raises(errors.Unreachable):
+            checkpoint_cut.take_cut(
+                TakeCut(JobRef("job", 1), 1, refs, 1, number=7), ServerCalls(channels, bool), lambda: held
+            )
         with pytest.raises(errors.Cancelled, match="nothing was saved"):
             servers.cut({}, cut=7)
 

@@ -13,7 +13,7 @@ from shoal import errors
 from shoal.status import MemberStatus, Role, ServerLoad
 from shoal.v1 import state_pb2
 from shoal_coordinator.cluster.expiry_breaker import ExpiryBreaker
-from shoal_coordinator.messages import Registration
+from shoal_coordinator.messages import Registration, ServerRef
 
 MAX_MEMBERS = 100_000
 # Dead members are kept for the status: their number, and for how many seconds.
@@ -167,6 +167,17 @@ class Membership:
     def is_alive(self, member: str) -> bool:
         """Returns whether the id belongs to a live member."""
         return member in self._members and self._members[member].alive
+
+    def incarnation_at(self, server: ServerRef) -> int:
+        """Returns the incarnation of a live server at this address; 0 if there is none."""
+        known = self._members.get(server.member)
+        return known.incarnation if known and known.alive and known.registration.address == server.address else 0
+
+    @property
+    def live_servers(self) -> dict[ServerRef, int]:
+        """The incarnations of the live servers."""
+        servers = [it for it in self._members.values() if it.alive and it.role is Role.SERVER]
+        return {ServerRef(it.id, it.registration.address): it.incarnation for it in servers}
 
     def register(self, registration: Registration, now: float) -> Member:
         """Makes a process a member. Call `expire` first, so that no dead member counts as alive.

@@ -48,10 +48,14 @@ def restore(
             _log.warning("checkpoint skipped", job=effect.job.name, checkpoint=str(choice), reason=error.message)
             skipped.append(f"{choice}: {error.message}")
             # A partly restored shard is useless for the next checkpoint.
-            for server in servers_of(effect.placement):
-                calls.call(server, "DropShards", pb.DropShardsRequest(job=effect.job.name))
+            _drop(effect, calls)
     why = "; ".join(skipped) or "none exists"
     raise errors.CorruptCheckpoint(f"no checkpoint can be restored: {why}", job=effect.job.name)
+
+
+def _drop(effect: CreateShards, calls: ServerCalls) -> None:
+    request = pb.DropShardsRequest(job=effect.job.name)
+    calls.call_all(servers_of(effect.placement), "DropShards", lambda _: request)
 
 
 def _candidates(

@@ -3,7 +3,7 @@
 A job starts several times if it loses its shards and restarts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from shoal import errors
 from shoal._wire import Placement
@@ -117,15 +117,14 @@ class JobStartup:
         self._run_when_ready(now)
         return []
 
-    def admitted(self, assignment: int, step: int, now: float) -> None:
-        """Records that all servers have admitted a worker.
+    def admitted(self, steps: Mapping[int, int], now: float) -> None:
+        """Records that all servers have admitted workers.
 
         Args:
-            assignment: the worker's assignment.
-            step: the step at which it starts.
+            steps: by assignment, the step at which its worker starts.
             now: seconds of Unix time.
         """
-        self._worker_group.admit(assignment, step, now)
+        self._worker_group.admit(steps, now)
         self._changed(JobRecordKind.STATE)
         self._run_when_ready(now)
 
