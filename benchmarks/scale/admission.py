@@ -1,4 +1,4 @@
-"""Benchmark of admission: python benchmarks/scale/admission.py [WORKERS] [SERVERS] [STORE].
+"""Benchmark of admission: python benchmarks/scale/admission.py [WORKERS] [SERVERS] [STORE] [LEASE_S].
 
 It runs a real coordinator with simulated workers (default: 1,000) and servers (default: 100) on loopback. Two processes
 have half of the servers each, two others half of the workers. They speak the real protocol, without lanes and values.
@@ -135,10 +135,10 @@ def lines(processes: list[subprocess.Popen[str]], key: str, count: int) -> list[
     return found
 
 
-def main(workers: int, servers: int, store: str) -> None:
+def main(workers: int, servers: int, store: str, lease_s: float) -> None:
     structlog.configure(processors=[lambda *_: (_ for _ in ()).throw(structlog.DropEvent)])
     config = CoordinatorConfig(
-        listen="127.0.0.1:0", store=store, heartbeat_timeout_s=LEASE_S, heartbeat_interval_s=HEARTBEAT_S
+        listen="127.0.0.1:0", store=store, heartbeat_timeout_s=lease_s, heartbeat_interval_s=HEARTBEAT_S
     )
     process = start_coordinator(config, prometheus_client.CollectorRegistry())
     with (
@@ -164,7 +164,7 @@ def main(workers: int, servers: int, store: str) -> None:
             joined_s=round(joined_s, 2),
             coordinator_cpu_s=round(cpu_s, 2),
             calls_a_server=max(it["calls"] for it in admitted),
-            lease_s=LEASE_S,
+            lease_s=lease_s,
             released_after_s=round(max(it["released"] for it in released) - silent["silent"], 2),
             load=[round(it, 1) for it in os.getloadavg()],
         )
@@ -178,6 +178,6 @@ if __name__ == "__main__":
         case ["workers", address, first, count, other]:
             asyncio.run(work(address, int(first), int(count), int(other)))
         case arguments:
-            defaults = ["1000", "100", "memory"]
-            many, few, where = [*arguments, *defaults[len(arguments) :]]
-            main(int(many), int(few), where)
+            defaults = ["1000", "100", "memory", str(LEASE_S)]
+            many, few, where, lease = [*arguments, *defaults[len(arguments) :]]
+            main(int(many), int(few), where, float(lease))

@@ -19,7 +19,7 @@ from shoal.events import Event as JobEvent
 from shoal.status import Role
 from shoal_coordinator.cluster import Cluster, ClusterPolicy, ExpiryHold
 from shoal_coordinator.effects import EffectRunner, Report
-from shoal_coordinator.messages import CheckpointPublished, CutHeld, Effect, HoldResult, ServerRef, events
+from shoal_coordinator.messages import CheckpointPublished, CutHeld, Effect, HoldResult, JobRef, ServerRef, events
 from shoal_coordinator.persistence import ClusterRecords, Store, restored
 
 _log = structlog.get_logger(__name__)
@@ -251,6 +251,11 @@ class Coordinator:
         """Returns the incarnation of a live server at this address, or 0."""
         with self._lock:
             return self._machine.members.incarnation_at(server)
+
+    def is_live(self, job: JobRef) -> bool:
+        """Returns whether a job has not ended."""
+        with self._lock:
+            return self._machine.is_live(job)
 
     def published(self, event: CheckpointPublished) -> bool:
         """Records a complete checkpoint, and returns whether older ones may be removed."""

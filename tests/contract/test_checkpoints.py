@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal import consistency, errors, optim
+from shoal import _rpc, consistency, errors, optim
 from shoal._checkpoint import manifest as manifest_module
 from shoal._checkpoint import tensor_files
 from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.local_storage import LocalStorage
 from shoal._checkpoint.manifest import Manifest
 from shoal._checkpoint.storage_urls import open_storage
+from shoal._checkpoint.tensor_files import TensorReader
 from shoal._training import ParameterClient
 from shoal.partitioners import FixedShards
 from shoal.v1 import parameter_server_pb2 as pb
@@ -31,6 +32,8 @@ from shoal_coordinator.effects import checkpoint_cut
 from shoal_coordinator.effects.server_calls import ServerCalls
 from shoal_coordinator.effects.server_channels import ServerChannels
 from shoal_coordinator.messages import HoldResult, JobRef, ServerRef, TakeCut
+from shoal_server.checkpoints import cut_session, writer
+from shoal_server.shards.arena import Arena
 from support import run_lengths
 from support.clusters.shard_servers import ShardServers
 from support.waiting import wait_until
@@ -280,6 +283,66 @@ def test_a_damaged_file_is_never_restored(tmp_path: Path, monkeypatch: pytest.Mo
         else:
             with pytest.raises(errors.UnknownJob):
                 servers.values()  # neither what it was nor what it should be
+
+
+def test_a_restore_that_hangs_holds_nothing_that_others_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the lock of its shards, nor the only thread of calls, and dropping the shards ends it."""
+    with servers_of(tmp_path, 1, 2) as servers:
+        manifest = servers.save()
+    reading, answers = threading.Event(), threading.Event()
+    reads: list[TensorReader] = []
+    real = TensorReader.fill
+
+    def hang(reader: TensorReader, pieces: Any) -> None:
+        if threading.current_thread().name.startswith("restores"):
+            reads.append(reader)
+            if len(reads) == 5:  # the headers of both files are read
+                reading.set()
+                assert answers.wait(60)
+        real(reader, pieces)
+
+    monkeypatch.setattr(TensorReader, "fill", hang)
+    with servers_of(tmp_path, 1, 2, rpc_threads=1) as servers:
+        request = pb.RestoreRequest(job="job", generation=1, from_job="job", number=manifest.number, version=1, step=1)
+        restore = servers.stubs[0].Restore.future(request, timeout=60)
+        assert reading.wait(30)
+        assert servers.stores[0].queues() == (0, 0)
+        with pytest.raises(errors.NotPlaced, match="are being restored"):
+            servers.values()
+        with pytest.raises(errors.StorageFailed, match="an earlier restore of job still waits"):
+            servers.restore(manifest)
+        servers.each("DropShards", pb.DropShardsRequest(job="job"))
+        answers.set()
+        with pytest.raises((errors.Cancelled, errors.UnknownJob)), _rpc.as_shoal_errors("it"):
+            restore.result()
+
+
+def test_a_restore_whose_caller_is_gone_ends_and_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with servers_of(tmp_path, 1, 2) as servers:
+        manifest, before = servers.save(), state(servers)
+    loaded: list[Arena] = []
+    real = writer.load
+
+    def load(saved: Any, arena: Arena, *arguments: Any, **options: Any) -> None:
+        loaded.append(arena)
+        if len(loaded) == 2:
+            raise errors.Cancelled("the caller is gone")
+        real(saved, arena, *arguments, **options)
+
+    monkeypatch.setattr("shoal_server.checkpoints.cut_session.load", load)
+    with servers_of(tmp_path, 1, 2) as servers:
+        request = pb.RestoreRequest(job="job", generation=1, from_job="job", number=manifest.number)
+        with pytest.raises(errors.Cancelled, match="its caller or its shards are gone"):
+            cut_session.restore(servers.stores[0], LocalStorage(tmp_path), request, lambda: False)
+        assert not loaded
+        with pytest.raises(errors.Cancelled, match="the caller is gone"):
+            servers.restore(manifest)
+        with pytest.raises(errors.NotPlaced):
+            servers.values()
+        servers.restore(manifest)
+        assert state(servers) == before
 
 
 def test_a_checkpoint_is_restored_before_training_begins(tmp_path: Path) -> None:

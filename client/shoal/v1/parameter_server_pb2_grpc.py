@@ -231,7 +231,8 @@ class ParameterServerServicer:
     def Restore(self, request, context):
         """Overwrites values, optimizer slots and clocks with a checkpoint's. Only before a worker is admitted. If the
         checkpoint has other variables: FAILED_PRECONDITION, INCOMPATIBLE_CHECKPOINT. If it is damaged: DATA_LOSS,
-        CORRUPT_CHECKPOINT.
+        CORRUPT_CHECKPOINT. While an earlier Restore of the job still reads: UNAVAILABLE, STORAGE_FAILED. Until the values are
+        complete, calls that use the shards are refused: FAILED_PRECONDITION, NOT_PLACED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -93,7 +93,8 @@ class ParameterServerStub:
     Restore: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.RestoreRequest, _parameter_server_pb2.RestoreReply]
     """Overwrites values, optimizer slots and clocks with a checkpoint's. Only before a worker is admitted. If the
     checkpoint has other variables: FAILED_PRECONDITION, INCOMPATIBLE_CHECKPOINT. If it is damaged: DATA_LOSS,
-    CORRUPT_CHECKPOINT.
+    CORRUPT_CHECKPOINT. While an earlier Restore of the job still reads: UNAVAILABLE, STORAGE_FAILED. Until the values are
+    complete, calls that use the shards are refused: FAILED_PRECONDITION, NOT_PLACED.
     """
 
 @_typing.type_check_only
@@ -157,7 +158,8 @@ class ParameterServerAsyncStub(ParameterServerStub):
     Restore: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.RestoreRequest, _parameter_server_pb2.RestoreReply]  # type: ignore[assignment]
     """Overwrites values, optimizer slots and clocks with a checkpoint's. Only before a worker is admitted. If the
     checkpoint has other variables: FAILED_PRECONDITION, INCOMPATIBLE_CHECKPOINT. If it is damaged: DATA_LOSS,
-    CORRUPT_CHECKPOINT.
+    CORRUPT_CHECKPOINT. While an earlier Restore of the job still reads: UNAVAILABLE, STORAGE_FAILED. Until the values are
+    complete, calls that use the shards are refused: FAILED_PRECONDITION, NOT_PLACED.
     """
 
 class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
@@ -308,7 +310,8 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_parameter_server_pb2.RestoreReply, _abc.Awaitable[_parameter_server_pb2.RestoreReply]]:
         """Overwrites values, optimizer slots and clocks with a checkpoint's. Only before a worker is admitted. If the
         checkpoint has other variables: FAILED_PRECONDITION, INCOMPATIBLE_CHECKPOINT. If it is damaged: DATA_LOSS,
-        CORRUPT_CHECKPOINT.
+        CORRUPT_CHECKPOINT. While an earlier Restore of the job still reads: UNAVAILABLE, STORAGE_FAILED. Until the values are
+        complete, calls that use the shards are refused: FAILED_PRECONDITION, NOT_PLACED.
         """
 
 def add_ParameterServerServicer_to_server(servicer: ParameterServerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

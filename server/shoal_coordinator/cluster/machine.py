@@ -205,6 +205,10 @@ class Cluster:
         """Returns whether an effect is still pending and one of its servers is alive."""
         return bool(self._members.incarnation_at(server)) and self._pending_effects.find(effect) is not None
 
+    def is_live(self, job: JobRef) -> bool:
+        """Returns whether a submission has not ended."""
+        return self._jobs.find_live(job) is not None
+
     @property
     def event_kinds(self) -> Collection[type[events.ClusterEvent[Any]]]:
         """The kinds of events that `handle` takes."""

@@ -147,7 +147,8 @@ class Membership:
 
     def alive(self, role: Role) -> list[Member]:
         """Returns the live members of one role, in order of id."""
-        return [member for member in self if member.alive and member.role is role]
+        found = [member for member in self._members.values() if member.alive and member.role is role]
+        return sorted(found, key=lambda member: member.id)
 
     @property
     def not_draining(self) -> list[Member]:
@@ -291,10 +292,11 @@ class Membership:
             claimed: an id for which a process registers. That process reached the coordinator, so `breaker` does not
                 hold back the expiry of this id.
         """
-        alive = [member for member in self if member.alive]
+        alive = [member for member in self._members.values() if member.alive]
         silent = [member for member in alive if now - member.last_seen > self._heartbeat_timeout_s]
         if not self.breaker.may_expire([member.last_seen for member in alive], now):
             silent = [member for member in silent if member.id == claimed]
+        silent.sort(key=lambda member: member.id)
         self._mark_dead(silent, now)
         return silent
 
@@ -329,7 +331,7 @@ class Membership:
         for member in members:
             member.alive = False
             self._changed(member.id)
-        dead = sorted((member for member in self if not member.alive), key=lambda member: -member.last_seen)
+        dead = sorted((it for it in self._members.values() if not it.alive), key=lambda it: (-it.last_seen, it.id))
         for place, member in enumerate(dead):
             if place >= MAX_DEAD or now - member.last_seen > DEAD_KEPT_S:
                 del self._members[member.id]

@@ -102,8 +102,8 @@ def _restored(
         step=step,
         partial=choice.partial,
     )
-    with calls.concurrently(servers_of(effect.placement)) as servers:
-        servers.call("Restore", request, timeout_s=_RESTORE_TIMEOUT_S)
+    servers = servers_of(effect.placement)
+    calls.call_all(servers, "Restore", lambda _: request, timeout_s=_RESTORE_TIMEOUT_S, retry_for_s=0.0)
     continues = not choice.partial
     return RestoredCheckpoint(
         choice,

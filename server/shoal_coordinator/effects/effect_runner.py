@@ -35,6 +35,7 @@ from shoal_coordinator.messages import (
     DropShards,
     Effect,
     HoldResult,
+    JobRef,
     RemoveWorker,
     ScanCheckpoints,
     ServerRef,
@@ -106,6 +107,10 @@ class EffectHost(Protocol):
 
     def wanted(self, effect: int, server: ServerRef) -> bool:
         """Returns whether a server is alive and the effect is still pending."""
+        ...
+
+    def is_live(self, job: JobRef) -> bool:
+        """Returns whether a job has not ended."""
         ...
 
     def incarnation(self, server: ServerRef) -> int:
@@ -288,7 +293,9 @@ class EffectRunner:
     def _outcome(self, effect: Effect, calls: ServerCalls) -> events.EffectOutcome:
         match effect:
             case CreateShards():
-                return shard_effects.create(effect, calls, lambda: self._checkpoints)
+                return shard_effects.create(
+                    effect, calls, lambda: self._checkpoints, lambda: self._host.is_live(effect.job)
+                )
             case DropShards():
                 shard_effects.drop(effect, calls)
             case ScanCheckpoints():

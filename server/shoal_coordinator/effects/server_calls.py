@@ -116,6 +116,16 @@ class ServerCalls:
 
             return ParallelCalls(self._channels, policy, begin).run(servers)
 
+    def unless_ended(self, is_live: Callable[[], bool]) -> "ServerCalls":
+        """Returns calls that are also unwanted once a job has ended.
+
+        A restore may take as long as the storage hangs. Other calls complete although their job has ended: a server
+        that is asked to create shards and then, before it has begun, to drop them could create them last.
+        """
+        return ServerCalls(
+            self._channels, lambda server: self._wanted(server) and is_live(), self._on_retry, self._patience_s
+        )
+
     @contextmanager
     def concurrently(self, servers: Sequence[ServerRef]) -> Iterator["ConcurrentCalls"]:
         """Provides channels for calls to all of some servers at once, without retries.

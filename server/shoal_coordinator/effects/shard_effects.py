@@ -14,13 +14,16 @@ from shoal_coordinator.messages import CreateShards, DropShards, ServerRef, even
 _CREATE_TIMEOUT_S = 120.0
 
 
-def create(effect: CreateShards, calls: ServerCalls, catalogue: Callable[[], Catalogue]) -> events.ShardsCreated:
+def create(
+    effect: CreateShards, calls: ServerCalls, catalogue: Callable[[], Catalogue], is_live: Callable[[], bool]
+) -> events.ShardsCreated:
     """Creates a job's shards on all its servers, and fills them from a checkpoint if the effect has sources.
 
     Args:
         effect: The shards to create.
         calls: The calls to servers.
         catalogue: Returns the cluster's checkpoints.
+        is_live: Returns whether the job has not ended. If it ends, the restore ends.
 
     Raises:
         ShoalError: See `checkpoint_restore.restore`. Some servers may have created their shards.
@@ -33,7 +36,7 @@ def create(effect: CreateShards, calls: ServerCalls, catalogue: Callable[[], Cat
     if not effect.sources:
         create_all()
         return events.ShardsCreated(effect.job, effect=effect.number)
-    restored = checkpoint_restore.restore(effect, create_all, calls, catalogue())
+    restored = checkpoint_restore.restore(effect, create_all, calls.unless_ended(is_live), catalogue())
     return events.ShardsCreated(effect.job, restored, effect=effect.number)
 
 

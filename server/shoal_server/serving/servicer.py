@@ -34,6 +34,8 @@ class ParameterServerServicer:
     def __init__(self, store: ShardStore, endpoints: Endpoint, *, writer: CheckpointWriter | None = None) -> None:
         self._store, self._endpoints = store, endpoints
         self._writer = writer or CheckpointWriter(None)
+        # A storage that hangs must not take the threads of other calls.
+        self.Restore = _rpc.Pooled(self._restore, self._writer.restore_threads)
         for method, handler in endpoints.handlers().items():
             setattr(self, method, handler)
 
@@ -101,8 +103,8 @@ class ParameterServerServicer:
         return cut_session.collect(self._store, self._writer, request)
 
     @_rpc.servicer
-    def Restore(self, request: pb.RestoreRequest, context: grpc.ServicerContext) -> pb.RestoreReply:
-        cut_session.restore(self._store, self._writer.storage, request)
+    def _restore(self, request: pb.RestoreRequest, context: grpc.ServicerContext) -> pb.RestoreReply:
+        cut_session.restore(self._store, self._writer.storage, request, context.is_active)
         return pb.RestoreReply()
 
 

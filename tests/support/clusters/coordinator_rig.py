@@ -49,6 +49,11 @@ class Notes(parameter_server_pb2_grpc.ParameterServerServicer):
         return pb.CreateShardsReply()
 
     @_rpc.servicer
+    def Restore(self, request: Any, context: Any) -> Any:
+        self.note("Restore", request)
+        return pb.RestoreReply()
+
+    @_rpc.servicer
     def DropShards(self, request: Any, context: Any) -> Any:
         self.note("DropShards", request)
         return pb.DropShardsReply()

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from shoal import _rpc, errors
+from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.local_storage import LocalStorage
+from shoal._checkpoint.manifest import Manifest
 from shoal._wire.layout import Placement
 from shoal.checkpoint_policy import CheckpointChoice
 from shoal.job import Job
@@ -65,6 +67,9 @@ class Host:
 
     def wanted(self, effect: int, server: ServerRef) -> bool:
         return server.member not in self.gone
+
+    def is_live(self, job: JobRef) -> bool:
+        return job.name not in self.gone
 
     def incarnation(self, server: ServerRef) -> int:
         return 0 if server.member in self.gone else 1
@@ -239,6 +244,21 @@ def test_a_server_that_is_gone_ends_the_calls_to_it_at_once(group: Callable[[int
     there.runner.submit([DropShards(A, there.servers, number=2)])
     assert there.host.take(1) == [events.EffectDone(effect=2)]
     assert there.notes[1].of(pb.DropShardsRequest), "the other one is asked all the same"
+
+
+def test_a_restore_ends_with_its_job(group: Callable[[int], Group]) -> None:
+    """Its shards are dropped next, and nobody waits for a storage that hangs."""
+    there = group(2)
+    there.storage.answers.set()
+    Catalogue(there.storage).publish(Manifest("old", 1, 0.0, 0, 0, {}, (), ()))
+    there.notes[1].holds["Restore"] = threading.Event()
+    there.runner.submit([creates(there, CheckpointChoice("old", 1)), DropShards(A, there.servers, number=2)])
+    wait_until(lambda: there.notes[1].of(pb.RestoreRequest), what="the restore")
+    there.host.gone.add("a")
+    failed, dropped = there.host.take(2)
+    assert isinstance(failed, events.EffectFailed)
+    assert dropped == events.EffectDone(effect=2)
+    assert there.notes[1].of(pb.DropShardsRequest)
 
 
 def test_a_channel_lasts_as_long_as_its_servers_incarnation(group: Callable[[int], Group]) -> None:

@@ -52,6 +52,9 @@ class FakeHost:
     def wanted(self, effect: int, server: ServerRef) -> bool:
         return True
 
+    def is_live(self, job: JobRef) -> bool:
+        return True
+
     def incarnation(self, server: ServerRef) -> int:
         return 1
 

@@ -93,6 +93,9 @@ class Servers(ServerCalls):
 
         yield SequentialCalls([])
 
+    def unless_ended(self, is_live: Callable[[], bool]) -> ServerCalls:
+        return self
+
     def check_wanted(self, server: ServerRef, why: str = "") -> None:
         if not self.wanted:
             raise errors.Cancelled(why)
@@ -127,6 +130,9 @@ class FakeHost:
             self.report(outcome)
 
     def wanted(self, effect: int, server: ServerRef) -> bool:
+        return True
+
+    def is_live(self, job: JobRef) -> bool:
         return True
 
     def incarnation(self, server: ServerRef) -> int:
