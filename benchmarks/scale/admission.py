@@ -51,7 +51,7 @@ async def serve(coordinator: str, first: int, count: int, workers: int) -> None:
             servers.append(server)
             name = f"server-{number:05}"
             request = members.RegisterRequest(role=members.SERVER, member=name, address=address, process=name)
-            incarnation = (await stub.Register(request)).incarnation
+            incarnation = (await answered(stub.Register, request)).incarnation
             beats.append(asyncio.create_task(beat(stub, name, incarnation)))
         say(ready=count)
         await asyncio.gather(*beats)
@@ -60,7 +60,7 @@ async def serve(coordinator: str, first: int, count: int, workers: int) -> None:
 async def beat(stub: Any, name: str, incarnation: int) -> None:
     await asyncio.sleep(random.random() * HEARTBEAT_S)
     while True:
-        await stub.Heartbeat(members.HeartbeatRequest(member=name, incarnation=incarnation))
+        await answered(stub.Heartbeat, members.HeartbeatRequest(member=name, incarnation=incarnation))
         await asyncio.sleep(HEARTBEAT_S)
 
 
@@ -72,7 +72,7 @@ async def work(coordinator: str, first: int, count: int, total: int) -> None:
         for number in range(first, first + count):
             name = f"worker-{number:05}"
             request = members.RegisterRequest(role=members.WORKER, member=name, process=name)
-            life, victim = (await stub.Register(request)).incarnation, number == first + count - 1
+            life, victim = (await answered(stub.Register, request)).incarnation, number == first + count - 1
             lives.append(asyncio.create_task(train(stub, jobs, name, life, variables, victim)))
         say(ready=count)
         await asyncio.gather(*lives)
@@ -84,7 +84,7 @@ async def train(stub: Any, jobs: Any, name: str, life: int, variables: list[Any]
     await asyncio.sleep(random.random() * HEARTBEAT_S)
     until = float("inf")
     while time.monotonic() < until:
-        reply = await stub.Heartbeat(members.HeartbeatRequest(member=name, incarnation=life))
+        reply = await answered(stub.Heartbeat, members.HeartbeatRequest(member=name, incarnation=life))
         last = time.time()
         if reply.job and entering is None:
             entering = asyncio.create_task(enter(jobs, name, life, reply.assignment, variables))
@@ -97,10 +97,21 @@ async def train(stub: Any, jobs: Any, name: str, life: int, variables: list[Any]
 
 async def enter(jobs: Any, name: str, life: int, assignment: int, variables: list[Any]) -> None:
     call = {"job": JOB, "worker": name, "incarnation": life, "assignment": assignment}
-    await jobs.Describe(job_pb2.DescribeRequest(variables=variables, samples=1 << 20, **call))
-    while not (await jobs.Join(job_pb2.JoinRequest(**call))).ready:
+    await answered(jobs.Describe, job_pb2.DescribeRequest(variables=variables, samples=1 << 20, **call))
+    while not (await answered(jobs.Join, job_pb2.JoinRequest(**call))).ready:
         await asyncio.sleep(JOIN_EVERY_S * random.uniform(0.5, 1.0))
     say(joined=time.time(), worker=name)
+
+
+async def answered(method: Any, request: Any) -> Any:
+    """Calls, and repeats the call while the coordinator refuses it because it has too many."""
+    while True:
+        try:
+            return await method(request)
+        except grpc.aio.AioRpcError as error:
+            if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED):
+                raise
+            await asyncio.sleep(random.random())
 
 
 @contextmanager

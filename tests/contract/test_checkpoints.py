@@ -6,7 +6,7 @@ import resource
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -285,6 +285,36 @@ def test_a_damaged_file_is_never_restored(tmp_path: Path, monkeypatch: pytest.Mo
                 servers.values()  # neither what it was nor what it should be
 
 
+def test_a_server_opens_only_the_files_with_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manifest of an earlier version does not say what is in them: then it opens all."""
+    with servers_of(tmp_path, 3, 6) as servers:
+        manifest, before = servers.save(), state(servers)
+    opened: list[str] = []
+    real = LocalStorage.open
+
+    def note(folder: LocalStorage, path: Sequence[str]) -> Any:
+        opened.append(path[-1])
+        return real(folder, path)
+
+    monkeypatch.setattr(LocalStorage, "open", note)
+    files = {file.name for file in manifest.files}
+    with servers_of(tmp_path, 3, 6) as servers:
+        servers.restore(manifest)
+        assert state(servers) == before
+        tensors = sorted(name for name in opened if name in files)
+        assert tensors == sorted(files), "each by one server"
+        earlier = replace(manifest, files=tuple(replace(file, tensors=()) for file in manifest.files))
+        Catalogue(LocalStorage(tmp_path)).publish(earlier)
+        opened.clear()
+        servers.restore(earlier)
+        assert state(servers) == before
+        assert len([name for name in opened if name in files]) == 3 * len(files)
+        wrong = replace(manifest.files[0], tensors=manifest.files[0].tensors[:-1])
+        Catalogue(LocalStorage(tmp_path)).publish(replace(manifest, files=(wrong, *manifest.files[1:])))
+        with pytest.raises(errors.CorruptCheckpoint):
+            servers.restore(manifest)
+
+
 def test_a_restore_that_hangs_holds_nothing_that_others_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the lock of its shards, nor the only thread of calls, and dropping the shards ends it."""
     with servers_of(tmp_path, 1, 2) as servers:
@@ -296,7 +326,7 @@ def test_a_restore_that_hangs_holds_nothing_that_others_need(tmp_path: Path, mon
     def hang(reader: TensorReader, pieces: Any) -> None:
         if threading.current_thread().name.startswith("restores"):
             reads.append(reader)
-            if len(reads) == 5:  # the headers of both files are read
+            if len(reads) == 3:  # the header of the first file is read
                 reading.set()
                 assert answers.wait(60)
         real(reader, pieces)

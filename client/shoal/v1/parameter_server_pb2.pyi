@@ -1217,6 +1217,7 @@ class SavedFile(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
     SUMS_FIELD_NUMBER: _builtins.int
+    TENSORS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name of the file within the checkpoint's folder."""
     bytes: _builtins.int
@@ -1225,16 +1226,21 @@ class SavedFile(_message.Message):
     def sums(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """XXH3 checksums (64 bits, hexadecimal) of each 4 MiB."""
 
+    @_builtins.property
+    def tensors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The dtype, shape and name of each tensor in the file, as in "F32 40,30 value/0/kernel"."""
+
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         bytes: _builtins.int = ...,
         sums: _abc.Iterable[_builtins.str] | None = ...,
+        tensors: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "name", b"name", "sums", b"sums"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "name", b"name", "sums", b"sums", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

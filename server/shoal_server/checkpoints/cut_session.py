@@ -99,7 +99,7 @@ def collect(store: ShardStore, writer: CheckpointWriter, request: pb.CollectFile
     files = writer.collect(request.job, request.number, within_s=request.within_s)
     if files is None:
         return pb.CollectFilesReply()
-    named = [pb.SavedFile(name=file.name, bytes=file.nbytes, sums=file.sums) for file in files]
+    named = [pb.SavedFile(name=it.name, bytes=it.nbytes, sums=it.sums, tensors=it.tensors) for it in files]
     return pb.CollectFilesReply(done=True, files=named)
 
 
@@ -134,7 +134,7 @@ def restore(
     storage = InterruptibleStorage(storage, check)
     manifest = Catalogue(storage).manifest(request.from_job, request.number)
     slots = not request.partial
-    with SavedVariables(storage, manifest) as saved:
+    with SavedVariables(storage, manifest, lazily=True) as saved:
         _check(config, saved, partial=request.partial)
         group.restore(request.version, request.step, lambda arena: load(saved, arena, config.variables, slots=slots))
 

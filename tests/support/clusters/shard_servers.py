@@ -177,7 +177,7 @@ class ShardServers:
             while not reply.done:
                 with _rpc.as_shoal_errors("server"):
                     reply = stub.CollectFiles(pb.CollectFilesRequest(job="job", number=number, within_s=10))
-            entries += [FileEntry(file.name, file.bytes, tuple(file.sums)) for file in reply.files]
+            entries += [FileEntry(it.name, it.bytes, tuple(it.sums), tuple(it.tensors)) for it in reply.files]
         manifest = Manifest("job", number, 0.0, step, version, {}, (), tuple(entries))
         assert self._checkpoints
         Catalogue(self._checkpoints).publish(manifest)
