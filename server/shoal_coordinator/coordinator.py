@@ -16,9 +16,10 @@ from shoal import errors
 from shoal._checkpoint import CheckpointStorage
 from shoal.events import Event as JobEvent
 from shoal_coordinator.cluster import Cluster, ClusterPolicy, ExpiryHold
-from shoal_coordinator.effects import EffectRunner, Report
+from shoal_coordinator.effect_host import MachineHost
+from shoal_coordinator.effects import EffectRunner
 from shoal_coordinator.job_waits import EntryWait, JobWaits, Wake, wake_all
-from shoal_coordinator.messages import CheckpointPublished, CutHeld, Effect, HoldResult, ServerRef, events
+from shoal_coordinator.messages import Effect, events
 from shoal_coordinator.observer import Observer
 from shoal_coordinator.persistence import ClusterRecords, Store, restored
 from shoal_coordinator.ticker import Ticker, steady_clock
@@ -89,7 +90,8 @@ class Coordinator:
         self._closed: errors.ShoalError | None = None  # why the coordinator makes no more decisions
         self._over = False  # no more decisions will be written
         self._stopped = threading.Event()
-        self._effect_runner = EffectRunner(self, self._observer.performed, storage, self._observer.retried)
+        host = MachineHost(self, self._machine, self._lock)
+        self._effect_runner = EffectRunner(host, self._observer.performed, storage, self._observer.retried)
         self._ticker = Ticker(self, policy.heartbeat_timeout_s, self._observer.died, self._clock)
         self._writer = threading.Thread(target=self._write_on, name="store", daemon=True)
         with self._lock:
@@ -272,24 +274,11 @@ class Coordinator:
         wake_all(wakes)
         return hold
 
-    # The methods of `effects.EffectHost`.
-
-    def report(self, outcome: Report) -> None:
-        """Handles the outcome of an effect."""
-        self.handle(outcome)
-
-    def published(self, event: CheckpointPublished) -> bool:
-        """Records a complete checkpoint, and returns whether older ones may be removed."""
-        return self.handle(event)
-
-    def held(self, event: CutHeld) -> HoldResult:
-        """Returns the coordinator's own part of a cut."""
-        return self.handle(event)
-
-    def wanted(self, effect: int, server: ServerRef) -> bool:
-        """Returns whether a server is alive and the effect is still pending."""
+    def close_unused_channels(self) -> None:
+        """Closes the channels to servers that are gone."""
         with self._lock:
-            return self._machine.wants(effect, server)
+            live = self._machine.members.live_servers
+        self._effect_runner.keep_channels(live)
 
     # The methods that make decisions durable.
 

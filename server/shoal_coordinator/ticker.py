@@ -16,6 +16,8 @@ _log = structlog.get_logger(__name__)
 
 # Longest seconds between two ticks, which bounds how late a lost member is found and the wait of a worker ends.
 _LONGEST_TICK_S = 0.25
+# Ticks after which unused channels are closed.
+_CHANNELS_EVERY = 4
 
 
 def steady_clock() -> Callable[[], float]:
@@ -33,13 +35,16 @@ class Ticked(Protocol):
     def end_expired_waits(self) -> ExpiryHold | None:
         """Ends the waits of workers whose time is over. Returns the hold of expiry in progress."""
 
+    def close_unused_channels(self) -> None:
+        """Closes the channels to servers that are gone."""
+
 
 class Ticker:
     """The thread that tells a coordinator that time has passed.
 
     Args:
         coordinator: The coordinator.
-        heartbeat_timeout_s: Seconds without a heartbeat after which a member is dead.
+        heartbeat_timeout_s: Seconds without a heartbeat after which a member is lost.
         died: Called with the role of each member that is declared lost.
         clock: Returns seconds of Unix time that never jump.
     """
@@ -75,15 +80,19 @@ class Ticker:
 
     def _tick(self) -> None:
         held: ExpiryHold | None = None
+        ticks = 0
         while not self._stopped.wait(self._every_s):
+            ticks += 1
             try:
                 for member, role in self._coordinator.handle(events.TimePassed(*self._heartbeat_delays())).items():
                     _log.warning("declared lost", member=member)
                     self._died(role)
                 held = self._tell_hold(self._coordinator.end_expired_waits(), held)
+                if ticks % _CHANNELS_EVERY == 0:
+                    self._coordinator.close_unused_channels()
             except errors.Unreachable:  # the coordinator stops
                 return
-            except Exception:  # the ticker must survive a defect, since it declares members dead
+            except Exception:  # the ticker must survive a defect, since it declares members lost
                 _log.exception("tick failed")
 
     def _tell_hold(self, hold: ExpiryHold | None, told: ExpiryHold | None) -> ExpiryHold | None:

@@ -6,8 +6,8 @@ import resource
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal import consistency, errors, optim
+from shoal import _rpc, consistency, errors, optim
 from shoal._checkpoint import manifest as manifest_module
 from shoal._checkpoint import tensor_files
 from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.local_storage import LocalStorage
 from shoal._checkpoint.manifest import Manifest
 from shoal._checkpoint.storage_urls import open_storage
+from shoal._checkpoint.tensor_files import TensorReader
 from shoal._training import ParameterClient
 from shoal.partitioners import FixedShards
 from shoal.v1 import parameter_server_pb2 as pb
@@ -29,7 +30,10 @@ from shoal.v1 import state_pb2
 from shoal.variables import Variable
 from shoal_coordinator.effects import checkpoint_cut
 from shoal_coordinator.effects.server_calls import ServerCalls
+from shoal_coordinator.effects.server_channels import ServerChannels
 from shoal_coordinator.messages import HoldResult, JobRef, ServerRef, TakeCut
+from shoal_server.checkpoints import cut_session, writer
+from shoal_server.shards.arena import Arena
 from support import run_lengths
 from support.clusters.shard_servers import ShardServers
 from support.waiting import wait_until
@@ -281,6 +285,96 @@ def test_a_damaged_file_is_never_restored(tmp_path: Path, monkeypatch: pytest.Mo
                 servers.values()  # neither what it was nor what it should be
 
 
+def test_a_server_opens_only_the_files_with_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manifest of an earlier version does not say what is in them: then it opens all."""
+    with servers_of(tmp_path, 3, 6) as servers:
+        manifest, before = servers.save(), state(servers)
+    opened: list[str] = []
+    real = LocalStorage.open
+
+    def note(folder: LocalStorage, path: Sequence[str]) -> Any:
+        opened.append(path[-1])
+        return real(folder, path)
+
+    monkeypatch.setattr(LocalStorage, "open", note)
+    files = {file.name for file in manifest.files}
+    with servers_of(tmp_path, 3, 6) as servers:
+        servers.restore(manifest)
+        assert state(servers) == before
+        tensors = sorted(name for name in opened if name in files)
+        assert tensors == sorted(files), "each by one server"
+        earlier = replace(manifest, files=tuple(replace(file, tensors=()) for file in manifest.files))
+        Catalogue(LocalStorage(tmp_path)).publish(earlier)
+        opened.clear()
+        servers.restore(earlier)
+        assert state(servers) == before
+        assert len([name for name in opened if name in files]) == 3 * len(files)
+        wrong = replace(manifest.files[0], tensors=manifest.files[0].tensors[:-1])
+        Catalogue(LocalStorage(tmp_path)).publish(replace(manifest, files=(wrong, *manifest.files[1:])))
+        with pytest.raises(errors.CorruptCheckpoint):
+            servers.restore(manifest)
+
+
+def test_a_restore_that_hangs_holds_nothing_that_others_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the lock of its shards, nor the only thread of calls, and dropping the shards ends it."""
+    with servers_of(tmp_path, 1, 2) as servers:
+        manifest = servers.save()
+    reading, answers = threading.Event(), threading.Event()
+    reads: list[TensorReader] = []
+    real = TensorReader.fill
+
+    def hang(reader: TensorReader, pieces: Any) -> None:
+        if threading.current_thread().name.startswith("restores"):
+            reads.append(reader)
+            if len(reads) == 3:  # the header of the first file is read
+                reading.set()
+                assert answers.wait(60)
+        real(reader, pieces)
+
+    monkeypatch.setattr(TensorReader, "fill", hang)
+    with servers_of(tmp_path, 1, 2, rpc_threads=1) as servers:
+        request = pb.RestoreRequest(job="job", generation=1, from_job="job", number=manifest.number, version=1, step=1)
+        restore = servers.stubs[0].Restore.future(request, timeout=60)
+        assert reading.wait(30)
+        assert servers.stores[0].queues() == (0, 0)
+        with pytest.raises(errors.NotPlaced, match="are being restored"):
+            servers.values()
+        with pytest.raises(errors.StorageFailed, match="an earlier restore of job still waits"):
+            servers.restore(manifest)
+        servers.each("DropShards", pb.DropShardsRequest(job="job"))
+        answers.set()
+        with pytest.raises((errors.Cancelled, errors.UnknownJob)), _rpc.as_shoal_errors("it"):
+            restore.result()
+
+
+def test_a_restore_whose_caller_is_gone_ends_and_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with servers_of(tmp_path, 1, 2) as servers:
+        manifest, before = servers.save(), state(servers)
+    loaded: list[Arena] = []
+    real = writer.load
+
+    def load(saved: Any, arena: Arena, *arguments: Any, **options: Any) -> None:
+        loaded.append(arena)
+        if len(loaded) == 2:
+            raise errors.Cancelled("the caller is gone")
+        real(saved, arena, *arguments, **options)
+
+    monkeypatch.setattr("shoal_server.checkpoints.cut_session.load", load)
+    with servers_of(tmp_path, 1, 2) as servers:
+        request = pb.RestoreRequest(job="job", generation=1, from_job="job", number=manifest.number)
+        with pytest.raises(errors.Cancelled, match="its caller or its shards are gone"):
+            cut_session.restore(servers.stores[0], LocalStorage(tmp_path), request, lambda: False)
+        assert not loaded
+        with pytest.raises(errors.Cancelled, match="the caller is gone"):
+            servers.restore(manifest)
+        with pytest.raises(errors.NotPlaced):
+            servers.values()
+        servers.restore(manifest)
+        assert state(servers) == before
+
+
 def test_a_checkpoint_is_restored_before_training_begins(tmp_path: Path) -> None:
     with servers_of(tmp_path, 1, 1) as servers:
         manifest = servers.save()
@@ -422,8 +516,11 @@ def test_a_cut_that_fails_on_one_server_holds_back_no_commits_on_the_others(tmp_
         [address] = servers.placement.by_server()
         refs = (ServerRef("s0", address), ServerRef("gone", "127.0.0.1:1"))
         held = HoldResult(None, {}, state_pb2.ProgressRecord())
-        with pytest.raises(errors.Unreachable):
-            checkpoint_cut.take_cut(TakeCut(JobRef("job", 1), 1, refs, 1, number=7), ServerCalls(bool), lambda: held)
+        channels = ServerChannels(lambda _: 1)
+        with closing(channels), pytest.raises(errors.Unreachable):
+            checkpoint_cut.take_cut(
+                TakeCut(JobRef("job", 1), 1, refs, 1, number=7), ServerCalls(channels, bool), lambda: held
+            )
         with pytest.raises(errors.Cancelled, match="nothing was saved"):
             servers.cut({}, cut=7)
 

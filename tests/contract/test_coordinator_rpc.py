@@ -98,8 +98,9 @@ def test_calls_to_servers_are_made_in_order(group: Rig) -> None:
     wait_until(lambda: all(notes.of(pb.DropShardsRequest) for notes in group.notes.values()))
     for notes in group.notes.values():
         kinds = [type(call).__name__.removesuffix("Request") for call in notes.calls]
-        assert kinds == ["CreateShards", "AdmitWorker", "FenceWorker", "ReleaseWorker", "DropShards"]
-        [release] = notes.of(pb.ReleaseWorkerRequest)
+        assert kinds == ["CreateShards", "AdmitWorkers", "FenceWorkers", "ReleaseWorkers", "DropShards"]
+        [request] = notes.of(pb.ReleaseWorkersRequest)
+        [release] = request.workers
         assert (release.incarnation, release.committed_steps) == (group.lives["w0"], 5)
 
 

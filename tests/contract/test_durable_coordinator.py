@@ -68,13 +68,13 @@ def test_all_that_was_answered_is_known_again(group: Rig) -> None:
 
 def test_restart_makes_the_pending_calls_to_servers(group: Rig) -> None:
     """The coordinator ends while a server is asked to let a worker in; the next one asks again, and goes on."""
-    held = group.notes["s0"].holds["AdmitWorker"] = threading.Event()
+    held = group.notes["s0"].holds["AdmitWorkers"] = threading.Event()
     group.submit(job(workers=1))
     group.describe("a", "w0")
 
-    def asked() -> list[pb.AdmitWorkerRequest]:
+    def asked() -> list[pb.AdmitWorkersRequest]:
         group.job("Join", job="a", worker="w0")
-        return group.notes["s0"].of(pb.AdmitWorkerRequest)
+        return group.notes["s0"].of(pb.AdmitWorkersRequest)
 
     wait_until(asked, what="the server's being asked")
     stopping = threading.Thread(target=group.process.stop)
@@ -83,7 +83,7 @@ def test_restart_makes_the_pending_calls_to_servers(group: Rig) -> None:
     stopping.join()
     group.restart()
     assert group.join("a", "w0").ready
-    first, *again = group.notes["s0"].of(pb.AdmitWorkerRequest)
+    first, *again = group.notes["s0"].of(pb.AdmitWorkersRequest)
     assert all(request == first for request in again)
     assert len(group.notes["s1"].of(pb.CreateShardsRequest)) == 1, "what was known to be done is not done again"
 
@@ -122,17 +122,18 @@ def test_a_coordinator_that_has_jobs_comes_back_though_its_folder_cannot_be_writ
 def test_a_worker_is_released_as_it_was_fenced(group: Rig) -> None:
     """Between the two the coordinator ends. The next one must not ask again: one server has released the worker."""
     group.run(job(workers=1), "w0")
-    group.notes["s1"].fails["ReleaseWorker"] = errors.Unreachable("not now")
+    group.notes["s1"].fails["ReleaseWorkers"] = errors.Unreachable("not now")
     group.job("Finish", job="a", worker="w0")
-    wait_until(lambda: group.notes["s1"].of(pb.ReleaseWorkerRequest), what="the attempt")
+    wait_until(lambda: group.notes["s1"].of(pb.ReleaseWorkersRequest), what="the attempt")
     for notes in group.notes.values():
         notes.step = 0  # as servers say that know the worker no more
     group.notes["s1"].fails.clear()
     group.restart()
     wait_until(lambda: not pending_effects(group), what="the end of it")
     for notes in group.notes.values():
-        assert len(notes.of(pb.FenceWorkerRequest)) == 1
-        assert {request.committed_steps for request in notes.of(pb.ReleaseWorkerRequest)} == {5}
+        assert len(notes.of(pb.FenceWorkersRequest)) == 1
+        released = [worker for request in notes.of(pb.ReleaseWorkersRequest) for worker in request.workers]
+        assert {worker.committed_steps for worker in released} == {5}
 
 
 def pending_effects(rig: Rig) -> list[Any]:

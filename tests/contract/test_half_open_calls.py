@@ -25,7 +25,7 @@ CALLS, CONNECTIONS = 1_000, 200
 HELD_S = size(2 * HEARTBEAT_TIMEOUT_S, 60.0)
 COORDINATOR = [f"/shoal.v1.Coordinator/{method}" for method in ("GetStatus", "Heartbeat", "Register", "Leave")]
 JOBS = [f"/shoal.v1.Jobs/{method}" for method in ("List", "Watch", "Report", "Submit")]
-SERVER = [f"/shoal.v1.ParameterServer/{method}" for method in ("Attach", "Pull", "Push", "Commit", "FenceWorker")]
+SERVER = [f"/shoal.v1.ParameterServer/{method}" for method in ("Attach", "Pull", "Push", "Commit", "FenceWorkers")]
 OTHERS = ["/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch", "/no.such/Method"]
 OTHERS += ["/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"]
 

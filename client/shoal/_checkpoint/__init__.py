@@ -9,7 +9,7 @@ from shoal._checkpoint.local_storage import LocalStorage
 from shoal._checkpoint.manifest import FileEntry, Manifest
 from shoal._checkpoint.safetensors_files import SafetensorsFile, rows
 from shoal._checkpoint.slices import VALUE, Rows, SavedVariables, mismatches, tensor_name
-from shoal._checkpoint.storage import CheckpointStorage, no_storage_message, probe
+from shoal._checkpoint.storage import CheckpointStorage, StorageFile, no_storage_message, probe
 from shoal._checkpoint.storage_urls import open_shared_storage, open_storage
 from shoal._checkpoint.tensor_files import Named, write_tensors
 from shoal._checkpoint.tensors import encode_header
@@ -25,6 +25,7 @@ __all__ = [
     "Rows",
     "SafetensorsFile",
     "SavedVariables",
+    "StorageFile",
     "encode_header",
     "expired_numbers",
     "mismatches",

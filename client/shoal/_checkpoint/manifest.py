@@ -35,11 +35,14 @@ class FileEntry:
         name: the file's name in the checkpoint's folder.
         nbytes: size in bytes.
         sums: checksum of each block of `BLOCK_BYTES` bytes, so that parts can be read alone. The last may be shorter.
+        tensors: the tensors in the file, as `tensors.entry_of` encodes them, so that a reader opens only the files that
+            it needs. Empty in manifests of earlier versions, whose readers open every file.
     """
 
     name: str
     nbytes: int
     sums: tuple[str, ...]
+    tensors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,10 @@ class Manifest:
             )
         try:
             del record["format"], record["schema"], record["sum"]
-            files = tuple(FileEntry(it["name"], it["nbytes"], tuple(it["sums"])) for it in record.pop("files"))
+            files = tuple(
+                FileEntry(it["name"], it["nbytes"], tuple(it["sums"]), tuple(it.get("tensors", ())))
+                for it in record.pop("files")
+            )
             return cls(files=files, variables=tuple(record.pop("variables")), **record)
         except (KeyError, TypeError) as error:
             raise damaged(where, f"a field is missing or unknown: {error}") from None

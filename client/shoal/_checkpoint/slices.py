@@ -14,9 +14,10 @@ import numpy as np
 
 from shoal import errors
 from shoal._checkpoint.catalogue import path_of
-from shoal._checkpoint.manifest import Manifest
+from shoal._checkpoint.manifest import FileEntry, Manifest
 from shoal._checkpoint.storage import CheckpointStorage
 from shoal._checkpoint.tensor_files import Piece, TensorReader, open_tensors
+from shoal._checkpoint.tensors import decode_entry, entry_of
 
 VALUE = "value"
 # Rows to read: the kind (VALUE or a slot's name), the variable, the first row, and the memory to fill. The memory is
@@ -44,32 +45,42 @@ class _Saved:
     shape: tuple[int, ...]
     dtype: np.dtype
     name: str
-    reader: TensorReader
+    file: FileEntry
 
 
 class SavedVariables:
     """The variables and slots of a checkpoint. `with` closes its files.
 
+    All files are opened at once, so that damage is found early; or, if `lazily`, each when rows of it are read.
+    Manifests of earlier versions do not say what is in a file: then all are opened at once in any case.
+
     Args:
         folder: the checkpoint storage.
         manifest: the manifest of the checkpoint.
+        lazily: whether to open only the files that rows are read from.
 
     Raises:
         CorruptCheckpoint: a file is missing or damaged, or the slices do not fit together.
         StorageFailed: a file cannot be read.
     """
 
-    def __init__(self, folder: CheckpointStorage, manifest: Manifest) -> None:
-        self._where = "/".join((folder.url, *path_of(manifest.job, manifest.number)))
+    def __init__(self, folder: CheckpointStorage, manifest: Manifest, *, lazily: bool = False) -> None:
+        self._folder, self._path = folder, path_of(manifest.job, manifest.number)
+        self._where = "/".join((folder.url, *self._path))
         self._slices: dict[tuple[str, str], list[_Saved]] = {}
-        with ExitStack() as opened:
+        self._readers: dict[str, TensorReader] = {}  # the open files, by name
+        self._opened = ExitStack()
+        try:
             for entry in manifest.files:
-                path = (*path_of(manifest.job, manifest.number), entry.name)
-                self._index(opened.enter_context(open_tensors(folder, path, entry)))
+                if not lazily:
+                    self._reader(entry)
+                self._index(entry)
             for saved in self._slices.values():
                 saved.sort(key=lambda it: it.row_start)
             self._check()
-            self._opened = opened.pop_all()
+        except BaseException:
+            self._opened.close()
+            raise
 
     def __enter__(self) -> "SavedVariables":
         return self
@@ -117,15 +128,32 @@ class SavedVariables:
             it = saved[index]
             first = row_start + done - it.row_start
             count = min(rows - done, it.rows - first)
-            yield it.reader, it.reader.place(it.name, target[done * width : (done + count) * width], first * width)
+            reader = self._reader(it.file)
+            yield reader, reader.place(it.name, target[done * width : (done + count) * width], first * width)
             done, index = done + count, index + 1
 
-    def _index(self, reader: TensorReader) -> None:
-        for name, tensor in reader.contents.tensors.items():
+    def _index(self, entry: FileEntry) -> None:
+        if entry.tensors:
+            tensors = [decode_entry(it, self._where) for it in entry.tensors]
+        else:
+            found = self._reader(entry).contents.tensors
+            tensors = [(name, tensor.dtype, tensor.shape) for name, tensor in found.items()]
+        for name, dtype, shape in tensors:
             kind, row, variable = self._parsed(name)
-            rows = tensor.shape[0] if tensor.shape else 1
-            saved = _Saved(row, rows, tensor.shape, tensor.dtype, name, reader)
+            rows = shape[0] if shape else 1
+            saved = _Saved(row, rows, shape, dtype, name, entry)
             self._slices.setdefault((kind, variable), []).append(saved)
+
+    def _reader(self, entry: FileEntry) -> TensorReader:
+        """Opens a file, once."""
+        if entry.name not in self._readers:
+            path = (*self._path, entry.name)
+            reader = self._opened.enter_context(open_tensors(self._folder, path, entry))
+            found = [entry_of(name, it.dtype, it.shape) for name, it in reader.contents.tensors.items()]
+            if entry.tensors and sorted(found) != sorted(entry.tensors):
+                raise self._corrupt(f"{entry.name} does not have the tensors that the manifest says")
+            self._readers[entry.name] = reader
+        return self._readers[entry.name]
 
     def _parsed(self, name: str) -> tuple[str, int, str]:
         kind, slash, rest = name.partition("/")

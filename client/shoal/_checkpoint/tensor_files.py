@@ -10,7 +10,7 @@ import xxhash
 from shoal import errors
 from shoal._checkpoint.manifest import BLOCK_BYTES, FileEntry, sum_of, sums_of
 from shoal._checkpoint.storage import Buffer, CheckpointStorage, StorageFile
-from shoal._checkpoint.tensors import LENGTH_BYTES, Contents, decode_header, encode_header, header_bytes
+from shoal._checkpoint.tensors import LENGTH_BYTES, Contents, decode_header, encode_header, entry_of, header_bytes
 
 Named = tuple[str, np.dtype, tuple[int, ...]]
 # An offset in a file, and the memory for the bytes from there.
@@ -72,14 +72,15 @@ def write_tensors(
     Raises:
         StorageFailed: the file could not be written. No part of it remains.
     """
-    sums = _BlockChecksums()
+    sums, tensors = _BlockChecksums(), list(tensors)
 
     def pieces() -> Iterator[Buffer]:
         yield encode_header(tensors, metadata)
         yield from data
 
     folder.write(path, sums.of(pieces()))
-    return FileEntry(path[-1], sums.nbytes, sums.finish())
+    entries = tuple(entry_of(*tensor) for tensor in tensors)
+    return FileEntry(path[-1], sums.nbytes, sums.finish(), entries)
 
 
 class TensorReader:

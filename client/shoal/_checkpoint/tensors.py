@@ -144,6 +144,30 @@ def decode_header(header: bytes, nbytes: int, where: str) -> Contents:
     return Contents(tensors, metadata, nbytes)
 
 
+def entry_of(name: str, dtype: np.dtype, shape: tuple[int, ...]) -> str:
+    """Returns a tensor's entry in a manifest: its dtype, its shape and its name, as in "F32 40,30 value/0/kernel".
+
+    Args:
+        name: name of the tensor.
+        dtype: its dtype.
+        shape: its shape.
+    """
+    return f"{_NAMES[dtype]} {','.join(map(str, shape))} {name}"
+
+
+def decode_entry(entry: str, where: str) -> tuple[str, np.dtype, tuple[int, ...]]:
+    """Returns the name, the dtype and the shape in a manifest's entry.
+
+    Raises:
+        CorruptCheckpoint: the entry is invalid.
+    """
+    try:
+        dtype, shape, name = entry.split(" ", 2)
+        return name, _DTYPES[dtype], tuple(int(size) for size in shape.split(",")) if shape else ()
+    except (ValueError, KeyError, AttributeError) as error:
+        raise damaged(where, f"its entry {entry!r} for a tensor cannot be read: {error}") from None
+
+
 def _tensor(entry: Mapping[str, Any], data: int) -> Tensor:
     dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
     start, stop = entry["data_offsets"]
@@ -172,4 +196,14 @@ def damaged(where: str, what: str) -> errors.CorruptCheckpoint:
     return errors.CorruptCheckpoint(f"{where} is damaged: {what}", file=where)
 
 
-__all__ = ["LENGTH_BYTES", "Contents", "Tensor", "damaged", "decode_header", "encode_header", "header_bytes"]
+__all__ = [
+    "LENGTH_BYTES",
+    "Contents",
+    "Tensor",
+    "damaged",
+    "decode_entry",
+    "decode_header",
+    "encode_header",
+    "entry_of",
+    "header_bytes",
+]

@@ -160,6 +160,8 @@ def as_shoal_errors(address: str) -> Iterator[None]:
         yield
     except grpc.RpcError as failure:
         raise error_from(failure, address) from None
+    except grpc.FutureCancelledError:  # raised by the future of a call instead of an RpcError
+        raise errors.Unreachable(f"the call to {address} was cancelled", address=address) from None
     except ValueError as failure:
         if "closed" not in str(failure):  # grpc has no error class for calls on a closed channel
             raise

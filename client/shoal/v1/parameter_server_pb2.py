@@ -27,7 +27,7 @@ from shoal.v1 import job_pb2 as shoal_dot_v1_dot_job__pb2
 from shoal.v1 import tensor_pb2 as shoal_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fshoal/v1/parameter_server.proto\x12\x08shoal.v1\x1a\x15shoal/v1/header.proto\x1a\x12shoal/v1/job.proto\x1a\x15shoal/v1/tensor.proto\"C\n\x05\x43hunk\x12\r\n\x05shard\x18\x01 \x01(\r\x12\r\n\x05\x61rena\x18\x02 \x01(\r\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"r\n\x0bPullRequest\x12\x1e\n\x05stamp\x18\x01 \x01(\x0b\x32\x0f.shoal.v1.Stamp\x12\x0e\n\x06shards\x18\x02 \x03(\r\x12\x14\n\x0cheaders_only\x18\x03 \x01(\x08\x12\r\n\x05\x61head\x18\x04 \x01(\r\x12\x0e\n\x06region\x18\x05 \x01(\r\"T\n\tPullReply\x12&\n\x07headers\x18\x01 \x03(\x0b\x32\x15.shoal.v1.ShardHeader\x12\x1f\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x0f.shoal.v1.Chunk\"\xd1\x01\n\nPushHeader\x12\x1e\n\x05stamp\x18\x01 \x01(\x0b\x32\x0f.shoal.v1.Stamp\x12\x0e\n\x06shards\x18\x02 \x03(\r\x12\x0e\n\x06weight\x18\x03 \x01(\x01\x12\x0e\n\x06\x63ommit\x18\x04 \x01(\x08\x12+\n\x0c\x61ggregations\x18\x05 \x03(\x0e\x32\x15.shoal.v1.Aggregation\x12\x10\n\x08versions\x18\x06 \x03(\x04\x12\x0e\n\x06region\x18\x07 \x01(\r\x12$\n\x06\x63ursor\x18\x08 \x01(\x0b\x32\x14.shoal.v1.DataCursor\"-\n\nDataCursor\x12\r\n\x05lease\x18\x01 \x01(\x04\x12\x10\n\x08\x63onsumed\x18\x02 \x01(\x04\"T\n\x0bPushRequest\x12$\n\x06header\x18\x01 \x01(\x0b\x32\x14.shoal.v1.PushHeader\x12\x1f\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x0f.shoal.v1.Chunk\"?\n\rCommitRequest\x12\x1e\n\x05stamp\x18\x01 \x01(\x0b\x32\x0f.shoal.v1.Stamp\x12\x0e\n\x06shards\x18\x02 \x03(\r\"\x0f\n\rAttachRequest\"\xa9\x01\n\x0b\x41ttachReply\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x39\n\ntransports\x18\x04 \x03(\x0b\x32%.shoal.v1.AttachReply.TransportsEntry\x1a\x31\n\x0fTransportsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\">\n\tLaneHello\x12\r\n\x05token\x18\x01 \x01(\x0c\x12\"\n\x07segment\x18\x02 \x01(\x0b\x32\x11.shoal.v1.Segment\"M\n\x07Segment\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05nonce\x18\x02 \x01(\x0c\x12\x0f\n\x07regions\x18\x03 \x01(\r\x12\x14\n\x0cregion_bytes\x18\x04 \x01(\x04\"-\n\x0bLaneWelcome\x12\x0e\n\x06shared\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\"m\n\tShardPush\x12%\n\x06header\x18\x01 \x01(\x0b\x32\x15.shoal.v1.ShardHeader\x12&\n\x07outcome\x18\x02 \x01(\x0e\x32\x15.shoal.v1.PushOutcome\x12\x11\n\tstaleness\x18\x03 \x01(\x04\"0\n\tPushReply\x12#\n\x06shards\x18\x01 \x03(\x0b\x32\x13.shoal.v1.ShardPush\"\xe6\x01\n\x13\x43reateShardsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12%\n\tvariables\x18\x03 \x03(\x0b\x32\x12.shoal.v1.Variable\x12%\n\x06shards\x18\x04 \x03(\x0b\x32\x15.shoal.v1.ShardLayout\x12&\n\toptimizer\x18\x05 \x01(\x0b\x32\x13.shoal.v1.Optimizer\x12*\n\x0b\x63onsistency\x18\x06 \x01(\x0b\x32\x15.shoal.v1.Consistency\x12\x0c\n\x04seed\x18\x07 \x01(\x04\"\"\n\x11\x43reateShardsReply\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\" \n\x11\x44ropShardsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"\x11\n\x0f\x44ropShardsReply\"T\n\x12\x41\x64mitWorkerRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0c\n\x04rank\x18\x04 \x01(\r\" \n\x10\x41\x64mitWorkerReply\x12\x0c\n\x04step\x18\x01 \x01(\x04\"F\n\x12\x46\x65nceWorkerRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\"+\n\x10\x46\x65nceWorkerReply\x12\x17\n\x0f\x63ommitted_steps\x18\x01 \x01(\x04\"a\n\x14ReleaseWorkerRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x17\n\x0f\x63ommitted_steps\x18\x04 \x01(\x04\"\x14\n\x12ReleaseWorkerReply\"Z\n\x0eWorkerProgress\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x11\n\tcommitted\x18\x03 \x01(\x04\x12\x10\n\x08\x66inished\x18\x04 \x01(\x04\"B\n\x12HoldCommitsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0b\n\x03\x63ut\x18\x03 \x01(\x04\"=\n\x10HoldCommitsReply\x12)\n\x07workers\x18\x01 \x03(\x0b\x32\x18.shoal.v1.WorkerProgress\"0\n\x14ResumeCommitsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0b\n\x03\x63ut\x18\x02 \x01(\x04\"\x14\n\x12ResumeCommitsReply\"\x86\x01\n\x0bSaveRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0b\n\x03\x63ut\x18\x03 \x01(\x04\x12)\n\x07workers\x18\x04 \x03(\x0b\x32\x18.shoal.v1.WorkerProgress\x12\x0e\n\x06number\x18\x05 \x01(\x04\x12\x0e\n\x06hold_s\x18\x06 \x01(\x01\"D\n\x0cWorkerCursor\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12$\n\x06\x63ursor\x18\x02 \x01(\x0b\x32\x14.shoal.v1.DataCursor\"c\n\nSavedShard\x12\r\n\x05shard\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\'\n\x07\x63ursors\x18\x04 \x03(\x0b\x32\x16.shoal.v1.WorkerCursor\"1\n\tSaveReply\x12$\n\x06shards\x18\x01 \x03(\x0b\x32\x14.shoal.v1.SavedShard\"D\n\x13\x43ollectFilesRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x10\n\x08within_s\x18\x03 \x01(\x01\"6\n\tSavedFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0c\n\x04sums\x18\x03 \x03(\t\"E\n\x11\x43ollectFilesReply\x12\x0c\n\x04\x64one\x18\x01 \x01(\x08\x12\"\n\x05\x66iles\x18\x02 \x03(\x0b\x32\x13.shoal.v1.SavedFile\"\x83\x01\n\x0eRestoreRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08\x66rom_job\x18\x03 \x01(\t\x12\x0e\n\x06number\x18\x04 \x01(\x04\x12\x0f\n\x07version\x18\x05 \x01(\x04\x12\x0c\n\x04step\x18\x06 \x01(\x04\x12\x0f\n\x07partial\x18\x07 \x01(\x08\"\x0e\n\x0cRestoreReply*d\n\x0bPushOutcome\x12\x1c\n\x18PUSH_OUTCOME_UNSPECIFIED\x10\x00\x12\n\n\x06STAGED\x10\x01\x12\x0c\n\x08\x41\x43\x43\x45PTED\x10\x02\x12\x10\n\x0c\x44ROPPED_LATE\x10\x03\x12\x0b\n\x07SKIPPED\x10\x04\x32\xef\x07\n\x0fParameterServer\x12\x34\n\x04Pull\x12\x15.shoal.v1.PullRequest\x1a\x13.shoal.v1.PullReply0\x01\x12\x34\n\x04Push\x12\x15.shoal.v1.PushRequest\x1a\x13.shoal.v1.PushReply(\x01\x12\x36\n\x06\x43ommit\x12\x17.shoal.v1.CommitRequest\x1a\x13.shoal.v1.PushReply\x12\x36\n\x06\x41ssign\x12\x15.shoal.v1.PushRequest\x1a\x13.shoal.v1.PushReply(\x01\x12\x38\n\x06\x41ttach\x12\x17.shoal.v1.AttachRequest\x1a\x15.shoal.v1.AttachReply\x12J\n\x0c\x43reateShards\x12\x1d.shoal.v1.CreateShardsRequest\x1a\x1b.shoal.v1.CreateShardsReply\x12\x44\n\nDropShards\x12\x1b.shoal.v1.DropShardsRequest\x1a\x19.shoal.v1.DropShardsReply\x12G\n\x0b\x41\x64mitWorker\x12\x1c.shoal.v1.AdmitWorkerRequest\x1a\x1a.shoal.v1.AdmitWorkerReply\x12G\n\x0b\x46\x65nceWorker\x12\x1c.shoal.v1.FenceWorkerRequest\x1a\x1a.shoal.v1.FenceWorkerReply\x12M\n\rReleaseWorker\x12\x1e.shoal.v1.ReleaseWorkerRequest\x1a\x1c.shoal.v1.ReleaseWorkerReply\x12G\n\x0bHoldCommits\x12\x1c.shoal.v1.HoldCommitsRequest\x1a\x1a.shoal.v1.HoldCommitsReply\x12M\n\rResumeCommits\x12\x1e.shoal.v1.ResumeCommitsRequest\x1a\x1c.shoal.v1.ResumeCommitsReply\x12\x32\n\x04Save\x12\x15.shoal.v1.SaveRequest\x1a\x13.shoal.v1.SaveReply\x12J\n\x0c\x43ollectFiles\x12\x1d.shoal.v1.CollectFilesRequest\x1a\x1b.shoal.v1.CollectFilesReply\x12;\n\x07Restore\x12\x18.shoal.v1.RestoreRequest\x1a\x16.shoal.v1.RestoreReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fshoal/v1/parameter_server.proto\x12\x08shoal.v1\x1a\x15shoal/v1/header.proto\x1a\x12shoal/v1/job.proto\x1a\x15shoal/v1/tensor.proto\"C\n\x05\x43hunk\x12\r\n\x05shard\x18\x01 \x01(\r\x12\r\n\x05\x61rena\x18\x02 \x01(\r\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"r\n\x0bPullRequest\x12\x1e\n\x05stamp\x18\x01 \x01(\x0b\x32\x0f.shoal.v1.Stamp\x12\x0e\n\x06shards\x18\x02 \x03(\r\x12\x14\n\x0cheaders_only\x18\x03 \x01(\x08\x12\r\n\x05\x61head\x18\x04 \x01(\r\x12\x0e\n\x06region\x18\x05 \x01(\r\"T\n\tPullReply\x12&\n\x07headers\x18\x01 \x03(\x0b\x32\x15.shoal.v1.ShardHeader\x12\x1f\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x0f.shoal.v1.Chunk\"\xd1\x01\n\nPushHeader\x12\x1e\n\x05stamp\x18\x01 \x01(\x0b\x32\x0f.shoal.v1.Stamp\x12\x0e\n\x06shards\x18\x02 \x03(\r\x12\x0e\n\x06weight\x18\x03 \x01(\x01\x12\x0e\n\x06\x63ommit\x18\x04 \x01(\x08\x12+\n\x0c\x61ggregations\x18\x05 \x03(\x0e\x32\x15.shoal.v1.Aggregation\x12\x10\n\x08versions\x18\x06 \x03(\x04\x12\x0e\n\x06region\x18\x07 \x01(\r\x12$\n\x06\x63ursor\x18\x08 \x01(\x0b\x32\x14.shoal.v1.DataCursor\"-\n\nDataCursor\x12\r\n\x05lease\x18\x01 \x01(\x04\x12\x10\n\x08\x63onsumed\x18\x02 \x01(\x04\"T\n\x0bPushRequest\x12$\n\x06header\x18\x01 \x01(\x0b\x32\x14.shoal.v1.PushHeader\x12\x1f\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x0f.shoal.v1.Chunk\"?\n\rCommitRequest\x12\x1e\n\x05stamp\x18\x01 \x01(\x0b\x32\x0f.shoal.v1.Stamp\x12\x0e\n\x06shards\x18\x02 \x03(\r\"\x0f\n\rAttachRequest\"\xa9\x01\n\x0b\x41ttachReply\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x39\n\ntransports\x18\x04 \x03(\x0b\x32%.shoal.v1.AttachReply.TransportsEntry\x1a\x31\n\x0fTransportsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\">\n\tLaneHello\x12\r\n\x05token\x18\x01 \x01(\x0c\x12\"\n\x07segment\x18\x02 \x01(\x0b\x32\x11.shoal.v1.Segment\"M\n\x07Segment\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05nonce\x18\x02 \x01(\x0c\x12\x0f\n\x07regions\x18\x03 \x01(\r\x12\x14\n\x0cregion_bytes\x18\x04 \x01(\x04\"-\n\x0bLaneWelcome\x12\x0e\n\x06shared\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\"m\n\tShardPush\x12%\n\x06header\x18\x01 \x01(\x0b\x32\x15.shoal.v1.ShardHeader\x12&\n\x07outcome\x18\x02 \x01(\x0e\x32\x15.shoal.v1.PushOutcome\x12\x11\n\tstaleness\x18\x03 \x01(\x04\"0\n\tPushReply\x12#\n\x06shards\x18\x01 \x03(\x0b\x32\x13.shoal.v1.ShardPush\"\xe6\x01\n\x13\x43reateShardsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12%\n\tvariables\x18\x03 \x03(\x0b\x32\x12.shoal.v1.Variable\x12%\n\x06shards\x18\x04 \x03(\x0b\x32\x15.shoal.v1.ShardLayout\x12&\n\toptimizer\x18\x05 \x01(\x0b\x32\x13.shoal.v1.Optimizer\x12*\n\x0b\x63onsistency\x18\x06 \x01(\x0b\x32\x15.shoal.v1.Consistency\x12\x0c\n\x04seed\x18\x07 \x01(\x04\"\"\n\x11\x43reateShardsReply\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\" \n\x11\x44ropShardsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"\x11\n\x0f\x44ropShardsReply\"D\n\x0fWorkerAdmission\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\"N\n\x13\x41\x64mitWorkersRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12*\n\x07workers\x18\x02 \x03(\x0b\x32\x19.shoal.v1.WorkerAdmission\"E\n\x0f\x41\x64missionResult\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12$\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x15.shoal.v1.ErrorDetail\"?\n\x11\x41\x64mitWorkersReply\x12*\n\x07results\x18\x01 \x03(\x0b\x32\x19.shoal.v1.AdmissionResult\"2\n\x0bWorkerFence\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"J\n\x13\x46\x65nceWorkersRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12&\n\x07workers\x18\x02 \x03(\x0b\x32\x15.shoal.v1.WorkerFence\",\n\x11\x46\x65nceWorkersReply\x12\x17\n\x0f\x63ommitted_steps\x18\x01 \x03(\x04\"M\n\rWorkerRelease\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x17\n\x0f\x63ommitted_steps\x18\x03 \x01(\x04\"N\n\x15ReleaseWorkersRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12(\n\x07workers\x18\x02 \x03(\x0b\x32\x17.shoal.v1.WorkerRelease\"\x15\n\x13ReleaseWorkersReply\"Z\n\x0eWorkerProgress\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x11\n\tcommitted\x18\x03 \x01(\x04\x12\x10\n\x08\x66inished\x18\x04 \x01(\x04\"B\n\x12HoldCommitsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0b\n\x03\x63ut\x18\x03 \x01(\x04\"=\n\x10HoldCommitsReply\x12)\n\x07workers\x18\x01 \x03(\x0b\x32\x18.shoal.v1.WorkerProgress\"0\n\x14ResumeCommitsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0b\n\x03\x63ut\x18\x02 \x01(\x04\"\x14\n\x12ResumeCommitsReply\"\x86\x01\n\x0bSaveRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0b\n\x03\x63ut\x18\x03 \x01(\x04\x12)\n\x07workers\x18\x04 \x03(\x0b\x32\x18.shoal.v1.WorkerProgress\x12\x0e\n\x06number\x18\x05 \x01(\x04\x12\x0e\n\x06hold_s\x18\x06 \x01(\x01\"D\n\x0cWorkerCursor\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12$\n\x06\x63ursor\x18\x02 \x01(\x0b\x32\x14.shoal.v1.DataCursor\"c\n\nSavedShard\x12\r\n\x05shard\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\'\n\x07\x63ursors\x18\x04 \x03(\x0b\x32\x16.shoal.v1.WorkerCursor\"1\n\tSaveReply\x12$\n\x06shards\x18\x01 \x03(\x0b\x32\x14.shoal.v1.SavedShard\"D\n\x13\x43ollectFilesRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x10\n\x08within_s\x18\x03 \x01(\x01\"G\n\tSavedFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0c\n\x04sums\x18\x03 \x03(\t\x12\x0f\n\x07tensors\x18\x04 \x03(\t\"E\n\x11\x43ollectFilesReply\x12\x0c\n\x04\x64one\x18\x01 \x01(\x08\x12\"\n\x05\x66iles\x18\x02 \x03(\x0b\x32\x13.shoal.v1.SavedFile\"\x83\x01\n\x0eRestoreRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08\x66rom_job\x18\x03 \x01(\t\x12\x0e\n\x06number\x18\x04 \x01(\x04\x12\x0f\n\x07version\x18\x05 \x01(\x04\x12\x0c\n\x04step\x18\x06 \x01(\x04\x12\x0f\n\x07partial\x18\x07 \x01(\x08\"\x0e\n\x0cRestoreReply*d\n\x0bPushOutcome\x12\x1c\n\x18PUSH_OUTCOME_UNSPECIFIED\x10\x00\x12\n\n\x06STAGED\x10\x01\x12\x0c\n\x08\x41\x43\x43\x45PTED\x10\x02\x12\x10\n\x0c\x44ROPPED_LATE\x10\x03\x12\x0b\n\x07SKIPPED\x10\x04\x32\xf8\x07\n\x0fParameterServer\x12\x34\n\x04Pull\x12\x15.shoal.v1.PullRequest\x1a\x13.shoal.v1.PullReply0\x01\x12\x34\n\x04Push\x12\x15.shoal.v1.PushRequest\x1a\x13.shoal.v1.PushReply(\x01\x12\x36\n\x06\x43ommit\x12\x17.shoal.v1.CommitRequest\x1a\x13.shoal.v1.PushReply\x12\x36\n\x06\x41ssign\x12\x15.shoal.v1.PushRequest\x1a\x13.shoal.v1.PushReply(\x01\x12\x38\n\x06\x41ttach\x12\x17.shoal.v1.AttachRequest\x1a\x15.shoal.v1.AttachReply\x12J\n\x0c\x43reateShards\x12\x1d.shoal.v1.CreateShardsRequest\x1a\x1b.shoal.v1.CreateShardsReply\x12\x44\n\nDropShards\x12\x1b.shoal.v1.DropShardsRequest\x1a\x19.shoal.v1.DropShardsReply\x12J\n\x0c\x41\x64mitWorkers\x12\x1d.shoal.v1.AdmitWorkersRequest\x1a\x1b.shoal.v1.AdmitWorkersReply\x12J\n\x0c\x46\x65nceWorkers\x12\x1d.shoal.v1.FenceWorkersRequest\x1a\x1b.shoal.v1.FenceWorkersReply\x12P\n\x0eReleaseWorkers\x12\x1f.shoal.v1.ReleaseWorkersRequest\x1a\x1d.shoal.v1.ReleaseWorkersReply\x12G\n\x0bHoldCommits\x12\x1c.shoal.v1.HoldCommitsRequest\x1a\x1a.shoal.v1.HoldCommitsReply\x12M\n\rResumeCommits\x12\x1e.shoal.v1.ResumeCommitsRequest\x1a\x1c.shoal.v1.ResumeCommitsReply\x12\x32\n\x04Save\x12\x15.shoal.v1.SaveRequest\x1a\x13.shoal.v1.SaveReply\x12J\n\x0c\x43ollectFiles\x12\x1d.shoal.v1.CollectFilesRequest\x1a\x1b.shoal.v1.CollectFilesReply\x12;\n\x07Restore\x12\x18.shoal.v1.RestoreRequest\x1a\x16.shoal.v1.RestoreReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,8 +36,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ATTACHREPLY_TRANSPORTSENTRY']._loaded_options = None
   _globals['_ATTACHREPLY_TRANSPORTSENTRY']._serialized_options = b'8\001'
-  _globals['_PUSHOUTCOME']._serialized_start=3013
-  _globals['_PUSHOUTCOME']._serialized_end=3113
+  _globals['_PUSHOUTCOME']._serialized_start=3314
+  _globals['_PUSHOUTCOME']._serialized_end=3414
   _globals['_CHUNK']._serialized_start=111
   _globals['_CHUNK']._serialized_end=178
   _globals['_PULLREQUEST']._serialized_start=180
@@ -76,46 +76,54 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DROPSHARDSREQUEST']._serialized_end=1633
   _globals['_DROPSHARDSREPLY']._serialized_start=1635
   _globals['_DROPSHARDSREPLY']._serialized_end=1652
-  _globals['_ADMITWORKERREQUEST']._serialized_start=1654
-  _globals['_ADMITWORKERREQUEST']._serialized_end=1738
-  _globals['_ADMITWORKERREPLY']._serialized_start=1740
-  _globals['_ADMITWORKERREPLY']._serialized_end=1772
-  _globals['_FENCEWORKERREQUEST']._serialized_start=1774
-  _globals['_FENCEWORKERREQUEST']._serialized_end=1844
-  _globals['_FENCEWORKERREPLY']._serialized_start=1846
-  _globals['_FENCEWORKERREPLY']._serialized_end=1889
-  _globals['_RELEASEWORKERREQUEST']._serialized_start=1891
-  _globals['_RELEASEWORKERREQUEST']._serialized_end=1988
-  _globals['_RELEASEWORKERREPLY']._serialized_start=1990
-  _globals['_RELEASEWORKERREPLY']._serialized_end=2010
-  _globals['_WORKERPROGRESS']._serialized_start=2012
-  _globals['_WORKERPROGRESS']._serialized_end=2102
-  _globals['_HOLDCOMMITSREQUEST']._serialized_start=2104
-  _globals['_HOLDCOMMITSREQUEST']._serialized_end=2170
-  _globals['_HOLDCOMMITSREPLY']._serialized_start=2172
-  _globals['_HOLDCOMMITSREPLY']._serialized_end=2233
-  _globals['_RESUMECOMMITSREQUEST']._serialized_start=2235
-  _globals['_RESUMECOMMITSREQUEST']._serialized_end=2283
-  _globals['_RESUMECOMMITSREPLY']._serialized_start=2285
-  _globals['_RESUMECOMMITSREPLY']._serialized_end=2305
-  _globals['_SAVEREQUEST']._serialized_start=2308
-  _globals['_SAVEREQUEST']._serialized_end=2442
-  _globals['_WORKERCURSOR']._serialized_start=2444
-  _globals['_WORKERCURSOR']._serialized_end=2512
-  _globals['_SAVEDSHARD']._serialized_start=2514
-  _globals['_SAVEDSHARD']._serialized_end=2613
-  _globals['_SAVEREPLY']._serialized_start=2615
-  _globals['_SAVEREPLY']._serialized_end=2664
-  _globals['_COLLECTFILESREQUEST']._serialized_start=2666
-  _globals['_COLLECTFILESREQUEST']._serialized_end=2734
-  _globals['_SAVEDFILE']._serialized_start=2736
-  _globals['_SAVEDFILE']._serialized_end=2790
-  _globals['_COLLECTFILESREPLY']._serialized_start=2792
-  _globals['_COLLECTFILESREPLY']._serialized_end=2861
-  _globals['_RESTOREREQUEST']._serialized_start=2864
-  _globals['_RESTOREREQUEST']._serialized_end=2995
-  _globals['_RESTOREREPLY']._serialized_start=2997
-  _globals['_RESTOREREPLY']._serialized_end=3011
-  _globals['_PARAMETERSERVER']._serialized_start=3116
-  _globals['_PARAMETERSERVER']._serialized_end=4123
+  _globals['_WORKERADMISSION']._serialized_start=1654
+  _globals['_WORKERADMISSION']._serialized_end=1722
+  _globals['_ADMITWORKERSREQUEST']._serialized_start=1724
+  _globals['_ADMITWORKERSREQUEST']._serialized_end=1802
+  _globals['_ADMISSIONRESULT']._serialized_start=1804
+  _globals['_ADMISSIONRESULT']._serialized_end=1873
+  _globals['_ADMITWORKERSREPLY']._serialized_start=1875
+  _globals['_ADMITWORKERSREPLY']._serialized_end=1938
+  _globals['_WORKERFENCE']._serialized_start=1940
+  _globals['_WORKERFENCE']._serialized_end=1990
+  _globals['_FENCEWORKERSREQUEST']._serialized_start=1992
+  _globals['_FENCEWORKERSREQUEST']._serialized_end=2066
+  _globals['_FENCEWORKERSREPLY']._serialized_start=2068
+  _globals['_FENCEWORKERSREPLY']._serialized_end=2112
+  _globals['_WORKERRELEASE']._serialized_start=2114
+  _globals['_WORKERRELEASE']._serialized_end=2191
+  _globals['_RELEASEWORKERSREQUEST']._serialized_start=2193
+  _globals['_RELEASEWORKERSREQUEST']._serialized_end=2271
+  _globals['_RELEASEWORKERSREPLY']._serialized_start=2273
+  _globals['_RELEASEWORKERSREPLY']._serialized_end=2294
+  _globals['_WORKERPROGRESS']._serialized_start=2296
+  _globals['_WORKERPROGRESS']._serialized_end=2386
+  _globals['_HOLDCOMMITSREQUEST']._serialized_start=2388
+  _globals['_HOLDCOMMITSREQUEST']._serialized_end=2454
+  _globals['_HOLDCOMMITSREPLY']._serialized_start=2456
+  _globals['_HOLDCOMMITSREPLY']._serialized_end=2517
+  _globals['_RESUMECOMMITSREQUEST']._serialized_start=2519
+  _globals['_RESUMECOMMITSREQUEST']._serialized_end=2567
+  _globals['_RESUMECOMMITSREPLY']._serialized_start=2569
+  _globals['_RESUMECOMMITSREPLY']._serialized_end=2589
+  _globals['_SAVEREQUEST']._serialized_start=2592
+  _globals['_SAVEREQUEST']._serialized_end=2726
+  _globals['_WORKERCURSOR']._serialized_start=2728
+  _globals['_WORKERCURSOR']._serialized_end=2796
+  _globals['_SAVEDSHARD']._serialized_start=2798
+  _globals['_SAVEDSHARD']._serialized_end=2897
+  _globals['_SAVEREPLY']._serialized_start=2899
+  _globals['_SAVEREPLY']._serialized_end=2948
+  _globals['_COLLECTFILESREQUEST']._serialized_start=2950
+  _globals['_COLLECTFILESREQUEST']._serialized_end=3018
+  _globals['_SAVEDFILE']._serialized_start=3020
+  _globals['_SAVEDFILE']._serialized_end=3091
+  _globals['_COLLECTFILESREPLY']._serialized_start=3093
+  _globals['_COLLECTFILESREPLY']._serialized_end=3162
+  _globals['_RESTOREREQUEST']._serialized_start=3165
+  _globals['_RESTOREREQUEST']._serialized_end=3296
+  _globals['_RESTOREREPLY']._serialized_start=3298
+  _globals['_RESTOREREPLY']._serialized_end=3312
+  _globals['_PARAMETERSERVER']._serialized_start=3417
+  _globals['_PARAMETERSERVER']._serialized_end=4433
 # @@protoc_insertion_point(module_scope)

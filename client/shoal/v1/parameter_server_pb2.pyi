@@ -661,16 +661,14 @@ class DropShardsReply(_message.Message):
 Global___DropShardsReply: _TypeAlias = DropShardsReply  # noqa: Y015
 
 @_typing.final
-class AdmitWorkerRequest(_message.Message):
-    """Request of ParameterServer.AdmitWorker."""
+class WorkerAdmission(_message.Message):
+    """A worker that may pull and push from now on."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    JOB_FIELD_NUMBER: _builtins.int
     WORKER_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
-    job: _builtins.str
     worker: _builtins.str
     incarnation: _builtins.int
     """The worker's incarnation. Earlier ones are fenced."""
@@ -679,82 +677,170 @@ class AdmitWorkerRequest(_message.Message):
     def __init__(
         self,
         *,
-        job: _builtins.str = ...,
         worker: _builtins.str = ...,
         incarnation: _builtins.int = ...,
         rank: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "job", b"job", "rank", b"rank", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "rank", b"rank", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AdmitWorkerRequest: _TypeAlias = AdmitWorkerRequest  # noqa: Y015
+Global___WorkerAdmission: _TypeAlias = WorkerAdmission  # noqa: Y015
 
 @_typing.final
-class AdmitWorkerReply(_message.Message):
-    """Reply of ParameterServer.AdmitWorker."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    STEP_FIELD_NUMBER: _builtins.int
-    step: _builtins.int
-    """The latest step of this server's shards. The worker starts at the largest step of all servers."""
-    def __init__(
-        self,
-        *,
-        step: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["step", b"step"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___AdmitWorkerReply: _TypeAlias = AdmitWorkerReply  # noqa: Y015
-
-@_typing.final
-class FenceWorkerRequest(_message.Message):
-    """Request of ParameterServer.FenceWorker."""
+class AdmitWorkersRequest(_message.Message):
+    """Request of ParameterServer.AdmitWorkers."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    @_builtins.property
+    def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerAdmission]:
+        """The workers, admitted in this order; at most 1,024, as in FenceWorkers and ReleaseWorkers. With more:
+        INVALID_ARGUMENT, BAD_REQUEST.
+        """
+
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        workers: _abc.Iterable[Global___WorkerAdmission] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdmitWorkersRequest: _TypeAlias = AdmitWorkersRequest  # noqa: Y015
+
+@_typing.final
+class AdmissionResult(_message.Message):
+    """What a server has done with one worker of AdmitWorkersRequest."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    """The latest step of this server's shards. The worker starts at the largest step of all servers."""
+    @_builtins.property
+    def error(self) -> _header_pb2.ErrorDetail:
+        """Why the worker is not admitted: FENCED if its incarnation is fenced, BAD_REQUEST if another incarnation is still
+        admitted. Not set if the worker is admitted.
+        """
+
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        error: _header_pb2.ErrorDetail | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdmissionResult: _TypeAlias = AdmissionResult  # noqa: Y015
+
+@_typing.final
+class AdmitWorkersReply(_message.Message):
+    """Reply of ParameterServer.AdmitWorkers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdmissionResult]:
+        """The results, in the order of the request's workers."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___AdmissionResult] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdmitWorkersReply: _TypeAlias = AdmitWorkersReply  # noqa: Y015
+
+@_typing.final
+class WorkerFence(_message.Message):
+    """An incarnation to fence."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
     WORKER_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
-    job: _builtins.str
     worker: _builtins.str
     incarnation: _builtins.int
     """This and all earlier incarnations are fenced."""
     def __init__(
         self,
         *,
-        job: _builtins.str = ...,
         worker: _builtins.str = ...,
         incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "job", b"job", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___FenceWorkerRequest: _TypeAlias = FenceWorkerRequest  # noqa: Y015
+Global___WorkerFence: _TypeAlias = WorkerFence  # noqa: Y015
 
 @_typing.final
-class FenceWorkerReply(_message.Message):
-    """Reply of ParameterServer.FenceWorker."""
+class FenceWorkersRequest(_message.Message):
+    """Request of ParameterServer.FenceWorkers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    @_builtins.property
+    def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerFence]:
+        """The workers to fence."""
+
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        workers: _abc.Iterable[Global___WorkerFence] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FenceWorkersRequest: _TypeAlias = FenceWorkersRequest  # noqa: Y015
+
+@_typing.final
+class FenceWorkersReply(_message.Message):
+    """Reply of ParameterServer.FenceWorkers."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     COMMITTED_STEPS_FIELD_NUMBER: _builtins.int
-    committed_steps: _builtins.int
-    """Steps that the worker has committed on this server: the last step's number plus 1, or 0."""
+    @_builtins.property
+    def committed_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For each worker of the request, the steps that it has committed on this server: the last step's number plus 1, or
+        0.
+        """
+
     def __init__(
         self,
         *,
-        committed_steps: _builtins.int = ...,
+        committed_steps: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -762,43 +848,67 @@ class FenceWorkerReply(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___FenceWorkerReply: _TypeAlias = FenceWorkerReply  # noqa: Y015
+Global___FenceWorkersReply: _TypeAlias = FenceWorkersReply  # noqa: Y015
 
 @_typing.final
-class ReleaseWorkerRequest(_message.Message):
-    """Request of ParameterServer.ReleaseWorker."""
+class WorkerRelease(_message.Message):
+    """A worker to take out of the barriers."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    JOB_FIELD_NUMBER: _builtins.int
     WORKER_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     COMMITTED_STEPS_FIELD_NUMBER: _builtins.int
-    job: _builtins.str
     worker: _builtins.str
     incarnation: _builtins.int
-    """The worker's incarnation, which FenceWorker has fenced."""
+    """The worker's incarnation, which FenceWorkers has fenced."""
     committed_steps: _builtins.int
-    """The largest FenceWorkerReply.committed_steps of all servers."""
+    """The largest of the worker's FenceWorkersReply.committed_steps of all servers."""
     def __init__(
         self,
         *,
-        job: _builtins.str = ...,
         worker: _builtins.str = ...,
         incarnation: _builtins.int = ...,
         committed_steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_steps", b"committed_steps", "incarnation", b"incarnation", "job", b"job", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_steps", b"committed_steps", "incarnation", b"incarnation", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ReleaseWorkerRequest: _TypeAlias = ReleaseWorkerRequest  # noqa: Y015
+Global___WorkerRelease: _TypeAlias = WorkerRelease  # noqa: Y015
 
 @_typing.final
-class ReleaseWorkerReply(_message.Message):
-    """Reply of ParameterServer.ReleaseWorker."""
+class ReleaseWorkersRequest(_message.Message):
+    """Request of ParameterServer.ReleaseWorkers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    @_builtins.property
+    def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerRelease]:
+        """The workers to release."""
+
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        workers: _abc.Iterable[Global___WorkerRelease] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseWorkersRequest: _TypeAlias = ReleaseWorkersRequest  # noqa: Y015
+
+@_typing.final
+class ReleaseWorkersReply(_message.Message):
+    """Reply of ParameterServer.ReleaseWorkers."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -811,7 +921,7 @@ class ReleaseWorkerReply(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ReleaseWorkerReply: _TypeAlias = ReleaseWorkerReply  # noqa: Y015
+Global___ReleaseWorkersReply: _TypeAlias = ReleaseWorkersReply  # noqa: Y015
 
 @_typing.final
 class WorkerProgress(_message.Message):
@@ -1113,6 +1223,7 @@ class SavedFile(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
     SUMS_FIELD_NUMBER: _builtins.int
+    TENSORS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name of the file within the checkpoint's folder."""
     bytes: _builtins.int
@@ -1121,16 +1232,21 @@ class SavedFile(_message.Message):
     def sums(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """XXH3 checksums (64 bits, hexadecimal) of each 4 MiB."""
 
+    @_builtins.property
+    def tensors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The dtype, shape and name of each tensor in the file, as in "F32 40,30 value/0/kernel"."""
+
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         bytes: _builtins.int = ...,
         sums: _abc.Iterable[_builtins.str] | None = ...,
+        tensors: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "name", b"name", "sums", b"sums"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "name", b"name", "sums", b"sums", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

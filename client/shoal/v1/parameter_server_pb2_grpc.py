@@ -70,20 +70,20 @@ class ParameterServerStub:
                 request_serializer=shoal_dot_v1_dot_parameter__server__pb2.DropShardsRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_parameter__server__pb2.DropShardsReply.FromString,
                 _registered_method=True)
-        self.AdmitWorker = channel.unary_unary(
-                '/shoal.v1.ParameterServer/AdmitWorker',
-                request_serializer=shoal_dot_v1_dot_parameter__server__pb2.AdmitWorkerRequest.SerializeToString,
-                response_deserializer=shoal_dot_v1_dot_parameter__server__pb2.AdmitWorkerReply.FromString,
+        self.AdmitWorkers = channel.unary_unary(
+                '/shoal.v1.ParameterServer/AdmitWorkers',
+                request_serializer=shoal_dot_v1_dot_parameter__server__pb2.AdmitWorkersRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_parameter__server__pb2.AdmitWorkersReply.FromString,
                 _registered_method=True)
-        self.FenceWorker = channel.unary_unary(
-                '/shoal.v1.ParameterServer/FenceWorker',
-                request_serializer=shoal_dot_v1_dot_parameter__server__pb2.FenceWorkerRequest.SerializeToString,
-                response_deserializer=shoal_dot_v1_dot_parameter__server__pb2.FenceWorkerReply.FromString,
+        self.FenceWorkers = channel.unary_unary(
+                '/shoal.v1.ParameterServer/FenceWorkers',
+                request_serializer=shoal_dot_v1_dot_parameter__server__pb2.FenceWorkersRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_parameter__server__pb2.FenceWorkersReply.FromString,
                 _registered_method=True)
-        self.ReleaseWorker = channel.unary_unary(
-                '/shoal.v1.ParameterServer/ReleaseWorker',
-                request_serializer=shoal_dot_v1_dot_parameter__server__pb2.ReleaseWorkerRequest.SerializeToString,
-                response_deserializer=shoal_dot_v1_dot_parameter__server__pb2.ReleaseWorkerReply.FromString,
+        self.ReleaseWorkers = channel.unary_unary(
+                '/shoal.v1.ParameterServer/ReleaseWorkers',
+                request_serializer=shoal_dot_v1_dot_parameter__server__pb2.ReleaseWorkersRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_parameter__server__pb2.ReleaseWorkersReply.FromString,
                 _registered_method=True)
         self.HoldCommits = channel.unary_unary(
                 '/shoal.v1.ParameterServer/HoldCommits',
@@ -170,25 +170,26 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def AdmitWorker(self, request, context):
-        """Allows a worker to pull and push, and includes it in the job's barriers.
+    def AdmitWorkers(self, request, context):
+        """Allows workers to pull and push, and includes them in the job's barriers. A worker that cannot be admitted has an
+        error in the reply, and the others are admitted. A repetition has no effect.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def FenceWorker(self, request, context):
-        """Refuses all further calls of a worker's incarnation. Returns the number of steps that the worker has committed
-        here. ReleaseWorker then carries the largest of these numbers to all servers.
+    def FenceWorkers(self, request, context):
+        """Refuses all further calls of the workers' incarnations. Returns the number of steps that each worker has committed
+        here. ReleaseWorkers then carries the largest of a worker's numbers to all servers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ReleaseWorker(self, request, context):
-        """Takes a worker out of the job's barriers. If a push of the worker is staged here (there is at most one), the
-        server commits or discards it. If the push's step is committed_steps - 1, another server has already committed the
-        push, so this server commits it too. Otherwise this server discards it.
+    def ReleaseWorkers(self, request, context):
+        """Takes workers out of the job's barriers. If a push of a worker is staged here (there is at most one), the server
+        commits or discards it. If the push's step is committed_steps - 1, another server has already committed the push,
+        so this server commits it too. Otherwise this server discards it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -230,7 +231,8 @@ class ParameterServerServicer:
     def Restore(self, request, context):
         """Overwrites values, optimizer slots and clocks with a checkpoint's. Only before a worker is admitted. If the
         checkpoint has other variables: FAILED_PRECONDITION, INCOMPATIBLE_CHECKPOINT. If it is damaged: DATA_LOSS,
-        CORRUPT_CHECKPOINT.
+        CORRUPT_CHECKPOINT. While an earlier Restore of the job still reads: UNAVAILABLE, STORAGE_FAILED. Until the values are
+        complete, calls that use the shards are refused: FAILED_PRECONDITION, NOT_PLACED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -274,20 +276,20 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     request_deserializer=shoal_dot_v1_dot_parameter__server__pb2.DropShardsRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_parameter__server__pb2.DropShardsReply.SerializeToString,
             ),
-            'AdmitWorker': grpc.unary_unary_rpc_method_handler(
-                    servicer.AdmitWorker,
-                    request_deserializer=shoal_dot_v1_dot_parameter__server__pb2.AdmitWorkerRequest.FromString,
-                    response_serializer=shoal_dot_v1_dot_parameter__server__pb2.AdmitWorkerReply.SerializeToString,
+            'AdmitWorkers': grpc.unary_unary_rpc_method_handler(
+                    servicer.AdmitWorkers,
+                    request_deserializer=shoal_dot_v1_dot_parameter__server__pb2.AdmitWorkersRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_parameter__server__pb2.AdmitWorkersReply.SerializeToString,
             ),
-            'FenceWorker': grpc.unary_unary_rpc_method_handler(
-                    servicer.FenceWorker,
-                    request_deserializer=shoal_dot_v1_dot_parameter__server__pb2.FenceWorkerRequest.FromString,
-                    response_serializer=shoal_dot_v1_dot_parameter__server__pb2.FenceWorkerReply.SerializeToString,
+            'FenceWorkers': grpc.unary_unary_rpc_method_handler(
+                    servicer.FenceWorkers,
+                    request_deserializer=shoal_dot_v1_dot_parameter__server__pb2.FenceWorkersRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_parameter__server__pb2.FenceWorkersReply.SerializeToString,
             ),
-            'ReleaseWorker': grpc.unary_unary_rpc_method_handler(
-                    servicer.ReleaseWorker,
-                    request_deserializer=shoal_dot_v1_dot_parameter__server__pb2.ReleaseWorkerRequest.FromString,
-                    response_serializer=shoal_dot_v1_dot_parameter__server__pb2.ReleaseWorkerReply.SerializeToString,
+            'ReleaseWorkers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseWorkers,
+                    request_deserializer=shoal_dot_v1_dot_parameter__server__pb2.ReleaseWorkersRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_parameter__server__pb2.ReleaseWorkersReply.SerializeToString,
             ),
             'HoldCommits': grpc.unary_unary_rpc_method_handler(
                     servicer.HoldCommits,
@@ -516,7 +518,7 @@ class ParameterServer:
             _registered_method=True)
 
     @staticmethod
-    def AdmitWorker(request,
+    def AdmitWorkers(request,
             target,
             options=(),
             channel_credentials=None,
@@ -529,9 +531,9 @@ class ParameterServer:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/shoal.v1.ParameterServer/AdmitWorker',
-            shoal_dot_v1_dot_parameter__server__pb2.AdmitWorkerRequest.SerializeToString,
-            shoal_dot_v1_dot_parameter__server__pb2.AdmitWorkerReply.FromString,
+            '/shoal.v1.ParameterServer/AdmitWorkers',
+            shoal_dot_v1_dot_parameter__server__pb2.AdmitWorkersRequest.SerializeToString,
+            shoal_dot_v1_dot_parameter__server__pb2.AdmitWorkersReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -543,7 +545,7 @@ class ParameterServer:
             _registered_method=True)
 
     @staticmethod
-    def FenceWorker(request,
+    def FenceWorkers(request,
             target,
             options=(),
             channel_credentials=None,
@@ -556,9 +558,9 @@ class ParameterServer:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/shoal.v1.ParameterServer/FenceWorker',
-            shoal_dot_v1_dot_parameter__server__pb2.FenceWorkerRequest.SerializeToString,
-            shoal_dot_v1_dot_parameter__server__pb2.FenceWorkerReply.FromString,
+            '/shoal.v1.ParameterServer/FenceWorkers',
+            shoal_dot_v1_dot_parameter__server__pb2.FenceWorkersRequest.SerializeToString,
+            shoal_dot_v1_dot_parameter__server__pb2.FenceWorkersReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -570,7 +572,7 @@ class ParameterServer:
             _registered_method=True)
 
     @staticmethod
-    def ReleaseWorker(request,
+    def ReleaseWorkers(request,
             target,
             options=(),
             channel_credentials=None,
@@ -583,9 +585,9 @@ class ParameterServer:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/shoal.v1.ParameterServer/ReleaseWorker',
-            shoal_dot_v1_dot_parameter__server__pb2.ReleaseWorkerRequest.SerializeToString,
-            shoal_dot_v1_dot_parameter__server__pb2.ReleaseWorkerReply.FromString,
+            '/shoal.v1.ParameterServer/ReleaseWorkers',
+            shoal_dot_v1_dot_parameter__server__pb2.ReleaseWorkersRequest.SerializeToString,
+            shoal_dot_v1_dot_parameter__server__pb2.ReleaseWorkersReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -60,16 +60,18 @@ class ParameterServerStub:
     """
     DropShards: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.DropShardsRequest, _parameter_server_pb2.DropShardsReply]
     """Frees a job's shards. An unknown job is not an error."""
-    AdmitWorker: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.AdmitWorkerRequest, _parameter_server_pb2.AdmitWorkerReply]
-    """Allows a worker to pull and push, and includes it in the job's barriers."""
-    FenceWorker: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.FenceWorkerRequest, _parameter_server_pb2.FenceWorkerReply]
-    """Refuses all further calls of a worker's incarnation. Returns the number of steps that the worker has committed
-    here. ReleaseWorker then carries the largest of these numbers to all servers.
+    AdmitWorkers: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.AdmitWorkersRequest, _parameter_server_pb2.AdmitWorkersReply]
+    """Allows workers to pull and push, and includes them in the job's barriers. A worker that cannot be admitted has an
+    error in the reply, and the others are admitted. A repetition has no effect.
     """
-    ReleaseWorker: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.ReleaseWorkerRequest, _parameter_server_pb2.ReleaseWorkerReply]
-    """Takes a worker out of the job's barriers. If a push of the worker is staged here (there is at most one), the
-    server commits or discards it. If the push's step is committed_steps - 1, another server has already committed the
-    push, so this server commits it too. Otherwise this server discards it.
+    FenceWorkers: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.FenceWorkersRequest, _parameter_server_pb2.FenceWorkersReply]
+    """Refuses all further calls of the workers' incarnations. Returns the number of steps that each worker has committed
+    here. ReleaseWorkers then carries the largest of a worker's numbers to all servers.
+    """
+    ReleaseWorkers: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.ReleaseWorkersRequest, _parameter_server_pb2.ReleaseWorkersReply]
+    """Takes workers out of the job's barriers. If a push of a worker is staged here (there is at most one), the server
+    commits or discards it. If the push's step is committed_steps - 1, another server has already committed the push,
+    so this server commits it too. Otherwise this server discards it.
     """
     HoldCommits: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.HoldCommitsRequest, _parameter_server_pb2.HoldCommitsReply]
     """First call of a checkpoint's cut, to each server of the job. Waits until commits in progress have ended, and holds
@@ -91,7 +93,8 @@ class ParameterServerStub:
     Restore: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.RestoreRequest, _parameter_server_pb2.RestoreReply]
     """Overwrites values, optimizer slots and clocks with a checkpoint's. Only before a worker is admitted. If the
     checkpoint has other variables: FAILED_PRECONDITION, INCOMPATIBLE_CHECKPOINT. If it is damaged: DATA_LOSS,
-    CORRUPT_CHECKPOINT.
+    CORRUPT_CHECKPOINT. While an earlier Restore of the job still reads: UNAVAILABLE, STORAGE_FAILED. Until the values are
+    complete, calls that use the shards are refused: FAILED_PRECONDITION, NOT_PLACED.
     """
 
 @_typing.type_check_only
@@ -122,16 +125,18 @@ class ParameterServerAsyncStub(ParameterServerStub):
     """
     DropShards: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.DropShardsRequest, _parameter_server_pb2.DropShardsReply]  # type: ignore[assignment]
     """Frees a job's shards. An unknown job is not an error."""
-    AdmitWorker: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.AdmitWorkerRequest, _parameter_server_pb2.AdmitWorkerReply]  # type: ignore[assignment]
-    """Allows a worker to pull and push, and includes it in the job's barriers."""
-    FenceWorker: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.FenceWorkerRequest, _parameter_server_pb2.FenceWorkerReply]  # type: ignore[assignment]
-    """Refuses all further calls of a worker's incarnation. Returns the number of steps that the worker has committed
-    here. ReleaseWorker then carries the largest of these numbers to all servers.
+    AdmitWorkers: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.AdmitWorkersRequest, _parameter_server_pb2.AdmitWorkersReply]  # type: ignore[assignment]
+    """Allows workers to pull and push, and includes them in the job's barriers. A worker that cannot be admitted has an
+    error in the reply, and the others are admitted. A repetition has no effect.
     """
-    ReleaseWorker: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.ReleaseWorkerRequest, _parameter_server_pb2.ReleaseWorkerReply]  # type: ignore[assignment]
-    """Takes a worker out of the job's barriers. If a push of the worker is staged here (there is at most one), the
-    server commits or discards it. If the push's step is committed_steps - 1, another server has already committed the
-    push, so this server commits it too. Otherwise this server discards it.
+    FenceWorkers: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.FenceWorkersRequest, _parameter_server_pb2.FenceWorkersReply]  # type: ignore[assignment]
+    """Refuses all further calls of the workers' incarnations. Returns the number of steps that each worker has committed
+    here. ReleaseWorkers then carries the largest of a worker's numbers to all servers.
+    """
+    ReleaseWorkers: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.ReleaseWorkersRequest, _parameter_server_pb2.ReleaseWorkersReply]  # type: ignore[assignment]
+    """Takes workers out of the job's barriers. If a push of a worker is staged here (there is at most one), the server
+    commits or discards it. If the push's step is committed_steps - 1, another server has already committed the push,
+    so this server commits it too. Otherwise this server discards it.
     """
     HoldCommits: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.HoldCommitsRequest, _parameter_server_pb2.HoldCommitsReply]  # type: ignore[assignment]
     """First call of a checkpoint's cut, to each server of the job. Waits until commits in progress have ended, and holds
@@ -153,7 +158,8 @@ class ParameterServerAsyncStub(ParameterServerStub):
     Restore: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.RestoreRequest, _parameter_server_pb2.RestoreReply]  # type: ignore[assignment]
     """Overwrites values, optimizer slots and clocks with a checkpoint's. Only before a worker is admitted. If the
     checkpoint has other variables: FAILED_PRECONDITION, INCOMPATIBLE_CHECKPOINT. If it is damaged: DATA_LOSS,
-    CORRUPT_CHECKPOINT.
+    CORRUPT_CHECKPOINT. While an earlier Restore of the job still reads: UNAVAILABLE, STORAGE_FAILED. Until the values are
+    complete, calls that use the shards are refused: FAILED_PRECONDITION, NOT_PLACED.
     """
 
 class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
@@ -225,32 +231,34 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         """Frees a job's shards. An unknown job is not an error."""
 
     @_abc_1.abstractmethod
-    def AdmitWorker(
+    def AdmitWorkers(
         self,
-        request: _parameter_server_pb2.AdmitWorkerRequest,
+        request: _parameter_server_pb2.AdmitWorkersRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_parameter_server_pb2.AdmitWorkerReply, _abc.Awaitable[_parameter_server_pb2.AdmitWorkerReply]]:
-        """Allows a worker to pull and push, and includes it in the job's barriers."""
-
-    @_abc_1.abstractmethod
-    def FenceWorker(
-        self,
-        request: _parameter_server_pb2.FenceWorkerRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_parameter_server_pb2.FenceWorkerReply, _abc.Awaitable[_parameter_server_pb2.FenceWorkerReply]]:
-        """Refuses all further calls of a worker's incarnation. Returns the number of steps that the worker has committed
-        here. ReleaseWorker then carries the largest of these numbers to all servers.
+    ) -> _typing.Union[_parameter_server_pb2.AdmitWorkersReply, _abc.Awaitable[_parameter_server_pb2.AdmitWorkersReply]]:
+        """Allows workers to pull and push, and includes them in the job's barriers. A worker that cannot be admitted has an
+        error in the reply, and the others are admitted. A repetition has no effect.
         """
 
     @_abc_1.abstractmethod
-    def ReleaseWorker(
+    def FenceWorkers(
         self,
-        request: _parameter_server_pb2.ReleaseWorkerRequest,
+        request: _parameter_server_pb2.FenceWorkersRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_parameter_server_pb2.ReleaseWorkerReply, _abc.Awaitable[_parameter_server_pb2.ReleaseWorkerReply]]:
-        """Takes a worker out of the job's barriers. If a push of the worker is staged here (there is at most one), the
-        server commits or discards it. If the push's step is committed_steps - 1, another server has already committed the
-        push, so this server commits it too. Otherwise this server discards it.
+    ) -> _typing.Union[_parameter_server_pb2.FenceWorkersReply, _abc.Awaitable[_parameter_server_pb2.FenceWorkersReply]]:
+        """Refuses all further calls of the workers' incarnations. Returns the number of steps that each worker has committed
+        here. ReleaseWorkers then carries the largest of a worker's numbers to all servers.
+        """
+
+    @_abc_1.abstractmethod
+    def ReleaseWorkers(
+        self,
+        request: _parameter_server_pb2.ReleaseWorkersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_parameter_server_pb2.ReleaseWorkersReply, _abc.Awaitable[_parameter_server_pb2.ReleaseWorkersReply]]:
+        """Takes workers out of the job's barriers. If a push of a worker is staged here (there is at most one), the server
+        commits or discards it. If the push's step is committed_steps - 1, another server has already committed the push,
+        so this server commits it too. Otherwise this server discards it.
         """
 
     @_abc_1.abstractmethod
@@ -302,7 +310,8 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_parameter_server_pb2.RestoreReply, _abc.Awaitable[_parameter_server_pb2.RestoreReply]]:
         """Overwrites values, optimizer slots and clocks with a checkpoint's. Only before a worker is admitted. If the
         checkpoint has other variables: FAILED_PRECONDITION, INCOMPATIBLE_CHECKPOINT. If it is damaged: DATA_LOSS,
-        CORRUPT_CHECKPOINT.
+        CORRUPT_CHECKPOINT. While an earlier Restore of the job still reads: UNAVAILABLE, STORAGE_FAILED. Until the values are
+        complete, calls that use the shards are refused: FAILED_PRECONDITION, NOT_PLACED.
         """
 
 def add_ParameterServerServicer_to_server(servicer: ParameterServerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1150,7 +1150,7 @@ class RemoveWorkerEffect(_message.Message):
     """The worker's incarnation."""
     committed_steps: _builtins.int
     """The largest number of committed steps on any server. Set when all servers have fenced the worker. It is stored,
-    because a later FenceWorker cannot learn it again: a server forgets a worker that it has released.
+    because a later FenceWorkers cannot learn it again: a server forgets a worker that it has released.
     """
     @_builtins.property
     def servers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServerRecord]:

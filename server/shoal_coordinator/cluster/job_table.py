@@ -103,6 +103,11 @@ class JobTable(Mapping[str, JobMachine]):
         job = self._jobs.get(ref.name)
         return job if job and job.ref == ref and not job.ended else None
 
+    @property
+    def employed(self) -> set[str]:
+        """The workers that have an assignment in any job."""
+        return {worker for job in self._jobs.values() for worker in job.workers}
+
     def find_of(self, worker: str) -> JobMachine | None:
         """Returns the job in which a worker has an assignment. Ended jobs have no workers."""
         return next((job for job in self._live.values() if job.employs(worker)), None)

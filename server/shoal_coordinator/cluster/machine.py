@@ -208,9 +208,11 @@ class Cluster:
 
     def wants(self, effect: int, server: ServerRef) -> bool:
         """Returns whether an effect is still pending and one of its servers is alive."""
-        member = self._members.find(server.member)
-        reachable = member is not None and member.alive and member.registration.address == server.address
-        return reachable and self._pending_effects.find(effect) is not None
+        return bool(self._members.incarnation_at(server)) and self._pending_effects.find(effect) is not None
+
+    def is_live(self, job: JobRef) -> bool:
+        """Returns whether a submission has not ended."""
+        return self._jobs.find_live(job) is not None
 
     @property
     def event_kinds(self) -> Collection[type[events.ClusterEvent[Any]]]:
@@ -389,8 +391,7 @@ class Cluster:
         for effect in effects:
             if isinstance(effect, RemoveWorker | DropShards):
                 # Dead servers have lost their state, and waiting for them would delay the effects that follow.
-                alive = {server.registration.address for server in self._members.alive(Role.SERVER)}
-                servers = tuple(server for server in effect.servers if server.address in alive)
+                servers = tuple(server for server in effect.servers if self._members.incarnation_at(server))
                 if servers:
                     self._effects.append(self._pending_effects.add(replace(effect, servers=servers)))
             else:

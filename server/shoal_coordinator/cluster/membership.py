@@ -15,7 +15,7 @@ from shoal.status import MemberStatus, Role, ServerLoad
 from shoal.v1 import state_pb2
 from shoal_coordinator.cluster.expiry_breaker import ExpiryBreaker
 from shoal_coordinator.cluster.heartbeat_interval import CALLS_PER_S, LONGEST_S, heartbeat_interval_s
-from shoal_coordinator.messages import Registration
+from shoal_coordinator.messages import Registration, ServerRef
 
 MAX_MEMBERS = 100_000
 # Dead members are kept for the status: their number, and for how many seconds.
@@ -173,7 +173,8 @@ class Membership:
 
     def alive(self, role: Role) -> list[Member]:
         """Returns the live members of one role, in order of id."""
-        return [member for member in self if member.alive and member.role is role]
+        found = [member for member in self._members.values() if member.alive and member.role is role]
+        return sorted(found, key=lambda member: member.id)
 
     @property
     def not_draining(self) -> list[Member]:
@@ -198,6 +199,17 @@ class Membership:
     def is_alive(self, member: str) -> bool:
         """Returns whether the id belongs to a live member."""
         return member in self._members and self._members[member].alive
+
+    def incarnation_at(self, server: ServerRef) -> int:
+        """Returns the incarnation of a live server at this address; 0 if there is none."""
+        known = self._members.get(server.member)
+        return known.incarnation if known and known.alive and known.registration.address == server.address else 0
+
+    @property
+    def live_servers(self) -> dict[ServerRef, int]:
+        """The incarnations of the live servers."""
+        servers = [it for it in self._members.values() if it.alive and it.role is Role.SERVER]
+        return {ServerRef(it.id, it.registration.address): it.incarnation for it in servers}
 
     def register(self, registration: Registration, now: float) -> Member:
         """Makes a process a member. Call `expire` first, so that no lost member counts as alive.
@@ -335,9 +347,9 @@ class Membership:
         """
         alive = [member for member in self._members.values() if member.alive]
         silent = [member for member in alive if now - member.last_seen > self.heartbeat_timeout_s]
-        silent.sort(key=lambda member: member.id)
         if not self.breaker.may_expire([member.last_seen for member in alive], now):
             silent = [member for member in silent if member.id == claimed]
+        silent.sort(key=lambda member: member.id)
         self._mark_dead(silent, now)
         return silent
 

@@ -60,6 +60,7 @@ class OutcomeHandler:
             events.RestoreDeferred: self._restore_deferred,
             events.WorkerAdmitted: self._worker_admitted,
             events.WorkerFenced: self._worker_fenced,
+            events.OutcomesReceived: self._outcomes_received,
             events.EffectDone: self._effect_done,
             events.EffectFailed: self._effect_failed,
             events.CheckpointsScanned: self._checkpoints_scanned,
@@ -106,9 +107,20 @@ class OutcomeHandler:
             self._schedule(now)
 
     def _worker_admitted(self, event: events.WorkerAdmitted, now: float) -> None:
-        if job := self._job_of_outcome(event):
-            job.admitted(event.assignment, event.step, now)
+        self._admit([event], now)
+
+    def _admit(self, outcomes: Iterable[events.WorkerAdmitted], now: float) -> None:
+        """Records admissions of one job together: there may be a thousand, and scheduling takes milliseconds."""
+        live = [(job, it) for it in outcomes if (job := self._job_of_outcome(it))]
+        if live:
+            live[0][0].admitted({it.assignment: it.step for _, it in live}, now)
             self._schedule(now)  # if the job runs now, extra workers may join
+
+    def _outcomes_received(self, event: events.OutcomesReceived, now: float) -> None:
+        self._admit([it for it in event.outcomes if isinstance(it, events.WorkerAdmitted)], now)
+        for outcome in event.outcomes:
+            if not isinstance(outcome, events.WorkerAdmitted):
+                self.handlers[type(outcome)](outcome, now)
 
     def _worker_fenced(self, event: events.WorkerFenced, _: float) -> None:
         self._pending_effects.fenced(event.effect, event.committed_steps)

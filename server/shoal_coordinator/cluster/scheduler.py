@@ -57,13 +57,15 @@ class Scheduler:
     def schedule(self, now: float) -> None:
         """Assigns idle workers and places variables, where jobs need them. Repeating it changes nothing."""
         workers = self._members.alive(Role.WORKER)
-        idle = [worker for worker in workers if self._jobs.find_of(worker.id) is None]
+        employed = self._jobs.employed
+        idle = [worker for worker in workers if worker.id not in employed]
         for job in self._jobs.live:
             self._staff(job, idle, workers, now)
         for job in self._jobs.live:  # extra workers, after all jobs have those that they need
             while job.openings and self._send(idle, job, now):
                 pass
-        idling = sum(self._jobs.find_of(worker.id) is None for worker in workers)
+        employed = self._jobs.employed
+        idling = sum(worker.id not in employed for worker in workers)
         for job in self._jobs.live:
             missing = [_missing_workers(job, idling), job.storage_waited_for, job.quarantine_note(now)]
             if job.unplaced is not None:
@@ -92,8 +94,9 @@ class Scheduler:
             if needed <= sum(not job.is_quarantined(it.id, now) for it in workers):
                 idle.clear()  # reserve them for this job until enough of the busy ones are idle
             return
-        while job.vacancies and self._send(idle, job, now):
-            pass
+        vacant = len(job.vacancies)
+        while vacant and self._send(idle, job, now):
+            vacant -= 1
 
     def _send(self, idle: list[Member], job: JobMachine, now: float) -> bool:
         """Assigns an idle worker that has not finished the job yet; returns False if there is none."""

@@ -59,7 +59,8 @@ class WorkerRequests:
         self._ensure_assignment(member, job, event.assignment, now)
         answer, effects = job.describe(event, now)
         self._emit(effects)
-        self._schedule(now)
+        if effects or job.unplaced is not None:  # else nothing changes, and a job may have a thousand workers
+            self._schedule(now)
         return answer
 
     def _join_requested(self, event: events.JoinRequested, now: float) -> JoinResult:

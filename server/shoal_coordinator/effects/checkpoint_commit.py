@@ -117,7 +117,7 @@ def _collected(server: ServerRef, job: str, number: int, calls: ServerCalls) -> 
         calls.check_wanted(server)
         reply = calls.call(server, "CollectFiles", request, timeout_s=_COLLECT_TIMEOUT_S)
         if reply.done:
-            return [FileEntry(file.name, file.bytes, tuple(file.sums)) for file in reply.files]
+            return [FileEntry(it.name, it.bytes, tuple(it.sums), tuple(it.tensors)) for it in reply.files]
     raise errors.StorageFailed(f"server {server.member} did not write its files within {_WRITE_FOR_S:g} s")
 
 

@@ -48,10 +48,14 @@ def restore(
             _log.warning("checkpoint skipped", job=effect.job.name, checkpoint=str(choice), reason=error.message)
             skipped.append(f"{choice}: {error.message}")
             # A partly restored shard is useless for the next checkpoint.
-            for server in servers_of(effect.placement):
-                calls.call(server, "DropShards", pb.DropShardsRequest(job=effect.job.name))
+            _drop(effect, calls)
     why = "; ".join(skipped) or "none exists"
     raise errors.CorruptCheckpoint(f"no checkpoint can be restored: {why}", job=effect.job.name)
+
+
+def _drop(effect: CreateShards, calls: ServerCalls) -> None:
+    request = pb.DropShardsRequest(job=effect.job.name)
+    calls.call_all(servers_of(effect.placement), "DropShards", lambda _: request)
 
 
 def _candidates(
@@ -98,8 +102,8 @@ def _restored(
         step=step,
         partial=choice.partial,
     )
-    with calls.concurrently(servers_of(effect.placement)) as servers:
-        servers.call("Restore", request, timeout_s=_RESTORE_TIMEOUT_S)
+    servers = servers_of(effect.placement)
+    calls.call_all(servers, "Restore", lambda _: request, timeout_s=_RESTORE_TIMEOUT_S, retry_for_s=0.0)
     continues = not choice.partial
     return RestoredCheckpoint(
         choice,

@@ -3,13 +3,18 @@
 `shoal_coordinator.coordinator` feeds events to the machine and passes its effects to this module. The machine receives
 the outcome of an effect as an event, and the effect ends when the machine has handled this event. If the coordinator
 dies before that, the next one repeats the effect. Each job has a queue of effects, and another one for its slow
-effects. The effects of a queue run one after the other. So when a coordinator dies, only the first pending effect of
-each queue can have been carried out already, in whole or in part.
+effects. The effects of a queue run one after the other, except that successive admissions, or removals, of workers
+share their calls to servers. So when a coordinator dies, only the first pending effects of each queue can have been
+carried out already, in whole or in part.
+
+The thread for a queue comes from the pool of its first effect's kind (`_Pool`), so that no kind waits for another. A
+server that does not answer holds threads only of the effects that need it.
 """
 
+import enum
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
@@ -17,9 +22,10 @@ import structlog
 
 from shoal import _tracing, errors
 from shoal._checkpoint import Catalogue, CheckpointStorage, no_storage_message
-from shoal.v1 import parameter_server_pb2 as pb
-from shoal_coordinator.effects import checkpoint_commit, checkpoint_cut, checkpoint_restore
+from shoal_coordinator.effects import checkpoint_commit, checkpoint_cut, shard_effects, worker_effects
+from shoal_coordinator.effects.parallel_calls import ServerSilent
 from shoal_coordinator.effects.server_calls import ServerCalls
+from shoal_coordinator.effects.server_channels import ServerChannels
 from shoal_coordinator.messages import (
     AdmitWorker,
     CheckpointPublished,
@@ -29,6 +35,7 @@ from shoal_coordinator.messages import (
     DropShards,
     Effect,
     HoldResult,
+    JobRef,
     RemoveWorker,
     ScanCheckpoints,
     ServerRef,
@@ -39,16 +46,35 @@ from shoal_coordinator.messages import (
 
 _log = structlog.get_logger(__name__)
 
-# Threads for effects, and threads for the slow effects, which wait for the checkpoint storage. The storage of one job
-# may hang, and must not delay the other effects of any job.
-_THREADS, _SLOW_THREADS = 8, 8
+
+class _Pool(enum.Enum):
+    """The pools of threads, by what their effects wait for."""
+
+    WORKERS = "workers"  # servers that answer at once: workers enter and leave, shards are dropped
+    SILENT = "silent"  # a server that does not answer
+    CREATION = "creation"  # servers that allocate shards
+    RESTORE = "restore"  # servers that read checkpoints
+    CUT = "cut"  # commits that end
+    STORAGE = "storage"  # the checkpoint storage
+
+
+# Threads of each pool; they only wait, so there may be many. The storage of one job may hang, and so may a server.
+_THREADS = {
+    _Pool.WORKERS: 8,
+    _Pool.SILENT: 32,
+    _Pool.CREATION: 32,
+    _Pool.RESTORE: 32,
+    _Pool.CUT: 16,
+    _Pool.STORAGE: 8,
+}
+# Seconds after which an effect of the pool WORKERS that waits for a server runs again, from its beginning, in the pool
+# SILENT. The effects of that pool are safe to repeat at any point.
+_PATIENCE_S = 2.0
 _SLOW = (ScanCheckpoints, CommitCheckpoint)
 # The number of effects that may wait for one job name.
 _MAX_QUEUED = 100_000
 # The number of checkpoints that are traced at the same time.
 _OPEN_CHECKPOINTS = 64
-# Allocating and filling shards of many GB takes a while.
-_CREATE_TIMEOUT_S = 120.0
 
 # The errors of an effect after which its job restarts. A server that returns one of `SHARDS_LOST` is alive but lacks
 # the job's shards; the job restarts after any effect. The other two errors mean that the server cannot be reached, or
@@ -57,6 +83,7 @@ _CREATE_TIMEOUT_S = 120.0
 _AWAY = (*errors.SHARDS_LOST, errors.Unreachable, errors.Cancelled)
 
 Report = events.EffectOutcome | events.WorkerFenced
+_Result = events.EffectOutcome | Exception
 
 
 class EffectHost(Protocol):
@@ -64,6 +91,10 @@ class EffectHost(Protocol):
 
     def report(self, outcome: Report) -> None:
         """Handles an outcome, and returns when it is durable."""
+        ...
+
+    def report_all(self, outcomes: Sequence[Report]) -> None:
+        """Handles outcomes as one event, and returns when they are durable."""
         ...
 
     def published(self, event: CheckpointPublished) -> bool:
@@ -76,6 +107,14 @@ class EffectHost(Protocol):
 
     def wanted(self, effect: int, server: ServerRef) -> bool:
         """Returns whether a server is alive and the effect is still pending."""
+        ...
+
+    def is_live(self, job: JobRef) -> bool:
+        """Returns whether a job has not ended."""
+        ...
+
+    def incarnation(self, server: ServerRef) -> int:
+        """Returns the incarnation of a live server at this address, or 0."""
         ...
 
 
@@ -98,14 +137,18 @@ class EffectRunner:
     ) -> None:
         self._host, self._count, self._on_retry = host, count, on_retry
         self._catalogue = Catalogue(storage) if storage else None
-        self._lock = threading.Lock()  # guards _queues; no other lock is taken under it
+        self._channels = ServerChannels(host.incarnation)
+        self._lock = threading.Lock()  # guards _queues and _patient; no other lock is taken under it
         # The keys are the job's name and whether the effects are slow. A new job of the same name waits for the effects
         # of the earlier one. A queue exists exactly as long as a thread works on it.
         self._queues: dict[tuple[str, bool], deque[Effect]] = {}
+        self._patient: set[int] = set()  # effects that have moved to the pool SILENT
         self._checkpoint_traces = _tracing.Traces("checkpoint", _OPEN_CHECKPOINTS)
         self._stopped = threading.Event()
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="effects")
-        self._slow_pool = ThreadPoolExecutor(_SLOW_THREADS, thread_name_prefix="checkpoints")
+        self._pools = {
+            kind: ThreadPoolExecutor(threads, thread_name_prefix=f"effects-{kind.value}")
+            for kind, threads in _THREADS.items()
+        }
 
     def submit(self, effects: Sequence[Effect]) -> None:
         """Appends effects to the queues of their jobs and returns at once."""
@@ -113,72 +156,122 @@ class EffectRunner:
             for effect in effects:
                 if self._stopped.is_set():
                     return
-                slow = isinstance(effect, _SLOW)
-                key = effect.job.name, slow
+                key = effect.job.name, isinstance(effect, _SLOW)
                 if key not in self._queues:
                     self._queues[key] = deque()
-                    (self._slow_pool if slow else self._pool).submit(self._drain, key)
+                    pool = self._pool_for(effect)
+                    self._pools[pool].submit(self._drain, key, pool)
                 if len(self._queues[key]) < _MAX_QUEUED:
                     self._queues[key].append(effect)
                 else:  # happens only if servers are silent for hours, by when the job has failed
                     _log.error("effect queue full; effect deferred until a restart", effect=repr(effect))
 
+    def keep_channels(self, live: Mapping[ServerRef, int]) -> None:
+        """Closes the channels to servers that are gone.
+
+        Args:
+            live: The incarnations of the live servers.
+        """
+        self._channels.keep_only(live)
+
     def stop(self) -> None:
         """Drops queued effects and waits for the threads. Unfinished effects stay pending for the next coordinator."""
         with self._lock:
             self._stopped.set()
-        for pool in (self._pool, self._slow_pool):
+        for pool in self._pools.values():
             pool.shutdown(wait=True, cancel_futures=True)
+        self._channels.close()
         self._checkpoint_traces.close()
 
-    def _drain(self, key: tuple[str, bool]) -> None:
+    def _pool_for(self, effect: Effect) -> _Pool:
+        """Returns the pool in which an effect runs. Called with the lock."""
+        match effect:
+            case ScanCheckpoints() | CommitCheckpoint():
+                return _Pool.STORAGE
+            case TakeCut():
+                return _Pool.CUT
+            case CreateShards() if effect.sources:
+                return _Pool.RESTORE
+        servers = servers_of(effect.placement) if isinstance(effect, CreateShards) else effect.servers
+        if effect.number in self._patient or self._channels.any_silent(servers):
+            return _Pool.SILENT
+        return _Pool.CREATION if isinstance(effect, CreateShards) else _Pool.WORKERS
+
+    def _drain(self, key: tuple[str, bool], pool: _Pool) -> None:
         while True:
             with self._lock:
                 queue = self._queues[key]
                 if self._stopped.is_set() or not queue:
                     del self._queues[key]
                     return
-                effect = queue.popleft()
+                needed = self._pool_for(queue[0])
+                if needed is not pool:
+                    self._pools[needed].submit(self._drain, key, needed)
+                    return
+                batch = _take_batch(queue)
             try:
-                self._perform(effect)
+                self._perform(batch, pool)
+            except ServerSilent as silent:
+                _log.warning("waiting for a server", effect=type(batch[0]).__name__, job=key[0], server=str(silent))
+                with self._lock:
+                    queue.extendleft(reversed(batch))
+                    self._patient.update(effect.number for effect in batch)
+                continue
             except errors.ShoalError as error:  # the coordinator has stopped; the next one repeats the effects
-                _log.warning("outcome refused", effect=type(effect).__name__, job=key[0], reason=error.message)
+                _log.warning("outcome refused", effect=type(batch[0]).__name__, job=key[0], reason=error.message)
                 with self._lock:
                     del self._queues[key]
                 return
             except Exception:  # a defect; continue with the job's other effects
-                _log.exception("outcome lost", effect=repr(effect))
+                _log.exception("outcome lost", effects=len(batch), first=repr(batch[0]))
+            with self._lock:
+                self._patient.difference_update(effect.number for effect in batch)
 
-    def _perform(self, effect: Effect) -> None:
-        kind, done = type(effect).__name__, True
-        outcome: events.EffectOutcome
+    def _perform(self, batch: list[Effect], pool: _Pool) -> None:
+        """Carries out effects that share their calls, and reports their outcomes.
+
+        Args:
+            batch: The effects; replaced by what is left of them if `ServerSilent` is raised.
+            pool: The pool of this thread.
+        """
+        first, kind = batch[0], type(batch[0]).__name__
+        results: Sequence[_Result]
         try:
-            with self._traced(effect, kind):
-                outcome = self._outcome(effect)
-            _log.info("effect done", effect=kind, job=effect.job.name)
+            with self._traced(first, kind):
+                results = self._results(batch, pool)
+        except ServerSilent:
+            raise
         except Exception as error:
-            done = False
             if self._stopped.is_set():
                 return
-            text = error.message if isinstance(error, errors.ShoalError) else f"{type(error).__name__}: {error}"
-            _log.warning("effect failed", effect=kind, job=effect.job.name, reason=text)
-            match effect:
-                case DropShards():
-                    outcome = events.EffectDone(effect=effect.number)
-                case ScanCheckpoints() | TakeCut() | CommitCheckpoint():
-                    shards_lost = isinstance(error, errors.SHARDS_LOST)
-                    outcome = events.CheckpointFailed(effect.job, text, shards_lost, effect=effect.number)
-                case CreateShards() if isinstance(error, errors.StorageFailed):
-                    outcome = events.RestoreDeferred(effect.job, text, effect=effect.number)
-                case _:
-                    shards_lost = isinstance(error, _AWAY)
-                    outcome = events.EffectFailed(
-                        effect.job, f"{_doing(effect)}: {text}", shards_lost, effect=effect.number
-                    )
-        if not done or isinstance(effect, CommitCheckpoint):
-            self._checkpoint_traces.end(_checkpoint_of(effect))
-        self._count(kind, done)
-        self._host.report(outcome)
+            results = [error] * len(batch)
+        outcomes: list[events.EffectOutcome] = []
+        for effect, result in zip(batch, results, strict=True):
+            if isinstance(result, Exception) or isinstance(effect, CommitCheckpoint):
+                self._checkpoint_traces.end(_checkpoint_of(effect))
+            self._count(kind, not isinstance(result, Exception))
+            outcomes.append(self._failure(effect, result) if isinstance(result, Exception) else result)
+        if done := sum(not isinstance(result, Exception) for result in results):
+            _log.info("effect done", effect=kind, job=first.job.name, effects=done)
+        if len(outcomes) == 1:
+            self._host.report(outcomes[0])
+        else:
+            self._host.report_all(outcomes)
+
+    def _failure(self, effect: Effect, error: Exception) -> events.EffectOutcome:
+        """Returns the outcome of an effect that has failed."""
+        text = error.message if isinstance(error, errors.ShoalError) else f"{type(error).__name__}: {error}"
+        _log.warning("effect failed", effect=type(effect).__name__, job=effect.job.name, reason=text)
+        match effect:
+            case DropShards():
+                return events.EffectDone(effect=effect.number)
+            case ScanCheckpoints() | TakeCut() | CommitCheckpoint():
+                shards_lost = isinstance(error, errors.SHARDS_LOST)
+                return events.CheckpointFailed(effect.job, text, shards_lost, effect=effect.number)
+            case CreateShards() if isinstance(error, errors.StorageFailed):
+                return events.RestoreDeferred(effect.job, text, effect=effect.number)
+        shards_lost = isinstance(error, _AWAY)
+        return events.EffectFailed(effect.job, f"{_doing(effect)}: {text}", shards_lost, effect=effect.number)
 
     def _traced(self, effect: Effect, kind: str) -> _tracing.Span:
         """Returns a span of this effect. Effects of one checkpoint share a trace; any other effect begins its own."""
@@ -186,17 +279,25 @@ class EffectRunner:
             return self._checkpoint_traces.span(checkpoint, kind, job=effect.job.name)
         return _tracing.root(kind, job=effect.job.name)
 
-    def _outcome(self, effect: Effect) -> events.EffectOutcome:
-        calls = self._calls(effect)
+    def _results(self, batch: list[Effect], pool: _Pool) -> Sequence[_Result]:
+        effect = batch[0]
+        calls = self._calls(effect, _PATIENCE_S if pool is _Pool.WORKERS else None)
+        match effect:
+            case AdmitWorker():
+                return worker_effects.admit([it for it in batch if isinstance(it, AdmitWorker)], calls)
+            case RemoveWorker():
+                self._remove_workers(batch, calls)
+                return [events.EffectDone(effect=it.number) for it in batch]
+        return [self._outcome(effect, calls)]
+
+    def _outcome(self, effect: Effect, calls: ServerCalls) -> events.EffectOutcome:
         match effect:
             case CreateShards():
-                return self._create_shards(effect, calls)
-            case AdmitWorker():
-                return self._admit_worker(effect, calls)
-            case RemoveWorker():
-                self._remove_worker(effect, calls)
+                return shard_effects.create(
+                    effect, calls, lambda: self._checkpoints, lambda: self._host.is_live(effect.job)
+                )
             case DropShards():
-                self._drop_shards(effect, calls)
+                shard_effects.drop(effect, calls)
             case ScanCheckpoints():
                 return checkpoint_commit.scan(effect, self._checkpoints)
             case TakeCut():
@@ -212,73 +313,37 @@ class EffectRunner:
             raise no_storage_message("this coordinator")
         return self._catalogue
 
-    def _create_shards(self, effect: CreateShards, calls: ServerCalls) -> events.EffectOutcome:
-        def create() -> None:
-            for server in servers_of(effect.placement):
-                calls.call(server, "CreateShards", _creation(effect, server), timeout_s=_CREATE_TIMEOUT_S)
+    def _remove_workers(self, batch: list[Effect], calls: ServerCalls) -> None:
+        def fenced(removals: Sequence[RemoveWorker]) -> None:
+            # The numbers must be durable: a later coordinator could ask only servers that have not yet released the
+            # workers. For the same reason they stay with the effects if these run again.
+            known = [events.WorkerFenced(it.number, it.committed_steps or 0) for it in removals]
+            if len(known) == 1:
+                self._host.report(known[0])
+            else:
+                self._host.report_all(known)
+            batch[:] = removals
 
-        if not effect.sources:
-            create()
-            return events.ShardsCreated(effect.job, effect=effect.number)
-        restored = checkpoint_restore.restore(effect, create, calls, self._checkpoints)
-        return events.ShardsCreated(effect.job, restored, effect=effect.number)
+        worker_effects.remove([it for it in batch if isinstance(it, RemoveWorker)], calls, fenced)
 
-    def _admit_worker(self, effect: AdmitWorker, calls: ServerCalls) -> events.EffectOutcome:
-        request = pb.AdmitWorkerRequest(
-            job=effect.job.name, worker=effect.worker, incarnation=effect.incarnation, rank=effect.rank
-        )
-        steps = [calls.call(server, "AdmitWorker", request).step for server in effect.servers]
-        return events.WorkerAdmitted(effect.job, effect.assignment, max(steps, default=0), effect=effect.number)
-
-    def _remove_worker(self, effect: RemoveWorker, calls: ServerCalls) -> None:
-        job, worker, incarnation = effect.job.name, effect.worker, effect.incarnation
-        committed = effect.committed_steps
-        if committed is None:
-            committed = self._fence_worker(effect, calls)
-        release = pb.ReleaseWorkerRequest(job=job, worker=worker, incarnation=incarnation, committed_steps=committed)
-        for server in effect.servers:
-            calls.call(server, "ReleaseWorker", release)
-
-    def _fence_worker(self, effect: RemoveWorker, calls: ServerCalls) -> int:
-        """Fences a worker on all servers and returns its committed steps.
-
-        No server releases the worker before all have fenced it, so the number is final.
-        """
-        fence = pb.FenceWorkerRequest(job=effect.job.name, worker=effect.worker, incarnation=effect.incarnation)
-        fenced = [calls.call(server, "FenceWorker", fence) for server in effect.servers]
-        committed = max((reply.committed_steps for reply in fenced), default=0)
-        # The number must be durable: a later coordinator could ask only servers that have not yet released the worker.
-        self._host.report(events.WorkerFenced(effect.number, committed))
-        return committed
-
-    def _drop_shards(self, effect: DropShards, calls: ServerCalls) -> None:
-        failures = []
-        for server in effect.servers:
-            try:
-                calls.call(server, "DropShards", pb.DropShardsRequest(job=effect.job.name))
-            except errors.ShoalError as error:
-                failures.append(error.message)
-        if failures:
-            raise errors.Unreachable("; ".join(failures))
-
-    def _calls(self, effect: Effect) -> ServerCalls:
+    def _calls(self, effect: Effect, patience_s: float | None) -> ServerCalls:
         def wanted(server: ServerRef) -> bool:
             return not self._stopped.is_set() and self._host.wanted(effect.number, server)
 
-        return ServerCalls(wanted, self._stopped.wait, self._on_retry)
+        return ServerCalls(self._channels, wanted, self._on_retry, patience_s)
 
 
-def _creation(effect: CreateShards, server: ServerRef) -> pb.CreateShardsRequest:
-    placement, spec = effect.placement, effect.spec
-    return pb.CreateShardsRequest(
-        job=placement.job,
-        generation=placement.generation,
-        variables=[variable.to_proto(name) for name, variable in placement.variables.items()],
-        shards=[shard.layout.to_proto() for shard in placement.shards if shard.server == server.member],
-        optimizer=spec.optimizer.to_proto(),
-        consistency=spec.consistency.to_proto(),
-        seed=spec.seed,
-    )
+def _take_batch(queue: deque[Effect]) -> list[Effect]:
+    """Takes the first effect of a queue, with the next ones that can share its calls to servers."""
+    batch = [first := queue.popleft()]
+    if isinstance(first, AdmitWorker | RemoveWorker):
+        while queue and len(batch) < worker_effects.MAX_WORKERS and _share_calls(first, queue[0]):
+            batch.append(queue.popleft())
+    return batch
+
+
+def _share_calls(first: AdmitWorker | RemoveWorker, effect: Effect) -> bool:
+    return type(effect) is type(first) and effect.job == first.job and effect.servers == first.servers
 
 
 def _checkpoint_of(effect: Effect) -> str:

@@ -1,12 +1,13 @@
-"""Calls of effects to parameter servers: to one server with retries, or to all servers of a job concurrently."""
+"""Calls of effects to parameter servers: to one or to many with retries, or to all of a job at once without retries."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from shoal import _rpc, _tracing, errors
-from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
+from shoal.v1 import parameter_server_pb2 as pb
+from shoal_coordinator.effects.parallel_calls import CallPolicy, ParallelCalls
+from shoal_coordinator.effects.server_channels import LentChannel, ServerChannels
 from shoal_coordinator.messages import ServerRef
 
 CALL_TIMEOUT_S = 5.0
@@ -17,21 +18,24 @@ class ServerCalls:
     """The calls of one effect to servers.
 
     Args:
+        channels: The channels to servers.
         wanted: Returns whether to call a server: it is alive, and the effect is still pending.
-        sleep: Waits for a number of seconds, or until the coordinator stops.
         on_retry: Called for each repeated call.
+        patience_s: Seconds without an answer of a server after which `call` and `call_all` raise `ServerSilent`. None:
+            they wait.
     """
 
     def __init__(
         self,
+        channels: ServerChannels,
         wanted: Callable[[ServerRef], bool],
-        sleep: Callable[[float], object] = time.sleep,
         on_retry: Callable[[], None] = lambda: None,
+        patience_s: float | None = None,
     ) -> None:
-        self._wanted, self._sleep, self._on_retry = wanted, sleep, on_retry
+        self._channels, self._wanted, self._on_retry, self._patience_s = channels, wanted, on_retry, patience_s
 
     def call(self, server: ServerRef, method: str, request: Any, *, timeout_s: float = CALL_TIMEOUT_S) -> Any:
-        """Calls one server, and repeats the call while the server cannot be reached.
+        """Calls one server, and repeats the call while the server cannot be reached; see `call_all`.
 
         Args:
             server: The server.
@@ -41,40 +45,100 @@ class ServerCalls:
 
         Returns:
             The reply message.
+        """
+        [reply] = self.call_all([server], method, lambda _: request, timeout_s=timeout_s)
+        return reply
+
+    def call_all(
+        self,
+        servers: Sequence[ServerRef],
+        method: str,
+        request_for: Callable[[ServerRef], Any],
+        *,
+        timeout_s: float = CALL_TIMEOUT_S,
+        retry_for_s: float | None = None,
+    ) -> list[Any]:
+        """Calls servers in parallel, and repeats each call while its server cannot be reached.
+
+        Args:
+            servers: The servers.
+            method: The name of the RPC, which must be safe to repeat.
+            request_for: Returns the request message for a server. Called when the call begins, so that only the
+                requests of calls on their way are in memory.
+            timeout_s: Seconds until one attempt fails.
+            retry_for_s: Seconds from a call's first failure during which it is repeated; 0 means never. Default: 20 s.
+
+        Returns:
+            The reply messages, in the order of the servers.
 
         Raises:
-            ShoalError: The server has returned an error.
-            Unreachable: The server did not reply for 20 s.
-            Cancelled: The call is no longer wanted.
+            ShoalError: A server has returned an error; the other calls are cancelled.
+            Unreachable: A server did not reply for so long.
+            Cancelled: The calls are no longer wanted.
+            ServerSilent: A server did not answer within the patience.
         """
-        # Each call opens a channel: calls are few, and a restarted server is found at once.
-        with _rpc.channel(server.address) as channel, _tracing.client_span(request):
-            stub = getattr(ParameterServerStub(channel), method)
+        for_s = _RETRY_FOR_S if retry_for_s is None else retry_for_s
+        policy = CallPolicy(self.check_wanted, self._on_retry, for_s, self._patience_s)
+        return self._run(policy, servers, method, request_for, timeout_s)
 
-            def once() -> Any:
-                with _rpc.as_shoal_errors(server.address):
-                    return stub(request, timeout=timeout_s, metadata=_tracing.metadata())
+    def call_each(self, servers: Sequence[ServerRef], method: str, request: Any) -> list[Any]:
+        """Calls servers in parallel with the same request, as `call_all` does, although some calls may fail.
 
-            def again(error: errors.ShoalError) -> None:
-                self.check_wanted(server, error.message)
-                self._on_retry()
+        Args:
+            servers: The servers.
+            method: The name of the RPC, which must be safe to repeat.
+            request: The request message.
 
-            return _rpc.retrying(
-                once,
-                what=f"server {server.member}",
-                address=server.address,
-                for_s=_RETRY_FOR_S,
-                sleep=self._sleep,
-                on_retry=again,
-            )
+        Returns:
+            For each server its reply message, or the ShoalError why there is none.
+
+        Raises:
+            ServerSilent: A server did not answer within the patience.
+        """
+        policy = CallPolicy(self.check_wanted, self._on_retry, _RETRY_FOR_S, self._patience_s, keep_errors=True)
+        return self._run(policy, servers, method, lambda _: request, CALL_TIMEOUT_S)
+
+    def _run(
+        self,
+        policy: CallPolicy,
+        servers: Sequence[ServerRef],
+        method: str,
+        request_for: Callable[[ServerRef], Any],
+        timeout_s: float,
+    ) -> list[Any]:
+        if not servers:
+            return []
+        with _tracing.client_span(getattr(pb, f"{method}Request")()):
+            context = _tracing.metadata()
+
+            def begin(stub: Any, server: ServerRef) -> Any:
+                return getattr(stub, method).future(request_for(server), timeout=timeout_s, metadata=context)
+
+            return ParallelCalls(self._channels, policy, begin).run(servers)
+
+    def unless_ended(self, is_live: Callable[[], bool]) -> "ServerCalls":
+        """Returns calls that are also unwanted once a job has ended.
+
+        A restore may take as long as the storage hangs. Other calls complete although their job has ended: a server
+        that is asked to create shards and then, before it has begun, to drop them could create them last.
+        """
+        return ServerCalls(
+            self._channels, lambda server: self._wanted(server) and is_live(), self._on_retry, self._patience_s
+        )
 
     @contextmanager
     def concurrently(self, servers: Sequence[ServerRef]) -> Iterator["ConcurrentCalls"]:
-        """Opens channels for concurrent calls to servers, without retries."""
-        with ExitStack() as channels:
-            yield ConcurrentCalls(
-                [(server, channels.enter_context(_rpc.channel(server.address))) for server in servers]
-            )
+        """Provides channels for calls to all of some servers at once, without retries.
+
+        Raises:
+            Cancelled: A server is gone.
+        """
+        with ExitStack() as lent:
+            channels = []
+            for server in servers:
+                channels.append(self._channels.borrow(server))
+                lent.callback(self._channels.give_back, channels[-1])
+            yield ConcurrentCalls(channels)
 
     def check_wanted(self, server: ServerRef, why: str = "the effect was dropped") -> None:
         """Raises Cancelled if calls to a server are no longer wanted."""
@@ -83,10 +147,10 @@ class ServerCalls:
 
 
 class ConcurrentCalls:
-    """Open channels to some servers; made by `ServerCalls.concurrently`."""
+    """Channels to some servers; made by `ServerCalls.concurrently`."""
 
-    def __init__(self, channels: Sequence[tuple[ServerRef, Any]]) -> None:
-        self._servers = [(server, ParameterServerStub(channel)) for server, channel in channels]
+    def __init__(self, channels: Sequence[LentChannel]) -> None:
+        self._channels = channels
 
     def call(self, method: str, request: Any, *, timeout_s: float = CALL_TIMEOUT_S) -> list[Any]:
         """Calls all servers with the same request.
@@ -129,7 +193,12 @@ class ConcurrentCalls:
 
     def _begin(self, method: str, request: Any, timeout_s: float) -> list[tuple[ServerRef, Any]]:
         context = _tracing.metadata()
-        return [
-            (server, getattr(stub, method).future(request, timeout=timeout_s, metadata=context))
-            for server, stub in self._servers
-        ]
+        calls = []
+        for it in self._channels:
+            with _rpc.as_shoal_errors(it.server.address):
+                future = getattr(it.stub, method).future(request, timeout=timeout_s, metadata=context)
+            calls.append((it.server, future))
+        return calls
+
+
+__all__ = ["CALL_TIMEOUT_S", "ConcurrentCalls", "ServerCalls"]

@@ -15,7 +15,7 @@ Each method handles one thing that happens to the job. The owners (see `view`) r
 means for the other owners and for the job as a whole.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from shoal._wire import Cursor, EvaluationAck, EvaluationClaim, Lease, NoRange, Placement
 from shoal.events import LogLine, MetricsReported
@@ -116,9 +116,9 @@ class JobMachine(JobView):
         """Lets a worker enter as far as possible; see `Startup.join`."""
         return self._startup.join(worker, assigned, now, waits=waits)
 
-    def admitted(self, assignment: int, step: int, now: float) -> None:
-        """Records that all servers have admitted a worker; see `Startup.admitted`."""
-        self._startup.admitted(assignment, step, now)
+    def admitted(self, steps: Mapping[int, int], now: float) -> None:
+        """Records that all servers have admitted workers, by assignment; see `Startup.admitted`."""
+        self._startup.admitted(steps, now)
 
     # Work.
 

@@ -27,13 +27,16 @@ class Plan:
         self.description: ProgramDescription | None = None
         self.placement: Placement | None = None
         self.previous_servers: tuple[str, ...] = ()
+        self._servers: tuple[Placement | None, tuple[ServerRef, ...]] = None, ()  # of a placement
         self.created = self.assigned = False
         self.restored: frozenset[str] = frozenset()
 
     @property
     def servers(self) -> tuple[ServerRef, ...]:
         """The servers that hold the shards, or will."""
-        return servers_of(self.placement) if self.placement else ()
+        if self.placement is not self._servers[0]:  # found once: each of a thousand workers needs them
+            self._servers = self.placement, servers_of(self.placement) if self.placement else ()
+        return self._servers[1]
 
     @property
     def created_placement(self) -> Placement | None:

@@ -3,7 +3,7 @@
 A job starts several times if it loses its shards and restarts.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from shoal import errors
 from shoal._wire import Placement
@@ -154,15 +154,14 @@ class JobStartup:
             if part is None or (running and part.stage is Stage.ADMITTED) or (sender and part.assignment == sender)
         ]
 
-    def admitted(self, assignment: int, step: int, now: float) -> None:
-        """Records that all servers have admitted a worker.
+    def admitted(self, steps: Mapping[int, int], now: float) -> None:
+        """Records that all servers have admitted workers.
 
         Args:
-            assignment: the worker's assignment.
-            step: the step at which it starts.
+            steps: by assignment, the step at which its worker starts.
             now: seconds of Unix time.
         """
-        self._worker_group.admit(assignment, step, now)
+        self._worker_group.admit(steps, now)
         self._changed(JobRecordKind.STATE)
         self.run_when_ready(now)
 

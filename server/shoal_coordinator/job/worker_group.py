@@ -177,9 +177,8 @@ class WorkerGroup:
 
     def free(self, ranks: Iterable[int]) -> list[int]:
         """Returns those of the ranks that a worker can take."""
-        taken = {member.rank for member in self.active.values()}
-        if not self._spec.is_session:
-            taken |= self._finished
+        # A rank has a name while a worker has it, or has finished with it. A thousand workers' entries need no set.
+        taken = {member.rank for member in self.active.values()} if self._spec.is_session else self._names
         return [rank for rank in ranks if rank not in taken]
 
     def is_finished(self, worker: str) -> bool:
@@ -265,17 +264,16 @@ class WorkerGroup:
         """Records that a worker has loaded the program and the given values."""
         self.active[worker].described = True
 
-    def admit(self, assignment: int, step: int, now: float) -> None:
-        """Records that all servers have admitted the worker of an assignment, if it is still present.
+    def admit(self, steps: Mapping[int, int], now: float) -> None:
+        """Records that all servers have admitted the workers of some assignments, if they are still present.
 
         Args:
-            assignment: number of the assignment.
-            step: the step at which the worker starts.
+            steps: the step at which the worker of each assignment starts.
             now: seconds of Unix time.
         """
         for member in self.active.values():
-            if member.assignment == assignment:
-                member.stage, member.step, member.stepped_at = Stage.ADMITTED, step, now
+            if member.assignment in steps:
+                member.stage, member.step, member.stepped_at = Stage.ADMITTED, steps[member.assignment], now
 
     def keep_report(self, report: WorkerReported, now: float) -> WorkerReported | None:
         """Keeps a worker's report as its last one; returns the previous one, or None."""
@@ -351,6 +349,8 @@ class WorkerGroup:
         ranks = [member.rank for member in self.active.values()]
         assert len(set(ranks)) == len(ranks), "two workers share a rank"
         assert all(0 <= rank < self._spec.most_workers for rank in ranks)
+        assert self._names.keys() >= self._finished
+        assert self._spec.is_session or len(self._names) <= len(self.active) + len(self._finished) or not self.active
         assert all(self._names[member.rank] == worker for worker, member in self.active.items())
         reported = [member.last_report.step for member in self.active.values() if member.last_report]
         assert self._furthest in {None, max(reported, default=0)}

@@ -322,6 +322,13 @@ class EffectDone(EffectOutcome):
 
 
 @dataclass(frozen=True, slots=True)
+class OutcomesReceived(ClusterEvent[None]):
+    """Outcomes of effects of one job that shared their calls to servers, in the order of the effects."""
+
+    outcomes: "tuple[EffectOutcome | WorkerFenced, ...]"
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointPublished(ClusterEvent[bool]):
     """A checkpoint's manifest is written. The effect continues: it removes older ones only if the reply is True.
 

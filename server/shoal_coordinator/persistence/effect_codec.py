@@ -1,5 +1,6 @@
 """Codecs that map effects to records and back, one for each kind of effect."""
 
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -186,7 +187,8 @@ def _commit_checkpoint(job: JobRef, number: int, record: state_pb2.CommitCheckpo
     )
 
 
-def _server_records(servers: Iterable[ServerRef]) -> list[state_pb2.ServerRecord]:
+@functools.lru_cache(maxsize=64)  # the effects of a thousand workers name the same servers
+def _server_records(servers: tuple[ServerRef, ...]) -> list[state_pb2.ServerRecord]:
     return [state_pb2.ServerRecord(member=server.member, address=server.address) for server in servers]
 
 

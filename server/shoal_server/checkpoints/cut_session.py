@@ -1,11 +1,12 @@
 """Checkpoint session of a server: hold commits, save the shards, collect the files, and restore."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from shoal import errors
 from shoal._checkpoint import Catalogue, CheckpointStorage, SavedVariables, mismatches
 from shoal._wire import Cursor, storage_dtype
 from shoal.v1 import parameter_server_pb2 as pb
+from shoal_server.checkpoints.interruptible import InterruptibleStorage
 from shoal_server.checkpoints.writer import CheckpointWriter, load
 from shoal_server.shards import MAX_PAUSE_S, Cut, JobShardConfig, ShardStore, WorkerProgress
 
@@ -98,28 +99,42 @@ def collect(store: ShardStore, writer: CheckpointWriter, request: pb.CollectFile
     files = writer.collect(request.job, request.number, within_s=request.within_s)
     if files is None:
         return pb.CollectFilesReply()
-    named = [pb.SavedFile(name=file.name, bytes=file.nbytes, sums=file.sums) for file in files]
+    named = [pb.SavedFile(name=it.name, bytes=it.nbytes, sums=it.sums, tensors=it.tensors) for it in files]
     return pb.CollectFilesReply(done=True, files=named)
 
 
-def restore(store: ShardStore, storage: CheckpointStorage, request: pb.RestoreRequest) -> None:
+def restore(
+    store: ShardStore, storage: CheckpointStorage, request: pb.RestoreRequest, is_wanted: Callable[[], bool]
+) -> None:
     """Overwrites a job's shards on this server with a checkpoint's values and slots.
+
+    The storage may hang, so this holds no lock while it reads. It ends before the next block if the caller is gone or
+    the shards are dropped.
 
     Args:
         store: the shards.
         storage: the checkpoint storage.
         request: names the job, the checkpoint, and the version and step to continue with.
+        is_wanted: returns whether the caller still waits.
 
     Raises:
+        Cancelled: the caller or the shards are gone. The restore may be repeated, if the shards are not.
+        StorageFailed: the storage failed, or an earlier restore of the job still waits for it.
         IncompatibleCheckpoint: the variables differ; the message names them. Nothing was changed.
         CorruptCheckpoint: the checkpoint is damaged. The shards are closed, because they may be partly overwritten.
         BadRequest: training has begun.
     """
     group = store.group(request.job, request.generation)
     config = group.config
+
+    def check() -> None:
+        if group.closed or not is_wanted():
+            raise errors.Cancelled(f"the restore of {config.name} has ended: its caller or its shards are gone")
+
+    storage = InterruptibleStorage(storage, check)
     manifest = Catalogue(storage).manifest(request.from_job, request.number)
     slots = not request.partial
-    with SavedVariables(storage, manifest) as saved:
+    with SavedVariables(storage, manifest, lazily=True) as saved:
         _check(config, saved, partial=request.partial)
         group.restore(request.version, request.step, lambda arena: load(saved, arena, config.variables, slots=slots))
 

@@ -30,6 +30,8 @@ _log = structlog.get_logger(__name__)
 # Jobs whose checkpoints are written in parallel. More would share the same disk; with a single thread, one write that
 # hangs would block all jobs.
 _THREADS = 4
+# Jobs that are restored in parallel. A restore that hangs keeps its thread until the storage answers.
+_RESTORES = 8
 
 
 @dataclass(eq=False, slots=True)
@@ -63,11 +65,15 @@ class CheckpointWriter:
     Args:
         storage: checkpoint storage; None means that this server has none.
         name: this server's name, for messages.
+
+    Attributes:
+        restore_threads: threads for restores, because a storage that hangs holds them.
     """
 
     def __init__(self, storage: CheckpointStorage | None, name: str = "") -> None:
         self._storage, self._owner = storage, f"server {name}" if name else "this server"
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="checkpoints")
+        self.restore_threads = ThreadPoolExecutor(_RESTORES, thread_name_prefix="restores")
         self._lock = threading.Lock()  # guards all below; no other lock is taken under it
         self._tasks: dict[str, _WriteTask] = {}  # by job; the latest
         self._served: set[str] = set()  # jobs that a thread serves or is queued for
@@ -151,7 +157,8 @@ class CheckpointWriter:
 
     def close(self) -> None:
         """Cancels the checkpoints that have not begun, and waits for the others."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        for threads in (self._threads, self.restore_threads):
+            threads.shutdown(wait=True, cancel_futures=True)
 
     def _take_out(self, job: str) -> _WriteTask | None:
         """Abandons a job's checkpoint; returns it if the caller must end it. Called with the lock held."""

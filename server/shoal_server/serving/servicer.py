@@ -1,18 +1,23 @@
 """RPC servicer of the parameter server: decodes each request, carries it out, and encodes the reply."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import grpc
 
-from shoal import _rpc, consistency, optim, variables
+from shoal import _rpc, consistency, errors, optim, variables
 from shoal._wire import ShardLayout
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import add_ParameterServerServicer_to_server
 from shoal_server.checkpoints import CheckpointWriter, cut_session
 from shoal_server.serving.endpoint import Endpoint
-from shoal_server.shards import JobShardConfig, ShardStore
+from shoal_server.shards import JobShardConfig, LockGroup, ShardStore
 
 SERVICE = "shoal.v1.ParameterServer"
+# Workers in one call of AdmitWorkers, FenceWorkers or ReleaseWorkers.
+MAX_WORKERS = 1_024
+
+W = TypeVar("W")
 
 
 class ParameterServerServicer:
@@ -29,6 +34,8 @@ class ParameterServerServicer:
     def __init__(self, store: ShardStore, endpoints: Endpoint, *, writer: CheckpointWriter | None = None) -> None:
         self._store, self._endpoints = store, endpoints
         self._writer = writer or CheckpointWriter(None)
+        # A storage that hangs must not take the threads of other calls.
+        self.Restore = _rpc.Pooled(self._restore, self._writer.restore_threads)
         for method, handler in endpoints.handlers().items():
             setattr(self, method, handler)
 
@@ -59,20 +66,24 @@ class ParameterServerServicer:
         return pb.DropShardsReply()
 
     @_rpc.servicer
-    def AdmitWorker(self, request: pb.AdmitWorkerRequest, context: grpc.ServicerContext) -> pb.AdmitWorkerReply:
+    def AdmitWorkers(self, request: pb.AdmitWorkersRequest, context: grpc.ServicerContext) -> pb.AdmitWorkersReply:
         group = self._store.group_at_any_generation(request.job)
-        return pb.AdmitWorkerReply(step=group.admit(request.worker, request.incarnation, request.rank))
+        return pb.AdmitWorkersReply(results=[_admitted(group, worker) for worker in _bounded(request.workers)])
 
     @_rpc.servicer
-    def FenceWorker(self, request: pb.FenceWorkerRequest, context: grpc.ServicerContext) -> pb.FenceWorkerReply:
+    def FenceWorkers(self, request: pb.FenceWorkersRequest, context: grpc.ServicerContext) -> pb.FenceWorkersReply:
         group = self._store.group_at_any_generation(request.job)
-        return pb.FenceWorkerReply(committed_steps=group.fence(request.worker, request.incarnation))
+        committed = [group.fence(it.worker, it.incarnation) for it in _bounded(request.workers)]
+        return pb.FenceWorkersReply(committed_steps=committed)
 
     @_rpc.servicer
-    def ReleaseWorker(self, request: pb.ReleaseWorkerRequest, context: grpc.ServicerContext) -> pb.ReleaseWorkerReply:
+    def ReleaseWorkers(
+        self, request: pb.ReleaseWorkersRequest, context: grpc.ServicerContext
+    ) -> pb.ReleaseWorkersReply:
         group = self._store.group_at_any_generation(request.job)
-        group.release(request.worker, request.incarnation, request.committed_steps)
-        return pb.ReleaseWorkerReply()
+        for it in _bounded(request.workers):
+            group.release(it.worker, it.incarnation, it.committed_steps)
+        return pb.ReleaseWorkersReply()
 
     @_rpc.servicer
     def HoldCommits(self, request: pb.HoldCommitsRequest, context: grpc.ServicerContext) -> pb.HoldCommitsReply:
@@ -92,9 +103,27 @@ class ParameterServerServicer:
         return cut_session.collect(self._store, self._writer, request)
 
     @_rpc.servicer
-    def Restore(self, request: pb.RestoreRequest, context: grpc.ServicerContext) -> pb.RestoreReply:
-        cut_session.restore(self._store, self._writer.storage, request)
+    def _restore(self, request: pb.RestoreRequest, context: grpc.ServicerContext) -> pb.RestoreReply:
+        cut_session.restore(self._store, self._writer.storage, request, context.is_active)
         return pb.RestoreReply()
+
+
+def _admitted(group: LockGroup, it: pb.WorkerAdmission) -> pb.AdmissionResult:
+    try:
+        return pb.AdmissionResult(step=group.admit(it.worker, it.incarnation, it.rank))
+    except (errors.Fenced, errors.BadRequest) as error:  # of this worker alone
+        return pb.AdmissionResult(error=_rpc.detail_of(error))
+
+
+def _bounded(workers: Sequence[W]) -> Sequence[W]:
+    """Returns the workers of a request.
+
+    Raises:
+        BadRequest: they are too many.
+    """
+    if len(workers) > MAX_WORKERS:
+        raise errors.BadRequest(f"the request names {len(workers)} workers; the maximum is {MAX_WORKERS} in one call")
+    return workers
 
 
 def add_to_server(servicer: ParameterServerServicer, server: grpc.Server) -> None:

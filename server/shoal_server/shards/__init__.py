@@ -7,7 +7,8 @@ through `shoal_server.checkpoints`. This package knows neither RPCs nor files.
 from shoal_server.shards.arena import Arena
 from shoal_server.shards.commit_gate import MAX_PAUSE_S
 from shoal_server.shards.events import AnswerPush, WorkerProgress
-from shoal_server.shards.lock_group import Cut, LockGroup
+from shoal_server.shards.lock_group import LockGroup
+from shoal_server.shards.results import Cut
 from shoal_server.shards.selection import Selection
 from shoal_server.shards.shard import JobShardConfig, Payload, Shard, Stamp
 from shoal_server.shards.snapshot import Reading, Snapshot

@@ -8,8 +8,7 @@ placement, of layouts and of checkpoint files.
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import structlog
 
@@ -20,6 +19,7 @@ from shoal_server.shards import events
 from shoal_server.shards.arena import Arena
 from shoal_server.shards.commit_gate import CommitGate
 from shoal_server.shards.consistency import Apply, mode_for
+from shoal_server.shards.results import Cut, PullTicket
 from shoal_server.shards.selection import Selection
 from shoal_server.shards.shard import JobShardConfig, Payload, Shard, Stamp
 from shoal_server.shards.snapshot import Reading, Snapshot
@@ -30,24 +30,6 @@ _log = structlog.get_logger(__name__)
 
 # Selections that a group remembers. Clients name the same shards in each call, so a job has one or two.
 _SELECTIONS = 16
-
-
-class PullTicket(Protocol):
-    """Callbacks of one pull. The group calls them without its lock."""
-
-    def answer(self, step: int) -> None:
-        """The values may be read now."""
-
-    def refuse(self, error: errors.ShoalError) -> None:
-        """The pull has failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """The state of a group's shards for a checkpoint. The owner must end each snapshot with `end_saving`."""
-
-    answer: events.AnswerCut
-    snapshots: Sequence[Snapshot]
 
 
 class LockGroup:
@@ -77,12 +59,14 @@ class LockGroup:
         self._memory = memory or BufferPool(0, 0.0)
         # Guards the numbers of readers of all snapshots; taken alone or after _lock, and no lock is taken under it.
         self._counting = threading.Lock()
-        # Guards _state, _shards, the arenas' values and slots, and _closed. Only the locks of snapshots and of the
+        # Guards _state, _shards, _closed, _unfilled, _reading, and the arenas' values and slots, except that a restore
+        # fills these without it: all else is refused meanwhile. Only the locks of snapshots and of the
         # kernel threads are taken under it, both briefly, and nothing is sent. Kernels run under it without the GIL; a
         # large one waits until the threads that joined it are done.
         self._lock = threading.Lock()
         self._state = GroupState(config.name, mode_for(config.consistency))
         self._closed = False
+        self._unfilled = self._reading = False  # a restore is not complete; it reads now
         # Replaced as a whole when shards are added, so that it is read without the lock.
         self._shards = {layout.shard: Shard(config, layout, self._counting) for layout in layouts}
         self._selections: dict[tuple[int, ...], Selection] = {}  # without the lock: any thread may fill or empty it
@@ -100,8 +84,13 @@ class LockGroup:
     @property
     def queues(self) -> tuple[int, int]:
         """Number of waiting pulls, and of staged pushes."""
-        # Without the lock: heartbeats call this, and a restore holds the lock while it reads from storage.
+        # Without the lock: heartbeats call this, and an update may take long.
         return self._state.waiting, self._state.staged
+
+    @property
+    def closed(self) -> bool:
+        """Whether the shards are gone, or lost by an error."""
+        return self._closed
 
     @property
     def version(self) -> int:
@@ -307,27 +296,42 @@ class LockGroup:
         return Cut(_only(effects, events.AnswerCut), begun)
 
     def restore(self, version: int, step: int, read: Callable[[Arena], None]) -> None:
-        """Overwrites values and slots, before training begins.
+        """Overwrites values and slots, before training begins. Other calls are refused until all are overwritten.
 
         Args:
             version: number of updates in the restored values.
             step: step to continue with.
-            read: fills an arena; called under the lock, because no worker uses the shards yet.
+            read: fills an arena; called without the lock, because the storage may hang. If it raises Cancelled, the
+                restore may be repeated; after another error, the group is closed.
 
         Raises:
             BadRequest: training has begun.
+            StorageFailed: an earlier restore still reads.
         """
         with self._lock:
-            self._check_open()
+            if self._closed:
+                raise self._gone()
+            if self._reading:
+                raise errors.StorageFailed(
+                    f"an earlier restore of {self.config.name} still waits for the checkpoint storage; check that"
+                )
             self._state.handle(events.ValuesRestored(version, step))
-            try:
-                for shard in self._shards.values():
-                    shard.leave_to_readers(self._memory)
-                    for arena in shard.arenas:
-                        read(arena)
-            except BaseException:
-                self._closed = True  # the values are partly overwritten
-                raise
+            self._unfilled = self._reading = True
+            for shard in self._shards.values():
+                shard.leave_to_readers(self._memory)
+        closed = unfilled = True
+        try:
+            for arena in [arena for shard in self._shards.values() for arena in shard.arenas]:
+                read(arena)
+            closed = unfilled = False
+        except errors.Cancelled:
+            closed = False
+            raise
+        finally:
+            with self._lock:
+                self._closed, self._unfilled, self._reading = self.closed or closed, unfilled, False
+        if self.closed:  # the job was dropped meanwhile
+            raise self._gone()
 
     def _handle(self, event: events.Event, then: Callable[[], None] | None = None) -> list[events.Effect]:
         with self._lock:
@@ -367,6 +371,8 @@ class LockGroup:
         """Raises UnknownJob if the group is closed. Called with the lock held."""
         if self._closed:
             raise self._gone()
+        if self._unfilled:
+            raise errors.NotPlaced(f"the shards of {self.config.name} are being restored; try again later")
 
     def _gone(self) -> errors.UnknownJob:
         return errors.UnknownJob(f"{self.config.name} is gone from this server: its job has ended or was dropped")

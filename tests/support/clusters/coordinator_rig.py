@@ -49,24 +49,29 @@ class Notes(parameter_server_pb2_grpc.ParameterServerServicer):
         return pb.CreateShardsReply()
 
     @_rpc.servicer
+    def Restore(self, request: Any, context: Any) -> Any:
+        self.note("Restore", request)
+        return pb.RestoreReply()
+
+    @_rpc.servicer
     def DropShards(self, request: Any, context: Any) -> Any:
         self.note("DropShards", request)
         return pb.DropShardsReply()
 
     @_rpc.servicer
-    def AdmitWorker(self, request: Any, context: Any) -> Any:
-        self.note("AdmitWorker", request)
-        return pb.AdmitWorkerReply(step=self.step)
+    def AdmitWorkers(self, request: Any, context: Any) -> Any:
+        self.note("AdmitWorkers", request)
+        return pb.AdmitWorkersReply(results=[pb.AdmissionResult(step=self.step) for _ in request.workers])
 
     @_rpc.servicer
-    def FenceWorker(self, request: Any, context: Any) -> Any:
-        self.note("FenceWorker", request)
-        return pb.FenceWorkerReply(committed_steps=self.step)
+    def FenceWorkers(self, request: Any, context: Any) -> Any:
+        self.note("FenceWorkers", request)
+        return pb.FenceWorkersReply(committed_steps=[self.step for _ in request.workers])
 
     @_rpc.servicer
-    def ReleaseWorker(self, request: Any, context: Any) -> Any:
-        self.note("ReleaseWorker", request)
-        return pb.ReleaseWorkerReply()
+    def ReleaseWorkers(self, request: Any, context: Any) -> Any:
+        self.note("ReleaseWorkers", request)
+        return pb.ReleaseWorkersReply()
 
 
 class Rig:

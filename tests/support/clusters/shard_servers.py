@@ -131,18 +131,22 @@ class ShardServers:
 
     def admit(self, worker: str, incarnation: int = 1, rank: int | None = None) -> int:
         self._workers += 1
-        request = pb.AdmitWorkerRequest(
-            job="job", worker=worker, incarnation=incarnation, rank=self._workers if rank is None else rank
-        )
-        return max(stub.AdmitWorker(request).step for stub in self.used_stubs)
+        rank = self._workers if rank is None else rank
+        admission = pb.WorkerAdmission(worker=worker, incarnation=incarnation, rank=rank)
+        replies = self.each("AdmitWorkers", pb.AdmitWorkersRequest(job="job", workers=[admission]))
+        results = [result for reply in replies for result in reply.results]
+        for result in results:
+            if result.HasField("error"):
+                raise _rpc.error_of(result.error)
+        return max((result.step for result in results), default=0)
 
     def remove(self, worker: str, incarnation: int = 1) -> None:
         """What the coordinator does when a worker dies."""
-        fence = pb.FenceWorkerRequest(job="job", worker=worker, incarnation=incarnation)
-        committed = max(stub.FenceWorker(fence).committed_steps for stub in self.used_stubs)
-        release = pb.ReleaseWorkerRequest(job="job", worker=worker, incarnation=incarnation, committed_steps=committed)
-        for stub in self.used_stubs:
-            stub.ReleaseWorker(release)
+        fence = pb.WorkerFence(worker=worker, incarnation=incarnation)
+        replies = self.each("FenceWorkers", pb.FenceWorkersRequest(job="job", workers=[fence]))
+        committed = max(steps for reply in replies for steps in reply.committed_steps)
+        release = pb.WorkerRelease(worker=worker, incarnation=incarnation, committed_steps=committed)
+        self.each("ReleaseWorkers", pb.ReleaseWorkersRequest(job="job", workers=[release]))
 
     def hold(self, cut: int = 1) -> dict[str, WorkerProgress]:
         """The first half of a checkpoint's cut: by worker, how far it has come where it is furthest."""
@@ -173,7 +177,7 @@ class ShardServers:
             while not reply.done:
                 with _rpc.as_shoal_errors("server"):
                     reply = stub.CollectFiles(pb.CollectFilesRequest(job="job", number=number, within_s=10))
-            entries += [FileEntry(file.name, file.bytes, tuple(file.sums)) for file in reply.files]
+            entries += [FileEntry(it.name, it.bytes, tuple(it.sums), tuple(it.tensors)) for it in reply.files]
         manifest = Manifest("job", number, 0.0, step, version, {}, (), tuple(entries))
         assert self._checkpoints
         Catalogue(self._checkpoints).publish(manifest)

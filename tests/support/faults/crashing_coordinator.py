@@ -101,7 +101,7 @@ def _die_before(step: str, doom: Path) -> None:
 
 def main(doom: Path) -> None:
     _wrap(ConcurrentCalls, "call", lambda method, *_: method, doom)
-    _wrap(ServerCalls, "call", lambda _server, method, *_: method, doom)
+    _wrap(ServerCalls, "call_all", lambda _servers, method, *_: method, doom)
     _wrap(Catalogue, "publish", lambda *_: "manifest", doom)
     _wrap(Coordinator, "report", lambda outcome: type(outcome).__name__, doom)
     _wrap_watch(doom)

@@ -257,8 +257,9 @@ def train(say: Say, address: str, doom: int = 0) -> None:
     placement = placement_on(address)
     name = f"worker-{os.getpid()}"
     with _rpc.channel(address) as channel:
-        request = pb.AdmitWorkerRequest(job=placement.job, worker=name, incarnation=1, rank=os.getpid())
-        first = ParameterServerStub(channel).AdmitWorker(request).step
+        admission = pb.WorkerAdmission(worker=name, incarnation=1, rank=os.getpid())
+        request = pb.AdmitWorkersRequest(job=placement.job, workers=[admission])
+        first = ParameterServerStub(channel).AdmitWorkers(request).results[0].step
     if doom:
         Doom(doom, _WORKER_CODE).begin()
     try:

@@ -61,7 +61,7 @@ _LANE_KINDS = {HELLO: pb.LaneHello.DESCRIPTOR, ERROR: header_pb2.ErrorDetail.DES
 COORDINATORS = {
     f"/shoal.v1.ParameterServer/{name}"
     for name in (
-        *("CreateShards", "DropShards", "AdmitWorker", "FenceWorker", "ReleaseWorker"),
+        *("CreateShards", "DropShards", "AdmitWorkers", "FenceWorkers", "ReleaseWorkers"),
         *("HoldCommits", "ResumeCommits", "Save", "CollectFiles", "Restore"),
     )
 }

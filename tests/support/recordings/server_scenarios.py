@@ -67,7 +67,8 @@ class JobOnServers:
         return replies
 
     def admit(self, worker: str, rank: int) -> None:
-        self.each("AdmitWorker", pb.AdmitWorkerRequest(job=self.name, worker=worker, incarnation=1, rank=rank))
+        admission = pb.WorkerAdmission(worker=worker, incarnation=1, rank=rank)
+        self.each("AdmitWorkers", pb.AdmitWorkersRequest(job=self.name, workers=[admission]))
 
     @contextmanager
     def client(self, worker: str = "", *, generation: int = 1) -> Iterator[ParameterClient]:
@@ -129,10 +130,11 @@ def two_servers(wire: Wire) -> None:
     job.each("CollectFiles", pb.CollectFilesRequest(job="two", number=1, within_s=10))
     job.each("HoldCommits", pb.HoldCommitsRequest(job="two", generation=1, cut=8))
     job.each("ResumeCommits", pb.ResumeCommitsRequest(job="two", cut=8))
-    fenced = job.each("FenceWorker", pb.FenceWorkerRequest(job="two", worker="a", incarnation=1))
-    committed = max(reply.committed_steps for reply in fenced)
-    release = pb.ReleaseWorkerRequest(job="two", worker="a", incarnation=1, committed_steps=committed)
-    job.each("ReleaseWorker", release)
+    fence = pb.WorkerFence(worker="a", incarnation=1)
+    fenced = job.each("FenceWorkers", pb.FenceWorkersRequest(job="two", workers=[fence]))
+    committed = max(steps for reply in fenced for steps in reply.committed_steps)
+    release = pb.WorkerRelease(worker="a", incarnation=1, committed_steps=committed)
+    job.each("ReleaseWorkers", pb.ReleaseWorkersRequest(job="two", workers=[release]))
     with job.client("a") as late, refused(errors.Fenced):
         late.push(whole_numbers(TRAINED, 2))
     job.each("DropShards", pb.DropShardsRequest(job="two"))

@@ -17,6 +17,7 @@ from shoal.status import JobState, JobStatus, Role
 from shoal_coordinator.cluster import ClusterPolicy
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.messages import Registration, events
+from shoal_coordinator.observer import Observer
 from shoal_coordinator.persistence.store import MemoryStore
 from support.waiting import wait_until
 
@@ -251,3 +252,15 @@ def test_one_that_was_never_started_stops(store: SlowStore) -> None:
     coordinator.stop()
     with pytest.raises(errors.Unreachable, match="stopping"):
         coordinator.handle(events.TimePassed())
+
+
+def test_silence_is_noticed_soon_however_long_the_heartbeat_timeout(store: SlowStore) -> None:
+    """A worker is to be out of every barrier within a second after its heartbeat timeout."""
+    ticks: list[events.ClusterEvent[Any]] = []
+    observer = Observer(handled=lambda event: ticks.append(event) if isinstance(event, events.TimePassed) else None)
+    coordinator = Coordinator(store, "reef", ClusterPolicy(heartbeat_timeout_s=600.0), observer)
+    coordinator.start()
+    try:
+        wait_until(lambda: len(ticks) > 2, what="three checks for silent members")
+    finally:
+        coordinator.stop()

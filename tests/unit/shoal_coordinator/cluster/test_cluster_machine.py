@@ -14,6 +14,7 @@ from shoal.status import JobState, Role
 from shoal.v1 import state_pb2
 from shoal.variables import Variable
 from shoal_coordinator.cluster import machine as cluster_module
+from shoal_coordinator.cluster.scheduler import Scheduler
 from shoal_coordinator.job.recovery import MAX_FAILED_RESTARTS
 from shoal_coordinator.messages import (
     AdmitWorker,
@@ -845,3 +846,31 @@ class TestGoingBack:
         running.start("c", "w0", "w1")
         assert running.state("c") is JobState.FAILED
         assert "nothing is left to do: done/1 has done 2 epochs" in running.status("c").reason
+
+
+def test_a_thousand_workers_cost_one_schedule_and_one_admission(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler looks at every worker. That it does so for each one's entry took most of the time to start."""
+    rig = Rig().servers("s0").workers(*(f"w{number}" for number in range(100)))
+    rig.submit(job(workers=100))
+    schedules: list[float] = []
+    real = Scheduler.schedule
+
+    def count(scheduler: Scheduler, now: float) -> None:
+        schedules.append(now)
+        real(scheduler, now)
+
+    monkeypatch.setattr(Scheduler, "schedule", count)
+    for number in range(100):
+        rig.describe("a", f"w{number}")
+    rig.perform(until=AdmitWorker)
+    for number in range(100):
+        rig.enter("a", f"w{number}")
+    admitted = [effect for effect in rig.pending if isinstance(effect, AdmitWorker)]
+    assert len(admitted) == 100
+    rig.handle(
+        events.OutcomesReceived(
+            tuple(events.WorkerAdmitted(it.job, it.assignment, 0, effect=it.number) for it in admitted)
+        )
+    )
+    assert rig.state("a") is JobState.RUNNING
+    assert len(schedules) <= 5

@@ -45,8 +45,18 @@ class FakeHost:
     def held(self, event: events.CutHeld) -> HoldResult:
         raise NotImplementedError
 
+    def report_all(self, outcomes: Sequence[Report]) -> None:
+        for outcome in outcomes:
+            self.report(outcome)
+
     def wanted(self, effect: int, server: ServerRef) -> bool:
         return True
+
+    def is_live(self, job: JobRef) -> bool:
+        return True
+
+    def incarnation(self, server: ServerRef) -> int:
+        return 1
 
     def next(self) -> Report:
         return self.outcomes.get(timeout=30)

@@ -59,6 +59,17 @@ class Servers(ServerCalls):
         self.answers: dict[str, Any] = {}
         self.sent: Message | None = None  # the last request that was sent without waiting for replies
 
+    def call_all(
+        self,
+        servers: Sequence[ServerRef],
+        method: str,
+        request_for: Callable[[ServerRef], Any],
+        *,
+        timeout_s: float = 0.0,
+        retry_for_s: float | None = None,
+    ) -> list[Any]:
+        return [self.call(server, method, request_for(server)) for server in servers]
+
     def call(self, server: ServerRef, method: str, request: Any, *, timeout_s: float = 0.0) -> Any:
         self.calls.append((method, server.member))
         answer = self.answers.get(method)
@@ -81,6 +92,9 @@ class Servers(ServerCalls):
                 outer.sent = request
 
         yield SequentialCalls([])
+
+    def unless_ended(self, is_live: Callable[[], bool]) -> ServerCalls:
+        return self
 
     def check_wanted(self, server: ServerRef, why: str = "") -> None:
         if not self.wanted:
@@ -111,8 +125,18 @@ class FakeHost:
     def published(self, event: events.CheckpointPublished) -> bool:
         raise NotImplementedError
 
+    def report_all(self, outcomes: Sequence[Report]) -> None:
+        for outcome in outcomes:
+            self.report(outcome)
+
     def wanted(self, effect: int, server: ServerRef) -> bool:
         return True
+
+    def is_live(self, job: JobRef) -> bool:
+        return True
+
+    def incarnation(self, server: ServerRef) -> int:
+        return 1
 
 
 @pytest.fixture

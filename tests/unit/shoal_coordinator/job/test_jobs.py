@@ -37,7 +37,7 @@ def running(workers: int = 1, samples: int = 100, possible: bool = False, **opti
     job.shards_created(START - 1)
     for number, name in enumerate(names):
         job.join(name, False, START)
-        job.admitted(number + 1, 0, START)
+        job.admitted({number + 1: 0}, START)
     assert job.state is JobState.RUNNING
     return job
 

@@ -50,10 +50,10 @@ def test_an_assignment_of_an_earlier_job_does_not_count(group: WorkerGroup) -> N
 
 def test_enough_and_all_of_them_are_admitted(group: WorkerGroup) -> None:
     assert not group.entering
-    group.admit(11, 5, 0.0)
+    group.admit({11: 5}, 0.0)
     assert group.entering
     assert not group.admitted
-    group.admit(12, 5, 0.0)
+    group.admit({12: 5}, 0.0)
     assert group.admitted
     assert group.active["w1"].step == 5
     group.active.clear()

@@ -1,0 +1,136 @@
+"""Channels to servers that are kept between calls, and which servers do not answer."""
+
+import threading
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shoal import _rpc, errors
+from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
+from shoal_coordinator.messages import ServerRef
+
+# Channels that are kept. Those that calls use at the moment may be more.
+MAX_CHANNELS = 1_024
+
+
+@dataclass(eq=False, slots=True)
+class LentChannel:
+    """A channel while a call uses it. The caller gives it back.
+
+    Attributes:
+        server: the server at its other end.
+        stub: made with the channel, because none may be made once it is closed.
+        incarnation: the server's incarnation when the channel was made.
+    """
+
+    server: ServerRef
+    stub: ParameterServerStub
+    incarnation: int
+    _channel: Any
+    _users: int = 0
+
+    def change_users(self, by: int) -> int:
+        """Changes the number of calls that use it, and returns it."""
+        self._users += by
+        return self._users
+
+    def close(self) -> None:
+        """Ends its calls."""
+        self._channel.close()
+
+
+class ServerChannels:
+    """A channel for each server that was called, until the server's incarnation ends.
+
+    A channel belongs to one incarnation at one address: a server that comes back gets a new one. Closing a channel also
+    ends its calls, which nobody would answer.
+
+    Args:
+        incarnation_of: Returns the incarnation of a live server at this address, or 0.
+        most: The number of channels that are kept.
+    """
+
+    def __init__(self, incarnation_of: Callable[[ServerRef], int], most: int = MAX_CHANNELS) -> None:
+        self._incarnation_of, self._most = incarnation_of, most
+        self._lock = threading.Lock()  # guards all below and the numbers of users; no other lock is taken under it
+        self._channels: dict[ServerRef, LentChannel] = {}  # the least recently used first
+        self._silent: set[ServerRef] = set()
+
+    def __len__(self) -> int:
+        return len(self._channels)
+
+    def borrow(self, server: ServerRef) -> LentChannel:
+        """Returns the channel to a server, for one call. `give_back` must follow.
+
+        Raises:
+            Cancelled: The server is gone, or has another address now.
+        """
+        incarnation = self._incarnation_of(server)
+        if not incarnation:
+            raise errors.Cancelled(f"server {server.member} at {server.address} is gone")
+        with self._lock:
+            found = self._channels.pop(server, None)
+            closed = [found] if found and found.incarnation != incarnation else []
+            if found is None or closed:
+                channel = _rpc.channel(server.address)
+                found = LentChannel(server, ParameterServerStub(channel), incarnation, channel)
+            self._channels[server] = found
+            found.change_users(1)
+            closed += self._over_the_limit()
+        for each in closed:
+            each.close()
+        return found
+
+    def give_back(self, lent: LentChannel) -> None:
+        """Ends the use of a channel by one call."""
+        with self._lock:
+            lent.change_users(-1)
+
+    def keep_only(self, live: Mapping[ServerRef, int]) -> None:
+        """Closes the channels to servers that are gone.
+
+        Args:
+            live: The incarnations of the live servers.
+        """
+        with self._lock:
+            gone = [it for it in self._channels.values() if live.get(it.server) != it.incarnation]
+            for each in gone:
+                del self._channels[each.server]
+            self._silent &= live.keys()
+        for each in gone:
+            each.close()
+
+    def close(self) -> None:
+        """Closes all channels."""
+        self.keep_only({})
+
+    # Servers that do not answer.
+
+    def mark_silent(self, server: ServerRef) -> None:
+        """Notes that a server did not answer a call in time. `heard` takes that back."""
+        with self._lock:
+            self._silent.add(server)
+
+    def heard(self, server: ServerRef) -> None:
+        """Notes that a server has answered."""
+        if self._silent:  # without the lock, as it is nearly always empty
+            with self._lock:
+                self._silent.discard(server)
+
+    def any_silent(self, servers: Collection[ServerRef]) -> bool:
+        """Returns whether any of the servers did not answer its last call in time."""
+        if not self._silent:
+            return False
+        with self._lock:
+            return not self._silent.isdisjoint(servers)
+
+    def _over_the_limit(self) -> list[LentChannel]:
+        """Takes out the channels above the limit that no call uses. Called with the lock."""
+        surplus = max(0, len(self._channels) - self._most)
+        idle = [it for it in self._channels.values() if not it.change_users(0)][:surplus] if surplus else []
+        for each in idle:
+            del self._channels[each.server]
+        return idle
+
+
+__all__ = ["MAX_CHANNELS", "LentChannel", "ServerChannels"]
