@@ -22,7 +22,7 @@ from typing import Any
 import grpc
 import prometheus_client
 import structlog
-from simulated_server import SimulatedServer, say
+from servicers import SimulatedServer, say
 
 import shoal
 from shoal.job import Job

@@ -25,7 +25,7 @@ class MachineHost:
         lock: Guards the machine.
     """
 
-    def __init__(self, handler: Handler, machine: Cluster, lock: threading.RLock | threading.Lock) -> None:
+    def __init__(self, handler: Handler, machine: Cluster, lock: threading.Lock) -> None:
         self._handler, self._machine, self._lock = handler, machine, lock
 
     def report(self, outcome: Report) -> None:

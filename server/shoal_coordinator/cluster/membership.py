@@ -146,7 +146,8 @@ class Membership:
         members = list(members)
         self._alive = sum(member.alive for member in members)
         # The earlier coordinator may have had a longer timeout, and so a longer interval.
-        return_s = RETURN_S + min(self._alive / CALLS_PER_S, LONGEST_S)
+        interval_s = min(self._alive / CALLS_PER_S, LONGEST_S)
+        return_s = RETURN_S + (interval_s if interval_s > self.shortest_interval_s else 0.0)
         for member in members:
             if member.alive:
                 member.last_seen = now + max(0.0, return_s - self.heartbeat_timeout_s)

@@ -19,6 +19,7 @@ from shoal_coordinator.cluster import (
 from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.listing import Listing
 from shoal_coordinator.cluster.membership import Membership
+from shoal_coordinator.job.event_log import EventLog
 from shoal_coordinator.messages import JobRef, Registration
 
 MANY = 100_000
@@ -33,6 +34,7 @@ class StubJob:
     finished_at: float = 0.0
     workers: dict[str, int] = field(default_factory=dict)
     seen: int = 0
+    log: EventLog = field(default_factory=EventLog)
 
     @property
     def ended(self) -> bool:

@@ -76,11 +76,12 @@ def test_the_step_follows_reports_and_workers_that_leave(group: WorkerGroup) -> 
     assert [report("w0", 7), report("w1", 9), report("w0", 8)] == [7, 9, 9]
     assert report("w1", 0) == 8, "a report of log lines alone has step 0"
     assert report("w1", 8) == 8
-    group.release("w0")
-    assert group.step == 8
-    group.validate()
-    group.release("w1")
-    assert group.step == 0
+    for worker, step in (("w0", 8), ("w1", 0)):
+        rank = group.active[worker].rank
+        group.release(worker)
+        assert group.step == step
+        group.vacate(rank)
+        group.validate()
 
 
 def test_the_given_values_are_sent_by_one_that_knows_them(group: WorkerGroup) -> None:
