@@ -9,37 +9,26 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
-
-import structlog
+from typing import TypeVar
 
 from shoal import _tracing, errors
 from shoal._memory.buffers import BufferPool
 from shoal._wire import Cursor, ShardLayout
-from shoal_server.shards import events
+from shoal_server.shards import events, tickets
 from shoal_server.shards.arena import Arena
 from shoal_server.shards.commit_gate import CommitGate
-from shoal_server.shards.consistency import Apply, mode_for
+from shoal_server.shards.consistency import Apply, Contribution, Fold, mode_for
+from shoal_server.shards.fold_queue import FoldQueue
 from shoal_server.shards.selection import Selection
 from shoal_server.shards.shard import JobShardConfig, Payload, Shard, Stamp
 from shoal_server.shards.snapshot import Reading, Snapshot
 from shoal_server.shards.state import GroupState
+from shoal_server.shards.tickets import PullTicket
 
 E = TypeVar("E")
-_log = structlog.get_logger(__name__)
 
 # Selections that a group remembers. Clients name the same shards in each call, so a job has one or two.
 _SELECTIONS = 16
-
-
-class PullTicket(Protocol):
-    """Callbacks of one pull. The group calls them without its lock."""
-
-    def answer(self, step: int) -> None:
-        """The values may be read now."""
-
-    def refuse(self, error: errors.ShoalError) -> None:
-        """The pull has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +66,13 @@ class LockGroup:
         self._memory = memory or BufferPool(0, 0.0)
         # Guards the numbers of readers of all snapshots; taken alone or after _lock, and no lock is taken under it.
         self._counting = threading.Lock()
-        # Guards _state, _shards, the arenas' values and slots, and _closed. Only the locks of snapshots and of the
-        # kernel threads are taken under it, both briefly, and nothing is sent. Kernels run under it without the GIL; a
-        # large one waits until the threads that joined it are done.
+        # Guards _state, _shards, the arenas' values and slots, and _closed. Only the locks of snapshots, of the fold
+        # queue and of the kernel threads are taken under it, all briefly, and nothing is sent. Kernels run under it
+        # without the GIL; a large one waits until the threads that joined it are done.
         self._lock = threading.Lock()
         self._state = GroupState(config.name, mode_for(config.consistency))
         self._closed = False
+        self._folds = FoldQueue(self._fold)  # filled under _lock, and emptied without it or by the next update
         # Replaced as a whole when shards are added, so that it is read without the lock.
         self._shards = {layout.shard: Shard(config, layout, self._counting) for layout in layouts}
         self._selections: dict[tuple[int, ...], Selection] = {}  # without the lock: any thread may fill or empty it
@@ -197,7 +187,8 @@ class LockGroup:
             NotStaged: no push with this stamp is staged.
             Fenced: the worker is not admitted.
         """
-        return _only(self._handle(events.PushCommitted(stamp.worker, stamp.incarnation, stamp.step)), events.AnswerPush)
+        event = events.PushCommitted(stamp.worker, stamp.incarnation, stamp.step, defers=True)
+        return _only(self._handle(event), events.AnswerPush)
 
     def pull(self, ticket: PullTicket, stamp: Stamp, ahead: int = 0) -> None:
         """Asks for the values. The ticket is answered at once, or when the consistency mode permits it.
@@ -256,9 +247,9 @@ class LockGroup:
         """Refuses waiting and later calls: the job is gone from this server."""
         with self._lock:
             self._closed = True
-            tickets = self._state.abandon_all()
-        for ticket in tickets:
-            self._refuse(ticket, self._gone())
+            waiting = self._state.abandon_all()
+        for ticket in waiting:
+            tickets.refuse(ticket, self._gone(), self.config.name)
         self.commit_gate.close()  # last, so that held commits find the group closed
 
     def assign(self, shards: Selection, values: Payload) -> None:
@@ -334,7 +325,7 @@ class LockGroup:
             self._check_open()
             effects = self._state.handle(event)
             try:
-                self._apply_all([effect for effect in effects if isinstance(effect, Apply)])
+                self._carry_out(effects)
                 if then is not None:
                     then()  # under the lock
             except BaseException:
@@ -343,25 +334,35 @@ class LockGroup:
                 raise
         for effect in effects:
             if isinstance(effect, events.AnswerPull):
-                self._answer(effect.ticket, effect.step)
+                tickets.answer(effect.ticket, effect.step, self.config.name)
             elif isinstance(effect, events.RefusePull):
-                self._refuse(effect.ticket, effect.error)
+                tickets.refuse(effect.ticket, effect.error, self.config.name)
+        folds = [effect for effect in effects if isinstance(effect, Fold)]
+        if folds:
+            self._work_on_folds()
+        if any(fold.seals for fold in folds):
+            effects += self._handle(events.FoldsDone())
         return effects
 
-    # One pull's callback that fails must not keep the others from waking, nor fail the push that wakes them.
+    def _carry_out(self, effects: Sequence[events.Effect]) -> None:
+        """Applies the updates, in order with the folds. Called with the lock held."""
+        version = self._state.version - sum(isinstance(effect, Apply) for effect in effects)
+        for effect in effects:
+            if isinstance(effect, Fold):
+                self._folds.add(effect)
+            elif isinstance(effect, Apply):
+                with _tracing.span("apply", shards=len(self._shards), pushes=len(effect.contributions)):
+                    self._apply(effect, version)
+                version += 1
 
-    def _answer(self, ticket: PullTicket, step: int) -> None:
+    def _work_on_folds(self) -> None:
+        """Folds without the lock. The caller waits for its own contribution, so that callers do not outrun the sums."""
         try:
-            ticket.answer(step)
-        except Exception as error:
-            _log.exception("a pull could not be answered", job=self.config.name)
-            self._refuse(ticket, errors.InternalError(f"the pull failed: {type(error).__name__}: {error}"))
-
-    def _refuse(self, ticket: PullTicket, error: errors.ShoalError) -> None:
-        try:
-            ticket.refuse(error)
-        except Exception:
-            _log.exception("a pull could not be refused", job=self.config.name, why=error.message)
+            self._folds.work()
+        except BaseException:
+            with self._lock:
+                self._closed = True  # the sums lack a contribution that counts as accepted
+            raise
 
     def _check_open(self) -> None:
         """Raises UnknownJob if the group is closed. Called with the lock held."""
@@ -371,18 +372,17 @@ class LockGroup:
     def _gone(self) -> errors.UnknownJob:
         return errors.UnknownJob(f"{self.config.name} is gone from this server: its job has ended or was dropped")
 
-    def _apply_all(self, updates: Sequence[Apply]) -> None:
-        first = self._state.version - len(updates)
-        for number, update in enumerate(updates):
-            with _tracing.span("apply", shards=len(self._shards), pushes=len(update.contributions)):
-                self._apply(update, first + number)
-
     def _apply(self, update: Apply, version: int) -> None:
         start = time.perf_counter()
+        self._folds.work()
         for shard in self._shards.values():
             shard.leave_to_readers(self._memory)
             shard.apply(update, version)
         self._on_apply(time.perf_counter() - start)
+
+    def _fold(self, contribution: Contribution, expected: int) -> None:
+        for shard in self._shards.values():
+            shard.fold(contribution, expected)
 
 
 def _only(effects: Iterable[events.Effect], kind: type[E]) -> E:
