@@ -53,6 +53,11 @@ class Arena:
         """Bytes of values and slots."""
         return self.values.nbytes + sum(slot.nbytes for slot in self.slots.values())
 
+    @property
+    def folded(self) -> bool:
+        """Whether the running sum of the open step has a contribution."""
+        return self._sum is not None
+
     def move(self, memory: BufferPool, *, slots: bool = False) -> None:
         """Continues with a copy of the values; readers keep the old arrays unchanged.
 
@@ -102,7 +107,7 @@ class Arena:
         """
         for array, weight in zip(pushed, weights, strict=True):
             self.fold(array, weight, max(expected, len(pushed)))
-        if self._sum is None:  # no contribution brings values for this arena
+        if self._sum is None:
             return
         result, self._sum = self._sum.take(self.values), None
         if self._rule is not None and result is not None:

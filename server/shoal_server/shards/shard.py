@@ -105,13 +105,14 @@ class Shard:
         rest = update.contributions[update.folded :]
         for key, arena in zip(self._keys, self.arenas, strict=True):
             parts = [part for part in rest if key in part.payload]
-            arena.apply(
-                [part.payload.pop(key) for part in parts],
-                [part.weight for part in parts],
-                version=version,
-                scale=update.learning_rate_scale,
-                expected=update.expected,
-            )
+            if parts or arena.folded:
+                arena.apply(
+                    [part.payload.pop(key) for part in parts],
+                    [part.weight for part in parts],
+                    version=version,
+                    scale=update.learning_rate_scale,
+                    expected=update.expected,
+                )
 
     def non_finite(self, index: int, element: int, value: float) -> errors.NonFiniteGradient:
         """Returns the error for a push whose arena holds NaN or Inf.
