@@ -249,7 +249,7 @@ class SynchronousMode(Mode):
         return Fold(found, self._room(clocks)) if found else None
 
     def seal(self, clocks: Clocks) -> Fold | None:
-        if not self._order or len(self._folded) + len(self._held) < 2 or not self._closes(clocks):
+        if len(self._order) < 2 or not self._closes(clocks):  # one is added as fast as the update is applied
             return None
         self._sealed = True
         rest = tuple(self._held[place] for place in sorted(self._held))
@@ -270,10 +270,15 @@ class SynchronousMode(Mode):
             return self._complete
         owing = clocks.count_up_to(self._open_step)
         if self._held or self._folded:
-            lives = ((clocks.get(worker), incarnation) for worker, incarnation in self._next)
-            uninvolved = sum(clock is not None and clock.incarnation == incarnation for clock, incarnation in lives)
-            return owing <= max(0, self._backup_workers - (self._most_admitted - len(clocks) + uninvolved))
+            return owing <= max(0, self._backup_workers - (self._most_admitted - self._members(clocks)))
         return bool(clocks) and owing == 0
+
+    def _members(self, clocks: Clocks) -> int:
+        """Returns the number of workers that are admitted and did not join too late for the open step."""
+        if not self._next:
+            return len(clocks)
+        lives = ((clocks.get(worker), incarnation) for worker, incarnation in self._next)
+        return len(clocks) - sum(clock is not None and clock.incarnation == incarnation for clock, incarnation in lives)
 
     def next_step(self, steps: int) -> int:
         return max(steps, self._open_step)

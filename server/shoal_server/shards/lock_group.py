@@ -332,21 +332,23 @@ class LockGroup:
                 # The state machine counts the update as applied, but it failed: the group cannot continue.
                 self._closed = True
                 raise
+        folds = seals = False
         for effect in effects:
             if isinstance(effect, events.AnswerPull):
                 tickets.answer(effect.ticket, effect.step, self.config.name)
             elif isinstance(effect, events.RefusePull):
                 tickets.refuse(effect.ticket, effect.error, self.config.name)
-        folds = [effect for effect in effects if isinstance(effect, Fold)]
+            elif isinstance(effect, Fold):
+                folds, seals = True, seals or effect.seals
         if folds:
             self._work_on_folds()
-        if any(fold.seals for fold in folds):
+        if seals:
             effects += self._handle(events.FoldsDone())
         return effects
 
     def _carry_out(self, effects: Sequence[events.Effect]) -> None:
         """Applies the updates, in order with the folds. Called with the lock held."""
-        version = self._state.version - sum(isinstance(effect, Apply) for effect in effects)
+        version = self._state.version - len([effect for effect in effects if isinstance(effect, Apply)])
         for effect in effects:
             if isinstance(effect, Fold):
                 self._folds.add(effect)
