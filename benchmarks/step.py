@@ -100,7 +100,7 @@ def main() -> None:
             options.workload,
             variables=variables,
             optimizer=shoal.optim.SGD(LEARNING_RATE),
-            consistency=shoal.Asynchronous(),
+            consistency=shoal.Synchronous() if options.synchronous else shoal.Asynchronous(),
             shards=options.shards,
             overlap=not options.in_turn,
         ) as session,
@@ -132,6 +132,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--in-turn", action="store_true", help="no overlap")
     parser.add_argument("--in-place", action="store_true", help="compute gradients into the session's buffers")
     parser.add_argument("--one-by-one", action="store_true", help="push gradients as they are computed")
+    parser.add_argument("--synchronous", action="store_true", help="synchronous mode, by default asynchronous")
     parser.add_argument("--shards", type=int, help="of the job; by default Shoal chooses")
     parser.add_argument("--variables", type=int, help="the dense workload's bytes in so many equal variables")
     parser.add_argument("--short", action="store_true", help="to see that it runs; the figure means nothing")

@@ -8,10 +8,9 @@ from shoal_server.shards.arena import Arena
 from shoal_server.shards.commit_gate import MAX_PAUSE_S
 from shoal_server.shards.events import AnswerPush, WorkerProgress
 from shoal_server.shards.lock_group import LockGroup
-from shoal_server.shards.results import Cut
 from shoal_server.shards.selection import Selection
 from shoal_server.shards.shard import JobShardConfig, Payload, Shard, Stamp
-from shoal_server.shards.snapshot import Reading, Snapshot
+from shoal_server.shards.snapshot import Cut, Reading, Snapshot
 from shoal_server.shards.store import ShardStore
 
 __all__ = [

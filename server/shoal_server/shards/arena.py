@@ -1,6 +1,5 @@
 """Arena of a shard: a flat run of values with its optimizer slots, and how updates change both."""
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -9,7 +8,8 @@ from shoal import initializers, optim
 from shoal._memory.buffers import BufferPool
 from shoal._wire import Aggregation, ArenaLayout, row_elements, storage_dtype
 from shoal.variables import Variable
-from shoal_server.optimizers import arrays, conversions, kernels, update_rules
+from shoal_server.optimizers import arrays, conversions, update_rules
+from shoal_server.shards.running_sum import RunningSum, running_sum
 
 
 class Arena:
@@ -40,6 +40,7 @@ class Arena:
             sizes.append((part.variable, stop - start))
         self.slots: dict[str, np.ndarray] = {}
         self._rule: update_rules.UpdateRule | None = None
+        self._sum: RunningSum | None = None  # of the open step; None if it has no contribution
         if layout.aggregation is Aggregation.TRAINABLE:
             self._rule = update_rules.rule_for(optimizer)
             self._decay_ranges = update_rules.decay_ranges_for(sizes, optimizer)
@@ -51,6 +52,11 @@ class Arena:
     def nbytes(self) -> int:
         """Bytes of values and slots."""
         return self.values.nbytes + sum(slot.nbytes for slot in self.slots.values())
+
+    @property
+    def folded(self) -> bool:
+        """Whether the running sum of the open step has a contribution."""
+        return self._sum is not None
 
     def move(self, memory: BufferPool, *, slots: bool = False) -> None:
         """Continues with a copy of the values; readers keep the old arrays unchanged.
@@ -70,52 +76,41 @@ class Arena:
         """Overwrites the values; the slots stay."""
         np.copyto(self.values, values)
 
-    def apply(self, pushed: Sequence[np.ndarray], weights: Sequence[float], *, version: int, scale: float) -> None:
+    def fold(self, array: np.ndarray, weight: float, expected: int) -> None:
+        """Adds a contribution to the step's running sum. The values do not change.
+
+        Args:
+            array: flat array of the values' dtype and size; it may be overwritten.
+            weight: weight of the array in the mean, > 0.
+            expected: number of contributions to the step, as far as known.
+
+        Raises:
+            ValueError: the array has another dtype or size.
+        """
+        if array.shape != self.values.shape or array.dtype != self.values.dtype:
+            raise ValueError(f"cannot add {array.dtype}{array.shape} to {self.values.dtype}{self.values.shape}")
+        if self._sum is None:
+            self._sum = running_sum(self.layout.aggregation, self.values)
+        self._sum.add(array, weight, expected)
+
+    def apply(
+        self, pushed: Sequence[np.ndarray], weights: Sequence[float], *, version: int, scale: float, expected: int = 0
+    ) -> None:
         """Applies one update: the gradient of one push, or the contributions to a step in order of rank.
 
         Args:
-            pushed: flat arrays of the values' dtype and size; the first is overwritten.
+            pushed: the contributions that are not in the running sum yet; as for `fold`.
             weights: weight of each array in the mean, > 0.
             version: updates applied before this one.
             scale: factor for the learning rate.
+            expected: number of contributions for which the running sum makes room; at least those in `pushed`.
         """
-        if self._rule is None:
-            update_rules.aggregate(self.values, pushed, weights, self.layout.aggregation)
+        for array, weight in zip(pushed, weights, strict=True):
+            self.fold(array, weight, max(expected, len(pushed)))
+        if self._sum is None:
             return
-        self._rule.apply(
-            self.values,
-            _weighted_mean(pushed, weights),
-            self.slots,
-            version=version,
-            lr_scale=scale,
-            decay_ranges=self._decay_ranges,
-        )
-
-
-def _weighted_mean(pushed: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
-    """Returns the weighted mean, summed in the given order, in the memory of the first array.
-
-    Equal weights are divided out at the end, so that sums of small integers stay exact. Unequal ones are divided first,
-    so that no weight, however large, overflows. The mean of finite numbers is finite, however large they are: a sum of
-    equal weights is made of the numbers times a power of two, which changes no bit of the result unless it is below
-    1e-38 times the number of arrays.
-    """
-    total = pushed[0]
-    if len(pushed) == 1:
-        return total
-    if len(set(weights)) == 1:
-        bits = (len(pushed) - 1).bit_length()
-        share = math.ldexp(1.0, -bits)
-        kernels.accumulate(total, pushed[1], share, both=True)
-        for gradient in pushed[2:]:
-            kernels.accumulate(total, gradient, share)
-        if len(pushed) != 1 << bits:
-            kernels.scale(total, math.ldexp(float(total.dtype.type(1.0 / len(pushed))), bits))
-        return total
-    largest = max(weights)
-    relative = [weight / largest for weight in weights]
-    shares = [weight / sum(relative) for weight in relative]
-    kernels.scale(total, shares[0])
-    for gradient, share in zip(pushed[1:], shares[1:], strict=True):
-        kernels.accumulate(total, gradient, share)
-    return total
+        result, self._sum = self._sum.take(self.values), None
+        if self._rule is not None and result is not None:
+            self._rule.apply(
+                self.values, result, self.slots, version=version, lr_scale=scale, decay_ranges=self._decay_ranges
+            )

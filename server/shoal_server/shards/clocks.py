@@ -31,6 +31,9 @@ class Clocks(Mapping[str, WorkerClock]):
         self._order: list[int] = []  # heap of at least the keys of _at
         self._mark = 0  # of the last `count_up_to`
         self._up_to_mark = 0  # workers that have finished at most _mark steps
+        self._first_mark = -1  # of the last `first_up_to`; -1 before the first one
+        # Heap of rank, incarnation and name, at least of all workers that have finished at most _first_mark steps.
+        self._first: list[tuple[int, int, str]] = []
 
     def __getitem__(self, worker: str) -> WorkerClock:
         return self._by_worker[worker]
@@ -55,6 +58,8 @@ class Clocks(Mapping[str, WorkerClock]):
         assert worker not in self._by_worker
         self._by_worker[worker] = clock
         self._add(clock.steps)
+        if clock.steps <= self._first_mark:
+            heapq.heappush(self._first, (clock.rank, clock.incarnation, worker))
 
     def release(self, worker: str) -> None:
         """Removes a worker."""
@@ -84,6 +89,27 @@ class Clocks(Mapping[str, WorkerClock]):
         self._up_to_mark += between if steps > self._mark else -between
         self._mark = steps
         return self._up_to_mark
+
+    def first_up_to(self, steps: int) -> tuple[int, int] | None:
+        """Returns rank and incarnation of the first worker, by rank, that has finished at most so many steps.
+
+        Calls with the same steps are cheap; the first one with others looks at all workers.
+        """
+        if steps != self._first_mark:
+            self._first_mark = steps
+            self._first = [
+                (clock.rank, clock.incarnation, worker)
+                for worker, clock in self._by_worker.items()
+                if clock.steps <= steps
+            ]
+            heapq.heapify(self._first)
+        while self._first:
+            rank, incarnation, worker = self._first[0]
+            clock = self._by_worker.get(worker)
+            if clock and clock.incarnation == incarnation and clock.steps <= steps:
+                return rank, incarnation
+            heapq.heappop(self._first)
+        return None
 
     def _add(self, steps: int) -> None:
         if steps in self._at:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from shoal import errors
 from shoal._wire import Cursor
-from shoal_server.shards.consistency import Apply
+from shoal_server.shards.consistency import Apply, Fold
 
 # Events.
 
@@ -78,11 +78,24 @@ class PushStaged:
 
 @dataclass(frozen=True, slots=True)
 class PushCommitted:
-    """The staged gradient of this step counts from now on."""
+    """The staged gradient of this step counts from now on.
+
+    Attributes:
+        worker: name of the worker.
+        incarnation: the worker's incarnation.
+        step: step of the push.
+        defers: whether the step may stay open until `FoldsDone`, if this push closes it and gradients are left to fold.
+    """
 
     worker: str
     incarnation: int
     step: int
+    defers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FoldsDone:
+    """All contributions to a sealed step are in its running sum, so that the step can close."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +153,13 @@ Event = (
     | PullAbandoned
     | PushStaged
     | PushCommitted
+    | FoldsDone
     | ValuesAssigned
     | CutRequested
     | ValuesRestored
 )
 
-# Effects, besides `Apply`.
+# Effects, besides `Fold` and `Apply`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +187,14 @@ class AnswerPush:
     step: int  # the worker's next step
     version: int
     repeated: bool = field(default=False, compare=False)  # whether this answers a repeated push
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredPush:
+    """The step and the answer of a worker's last committed push. It is no effect: the state machine keeps it."""
+
+    step: int
+    answer: AnswerPush
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,4 +231,4 @@ class AnswerCut:
     cursors: Mapping[str, Cursor]
 
 
-Effect = Apply | AnswerPull | RefusePull | AnswerPush | AnswerAdmission | AnswerFence | Overwrite | AnswerCut
+Effect = Fold | Apply | AnswerPull | RefusePull | AnswerPush | AnswerAdmission | AnswerFence | Overwrite | AnswerCut

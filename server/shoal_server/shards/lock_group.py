@@ -10,23 +10,21 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-import structlog
-
 from shoal import _tracing, errors
 from shoal._memory.buffers import BufferPool
 from shoal._wire import Cursor, ShardLayout
-from shoal_server.shards import events
+from shoal_server.shards import events, tickets
 from shoal_server.shards.arena import Arena
 from shoal_server.shards.commit_gate import CommitGate
-from shoal_server.shards.consistency import Apply, mode_for
-from shoal_server.shards.results import Cut, PullTicket
+from shoal_server.shards.consistency import Apply, Contribution, Fold, mode_for
+from shoal_server.shards.fold_queue import FoldQueue
 from shoal_server.shards.selection import Selection
 from shoal_server.shards.shard import JobShardConfig, Payload, Shard, Stamp
-from shoal_server.shards.snapshot import Reading, Snapshot
+from shoal_server.shards.snapshot import Cut, Reading, Snapshot
 from shoal_server.shards.state import GroupState
+from shoal_server.shards.tickets import PullTicket
 
 E = TypeVar("E")
-_log = structlog.get_logger(__name__)
 
 # Selections that a group remembers. Clients name the same shards in each call, so a job has one or two.
 _SELECTIONS = 16
@@ -60,13 +58,14 @@ class LockGroup:
         # Guards the numbers of readers of all snapshots; taken alone or after _lock, and no lock is taken under it.
         self._counting = threading.Lock()
         # Guards _state, _shards, _closed, _unfilled, _reading, and the arenas' values and slots, except that a restore
-        # fills these without it: all else is refused meanwhile. Only the locks of snapshots and of the
-        # kernel threads are taken under it, both briefly, and nothing is sent. Kernels run under it without the GIL; a
-        # large one waits until the threads that joined it are done.
+        # fills these without it: all else is refused meanwhile. Only the locks of snapshots, of the fold queue and of
+        # the kernel threads are taken under it, all briefly, and nothing is sent. Kernels run under it without the GIL;
+        # a large one waits until the threads that joined it are done.
         self._lock = threading.Lock()
         self._state = GroupState(config.name, mode_for(config.consistency))
         self._closed = False
         self._unfilled = self._reading = False  # a restore is not complete; it reads now
+        self._folds = FoldQueue(self._fold)  # filled under _lock, and emptied without it or by the next update
         # Replaced as a whole when shards are added, so that it is read without the lock.
         self._shards = {layout.shard: Shard(config, layout, self._counting) for layout in layouts}
         self._selections: dict[tuple[int, ...], Selection] = {}  # without the lock: any thread may fill or empty it
@@ -111,22 +110,11 @@ class LockGroup:
         key = tuple(indices)
         found = self._selections.get(key)
         if found is None:
-            found = self._selected(key)
+            found = Selection.of(self.config, self._shards, key)
             if len(self._selections) >= _SELECTIONS:
                 self._selections = {}
             self._selections[key] = found
         return found
-
-    def _selected(self, indices: tuple[int, ...]) -> Selection:
-        name, shards = self.config.name, self._shards
-        if not indices or len(set(indices)) != len(indices):
-            raise errors.BadRequest(
-                f"a request names the shards {list(indices)} of {name}; name at least one, and each only once"
-            )
-        missing = [index for index in indices if index not in shards]
-        if missing:
-            raise errors.UnknownShard(f"this server does not host shards {missing} of {name}; it has {sorted(shards)}")
-        return Selection(name, self.config.generation, [shards[index] for index in indices], len(shards))
 
     def add(self, layouts: Iterable[ShardLayout]) -> None:
         """Creates the shards that the group does not have yet.
@@ -186,7 +174,8 @@ class LockGroup:
             NotStaged: no push with this stamp is staged.
             Fenced: the worker is not admitted.
         """
-        return _only(self._handle(events.PushCommitted(stamp.worker, stamp.incarnation, stamp.step)), events.AnswerPush)
+        event = events.PushCommitted(stamp.worker, stamp.incarnation, stamp.step, defers=True)
+        return _only(self._handle(event), events.AnswerPush)
 
     def pull(self, ticket: PullTicket, stamp: Stamp, ahead: int = 0) -> None:
         """Asks for the values. The ticket is answered at once, or when the consistency mode permits it.
@@ -245,9 +234,9 @@ class LockGroup:
         """Refuses waiting and later calls: the job is gone from this server."""
         with self._lock:
             self._closed = True
-            tickets = self._state.abandon_all()
-        for ticket in tickets:
-            self._refuse(ticket, self._gone())
+            waiting = self._state.abandon_all()
+        for ticket in waiting:
+            tickets.refuse(ticket, self._gone(), self.config.name)
         self.commit_gate.close()  # last, so that held commits find the group closed
 
     def assign(self, shards: Selection, values: Payload) -> None:
@@ -338,34 +327,46 @@ class LockGroup:
             self._check_open()
             effects = self._state.handle(event)
             try:
-                self._apply_all([effect for effect in effects if isinstance(effect, Apply)])
+                self._carry_out(effects)
                 if then is not None:
                     then()  # under the lock
             except BaseException:
                 # The state machine counts the update as applied, but it failed: the group cannot continue.
                 self._closed = True
                 raise
+        folds = seals = False
         for effect in effects:
             if isinstance(effect, events.AnswerPull):
-                self._answer(effect.ticket, effect.step)
+                tickets.answer(effect.ticket, effect.step, self.config.name)
             elif isinstance(effect, events.RefusePull):
-                self._refuse(effect.ticket, effect.error)
+                tickets.refuse(effect.ticket, effect.error, self.config.name)
+            elif isinstance(effect, Fold):
+                folds, seals = True, seals or effect.seals
+        if folds:
+            self._work_on_folds()
+        if seals:
+            effects += self._handle(events.FoldsDone())
         return effects
 
-    # One pull's callback that fails must not keep the others from waking, nor fail the push that wakes them.
+    def _carry_out(self, effects: Sequence[events.Effect]) -> None:
+        """Applies the updates, in order with the folds. Called with the lock held."""
+        version = self._state.version - len([effect for effect in effects if isinstance(effect, Apply)])
+        for effect in effects:
+            if isinstance(effect, Fold):
+                self._folds.add(effect)
+            elif isinstance(effect, Apply):
+                with _tracing.span("apply", shards=len(self._shards), pushes=len(effect.contributions)):
+                    self._apply(effect, version)
+                version += 1
 
-    def _answer(self, ticket: PullTicket, step: int) -> None:
+    def _work_on_folds(self) -> None:
+        """Folds without the lock. The caller waits for its own contribution, so that callers do not outrun the sums."""
         try:
-            ticket.answer(step)
-        except Exception as error:
-            _log.exception("a pull could not be answered", job=self.config.name)
-            self._refuse(ticket, errors.InternalError(f"the pull failed: {type(error).__name__}: {error}"))
-
-    def _refuse(self, ticket: PullTicket, error: errors.ShoalError) -> None:
-        try:
-            ticket.refuse(error)
-        except Exception:
-            _log.exception("a pull could not be refused", job=self.config.name, why=error.message)
+            self._folds.work()
+        except BaseException:
+            with self._lock:
+                self._closed = True  # the sums lack a contribution that counts as accepted
+            raise
 
     def _check_open(self) -> None:
         """Raises UnknownJob if the group is closed. Called with the lock held."""
@@ -377,18 +378,17 @@ class LockGroup:
     def _gone(self) -> errors.UnknownJob:
         return errors.UnknownJob(f"{self.config.name} is gone from this server: its job has ended or was dropped")
 
-    def _apply_all(self, updates: Sequence[Apply]) -> None:
-        first = self._state.version - len(updates)
-        for number, update in enumerate(updates):
-            with _tracing.span("apply", shards=len(self._shards), pushes=len(update.contributions)):
-                self._apply(update, first + number)
-
     def _apply(self, update: Apply, version: int) -> None:
         start = time.perf_counter()
+        self._folds.work()
         for shard in self._shards.values():
             shard.leave_to_readers(self._memory)
             shard.apply(update, version)
         self._on_apply(time.perf_counter() - start)
+
+    def _fold(self, contribution: Contribution, expected: int) -> None:
+        for shard in self._shards.values():
+            shard.fold(contribution, expected)
 
 
 def _only(effects: Iterable[events.Effect], kind: type[E]) -> E:

@@ -1,11 +1,11 @@
 """Selection: the shards that a request names, in its order. It keeps values that all calls with these shards need."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from shoal import errors
 from shoal._wire import region_offsets
-from shoal_server.shards.shard import Shard
+from shoal_server.shards.shard import JobShardConfig, Shard
 
 
 class Selection:
@@ -31,6 +31,29 @@ class Selection:
         self.layouts = [shard.layout for shard in shards]
         self.whole = len(shards) == hosted
         self.nbytes = sum(layout.nbytes for layout in self.layouts)
+
+    @classmethod
+    def of(cls, config: JobShardConfig, shards: Mapping[int, Shard], indices: Sequence[int]) -> "Selection":
+        """Returns the selection that a request names.
+
+        Args:
+            config: the job's configuration.
+            shards: all shards of the job on this server, by number.
+            indices: numbers of the shards, in the request's order.
+
+        Raises:
+            BadRequest: no shard is named, or one is named twice.
+            UnknownShard: this server does not host them.
+        """
+        name = config.name
+        if not indices or len(set(indices)) != len(indices):
+            raise errors.BadRequest(
+                f"a request names the shards {list(indices)} of {name}; name at least one, and each only once"
+            )
+        missing = [index for index in indices if index not in shards]
+        if missing:
+            raise errors.UnknownShard(f"this server does not host shards {missing} of {name}; it has {sorted(shards)}")
+        return cls(name, config.generation, [shards[index] for index in indices], len(shards))
 
     @cached_property
     def region_bytes(self) -> int:

@@ -1,7 +1,7 @@
 """Shard: slices of variables with their arenas and their current snapshot; the unit of placement."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,11 +11,12 @@ from shoal._memory.buffers import BufferPool
 from shoal._wire import ArenaKey, ShardLayout
 from shoal.variables import Variable
 from shoal_server.shards.arena import Arena
-from shoal_server.shards.consistency import Apply
+from shoal_server.shards.consistency import Apply, Contribution
 from shoal_server.shards.snapshot import Snapshot
 
-# The gradients or values of a push, by arena: finite, in the dtype that the server keeps.
-Payload = Mapping[ArenaKey, np.ndarray]
+# The gradients or values of a push, by arena: finite, in the dtype that the server keeps. A shard that has taken its
+# arrays removes them, so that nothing else keeps their memory.
+Payload = MutableMapping[ArenaKey, np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,21 +83,35 @@ class Shard:
             for arena in self.arenas:
                 arena.move(memory, slots=saved)
 
+    def fold(self, contribution: Contribution, expected: int) -> None:
+        """Adds a contribution to the running sums, and drops its gradients.
+
+        Args:
+            contribution: the contribution; its payload loses the arenas of this shard.
+            expected: number of contributions to the step, as far as known.
+        """
+        for key, arena in zip(self._keys, self.arenas, strict=True):
+            array = contribution.payload.pop(key, None)
+            if array is not None:
+                arena.fold(array, contribution.weight, expected)
+
     def apply(self, update: Apply, version: int) -> None:
         """Applies one update to the arenas for which contributions bring something.
 
         Args:
-            update: the contributions, in order of rank.
+            update: the contributions, in order of rank. Those after the first `folded` ones lose their gradients.
             version: updates applied before this one.
         """
+        rest = update.contributions[update.folded :]
         for key, arena in zip(self._keys, self.arenas, strict=True):
-            parts = [part for part in update.contributions if key in part.payload]
-            if parts:
+            parts = [part for part in rest if key in part.payload]
+            if parts or arena.folded:
                 arena.apply(
-                    [part.payload[key] for part in parts],
+                    [part.payload.pop(key) for part in parts],
                     [part.weight for part in parts],
                     version=version,
                     scale=update.learning_rate_scale,
+                    expected=update.expected,
                 )
 
     def non_finite(self, index: int, element: int, value: float) -> errors.NonFiniteGradient:

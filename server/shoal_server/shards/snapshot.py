@@ -2,12 +2,14 @@
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from shoal._wire import Chunk, ShardLayout
 from shoal._wire.limits import CHUNK_BYTES
 from shoal_server.optimizers import conversions
+from shoal_server.shards.events import AnswerCut
 
 
 class Snapshot:
@@ -126,3 +128,11 @@ class Reading:
         with self._counting:
             for snapshot in self.snapshots:
                 snapshot._readers += change
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The state of a group's shards for a checkpoint. The owner must end each snapshot with `end_saving`."""
+
+    answer: AnswerCut
+    snapshots: Sequence[Snapshot]

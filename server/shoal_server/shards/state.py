@@ -16,12 +16,14 @@ from shoal_server.shards.consistency import Apply, Contribution, Mode
 from shoal_server.shards.events import (
     AnswerAdmission,
     AnswerCut,
+    AnsweredPush,
     AnswerFence,
     AnswerPull,
     AnswerPush,
     CutRequested,
     Effect,
     Event,
+    FoldsDone,
     Overwrite,
     PullAbandoned,
     PullRequested,
@@ -57,14 +59,6 @@ class Admission:
     version: int
 
 
-@dataclass(slots=True)
-class _Answered:
-    """The step and the answer of a worker's last committed push."""
-
-    step: int
-    answer: AnswerPush
-
-
 @dataclass
 class GroupState:
     """The state machine of one lock group.
@@ -83,7 +77,7 @@ class GroupState:
     # Worker -> newest fenced incarnation; the latest FENCED_WORKERS, in order of fencing.
     _fenced: dict[str, int] = field(default_factory=dict)
     _staged: dict[str, Contribution] = field(default_factory=dict)  # at most one per worker, not yet committed
-    _answered: dict[str, _Answered] = field(default_factory=dict)  # admitted workers only
+    _answered: dict[str, AnsweredPush] = field(default_factory=dict)  # admitted workers only
     # Positions in the data as of the applied updates; admitted workers only.
     _cursors: dict[str, Cursor] = field(default_factory=dict)
     _waiting: WaitingPulls = field(default_factory=WaitingPulls)
@@ -107,6 +101,8 @@ class GroupState:
                 return self._push_staged(event)
             case PushCommitted():
                 return self._push_committed(event)
+            case FoldsDone():
+                return self._folds_done()
             case WorkerAdmitted():
                 return self._worker_admitted(event)
             case WorkerFenced():
@@ -199,7 +195,8 @@ class GroupState:
                 f"{self.name}: {event.worker} is still admitted as incarnation {clock.incarnation}; release it first",
                 worker=event.worker,
             )
-        entry = self.mode.entry_step(self.clocks, self.furthest)
+        entry = self.mode.enter(event.worker, (event.rank, event.incarnation), self.clocks, self.furthest)
+        self.furthest = max(self.furthest, entry)
         self.clocks.admit(event.worker, WorkerClock(event.incarnation, event.rank, entry))
         return [*self._settle(), AnswerAdmission(entry)]
 
@@ -276,7 +273,11 @@ class GroupState:
             raise errors.NotStaged(
                 f"{self.name}: step {event.step} of {event.worker} is not staged here; push it again", step=event.step
             )
-        return self._commit(event.worker, self.clocks[event.worker])
+        return self._commit(event.worker, self.clocks[event.worker], defers=event.defers)
+
+    def _folds_done(self) -> list[Effect]:
+        self.mode.folds_done()
+        return self._settle()
 
     def _values_assigned(self) -> list[Effect]:
         if self.history:  # a worker may have read the values that this would overwrite
@@ -286,7 +287,7 @@ class GroupState:
     def _cut_requested(self, event: CutRequested) -> list[Effect]:
         for progress in event.progress.values():
             self._check_step(max(progress.committed, progress.finished))
-        effects: list[Effect] = []
+        effects = self._folds_done()  # so that the cut has no sealed step
         for worker, progress in event.progress.items():
             clock = self.clocks.get(worker)
             if not clock or clock.incarnation != progress.incarnation:
@@ -311,7 +312,7 @@ class GroupState:
         self.mode.resume(event.step)
         return [Overwrite()]
 
-    def _commit(self, worker: str, clock: WorkerClock) -> list[Effect]:
+    def _commit(self, worker: str, clock: WorkerClock, *, defers: bool = False) -> list[Effect]:
         staged = self._staged.pop(worker)
         staleness = max(0, self.version - staged.version) if staged.payload is not None else 0
         self._record("push", worker, staged.step)
@@ -320,14 +321,16 @@ class GroupState:
             self._pass_cursor(staged)  # its samples count as used, although the push was dropped
         self._advance(clock, staged.step + 1)
         effects = self._apply(decision.applies)
-        effects += self._settle()
+        last_fold = self.mode.seal(self.clocks) if defers else None
+        effects += [last_fold] if last_fold else self._settle()
         if not decision.accepted:
             self._advance(clock, self.mode.next_step(clock.steps))
         outcome: Literal["accepted", "dropped_late", "skipped"] = (
             "skipped" if staged.payload is None else "accepted" if decision.accepted else "dropped_late"
         )
-        answer = AnswerPush(outcome, staleness, self.mode.next_step(staged.step + 1), self.version)
-        self._answered[worker] = _Answered(staged.step, answer)
+        version = self.version + (last_fold is not None)  # the step's update follows
+        answer = AnswerPush(outcome, staleness, self.mode.next_step(staged.step + 1), version)
+        self._answered[worker] = AnsweredPush(staged.step, answer)
         return [*effects, answer]
 
     def _finish_earlier_steps(self, clock: WorkerClock, step: int) -> list[Effect]:
@@ -352,8 +355,10 @@ class GroupState:
         self.furthest = max(self.furthest, clock.steps)
 
     def _settle(self) -> list[Effect]:
-        """Applies the updates that the mode releases, and answers the pulls that may now pass, in order of arrival."""
+        """Applies and folds what the mode releases, and answers the pulls that may now pass, in order of arrival."""
         effects = self._apply(self.mode.settle(self.clocks))
+        if fold := self.mode.fold(self.clocks):
+            effects.append(fold)
         if len(self._waiting):
             ready = self._waiting.pop_up_to(self.mode.limit(self.clocks))
             effects += [self._admit_pull(ticket, pull.worker, pull.step) for ticket, pull in ready]

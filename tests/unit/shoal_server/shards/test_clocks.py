@@ -24,7 +24,7 @@ def test_the_slowest_and_the_counts_are_those_of_a_scan(moves: list[tuple[str, s
     mark = 0
     for move, name, steps in moves:
         if move == "admit" and name not in naive:
-            clocks.admit(name, WorkerClock(1, 0, steps))
+            clocks.admit(name, WorkerClock(1, "fbdace".index(name), steps))
             naive[name] = steps
         elif move == "release" and name in naive:
             clocks.release(name)
@@ -37,6 +37,8 @@ def test_the_slowest_and_the_counts_are_those_of_a_scan(moves: list[tuple[str, s
         assert {name: clock.steps for name, clock in clocks.items()} == naive
         assert clocks.slowest(99) == min(naive.values(), default=99)
         assert clocks.count_up_to(mark) == sum(steps <= mark for steps in naive.values())
+        owing = [(clocks[name].rank, 1) for name, steps in naive.items() if steps <= mark]
+        assert clocks.first_up_to(mark) == min(owing, default=None)
 
 
 @given(

@@ -25,6 +25,7 @@ from shoal_server.shards.events import (
     AnswerPull,
     AnswerPush,
     CutRequested,
+    FoldsDone,
     PullRequested,
     PushCommitted,
     PushStaged,
@@ -178,8 +179,10 @@ class Simulation:
             self.outcomes[payload] = []
         steps = [worker.step + 1]
         for index in self.shuffled():
-            answer = self.send(index, PushCommitted(worker.name, worker.life, worker.step))[-1]
+            answer = self.send(index, PushCommitted(worker.name, worker.life, worker.step, defers=True))[-1]
             assert isinstance(answer, AnswerPush)
+            yield False  # while the server folds
+            self.send(index, FoldsDone())
             if payload:
                 self.outcomes[payload].append(answer.outcome)
             steps.append(answer.step)
@@ -207,6 +210,8 @@ class Simulation:
 
     def kill(self, worker: Worker) -> None:
         self.workers.remove(worker)
+        for index in self.indices:  # a server goes on folding when the worker that it folds for has died
+            self.send(index, FoldsDone())
         committed = 0
         for index in self.shuffled():
             answer = self.send(index, WorkerFenced(worker.name, worker.life))[-1]

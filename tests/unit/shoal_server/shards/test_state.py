@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from shoal import consistency, errors
-from shoal_server.shards.consistency import Apply, mode_for
+from shoal_server.shards.consistency import Apply, Fold, mode_for
 from shoal_server.shards.events import (
     AnswerAdmission,
     AnswerFence,
@@ -17,6 +17,7 @@ from shoal_server.shards.events import (
     AnswerPush,
     Effect,
     Event,
+    FoldsDone,
     Overwrite,
     PullAbandoned,
     PullRequested,
@@ -438,6 +439,7 @@ class DrawnHistory(RuleBasedStateMachine):
         self.fetched: dict[tuple[str, int], int] = {}  # lives that have values of the step after: of which
         self.committed: dict[str, str] = {}  # payload -> outcome
         self.applied: list[str] = []
+        self.folded: list[str] = []  # of the open step
         for _ in range(workers):
             self.join()
 
@@ -445,7 +447,11 @@ class DrawnHistory(RuleBasedStateMachine):
         answer = None
         for effect in effects:
             match effect:
+                case Fold(contributions):
+                    self.folded += [part.payload for part in contributions]
                 case Apply(contributions):
+                    assert [part.payload for part in contributions[: effect.folded]] == self.folded
+                    self.folded = []
                     ranks = [part.rank for part in contributions]
                     assert ranks == sorted(ranks)
                     self.applied += [part.payload for part in contributions]
@@ -493,12 +499,17 @@ class DrawnHistory(RuleBasedStateMachine):
         self.perform(self.state.handle(PullRequested((life, step + 1), *life, step, 1)))
 
     @precondition(lambda self: self.may_push)
-    @rule(data=st.data(), skip=st.booleans(), repeats=st.integers(0, 2))
-    def push(self, data: st.DataObject, skip: bool, repeats: int) -> None:
+    @rule(data=st.data(), skip=st.booleans(), repeats=st.integers(0, 2), defers=st.booleans())
+    def push(self, data: st.DataObject, skip: bool, repeats: int, defers: bool) -> None:
         life = data.draw(st.sampled_from(sorted(self.may_push)))
-        self.push_once(life, skip=skip, repeats=repeats)
+        self.push_once(life, skip=skip, repeats=repeats, defers=defers)
 
-    def push_once(self, life: tuple[str, int], *, skip: bool = False, repeats: int = 0) -> None:
+    @rule()
+    def finish_folding(self) -> None:
+        """As the thread does that has folded what was left of a step that is to close."""
+        self.perform(self.state.handle(FoldsDone()))
+
+    def push_once(self, life: tuple[str, int], *, skip: bool = False, repeats: int = 0, defers: bool = False) -> None:
         step = self.steps[life]
         payload = None if skip else f"{life}@{step}"
         self.may_push.discard(life)
@@ -506,7 +517,7 @@ class DrawnHistory(RuleBasedStateMachine):
         answers = []
         for _ in range(repeats + 1):
             self.perform(self.state.handle(PushStaged(*life, step, 0.0 if skip else 1.0, 0, payload)))
-            answers.append(self.perform(self.state.handle(PushCommitted(*life, step))))
+            answers.append(self.perform(self.state.handle(PushCommitted(*life, step, defers))))
         first = answers[0]
         assert first is not None
         assert all(answer == first for answer in answers)
@@ -554,6 +565,7 @@ class DrawnHistory(RuleBasedStateMachine):
         """
         overlap = overlap and self.mode.overlaps
         goal = max(self.steps.values()) + 2
+        self.finish_folding()
         for _ in range(20 * (goal + 1) * len(self.steps)):
             for life, step in sorted(self.steps.items()):
                 if step >= goal:

@@ -1,0 +1,45 @@
+"""Fold queue: contributions that are added to the running sums of a lock group, in order and without its lock."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from shoal import errors
+from shoal_server.shards.consistency import Contribution, Fold
+
+
+class FoldQueue:
+    """Contributions that the state machine has released for folding.
+
+    Args:
+        fold: adds a contribution to the running sums, given the number of contributions that they make room for.
+    """
+
+    def __init__(self, fold: Callable[[Contribution, int], None]) -> None:
+        self._fold = fold
+        # Held while contributions are folded; taken alone or after the group's lock. Only the locks of the kernel
+        # threads are taken under it.
+        self._working = threading.Lock()
+        self._released: deque[tuple[Contribution, int]] = deque()  # added to under the group's lock
+        self._failed = False
+
+    def add(self, fold: Fold) -> None:
+        """Adds contributions. Called with the group's lock, so that they stay in order."""
+        self._released.extend((contribution, fold.expected) for contribution in fold.contributions)
+
+    def work(self) -> None:
+        """Folds everything that was added before this call, or waits for the thread that does.
+
+        Raises:
+            InternalError: an earlier fold failed, so that the sums are incomplete.
+        """
+        with self._working:
+            if self._failed:
+                raise errors.InternalError("a gradient could not be added to its step's sum; the step is lost")
+            self._failed = True
+            while self._released:
+                self._fold(*self._released.popleft())
+            self._failed = False
+
+
+__all__ = ["FoldQueue"]
