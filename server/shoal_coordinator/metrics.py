@@ -165,17 +165,9 @@ class StateCollector(Collector):
             restarts, ended = dict(cluster.counters.restarts), dict(cluster.counters.ended)
             quarantined, hung = dict(cluster.counters.quarantined), cluster.counters.hung
         yield _members(members)
-        yield GaugeMetricFamily(
-            "shoal_coordinator_heartbeat_interval_seconds",
-            "Interval of heartbeats and reports that members are told now. It grows with the number of members.",
-            interval_s,
-        )
         yield self._refusals()
         yield _effects(pending)
-        jobs = GaugeMetricFamily("shoal_coordinator_jobs", "Jobs by state.", labels=["state"])
-        for state in JobState:
-            jobs.add_metric([state.value], states[state])
-        yield jobs
+        yield _jobs(states)
         yield _counted("jobs_ended", "Ended jobs by their final state.", "state", ended)
         text = "Restarts of jobs from a checkpoint, because shards were lost or a server drained."
         yield _counted("restarts", text, "reason", restarts)
@@ -212,6 +204,11 @@ class StateCollector(Collector):
                 "Bytes of the newest checkpoints of live jobs.",
                 sum(job.checkpoint.nbytes for job in live if job.checkpoint),
             ),
+            (
+                "heartbeat_interval_seconds",
+                "Interval of heartbeats and reports that members are told now. It grows with the number of members.",
+                interval_s,
+            ),
             ("unwritten_changes", "Decisions that are not yet in the store, and not yet visible.", unwritten),
             ("placement_generation", "Generation of the newest placement.", generation),
             ("job_watchers", "Calls that watch jobs.", self._watchers()),
@@ -226,6 +223,13 @@ class StateCollector(Collector):
             "reason",
             self._refused_calls(),
         )
+
+
+def _jobs(states: Mapping[JobState, int]) -> Metric:
+    family = GaugeMetricFamily("shoal_coordinator_jobs", "Jobs by state.", labels=["state"])
+    for state in JobState:
+        family.add_metric([state.value], states.get(state, 0))
+    return family
 
 
 def _failing_workers(quarantined: Mapping[QuarantineReason, int], hung: int) -> Iterator[Metric]:

@@ -73,10 +73,7 @@ def up(
     deaths in a row the role is not started again. With --json, the command prints one object when the cluster is
     ready, and one for each role that dies or returns.
     """
-    page_flags = [
-        *(["--page-host", page_hosts] if page_hosts else []),
-        *(["--page-read-only"] if page_read_only else []),
-    ]
+    page_flags = [*(["--page-host", page_hosts] if page_hosts else []), *["--page-read-only"][:page_read_only]]
     cluster = LocalCluster(
         servers,
         workers,
