@@ -14,7 +14,7 @@ from shoal._rpc import Refusal
 from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.status import JobState, JobStatus, Role
 from shoal_coordinator.coordinator import Coordinator
-from shoal_coordinator.job import QuarantineReason
+from shoal_coordinator.job import QuarantineReason, RestartReason
 from shoal_coordinator.messages import Effect, events
 from shoal_coordinator.observer import Observer
 
@@ -168,9 +168,7 @@ class StateCollector(Collector):
         yield self._refusals()
         yield _effects(pending)
         yield _jobs(states)
-        yield _counted("jobs_ended", "Ended jobs by their final state.", "state", ended)
-        text = "Restarts of jobs from a checkpoint, because shards were lost or a server drained."
-        yield _counted("restarts", text, "reason", restarts)
+        yield from _ends(ended, restarts)
         yield from _failing_workers(quarantined, hung)
         for name, text, value in (
             (
@@ -230,6 +228,12 @@ def _jobs(states: Mapping[JobState, int]) -> Metric:
     for state in JobState:
         family.add_metric([state.value], states.get(state, 0))
     return family
+
+
+def _ends(ended: Mapping[JobState, int], restarts: Mapping[RestartReason, int]) -> Iterator[Metric]:
+    yield _counted("jobs_ended", "Ended jobs by their final state.", "state", ended)
+    text = "Restarts of jobs from a checkpoint, because shards were lost or a server drained."
+    yield _counted("restarts", text, "reason", restarts)
 
 
 def _failing_workers(quarantined: Mapping[QuarantineReason, int], hung: int) -> Iterator[Metric]:
