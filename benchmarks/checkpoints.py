@@ -83,7 +83,7 @@ class Server:
     def restore(self) -> None:
         """The last one."""
         request = pb.RestoreRequest(job=JOB, generation=GENERATION, from_job=JOB, number=self._number)
-        cut_session.restore(self._store, self._folder, request)
+        cut_session.restore(self._store, self._folder, request, lambda: True)
 
     def forget(self) -> None:
         """Removes the last one from the disk."""

@@ -103,7 +103,15 @@ class Worker:
 
 
 class Agreeing:
-    """A parameter server that answers each unary call with an empty reply."""
+    """A parameter server that admits and fences all workers, and answers other unary calls with an empty reply."""
+
+    def AdmitWorkers(self, request: Any, _: Any) -> Any:
+        return parameter_server_pb2.AdmitWorkersReply(
+            results=[parameter_server_pb2.AdmissionResult() for _ in request.workers]
+        )
+
+    def FenceWorkers(self, request: Any, _: Any) -> Any:
+        return parameter_server_pb2.FenceWorkersReply(committed_steps=[0 for _ in request.workers])
 
     def __getattr__(self, name: str) -> Any:
         methods = parameter_server_pb2.DESCRIPTOR.services_by_name["ParameterServer"].methods_by_name

@@ -20,6 +20,7 @@ from shoal._checkpoint.catalogue import Catalogue
 from shoal._cli import main as shoal_main
 from shoal.events import Event
 from shoal_coordinator.coordinator import Coordinator
+from shoal_coordinator.effect_host import MachineHost
 from shoal_coordinator.effects.server_calls import ConcurrentCalls, ServerCalls
 
 # Of a checkpoint: calls to servers (`Hold`, `Save`, `CollectFiles`), the manifest, and what is written down of both
@@ -103,7 +104,7 @@ def main(doom: Path) -> None:
     _wrap(ConcurrentCalls, "call", lambda method, *_: method, doom)
     _wrap(ServerCalls, "call_all", lambda _servers, method, *_: method, doom)
     _wrap(Catalogue, "publish", lambda *_: "manifest", doom)
-    _wrap(Coordinator, "report", lambda outcome: type(outcome).__name__, doom)
+    _wrap(MachineHost, "report", lambda outcome: type(outcome).__name__, doom)
     _wrap_watch(doom)
     shoal_main()
 
