@@ -1,4 +1,4 @@
-"""Benchmark of admission: python benchmarks/control_plane/admission.py [WORKERS] [SERVERS] [STORE] [LEASE_S].
+"""Benchmark of admission: python benchmarks/control_plane/admission.py [WORKERS] [SERVERS] [STORE] [TIMEOUT_S].
 
 It runs a real coordinator with simulated workers (default: 1,000) and servers (default: 100) on loopback. Two processes
 have half of the servers each, two others half of the workers. They speak the real protocol, without lanes and values.
@@ -31,7 +31,7 @@ from shoal.v1 import coordinator_pb2_grpc, job_pb2, job_pb2_grpc, parameter_serv
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
 
 PROCESSES = 2
-LEASE_S, HEARTBEAT_S, JOIN_EVERY_S = 10.0, 3.0, 1.0
+TIMEOUT_S, INTERVAL_S, JOIN_EVERY_S = 10.0, 3.0, 1.0
 PATIENCE_S = 300.0
 # As in real servers: the coordinator's channels stay open, and show that they are alive.
 SERVER_OPTIONS = [("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000), ("grpc.http2.max_ping_strikes", 0)]
@@ -58,10 +58,10 @@ async def serve(coordinator: str, first: int, count: int, workers: int) -> None:
 
 
 async def beat(stub: Any, name: str, incarnation: int) -> None:
-    await asyncio.sleep(random.random() * HEARTBEAT_S)
+    await asyncio.sleep(random.random() * INTERVAL_S)
     while True:
         await answered(stub.Heartbeat, members.HeartbeatRequest(member=name, incarnation=incarnation))
-        await asyncio.sleep(HEARTBEAT_S)
+        await asyncio.sleep(INTERVAL_S)
 
 
 async def work(coordinator: str, first: int, count: int, total: int) -> None:
@@ -81,7 +81,7 @@ async def work(coordinator: str, first: int, count: int, total: int) -> None:
 async def train(stub: Any, jobs: Any, name: str, life: int, variables: list[Any], victim: bool) -> None:
     """Enters the job, then sends heartbeats; the victim falls silent at some time after it has entered."""
     entering: asyncio.Task[None] | None = None
-    await asyncio.sleep(random.random() * HEARTBEAT_S)
+    await asyncio.sleep(random.random() * INTERVAL_S)
     until = float("inf")
     while time.monotonic() < until:
         reply = await answered(stub.Heartbeat, members.HeartbeatRequest(member=name, incarnation=life))
@@ -90,7 +90,7 @@ async def train(stub: Any, jobs: Any, name: str, life: int, variables: list[Any]
             entering = asyncio.create_task(enter(jobs, name, life, reply.assignment, variables))
         if victim and entering and entering.done() and until == float("inf"):
             until = time.monotonic() + 5.0
-        await asyncio.sleep(HEARTBEAT_S)
+        await asyncio.sleep(INTERVAL_S)
     say(silent=last, worker=name)
     await asyncio.sleep(PATIENCE_S)
 
@@ -146,10 +146,10 @@ def lines(processes: list[subprocess.Popen[str]], key: str, count: int) -> list[
     return found
 
 
-def main(workers: int, servers: int, store: str, lease_s: float) -> None:
+def main(workers: int, servers: int, store: str, timeout_s: float) -> None:
     structlog.configure(processors=[lambda *_: (_ for _ in ()).throw(structlog.DropEvent)])
     config = CoordinatorConfig(
-        listen="127.0.0.1:0", store=store, heartbeat_timeout_s=lease_s, heartbeat_interval_s=HEARTBEAT_S
+        listen="127.0.0.1:0", store=store, heartbeat_timeout_s=timeout_s, heartbeat_interval_s=INTERVAL_S
     )
     process = start_coordinator(config, prometheus_client.CollectorRegistry())
     with (
@@ -175,7 +175,7 @@ def main(workers: int, servers: int, store: str, lease_s: float) -> None:
             joined_s=round(joined_s, 2),
             coordinator_cpu_s=round(cpu_s, 2),
             calls_a_server=max(it["calls"] for it in admitted),
-            lease_s=lease_s,
+            timeout_s=timeout_s,
             released_after_s=round(max(it["released"] for it in released) - silent["silent"], 2),
             load=[round(it, 1) for it in os.getloadavg()],
         )
@@ -189,6 +189,6 @@ if __name__ == "__main__":
         case ["workers", address, first, count, other]:
             asyncio.run(work(address, int(first), int(count), int(other)))
         case arguments:
-            defaults = ["1000", "100", "memory", str(LEASE_S)]
+            defaults = ["1000", "100", "memory", str(TIMEOUT_S)]
             many, few, where, lease = [*arguments, *defaults[len(arguments) :]]
             main(int(many), int(few), where, float(lease))

@@ -2,7 +2,7 @@
 
 The coordinator is real, in a process of its own, and its members are simulated (`members`): they register, enter
 one job, send heartbeats and report. The script measures the coordinator's processor time while all of them train, how
-soon the last worker learns that its job was cancelled, and how soon a killed worker is declared dead. It prints one
+soon the last worker learns that its job was cancelled, and how soon a killed worker is declared lost. It prints one
 JSON line. Its exit status is 1 if a target is missed. `--keep` writes the line to benchmarks/results/scale.json.
 """
 
@@ -123,7 +123,7 @@ def wait_for(condition: Callable[[], bool], what: str, every_s: float = 0.1) -> 
 
 
 def run(scale: Scale) -> dict[str, Any]:
-    """Returns the figures of one run."""
+    """Returns the metrics of one run."""
     flags = ["--heartbeat-timeout", str(scale.heartbeat_timeout_s), "--heartbeat-interval", str(scale.interval_s)]
     with ExitStack() as stack:
         cluster = stack.enter_context(
@@ -151,7 +151,7 @@ def run(scale: Scale) -> dict[str, Any]:
         wait_for(lambda: handle.status().state is JobState.RUNNING, "all workers are admitted")
         entered_s = time.monotonic() - began
         time.sleep(2 * ask(workers)["interval_s"])  # until all have heard the interval, and calls are spread
-        figures = _training(scale, workers, pid)
+        measured = _training(scale, workers, pid)
         alive = len(client.status().alive(shoal.status.Role.WORKER))
         cancelled_at = time.monotonic()
         handle.cancel()
@@ -161,10 +161,10 @@ def run(scale: Scale) -> dict[str, Any]:
             "workers": scale.workers,
             "servers": scale.servers,
             "heartbeat_timeout_s": scale.heartbeat_timeout_s,
-            **figures,
+            **measured,
             "registered_s": round(registered_s, 2),
             "entered_s": round(entered_s, 2),
-            "declared_dead": scale.workers - alive + ask(workers)["lives"] - scale.workers,
+            "declared_lost": scale.workers - alive + ask(workers)["lives"] - scale.workers,
             "cancel_s": round(learned_s, 2),
             "dead_s": round(_death(scale, client, cluster.address), 2),
         }
@@ -190,7 +190,7 @@ def _training(scale: Scale, workers: list[Members], pid: int) -> dict[str, Any]:
 
 
 def _death(scale: Scale, client: shoal.Client, address: str) -> float:
-    """Kills a worker, and returns the seconds until it is declared dead."""
+    """Kills a worker, and returns the seconds until it is declared lost."""
     with members("worker", address, scale.workers, 1) as victim:
         victim.answer()
         killed_at = time.monotonic()
@@ -200,14 +200,14 @@ def _death(scale: Scale, client: shoal.Client, address: str) -> float:
     return time.monotonic() - killed_at
 
 
-def misses(figures: dict[str, Any], scale: Scale) -> list[str]:
+def misses(measured: dict[str, Any], scale: Scale) -> list[str]:
     """Returns the targets that are missed, in words."""
     checks = {
-        f"coordinator_cores at most {CORES}": figures["coordinator_cores"] <= CORES,
-        f"cancel_s at most {CANCEL_S:g}": figures["cancel_s"] <= CANCEL_S,
-        f"dead_s at most {scale.heartbeat_timeout_s + DEAD_AFTER_TIMEOUT_S:g}": figures["dead_s"]
+        f"coordinator_cores at most {CORES}": measured["coordinator_cores"] <= CORES,
+        f"cancel_s at most {CANCEL_S:g}": measured["cancel_s"] <= CANCEL_S,
+        f"dead_s at most {scale.heartbeat_timeout_s + DEAD_AFTER_TIMEOUT_S:g}": measured["dead_s"]
         <= scale.heartbeat_timeout_s + DEAD_AFTER_TIMEOUT_S,
-        "declared_dead 0": figures["declared_dead"] == 0,
+        "declared_lost 0": measured["declared_lost"] == 0,
     }
     return [target for target, met in checks.items() if not met]
 
@@ -217,13 +217,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default in Scale().__dict__.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
-    parser.add_argument("--keep", action="store_true", help="write the figures to benchmarks/results/scale.json")
+    parser.add_argument("--keep", action="store_true", help="write the metrics to benchmarks/results/scale.json")
     options = vars(parser.parse_args())
     keep = options.pop("keep")
     scale = Scale(**options)
-    figures = run(scale)
+    measured = run(scale)
     machine = {"cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1), "python": platform.python_version()}
-    line = {**figures, "missed": misses(figures, scale), "machine": machine}
+    line = {**measured, "missed": misses(measured, scale), "machine": machine}
     print(json.dumps(line))
     if keep:
         RESULT.write_text(json.dumps(line, indent=2) + "\n")

@@ -32,7 +32,7 @@ JOB = "waits"
 PROCESSES = 4
 MOST_CORES, MOST_START_S = 0.2, 5.0
 # A heartbeat is late if the reply to it comes later than the next one is due.
-HEARTBEAT_S, LATE_INTERVALS = 0.5, 2.0
+INTERVAL_S, LATE_INTERVALS = 0.5, 2.0
 PATIENCE_S = 120.0
 
 
@@ -118,7 +118,7 @@ def cpu_s(pid: int) -> float:
 def measure(workers: int, variables: int, seconds: float) -> dict[str, Any]:
     spec = shoal.Job(name=JOB, workers=workers + 1, consistency=shoal.Asynchronous())
     # Nobody dies while many sessions share a few cores to decode a placement; the gaps between heartbeats are measured.
-    flags = {"coordinator": ["--heartbeat-timeout", "60", "--heartbeat-interval", str(HEARTBEAT_S)]}
+    flags = {"coordinator": ["--heartbeat-timeout", "60", "--heartbeat-interval", str(INTERVAL_S)]}
     with shoal.LocalCluster(servers=2, workers=0, flags=flags) as cluster, cluster.client() as client:
         client.submit(spec)
         share = -(-workers // PROCESSES)
@@ -171,7 +171,7 @@ def main() -> int:
         return 0
     row = measure(8, 1_000, 5.0) if options.short else measure(40, 10_000, options.seconds)
     print(json.dumps(row))
-    late = row["longest_heartbeat_gap_s"] > LATE_INTERVALS * HEARTBEAT_S
+    late = row["longest_heartbeat_gap_s"] > LATE_INTERVALS * INTERVAL_S
     return 1 if late or row["coordinator_cores"] > MOST_CORES or row["all_train_after_s"] > MOST_START_S else 0
 
 

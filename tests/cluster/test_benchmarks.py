@@ -76,7 +76,7 @@ def test_the_control_plane_with_simulated_members() -> None:
     bench = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     line = json.loads(bench.stdout)
     assert line["interval_s"] == pytest.approx(41 / 400, abs=0.001)  # 40 workers and a server
-    assert line["declared_dead"] == 0
+    assert line["declared_lost"] == 0
     assert line["steps_reported"] > 40
     assert 0 < line["cancel_s"] < 30
     assert 0 < line["dead_s"] < 30

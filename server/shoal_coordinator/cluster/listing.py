@@ -12,7 +12,7 @@ from shoal_coordinator.cluster.membership import Member, Membership
 
 # Jobs or members of a page: the default, and the limit PAGE_SIZE.
 DEFAULT_PAGE_SIZE, PAGE_SIZE = 200, 1_000
-# Limit of a token, of which the longest has 94 characters.
+# Limit of a token. The longest has 94 characters.
 _TOKEN_CHARACTERS = 256
 _JOB_POSITION, _MEMBER_POSITION = re.compile(r"job:([0-9]{1,20})"), re.compile(r"member:([a-z0-9-]{1,63})")
 

@@ -24,7 +24,7 @@ class ServerSilent(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CallPolicy:
-    """How calls are repeated and given up.
+    """How calls are repeated and abandoned.
 
     Attributes:
         check_wanted: Raises Cancelled, with a reason, if calls to a server are no longer wanted.
@@ -71,7 +71,7 @@ class ParallelCalls:
 
     Args:
         channels: The channels.
-        policy: How calls are repeated and given up.
+        policy: How calls are repeated and abandoned.
         begin: Starts the RPC on a stub for a server, and returns its future.
         clock: Returns seconds that never go back.
     """
@@ -106,7 +106,7 @@ class ParallelCalls:
                 call = self._next_ended()
                 if call is None:
                     self._check_all()
-                elif call in self._running:  # else it was given up
+                elif call in self._running:  # else it was abandoned
                     self._end(call)
         finally:
             for call in [*self._running]:
@@ -147,9 +147,9 @@ class ParallelCalls:
                 self._repeat_later(call, error)
                 return
             except errors.ShoalError:
-                self._channels.heard(call.server)
+                self._channels.answered(call.server)
                 raise
-            self._channels.heard(call.server)
+            self._channels.answered(call.server)
 
     def _repeat_later(self, call: _ServerCall, error: errors.ShoalError) -> None:
         now, for_s = self._clock(), self._policy.retry_for_s

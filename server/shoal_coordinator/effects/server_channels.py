@@ -107,11 +107,11 @@ class ServerChannels:
     # Servers that do not answer.
 
     def mark_silent(self, server: ServerRef) -> None:
-        """Notes that a server did not answer a call in time. `heard` takes that back."""
+        """Notes that a server did not answer a call in time. `answered` takes that back."""
         with self._lock:
             self._silent.add(server)
 
-    def heard(self, server: ServerRef) -> None:
+    def answered(self, server: ServerRef) -> None:
         """Notes that a server has answered."""
         if self._silent:  # without the lock, as it is nearly always empty
             with self._lock:
