@@ -247,10 +247,8 @@ def work(address: str, job: str) -> None:
         membership.start()
         wait_until(lambda: replies and replies[-1].job == job, what="the assignment")
         part = membership.incarnation, replies[-1].assignment
-        folders, allowed = (str(TESTS),), (".",)
-        told = Instructions(
-            address, job, "worker-0", *part, "cpu", 0.0, folders, allowed, retry_for_s=5.0, reports_fd=-1
-        )
+        paths, allowed = (str(TESTS),), (".",)
+        told = Instructions(address, job, "worker-0", *part, "cpu", 0.0, paths, allowed, retry_for_s=5.0, reports_fd=-1)
         assert not train(told, lambda _: None, DaemonMessages()).error
 
 

@@ -43,7 +43,7 @@ def test_they_and_scrapes_go_on_while_shards_are_restored_however_long_that_take
         server.store.create(config, plan_shards(config.variables, 1))
         [group] = server.store.groups()
         with ThreadPoolExecutor(2) as pool:
-            restoring = pool.submit(group.restore, 1, 1, read)
+            restored = pool.submit(group.restore, 1, 1, read)
             try:
                 assert reading.wait(20)
                 before = coordinator.beats
@@ -53,7 +53,7 @@ def test_they_and_scrapes_go_on_while_shards_are_restored_however_long_that_take
                 assert b"shoal_server_waiting_pulls 0.0" in scraped
             finally:
                 over.set()
-            restoring.result(20)
+            restored.result(20)
     finally:
         server.stop()
 

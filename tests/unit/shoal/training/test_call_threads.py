@@ -121,7 +121,7 @@ def test_closed_threads_make_no_call() -> None:
 
 
 def test_all_of_a_hundred_servers_are_called_at_once() -> None:
-    """With fewer threads than servers, a pull would take several rounds, or wait for ever at a barrier of workers."""
+    """With fewer threads than servers, a pull would take several rounds, or wait forever at a barrier of workers."""
     specs = {f"v{number}": Variable((10,)) for number in range(SERVERS)}
     layouts = plan_shards(specs, SERVERS, None)
     candidates = [Candidate(f"server-{index}", f"127.0.0.1:{index + 1}", 0) for index in range(SERVERS)]

@@ -187,8 +187,8 @@ def test_a_refused_carrier_is_tried_again_after_pauses_that_double(
     factories[0].failing = REFUSED
     selector = Selector("test", clock, lambda: 0.0)
     current = selector.open(target(rpc), 2)
-    pauses = np.diff([0.0, *tried_at(selector, current, clock, 1500)])
-    np.testing.assert_allclose(pauses, [5, 10, 20, 40, 80, 160, 300, 300, 300], atol=0.2)
+    intervals = np.diff([0.0, *tried_at(selector, current, clock, 1500)])
+    np.testing.assert_allclose(intervals, [5, 10, 20, 40, 80, 160, 300, 300, 300], atol=0.2)
 
 
 def test_the_transport_that_works_again_is_opened_in_order(

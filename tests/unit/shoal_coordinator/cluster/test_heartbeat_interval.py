@@ -1,4 +1,4 @@
-"""The interval of heartbeats that members are told: bounds, and that whoever keeps to it is never declared dead."""
+"""The interval of heartbeats that members are told: its bounds, and that members that keep to it are never lost."""
 
 import random
 
@@ -43,7 +43,7 @@ def test_a_thousand_members_are_told_of_a_cancelled_job_within_three_seconds(tim
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_members_that_keep_to_the_interval_are_never_declared_dead(seed: int) -> None:
+def test_members_that_keep_to_the_interval_are_never_lost(seed: int) -> None:
     """They come and go in crowds, and the interval changes with them. The ticker looks every half second."""
     chance, timeout_s = random.Random(seed), 6.0
     members = Membership(timeout_s)
