@@ -128,7 +128,7 @@ def drawn_arrays(seed: int, spread: int, names: Sequence[str] = NAMES) -> dict[s
 
 
 @st.composite
-def arrival_orders(draw: st.DrawFn) -> tuple[list[int], list[bool], int, int]:
+def push_orders(draw: st.DrawFn) -> tuple[list[int], list[bool], int, int]:
     """An order of arrival, which ranks skip the step, a seed, and the spread of the exponents."""
     workers = draw(st.integers(1, 12))
     order = draw(st.permutations(range(workers)))
@@ -138,7 +138,7 @@ def arrival_orders(draw: st.DrawFn) -> tuple[list[int], list[bool], int, int]:
     return list(order), skips, draw(st.integers(0, 2**32 - 1)), spread
 
 
-@given(arrival_orders(), st.sampled_from([1.0, 7.0, 1e-300, 1e300]), st.data())
+@given(push_orders(), st.sampled_from([1.0, 7.0, 1e-300, 1e300]), st.data())
 @settings(max_examples=40, deadline=None)
 def test_equal_weights_have_the_bits_of_a_sum_at_the_close_in_any_order(
     drawn: tuple[list[int], list[bool], int, int], weight: float, data: st.DataObject
@@ -156,7 +156,7 @@ def test_equal_weights_have_the_bits_of_a_sum_at_the_close_in_any_order(
         np.testing.assert_array_equal(got.view(np.uint8), wanted.view(np.uint8))
 
 
-@given(arrival_orders(), st.data())
+@given(push_orders(), st.data())
 @settings(max_examples=30, deadline=None)
 def test_unequal_weights_have_the_same_bits_in_any_order(
     drawn: tuple[list[int], list[bool], int, int], data: st.DataObject
