@@ -137,12 +137,16 @@ class Mode(ABC):
         """
 
     def enter(self, worker: str, place: tuple[int, int], clocks: Clocks, furthest: int) -> int:
-        """Prepares for the admission of a worker, and returns the step at which it joins.
+        """Prepares for the admission of a worker.
 
         Args:
             worker: name of the worker.
             place: its rank and incarnation.
-            clocks, furthest: as for `entry_step`.
+            clocks: as for `entry_step`.
+            furthest: as for `entry_step`.
+
+        Returns:
+            The step at which it joins.
         """
         del worker, place
         return self.entry_step(clocks, furthest)
