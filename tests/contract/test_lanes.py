@@ -340,7 +340,7 @@ class TestGreeting:
                 assert servers.open_lanes == before + 1
 
     def test_whom_no_lane_was_left_for_gets_one_when_it_is_free_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(selector, "_FIRST_RETRY_S", 0.01)
+        monkeypatch.setattr(selector, "_FIRST_RETRY_S", 0.5)  # longer than a pull and a push
         with trained(VARIABLES, max_lanes=4) as servers:
             with servers.worker("early") as early, capture_logs() as logs, servers.worker("late") as late:
                 early.pull()

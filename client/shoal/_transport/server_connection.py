@@ -172,9 +172,10 @@ class ServerConnection:
 
     def _try_again(self, current: Transport, payloads: int) -> None:
         """Tries to open a better transport that was refused, beside the calls, if it is time for that."""
-        if self._trying or not (factories := self._selector.again(current)):
+        if self._trying or not _attempts.acquire(blocking=False):
             return
-        if not _attempts.acquire(blocking=False):
+        if not (factories := self._selector.again(current)):
+            _attempts.release()
             return
         self._trying = True
         attempt = threading.Thread(
