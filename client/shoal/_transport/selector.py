@@ -57,6 +57,8 @@ class Selector:
         self._factories = registered(setting)
         self._clock, self._jitter = clock, jitter
         self._missing: set[str] = set()  # carriers that the server does not offer
+        # Transports that do not suit this connection. To try them would use up the pauses of the other direction.
+        self._unfit: set[str] = set()
         self._refusals: dict[str, _Refusal] = {}  # by carrier, or by the name of a transport
         self._places: WeakKeyDictionary[Transport, int] = WeakKeyDictionary()  # places of the transports' factories
 
@@ -76,7 +78,9 @@ class Selector:
         if not self._refusals and not current.lost:
             return []
         place = self.place(current)
-        better = [it for it in self._factories[:place] if it.carrier not in self._missing]
+        better = [
+            it for it in self._factories[:place] if it.carrier not in self._missing and it.name not in self._unfit
+        ]
         if current.lost and better and better[-1].name not in self._refusals:
             self._refuse(better[-1].name)
         now = self._clock()
@@ -111,6 +115,8 @@ class Selector:
                     target = replace(target, offer=offer)
                 transport = factory.open(target, payloads)
             except (TransportUnavailable, errors.ShoalError) as error:
+                if isinstance(error, TransportUnavailable) and not error.passing:
+                    self._unfit.add(factory.name)
                 _log.debug(f"could not open {factory.title} to a server again", server=target.address, why=str(error))
                 continue
             self._places[transport] = self._factories.index(factory)
@@ -152,6 +158,8 @@ class Selector:
                     self._missing.add(factory.carrier)
                 elif unavailable.passing:
                     self._refuse(factory.name)
+                else:
+                    self._unfit.add(factory.name)
             except errors.ShoalError as error:
                 self._refuse(factory.carrier)
                 if self._none_left():
@@ -186,6 +194,7 @@ class Selector:
 
     def _forget(self) -> None:
         self._missing.clear()
+        self._unfit.clear()
         self._refusals.clear()
 
 

@@ -18,7 +18,7 @@ def folder(tmp_path: Path) -> Path:
     programs = tmp_path / "programs"
     (programs / "vision" / "models").mkdir(parents=True)
     (programs / "spread" / "deep").mkdir(parents=True)
-    for module in ("classifier", "vision/__init__", "vision/models/__init__", "vision/models/resnet", "spread/deep/one"):
+    for module in ("flowers", "vision/__init__", "vision/models/__init__", "vision/models/resnet", "spread/deep/one"):
         (programs / f"{module}.py").write_text(TRAP)
     (programs / "numpy").mkdir()
     (programs / "numpy" / "linalg.py").write_text(TRAP)
@@ -36,7 +36,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return installed
 
 
-@pytest.mark.parametrize("module", ["classifier", "vision", "vision.models", "vision.models.resnet", "spread.deep.one"])
+@pytest.mark.parametrize("module", ["flowers", "vision", "vision.models", "vision.models.resnet", "spread.deep.one"])
 def test_modules_under_the_path_are_allowed_without_an_import(folder: Path, module: str) -> None:
     AllowedPrograms([str(folder)]).check(f"{module}:f")
     assert module.partition(".")[0] not in sys.modules
