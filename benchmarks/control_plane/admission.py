@@ -4,8 +4,8 @@ It runs a real coordinator with simulated workers (default: 1,000) and servers (
 have half of the servers each, two others half of the workers. They speak the real protocol, without lanes and values.
 
 The script measures the seconds from Submit until every server has admitted every worker, and until Join has told every
-worker that it may begin. Then one worker falls silent. The script measures the seconds from its last heartbeat until
-every server has released it. It prints one JSON line.
+worker that it may begin. Then one worker of each process falls silent. The script measures the seconds from its last
+heartbeat until every server has released it. It prints one JSON line.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from shoal.v1 import coordinator_pb2_grpc, job_pb2, job_pb2_grpc, parameter_serv
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
 
 PROCESSES = 2
-TIMEOUT_S, INTERVAL_S, JOIN_EVERY_S = 10.0, 3.0, 1.0
+TIMEOUT_S, INTERVAL_S, JOIN_WAIT_S = 10.0, 3.0, 20.0
 PATIENCE_S = 300.0
 # As in real servers: the coordinator's channels stay open, and show that they are alive.
 SERVER_OPTIONS = [("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000), ("grpc.http2.max_ping_strikes", 0)]
@@ -98,8 +98,8 @@ async def train(stub: Any, jobs: Any, name: str, life: int, variables: list[Any]
 async def enter(jobs: Any, name: str, life: int, assignment: int, variables: list[Any]) -> None:
     call = {"job": JOB, "worker": name, "incarnation": life, "assignment": assignment}
     await answered(jobs.Describe, job_pb2.DescribeRequest(variables=variables, samples=1 << 20, **call))
-    while not (await answered(jobs.Join, job_pb2.JoinRequest(**call))).ready:
-        await asyncio.sleep(JOIN_EVERY_S * random.uniform(0.5, 1.0))
+    while not (await answered(jobs.Join, job_pb2.JoinRequest(wait_s=JOIN_WAIT_S, **call))).ready:
+        pass
     say(joined=time.time(), worker=name)
 
 
@@ -164,9 +164,9 @@ def main(workers: int, servers: int, store: str, timeout_s: float) -> None:
         admitted_s = max(it["admitted"] for it in admitted) - start
         joined_s = max(it["joined"] for it in lines(working, "joined", workers)) - start
         cpu_s = time.process_time() - cpu
-        silent = lines(working[-1:], "silent", 1)[0]
-        released = lines(serving, "released", servers)
-        assert {it["worker"] for it in released} == {silent["worker"]}
+        silent = {it["worker"]: it["silent"] for it in lines(working, "silent", len(working))}
+        released = lines(serving, "released", servers * len(silent))
+        assert {it["worker"] for it in released} == silent.keys()
         say(
             workers=workers,
             servers=servers,
@@ -176,7 +176,7 @@ def main(workers: int, servers: int, store: str, timeout_s: float) -> None:
             coordinator_cpu_s=round(cpu_s, 2),
             calls_a_server=max(it["calls"] for it in admitted),
             timeout_s=timeout_s,
-            released_after_s=round(max(it["released"] for it in released) - silent["silent"], 2),
+            released_after_s=round(max(it["released"] - silent[it["worker"]] for it in released), 2),
             load=[round(it, 1) for it in os.getloadavg()],
         )
     process.stop()
