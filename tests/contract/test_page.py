@@ -332,7 +332,7 @@ class TestStreams:
 
     def test_unchanged_job_is_sent_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Though its workers' last heartbeats are others whenever one looks."""
-        monkeypatch.setattr("shoal_coordinator.page.reader._LATE_BY_CHANCE_S", 60.0)  # a busy machine is no news here
+        monkeypatch.setattr("shoal._display.records._LATE_BY_CHANCE_S", 60.0)  # a busy machine is no news here
         looks: list[None] = []
         look = Reader.overview
 

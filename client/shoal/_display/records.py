@@ -30,7 +30,7 @@ from shoal.timings import PHASES, Straggler
 
 # Seconds of silence after which a member is late, in a cluster whose interval of heartbeats is short or not known.
 LATE_S = 2.0
-# Seconds by which a second heartbeat may be late by chance.
+# Seconds by which a second heartbeat may be late by chance, as on a busy host.
 _LATE_BY_CHANCE_S = 0.25
 
 
@@ -259,9 +259,9 @@ def cluster(status: ClusterStatus, late_s: float | None = None) -> dict[str, Any
     return {**totals(status), "members": [member(each, late_s) for each in status.members]}
 
 
-def late_after_s(status: ClusterStatus) -> float:
-    """Returns the seconds of silence after which a member counts as late: two intervals, or `LATE_S` if it is more."""
-    return max(LATE_S, 2 * status.heartbeat_interval_s + _LATE_BY_CHANCE_S)
+def late_after_s(status: ClusterStatus, at_least_s: float = LATE_S) -> float:
+    """Returns the seconds of silence after which a member counts as late: two intervals, and at least `at_least_s`."""
+    return max(at_least_s, 2 * status.heartbeat_interval_s + _LATE_BY_CHANCE_S)
 
 
 def totals(status: ClusterStatus) -> dict[str, Any]:

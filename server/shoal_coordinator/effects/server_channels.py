@@ -21,18 +21,14 @@ class LentChannel:
         server: the server at its other end.
         stub: made with the channel, because none may be made once it is closed.
         incarnation: the server's incarnation when the channel was made.
+        users: number of calls that use it. Guarded by the lock of `ServerChannels`.
     """
 
     server: ServerRef
     stub: ParameterServerStub
     incarnation: int
     _channel: Any
-    _users: int = 0
-
-    def change_users(self, by: int) -> int:
-        """Changes the number of calls that use it, and returns it."""
-        self._users += by
-        return self._users
+    users: int = 0
 
     def close(self) -> None:
         """Ends its calls."""
@@ -75,7 +71,7 @@ class ServerChannels:
                 channel = _rpc.channel(server.address)
                 found = LentChannel(server, ParameterServerStub(channel), incarnation, channel)
             self._channels[server] = found
-            found.change_users(1)
+            found.users += 1
             closed += self._over_the_limit()
         for each in closed:
             each.close()
@@ -84,7 +80,7 @@ class ServerChannels:
     def give_back(self, lent: LentChannel) -> None:
         """Ends the use of a channel by one call."""
         with self._lock:
-            lent.change_users(-1)
+            lent.users -= 1
 
     def keep_only(self, live: Mapping[ServerRef, int]) -> None:
         """Closes the channels to servers that are gone.
@@ -127,7 +123,7 @@ class ServerChannels:
     def _over_the_limit(self) -> list[LentChannel]:
         """Takes out the channels above the limit that no call uses. Called with the lock."""
         surplus = max(0, len(self._channels) - self._most)
-        idle = [it for it in self._channels.values() if not it.change_users(0)][:surplus] if surplus else []
+        idle = [it for it in self._channels.values() if not it.users][:surplus] if surplus else []
         for each in idle:
             del self._channels[each.server]
         return idle

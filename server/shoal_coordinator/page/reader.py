@@ -26,8 +26,6 @@ _REASON_CHARACTERS = 300
 _STEPS, _STEPS_IN_ALL = 32, 4_096
 # Seconds for which timings are cached. Those of a thousand workers take 60 ms to encode.
 _TIMINGS_FOR_S = 1.0
-# Seconds by which a second heartbeat may be late, as on a busy host, before its member counts as late.
-_LATE_BY_CHANCE_S = 0.25
 # The limit of events in one message.
 _EVENTS = 500
 _MARK = re.compile(r"([0-9]{1,20})-([0-9]{1,18})")
@@ -122,7 +120,7 @@ class Reader:
             counts, interval_s = machine.counts, machine.members.heartbeat_interval_s
         status = ClusterStatus(counts.cluster, counts.generation, tuple(found[:MAX_MEMBERS]), interval_s)
         following = token_after_member(found[MAX_MEMBERS - 1].member) if len(found) > MAX_MEMBERS else ""
-        record = records.cluster(status, _late_s(status))
+        record = records.cluster(status, records.late_after_s(status, at_least_s=0.0))
         return encode({**record, **self._about, "next_page_token": following, "time": now})
 
     def jobs(self, token: str = "") -> bytes:
@@ -146,7 +144,7 @@ class Reader:
         with self._coordinator.reading() as (machine, now):
             status, states = machine.status(now), machine.listing.job_states()
             jobs = [each.status for each in machine.listing.jobs(now, MAX_JOBS)]
-        rates, late_s = self._rates.update(status.members, now), _late_s(status)
+        rates, late_s = self._rates.update(status.members, now), records.late_after_s(status, at_least_s=0.0)
         members = {
             it.member: {
                 **records.member(it, late_s),
@@ -249,11 +247,6 @@ class Reader:
                 (EventPosition(submission, some[-1].sequence), encode([records.event(event) for event in some]))
             )
         return JobUpdate(EventPosition(submission, last), fresh, _whole(status), now, tuple(chunks), ended)
-
-
-def _late_s(status: ClusterStatus) -> float:
-    """Returns the seconds of silence after which a member counts as late."""
-    return 2 * status.heartbeat_interval_s + _LATE_BY_CHANCE_S
 
 
 def _silence(member: MemberStatus, late_s: float) -> int:
