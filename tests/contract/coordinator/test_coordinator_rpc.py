@@ -40,13 +40,6 @@ def rig() -> Iterator[Rig]:
         rig.stop()
 
 
-@pytest.fixture
-def group(rig: Rig) -> Rig:
-    for name in ("w0", "w1"):
-        rig.register(members.WORKER, name, device="cpu")
-    return rig
-
-
 def test_a_jobs_whole_life(group: Rig) -> None:
     spec = job(settings={"hidden": 8}, batch_size=8, range_size=32)
     assert group.submit(spec).state == jobs.STARTING

@@ -12,7 +12,6 @@ import pytest
 from shoal import errors
 from shoal.events import StateChanged, watch
 from shoal.status import JobState
-from shoal.v1 import coordinator_pb2 as members
 from shoal.v1 import job_pb2 as jobs
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_coordinator.persistence.sqlite_store import SqliteStore
@@ -33,13 +32,6 @@ def rig(store: Path) -> Iterator[Rig]:
         yield rig
     finally:
         rig.stop()
-
-
-@pytest.fixture
-def group(rig: Rig) -> Rig:
-    for name in ("w0", "w1"):
-        rig.register(members.WORKER, name, device="cpu")
-    return rig
 
 
 def test_all_that_was_answered_is_known_again(group: Rig) -> None:

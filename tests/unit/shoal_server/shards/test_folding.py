@@ -208,7 +208,8 @@ def test_a_gap_keeps_only_the_gradients_after_it() -> None:
     assert held_after_each([0, 1, 3, 4, 2, 5, 6]) == [1, 1, 2, 3, 1, 1]
 
 
-def test_a_fold_runs_without_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+def hold_folds(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Holds each fold from now on: the first event says that one has begun, and setting the second lets them end."""
     began, may_end = threading.Event(), threading.Event()
     accumulate: Callable[..., None] = kernels.accumulate
 
@@ -218,6 +219,11 @@ def test_a_fold_runs_without_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
         accumulate(*args, **kwargs)
 
     monkeypatch.setattr(kernels, "accumulate", slow)
+    return began, may_end
+
+
+def test_a_fold_runs_without_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    began, may_end = hold_folds(monkeypatch)
     group = group_of(3, names=["w"])
     gradient = {"w": np.ones(SIZE, np.float32)}
     push(group, 0, gradient)
@@ -236,17 +242,9 @@ def test_a_fold_runs_without_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_close_waits_for_a_fold_that_another_thread_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    began, may_end = threading.Event(), threading.Event()
-    accumulate: Callable[..., None] = kernels.accumulate
-
-    def slow(*args: Any, **kwargs: Any) -> None:
-        began.set()
-        assert may_end.wait(30)
-        accumulate(*args, **kwargs)
-
     group = group_of(3, names=["w"])
     push(group, 0, {"w": np.full(SIZE, 1.0, np.float32)})
-    monkeypatch.setattr(kernels, "accumulate", slow)
+    began, may_end = hold_folds(monkeypatch)
     threads = [
         threading.Thread(target=push, args=(group, rank, {"w": np.full(SIZE, 1.0 + rank, np.float32)}))
         for rank in (1, 2)
@@ -261,15 +259,7 @@ def test_the_close_waits_for_a_fold_that_another_thread_runs(monkeypatch: pytest
 
 
 def test_what_the_last_push_releases_is_folded_without_the_lock_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    began, may_end = threading.Event(), threading.Event()
-    accumulate: Callable[..., None] = kernels.accumulate
-
-    def slow(*args: Any, **kwargs: Any) -> None:
-        began.set()
-        assert may_end.wait(30)
-        accumulate(*args, **kwargs)
-
-    monkeypatch.setattr(kernels, "accumulate", slow)
+    began, may_end = hold_folds(monkeypatch)
     group = group_of(4, names=["w"])
     arrays = [drawn_arrays(rank, 20, ["w"]) for rank in range(4)]
     for rank in (1, 2, 3):
