@@ -63,7 +63,7 @@ def pages() -> dict[str, str]:
         "# Decisions",
         "",
         "Each page describes one design choice, its reasons, and the alternatives. Decisions are history: pages keep",
-        "the names and the facts of their date. If a later decision replaces one, its status names the later one.",
+        "the facts of their date. If a later decision replaces or amends one, its status names the later one.",
         *table(["number", "decision", "status", "date"], rows),
     ]
     return found | {"decisions/index.md": page(lines)}

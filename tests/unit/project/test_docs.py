@@ -223,4 +223,5 @@ class TestTopLevelPages:
         found = project_pages.decisions()
         assert [int(number) for number, *_ in found] == list(range(1, len(found) + 1))
         for _, title, status, _, _ in found:
-            assert re.fullmatch(r"accepted|superseded by \d{4}", status), title
+            changed = r"(?:accepted, amended|superseded) by \[(\d{4})\]\(\1-[a-z0-9-]+\.md\)"
+            assert status == "accepted" or re.fullmatch(changed, status), title
