@@ -1,4 +1,4 @@
-"""Chart of the dense and the small workload: Shoal beside each peer."""
+"""Chart that compares Shoal with each peer on the dense and the small workload."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

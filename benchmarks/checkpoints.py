@@ -1,13 +1,14 @@
 """Benchmark of checkpoints of 256 MB: python benchmarks/checkpoints.py speed|slowdown, prints one JSON line.
 
-speed: One server with Adam's slots, in four shards, saves to a temporary folder: cut, files and manifest, each durable
-       on the disk. Then it restores them. For comparison, the same bytes are written to one file with fsync, and read
-       into memory that is allocated already, as the server's is. Rounds alternate. The page cache has room when files
-       are written. Before files are read, they are dropped from the page cache.
-slowdown: Two servers with the same state, and a session that takes steps, in stretches of 3 s or more. Every other
-       stretch starts with a checkpoint and lasts until it is complete. The gradients are computed beforehand, so the
-       slowdown is that of the servers and the connections. A second worker would use the cores of a small machine and
-       hide it.
+speed: One server holds four shards with Adam's slots. It saves them to a temporary folder: it takes the cut and writes
+       the files and the manifest. The save ends when all of these are durable on the disk. Then the server restores
+       the shards. For comparison, the script writes the same number of bytes to one file with fsync, and reads them
+       into memory that is already allocated, as the server's memory is. The two take turns. The page cache has room
+       for the files while they are written. Before they are read, they are dropped from the page cache.
+slowdown: A session takes steps on two servers that hold the same amount of state. The run consists of stretches of 3 s
+       or more. Every other stretch starts with a checkpoint and lasts until the checkpoint is complete. The gradients
+       are computed before the run, so only the servers and the connections can slow down. There is no second worker:
+       it would use the cores of a small machine and hide the slowdown.
 """
 
 import argparse

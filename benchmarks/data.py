@@ -1,10 +1,10 @@
-"""Benchmark of two workers that read Parquet, beside Arrow's scan: python benchmarks/data.py, prints one JSON line.
+"""Benchmark of two workers that read Parquet, compared with Arrow: python benchmarks/data.py, prints one JSON line.
 
-1 GB of files with a table of clicks (a label, 13 numbers, 26 categories), in row groups of 65,536 rows, is written to
-a temporary folder and stays in the page cache. Two processes take ranges alternately, as the coordinator cuts them by
-default, and read them as a worker's loop does: shuffled batches, read ahead. Then Arrow's dataset scans the same
-columns in one process with as many threads. Both use the same two cores, and rounds alternate. Nothing is computed on
-the data.
+The script writes 1 GB of files to a temporary folder, which stay in the page cache. They hold a table of clicks: a
+label, 13 numbers and 26 categories, in row groups of 65,536 rows. Two processes take ranges alternately, as the
+coordinator cuts them by default. They read the ranges as a worker's loop does: in shuffled batches, read ahead. For
+comparison, one process scans the same columns with Arrow's dataset, with one thread for each core. Both use the same
+two cores, and they take turns. Nothing is computed on the data.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """Benchmark of the memory of a server and a worker: python benchmarks/memory.py rest|pull, prints one JSON line.
 
-rest: a server's resident memory with 1 GiB of variables and Adam's two slots: after the job's creation, after two steps
-      with the session open, and after its end.
-pull: the peak resident memory of server and worker when a worker pulls one variable of 6 GB over TCP.
+rest: the resident memory of a server that holds 1 GiB of variables with Adam's two slots. It is read three times: after
+      the job is created, after two steps while the session is open, and after the session has ended.
+pull: the peak resident memory of the server and of the worker when the worker pulls one variable of 6 GB over TCP.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Benchmark of `shoal_nn`'s models on one thread beside PyTorch's, and of ResNet-50 on a GPU and through a cluster."""
+"""Benchmark of `shoal_nn`'s models: on one thread compared with PyTorch's, on a GPU, and through a cluster."""
 
 import os
 from collections.abc import Mapping, Sequence

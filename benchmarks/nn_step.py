@@ -1,6 +1,6 @@
 """Steps of Shoal's models on one thread: python benchmarks/nn_step.py resnet18|mobilenet_v2|small_cnn [--short].
 
-There is no server: it measures what a worker computes between a pull and a push. It prints one JSON line, as
+There is no server. The script measures what a worker computes between a pull and a push. It prints one JSON line, as
 peers/torch_nn.py does for PyTorch. The environment must limit it to one thread (`peers.nn_workload.ONE_THREAD`).
 """
 

@@ -1,6 +1,6 @@
-"""Processes that print one JSON line: they are run to their result, bounded in time, and cleaned up.
+"""Runner of a process that prints one JSON line: it limits the time, returns the line, and ends all child processes.
 
-`harness` decides what is run, and how often.
+`harness` decides what to run, and how often.
 """
 
 import ctypes

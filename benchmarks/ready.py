@@ -1,6 +1,6 @@
 """Benchmark of the start of `shoal server`, until its health service reports SERVING: python benchmarks/ready.py.
 
-A first start that is not counted fills the kernel cache. The script prints one JSON line.
+The first start fills the kernel cache and is not counted. The script prints one JSON line.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """Files of results: `latest.json`, `rounds.json`, `machine.json`, the chart, and the table in the docs.
 
-A run replaces the results of its benchmarks and keeps the others. These may be from another machine, so each
-benchmark's run names its machine. The values of a row are from one run. Rows of different benchmarks are not
-comparable.
+A run replaces the results of its own benchmarks and keeps the results of all others. Results may come from different
+machines, so the files name the machine for each benchmark. The values of a row are from one run. Rows of different
+benchmarks are not comparable.
 """
 
 import json

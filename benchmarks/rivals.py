@@ -1,4 +1,4 @@
-"""Peers: the systems that Shoal is measured against, and their interpreters.
+"""Peers: the systems that Shoal is compared with, and their interpreters.
 
 Their scripts are in `peers/`. `bench_peers` builds their environments.
 """

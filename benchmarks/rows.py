@@ -1,6 +1,6 @@
-"""Rows of results: name, target, and format of each (no I/O).
+"""Rows of the results table: the name, target and format of each row (no I/O).
 
-`FIGURES` is the list that `docs/explanation/performance.md` explains, in its order.
+`FIGURES` lists the rows. `docs/explanation/performance.md` explains them in the same order.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

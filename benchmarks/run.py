@@ -1,7 +1,8 @@
 """Runner of the benchmarks: python benchmarks/run.py [dense,small,...], or `make bench`.
 
-Shoal and every peer whose interpreter is known (`SHOAL_PEER_TORCH=/path/to/python`, or built by `make bench-peers`) run
-in turn, and their medians are compared. The exit status is 1 if a row is missing. A missed target is reported only.
+Shoal and the peers run in turn, and the script compares their medians. A peer takes part if its interpreter is known:
+`make bench-peers` has built it, or a variable names it, such as `SHOAL_PEER_TORCH=/path/to/python`. The exit status is
+1 if a row is missing. A missed target is reported, but does not change the exit status.
 """
 
 import argparse

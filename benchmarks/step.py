@@ -1,9 +1,9 @@
 """Shoal on the peers' workloads: python benchmarks/step.py dense|small [--in-turn] [--one-by-one] [--shards 4] ...
 
-One server, and one worker: a session in this process. SHOAL_TRANSPORT chooses the way between them, as for any
-session. With --in-turn a step's pull, gradient and push come one after the other, as in the peers' scripts; otherwise
-the push of one step and the pull of the next go on while the worker computes. Prints one JSON line, as the peers'
-scripts do.
+There is one server and one worker. The worker is a session in this process. SHOAL_TRANSPORT selects the transport, as
+for any session. With --in-turn, the pull, the gradient and the push of a step come one after the other, as in the
+peers' scripts. Without it, the push of one step and the pull of the next one run while the worker computes. The script
+prints one JSON line, as the peers' scripts do.
 """
 
 import argparse

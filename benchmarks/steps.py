@@ -1,7 +1,7 @@
 """Benchmarks of whole steps.
 
-`dense`, `small` and `small_cluster` compare Shoal with the peers. `scale` and `chunks` compare Shoal with itself, with
-other numbers of variables and shards, and other sizes of chunks.
+`dense`, `small` and `small_cluster` compare Shoal with the peers. `scale` and `chunks` compare Shoal with itself:
+`scale` with different numbers of variables and shards, `chunks` with different chunk sizes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,8 +1,9 @@
 """Benchmark of pushes while 200 pulls wait: python benchmarks/waiting_pulls.py.
 
-One server runs in a process of its own. In one job, a worker that is ahead of its bound sends 200 pulls that must
-wait. In another job, a worker pushes 100 KB a step. Its median push is measured with and without the waiting pulls,
-five times each, in turn. The script prints one JSON line. Its exit status is 1 if the ratio is above 2.
+One server runs in a process of its own. In one job, a worker that is too far ahead of the others sends 200 pulls, which
+must wait. In another job, a worker pushes 100 KB a step. The script measures the median time of its pushes five times
+with the waiting pulls and five times without them, in turn. It prints one JSON line. Its exit status is 1 if the ratio
+of the two medians is above 2.
 """
 
 import json

@@ -1,7 +1,8 @@
 """Shoal on the small-cluster workload of the peers: python benchmarks/cluster/small_cluster.py [--overlap] [--short].
 
-Two servers, and two workers: sessions in processes of their own, which train one asynchronous job. This process tells
-both how many steps to take, and measures until both have taken them, as the peer's chief does. Prints one JSON line.
+There are two servers and two workers. Each worker is a session in a process of its own, and both train one asynchronous
+job. This process tells each worker how many steps to take, and measures the time until both have taken them. The peer's
+coordinator process measures in the same way. The script prints one JSON line.
 """
 
 import argparse

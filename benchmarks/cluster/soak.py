@@ -1,12 +1,12 @@
 """Soak test of all roles: python benchmarks/cluster/soak.py [--minutes 30], prints a table and writes JSON.
 
-Two workers train one short job after the other, in every mode, with checkpoints, evaluations and cancellations; each
-job is followed by a session. Meanwhile the use of each role is read: its memory, open files and threads, and the blocks
-that Python's allocator has handed out to it. Between two jobs a role is at rest, so the smallest reading of a minute is
-its use at rest.
+Two workers train one short job after the other, in every mode, with checkpoints, evaluations and cancellations. After
+each job, a session trains. Meanwhile the script reads what each role uses: its memory, open files and threads, and the
+blocks that Python's allocator has handed out to it. A role is at rest between two jobs, so the smallest reading of a
+minute is what the role uses at rest.
 
-After the first third of the run this use must not grow: resident memory by less than 8 MiB an hour, allocated blocks by
-less than 2 % an hour, and open files, threads and segments of shared memory not at all.
+After the first third of the run, the use at rest must not grow: resident memory by less than 8 MiB an hour, allocated
+blocks by less than 2 % an hour, and open files, threads and segments of shared memory not at all.
 """
 
 import argparse

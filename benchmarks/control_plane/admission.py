@@ -1,11 +1,12 @@
 """Benchmark of admission: python benchmarks/control_plane/admission.py [WORKERS] [SERVERS] [STORE] [TIMEOUT_S].
 
 It runs a real coordinator with simulated workers (default: 1,000) and servers (default: 100) on loopback. Two processes
-have half of the servers each, two others half of the workers. They speak the real protocol, without lanes and values.
+simulate half of the servers each, and two other processes half of the workers each. They use the real protocol, but
+open no lanes and send no values.
 
 The script measures the seconds from Submit until every server has admitted every worker, and until Join has told every
-worker that it may begin. Then one worker of each process falls silent. The script measures the seconds from its last
-heartbeat until every server has released it. It prints one JSON line.
+worker that it may begin. Then one worker of each process stops sending heartbeats. The script measures the seconds from
+its last heartbeat until every server has released it. It prints one JSON line.
 """
 
 import asyncio

@@ -1,9 +1,10 @@
 """Simulated members of a cluster, many in one process: python members.py KIND ADDRESS FIRST COUNT.
 
-`scale` starts it. The members speak the real protocol through the clients that real ones use. They move no values.
-KIND is `server`: COUNT servers that agree to everything; or `worker`: COUNT workers, which enter the job that they are
-assigned to, and then report a few steps as often as the coordinator asks. Each line on standard input is a command,
-and one JSON line answers it. The process leaves the cluster at the end of its input.
+`scale` starts this script. The members use the real protocol, through the same clients as real members, but they send
+no values. KIND is `server` or `worker`. The COUNT simulated servers accept every call of the coordinator. The COUNT
+simulated workers enter the job that they are assigned to, and then report a few steps as often as the coordinator asks.
+Each line on standard input is a command, which the process answers with one JSON line. At the end of its input, it
+leaves the cluster.
 """
 
 import json

@@ -1,7 +1,8 @@
-"""Models that Shoal's layers and PyTorch's compute steps of, on one thread, in float32.
+"""Workload of the model benchmarks: models and batches that Shoal and PyTorch both train on, on one thread, in float32.
 
-A step is the model's output in training, the cross-entropy of labels, and the gradients by every parameter; nothing is
-updated, and images have no gradient. Every interpreter that runs it brings its own NumPy.
+A step computes the model's output in training mode, the cross-entropy loss of the labels, and the gradients by all
+parameters. It updates no parameters and computes no gradient by the images. Shoal and PyTorch import this module in
+separate interpreters, so it needs only the standard library.
 """
 
 import json

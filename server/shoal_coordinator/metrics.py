@@ -1,4 +1,7 @@
-"""The coordinator's Prometheus metrics. No label names a job, a member or a client, because these are unbounded."""
+"""The coordinator's Prometheus metrics.
+
+No label names a job, a member or a client, because the number of these is unbounded.
+"""
 
 import time
 from collections import Counter as Count

@@ -1,4 +1,4 @@
-"""Real roles in this process, and the metrics of a scrape of each."""
+"""Real roles in this process, and the metrics that each of them exports."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager

@@ -1,4 +1,4 @@
-"""Real S3 server on loopback, in this process: moto's, which keeps everything in memory."""
+"""S3 server of the package moto, on loopback in this process. It keeps everything in memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Checkpoint storage in an object store, by any URL that fsspec supports, with the settings for S3.
+"""Checkpoint storage in an object store, at any URL that fsspec supports. Only S3 has settings of its own here.
 
 An object appears when its upload is completed, so writes are atomic. Credentials, endpoints and regions come from the
 environment, where each store's package looks for them. They are never in a URL or in a message.

@@ -1,8 +1,8 @@
 """Pace of a member's heartbeats and reports: when the next one is due.
 
-The coordinator states the interval. A report counts as a heartbeat, and it is due a little earlier than one. So a
-member that reports sends no heartbeats, and a member whose report gets no answer in time sends one, on the threads that
-the coordinator keeps for them.
+The coordinator states the heartbeat interval. A report counts as a heartbeat, and is due a little earlier than a
+heartbeat. So a member whose reports are answered in time sends no heartbeats. If a report is not answered in time, the
+member sends a heartbeat, for which the coordinator has reserved threads.
 """
 
 import random

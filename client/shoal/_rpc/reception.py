@@ -1,10 +1,10 @@
 """The reception of a server's calls: a call gets a thread when its first message is complete, within limits.
 
-grpcio's server gives a call a thread when its headers arrive, and the thread waits for the message. So calls that send
-headers and never a message take all threads. Here the message is received first, which needs no thread, and then the
-call goes to its pool. This module uses private names of grpcio's `_server` module; no other module does. The import
-checks whether the installed grpcio has them in the expected form. If it does not, a call gets its thread when its
-headers arrive, as in unmodified grpcio, and a contract test fails
+An unmodified grpcio server gives a call a thread when its headers arrive, and the thread waits for the message. So
+calls that send headers but never a message can take all threads. This module first receives the message, which needs no
+thread, and then passes the call to its thread pool. For this it uses private names of grpcio's `_server` module. No
+other module does so. The import checks whether the installed grpcio has these names in the expected form. If it does
+not, a call gets its thread when its headers arrive, as in unmodified grpcio, and a contract test fails
 (docs/decisions/0044-calls-get-a-thread-with-their-message.md).
 """
 

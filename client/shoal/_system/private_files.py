@@ -1,7 +1,8 @@
 """Permissions of the files that a cluster keeps: the store and checkpoints, which hold users' models and settings.
 
-Roles create them for their own user only. `SHOAL_FILE_ACCESS=group` opens them to the group of the folder, for roles
-that share a volume under several user ids. Files that exist keep their permissions.
+Only the user that a role runs as can access the files that the role creates. `SHOAL_FILE_ACCESS=group` also gives
+access to the group of the folder, for roles that share a volume under several user ids. Files that already exist keep
+their permissions.
 """
 
 import os

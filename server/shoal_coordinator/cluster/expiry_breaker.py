@@ -1,9 +1,8 @@
-"""Circuit breaker of expiry: no member is declared lost while the coordinator may miss its heartbeats. Pure.
+"""Circuit breaker of expiry: declares no member lost while the coordinator itself may be missing heartbeats. Pure.
 
-A heartbeat that is late at the coordinator proves nothing about its sender when the coordinator itself refused or
-queued heartbeats, or when many members fall silent at once. The likelier cause of such a silence is one failure of the
-network or of the coordinator, not many failures of machines. Expiry then waits, but for a limited time, so that jobs go
-on if the members are really dead.
+A missing heartbeat does not prove that the member is dead in two cases: the coordinator refused or queued heartbeats,
+or many members fall silent at the same time. One failure of the network or of the coordinator is then more likely than
+many failures of machines. So expiry waits. The wait is limited, so that jobs go on if the members are really dead.
 """
 
 from collections.abc import Collection, Iterable

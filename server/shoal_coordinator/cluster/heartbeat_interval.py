@@ -1,4 +1,4 @@
-"""Interval of heartbeats: as short as the coordinator can hear them, and short enough for the timeout. Pure."""
+"""Interval of heartbeats: long enough for the load of the coordinator, and short enough for the timeout. Pure."""
 
 # Heartbeats and reports a second that the coordinator asks for in all. One takes some 0.45 ms of a core, so that they
 # take a fifth of one.

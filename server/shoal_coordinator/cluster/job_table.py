@@ -1,4 +1,4 @@
-"""The jobs of a cluster, found by name, submission or worker (no I/O). Ended jobs may be many, live ones are few."""
+"""The jobs of a cluster, found by name, submission or worker. Many jobs may have ended, but few are live (no I/O)."""
 
 from bisect import bisect_left
 from collections import Counter

@@ -1,4 +1,7 @@
-"""Handling of events from workers about their jobs: entry, leases, evaluations, reports and the end (no I/O)."""
+"""Handling of the events by which workers take part in their jobs (no I/O).
+
+A worker enters the job, leases data, evaluates, reports and finishes.
+"""
 
 from collections.abc import Callable, Iterable
 from functools import partial

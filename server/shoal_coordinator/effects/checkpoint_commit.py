@@ -1,4 +1,4 @@
-"""Commit of checkpoints: their numbers, the files that servers write, the manifest, and the removal of expired ones."""
+"""Commit of checkpoints: their numbers, the files that servers write, the manifest, and removal of old checkpoints."""
 
 from collections.abc import Callable, Collection, Iterable
 from importlib.metadata import version

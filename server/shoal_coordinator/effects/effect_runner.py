@@ -2,13 +2,15 @@
 
 `shoal_coordinator.coordinator` feeds events to the machine and passes its effects to this module. The machine receives
 the outcome of an effect as an event, and the effect ends when the machine has handled this event. If the coordinator
-dies before that, the next one repeats the effect. Each job has a queue of effects, and another one for its slow
-effects. The effects of a queue run one after the other, except that successive admissions, or removals, of workers
-share their calls to servers. So when a coordinator dies, only the first pending effects of each queue can have been
-carried out already, in whole or in part.
+dies before that, the next one repeats the effect.
 
-The thread for a queue comes from the pool of its first effect's kind (`_Pool`), so that no kind waits for another. A
-server that does not answer holds threads only of the effects that need it.
+Each job has a queue of effects, and another one for its slow effects. The effects of a queue run one after the other.
+There is one exception: admissions of workers that follow each other share their calls to servers, and so do removals of
+workers. So when a coordinator dies, only the first pending effects of each queue can have been carried out already, in
+whole or in part.
+
+The thread for a queue comes from the pool of its first effect's kind (`_Pool`), so that no kind of effect waits for
+another. If a server does not answer, only the effects that call this server keep their threads.
 """
 
 import enum

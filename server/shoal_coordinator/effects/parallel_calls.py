@@ -1,4 +1,4 @@
-"""Calls of one RPC to many servers at a time. A call is repeated while its server does not answer."""
+"""Calls of one RPC to many servers at the same time. A call is repeated while its server does not answer."""
 
 import queue
 import time

@@ -1,4 +1,4 @@
-"""Channels to servers that are kept between calls, and which servers do not answer."""
+"""Channels to servers, which are kept between calls, and the list of servers that do not answer."""
 
 import threading
 from collections.abc import Callable, Collection, Mapping

@@ -1,4 +1,4 @@
-"""The readable side of one job, for users, workers, the scheduler and the store. `JobMachine` changes the job.
+"""Read access to one job, for users, workers, the scheduler and the store. `JobMachine` changes the job.
 
 Each part of a job's state has an owner: `Plan` for what it trains and where, `WorkerGroup` for its workers,
 `Accounting` for what was done, `CheckpointCoordinator` for checkpoints and evaluations, `Lifecycle` for its state, and

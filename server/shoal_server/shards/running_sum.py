@@ -1,7 +1,7 @@
 """Running sums: what an arena keeps of a step's contributions, which are added one by one in order of rank.
 
-Each class has the arithmetic of one aggregation. The result depends on the contributions, their weights and their
-order, but not on when each of them was added. No locks and no policy.
+Each class implements one aggregation. The result depends on the contributions, their weights and their order, but not
+on when each of them was added. This module has no locks and no policy.
 """
 
 import math

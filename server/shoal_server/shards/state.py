@@ -1,7 +1,8 @@
-"""State machine of a lock group: decides which pulls pass, which updates are applied, and how repeats are answered.
+"""State machine of a lock group: decides which pulls are answered and which updates are applied.
 
-It is pure: no values, locks, clocks or I/O. `GroupState.handle(event)` returns effects, which
-`shoal_server.shards.lock_group` carries out in order. Gradients are opaque payloads.
+It also answers repeated requests as it answered the first ones. It is pure: no values, locks, clocks or I/O.
+`GroupState.handle(event)` returns effects, which `shoal_server.shards.lock_group` carries out in order. Gradients are
+opaque payloads.
 """
 
 from collections import deque

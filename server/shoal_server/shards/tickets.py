@@ -1,4 +1,4 @@
-"""Tickets of waiting pulls, and the calls that answer them: none of them may raise."""
+"""Tickets of waiting pulls, and functions that answer or refuse a pull. These functions never raise."""
 
 from typing import Protocol
 

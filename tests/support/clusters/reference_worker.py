@@ -1,7 +1,7 @@
 """Workers whose summed gradients equal those of one process: reference_worker.py ADDRESS.
 
-The module also has the problem and its solution in one process. The problem is a linear classifier of random points
-with the mean softmax cross-entropy. The 4 workers get unequal parts of each batch.
+The module defines the problem that they solve, and also solves it in one process, for comparison. The problem is a
+linear classifier of random points with the mean softmax cross-entropy. The 4 workers get unequal parts of each batch.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Docker engine for tests, and images that a host builds without a registry.
 
-The engine has its own data, socket, process and mount namespace. `obstacle` returns why `dockerd` cannot be started,
-if it cannot.
+The engine has its own data, socket, process and mount namespace. If `dockerd` cannot be started, `obstacle` returns the
+reason.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Fake of CuPy for hosts without a GPU: NumPy's functions, and streams that copy as late as possible.
 
-Computation, on the null stream, happens at once. A copy on another stream happens when it is waited for, which is as
-late as a device may do it. A buffer that is reused too early, or a missing event, gives wrong values.
+The null stream computes at once. A copy on another stream happens only when something waits for it, which is the latest
+time at which a real device may copy. So a buffer that is reused too early, or a missing event, gives wrong values.
 """
 
 import types

@@ -1,7 +1,7 @@
 """Process that writes a checkpoint and kills itself at a step of it: checkpoint_writer.py ROOT NUMBER POINT SEED.
 
 It writes as servers and the coordinator do: three shards, then the manifest. The process wraps the system calls of a
-write, and one of them is the last thing that it does. POINT "none" writes everything.
+write. At the call that POINT selects, it kills itself. If POINT is "none", it writes everything.
 """
 
 import os

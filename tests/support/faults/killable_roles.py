@@ -1,10 +1,10 @@
 """Parameter servers and workers that tests kill, each a process that starts within milliseconds.
 
-They are forks of one process, the nursery, which has imported and compiled what they need and has no threads. Their
-shared-memory segments are in a folder of the test, apart from all others.
+They are forks of one process, the nursery. The nursery has no threads, and has already imported and compiled what the
+forks need. The shared-memory segments of the forks are in a folder of the test, apart from all other segments.
 
-A doomed process kills itself by SIGKILL at the n-th line of the code that shares memory, so that a test reaches each
-moment of it.
+A doomed process kills itself by SIGKILL at the n-th line that it executes of the code that shares memory. With each n
+in turn, a test covers every moment of this code.
 """
 
 import itertools

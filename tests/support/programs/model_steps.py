@@ -1,4 +1,4 @@
-"""Steps of `shoal_nn`'s programs, taken as a worker does but without one."""
+"""Functions that take training steps of `shoal_nn`'s programs, as a worker does, but without a worker."""
 
 from typing import Any
 

@@ -1,4 +1,7 @@
-"""Program whose result depends on every step, their order and their random numbers, and that counts its samples."""
+"""Program whose result depends on every step, the order of the steps, and their random numbers.
+
+It also counts how often it has trained on each sample.
+"""
 
 import threading
 from pathlib import Path

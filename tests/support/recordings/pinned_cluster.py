@@ -1,6 +1,6 @@
-"""Real servers and coordinator of the recordings, with all that differs from run to run passed in.
+"""Real servers and coordinator of the recordings. Callers pass in all that otherwise differs from run to run.
 
-This includes the coordinator's clock and id. `pinned_draws` fixes the clients' random numbers, `fixed_names` the
+This includes the coordinator's clock and id. `pinned_draws` fixes the clients' random numbers, `fixed_names` fixes the
 names of this machine, and `checkpoint_files` leaves times out of a checkpoint.
 """
 

@@ -1,4 +1,4 @@
-"""Playback of a recorded conversation: `Playing` calls real servers, `Players` serve real clients."""
+"""Playback of a recorded conversation: `Playing` calls real servers, and `Players` answer real clients."""
 
 import functools
 import socket

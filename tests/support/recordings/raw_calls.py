@@ -1,4 +1,4 @@
-"""gRPC in bytes: a server that answers any method with bytes, and recorded calls."""
+"""gRPC calls as raw bytes: a server that answers any method with bytes, and recorded calls."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

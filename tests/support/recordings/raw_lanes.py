@@ -1,4 +1,7 @@
-"""Lanes in bytes: a tap between clients and a server's lanes, whole frames, and regions of shared memory."""
+"""Lanes as raw bytes: a tap between clients and a server's lanes, whole frames, and regions of shared memory.
+
+A tap forwards the bytes in both directions and records them.
+"""
 
 import socket
 import threading
