@@ -31,7 +31,7 @@ def main() -> int:
 
 
 def build(folder: Path, packages: tuple[str, ...]) -> bool:
-    """Makes one environment, whole or not at all."""
+    """Builds one environment. If the build fails, it leaves no folder behind."""
     print(f"building {folder} with {' '.join(packages)}", file=sys.stderr)
     pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     try:

@@ -20,7 +20,7 @@ from shoal_nn.models import mobilenet_v2, resnet, small_cnn
 
 
 def model(name: str) -> Layer:
-    """The model of `nn_workload.MODELS` by this name."""
+    """Returns the model with a name in `nn_workload.MODELS`."""
     if name == "resnet18":
         return resnet(18, work.CLASSES, small_images=True)
     return mobilenet_v2(work.CLASSES, 0.35, stem_strides=1) if name == "mobilenet_v2" else small_cnn(work.CLASSES)

@@ -80,7 +80,7 @@ async def work(coordinator: str, first: int, count: int, total: int) -> None:
 
 
 async def train(stub: Any, jobs: Any, name: str, life: int, variables: list[Any], victim: bool) -> None:
-    """Enters the job, then sends heartbeats; the victim falls silent at some time after it has entered."""
+    """Enters the job and sends heartbeats. The victim stops its heartbeats some time after it has entered."""
     entering: asyncio.Task[None] | None = None
     await asyncio.sleep(random.random() * INTERVAL_S)
     until = float("inf")
@@ -105,7 +105,7 @@ async def enter(jobs: Any, name: str, life: int, assignment: int, variables: lis
 
 
 async def answered(method: Any, request: Any) -> Any:
-    """Calls, and repeats the call while the coordinator refuses it because it has too many."""
+    """Makes a call, and repeats it while the coordinator refuses it because of too many calls."""
     while True:
         try:
             return await method(request)
@@ -134,7 +134,7 @@ def simulated(role: str, coordinator: str, count: int, other: int) -> Iterator[l
 
 
 def lines(processes: list[subprocess.Popen[str]], key: str, count: int) -> list[dict[str, Any]]:
-    """Returns the lines with a key, of each process the same number."""
+    """Returns the lines that have a key. Each process writes the same number of them."""
     found = []
     for process in processes:
         assert process.stdout

@@ -18,7 +18,7 @@ ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL", 
 
 @dataclass(frozen=True)
 class Work:
-    """A model, and what it is fed."""
+    """A model and its input."""
 
     name: str  # for tables
     parameters: int  # without running statistics: both sides' models must have as many
@@ -34,11 +34,11 @@ MODELS = {
 
 
 def measure(step: Callable[[], float], *, short: bool) -> tuple[float, float]:
-    """Median seconds of a step, of seven or more in three seconds after two that do not count; and the last loss.
+    """Returns the median seconds of a step, and the last loss. It takes 7 or more steps, after 2 for warming up.
 
     Args:
-        step: takes one and gives its loss.
-        short: one step is enough.
+        step: takes one step and returns its loss.
+        short: take only one step.
     """
     for _ in range(0 if short else 2):
         step()

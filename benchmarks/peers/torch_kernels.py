@@ -12,7 +12,7 @@ import torch
 
 
 def made(name: str, elements: int, learning_rate: float) -> torch.optim.Optimizer:
-    """The optimizer of one flat float32 parameter that has a gradient."""
+    """Returns the optimizer of one flat float32 parameter that has a gradient."""
     parameter = torch.nn.Parameter(torch.randn(elements))
     parameter.grad = torch.randn(elements)
     return getattr(torch.optim, name)([parameter], lr=learning_rate, fused=True)

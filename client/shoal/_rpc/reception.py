@@ -41,10 +41,10 @@ MESSAGE_S = 10.0
 HOST_CALLS = 8_192
 # Ordinary calls at a time, and as many essential ones: some 10 KB each.
 CALLS = 16_384
-# Seconds between two looks for late messages.
+# Seconds between two checks for late messages.
 _LATE_POLL_S = 1.0
 
-# Lets a call wait: gets its request, and what to call when it may be handled. Returns what to call if its caller goes.
+# Lets a call wait. Takes its request and a function to call when the wait ends. Returns one to call if the caller ends.
 Hold = Callable[[Any, Callable[[], None]], Callable[[], None]]
 
 Refusal = Literal["late_message", "calls_of_host", "calls"]

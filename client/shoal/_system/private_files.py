@@ -13,7 +13,7 @@ from pathlib import Path
 from shoal import errors
 
 VARIABLE = "SHOAL_FILE_ACCESS"
-# By value of the variable, the bits of a file's mode; a folder also has the bit to enter it for those who may read it.
+# The mode of a file for each value of the variable. Those who may read a folder may also enter it.
 _MODES = {"owner": 0o600, "group": 0o660}
 
 

@@ -62,7 +62,7 @@ class WorkerRequests:
         self._ensure_assignment(member, job, event.assignment, now)
         answer, effects = job.describe(event, now)
         self._emit(effects)
-        if effects or job.unplaced is not None:  # else nothing changes, and a job may have a thousand workers
+        if effects or job.unplaced is not None:  # otherwise nothing has changed; a job may have 1,000 workers
             self._schedule(now)
         return answer
 

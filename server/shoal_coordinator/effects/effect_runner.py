@@ -53,11 +53,11 @@ class _Pool(enum.Enum):
     """The pools of threads, by what their effects wait for."""
 
     WORKERS = "workers"  # servers that answer at once: workers enter and leave, shards are dropped
-    SILENT = "silent"  # a server that does not answer
+    SILENT = "silent"  # servers that have not answered for some time
     CREATION = "creation"  # servers that allocate shards
     RESTORE = "restore"  # servers that read checkpoints
-    CUT = "cut"  # commits that end
-    STORAGE = "storage"  # the checkpoint storage
+    CUT = "cut"  # servers that wait for commits to end
+    STORAGE = "storage"  # checkpoint storage
 
 
 # Threads of each pool; they only wait, so there may be many. The storage of one job may hang, and so may a server.
@@ -165,7 +165,7 @@ class EffectRunner:
                     self._pools[pool].submit(self._drain, key, pool)
                 if len(self._queues[key]) < _MAX_QUEUED:
                     self._queues[key].append(effect)
-                else:  # happens only if servers are silent for hours, by when the job has failed
+                else:  # only if servers are silent for hours; the job has failed by then
                     _log.error("effect queue full; effect deferred until a restart", effect=repr(effect))
 
     def keep_channels(self, live: Mapping[ServerRef, int]) -> None:

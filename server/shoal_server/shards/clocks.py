@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# Entries of a heap that no longer count are removed once there are this many more than others.
+# Outdated entries of a heap are removed when there are this many more of them than of current entries.
 _SLACK = 64
 
 

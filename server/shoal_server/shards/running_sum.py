@@ -54,7 +54,7 @@ class RunningMean:
         self._count = 0
 
     def add(self, array: np.ndarray, weight: float, expected: int) -> None:
-        mantissa, exponent = math.frexp(weight)  # apart, because quotients of weights can be out of range
+        mantissa, exponent = math.frexp(weight)  # separate, because quotients of weights can be out of range
         self._count += 1
         if self._total is None:
             self._total, self._first, self._weights = array, (mantissa, exponent), 1.0

@@ -73,7 +73,7 @@ class GroupState:
     mode: Mode
     version: int = 0  # updates applied; never falls
     clocks: Clocks = field(default_factory=Clocks)  # admitted workers; fenced ones stay until released
-    furthest: int = 0  # most steps that any worker ever finished; at least every clock
+    furthest: int = 0  # largest number of steps that any worker has finished; no clock exceeds it
     history: deque[Admission] = field(default_factory=lambda: deque(maxlen=HISTORY))
     # Worker -> newest fenced incarnation; the latest FENCED_WORKERS, in order of fencing.
     _fenced: dict[str, int] = field(default_factory=dict)

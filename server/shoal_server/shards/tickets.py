@@ -19,7 +19,7 @@ class PullTicket(Protocol):
         """The pull has failed."""
 
 
-# One pull's callback that fails must not keep the others from waking, nor fail the push that wakes them.
+# If the callback of one pull fails, the other pulls must still wake, and the push that wakes them must not fail.
 
 
 def answer(ticket: PullTicket, step: int, job: str) -> None:

@@ -1,4 +1,6 @@
-"""Convolutions and their gradients: matrix products over windows, or, for depthwise convolutions, a sum over kernel positions.
+"""Convolutions and their gradients, as matrix products over windows.
+
+A depthwise convolution is computed as a sum over the positions of the kernel instead.
 
 Windows are copied to the rows of a matrix (im2col), for as many samples at a time as fit the cache. The pullback copies
 the windows again, so that only the input is kept until then. All blocks of samples share one buffer. The allocator
