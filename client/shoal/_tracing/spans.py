@@ -1,4 +1,4 @@
-"""Spans of traces. A span is below the span of the current thread, of an RPC's caller, or of a step.
+"""Spans of traces. A new span is a child of the span of the current thread, of an RPC's caller, or of a step.
 
 If tracing is off, each span is `NOTHING`. This module uses OpenTelemetry's API. `shoal._tracing.process` configures the
 export.

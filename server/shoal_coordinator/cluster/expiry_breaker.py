@@ -1,7 +1,7 @@
 """Circuit breaker of expiry: declares no member lost while the coordinator itself may be missing heartbeats. Pure.
 
-A missing heartbeat does not prove that the member is dead in two cases: the coordinator refused or queued heartbeats,
-or many members fall silent at the same time. One failure of the network or of the coordinator is then more likely than
+In two cases, a missing heartbeat does not prove that its sender is dead: the coordinator refused or queued heartbeats,
+or many members fell silent at the same time. One failure of the network or of the coordinator is then more likely than
 many failures of machines. So expiry waits. The wait is limited, so that jobs go on if the members are really dead.
 """
 

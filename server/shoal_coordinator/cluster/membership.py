@@ -1,9 +1,9 @@
 """The members of a cluster, and which of them are alive. Pure: no clock, no I/O.
 
 A member that sends no heartbeat for the heartbeat timeout is lost. Its incarnation never returns: a process that comes
-back gets a new incarnation. The coordinator cannot know that a process is dead before its heartbeat timeout has
-expired. So if a process is killed and restarted at once under its old id, its registration is refused until the timeout
-of the old incarnation has expired. The new process retries, for at most one timeout.
+back gets a new incarnation. Before the timeout has expired, the coordinator cannot know that a process is dead. So if a
+process is killed and restarted at once under its old id, its registration is refused until then. The new process
+retries, for at most one timeout.
 """
 
 from collections.abc import Callable, Iterable, Iterator

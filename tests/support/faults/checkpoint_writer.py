@@ -38,12 +38,12 @@ POINTS = {
 
 
 def values(number: int) -> np.ndarray:
-    """The variable that a checkpoint holds."""
+    """Returns the variable that a checkpoint holds."""
     return np.random.default_rng(number).normal(size=(ROWS * SHARDS, COLUMNS)).astype(np.float32)
 
 
 def write(root: Path, number: int) -> None:
-    """All of a checkpoint."""
+    """Writes a whole checkpoint."""
     catalogue = Catalogue(LocalStorage(root))
     kernel = values(number)
     entries = []
@@ -102,7 +102,7 @@ class _Steps:
 
 
 def die() -> NoReturn:
-    """At once, as by kill -9: nothing is tidied up."""
+    """Ends the process at once, without any cleanup, as kill -9 does."""
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("it is dead")
 

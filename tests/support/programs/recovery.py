@@ -61,7 +61,7 @@ class Plane:
 
 
 class Tuned(Plane):
-    """The same line with a new head in place of what was counted."""
+    """The same model, with a new head in place of the counts."""
 
     def variables(self) -> Any:
         return {"w": np.zeros(FEATURES, np.float32), "head": np.array([3.0, 4.0], np.float32)}

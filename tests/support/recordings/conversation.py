@@ -101,7 +101,7 @@ class Call:
         return self.method in COORDINATORS
 
     def rewritten(self, names: Names) -> "Call":
-        """The same call in its comparable form."""
+        """Returns the same call in its comparable form."""
         method = METHODS[self.method]
         return Call(
             self.to,
@@ -127,7 +127,7 @@ class Call:
 
 @dataclass(frozen=True)
 class LaneTurn:
-    """What one side of a lane says until the other one speaks.
+    """The frames that one side of a lane sends until the other side sends one.
 
     Attributes:
         lane: "server-0/1" is the second lane to this server, in the order in which they were opened.
@@ -145,7 +145,7 @@ class LaneTurn:
 
     @property
     def to(self) -> str:
-        """The server."""
+        """The name of the server."""
         return self.lane.partition("/")[0]
 
     @property
@@ -154,7 +154,7 @@ class LaneTurn:
         return False
 
     def rewritten(self, names: Names) -> "LaneTurn":
-        """The same turn in its comparable form."""
+        """Returns the same turn in its comparable form."""
         pieces = []
         for kind, data in frames(self.data):
             known = _LANE_KINDS.get(kind)
@@ -169,7 +169,7 @@ class LaneTurn:
 
 @dataclass(frozen=True)
 class Advance:
-    """The coordinator's clock goes on by so many seconds."""
+    """An advance of the coordinator's clock, in seconds."""
 
     seconds: float
     to = ""
@@ -221,12 +221,12 @@ def _rewrite(message: Message, names: Names) -> None:
 
 
 def token_of(server: str) -> bytes:
-    """What stands for the token of a server's lanes."""
+    """Returns the stand-in for the token of a server's lanes."""
     return hashlib.sha256(server.encode()).digest()
 
 
 def frames(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The frames of a lane's bytes: kind and payload."""
+    """Yields the frames in the bytes of a lane: kind and payload."""
     while data:
         kind, reserved, size = HEADER.unpack_from(data)
         assert reserved == bytes(3)
@@ -245,7 +245,7 @@ def write(path: Path, entries: Sequence[Entry]) -> None:
 
 
 def load(path: Path) -> list[Entry]:
-    """What `write` has written."""
+    """Reads a conversation that `write` has written."""
     return [_entry(json.loads(line)) for line in path.read_text().splitlines()]
 
 
@@ -261,7 +261,7 @@ def _entry(record: dict[str, Any]) -> Entry:
 
 
 def shown(entry: Entry) -> str:
-    """An entry for people, in messages of failed tests."""
+    """Returns an entry as text for people, in messages of failed tests."""
     match entry:
         case Call():
             method = METHODS[entry.method]
