@@ -2,7 +2,7 @@
 
 There are two servers and two workers. Each worker is a session in a process of its own, and both train one asynchronous
 job. This process tells each worker how many steps to take, and measures the time until both have taken them. The peer's
-coordinator process measures in the same way. The script prints one JSON line.
+script (peers/tensorflow_ps.py) measures in the same way. This script prints one JSON line.
 """
 
 import argparse

@@ -5,8 +5,8 @@ each job, a session trains. Meanwhile the script reads what each role uses: its 
 blocks that Python's allocator has handed out to it. A role is at rest between two jobs, so the smallest reading of a
 minute is what the role uses at rest.
 
-After the first third of the run, the use at rest must not grow: resident memory by less than 8 MiB an hour, allocated
-blocks by less than 2 % an hour, and open files, threads and segments of shared memory not at all.
+After the first third of the run, the use at rest may hardly grow: resident memory by less than 8 MiB an hour, and
+allocated blocks by less than 2 % an hour. Open files, threads and segments of shared memory must not grow at all.
 """
 
 import argparse

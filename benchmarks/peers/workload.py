@@ -14,7 +14,7 @@ sparse: a 2,000,000 x 16 float32 table. A step draws 4096 x 26 ids, Zipf(1.1) mo
 
 The project received this module together with the measurements on which the project's targets are based. The project
 has added only `small_cluster`. Shoal and each peer import this module in an interpreter of their own, which may lack
-NumPy. Only the sparse workload imports it.
+NumPy. Only the sparse workload imports NumPy.
 """
 
 import json

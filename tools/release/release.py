@@ -2,9 +2,10 @@
 
 docs/how-to/release.md has the procedure. The script takes these steps:
 
-1. It builds a wheel and an sdist from the tracked files. 2. It checks what they contain, file by file, and their
-metadata. 3. It installs each in a clean environment outside of the repository, and trains there (`smoke.py`). 4. It
-writes SHA256SUMS.
+1. It builds a wheel and an sdist from the tracked files.
+2. It checks what they contain, file by file, and their metadata.
+3. It installs each in a clean environment outside of the repository, and trains there (`smoke.py`).
+4. It writes SHA256SUMS.
 
 At the end it lists what is still missing before the files may be published.
 """
