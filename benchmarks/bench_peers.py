@@ -1,7 +1,8 @@
 """Builder of the peers' virtual environments: python benchmarks/bench_peers.py, or `make bench-peers`.
 
-The environments are in .peers, which git ignores and `make bench` searches. Existing ones are kept. The script prints
-the environment variables that name their interpreters. Its exit status is 1 if an environment could not be built.
+A peer is a system that the benchmarks compare Shoal with (`rivals`). The environments are in .peers. git ignores this
+folder, and `make bench` searches it for peers. Existing environments are kept. The script prints the environment
+variables that name their interpreters. Its exit status is 1 if an environment could not be built.
 
 The package index decides which build of torch is installed. The usual build includes CUDA, which is not needed here.
 """
@@ -30,7 +31,7 @@ def main() -> int:
 
 
 def build(folder: Path, packages: tuple[str, ...]) -> bool:
-    """Makes one environment, whole or not at all."""
+    """Builds one environment. If the build fails, it leaves no folder behind."""
     print(f"building {folder} with {' '.join(packages)}", file=sys.stderr)
     pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     try:

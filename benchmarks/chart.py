@@ -1,4 +1,4 @@
-"""Chart of the dense and the small workload: Shoal beside each peer."""
+"""Chart that compares Shoal with each peer on the dense and the small workload."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ _OURS, _THEIRS = "#1f77b4", "#b8bec6"
 
 
 def draw(rounds: Mapping[str, Mapping[str, Sequence[Line]]], path: Path) -> None:
-    """Writes an SVG with a panel for each of the two that has run; the same figures give the same bytes."""
+    """Writes an SVG with a panel for each of the two workloads that has run. The same figures give the same bytes."""
     panels = [(key, title, rounds[bench]) for bench, key, title in _PANELS if rounds.get(bench)]
     if not panels:
         return

@@ -1,13 +1,14 @@
 """Benchmark of checkpoints of 256 MB: python benchmarks/checkpoints.py speed|slowdown, prints one JSON line.
 
-speed: One server with Adam's slots, in four shards, saves to a temporary folder: cut, files and manifest, each durable
-       on the disk. Then it restores them. For comparison, the same bytes are written to one file with fsync, and read
-       into memory that is allocated already, as the server's is. Rounds alternate. The page cache has room when files
-       are written. Before files are read, they are dropped from the page cache.
-slowdown: Two servers with the same state, and a session that takes steps, in stretches of 3 s or more. Every other
-       stretch starts with a checkpoint and lasts until it is complete. The gradients are computed beforehand, so the
-       slowdown is that of the servers and the connections. A second worker would use the cores of a small machine and
-       hide it.
+speed: One server holds four shards with Adam's slots. It saves them to a temporary folder: it takes the cut and writes
+       the files and the manifest. The save ends when all of these are durable on the disk. Then the server restores
+       the shards. For comparison, the script writes the same number of bytes to one file with fsync, and reads them
+       into memory that is already allocated, as the server's memory is. The two take turns. The page cache has room
+       for the files while they are written. Before they are read, they are dropped from the page cache.
+slowdown: A session takes steps on two servers that hold the same amount of state. The run consists of stretches of 3 s
+       or more. Every other stretch starts with a checkpoint and lasts until the checkpoint is complete. The gradients
+       are computed before the run, so only the servers and the connections can slow down. There is no second worker:
+       it would use the cores of a small machine and hide the slowdown.
 """
 
 import argparse
@@ -40,20 +41,20 @@ BYTES = 256 * 10**6
 SHARDS, VARIABLES, COLUMNS = 4, 32, 1000
 JOB, GENERATION = "job", 1
 SPARE_BYTES = 32 << 20
-# A checkpoint comes as often in what is asked. In what is measured there are more.
+# The target assumes one checkpoint in this period. The benchmark takes more of them.
 PERIOD_S = 10.0
 CHECKPOINTS, STRETCH_S = 20, 3.0
 MB, GB = 10**6, 10**9
 
 
 def variables_of(size: int) -> dict[str, Variable]:
-    """Variables that take so many bytes (nearly) with Adam's two slots."""
+    """Returns variables that, with Adam's two slots, take about `size` bytes."""
     rows = size // (3 * 4 * VARIABLES * COLUMNS)
     return {f"dense_{number}": Variable((rows, COLUMNS)) for number in range(VARIABLES)}
 
 
 class Server:
-    """A server's shards, and its writer, without the network around them."""
+    """The shards and the checkpoint writer of a server, without a network."""
 
     def __init__(self, root: Path, size: int) -> None:
         variables = variables_of(size)
@@ -67,7 +68,7 @@ class Server:
         self._number = 0
 
     def save(self) -> None:
-        """A whole checkpoint, cut and manifest included."""
+        """Saves a checkpoint, from the cut to the manifest."""
         self._number += 1
         held = pb.HoldCommitsRequest(job=JOB, generation=GENERATION, cut=self._number)
         cut_session.hold(self._store, self._writer, held)
@@ -81,12 +82,12 @@ class Server:
         self._catalogue.publish(Manifest(JOB, self._number, 0.0, 0, 0, {}, (), entries))
 
     def restore(self) -> None:
-        """The last one."""
+        """Restores the last checkpoint."""
         request = pb.RestoreRequest(job=JOB, generation=GENERATION, from_job=JOB, number=self._number)
         cut_session.restore(self._store, self._folder, request, lambda: True)
 
     def forget(self) -> None:
-        """Removes the last one from the disk."""
+        """Removes the last checkpoint from the disk."""
         self._catalogue.remove(JOB, self._number)
 
     def close(self) -> None:
@@ -95,7 +96,7 @@ class Server:
 
 
 class PlainFile:
-    """The same bytes, in one file."""
+    """One file with as many bytes as a checkpoint, for comparison."""
 
     def __init__(self, path: Path, nbytes: int) -> None:
         self._path = path
@@ -123,7 +124,7 @@ class PlainFile:
 
 
 def leave_cache(folder: Path) -> None:
-    """What is in a folder is on the disk alone, as for a machine that has been started again."""
+    """Drops the files of a folder from the page cache, as a restart of the machine does."""
     for path in folder.rglob("*"):
         if path.is_file():
             descriptor = os.open(path, os.O_RDONLY)
@@ -132,14 +133,14 @@ def leave_cache(folder: Path) -> None:
 
 
 def timed(action: Callable[[], None]) -> float:
-    """Seconds that it took."""
+    """Returns the seconds that a call takes."""
     began = time.perf_counter()
     action()
     return time.perf_counter() - began
 
 
 def measured(folder: Path, size: int, rounds: int) -> dict[str, float]:
-    """Medians over the rounds, in GB/s; the first round warms up and does not count."""
+    """Returns the medians over the rounds, in GB/s. The first round is a warm-up and does not count."""
     server = Server(folder / "checkpoints", size)
     plain = PlainFile(folder / "plain", server.nbytes)
     turns = [
@@ -163,12 +164,12 @@ def measured(folder: Path, size: int, rounds: int) -> dict[str, float]:
 
 
 class Training:
-    """Steps of a session, and checkpoints of its job meanwhile.
+    """The steps of a session, and the checkpoints that its job takes at the same time.
 
     Args:
-        client: of the cluster.
-        session: open.
-        variables: the job's.
+        client: the client of the cluster.
+        session: the session, which is open.
+        variables: the job's variables.
         seconds: a stretch of steps lasts at least so long.
     """
 
@@ -180,7 +181,7 @@ class Training:
         self._aside = ThreadPoolExecutor(1)
 
     def stretch(self, done: Callable[[], bool] = lambda: True) -> tuple[int, float]:
-        """Steps until there is nothing more to wait for, and the seconds that they took."""
+        """Takes steps until the stretch is over. Returns their number and the seconds that they took."""
         steps, began = 0, time.perf_counter()
         while (took := time.perf_counter() - began) < self._seconds or not done():
             self._session.pull()
@@ -189,7 +190,7 @@ class Training:
         return steps, took
 
     def stretch_with_checkpoint(self) -> tuple[int, float, float]:
-        """The same, and the seconds until the checkpoint that was asked for at the beginning was whole."""
+        """Takes a checkpoint during a stretch. Also returns the seconds until the checkpoint was complete."""
         cut_session = self._aside.submit(timed, self._job.checkpoint)
         return (*self.stretch(cut_session.done), cut_session.result())
 
@@ -198,11 +199,11 @@ class Training:
 
 
 def slowed_down(folder: Path, size: int, checkpoints: int, seconds: float) -> dict[str, float]:
-    """Medians over the checkpoints; a first one warms up and does not count.
+    """Returns the medians over the checkpoints. The first checkpoint is a warm-up and does not count.
 
-    What a checkpoint costs is the time that its stretch took beyond what as many steps take in the stretches around it.
-    Machines differ from one minute to the next by more than what is looked for, and a whole period of 10 s in one
-    stretch would have all of that in it.
+    The cost of a checkpoint is the extra time of its stretch: beyond the time that as many steps take in the stretches
+    before and after it. A machine's speed varies from minute to minute by more than this cost, so the stretches are
+    short. A stretch of a whole period of 10 s would include that variation.
     """
     variables = variables_of(size)
     with (

@@ -1,10 +1,10 @@
-"""Benchmark of two workers that read Parquet, beside Arrow's scan: python benchmarks/data.py, prints one JSON line.
+"""Benchmark of two workers that read Parquet, compared with Arrow: python benchmarks/data.py, prints one JSON line.
 
-1 GB of files with a table of clicks (a label, 13 numbers, 26 categories), in row groups of 65,536 rows, is written to
-a temporary folder and stays in the page cache. Two processes take ranges alternately, as the coordinator cuts them by
-default, and read them as a worker's loop does: shuffled batches, read ahead. Then Arrow's dataset scans the same
-columns in one process with as many threads. Both use the same two cores, and rounds alternate. Nothing is computed on
-the data.
+The script writes 1 GB of files to a temporary folder. They stay in the page cache. They hold a table of clicks: a
+label, 13 numbers and 26 categories, in row groups of 65,536 rows. Two processes take ranges alternately, as the
+coordinator cuts them by default. They read the ranges as a worker's loop does: in shuffled batches, read ahead. For
+comparison, one process scans the same columns with Arrow's dataset, with one thread for each core. Both use the same
+two cores, and they take turns. Nothing is computed on the data.
 """
 
 import argparse
@@ -34,7 +34,7 @@ MB, GB = 10**6, 10**9
 
 
 def write(folder: Path, size: int, file_rows: int) -> int:
-    """Files of at least so many bytes in sum; their rows."""
+    """Writes files of at least this many bytes in total. Returns the number of their rows."""
     import pyarrow as pa  # noqa: PLC0415 - a child sets its cores before it loads anything of Arrow
     import pyarrow.parquet as pq  # noqa: PLC0415
 
@@ -55,7 +55,7 @@ def write(folder: Path, size: int, file_rows: int) -> int:
 
 
 def read(folder: str, rank: int, window: int) -> Callable[[], dict[str, int]]:
-    """One of the workers: opens the files, and gives what reads its half."""
+    """Opens the files for one of the workers. Returns the function that reads its half."""
     from shoal._wire import DataRange, Lease, NoRange  # noqa: PLC0415
     from shoal.data import Parquet  # noqa: PLC0415
     from shoal_coordinator.job import default_range_size  # noqa: PLC0415
@@ -87,7 +87,7 @@ def read(folder: str, rank: int, window: int) -> Callable[[], dict[str, int]]:
 
 
 def scan(folder: str) -> Callable[[], dict[str, int]]:
-    """Arrow's own way over the same columns."""
+    """Opens the files with Arrow. Returns the function that scans the same columns."""
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.compute as pc  # noqa: PLC0415
     import pyarrow.dataset as ds  # noqa: PLC0415
@@ -106,7 +106,7 @@ def scan(folder: str) -> Callable[[], dict[str, int]]:
 
 
 def child(prepare: Callable[[], Callable[[], dict[str, int]]]) -> None:
-    """Prepares, says so, waits for a line, runs, and prints what came of it."""
+    """Prepares, prints that it is ready, waits for a line, runs, and prints the result."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
     run = prepare()
     print("ready", flush=True)
@@ -118,7 +118,7 @@ def child(prepare: Callable[[], Callable[[], dict[str, int]]]) -> None:
 
 
 def timed(*commands: list[str], threads: int) -> tuple[float, list[dict[str, int]]]:
-    """Seconds from the word until all children are through, and what they said."""
+    """Runs child processes. Returns the seconds from their start signal to their end, and their results."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     children = [
         subprocess.Popen(
@@ -150,7 +150,7 @@ def timed(*commands: list[str], threads: int) -> tuple[float, list[dict[str, int
 
 
 def measured(folder: str, rows: int, rounds: int) -> dict[str, float]:
-    """Medians over the rounds, in seconds, and the largest peak of a worker."""
+    """Returns the medians over the rounds, in seconds, and the largest peak of a worker's memory."""
     workers = {
         name: [["worker", "--folder", folder, "--rank", str(rank), "--window", window] for rank in range(WORKERS)]
         for name, window in (("shuffled", "1"), ("in_order", "0"))

@@ -1,9 +1,14 @@
 """Benchmark of ResNet-50 on a GPU: python benchmarks/gpu.py, or `make test-gpu`; writes results/gpu.json.
 
-It runs the same steps in three ways, in float32, on 64 images of 224x224 that come from the host each time: alone (the
-gradients are applied on the device), through a cluster on this machine (one server, one worker, asynchronous,
-overlapped), and by PyTorch if it and torchvision are installed. Each step is timed from the end of the one before, and
-the median is reported. The first steps, which compile and plan, are left out.
+It runs the same steps in three ways. Each step trains in float32 on 64 images of 224x224, which are copied from the
+host.
+
+- Alone: the gradients are applied on the device.
+- Through a cluster on this machine: one server and one worker, in asynchronous mode, with overlap.
+- By PyTorch, if it and torchvision are installed.
+
+The time of a step is the time since the end of the step before. The script reports the median. It leaves out the first
+steps, which also compile and plan.
 """
 
 import argparse
@@ -37,13 +42,13 @@ Note = tuple[float, float]
 
 
 class Images:
-    """A net on images that are the same in each step; it notes when each step's computing began and ended.
+    """A network that gets the same images in each step. It notes when the computing of each step began and ended.
 
     Args:
-        depth: of the residual network.
-        size: of an image, down and across.
-        samples: in the data set.
-        notes: the file that times are written to; empty: none.
+        depth: depth of the residual network.
+        size: height and width of an image.
+        samples: number of samples in the data set.
+        notes: the file to which times are written; empty for none.
     """
 
     def __init__(self, depth: int, size: int, samples: int, notes: str = "") -> None:
@@ -78,7 +83,7 @@ class Images:
 
 
 def alone(device: Device, program: Images, batch: int, steps: int) -> list[Note]:
-    """Steps on a device, applied on it."""
+    """Takes steps on a device, and applies the gradients there."""
     params, state = program.net.init(np.random.default_rng(0), program.shape)
     held = {name: device.to_device(value) for name, value in (params | state).items()}
     notes = []
@@ -93,7 +98,7 @@ def alone(device: Device, program: Images, batch: int, steps: int) -> list[Note]
 
 
 def through_cluster(device: str, depth: int, size: int, batch: int, steps: int) -> list[Note]:
-    """The same steps as a job."""
+    """Takes the same steps as a job."""
     with tempfile.TemporaryDirectory() as folder:
         notes = Path(folder) / "notes"
         settings: dict[str, Any] = {"depth": depth, "size": size, "samples": batch * steps, "notes": str(notes)}
@@ -135,7 +140,7 @@ def by_torch(batch: int, size: int, steps: int) -> list[Note]:
 
 
 def images_per_s(notes: Sequence[Note], batch: int, skipped: int = SKIPPED) -> float:
-    """By the median time from one step's end to the next one's.
+    """Returns the images per second, by the median time from the end of one step to the end of the next.
 
     Raises:
         ValueError: there are too few steps.
@@ -147,7 +152,7 @@ def images_per_s(notes: Sequence[Note], batch: int, skipped: int = SKIPPED) -> f
 
 
 def share_waiting(notes: Sequence[Note], skipped: int = SKIPPED) -> float:
-    """Of the time from the first step's end to the last one's, what the program did not compute in."""
+    """Returns the share of the time between the ends of the first and the last step without computing."""
     counted = notes[skipped:]
     span = counted[-1][1] - counted[0][1]
     return max(0.0, 1 - sum(ended - begun for begun, ended in counted[1:]) / span)
@@ -174,7 +179,7 @@ def results(
 
 
 def found_gpu(say: Callable[[str], object]) -> Device | None:
-    """The first GPU; says why there is none."""
+    """Returns the first GPU. If there is none, it prints the reason."""
     try:
         device = choose_device("cuda:0")
     except errors.DeviceUnavailable as error:

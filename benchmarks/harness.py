@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Contestant:
-    """One way to do a workload."""
+    """One program that runs a workload."""
 
     name: str  # unique in a benchmark; what tables and charts say
     command: tuple[str, ...]
@@ -38,7 +38,7 @@ def ours(
     timeout_s: float = 180.0,
     objection: Callable[[Line], str] = lambda _line: "",
 ) -> Contestant:
-    """A contestant that is a script of this folder, run by the Python that runs this."""
+    """Returns the contestant that runs a script of this folder with this Python interpreter."""
     return Contestant(name, (sys.executable, str(HERE / script), *arguments), env or {}, timeout_s, objection)
 
 
@@ -56,21 +56,21 @@ class Run:
 
     @property
     def short_flag(self) -> tuple[str, ...]:
-        """For scripts of ours."""
+        """The flags of a short run, for our own scripts."""
         return ("--short",) if self.short else ()
 
     def skip(self, row: str, reason: str) -> None:
-        """Notes, and says, that a row is not measured."""
+        """Records and prints that a row is not measured."""
         self.skipped[row] = reason
         self.say(f"{row} is skipped: {reason}")
 
     def contest(
         self, bench: str, contestants: Sequence[Contestant], *, rounds: int | None = None
     ) -> dict[str, list[Line]]:
-        """Lets each contestant run once a round; one that fails twice in a row is left out, with its earlier rounds.
+        """Runs each contestant once a round. A contestant that fails twice in a row is dropped with all its rounds.
 
         Returns:
-            The lines of those that came through all rounds, by name.
+            The lines of the contestants that completed all rounds, by name.
         """
         seen: dict[str, list[Line]] = {contestant.name: [] for contestant in contestants}
         out = self.left_out.setdefault(bench, {})
@@ -106,12 +106,12 @@ class Run:
 
 
 def median(lines: Iterable[Line], key: str) -> float:
-    """The median of one figure over the rounds."""
+    """Returns the median of one figure over the rounds."""
     return float(statistics.median(line[key] for line in lines))
 
 
 def alternate(ours: Sequence[T], peers: Sequence[T]) -> list[T]:
-    """Both in their order, each spread evenly among the other, ours first."""
+    """Returns both lists merged: each keeps its order and is spread evenly among the other, with ours first."""
     places = [
         ((number + 0.5 * late) / len(side), late, contestant)
         for late, side in enumerate((ours, peers))

@@ -1,4 +1,4 @@
-"""Benchmark of the optimizers' kernels beside torch's fused ones: python benchmarks/kernels.py [--json FILE].
+"""Benchmark of the optimizers' kernels, compared with torch's fused ones: python benchmarks/kernels.py [--json FILE].
 
 Both update 16 M float32 parameters on one thread, in turn. The interpreter that SHOAL_PEER_TORCH names
 (`SHOAL_PEER_TORCH=/path/to/python`) runs torch in a process of its own. Without it, only Shoal is measured.
@@ -31,7 +31,7 @@ OPTIMIZERS = (optim.SGD, optim.Adagrad, optim.Adam, optim.AdamW)
 
 
 def rows(rounds: int = 9, torch: str | None = None) -> list[dict[str, Any]]:
-    """One row an optimizer, of medians; `ratio` above 1 means that Shoal is faster.
+    """Returns one row of medians for each optimizer. A `ratio` above 1 means that Shoal is faster.
 
     Args:
         rounds: of each; at least 7 are made.
@@ -66,7 +66,7 @@ def speed(seconds: list[float]) -> float:
 
 
 def updates(optimizer: optim.Optimizer) -> Callable[[], float]:
-    """A function that makes one update of an arena and gives the seconds that it took."""
+    """Returns a function that makes one update of an arena and returns the seconds that it took."""
     rule = update_rules.rule_for(optimizer)
     decay_ranges = update_rules.decay_ranges_for([("w", ELEMENTS)], optimizer)
     chance = np.random.default_rng(0)
@@ -87,14 +87,14 @@ def updates(optimizer: optim.Optimizer) -> Callable[[], float]:
 
 
 class Peer:
-    """torch, in a process that makes an update when it is told to."""
+    """torch in a process of its own, which makes an update for each command."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
         self.name = self._line()
 
     def update(self, optimizer: str) -> float:
-        """The seconds that one update took."""
+        """Makes one update, and returns the seconds that it took."""
         assert self._process.stdin
         print("go", optimizer, file=self._process.stdin, flush=True)
         return float(self._line())
@@ -108,7 +108,7 @@ class Peer:
 
 @contextmanager
 def torch_peer(interpreter: str) -> Iterator[Peer | None]:
-    """The peer, or None without an interpreter."""
+    """Yields the peer, or None if there is no interpreter with torch."""
     if not interpreter:
         yield None
         return
@@ -120,7 +120,7 @@ def torch_peer(interpreter: str) -> Iterator[Peer | None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """No idle core helps inside."""
+    """Limits the kernels to the calling thread inside the `with` block."""
     with mock.patch.dict(os.environ, {kernel_threads.THREADS_VARIABLE: "1"}):
         kernel_threads.kernel_threads.cache_clear()
         yield

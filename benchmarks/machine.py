@@ -18,7 +18,7 @@ _PACKAGES = ("shoal", "grpcio", "protobuf", "numpy", "numba")
 
 
 def described(interpreters: Mapping[str, str]) -> dict[str, Any]:
-    """The machine's parts, and the versions of what is measured."""
+    """Returns the machine's hardware, and the versions of the measured software."""
     return {
         "cpu": _cpu(),
         "cores": os.cpu_count(),
@@ -41,7 +41,7 @@ def limits(interpreters: Mapping[str, str]) -> dict[str, float]:
 
 
 def now() -> str:
-    """The time, in UTC, to the second."""
+    """Returns the time in UTC, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 

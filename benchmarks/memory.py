@@ -1,8 +1,8 @@
 """Benchmark of the memory of a server and a worker: python benchmarks/memory.py rest|pull, prints one JSON line.
 
-rest: a server's resident memory with 1 GiB of variables and Adam's two slots: after the job's creation, after two steps
-      with the session open, and after its end.
-pull: the peak resident memory of server and worker when a worker pulls one variable of 6 GB over TCP.
+rest: the resident memory of a server that holds 1 GiB of variables with Adam's two slots. It is read three times: after
+      the job is created, after two steps while the session is open, and after the session has ended.
+pull: the peak resident memory of the server and of the worker when the worker pulls one variable of 6 GB over TCP.
 """
 
 import argparse
@@ -23,14 +23,14 @@ import numpy as np
 
 REST_VARIABLES, REST_SHAPE = 64, (4096, 1024)
 PULL_BYTES = 6 * 10**9
-# --short: a hundredth, or so.
+# With --short, the variables are smaller by about this factor.
 _SHORTER = 64
 _SETTLE_S = 6.0
 MB = 10**6
 
 
 def status_bytes(pid: int, field: str) -> int:
-    """A figure of /proc/PID/status: VmRSS, or VmHWM for the most there ever was."""
+    """Returns a field of /proc/PID/status in bytes: VmRSS, or VmHWM for the peak."""
     text = Path(f"/proc/{pid}/status").read_text()
     found = re.search(rf"^{field}:\s+(\d+) kB$", text, re.MULTILINE)
     assert found, text
@@ -55,7 +55,7 @@ def rest(*, short: bool) -> dict[str, float]:
 
 
 def _at_rest(pid: int) -> int:
-    """Resident bytes, once nobody has asked for anything for a while."""
+    """Returns the resident bytes after some seconds without calls."""
     time.sleep(_SETTLE_S)
     return status_bytes(pid, "VmRSS")
 

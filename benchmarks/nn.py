@@ -1,4 +1,4 @@
-"""Benchmark of `shoal_nn`'s models on one thread beside PyTorch's, and of ResNet-50 on a GPU and through a cluster."""
+"""Benchmark of `shoal_nn`'s models: on one thread compared with PyTorch's, on a GPU, and through a cluster."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -18,12 +18,12 @@ LAYOUTS = ("first", "last")
 
 
 def nn(run: Run) -> list[Row]:
-    """The models on a CPU, and the rows of a GPU where CuPy finds one."""
+    """Measures the models on a CPU, and on a GPU if CuPy finds one."""
     return [row for model in MODELS for row in on_cpu(run, model)] + on_gpu(run)
 
 
 def on_cpu(run: Run, model: str) -> list[Row]:
-    """A model's row, against the faster of PyTorch's layouts; without torch it says so, and is not missed."""
+    """Returns a model's row, compared with the faster layout of PyTorch. Without torch, the row is skipped."""
     row, work = f"{model}_cpu", MODELS[model]
     shoal = ours(
         f"{work.name}, Shoal",
@@ -52,20 +52,20 @@ def on_cpu(run: Run, model: str) -> list[Row]:
 
 
 def ratios(mine: Sequence[Line], theirs: Sequence[Line]) -> list[float]:
-    """How many times as fast as theirs ours was, round by round."""
+    """Returns for each round how many times as fast as the peer Shoal was."""
     pairs = zip(mine, theirs, strict=True)
     return [their_line["ms_per_step"] / line["ms_per_step"] for line, their_line in pairs]
 
 
 def objection(line: Line, work: Work) -> str:
-    """What speaks against a line: another model's, or a step that went wrong."""
+    """Returns why a line is not valid: it is of another model, or a step went wrong."""
     if line["parameters"] != work.parameters:
         return f"its model has {line['parameters']} parameters, and {work.name} {work.parameters}"
     return "" if line["loss"] is not None else "its loss is not finite"
 
 
 def on_gpu(run: Run) -> list[Row]:
-    """What gpu.py measures; skipped without a GPU."""
+    """Runs gpu.py. Its rows are skipped without a GPU."""
     try:
         choose_device("cuda:0")
     except errors.DeviceUnavailable as error:
@@ -78,7 +78,7 @@ def on_gpu(run: Run) -> list[Row]:
 
 
 def gpu_rows(run: Run, results: Mapping[str, float]) -> list[Row]:
-    """The rows of gpu.py's results. PyTorch is the one beside CuPy, if it is there, not the peers'."""
+    """Returns the rows of gpu.py's results. They compare with the PyTorch of CuPy's environment, not of the peers'."""
     alone, cluster = ON_GPU
     mine, theirs = results["images_per_s_alone"], results.get("images_per_s_torch")
     if theirs is None:

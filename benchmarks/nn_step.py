@@ -1,6 +1,6 @@
 """Steps of Shoal's models on one thread: python benchmarks/nn_step.py resnet18|mobilenet_v2|small_cnn [--short].
 
-There is no server: it measures what a worker computes between a pull and a push. It prints one JSON line, as
+There is no server. The script measures what a worker computes between a pull and a push. It prints one JSON line, as
 peers/torch_nn.py does for PyTorch. The environment must limit it to one thread (`peers.nn_workload.ONE_THREAD`).
 """
 
@@ -20,7 +20,7 @@ from shoal_nn.models import mobilenet_v2, resnet, small_cnn
 
 
 def model(name: str) -> Layer:
-    """The model of `nn_workload.MODELS` by this name."""
+    """Returns the model with a name in `nn_workload.MODELS`."""
     if name == "resnet18":
         return resnet(18, work.CLASSES, small_images=True)
     return mobilenet_v2(work.CLASSES, 0.35, stem_strides=1) if name == "mobilenet_v2" else small_cnn(work.CLASSES)

@@ -1,6 +1,6 @@
-"""Processes that print one JSON line: they are run to their result, bounded in time, and cleaned up.
+"""Runner of a process that prints one JSON line: it limits the time, returns the line, and ends all child processes.
 
-`harness` decides what is run, and how often.
+`harness` decides what to run, and how often.
 """
 
 import ctypes
@@ -18,38 +18,38 @@ import psutil
 
 Line = dict[str, Any]
 
-# How long what a script has started may take to end, once the script has.
+# Seconds that the processes of a script may take to end after the script itself has ended.
 GRACE_S = 10.0
 _TAIL_BYTES = 2_000
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Failed(Exception):
-    """A script that gave no figure; the message has the reason."""
+    """A script printed no result. The message has the reason."""
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of every descendant whose own has ended, so that `run` finds them (Linux)."""
+    """Makes this process adopt every descendant whose parent has ended, so that `run` finds them (Linux)."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 def run(command: Sequence[str], *, env: Mapping[str, str] | None = None, timeout_s: float) -> Line:
-    """Runs a script, with a temporary folder of its own, and gives the last JSON object that it printed.
+    """Runs a script with a temporary folder of its own, and returns the last JSON object that it printed.
 
-    The script may end with any status once it has printed that. Its processes are ended with it: its group, and
-    whatever else has come to be a child of this process since (see `adopt_orphans`). Not for several threads at once.
+    The script may end with any status after it has printed the object. Then all its processes are killed: its process
+    group, and all new descendants of this process (see `adopt_orphans`). Only one thread may call this at a time.
 
     Args:
         command: interpreter, script and arguments.
-        env: beside this process's own.
-        timeout_s: after which it counts as hanging.
+        env: variables to add to this process's environment.
+        timeout_s: seconds after which the script counts as hanging.
 
     Returns:
-        The object; `left_running` is added, the number of processes that had to be killed, where there were some.
+        The object. If processes had to be killed, their number is added as `left_running`.
 
     Raises:
-        Failed: it hung, could not be started, or printed no object.
+        Failed: the script hung, could not be started, or printed no object.
     """
     before = _descendants()
     with (
@@ -83,7 +83,7 @@ def run(command: Sequence[str], *, env: Mapping[str, str] | None = None, timeout
 
 
 def last_object(text: str) -> Line | None:
-    """The last line that is a JSON object."""
+    """Returns the last line that is a JSON object."""
     for line in reversed(text.splitlines()):
         with suppress(ValueError):
             found = json.loads(line)
@@ -103,7 +103,7 @@ def _await_end(before: set[psutil.Process]) -> None:
 
 
 def _end(script: "subprocess.Popen[bytes]", before: set[psutil.Process]) -> int:
-    """Kills what is left of a script; the number of processes that it took."""
+    """Kills the remaining processes of a script, and returns their number."""
     if script.poll() is None:
         with suppress(ProcessLookupError):
             os.killpg(script.pid, signal.SIGKILL)  # our own: it leads a session that we began

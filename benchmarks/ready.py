@@ -1,6 +1,6 @@
 """Benchmark of the start of `shoal server`, until its health service reports SERVING: python benchmarks/ready.py.
 
-A first start that is not counted fills the kernel cache. The script prints one JSON line.
+The first start fills the kernel cache and is not counted. The script prints one JSON line.
 """
 
 import argparse
@@ -24,7 +24,7 @@ _POLL_S = 0.005
 
 
 def seconds_to_ready(coordinator: str, listen: str) -> float:
-    """Starts a server and stops it again."""
+    """Starts a server and stops it again. Returns the seconds until it served."""
     command = [str(Path(sys.executable).with_name("shoal")), "server", "--coordinator", coordinator]
     began = time.perf_counter()
     server = subprocess.Popen([*command, "--listen", listen, "--log-level", "warning"])
@@ -40,7 +40,7 @@ def seconds_to_ready(coordinator: str, listen: str) -> float:
 
 
 def is_serving(address: str) -> bool:
-    """Asks over a connection of its own: one that was refused would wait before it tries again."""
+    """Asks over a new connection, because a refused connection waits before it tries again."""
     with grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel, suppress(grpc.RpcError):
         reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=1)
         return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)

@@ -1,8 +1,8 @@
 """Files of results: `latest.json`, `rounds.json`, `machine.json`, the chart, and the table in the docs.
 
-A run replaces the results of its benchmarks and keeps the others. These may be from another machine, so each
-benchmark's run names its machine. The values of a row are from one run. Rows of different benchmarks are not
-comparable.
+A run replaces the results of its own benchmarks and keeps the results of all others. Results may come from different
+machines, so the files name the machine for each benchmark. The values of a row are from one run. Rows of different
+benchmarks are not comparable.
 """
 
 import json
@@ -25,7 +25,7 @@ BEGIN, END = "<!-- results -->", "<!-- /results -->"
 
 @dataclass(frozen=True)
 class Results:
-    """What is in the files.
+    """The contents of the files of results.
 
     Attributes:
         rows: latest.json.
@@ -38,7 +38,7 @@ class Results:
     runs: Mapping[str, Any]
 
     def replaced(self, new: "Results") -> "Results":
-        """These with a run's benchmarks in place of their own."""
+        """Returns these results, with those of a newer run in place of the results of the same benchmarks."""
         return Results(
             rows.merged(self.rows, new.rows, new.runs),
             {**self.rounds, **{bench: new.rounds.get(bench, {}) for bench in new.runs}},
@@ -46,7 +46,7 @@ class Results:
         )
 
     def block(self) -> str:
-        """The part of the docs that comes from here, in Markdown."""
+        """Returns the block of the docs with these results, in Markdown."""
         on: dict[str, list[str]] = {}
         for bench, run in self.runs.items():
             told = [f"`{bench}`: {run['date']}, {run['rounds']} round{'s' if run['rounds'] > 1 else ''}"]
@@ -66,7 +66,7 @@ def _told(machine: Mapping[str, Any]) -> str:
 
 
 def load(folder: Path = FOLDER) -> Results:
-    """What an earlier run wrote; nothing if there was none."""
+    """Returns the results of earlier runs; empty if there are none."""
     return Results(
         [Row.from_json(row) for row in _read(folder / "latest.json", [])],
         _read(folder / "rounds.json", {}),
@@ -75,7 +75,7 @@ def load(folder: Path = FOLDER) -> Results:
 
 
 def save(results: Results, folder: Path = FOLDER) -> None:
-    """Writes all files of results. The chart of the results that are checked in is a picture of the docs."""
+    """Writes all files of results. The chart of the results in the repository is also a picture of the docs."""
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / "latest.json", [row.to_json() for row in results.rows])
     _write(folder / "rounds.json", results.rounds)
@@ -84,10 +84,10 @@ def save(results: Results, folder: Path = FOLDER) -> None:
 
 
 def fill(text: str, block: str) -> str:
-    """A page with the block in place of what was between its markers.
+    """Returns a page with the block in place of the text between its markers.
 
     Raises:
-        ValueError: it has no such markers.
+        ValueError: the page has no such markers.
     """
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)

@@ -1,4 +1,4 @@
-"""Peers: the systems that Shoal is measured against, and their interpreters.
+"""Peers: the systems that Shoal is compared with, and their interpreters.
 
 Their scripts are in `peers/`. `bench_peers` builds their environments.
 """
@@ -17,7 +17,7 @@ ENVIRONMENTS = HERE.parent / ".peers"
 
 @dataclass(frozen=True)
 class Environment:
-    """What one peer's interpreter has installed."""
+    """The environment of one peer's interpreter."""
 
     packages: tuple[str, ...]  # for pip
     distribution: str  # the one whose version counts
@@ -35,7 +35,7 @@ class Peer:
     small_cluster: bool = False  # whether its script has this workload
 
     def contestant(self, workload: str, interpreter: str) -> Contestant:
-        """This peer on a workload."""
+        """Returns the contestant that runs this peer on a workload."""
         script = str(HERE / "peers" / self.script)
         return Contestant(self.name, (interpreter, script, workload, *self.arguments))
 
@@ -57,14 +57,14 @@ PEERS = (
 
 
 def variable(name: str) -> str:
-    """The environment variable that names a peer's interpreter."""
+    """Returns the environment variable that names a peer's interpreter."""
     return f"SHOAL_PEER_{name.upper()}"
 
 
 def interpreters(environ: Mapping[str, str] = os.environ, folder: Path = ENVIRONMENTS) -> dict[str, str]:
-    """The interpreters that are given, by the peer's name: by its variable, else in the folder of environments.
+    """Returns the known interpreters by the peer's name: from its variable, or from the folder of environments.
 
-    A variable that is set to nothing leaves its peer out.
+    A peer whose variable is empty is left out.
     """
     found = {}
     for name in BY_NAME:
@@ -76,7 +76,7 @@ def interpreters(environ: Mapping[str, str] = os.environ, folder: Path = ENVIRON
 
 
 def versions(interpreters: Mapping[str, str]) -> dict[str, str]:
-    """The version of each peer, as its own interpreter tells; "unknown" where it does not."""
+    """Returns the version of each peer, as its interpreter reports it, or "unknown"."""
     return {name: _version(interpreter, BY_NAME[name].distribution) for name, interpreter in interpreters.items()}
 
 

@@ -1,6 +1,6 @@
-"""Rows of results: name, target, and format of each (no I/O).
+"""Rows of the results table: the name, target and format of each row (no I/O).
 
-`FIGURES` is the list that `docs/explanation/performance.md` explains, in its order.
+`FIGURES` lists the rows. `docs/explanation/performance.md` explains them in the same order.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ _MORE_IS_BETTER = {
 
 @dataclass(frozen=True)
 class Figure:
-    """What a row is about."""
+    """A figure that a row of the results shows."""
 
     bench: str  # that measures it
     what: str
@@ -43,29 +43,29 @@ class Row:
 
     @property
     def holds(self) -> bool | None:
-        """Whether what is asked is there; None where nothing is, or there is nothing to compare with."""
+        """Whether the row meets its target. None if it has no target, or nothing to compare with."""
         figure = FIGURES.get(self.name)
         if figure is None or figure.at_least is None or self.ratio is None:
             return None
         return self.ratio >= figure.at_least
 
     def to_json(self) -> dict[str, Any]:
-        """As in latest.json: figures to four digits."""
+        """Returns the row as in latest.json, with figures to four digits."""
         return {key: _rounded(value) for key, value in asdict(self).items()}
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> "Row":
-        """What `to_json` gave, or another benchmark's dict with at least its keys."""
+        """Returns the row of a dict from `to_json`, or of another benchmark's dict with at least the same keys."""
         return cls(**{key: row[key] for key in ("name", "ours", "unit", "peer", "theirs", "ratio")})
 
 
 def compared(name: str, ours: float, unit: str, peer: str, theirs: float | None) -> Row:
-    """A row, with its ratio."""
+    """Returns a row with its ratio."""
     return Row(name, ours, unit, peer, theirs, None if theirs is None else ratio(ours, theirs, unit))
 
 
 def against_best(name: str, ours: float, unit: str, medians: Mapping[str, float]) -> Row:
-    """A row against the best of some peers, by their medians; against none if there are none."""
+    """Returns a row that is compared with the best of some peers, by their medians. There may be no peers."""
     if not medians:
         return compared(name, ours, unit, "", None)
     choose = max if _MORE_IS_BETTER[unit] else min
@@ -74,12 +74,12 @@ def against_best(name: str, ours: float, unit: str, medians: Mapping[str, float]
 
 
 def ratio(ours: float, theirs: float, unit: str) -> float:
-    """How many times as good as theirs ours is."""
+    """Returns how many times as good as the peer's figure Shoal's figure is."""
     return ours / theirs if _MORE_IS_BETTER[unit] else theirs / ours
 
 
 def expected(benches: Iterable[str]) -> list[str]:
-    """The names that these benchmarks give, in order."""
+    """Returns the names of the rows of some benchmarks, in order."""
     chosen = set(benches)
     return [name for name, figure in FIGURES.items() if figure.bench in chosen]
 
@@ -96,7 +96,7 @@ def missing(rows: Sequence[Row], benches: Iterable[str], *, peers: bool, skipped
 
 
 def merged(old: Iterable[Row], new: Sequence[Row], benches: Iterable[str]) -> list[Row]:
-    """The old rows with these benchmarks' replaced by the new ones, in the order of `FIGURES`."""
+    """Returns the old rows with the new rows in place of those of the same benchmarks, in the order of `FIGURES`."""
     replaced = set(expected(benches))
     rows = {row.name: row for row in old if row.name in FIGURES and row.name not in replaced}
     rows |= {row.name: row for row in new}
@@ -104,7 +104,7 @@ def merged(old: Iterable[Row], new: Sequence[Row], benches: Iterable[str]) -> li
 
 
 def cells(row: Row) -> list[str]:
-    """A row as a table shows it; `HEADINGS` are its columns."""
+    """Returns the cells of a row in a table with the columns `HEADINGS`."""
     figure = FIGURES[row.name]
     theirs = "" if row.theirs is None else f"{_short(row.theirs)} {row.unit}"
     times = "" if row.ratio is None else f"{row.ratio:.2f}"
@@ -116,7 +116,7 @@ HEADINGS = ("row", "what", "Shoal", "against", "theirs", "ratio", "target", "met
 
 
 def markdown(rows: Iterable[Row]) -> str:
-    """The rows as a table for the docs."""
+    """Returns the rows as a table for the docs."""
     lines = [HEADINGS, ["---", "---", "---:", "---", "---:", "---:", "---", "---"]]
     lines += [[f"`{name}`", *rest] for name, *rest in map(cells, rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

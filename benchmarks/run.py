@@ -1,7 +1,8 @@
 """Runner of the benchmarks: python benchmarks/run.py [dense,small,...], or `make bench`.
 
-Shoal and every peer whose interpreter is known (`SHOAL_PEER_TORCH=/path/to/python`, or built by `make bench-peers`) run
-in turn, and their medians are compared. The exit status is 1 if a row is missing. A missed target is reported only.
+Shoal and the peers run in turn, and the script compares their medians. A peer takes part if its interpreter is known:
+`make bench-peers` has built it, or a variable names it, such as `SHOAL_PEER_TORCH=/path/to/python`. The exit status is
+1 if a row is missing. A missed target is reported, but does not change the exit status.
 """
 
 import argparse
@@ -31,7 +32,7 @@ PULL_NEEDS_BYTES = 18 * 10**9
 
 
 def kernels(run: Run) -> list[Row]:
-    """The optimizers' kernels against torch's; of its rows, those that are told here."""
+    """Compares the optimizers' kernels with torch's. Returns only the rows that the results include."""
     import kernels as measured  # noqa: PLC0415 - loads numba, in this process, when it is wanted
 
     torch = run.interpreters.get("torch", "")
@@ -39,7 +40,7 @@ def kernels(run: Run) -> list[Row]:
 
 
 def memory(run: Run) -> list[Row]:
-    """What a server and a worker keep in memory, and how soon a server is ready."""
+    """Measures the memory of a server and a worker, and the time until a server is ready."""
     contestants = {
         "rest": ours("Shoal, memory at rest", "memory.py", "rest", *run.short_flag),
         "pull": ours("Shoal, pull of 6 GB", "memory.py", "pull", *run.short_flag, timeout_s=600),
@@ -64,7 +65,7 @@ def memory(run: Run) -> list[Row]:
 
 
 def waiting_pulls(run: Run) -> list[Row]:
-    """Pushes beside pulls that wait."""
+    """Measures pushes while pulls wait."""
     script = ours("Shoal, pushes beside 200 waiting pulls", "waiting_pulls.py", *run.short_flag)
     lines = run.contest("waiting_pulls", [script], rounds=1).get(script.name)
     if not lines:
@@ -74,7 +75,7 @@ def waiting_pulls(run: Run) -> list[Row]:
 
 
 def data(run: Run) -> list[Row]:
-    """Two workers that read, beside Arrow."""
+    """Compares two workers that read data with Arrow."""
     script = ours("Shoal, two workers read Parquet", "data.py", *run.short_flag, timeout_s=600)
     lines = run.contest("data", [script], rounds=1).get(script.name)
     if not lines:
@@ -87,7 +88,7 @@ def data(run: Run) -> list[Row]:
 
 
 def checkpoints(run: Run) -> list[Row]:
-    """A server that saves and restores, beside a plain file; training with checkpoints, beside the same without."""
+    """Compares saves and restores with those of a plain file, and training with and without checkpoints."""
     speed = ours("Shoal, a server saves and restores", "checkpoints.py", "speed", *run.short_flag)
     slowdown = ours("Shoal, training with checkpoints", "checkpoints.py", "slowdown", *run.short_flag, timeout_s=600)
     seen = run.contest("checkpoints", [speed, slowdown], rounds=1)
@@ -155,7 +156,7 @@ def measured(run: Run, bench: str, about: Mapping[str, Any], limits: Mapping[str
 
 
 def keep(new: Results, folder: Path) -> None:
-    """Puts a benchmark's results beside those that are there, and into the docs."""
+    """Adds a benchmark's results to the files of results and to the docs."""
     everything = record.load(folder).replaced(new)
     record.save(everything, folder)
     if folder == record.FOLDER:
@@ -163,7 +164,7 @@ def keep(new: Results, folder: Path) -> None:
 
 
 def table(found: Sequence[Row]) -> Table:
-    """The rows as a terminal shows them."""
+    """Returns the rows as text for a terminal."""
     drawn = Table(*rows.HEADINGS)
     for row in found:
         drawn.add_row(*rows.cells(row), style={True: "green", False: "red", None: ""}[row.holds])

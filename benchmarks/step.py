@@ -1,9 +1,9 @@
 """Shoal on the peers' workloads: python benchmarks/step.py dense|small [--in-turn] [--one-by-one] [--shards 4] ...
 
-One server, and one worker: a session in this process. SHOAL_TRANSPORT chooses the way between them, as for any
-session. With --in-turn a step's pull, gradient and push come one after the other, as in the peers' scripts; otherwise
-the push of one step and the pull of the next go on while the worker computes. Prints one JSON line, as the peers'
-scripts do.
+There is one server and one worker. The worker is a session in this process. SHOAL_TRANSPORT selects the transport, as
+for any session. With --in-turn, the pull, the gradient and the push of a step come one after the other, as in the
+peers' scripts. Without it, the push of one step and the pull of the next one run while the worker computes. The script
+prints one JSON line, as the peers' scripts do.
 """
 
 import argparse
@@ -40,7 +40,7 @@ class Loop:
     ms: dict[str, list[float]] = field(default_factory=lambda: {"pull": [], "gradient": [], "push": []})  # by run
 
     def run_steps(self, count: int) -> None:
-        """Takes so many steps, and waits for them."""
+        """Takes some steps, and waits for them."""
         clock = time.perf_counter
         pull_s = compute_s = push_s = 0.0
         for _ in range(count):
@@ -74,7 +74,7 @@ class Loop:
         return gradients if self.one_by_one else dict(gradients)
 
     def check(self) -> None:
-        """Fails unless the values are what so many steps make of zeros; those under way may be missing."""
+        """Fails unless the values are those after so many steps from zeros. Steps in flight may be missing."""
         w = 0.0
         path = [0.0]
         for _ in range(self.steps):
@@ -116,13 +116,13 @@ def main() -> None:
 
 
 def even_shapes(count: int) -> list[tuple[int]]:
-    """So many vectors of (nearly) one size, with the dense workload's bytes in sum."""
+    """Returns the shapes of vectors of nearly equal size, with the bytes of the dense workload in total."""
     least, more = divmod(wl.DENSE_BYTES // 4, count)
     return list(itertools.repeat((least + 1,), more)) + list(itertools.repeat((least,), count - more))
 
 
 def _maps_shared_memory() -> bool:
-    """Whether this process really has a segment: a transport that fell back is not to pass for another."""
+    """Whether this process has mapped a segment. Otherwise the transport fell back to another one."""
     return any(name in line for line in Path("/proc/self/maps").read_text().splitlines() for name in _SHARED)
 
 

@@ -1,7 +1,7 @@
 """Benchmarks of whole steps.
 
-`dense`, `small` and `small_cluster` compare Shoal with the peers. `scale` and `chunks` compare Shoal with itself, with
-other numbers of variables and shards, and other sizes of chunks.
+`dense`, `small` and `small_cluster` compare Shoal with the peers. `scale` and `chunks` compare Shoal with itself:
+`scale` with different numbers of variables and shards, `chunks` with different chunk sizes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ from rows import CHUNKS_KIB, Row, against_best, compared
 
 
 def dense(run: Run) -> list[Row]:
-    """The dense workload, over TCP and through shared memory."""
+    """Runs the dense workload over TCP and through shared memory."""
     shoals = {
         "dense_tcp": _shoal(run, "Shoal, TCP, in turn", "tcp", "dense", "--in-turn"),
         "dense_shm": _shoal(
@@ -39,7 +39,7 @@ def dense(run: Run) -> list[Row]:
 
 
 def small(run: Run) -> list[Row]:
-    """The small workload, by whatever way Shoal chooses."""
+    """Runs the small workload over the transport that Shoal chooses."""
     shoals = {
         "small": _shoal(run, "Shoal", "auto", "small", "--in-turn"),
         "small_overlapped": _shoal(run, "Shoal, overlapped", "auto", "small"),
@@ -55,7 +55,7 @@ def small(run: Run) -> list[Row]:
 
 
 def small_cluster(run: Run) -> list[Row]:
-    """The small-cluster workload, by whatever way Shoal chooses."""
+    """Runs the small-cluster workload over the transport that Shoal chooses."""
     shoals = {
         "small_cluster": ours("Shoal, 2 servers, 2 workers", "cluster/small_cluster.py", *run.short_flag),
         "small_cluster_overlapped": ours(
@@ -73,7 +73,7 @@ def small_cluster(run: Run) -> list[Row]:
 
 
 def scale(run: Run) -> list[Row]:
-    """The dense workload's bytes in more variables, and in more shards of one server."""
+    """Runs the dense workload with its bytes in more variables, and in more shards of one server."""
     few = {shards: f"161 variables, {shards} shard{'s' if shards > 1 else ''}" for shards in (1, 2, 4)}
     many = "10,000 variables, 4 shards"
     arguments = {name: ["--shards", str(shards)] for shards, name in few.items()}
@@ -104,7 +104,7 @@ def _calls(line: Line) -> Line:
 
 
 def chunks(run: Run) -> list[Row]:
-    """The dense workload over TCP with other sizes of chunks than the one that was chosen."""
+    """Runs the dense workload over TCP with other chunk sizes than the default."""
     names = {kib: f"Shoal, TCP, in turn, chunks of {kib} KiB" for kib in CHUNKS_KIB}
     contestants = [
         _shoal(run, name, "tcp", "dense", "--in-turn", env={"SHOAL_CHUNK_BYTES": str(kib << 10)})

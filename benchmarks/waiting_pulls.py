@@ -1,8 +1,9 @@
 """Benchmark of pushes while 200 pulls wait: python benchmarks/waiting_pulls.py.
 
-One server runs in a process of its own. In one job, a worker that is ahead of its bound sends 200 pulls that must
-wait. In another job, a worker pushes 100 KB a step. Its median push is measured with and without the waiting pulls,
-five times each, in turn. The script prints one JSON line. Its exit status is 1 if the ratio is above 2.
+One server runs in a process of its own. In one job, a worker that is too far ahead of the others sends 200 pulls, which
+must wait. In another job, a worker pushes 100 KB a step. The script measures the median time of its pushes five times
+with the waiting pulls and five times without them, in turn. It prints one JSON line. Its exit status is 1 if the ratio
+of the two medians is above 2.
 """
 
 import json
@@ -40,7 +41,7 @@ def median_push(session: shoal.Session, gradient: dict[str, np.ndarray], pushes:
 
 @contextmanager
 def a_session_ahead_of_its_bound(client: shoal.Client) -> Iterator[shoal.Session]:
-    """Of two sessions with bound 0 the first has pushed, so that its next pull waits for the second."""
+    """Yields the first of two sessions with bound 0. It has pushed, so its next pull waits for the second one."""
     entered, done = threading.Event(), threading.Event()
 
     def lag() -> None:
@@ -62,7 +63,7 @@ def a_session_ahead_of_its_bound(client: shoal.Client) -> Iterator[shoal.Session
 
 
 def await_waiting(metrics: str, count: int) -> None:
-    """Waits until the server at this /metrics address says that so many pulls wait."""
+    """Waits until the server at this /metrics address reports this number of waiting pulls."""
     deadline = time.monotonic() + PATIENCE_S
     while (waiting := waiting_at(metrics)) != count:
         if time.monotonic() > deadline:
@@ -79,7 +80,7 @@ def waiting_at(metrics: str) -> float:
 
 @contextmanager
 def waiting_pulls(stub: ParameterServerStub, stamp: header_pb2.Stamp, metrics: str) -> Iterator[None]:
-    """200 Pull streams that the server has parked; none any more afterwards."""
+    """Opens 200 Pull streams that wait at the server. After the `with` block, none waits any more."""
     request = pb.PullRequest(stamp=stamp, shards=[0])
     calls = [stub.Pull(request) for _ in range(WAITING)]
     await_waiting(metrics, WAITING)
@@ -91,7 +92,7 @@ def waiting_pulls(stub: ParameterServerStub, stamp: header_pb2.Stamp, metrics: s
 
 
 def stamp_of(session: shoal.Session, client: shoal.Client) -> header_pb2.Stamp:
-    """What a session's next call says of it, if its job was the last to be placed."""
+    """Returns the stamp of a session's next call, if its job was placed last."""
     status = client.status()
     (incarnation,) = (member.incarnation for member in status.members if member.member == session.worker)
     return header_pb2.Stamp(

@@ -1,4 +1,4 @@
-"""Helpers of the examples that train models: train a job with a progress bar, and draw its evaluations."""
+"""Helpers of the examples that train models: they train a job with a progress bar, and draw its evaluations."""
 
 import json
 from collections.abc import Iterable, Sequence

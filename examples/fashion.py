@@ -1,9 +1,10 @@
-"""Trains a small convolutional network on Fashion-MNIST, once in every consistency mode, and draws the curves.
+"""Example that trains a small convolutional network on Fashion-MNIST, once in each consistency mode.
 
     python examples/fashion.py --data /usr/share/datasets/fashion-mnist
 
-The data is four idx files (Debian: `apt-get install dataset-fashion-mnist`). The program that is trained comes with
-Shoal: `shoal_nn.programs:image_classifier`. On two cores a mode takes some two minutes.
+It draws a curve of the accuracy for each mode. The data is four idx files (Debian: `apt-get install
+dataset-fashion-mnist`). The program that is trained comes with Shoal: `shoal_nn.programs:image_classifier`. On two
+cores, each mode takes about two minutes.
 """
 
 import argparse

@@ -1,8 +1,10 @@
-"""Trains MobileNetV2 on Fashion-MNIST, then fine-tunes it for handwritten digits: a new head first, then all layers.
+"""Example of fine-tuning: trains MobileNetV2 on Fashion-MNIST, and then adapts it to handwritten digits.
 
     python examples/fine_tuning.py --data /usr/share/datasets/fashion-mnist
 
-It runs three jobs. Each one starts from the checkpoint of the one before. scikit-learn provides the digits.
+It runs three jobs. The first trains the whole model on Fashion-MNIST, the second a new head on the digits, and the
+third all layers on the digits. Each job after the first starts from the checkpoint of the one before. scikit-learn
+provides the digits.
 """
 
 import argparse

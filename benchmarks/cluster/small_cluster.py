@@ -1,7 +1,8 @@
 """Shoal on the small-cluster workload of the peers: python benchmarks/cluster/small_cluster.py [--overlap] [--short].
 
-Two servers, and two workers: sessions in processes of their own, which train one asynchronous job. This process tells
-both how many steps to take, and measures until both have taken them, as the peer's chief does. Prints one JSON line.
+There are two servers and two workers. Each worker is a session in a process of its own, and both train one asynchronous
+job. This process tells each worker how many steps to take, and measures the time until both have taken them. The peer's
+script (peers/tensorflow_ps.py) measures in the same way. This script prints one JSON line.
 """
 
 import argparse
@@ -29,17 +30,17 @@ LEARNING_RATE = 1e-3
 
 @dataclass(frozen=True)
 class Worker:
-    """A process that takes the steps it is told to."""
+    """A worker process, which takes as many steps as it is told to."""
 
     process: "subprocess.Popen[str]"
 
     def tell(self, steps: int) -> None:
-        """Has it take so many steps; does not wait."""
+        """Tells the worker to take some steps, and does not wait for them."""
         assert self.process.stdin
         print(steps, file=self.process.stdin, flush=True)
 
     def wait(self) -> None:
-        """Waits until it has taken them, or until it is ready."""
+        """Waits until the worker has taken its steps, or at first until it is ready."""
         assert self.process.stdout
         if self.process.stdout.readline() != "done\n":
             sys.exit("a worker ended; its reason is above")
@@ -47,7 +48,7 @@ class Worker:
 
 @contextmanager
 def workers(address: str, overlap: bool) -> Iterator[list[Worker]]:
-    """Two workers whose sessions are open."""
+    """Starts two workers and waits until their sessions are open."""
     command = [sys.executable, __file__, "--worker", address, *(["--overlap"] if overlap else [])]
     pipe = subprocess.PIPE
     started = [Worker(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)) for _ in range(WORKERS)]
@@ -87,7 +88,7 @@ def train(address: str, overlap: bool) -> None:
 
 
 def measured(overlap: bool, short: bool) -> float:
-    """The seconds of a step: of each worker's, half of them."""
+    """Returns the seconds per step, where the steps of both workers count."""
     taken = 0
     with shoal.LocalCluster(servers=SERVERS, workers=0) as cluster, cluster.client() as client:
         with workers(cluster.address, overlap) as team:

@@ -1,12 +1,12 @@
 """Soak test of all roles: python benchmarks/cluster/soak.py [--minutes 30], prints a table and writes JSON.
 
-Two workers train one short job after the other, in every mode, with checkpoints, evaluations and cancellations; each
-job is followed by a session. Meanwhile the use of each role is read: its memory, open files and threads, and the blocks
-that Python's allocator has handed out to it. Between two jobs a role is at rest, so the smallest reading of a minute is
-its use at rest.
+Two workers train one short job after the other, in every mode, with checkpoints, evaluations and cancellations. After
+each job, a session trains. Meanwhile the script reads what each role uses: its memory, open files and threads, and the
+blocks that Python's allocator has handed out to it. A role is at rest between two jobs, so the smallest reading of a
+minute is what the role uses at rest.
 
-After the first third of the run this use must not grow: resident memory by less than 8 MiB an hour, allocated blocks by
-less than 2 % an hour, and open files, threads and segments of shared memory not at all.
+After the first third of the run, the use at rest may hardly grow: resident memory by less than 8 MiB an hour, and
+allocated blocks by less than 2 % an hour. Open files, threads and segments of shared memory must not grow at all.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def smallest(into: dict[int, int], minute: int, reading: int) -> None:
 
 
 class Readings:
-    """Reads the roles of a cluster on a thread of its own until it is left.
+    """Readings of the roles of a cluster, on a thread of their own. The end of the `with` block ends them.
 
     Args:
         cluster: the cluster, which runs.
@@ -107,7 +107,7 @@ class Readings:
 
 
 def allocated_blocks(metrics: str) -> int:
-    """The metric of a role, from its endpoint."""
+    """Returns the number of allocated blocks from a role's metrics."""
     with urlopen(f"http://{metrics}/metrics", timeout=10) as reply:
         for family in text_string_to_metric_families(reply.read().decode()):
             if family.name == "python_allocated_blocks":
@@ -116,7 +116,7 @@ def allocated_blocks(metrics: str) -> int:
 
 
 def train(client: shoal.Client, number: int, steps: int) -> None:
-    """Runs one job; each has another mode, and each kind of end comes round."""
+    """Runs one job. The jobs take the modes and the kinds of end in turn."""
     job = client.submit(
         shoal.Job(
             "digits:Digits",
@@ -182,7 +182,7 @@ class Row:
 
     @property
     def passed(self) -> bool:
-        """Whether it grew by no more than is allowed."""
+        """Whether the quantity grew by no more than is allowed."""
         return self.growth <= self.allowed
 
     def __str__(self) -> str:
@@ -216,7 +216,7 @@ def soak(minutes: int, minute_s: float, steps: int) -> tuple[int, list[Row]]:
         steps: steps of each job and of each session.
 
     Returns:
-        The number of jobs, which is that of the sessions too, and the rows.
+        The number of jobs, which is also the number of sessions, and the rows.
     """
     folder = Path(tempfile.mkdtemp(prefix="shoal-soak-"))
     segments = Path(tempfile.mkdtemp(prefix="shoal-soak-", dir="/dev/shm"))

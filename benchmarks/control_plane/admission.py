@@ -1,11 +1,12 @@
 """Benchmark of admission: python benchmarks/control_plane/admission.py [WORKERS] [SERVERS] [STORE] [TIMEOUT_S].
 
 It runs a real coordinator with simulated workers (default: 1,000) and servers (default: 100) on loopback. Two processes
-have half of the servers each, two others half of the workers. They speak the real protocol, without lanes and values.
+simulate half of the servers each, and two other processes half of the workers each. They use the real protocol, but
+open no lanes and send no values.
 
 The script measures the seconds from Submit until every server has admitted every worker, and until Join has told every
-worker that it may begin. Then one worker of each process falls silent. The script measures the seconds from its last
-heartbeat until every server has released it. It prints one JSON line.
+worker that it may begin. Then one worker of each process stops sending heartbeats. The script measures the seconds from
+its last heartbeat until every server has released it. It prints one JSON line.
 """
 
 import asyncio
@@ -79,7 +80,7 @@ async def work(coordinator: str, first: int, count: int, total: int) -> None:
 
 
 async def train(stub: Any, jobs: Any, name: str, life: int, variables: list[Any], victim: bool) -> None:
-    """Enters the job, then sends heartbeats; the victim falls silent at some time after it has entered."""
+    """Enters the job and sends heartbeats. The victim stops its heartbeats some time after it has entered."""
     entering: asyncio.Task[None] | None = None
     await asyncio.sleep(random.random() * INTERVAL_S)
     until = float("inf")
@@ -104,7 +105,7 @@ async def enter(jobs: Any, name: str, life: int, assignment: int, variables: lis
 
 
 async def answered(method: Any, request: Any) -> Any:
-    """Calls, and repeats the call while the coordinator refuses it because it has too many."""
+    """Makes a call, and repeats it while the coordinator refuses it because of too many calls."""
     while True:
         try:
             return await method(request)
@@ -133,7 +134,7 @@ def simulated(role: str, coordinator: str, count: int, other: int) -> Iterator[l
 
 
 def lines(processes: list[subprocess.Popen[str]], key: str, count: int) -> list[dict[str, Any]]:
-    """Returns the lines with a key, of each process the same number."""
+    """Returns the lines that have a key. Each process writes the same number of them."""
     found = []
     for process in processes:
         assert process.stdout

@@ -1,9 +1,10 @@
 """Simulated members of a cluster, many in one process: python members.py KIND ADDRESS FIRST COUNT.
 
-`scale` starts it. The members speak the real protocol through the clients that real ones use. They move no values.
-KIND is `server`: COUNT servers that agree to everything; or `worker`: COUNT workers, which enter the job that they are
-assigned to, and then report a few steps as often as the coordinator asks. Each line on standard input is a command,
-and one JSON line answers it. The process leaves the cluster at the end of its input.
+`scale` starts this script. The members use the real protocol, through the same clients as real members, but they send
+no values. KIND is `server` or `worker`. The COUNT simulated servers accept every call of the coordinator. The COUNT
+simulated workers enter the job that they are assigned to, and then report a few steps as often as the coordinator asks.
+Each line on standard input is a command, which the process answers with one JSON line. At the end of its input, it
+leaves the cluster.
 """
 
 import json
@@ -24,11 +25,11 @@ from shoal.variables import Variable
 
 # Threads of one process that send reports, each for its part of the workers.
 REPORTERS = 8
-# Seconds between two looks of a thread whether a report is due.
+# Seconds after which a thread checks again whether a report is due.
 LOOK_S = 0.02
 # Seconds between two rounds of Join.
 JOIN_S = 0.5
-# Steps in one report, as of a worker that makes ten a second in a small cluster.
+# Steps in one report: a worker in a small cluster that takes ten steps a second reports as many.
 STEPS = 5
 
 
@@ -36,9 +37,9 @@ class Worker:
     """A simulated worker.
 
     Attributes:
-        heartbeats, reports: numbers of those that were answered.
-        lives: its incarnations.
-        learned_at: when it learned that its job had ended, by the monotonic clock; 0: not yet.
+        heartbeats, reports: numbers of answered heartbeats and reports.
+        lives: number of its incarnations.
+        learned_at: when it learned that its job had ended, by the monotonic clock. 0 if it has not learned this.
     """
 
     def __init__(self, client: CoordinatorClient, name: str) -> None:
@@ -63,7 +64,7 @@ class Worker:
         self._participant.describe({"w": Variable((4,))}, samples=0)
 
     def join(self) -> bool:
-        """Asks to be admitted, and returns whether that is so."""
+        """Asks to be admitted, and returns whether it is admitted."""
         job, assignment = self._job
         life = self.membership.incarnation
         request = job_pb2.JoinRequest(job=job, worker=self.membership.member, incarnation=life, assignment=assignment)

@@ -1,9 +1,10 @@
-"""The control plane with many members: python benchmarks/control_plane/scale.py [--workers N] [--servers N] ...
+"""Benchmark of the control plane with many members: python benchmarks/control_plane/scale.py [--workers N] ...
 
-The coordinator is real, in a process of its own, and its members are simulated (`members`): they register, enter
-one job, send heartbeats and report. The script measures the coordinator's processor time while all of them train, how
-soon the last worker learns that its job was cancelled, and how soon a killed worker is declared lost. It prints one
-JSON line. Its exit status is 1 if a target is missed. `--keep` writes the line to benchmarks/results/scale.json.
+The coordinator is real and runs in a process of its own. Its members are simulated (`members`): they register, enter
+one job, send heartbeats and report. The script measures three things: the coordinator's processor time while all
+workers train, the time until the last worker learns that its job was cancelled, and the time until a killed worker is
+declared lost. It prints one JSON line. Its exit status is 1 if a result misses its target. `--keep` writes the line to
+benchmarks/results/scale.json.
 """
 
 import argparse

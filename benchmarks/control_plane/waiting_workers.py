@@ -1,8 +1,9 @@
-"""Benchmark of workers that wait for one more: python benchmarks/control_plane/waiting_workers.py [--short].
+"""Benchmark of sessions that wait for one more: python benchmarks/control_plane/waiting_workers.py [--short].
 
-40 sessions enter a job of 10,000 variables that needs 41, each with its own heartbeats. They run in a few processes,
-and speak the real protocol. For a minute, the script measures the coordinator's CPU time, and the gaps between the
-replies to a worker's heartbeats. Then the last session comes, and each session pulls and pushes once.
+The job has 10,000 variables and needs 41 sessions. At first, 40 sessions enter it and wait. Each one sends its own
+heartbeats by the real protocol. The sessions run in a few processes. For a minute, the script measures the
+coordinator's CPU time, and the gaps between the replies to each session's heartbeats. Then the last session enters, and
+each session pulls and pushes once.
 
 The script prints one JSON line. Its exit status is 1 if a heartbeat was late, the coordinator used more than a fifth of
 a core, or the sessions needed more than 5 s.

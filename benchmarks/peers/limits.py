@@ -1,6 +1,7 @@
-"""This machine's own limits: python limits.py (pip install numpy; torch too for its fused Adam).
+"""Measurement of this machine's own limits: python limits.py (pip install numpy; torch too for its fused Adam).
 
-The project received this script with the measurements that its targets come from, and keeps its code unchanged.
+The project received this script together with the measurements on which the project's targets are based. Its code has
+not been changed.
 """
 
 import json

@@ -1,10 +1,10 @@
 """MXNet's KVStore over ps-lite: python mxnet_kvstore.py dense|small|sparse (pip install 'mxnet==1.9.1' 'numpy<1.24').
 
-In the sparse workload the unique ids are found beforehand, which favours this peer.
+In the sparse workload, the unique ids of each batch are computed before the measurement, which favours this peer.
 
-The project received this script with the measurements that its targets come from, and keeps its code unchanged.
-The pattern is that of MXNet's guide "Distributed Training in MXNet". `pip install` needs Python 3.8 to 3.11, because
-NumPy below 1.24 does not support later versions of Python.
+The project received this script together with the measurements on which the project's targets are based. Its code has
+not been changed. The pattern is that of MXNet's guide "Distributed Training in MXNet". `pip install` needs Python 3.8
+to 3.11, because NumPy below 1.24 does not support later versions of Python.
 """
 
 import os

@@ -1,7 +1,8 @@
-"""Models that Shoal's layers and PyTorch's compute steps of, on one thread, in float32.
+"""Workload of the model benchmarks: models and batches that Shoal and PyTorch both train on, on one thread, in float32.
 
-A step is the model's output in training, the cross-entropy of labels, and the gradients by every parameter; nothing is
-updated, and images have no gradient. Every interpreter that runs it brings its own NumPy.
+A step computes the model's output in training mode, the cross-entropy loss of the labels, and the gradients by all
+parameters. It updates no parameters and computes no gradient by the images. Shoal and PyTorch import this module in
+separate interpreters, so it needs only the standard library.
 """
 
 import json
@@ -17,7 +18,7 @@ ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL", 
 
 @dataclass(frozen=True)
 class Work:
-    """A model, and what it is fed."""
+    """A model and its input."""
 
     name: str  # for tables
     parameters: int  # without running statistics: both sides' models must have as many
@@ -33,11 +34,11 @@ MODELS = {
 
 
 def measure(step: Callable[[], float], *, short: bool) -> tuple[float, float]:
-    """Median seconds of a step, of seven or more in three seconds after two that do not count; and the last loss.
+    """Returns the median seconds of a step, and the last loss. It takes 7 or more steps, after 2 for warming up.
 
     Args:
-        step: takes one and gives its loss.
-        short: one step is enough.
+        step: takes one step and returns its loss.
+        short: take only one step.
     """
     for _ in range(0 if short else 2):
         step()

@@ -1,7 +1,7 @@
 """Ray's parameter-server pattern, one server and one worker: python ray_ps.py dense|small (pip install ray numpy).
 
-The project received this script with the measurements that its targets come from, and keeps its code unchanged.
-The pattern is that of Ray's sample "Parameter Server".
+The project received this script together with the measurements on which the project's targets are based. Its code has
+not been changed. The pattern is that of Ray's sample "Parameter Server".
 """
 
 import sys

@@ -1,10 +1,11 @@
 """TensorFlow's ParameterServerStrategy: python tensorflow_ps.py dense|small|small_cluster|sparse.
 
-Needs `pip install tensorflow-cpu`.
+The script needs `pip install tensorflow-cpu`.
 
-The project received this script with the measurements that its targets come from, and added `small_cluster`. The
-pattern is that of TensorFlow's guide "Parameter server training with ParameterServerStrategy". Within a step,
-TensorFlow sends the gradient of one variable while it fetches the value of the next one.
+The project received this script together with the measurements on which the project's targets are based. The project
+has added only `small_cluster`. The pattern is that of TensorFlow's guide "Parameter server training with
+ParameterServerStrategy". Within a step, TensorFlow sends the gradient of one variable while it fetches the value of the
+next one.
 """
 
 import json

@@ -1,7 +1,8 @@
-"""torch's fused optimizers on one thread, an update at a time: python torch_kernels.py ELEMENTS LEARNING_RATE.
+"""torch's fused optimizers on one thread, one update at a time: python torch_kernels.py ELEMENTS LEARNING_RATE.
 
-Prints the name of this peer, with torch's version. Then, for each line "go NAME" of standard input, makes one update by
-torch.optim.NAME and prints the seconds that it took. Only one optimizer's arrays are kept.
+The script first prints the name of this peer, with torch's version. Each line of standard input is "go NAME". For each
+one, the script makes one update by torch.optim.NAME and prints the seconds that it took. Only the arrays of one
+optimizer are in memory at a time.
 """
 
 import sys
@@ -11,7 +12,7 @@ import torch
 
 
 def made(name: str, elements: int, learning_rate: float) -> torch.optim.Optimizer:
-    """The optimizer of one flat float32 parameter that has a gradient."""
+    """Returns the optimizer of one flat float32 parameter that has a gradient."""
     parameter = torch.nn.Parameter(torch.randn(elements))
     parameter.grad = torch.randn(elements)
     return getattr(torch.optim, name)([parameter], lr=learning_rate, fused=True)

@@ -1,7 +1,7 @@
 """Models in PyTorch on one thread: python torch_nn.py resnet18|mobilenet_v2|small_cnn first|last [--short].
 
-"first" and "last" are the places of channels in memory. The models are torchvision's, written out, with a stem for
-small images; torchvision itself is not needed.
+"first" stores images in memory with the channels first (NCHW), and "last" with the channels last (NHWC). The models are
+copies of torchvision's, with a first layer for small images. The script does not need torchvision.
 """
 
 import sys

@@ -1,7 +1,8 @@
 """A parameter server on torch.distributed.rpc: python torch_rpc_ps.py dense|small|sparse [tcp] (pip install torch).
 
-The project received this script with the measurements that its targets come from, and keeps its code unchanged.
-The pattern is that of PyTorch's tutorial "Implementing a Parameter Server Using Distributed RPC Framework".
+The project received this script together with the measurements on which the project's targets are based. Its code has
+not been changed. The pattern is that of PyTorch's tutorial "Implementing a Parameter Server Using Distributed RPC
+Framework".
 """
 
 import os

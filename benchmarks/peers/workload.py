@@ -1,17 +1,20 @@
-"""The workloads that Shoal and every peer run, one server and one worker on one machine if it does not say otherwise.
+"""The workloads that Shoal and every peer run, each with one server and one worker except `small_cluster`.
+
+All processes run on one machine.
 
 dense:  161 float32 tensors (ResNet-50's count), 106 MB. A step reads every tensor on the worker, computes
-        g = 1e-6 * w + 1e-3 for each, and has the server apply w -= 1e-3 * g. GB/s counts 2 x 106 MB a step.
-small:  the dense step on 10 tensors of 1,000 float32: the cost of a step when the bytes are few. The figure is steps a
-        second.
-small_cluster: the dense step on the tensors of an MLP, 784-52-32-10, 171 KB, with two servers and two workers that
-        train it asynchronously. The figure is the steps of both a second.
-sparse: a 2,000,000 x 16 float32 table; a step draws 4096 x 26 ids, Zipf(1.1) modulo the table's size, fetches the
+        g = 1e-6 * w + 1e-3 for each, and has the server apply w -= 1e-3 * g. A step counts as 2 x 106 MB in GB/s.
+small:  the dense step on 10 tensors of 1,000 float32. It shows the cost of a step that moves few bytes. The result is
+        steps per second.
+small_cluster: the dense step on the tensors of an MLP, 784-52-32-10, 171 KB. Two servers and two workers train it
+        asynchronously. The result is the steps per second of both workers together.
+sparse: a 2,000,000 x 16 float32 table. A step draws 4096 x 26 ids, Zipf(1.1) modulo the table's size. It fetches the
         unique rows, sums g = 1e-3 * row + 1e-3 by unique row, and has the server apply Adagrad (lr 0.01, initial
-        accumulator 0.1). The figure is ids (not unique ids) a second. (Shoal has no sparse tables yet.)
+        accumulator 0.1). The result is ids (not unique ids) per second. Shoal has no sparse tables yet.
 
-The project received this module with the measurements that its targets come from, and added `small_cluster`. Every
-interpreter that runs it brings its own NumPy, and only the sparse workload needs one.
+The project received this module together with the measurements on which the project's targets are based. The project
+has added only `small_cluster`. Shoal and each peer import this module in an interpreter of their own, which may lack
+NumPy. Only the sparse workload imports NumPy.
 """
 
 import json

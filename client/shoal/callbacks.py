@@ -1,8 +1,8 @@
 """Callbacks for the events of a job: `JobHandle.wait(callbacks=[...])`.
 
-A callback is a callable that takes an `Event` (`shoal.events`). The waiting thread calls it with each event once, in
-order, from the oldest that the coordinator keeps. If a callback raises, `wait` ends with that exception; the job
-continues.
+A callback is a callable that takes an `Event` (`shoal.events`). The waiting thread calls it once with each event, in
+order, and starts with the oldest event that the coordinator still keeps. If a callback raises, `wait` ends with that
+exception. The job continues.
 
     def stop_at_99_percent(event):
         if isinstance(event, shoal.events.EvaluationEnded) and event.result.values["accuracy"] > 0.99:

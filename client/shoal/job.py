@@ -1,4 +1,4 @@
-"""Job specification. The client checks it when it is created, and the coordinator checks it again.
+"""Job specification. The client checks a job when it is created, and the coordinator checks it again.
 
 The metadata of each field of `Job` defines its check, its encoding, its option of `shoal submit` and its JSON; see
 `shoal._job.description`. The code that runs jobs is elsewhere.

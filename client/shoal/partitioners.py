@@ -1,7 +1,7 @@
 """Partitioners: the rules that cut a variable into slices, so that several servers can share it.
 
-All partitioners cut along the first axis. The slices differ by at most one row, the larger ones first, as in
-TensorFlow.
+All partitioners cut along the first axis. The sizes of the slices differ by at most one row. The larger slices come
+first, as in TensorFlow.
 """
 
 import numbers

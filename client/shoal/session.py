@@ -1,4 +1,4 @@
-"""Sessions: each lets a training loop of the user, in any framework with NumPy arrays, act as a worker of a job."""
+"""Sessions: user training loops that take part in a job as workers, in any framework that can use NumPy arrays."""
 
 import secrets
 import time

@@ -1,7 +1,7 @@
 """The shell around the cluster machine: a lock, a clock, a ticker, and the thread that makes decisions durable.
 
 A decision has no visible consequence before it is durable: no reply, no event for watchers, no call to a server. So
-this process can fail at any moment, and the next coordinator continues where it was.
+this process can fail at any moment, and the next coordinator continues where this one stopped.
 """
 
 import threading

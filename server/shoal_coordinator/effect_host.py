@@ -1,4 +1,7 @@
-"""The coordinator as its effect runner sees it: it takes the outcomes of effects, and says which are still wanted."""
+"""Host of the effect runner: the part of the coordinator that receives outcomes of effects.
+
+It also tells the runner which effects are still wanted.
+"""
 
 import threading
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""Those that wait for a job: watchers of its events, and workers that wait for their entry.
+"""Waits for a job: watchers that wait for its events, and workers that wait until they may train.
 
-The coordinator looks here only for jobs that have changed, so that an event of one job wakes nobody who waits for
-another.
+When jobs have changed, the coordinator looks up only these jobs here. So an event of one job does not wake those that
+wait for another job.
 """
 
 import threading

@@ -1,4 +1,7 @@
-"""The coordinator's Prometheus metrics. No label names a job, a member or a client, because these are unbounded."""
+"""The coordinator's Prometheus metrics.
+
+No label names a job, a member or a client, because the number of these is unbounded.
+"""
 
 import time
 from collections import Counter as Count
@@ -155,7 +158,7 @@ class StateCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yields one family for each metric."""
-        unwritten = self._coordinator.unwritten  # before `reading`, which waits until there are none
+        unwritten = self._coordinator.unwritten  # before `reading`, which waits until nothing is unwritten
         waiting = self._coordinator.waiting_workers
         with self._coordinator.reading() as (cluster, now):
             members, generation, pending = cluster.listing.member_states(), cluster.generation, cluster.pending_effects

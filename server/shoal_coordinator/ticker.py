@@ -1,4 +1,4 @@
-"""The coordinator's clock, and the thread that tells it that time has passed."""
+"""The coordinator's clock, and the thread that tells the coordinator at intervals that time has passed."""
 
 import threading
 import time

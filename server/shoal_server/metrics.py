@@ -1,6 +1,6 @@
 """Metrics of the parameter server, in base units.
 
-Every label value is named in this code, so their number is bounded.
+Every label value is named in this code, so the number of label values is bounded.
 """
 
 import time

@@ -31,8 +31,8 @@ from shoal_server.shards import ShardStore
 
 _log = structlog.get_logger(__name__)
 
-# Open files of a lane: its socket, and a shared-memory segment while the two sides open it. And all others: gRPC's
-# connections, files of checkpoints and of the process itself.
+# Open files of one lane: its socket, and a shared-memory segment while the two sides open it. The second number is for
+# everything else: gRPC's connections, checkpoint files and the files of the process itself.
 _FILES_PER_LANE, _OTHER_FILES = 2, 512
 
 

@@ -1,8 +1,9 @@
 """Runner of the long scenarios with faults, which stores their results: `chaos.py [NAME,...]`.
 
-`make chaos` calls it. A scenario is one or more tests. Their rows (see `run_lengths.record`) are its results.
-The suite runs the same tests in their short forms. Scenarios run one after the other, because results include times,
-and each runs under the guard against leaks. CHAOS_RUNS=n in the environment shortens all of them.
+`make chaos` calls it. A scenario consists of one or more tests. Its results are the rows that these tests write with
+`run_lengths.record`. The test suite runs the same tests in their short forms. Scenarios run one after the other,
+because results include times. Each scenario runs under the guard against leaks (`leaks`). CHAOS_RUNS=n in the
+environment shortens all of them.
 """
 
 import argparse
@@ -46,14 +47,14 @@ GUARD: Sequence[str] = (sys.executable, leaks.__file__)
 
 @dataclass(frozen=True)
 class Row:
-    """What a scenario showed.
+    """The result of a scenario.
 
     Attributes:
-        name: the scenario's.
-        runs: how often it was tried.
-        passed: how many of them ended as they should.
-        worst: the worst figure of those.
-        unit: of that figure.
+        name: name of the scenario.
+        runs: number of runs.
+        passed: number of runs that passed.
+        worst: the worst figure of the runs that passed.
+        unit: unit of that figure.
     """
 
     name: str
@@ -69,13 +70,13 @@ class Row:
 
 
 def summed(name: str, found: Iterable[Mapping[str, Any]], status: int) -> Row:
-    """A scenario's row.
+    """Returns a scenario's row.
 
     Args:
-        name: the scenario's.
+        name: name of the scenario.
         found: what its tests recorded.
-        status: theirs. What failed without being counted is one run more, which did not pass; so is a scenario that
-            recorded nothing.
+        status: exit status of its tests. A failure that no test counted adds a run that did not pass. So does a
+            scenario that recorded nothing.
     """
     rows = [Row(**row) for row in found if row["name"] == name]
     runs, passed = sum(row.runs for row in rows), sum(row.passed for row in rows)
@@ -96,7 +97,7 @@ def run(name: str, nodes: Sequence[str]) -> Row:
 
 
 def saved(path: Path) -> dict[str, Row]:
-    """By scenario, what was shown last; nothing of what is there if it cannot be read."""
+    """Returns the stored row of each scenario; empty if the file cannot be read."""
     try:
         rows = [Row(**row) for row in json.loads(path.read_text())]
     except (FileNotFoundError, ValueError, TypeError):
@@ -105,7 +106,7 @@ def saved(path: Path) -> dict[str, Row]:
 
 
 def save(rows: Iterable[Row], path: Path) -> None:
-    """Writes the rows, whole or not at all."""
+    """Writes the rows to the file, which is replaced atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     begun = path.with_suffix(".tmp")
     begun.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
@@ -113,7 +114,7 @@ def save(rows: Iterable[Row], path: Path) -> None:
 
 
 def table(rows: Iterable[Row]) -> str:
-    """The rows as a terminal shows them."""
+    """Returns the rows as text for a terminal."""
     width = max(map(len, SCENARIOS))
     lines = [f"{'scenario':{width}}  passed  of runs  worst"]
     lines += [f"{row.name:{width}}  {row.passed:6}  {row.runs:7}  {row.worst:g} {row.unit}" for row in rows]
@@ -121,9 +122,10 @@ def table(rows: Iterable[Row]) -> str:
 
 
 def main(arguments: Sequence[str], latest: Path = LATEST) -> int:
-    """Runs scenarios; 1 if one of them did not hold.
+    """Runs scenarios. Returns 1 if one of them failed.
 
-    Each one's row is saved when it has run, for all of them take long; those that are not run keep theirs.
+    The row of a scenario is saved as soon as it has run, because all scenarios together take long. Scenarios that do
+    not run keep their stored rows.
     """
     rows = []
     for name in _names(arguments):

@@ -1,15 +1,15 @@
 """Guard against leaks: runs a command and fails if the command leaves something behind (`python leaks.py COMMAND ...`).
 
-The guard looks only at what the run itself made, so other programs on the machine, and other runs, cannot fail it:
+The guard looks only at what the run itself made, so other programs on the machine, and other runs, do not disturb it:
 
-- Processes: each process of the run inherits a mark in its environment, even if its parent changes. No process with
-  the mark may be alive afterwards. A port is held by a process; the report names the ports that a process listens on.
+- Processes: each process of the run inherits a mark in its environment, even if its parent changes. No process with the
+  mark may be alive after the run. The report names the ports that such a process listens on.
 - Temporary files and shared memory: the environment gives the run a folder of its own for each (TMPDIR and
-  SHOAL_SHARED_MEMORY). Both must be empty afterwards, whether or not the process that wrote there is alive.
-- Files in the git checkout that the command runs in, if git neither tracks nor ignores them. Nothing tells who made
-  such a file, so this part takes the checkout to be the run's own.
+  SHOAL_SHARED_MEMORY). Both must be empty after the run, whether or not the process that wrote there is alive.
+- Files in the git checkout that the command runs in, if git neither tracks nor ignores them. The guard cannot see which
+  process made such a file. So it counts every new one as a file of the run.
 
-A process that empties its environment, and shared memory that is not Shoal's, are not found.
+The guard does not find a process that empties its environment, or shared memory that does not belong to Shoal.
 """
 
 import os

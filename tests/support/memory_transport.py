@@ -1,6 +1,6 @@
-"""Transport in memory between a client and servers of one process. Its messages are in queues.
+"""Transport in memory between a client and servers of one process. Queues hold its messages.
 
-Both halves are in this module: it shows all that a new transport must provide.
+This module has both halves, so it shows everything that a new transport must provide.
 """
 
 import queue

@@ -1,4 +1,4 @@
-"""Real roles in this process, and the metrics of a scrape of each."""
+"""Real roles in this process, and the metrics that each of them exports."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -25,7 +25,7 @@ TARGET_LABELS = frozenset({"component", "instance", "job"})
 
 @dataclass(frozen=True)
 class Scraped:
-    """What a scrape of a role gives.
+    """The result of a scrape of a role.
 
     Attributes:
         text: of the page.
@@ -52,7 +52,7 @@ class Scraped:
 
 @contextmanager
 def roles() -> Iterator[dict[str, Scraped]]:
-    """A coordinator, a server and a worker, each scraped."""
+    """Yields the scrapes of a coordinator, a server and a worker."""
     registries = {role: CollectorRegistry() for role in ("coordinator", "server", "worker")}
     with ExitStack() as running:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # prometheus_client types it not

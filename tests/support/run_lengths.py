@@ -15,28 +15,28 @@ T = TypeVar("T")
 
 
 def is_long() -> bool:
-    """Whether the long forms were asked for."""
+    """Whether the long forms are selected."""
     return os.environ.get("SHOAL_LONG") == "1"
 
 
 def runs(short: int, full: int) -> int:
-    """How often something is done."""
+    """Returns how often something is repeated."""
     return int(os.environ.get("CHAOS_RUNS") or (full if is_long() else short))
 
 
 def long_only(test: T) -> T:
-    """Marks a test that is of the long form alone: what it shows, quicker tests show in parts."""
+    """Marks a test that runs only in the long form, because shorter tests cover its parts."""
     marked: T = pytest.mark.skipif(not is_long(), reason="of the long form: SHOAL_LONG=1, or `make long`")(test)  # type: ignore[assignment]  # a decorator, whatever T is
     return marked
 
 
 def size(short: T, full: T) -> T:
-    """How large or how long something is."""
+    """Returns how large or how long something is."""
     return full if is_long() else short
 
 
 def record(name: str, count: int, passed: int, worst: float, unit: str) -> None:
-    """Notes what a scenario showed, for `make chaos`: runs, how many ended as they should, the worst figure."""
+    """Records the result of a scenario for `make chaos`: runs, passed runs and the worst figure."""
     if rows := os.environ.get("CHAOS_ROWS"):
         with open(rows, "a") as file:
             row = {"name": name, "runs": count, "passed": passed, "worst": round(worst, 3), "unit": unit}
@@ -51,7 +51,7 @@ class RunCount:
         self.worst = 0.0
 
     def passes(self, figure: float, count: int = 1) -> None:
-        """So many more runs ended as they should, with this figure."""
+        """Counts more passed runs, with this figure."""
         self.passed += count
         self.worst = max(self.worst, figure)
 

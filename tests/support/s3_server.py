@@ -1,4 +1,4 @@
-"""Real S3 server on loopback, in this process: moto's, which keeps everything in memory."""
+"""S3 server of the package moto, on loopback in this process. It keeps everything in memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 BUCKET = "checkpoints"
-# Any will do; none of the machine's own is looked for, nor asked of a cloud's metadata service.
+# Any values work. boto does not look for the machine's own credentials, or ask a cloud's metadata service for them.
 ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "key",
     "AWS_SECRET_ACCESS_KEY": "secret",
@@ -21,7 +21,7 @@ ENVIRONMENT = {
 
 @contextmanager
 def s3_server() -> Iterator[str]:
-    """Starts it on a port that the system chooses, and points the environment to it; the URL of a bucket there."""
+    """Starts the server on a free port, and sets the environment for it. Yields the URL of a bucket there."""
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

@@ -89,7 +89,7 @@ def tree(spans: Sequence[Seen], root: Seen) -> Counter[str]:
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Takes what is exported to it."""
+    """Receives the exported spans."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards _taken
@@ -137,7 +137,7 @@ def _received(span: Any) -> Seen:
 
 @contextmanager
 def collector() -> Iterator[tuple[Collector, dict[str, str]]]:
-    """A collector, and the environment that leads to it."""
+    """Yields a collector, and the environment variables that make processes export to it."""
     service = Collector()
     pool = ThreadPoolExecutor(2)
     server = grpc.server(pool)

@@ -1,4 +1,4 @@
-"""Wait for a condition with a deadline, instead of a sleep."""
+"""Helper that waits for a condition with a deadline, in place of a sleep."""
 
 import threading
 import time

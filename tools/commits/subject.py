@@ -3,7 +3,7 @@
     python tools/commits/subject.py FILE                 a message in a file, as a commit-msg hook
     python tools/commits/subject.py --range BASE..HEAD   every commit of a range; only HEAD if BASE is all zeros or gone
 
-Whether the subject is in the imperative is for a reviewer to see.
+A subject must also be in the imperative, which only a reviewer can check.
 """
 
 import subprocess

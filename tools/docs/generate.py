@@ -1,6 +1,7 @@
-"""Writes the generated pages of the documentation into `docs/`, where git ignores them.
+"""Generator of those pages of the documentation that are not written by hand. It writes them to `docs/`.
 
-`make docs` runs it before the site is built, so that MkDocs and Zensical read plain Markdown and need no hook.
+git ignores the generated pages. `make docs` runs this script before the site is built, so that MkDocs and Zensical read
+plain Markdown and need no hook.
 """
 
 import logging

@@ -7,10 +7,14 @@ It looks at the public functions and methods of these modules, for which ruff al
 - the public modules of the two packages that users import, and of the three roles;
 - in private modules of these packages, the names that a public module exports again.
 
-The docstring has a section Args that names every parameter, says what is returned (a section Returns or Yields, or a
-first line that begins with that verb), and has an entry in a section Raises for each exception that the function itself
-raises. A method without a docstring is not checked: it overrides a method that has one. A method that only passes its
-arguments on may refer to the one that explains them: "...; see `Startup.join`."
+It requires three things of a docstring:
+
+- A section Args names every parameter.
+- A section Returns or Yields says what is returned, unless the first line begins with that verb.
+- A section Raises has an entry for each exception that the function itself raises.
+
+A method without a docstring is not checked, because it overrides a method that has one. A method that only passes its
+arguments on may refer to the method that explains them: "...; see `Startup.join`."
 """
 
 import ast

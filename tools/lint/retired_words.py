@@ -4,19 +4,20 @@
     python tools/lint/retired_words.py --count      # prints the number of hits of each word instead
     python tools/lint/retired_words.py docs server  # looks at these paths alone
 
-Each entry of the file has either an `identifier` or a `phrase`, and `use`, what to write instead:
+Each entry of the file has the field `identifier` or `phrase`, and the field `use`, which says what to write instead:
 
 - An identifier is one or several words, such as `pond` or `old_pond`. It is found in any case and style of identifiers:
   `pond`, `_pond`, `old_pond`, `PondList` and `SHOAL_POND` are hits, `respond` is not.
 - An identifier with `whole = true` is found only as an identifier of its own, in exactly this case.
-- An identifier with `code = true` is found in code alone, not in comments, strings and prose: for words that are good
-  English and a bad name, such as `gate`. In Markdown, code is what stands between backticks.
+- An identifier with `code = true` is found in code alone, not in comments, strings and prose. It is for words that are
+  good English but bad names, such as `gate`. In Markdown, code is the text between backticks.
 - A phrase is found in any case, with any white space or an underscore between its words, line breaks included.
 
 The names of files and folders are read as code; a hit there has line 0.
 
-`in` and `out` are lists of globs over paths: `**` stands for any folders. Without `in`, an entry holds everywhere; one
-with `code = true` holds in `sources`, a list at the top of the file. `exempt` lists the paths where no entry holds.
+The fields `in` and `out` are lists of globs over paths: `**` stands for any folders. An entry without `in` applies to
+all paths, or with `code = true` to the paths in `sources`, a list at the top of the file. `exempt` lists the paths to
+which no entry applies.
 """
 
 import argparse

@@ -4,8 +4,8 @@
     python tools/protos/baseline.py renew             # writes the baseline; a break needs a line in CHANGELOG.md
     python tools/protos/baseline.py renew --additive  # writes the baseline unless protos/ breaks it
 
-`buf breaking` decides what a breaking change is, by the rules in `protos/buf.yaml`. The baseline is text, so that a
-review shows what changed.
+`buf breaking` finds breaking changes by the rules in `protos/buf.yaml`. The baseline is text, so that a review shows
+what changed.
 """
 
 import argparse

@@ -1,9 +1,11 @@
-"""Builds a release into dist/ and proves that it works: `make release`; docs/how-to/release.md has the procedure.
+"""Builder of a release in dist/, which also proves that the release works: `make release`.
 
-1. Builds a wheel and an sdist from the tracked files.
-2. Checks what they contain, file by file, and their metadata.
-3. Installs each in a clean environment outside of the repository, and trains there (`smoke.py`).
-4. Writes SHA256SUMS.
+docs/how-to/release.md has the procedure. The script takes these steps:
+
+1. It builds a wheel and an sdist from the tracked files.
+2. It checks what they contain, file by file, and their metadata.
+3. It installs each in a clean environment outside of the repository, and trains there (`smoke.py`).
+4. It writes SHA256SUMS.
 
 At the end it lists what is still missing before the files may be published.
 """

@@ -1,7 +1,7 @@
 """The smoke test of an installed Shoal, in a folder with nothing else: `python smoke.py VERSION`.
 
-The command line answers, the kernels compile, the packages are typed and have their page, and training on a cluster of
-this machine finds the known coefficients of a linear model.
+It checks that the command line works, that the kernels compile, and that the packages have type information. Then it
+trains a linear model on a cluster of this machine, and checks that the coefficients are right.
 """
 
 import importlib.util

@@ -1,10 +1,10 @@
 """The version, which pyproject.toml has: checks that all other mentions agree, and sets it everywhere.
 
     python tools/release/version.py          # prints the version; fails if a mention differs
-    python tools/release/version.py 0.2.0    # sets it, and gives the unreleased part of CHANGELOG.md its heading
+    python tools/release/version.py 0.2.0    # sets it, and makes a heading for the unreleased part of CHANGELOG.md
 
 `shoal.__version__` and the wheel get the version from pyproject.toml. The other mentions are `ARG VERSION` in the
-Dockerfile, and the tags of images (`shoal:X.Y.Z`) in README.md, deploy/ and docs/, from where people copy them.
+Dockerfile, and the tags of images (`shoal:X.Y.Z`) in README.md, deploy/ and docs/, which people copy.
 """
 
 import argparse

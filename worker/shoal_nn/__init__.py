@@ -1,4 +1,7 @@
-"""Layers, losses and metrics over NumPy or CuPy: pure functions with pullbacks. A program trains them."""
+"""Layers, losses and metrics over NumPy or CuPy, as pure functions. A program trains them.
+
+A layer returns its output with a pullback: the function that computes the gradients of the layer (`layer.Pullback`).
+"""
 
 from shoal_nn.activations import GELU, ReLU, ReLU6, Sigmoid, Tanh
 from shoal_nn.containers import Add, ByFeature, Concat, Identity, Parallel, Residual, Sequential

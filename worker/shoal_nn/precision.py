@@ -1,8 +1,8 @@
 """Mixed precision: the dtype that a model computes in, and loss scaling for float16.
 
 Layers compute in the dtype of their input and return gradients in the dtype of their parameters. Parameters therefore
-stay in float32 (master values), and only the input is cast. Micikevicius et al., "Mixed precision training",
-ICLR 2018.
+stay in float32 (master values), and only the input is cast. See Micikevicius et al., "Mixed precision training", ICLR
+2018.
 """
 
 from collections.abc import Mapping

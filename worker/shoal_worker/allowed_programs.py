@@ -1,4 +1,4 @@
-"""Programs that jobs may name on this worker: decided before anything of a program is imported.
+"""Programs that jobs may name on this worker. The decision is made before any module of a program is imported.
 
 A module is found as Python's import system would find it, but without running any code of it or of its packages.
 """

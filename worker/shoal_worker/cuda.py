@@ -1,8 +1,8 @@
 """GPU device over CuPy: streams, pinned memory and the limit of the memory pool.
 
 The CuPy module is passed in and not imported here. Programs compute on their thread's current stream. Copies use
-streams of their own, which are by default not ordered with the current stream. CUDA events therefore enforce the orders
-that matter:
+streams of their own, which are by default not ordered with the current stream. CUDA events therefore enforce these
+orders:
 
 - A copy to the device writes to memory that earlier computation may still use. The copy waits for the work that was
   queued when that memory was freed. Computation on the copied values waits for the copy.

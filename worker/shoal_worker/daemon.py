@@ -47,7 +47,7 @@ _log = structlog.get_logger(__name__)
 
 # Bound of the event queue; heartbeats add at most two events a second by default.
 _MAX_EVENTS = 256
-# Interval at which this daemon looks for something to report while a trainer runs. The coordinator paces the reports.
+# Interval at which this daemon checks for something to report while a trainer runs. The coordinator paces the reports.
 _LOOK_EVERY_S = 0.25
 
 # Seconds that a killed trainer may take to end. Only one that is stuck in a driver takes longer.

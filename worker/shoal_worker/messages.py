@@ -1,6 +1,6 @@
 """Messages between the daemon and its trainer, one per line.
 
-The daemon sends one line of JSON, and later possibly a one-word command. The trainer sends many lines of JSON.
+The daemon sends one line of JSON. Later it may send a command of one word. The trainer sends many lines of JSON.
 """
 
 import json

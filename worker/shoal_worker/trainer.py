@@ -1,7 +1,8 @@
 """Process that trains one job.
 
-The daemon starts it and sends instructions to its standard input; the process ends when this input closes. One process
-for each job means fresh imports, no memory or CUDA context that outlives the job, and a cancel that always works.
+The daemon starts it and sends instructions to its standard input; the process ends when this input closes. Each job has
+a process of its own for three reasons: modules are imported afresh, no memory or CUDA context outlives the job, and the
+job can always be cancelled.
 """
 
 import os

@@ -1,8 +1,9 @@
 """Direct file writes, which bypass the kernel's page cache.
 
 A copy of a checkpoint in the page cache is expensive: the kernel must find memory for it during training, and evicts
-pages that other processes use. So two page-aligned blocks of memory are used in turn: one is filled while the other is
-written to disk (Wang et al., "FastPersist: Accelerating Model Checkpointing in Deep Learning", 2024).
+pages that other processes use. So this module uses two page-aligned blocks of memory in turn: it fills one while the
+other is written to disk. The method is from Wang et al., "FastPersist: Accelerating Model Checkpointing in Deep
+Learning", 2024.
 """
 
 import errno

@@ -1,8 +1,8 @@
 """The manifest of a checkpoint, a file that is written last. A checkpoint without a manifest is incomplete.
 
 It is a JSON object whose last field is a checksum of all bytes before it. The checksum and the fields `format`,
-`schema` and `writer` are encoded alike in all schemas. Each version of Shoal can therefore distinguish a manifest of a
-later schema from a damaged one.
+`schema` and `writer` are encoded in the same way in all schemas. Each version of Shoal can therefore distinguish a
+manifest of a later schema from a damaged one.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Checkpoint storage in an object store, by any URL that fsspec supports, with the settings for S3.
+"""Checkpoint storage in an object store, at any URL that fsspec supports. Only S3 has settings of its own here.
 
 An object appears when its upload is completed, so writes are atomic. Credentials, endpoints and regions come from the
 environment, where each store's package looks for them. They are never in a URL or in a message.
@@ -27,7 +27,7 @@ _S3: Mapping[str, Any] = {
     },
     "fixed_upload_size": True,  # some S3-compatible stores require parts of equal size
 }
-# How often s3fs repeats all that. botocore does not repeat a call whose response breaks off.
+# How often s3fs repeats a call after botocore's attempts. botocore does not repeat a call whose response breaks off.
 _S3_ROUNDS = 2
 # Stores whose files appear when they are closed, and whose uploads can be aborted. In others, a file is renamed.
 _UPLOADS = ("s3", "s3a", "gs", "gcs")

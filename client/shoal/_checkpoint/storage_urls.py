@@ -1,4 +1,4 @@
-"""Checkpoint storage by URL."""
+"""Functions that open the checkpoint storage at a URL."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Reads and writes of tensor files with checksums for each block and without copies in memory."""
+"""Reader and writer of tensor files, with a checksum for each block, and without copies in memory."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor

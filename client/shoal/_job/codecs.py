@@ -1,4 +1,4 @@
-"""Codecs of single fields: they convert a dataclass's field to fields of a message, and back."""
+"""Codecs of single fields: each converts a field of a dataclass to fields of a message, and back."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

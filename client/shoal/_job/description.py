@@ -1,6 +1,6 @@
 """Descriptions of the fields of a job and its policies, and the functions that use them.
 
-The metadata of a dataclass's field has its description:
+The metadata of a dataclass field contains its description:
 
     epochs: int = field(
         default=1,
@@ -8,7 +8,7 @@ The metadata of a dataclass's field has its description:
     )
 
 `check`, `encode`, `decode`, `to_json` and `labelled_values` read descriptions, and so does `shoal._cli.job_options`.
-None of them names a field.
+None of these functions names a field.
 """
 
 import dataclasses

@@ -37,7 +37,7 @@ class BufferPool:
     def __init__(self, max_bytes: int, idle_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_bytes, self._idle_s, self._clock = max_bytes, idle_s, clock
         self._returned: deque[memoryview] = deque()  # not yet in _free
-        self._lock = threading.Lock()  # guards all below
+        self._lock = threading.Lock()  # guards all attributes below
         self._free: list[tuple[float, memoryview]] = []  # time of return and memory; the oldest first
         self._free_bytes = 0  # of all in _free; at most _max_bytes
 

@@ -1,10 +1,10 @@
 """Precompiled kernels for each processor level, so that processes in a container start without compiling.
 
-Numba compiles for the processor that it runs on, and caches the code for that processor only. A container image is
-built on one host and runs on others. `precompile` compiles the code for each level that LLVM has a name for. If
-SHOAL_KERNELS names the folder of that code, `precompiled` makes a role use the highest level that its host supports.
-Kernels are bound by memory, so code for a level is as fast as code for the exact processor
-(docs/decisions/0035-kernels-in-the-image.md).
+A processor level is a set of instructions that many processors share, such as x86-64-v3. Numba compiles for the
+processor that it runs on, and caches the code for that processor only. But a container image is built on one host and
+runs on others. `precompile` therefore compiles the code for each level. If SHOAL_KERNELS names the folder of that code,
+`precompiled` makes a role use the highest level that its host supports. Kernels are bound by memory, so code for a
+level is as fast as code for the exact processor (docs/decisions/0035-kernels-in-the-image.md).
 
 This module does not know the kernels. A package with kernels registers a function in the entry point group
 `shoal.kernels`. The function compiles the package's kernels, each by `prepare`.

@@ -1,4 +1,4 @@
-"""Options that roles share. Each is an option, a `SHOAL_*` variable and a help text."""
+"""Command-line options that all roles share, each with its `SHOAL_*` variable and its help text."""
 
 import os
 from typing import Annotated, Literal

@@ -1,7 +1,7 @@
 """HTTP app of a role: the routes /metrics and /healthz.
 
-Importing this module also imports the web server, which is slow. `http_endpoints` therefore imports it at the first
-connection only.
+Importing this module also imports the web server, which is slow. `http_endpoints` therefore imports this module only at
+the first connection.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Commands whose options are the fields of a frozen dataclass. Their functions take one such object.
+"""Commands whose options are the fields of a frozen dataclass. The function of a command takes one object of the class.
 
 The annotation of a field describes its option. `shoal._role.flags` has the options that roles share.
 """

@@ -1,4 +1,4 @@
-"""Restart of roles that die: when each is started again, and when it is abandoned (no processes, no clock)."""
+"""Restart of roles that die: when each one is started again, and when it is abandoned (no processes, no clock)."""
 
 from dataclasses import dataclass
 

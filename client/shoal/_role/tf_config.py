@@ -1,4 +1,4 @@
-"""Parser of `TF_CONFIG`, the variable by which TensorFlow gives a process its cluster and its task (no I/O).
+"""Parser of `TF_CONFIG`, the variable that tells a TensorFlow process about its cluster and its task (no I/O).
 
 The format is that of `tf.distribute.cluster_resolver.TFConfigClusterResolver`: lists of host:port by task type, and the
 type and index of this task. Other keys (`environment`, `rpc_layer`) are ignored.

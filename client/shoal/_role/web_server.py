@@ -1,7 +1,7 @@
 """Web server of a role: uvicorn with limits on connections.
 
-It serves the coordinator's page and the HTTP endpoints of all roles; their apps are elsewhere. Its import of uvicorn
-takes about 130 ms, so roles import this module at the first connection.
+It serves the coordinator's page and the HTTP endpoints of all roles; the apps are in other modules. Its import of
+uvicorn takes about 130 ms, so roles import this module at the first connection.
 """
 
 import asyncio

@@ -20,10 +20,10 @@ from shoal.v1 import coordinator_pb2, coordinator_pb2_grpc, job_pb2_grpc
 
 T = TypeVar("T")
 
-# Seconds until the coordinator has noticed an expired heartbeat timeout, and between two polls for that.
+# Seconds until the coordinator has noticed an expired heartbeat timeout, and between two polls for the expiry.
 _EXPIRY_SLACK_S, _EXPIRY_POLL_S = 1.0, 0.1
 _CALL_TIMEOUT_S = 5.0
-# Seconds between two looks whether a call in progress is abandoned.
+# Seconds between two checks whether a call in progress is abandoned.
 _ABANDON_POLL_S = 0.1
 _log = structlog.get_logger(__name__)
 

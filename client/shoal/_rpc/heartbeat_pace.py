@@ -1,8 +1,8 @@
 """Pace of a member's heartbeats and reports: when the next one is due.
 
-The coordinator states the interval. A report counts as a heartbeat, and it is due a little earlier than one. So a
-member that reports sends no heartbeats, and a member whose report gets no answer in time sends one, on the threads that
-the coordinator keeps for them.
+The coordinator states the heartbeat interval. A report counts as a heartbeat, and is due a little earlier than a
+heartbeat. So a member whose reports are answered in time sends no heartbeats. If a report is not answered in time, the
+member sends a heartbeat, for which the coordinator has reserved threads.
 """
 
 import random
@@ -13,10 +13,10 @@ from collections.abc import Callable
 # When calls are due, in parts of the interval since the last call was sent. The exact part is drawn for each call, so
 # that members that started together do not call together.
 _REPORT, _HEARTBEAT = (0.80, 0.88), (0.95, 1.0)
-# After a heartbeat that got no answer. The interval is at most a third of the heartbeat timeout and the deadline of a
-# heartbeat is one interval, so the next one still arrives within the timeout.
+# When the next heartbeat is due after one without an answer. The interval is at most a third of the heartbeat timeout,
+# and a heartbeat fails after one interval. So the next one still arrives within the timeout.
 _RETRY = (0.4, 0.5)
-# Until the coordinator has stated one.
+# The interval until the coordinator has stated one.
 _FIRST_INTERVAL_S = 1.0
 
 

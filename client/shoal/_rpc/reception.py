@@ -1,10 +1,10 @@
 """The reception of a server's calls: a call gets a thread when its first message is complete, within limits.
 
-grpcio's server gives a call a thread when its headers arrive, and the thread waits for the message. So calls that send
-headers and never a message take all threads. Here the message is received first, which needs no thread, and then the
-call goes to its pool. This module uses private names of grpcio's `_server` module; no other module does. The import
-checks whether the installed grpcio has them in the expected form. If it does not, a call gets its thread when its
-headers arrive, as in unmodified grpcio, and a contract test fails
+An unmodified grpcio server gives a call a thread when its headers arrive, and the thread waits for the message. So
+calls that send headers but never a message can take all threads. This module first receives the message, which needs no
+thread, and then passes the call to its thread pool. For this it uses private names of grpcio's `_server` module. No
+other module does so. The import checks whether the installed grpcio has these names in the expected form. If it does
+not, a call gets its thread when its headers arrive, as in unmodified grpcio, and a contract test fails
 (docs/decisions/0044-calls-get-a-thread-with-their-message.md).
 """
 
@@ -41,10 +41,10 @@ MESSAGE_S = 10.0
 HOST_CALLS = 8_192
 # Ordinary calls at a time, and as many essential ones: some 10 KB each.
 CALLS = 16_384
-# Seconds between two looks for late messages.
+# Seconds between two checks for late messages.
 _LATE_POLL_S = 1.0
 
-# Lets a call wait: gets its request, and what to call when it may be handled. Returns what to call if its caller goes.
+# Lets a call wait. Takes its request and a function to call when the wait ends. Returns one to call if the caller ends.
 Hold = Callable[[Any, Callable[[], None]], Callable[[], None]]
 
 Refusal = Literal["late_message", "calls_of_host", "calls"]

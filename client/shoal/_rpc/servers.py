@@ -270,7 +270,7 @@ class _Pools:
         self.ordinary = ThreadPoolExecutor(threads, thread_name_prefix="rpc")
         self.essential = ThreadPoolExecutor(_ESSENTIAL_THREADS, thread_name_prefix="rpc-essential")
         self.health = ThreadPoolExecutor(_HEALTH_THREADS, thread_name_prefix="rpc-health")
-        # A watcher that does not read may hold one of these, but no probe and no change of the status.
+        # A watcher that does not read can block a thread here. It cannot delay a probe or a change of the status.
         self.health_watch = ThreadPoolExecutor(_HEALTH_THREADS, thread_name_prefix="rpc-health-watch")
         # A reflection call holds its thread until its caller ends it.
         self.reflection = ThreadPoolExecutor(1, thread_name_prefix="rpc-reflection")

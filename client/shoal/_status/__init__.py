@@ -1,1 +1,1 @@
-"""Status of members and the data account. Users and roles import these classes from `shoal.status`."""
+"""Status of members and of a job's data. Users and roles import these classes from `shoal.status`."""

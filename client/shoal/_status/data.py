@@ -1,4 +1,4 @@
-"""The account of a job's data, as plain values."""
+"""The account of a job's data: how many samples are done, leased, requeued and unleased, as plain values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

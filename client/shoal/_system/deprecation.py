@@ -1,7 +1,8 @@
 """Deprecation of public names: a decorator and a warning with the same wording (docs/explanation/stability.md).
 
-`warnings.deprecated` (PEP 702) exists from Python 3.13; typing_extensions, which has a copy, would be a new dependency.
-Both take free text. Here the versions and the replacement are arguments, so that none is forgotten.
+Python has `warnings.deprecated` (PEP 702) only from version 3.13. Its copy in typing_extensions would be a new
+dependency. Both take the message as free text. Here, the versions and the replacement are required arguments, so every
+message states them.
 """
 
 import functools

@@ -1,7 +1,8 @@
 """Permissions of the files that a cluster keeps: the store and checkpoints, which hold users' models and settings.
 
-Roles create them for their own user only. `SHOAL_FILE_ACCESS=group` opens them to the group of the folder, for roles
-that share a volume under several user ids. Files that exist keep their permissions.
+Only the user that a role runs as can access the files that the role creates. `SHOAL_FILE_ACCESS=group` also gives
+access to the group of the folder, for roles that share a volume under several user ids. Files that already exist keep
+their permissions.
 """
 
 import os
@@ -12,7 +13,7 @@ from pathlib import Path
 from shoal import errors
 
 VARIABLE = "SHOAL_FILE_ACCESS"
-# By value of the variable, the bits of a file's mode; a folder also has the bit to enter it for those who may read it.
+# The mode of a file for each value of the variable. Those who may read a folder may also enter it.
 _MODES = {"owner": 0o600, "group": 0o660}
 
 

@@ -1,6 +1,7 @@
-"""Spans in the trace of a thread, of a caller or of a step, or `NOTHING` if tracing is off.
+"""Spans of traces. A new span is a child of the span of the current thread, of an RPC's caller, or of a step.
 
-This module uses OpenTelemetry's API. `shoal._tracing.process` configures the export.
+If tracing is off, each span is `NOTHING`. This module uses OpenTelemetry's API. `shoal._tracing.process` configures the
+export.
 """
 
 import re

@@ -5,13 +5,13 @@ One thread fetches the next values and sends the last gradients, in this order:
     the loop      | compute step 0 |       compute step 1        |       compute step 2
     the thread    | pull for 1     | push of 0, then pull for 2  | push of 1, then pull for 3
 
-So the values of a step include all pushes of this worker except its last one. In any mode, a shard answers a pull for a
-step when that step may begin. In some modes (synchronous, or a bound of 0), a step may begin only after the worker's
-push of the step before. Overlap then gains nothing, and the loop pulls and pushes in turn.
+So the values of a step include all pushes of this worker except its last one. In any mode, a server answers a pull for
+a step when that step may begin. In some modes (synchronous, or bounded staleness with a bound of 0), a step may begin
+only after the worker's push of the step before. Overlap then gains nothing, and the loop pulls and pushes in turn.
 
-In any mode, the gradients of a step may be given one by one. A second thread, the sender, then sends the first ones
-while the loop computes the others. With overlap, the pull for step n + 2 waits until the sender has sent the gradients
-of step n.
+In any mode, the program may give the gradients of a step one by one. A second thread, the sender, then sends the first
+ones while the loop computes the others. With overlap, the pull for step n + 2 waits until the sender has sent the
+gradients of step n.
 """
 
 from collections.abc import Callable, Iterable, Mapping

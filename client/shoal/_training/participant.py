@@ -28,7 +28,7 @@ _JOIN_WAIT_S, _JOIN_SLACK_S = 20.0, 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _EARLY_S = 0.01, 0.25, 1.0
 # Deadline of a report. A longer wait is not useful, because the next report carries the same data.
 _REPORT_TIMEOUT_S = 2.0
-# Limit of an error's text; its end is kept, which says the most.
+# Limit of an error's text. The end of the text is kept, because it says the most.
 _MAX_ERROR_CHARACTERS = 32_768
 
 _OVER = {job_pb2.SUCCEEDED, job_pb2.FAILED, job_pb2.CANCELLED}

@@ -1,4 +1,4 @@
-"""Conversion of a user's input to a session into arrays, numbers and reports."""
+"""Conversion of what users pass to a session: into arrays, numbers and reports."""
 
 from collections.abc import Mapping
 from typing import cast

@@ -1,8 +1,8 @@
 """Transports to a server, and the connections that they use.
 
-`Connection`, `Listener` and `Security` carry frames between any two processes, without knowledge of shards. `Transport`
-and `TransportFactory` are the client's half of a transport. `register` adds a transport, and `ServerConnection` makes
-calls over the best one that works. Shoal's own transports are shared memory, lanes and gRPC.
+`Connection`, `Listener` and `Security` carry frames between any two processes. They do not know shards. `Transport` and
+`TransportFactory` are the client's half of a transport. `register` adds a transport, and `ServerConnection` makes calls
+over the best one that works. Shoal's own transports are shared memory, lanes and gRPC.
 
 `shoal._training` defines what calls mean and which servers they go to. `shoal_server.serving` has the server's half of
 each transport. These two packages, and packages that add a transport, may import from here.

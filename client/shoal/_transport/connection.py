@@ -1,4 +1,4 @@
-"""Connections: the interface of a stream of frames between two processes, and the kinds of frame on a port.
+"""Connections: the interface of a stream of frames between two processes, and the sets of frame kinds.
 
 This module does not know what frames mean. `shoal._transport.lane` implements the interface on a stream socket,
 `shoal._transport.handshake` opens a connection, and `shoal._transport.listener` accepts connections.

@@ -1,4 +1,4 @@
-"""Transport by gRPC. Every server has it, so it is the last choice."""
+"""Transport by gRPC. Every server has it, so it is the fallback when no other transport works."""
 
 from shoal._transport.chunk_reader import read_message
 from shoal._transport.transport import Target, Transport, TransportFactory

@@ -216,7 +216,7 @@ class Lane(Connection):
             missing -= count
         assert missing == sum(map(len, waiting)), "the targets are not of the payload's size"
         if missing > 2 * _WAKE_BYTES:
-            # Not for the end: fewer bytes than the wake-up size might follow it.
+            # The last part is excluded: it may have fewer bytes than the wake-up size.
             most = missing - _WAKE_BYTES
             self._wake_for(_WAKE_BYTES)
             self._read_all(_first(waiting, most))

@@ -1,4 +1,4 @@
-"""Segments: memory that two processes of one host share, named in /dev/shm or the folder of SHOAL_SHARED_MEMORY.
+"""Segments: memory that two processes of one host share, as files in /dev/shm or the folder in SHOAL_SHARED_MEMORY.
 
 One process creates and owns a segment, and another one opens it. Either may divide it into regions. Other modules
 define its content.

@@ -15,8 +15,8 @@ from shoal.v1 import parameter_server_pb2 as pb
 
 _log = structlog.get_logger(__name__)
 
-# Seconds from a refusal until a transport is tried again: the first time, and at most. Attempts run beside the calls,
-# but a server that is at its limit must not be asked by all its clients each second.
+# Seconds from a refusal until a transport is tried again: the first time, and at most. Attempts run beside the calls.
+# The pauses keep all clients of a server that is at its limit from asking it each second.
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 5.0, 300.0
 
 

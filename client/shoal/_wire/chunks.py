@@ -1,9 +1,8 @@
 """Encoding of the messages that carry chunks, `PushRequest` and `PullReply`, without copies of the bulk data.
 
-The generated classes are the contract: this module writes the same bytes and reads the same messages. The generated
-classes would copy a chunk's data in both directions. Here data is sent as the views that the caller passes, and
-received as views into the message. The generated classes still handle the headers. `shoal._wire.framing` defines what
-chunks mean.
+protobuf's generated classes would copy a chunk's data when they write and when they read a message. This module writes
+and reads the same bytes, but it sends data from the views that the caller passes, and returns received data as views
+into the message. The generated classes still handle the headers. `shoal._wire.framing` defines what chunks mean.
 
 The encoding is protobuf's (https://protobuf.dev/programming-guides/encoding). In both messages the headers are field 1
 and the chunks field 2. So a message is the generated class's encoding of the headers, followed by the chunks.

@@ -1,6 +1,6 @@
-"""Framing of arenas: as chunks in messages, or as regions of shared memory, and their assembly at the other end.
+"""Framing of arenas: their division into chunks or shared-memory regions at one end, and assembly at the other.
 
-Both ends use both directions: a server sends values that a client pulls, and a client sends gradients that it pushes.
+Both ends do both: a server sends values that a client pulls, and a client sends gradients that it pushes.
 `shoal._wire.chunks` encodes the messages.
 """
 

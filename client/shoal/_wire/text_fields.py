@@ -1,4 +1,4 @@
-"""Limits and checks of short texts in requests: names of devices, addresses, tokens and others that are stored."""
+"""Limits and checks of short texts in requests, such as names of devices, addresses and tokens."""
 
 import re
 import unicodedata

@@ -1,4 +1,4 @@
-"""Payload of one call on any transport: the arrays of a push, and the assembly of a pull's replies."""
+"""Payload of one call on any transport: the arrays of a push, or the assembly of the replies to a pull."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass

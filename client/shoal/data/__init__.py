@@ -8,7 +8,7 @@
 - `Seekable`: a source that can be read from any position.
 
 Each is a `shoal.Dataset`. `Parquet`, `Csv` and `Seekable` are read in blocks (`shoal.program.BlockDataset`): a worker
-reads only the blocks of its leased ranges, before it needs them. The order of an epoch does not depend on the number of
+reads only the blocks of its leased ranges, and reads them ahead. The order of an epoch does not depend on the number of
 workers. See docs/how-to/data.md.
 """
 

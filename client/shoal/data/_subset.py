@@ -1,4 +1,4 @@
-"""Subsets of a data set, and its split into training samples and held-out samples."""
+"""Subsets of a data set, and the split of a data set into training samples and held-out samples."""
 
 import threading
 from typing import Any

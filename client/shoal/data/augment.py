@@ -1,7 +1,8 @@
 """Image augmentation: functions of whole batches, and transforms that call these functions with random arguments.
 
-Images are [n, height, width, channels]. Functions take random values as arguments. An `Augmentation` draws them, and
-they depend only on a seed and the samples' numbers. With the same seed, a sample is transformed alike in every batch.
+Images are [n, height, width, channels]. Functions take random values as arguments. An `Augmentation` draws these
+values. They depend only on a seed and the samples' numbers. With the same seed, a sample is transformed in the same way
+in every batch.
 """
 
 from collections.abc import Sequence

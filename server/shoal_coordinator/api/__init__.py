@@ -1,7 +1,7 @@
 """The coordinator's gRPC services: servicers that translate calls into events, and results into messages.
 
-This is the coordinator's only package that imports grpc, and it makes no decisions. Only `process` imports it; it
-imports the shell and `messages`.
+No other package of the coordinator imports grpc. This package makes no decisions. It imports the shell and `messages`,
+and only `process` imports it.
 """
 
 from shoal_coordinator.api.servicers import CoordinatorService, JobsService

@@ -1,6 +1,6 @@
 """Checks of requests before the machine gets them: versions, short texts, submissions, evaluations and reports.
 
-They apply to requests only. Records that an earlier version has stored are not checked, so they still load.
+They apply to requests only. Stored records are not checked, so the records of an earlier version still load.
 """
 
 import math

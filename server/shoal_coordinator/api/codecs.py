@@ -1,4 +1,4 @@
-"""Encoders of the coordinator's replies. The types' own `from_proto` and the servicers decode requests."""
+"""Encoders of the coordinator's replies. Requests are decoded by `from_proto` of their types, and by the servicers."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace

@@ -1,7 +1,7 @@
-"""The servicers' part in a worker's entry into a job: its description, and Join, which waits without a thread.
+"""Handlers of the RPCs by which workers enter a job: descriptions, placements, and Join, which waits without a thread.
 
-A description of 10,000 variables has half a megabyte, and so has a placement. Each is decoded or encoded once, not once
-for each worker.
+The description of a program with 10,000 variables takes half a megabyte, and so does the placement. Each is decoded or
+encoded once for all workers, not once for each worker.
 """
 
 import math

@@ -28,7 +28,7 @@ TIMINGS = 64
 # Limits of a request. `shoal._wire.limits` has those of a report.
 MAX_ERROR_CHARACTERS = 64 << 10
 MAX_SAMPLES = 1 << 48
-# Threads beside those of the watchers, to refuse more watchers.
+# Threads that are kept free to refuse further watchers.
 _SPARE_THREADS = 2
 
 

@@ -2,7 +2,7 @@
 
 `Cluster.handle(event, now)` is the only way to change its state. `job` holds the state machine of one job, and
 `effects` carries out the effects. The shell, `persistence` and the packages above them may import this package. It
-imports no other package of the coordinator than `job` and `messages`.
+imports only two packages of the coordinator: `job` and `messages`.
 """
 
 from shoal_coordinator.cluster.expiry_breaker import ExpiryHold

@@ -1,4 +1,4 @@
-"""Dirty-record tracking for the metadata store, and the jobs that changed, for those that wait for them (no I/O)."""
+"""Dirty-record tracking for the metadata store, and the set of changed jobs, for calls that wait for a job (no I/O)."""
 
 from shoal_coordinator.messages import record_keys
 

@@ -1,10 +1,10 @@
-"""Draining of servers: their jobs are saved and restart on other servers, or on the same ones after they return. Pure.
+"""Draining of servers: each of their jobs takes a last checkpoint, and then restarts from it. Pure.
 
-A job with shards on a draining server takes a last checkpoint, after which servers commit no pushes. It restarts from
-that checkpoint when the checkpoint is complete. If an attempt fails, the job continues to train and tries again while
-the server waits. The server leaves when no job depends on it, or when its grace period ends. If the grace period ends
-first, the jobs have lost shards, as in a crash. After the server has left, jobs may wait for its return;
-`membership` limits this time.
+A job restarts on other servers, or on the same servers after they have returned. After the cut of the last checkpoint,
+the servers commit no more pushes. The job restarts when this checkpoint is complete. If an attempt fails, the job
+continues to train, and tries again while the server waits. The server leaves when no job depends on it, or when its
+grace period ends. In the second case, the jobs that still depend on it lose their shards, as in a crash. After the
+server has left, jobs may wait for its return; `membership` limits this time.
 """
 
 from collections.abc import Callable, Iterable

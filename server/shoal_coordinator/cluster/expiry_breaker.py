@@ -1,22 +1,21 @@
-"""Circuit breaker of expiry: no member is declared lost while the coordinator may miss its heartbeats. Pure.
+"""Circuit breaker of expiry: declares no member lost while the coordinator itself may be missing heartbeats. Pure.
 
-A heartbeat that is late at the coordinator proves nothing about its sender when the coordinator itself refused or
-queued heartbeats, or when many members fall silent at once. The likelier cause of such a silence is one failure of the
-network or of the coordinator, not many failures of machines. Expiry then waits, but for a limited time, so that jobs go
-on if the members are really dead.
+In two cases, a missing heartbeat does not prove that its sender is dead: the coordinator refused or queued heartbeats,
+or many members fell silent at the same time. One failure of the network or of the coordinator is then more likely than
+many failures of machines. So expiry waits. The wait is limited, so that jobs go on if the members are really dead.
 """
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
-# The share of the live members that may fall silent without doubt, and the number of live members from which it counts:
-# in a smaller cluster, two deaths are a large share.
+# The largest share of the live members that may fall silent without a hold, and the smallest number of live members for
+# which it is checked: in a smaller cluster, two deaths are a large share.
 SILENT_SHARE, SHARE_OF_AT_LEAST = 0.2, 10
-# Heartbeat timeouts for which expiry waits at most. A member that is dead is declared so within one timeout more than
-# this; 15 s by default is shorter than a restart from a checkpoint, and longer than a switch or a pause takes.
+# The longest wait of expiry, in heartbeat timeouts. A dead member is declared lost at most one timeout later than this.
+# The default, 15 s, is shorter than a restart from a checkpoint, and longer than most failures of a network switch.
 HOLD_TIMEOUTS = 3.0
-# The part of the heartbeat timeout from which a wait for a thread may have made heartbeats late. Members send at least
-# two heartbeats a timeout.
+# Heartbeats count as queued if one waited for a thread for at least this part of the heartbeat timeout. Members send at
+# least two heartbeats in each timeout.
 QUEUED_PART = 0.25
 
 

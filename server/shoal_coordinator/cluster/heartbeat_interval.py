@@ -1,7 +1,7 @@
-"""Interval of heartbeats: as short as the coordinator can hear them, and short enough for the timeout. Pure."""
+"""Interval of heartbeats: long enough for the load of the coordinator, and short enough for the timeout. Pure."""
 
-# Heartbeats and reports a second that the coordinator asks for in all. One takes some 0.45 ms of a core, so that they
-# take a fifth of one.
+# Heartbeats and reports of all members per second. Each takes about 0.45 ms of processor time, so all of them take a
+# fifth of a core.
 CALLS_PER_S = 400.0
 # The interval is at most this part of the heartbeat timeout, so that one lost call and one late one do no harm.
 _LARGEST_PART = 1 / 3

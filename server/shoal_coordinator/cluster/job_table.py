@@ -1,4 +1,4 @@
-"""The jobs of a cluster, found by name, submission or worker (no I/O). Ended jobs may be many, live ones are few."""
+"""The jobs of a cluster, found by name, submission or worker. Many jobs may have ended, but few are live (no I/O)."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -24,7 +24,7 @@ class JobTable(Mapping[str, JobMachine]):
         self._jobs: dict[str, JobMachine] = {}
         self._by_submission: dict[int, JobMachine] = {}  # has the same jobs
         self._submissions: list[int] = []  # the keys of _by_submission, in order
-        # By submission. A job that ends moves from _live to the end of _ended when one of them is read the next time.
+        # By submission. A job that has ended moves from _live to the end of _ended when either is next read.
         self._live: dict[int, JobMachine] = {}
         self._ended: dict[int, JobMachine] = {}
         self._ended_states: Counter[JobState] = Counter()  # of _ended

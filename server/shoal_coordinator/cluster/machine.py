@@ -1,8 +1,8 @@
 """The state machine of the whole cluster: members, jobs and assignments of workers (no clock, no I/O).
 
-`Cluster.handle(event, now)` is the only way to change its state. This module handles events from members and users,
-`worker_requests` those from workers about their jobs, and `outcome_handler` the outcomes of effects. `scheduler`
-assigns workers to jobs whenever members or jobs have changed.
+`Cluster.handle(event, now)` is the only way to change its state. This module handles the events that members and users
+cause. `worker_requests` handles the events by which workers take part in their jobs, and `outcome_handler` the outcomes
+of effects. `scheduler` assigns workers to jobs whenever members or jobs have changed.
 """
 
 from collections import Counter

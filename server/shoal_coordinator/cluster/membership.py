@@ -1,9 +1,9 @@
 """The members of a cluster, and which of them are alive. Pure: no clock, no I/O.
 
-A member that sends no heartbeat for the heartbeat timeout is lost, and its incarnation never returns; a process that
-comes back gets a new incarnation. If a process is killed and restarted at once under its old id, registration is
-refused until the old heartbeat timeout has expired, because the coordinator cannot know that the old process is dead.
-The new process retries, for at most one timeout.
+A member that sends no heartbeat for the heartbeat timeout is lost. Its incarnation never returns: a process that comes
+back gets a new incarnation. Before the timeout has expired, the coordinator cannot know that a process is dead. So if a
+process is killed and restarted at once under its old id, its registration is refused until then. The new process
+retries, for at most one timeout.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -1,4 +1,4 @@
-"""Handling of effect outcomes: what each one means for its job. Also handles every loss of shards (no I/O)."""
+"""Handling of effect outcomes: what each one means for its job. It also handles every loss of shards (no I/O)."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

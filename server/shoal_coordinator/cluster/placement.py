@@ -1,9 +1,9 @@
 """Placement: which slices form each shard, and which server holds each shard.
 
-The functions are pure: the same variables and servers always give the same plan. Both decisions use the longest-
-processing-time rule (Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Math. 17, 1969): the largest
-item first, each to the place with the fewest bytes. The fullest place then has at most 4/3 of the bytes that it has in
-the best plan.
+The functions are pure: the same variables and servers always give the same plan. Both decisions use the rule "longest
+processing time first" (Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Math. 17, 1969). The rule
+takes the largest item first, and puts each item in the place with the fewest bytes. The fullest place then has at most
+4/3 of the bytes that the fullest place of the best plan has.
 """
 
 import heapq

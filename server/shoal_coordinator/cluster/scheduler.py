@@ -1,8 +1,8 @@
 """The scheduler: assigns workers to jobs, and plans where variables are placed (no clock, no I/O).
 
 Jobs are served in the order of their submission. A job that waits for its workers blocks those behind it, unless it
-needs more workers than the cluster has. Workers that no job needs after that join running jobs as extra workers. No
-worker is taken away from a job.
+needs more workers than the cluster has. When all jobs have the workers that they need, idle workers join running jobs
+as extra workers. No worker is taken away from a job.
 """
 
 import time

@@ -1,4 +1,7 @@
-"""Handling of events from workers about their jobs: entry, leases, evaluations, reports and the end (no I/O)."""
+"""Handling of the events by which workers take part in their jobs (no I/O).
+
+A worker enters the job, leases data, evaluates, reports and finishes.
+"""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -59,7 +62,7 @@ class WorkerRequests:
         self._ensure_assignment(member, job, event.assignment, now)
         answer, effects = job.describe(event, now)
         self._emit(effects)
-        if effects or job.unplaced is not None:  # else nothing changes, and a job may have a thousand workers
+        if effects or job.unplaced is not None:  # otherwise nothing has changed; a job may have 1,000 workers
             self._schedule(now)
         return answer
 

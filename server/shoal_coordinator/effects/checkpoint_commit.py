@@ -1,4 +1,4 @@
-"""Commit of checkpoints: their numbers, the files that servers write, the manifest, and the removal of expired ones."""
+"""Commit of checkpoints: their numbers, the files that servers write, the manifest, and removal of old checkpoints."""
 
 from collections.abc import Callable, Collection, Iterable
 from importlib.metadata import version
@@ -186,7 +186,7 @@ def _best(effect: CommitCheckpoint, catalogue: Catalogue) -> Collection[int]:
     for found in catalogue.best(effect.job.name):
         if isinstance(found, Manifest):
             return (found.number,)
-        if isinstance(found, errors.StorageFailed):  # it may be the best one: remove nothing this time
+        if isinstance(found, errors.StorageFailed):  # the unreadable checkpoint may be the best one: remove nothing now
             raise found
     return ()
 

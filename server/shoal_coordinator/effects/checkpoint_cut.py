@@ -1,7 +1,7 @@
 """The cut of a checkpoint: the calls by which all servers of a job save their shards as of one moment.
 
-docs/decisions/0021 explains its consistency and the servers' part. Nothing here waits for a storage, because training
-waits for the cut.
+docs/decisions/0021 explains why the cut is consistent, and what servers do. Training waits for the cut, so nothing here
+waits for checkpoint storage.
 """
 
 import time

@@ -2,13 +2,15 @@
 
 `shoal_coordinator.coordinator` feeds events to the machine and passes its effects to this module. The machine receives
 the outcome of an effect as an event, and the effect ends when the machine has handled this event. If the coordinator
-dies before that, the next one repeats the effect. Each job has a queue of effects, and another one for its slow
-effects. The effects of a queue run one after the other, except that successive admissions, or removals, of workers
-share their calls to servers. So when a coordinator dies, only the first pending effects of each queue can have been
-carried out already, in whole or in part.
+dies before that, the next one repeats the effect.
 
-The thread for a queue comes from the pool of its first effect's kind (`_Pool`), so that no kind waits for another. A
-server that does not answer holds threads only of the effects that need it.
+Each job has a queue of effects, and another one for its slow effects. The effects of a queue run one after the other.
+There is one exception: admissions of workers that follow each other share their calls to servers, and so do removals of
+workers. So when a coordinator dies, only the first pending effects of each queue can have been carried out already, in
+whole or in part.
+
+The thread for a queue comes from the pool of its first effect's kind (`_Pool`), so that no kind of effect waits for
+another. If a server does not answer, only the effects that call this server keep their threads.
 """
 
 import enum
@@ -51,11 +53,11 @@ class _Pool(enum.Enum):
     """The pools of threads, by what their effects wait for."""
 
     WORKERS = "workers"  # servers that answer at once: workers enter and leave, shards are dropped
-    SILENT = "silent"  # a server that does not answer
+    SILENT = "silent"  # servers that have not answered for some time
     CREATION = "creation"  # servers that allocate shards
     RESTORE = "restore"  # servers that read checkpoints
-    CUT = "cut"  # commits that end
-    STORAGE = "storage"  # the checkpoint storage
+    CUT = "cut"  # servers that wait for commits to end
+    STORAGE = "storage"  # checkpoint storage
 
 
 # Threads of each pool; they only wait, so there may be many. The storage of one job may hang, and so may a server.
@@ -163,7 +165,7 @@ class EffectRunner:
                     self._pools[pool].submit(self._drain, key, pool)
                 if len(self._queues[key]) < _MAX_QUEUED:
                     self._queues[key].append(effect)
-                else:  # happens only if servers are silent for hours, by when the job has failed
+                else:  # only if servers are silent for hours; the job has failed by then
                     _log.error("effect queue full; effect deferred until a restart", effect=repr(effect))
 
     def keep_channels(self, live: Mapping[ServerRef, int]) -> None:

@@ -1,4 +1,4 @@
-"""Calls of one RPC to many servers at a time. A call is repeated while its server does not answer."""
+"""Calls of one RPC to many servers at the same time. A call is repeated while its server does not answer."""
 
 import queue
 import time
@@ -12,7 +12,7 @@ from shoal._rpc import Backoff
 from shoal_coordinator.effects.server_channels import LentChannel, ServerChannels
 from shoal_coordinator.messages import ServerRef
 
-# Calls that one effect has on their way. Each has a request in memory, and gRPC has a thread for each channel in use.
+# Calls of one effect in flight. Each keeps a request in memory, and gRPC has a thread for each channel in use.
 AT_A_TIME = 64
 # Seconds between two checks whether calls are still wanted.
 _CHECK_S = 0.25

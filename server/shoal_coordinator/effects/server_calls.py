@@ -1,4 +1,8 @@
-"""Calls of effects to parameter servers: to one or to many with retries, or to all of a job at once without retries."""
+"""Calls of effects to parameter servers.
+
+Calls to one or to many servers are repeated while a server cannot be reached. The calls of a checkpoint's cut go to all
+servers of a job at once, and are not repeated (`concurrently`).
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress

@@ -1,4 +1,4 @@
-"""Channels to servers that are kept between calls, and which servers do not answer."""
+"""Channels to servers, which are kept between calls, and the list of servers that do not answer."""
 
 import threading
 from collections.abc import Callable, Collection, Mapping
@@ -9,7 +9,7 @@ from shoal import _rpc, errors
 from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
 from shoal_coordinator.messages import ServerRef
 
-# Channels that are kept. Those that calls use at the moment may be more.
+# Number of channels that are kept between calls. More channels may be in use at the same time.
 MAX_CHANNELS = 1_024
 
 

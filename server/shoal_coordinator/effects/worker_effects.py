@@ -1,6 +1,7 @@
-"""Entry of workers into a job and their removal from it, on all servers of the job: one call a server for many workers.
+"""Entry of workers into a job, and their removal from it, on all servers of the job.
 
-Servers answer for each worker, so that one that cannot be admitted does not keep the others out.
+One call to each server serves many workers. The reply has a result for each worker, so a worker that cannot be admitted
+does not keep the others out.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,9 +1,9 @@
 """The state machine of one job, and the owners of the parts of its state. Pure: no clock, no I/O, no thread.
 
-`JobMachine` changes a job, and `JobView` is the part of it that other packages read; neither shows the owners behind
-it. `cluster` assigns workers and places shards. Each owner converts its own state to a message of `state.proto`, which
-`persistence` stores. `cluster` and the packages above it may import this package. It imports no other package of the
-coordinator than `messages`.
+`JobMachine` changes a job, and `JobView` is the part of it that other packages read. Neither gives access to the
+owners. `cluster` assigns workers and places shards. Each owner converts its own state to a message of `state.proto`,
+which `persistence` stores. `cluster` and the packages above it may import this package. It imports only one package of
+the coordinator: `messages`.
 """
 
 from shoal_coordinator.job.checkpoint_schedule import NO_STORAGE

@@ -1,9 +1,9 @@
-"""Coordination of a job's checkpoints and evaluations, and what each means for the other. Pure: no clock, no I/O.
+"""Coordination of a job's checkpoints with its evaluations. Pure: no clock, no I/O.
 
-`CheckpointSchedule` and `EvaluationSchedule` each handle their own events. This module handles the consequences of one
-for the other: the best evaluation requests a checkpoint, which then refers to that evaluation. An important checkpoint,
-that of a best evaluation or the final one, is tried again if it fails. `JobMachine` decides what follows for the job as
-a whole.
+`CheckpointSchedule` and `EvaluationSchedule` each handle their own events. This module handles what an evaluation means
+for checkpoints, and what a checkpoint means for evaluations. When an evaluation has the best result so far, it requests
+a checkpoint, which then refers to that evaluation. Two kinds of checkpoints are tried again if they fail: those of a
+best evaluation, and the final one. `JobMachine` decides what follows for the job as a whole.
 """
 
 from collections.abc import Callable, Sequence

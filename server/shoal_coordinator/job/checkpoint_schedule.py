@@ -1,4 +1,4 @@
-"""Schedule of one job's checkpoints: when the next is due, which is in progress, which are complete. Pure: no I/O."""
+"""Schedule of one job's checkpoints: when the next one is due, and which are in progress or complete. Pure: no I/O."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,9 +1,9 @@
 """Schedule of one job's evaluations: which worker evaluates, which result is best, and early stopping. Pure: no I/O.
 
 Each worker counts its own steps. When it reaches a step that the policy names, it asks whether to evaluate. The first
-to ask evaluates. If workers differ in speed, that is the one with the most steps. If it dies, no other worker repeats
-its evaluation, because the next one is due soon. At the end, the last worker to finish evaluates, because no worker
-changes the variables after that.
+worker to ask evaluates. If workers differ in speed, this is the worker with the most steps. If it dies, no other worker
+repeats its evaluation, because the next one is due soon. At the end of the job, the last worker to finish evaluates,
+because no worker changes the variables after that.
 """
 
 import math

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from shoal.events import CheckpointEnded, EvaluationEnded, Event, LogLine, MetricsReported, StateChanged
 
-# Limits of one job's log. Metrics have names of up to 64 KiB a report, so a number of events alone bounds no memory.
-MAX_EVENTS = 20_000  # of the stored events, and as many others
-MAX_STORED_BYTES = 4 << 20  # of the stored events, about 8,000 changes of state with short reasons
-MAX_OTHER_BYTES = 16 << 20  # of all others, log lines included; about 12,000 reports with a few metrics
-MAX_LOG_BYTES = 8 << 20  # of the text of log lines, so that they leave room for metrics
-# Estimated bytes of an event in memory besides its text, and of a metric besides its name: CPython's objects, and the
-# place in a dict.
+# Limits of one job's log. The metrics of a report may have 64 KiB of names, so a limit of events does not bound memory.
+MAX_EVENTS = 20_000  # the stored events; the same number applies to all others
+MAX_STORED_BYTES = 4 << 20  # the stored events: about 8,000 changes of state with short reasons
+MAX_OTHER_BYTES = 16 << 20  # all other events with log lines: about 12,000 reports with a few metrics
+MAX_LOG_BYTES = 8 << 20  # the text of log lines, so that they leave room for metrics
+# Estimated bytes in memory of an event without its text, and of a metric without its name: CPython's objects, and an
+# entry in a dict.
 _EVENT_BYTES, _METRIC_BYTES = 500, 150
 # Numbers reserved at a time. A restart of the coordinator skips at most this many.
 NUMBERS_AHEAD = 10_000

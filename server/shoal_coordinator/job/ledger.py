@@ -1,4 +1,4 @@
-"""The ledger of one job: which samples are done, which are leased to whom, and which wait. Pure: no clock, no I/O.
+"""The ledger of one job: the state of every range of samples, and the worker that leases it. Pure: no clock, no I/O.
 
 The samples of every epoch are cut into ranges. Their numbers continue from epoch to epoch. A range is unleased, leased,
 requeued or done. When a worker dies or leaves, its lease is taken back, and the rest of its range is leased again
@@ -6,8 +6,8 @@ before unleased ranges. So every sample is visited at least once in each epoch, 
 
 With n workers, rank r prefers the ranges r, r + n, r + 2n, and so on. A range that it skips is requeued for the rank
 that prefers this range. If workers run at the same speed, as in synchronous training, each rank therefore gets exactly
-the ranges that it prefers, whatever the order of the requests. After a restore, each rank gets these ranges again. A
-slow worker delays no other worker, since others take its share.
+the ranges that it prefers, whatever the order of the requests. This is also true after a restore. A slow worker delays
+no other worker, because the others take its share.
 """
 
 import itertools

@@ -1,8 +1,10 @@
-"""The state of one job: the current state, its start and reason, and the status that users see. Pure: no clock, no I/O.
+"""The state of one job, with the time and the reason of its last change, and the status that users see.
+
+Pure: no clock, no I/O.
 
 A job is pending until it has a worker. It is starting until the placement of its shards is decided, and placing until
 servers hold the shards and its workers may train. Then it is running. It returns to pending when it loses its shards
-and restarts. From every state it can succeed, fail or be cancelled; no other state follows these. `JobMachine` decides
+and restarts. From every state it can succeed, fail or be cancelled. These three states are final. `JobMachine` decides
 when the state changes.
 """
 

@@ -3,15 +3,15 @@
 A job begins to run when its `workers` have entered, so that barriers have enough workers. If fewer workers are idle,
 but at least `min_workers`, it begins with these. It then continues with the workers that are present. A worker that
 dies or leaves is taken out of the barriers, another takes its rank, and up to `max_workers` may join. Workers stop when
-the data is finished or `max_steps` are done, and are not replaced then. The job succeeds when all have finished.
+the data is finished or `max_steps` are done, and are then not replaced. The job succeeds when all have finished.
 
 The workers of a session job join and leave as their users decide. The job succeeds when the last one present finishes.
 If the last one dies, the job stays running, so that its user can return.
 
-A job that loses its shards restarts from its newest complete checkpoint, or from the beginning if it has none. Its
-workers get new assignments. A session job fails, because its users' programs cannot restart. `recovery` decides.
+`recovery` decides how a job that loses its shards goes on. It restarts from its newest complete checkpoint, or from the
+beginning if it has none, and its workers get new assignments. A session job fails, because users' loops cannot restart.
 
-Each method handles one thing that happens to the job. The owners (see `view`) record it; this class decides what it
+Each method handles one thing that happens to the job. The owners (see `view`) record it. This class decides what it
 means for the other owners and for the job as a whole.
 """
 

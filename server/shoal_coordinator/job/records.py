@@ -1,4 +1,4 @@
-"""The stored records of one job, as messages: made from the job's owners, and restored into the owners of a new job."""
+"""The stored records of one job, as messages: the job's owners are converted to records, and records to owners."""
 
 from collections.abc import Iterator
 

@@ -145,7 +145,7 @@ class JobStartup:
         running, sender = self._lifecycle.running, 0
         if self._plan.created and not self._plan.assigned:
             sender = self._worker_group.value_sender
-        if not running and not sender:  # the usual case, and a short one, since it is asked after every event
+        if not running and not sender:  # the usual case, which must be fast: every event leads here
             return [worker for worker in workers if worker not in active]
         parts = {worker: active.get(worker) for worker in workers}
         return [

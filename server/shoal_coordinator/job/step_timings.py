@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from shoal._wire.limits import KEPT_TIMINGS
 from shoal.status import StepTiming
 
-# Maximum steps of each worker, number of workers, and steps in all: what one reply can carry.
+# Limits of one reply: steps of each worker, workers, and steps of all workers together.
 STEPS, WORKERS, IN_ALL = KEPT_TIMINGS, 1_024, 16_384
 
 

@@ -1,4 +1,4 @@
-"""The readable side of one job, for users, workers, the scheduler and the store. `JobMachine` changes the job.
+"""Read access to one job, for users, workers, the scheduler and the store. `JobMachine` changes the job.
 
 Each part of a job's state has an owner: `Plan` for what it trains and where, `WorkerGroup` for its workers,
 `Accounting` for what was done, `CheckpointCoordinator` for checkpoints and evaluations, `Lifecycle` for its state, and
@@ -255,7 +255,7 @@ class JobView:
         group = self._worker_group
         if self.spec.is_session or isinstance(self.spec.consistency, Asynchronous) or not self._lifecycle.running:
             return [], ""
-        if self._checkpoint_coordinator.has_evaluator:  # which may take any time, and the others may wait for it
+        if self._checkpoint_coordinator.has_evaluator:  # it may take any time, and others may wait for it
             group.restart_watch(now)
             return [], ""
         stalled_s, limit_s = group.stalled_s(now) - interval_s, float(self.spec.step_timeout_s)

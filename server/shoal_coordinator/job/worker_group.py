@@ -115,8 +115,8 @@ class WorkerGroup:
         self._names: dict[int, str] = {}  # by rank: its worker; kept when the worker finishes or the job ends
         self._finished: set[int] = set()  # ranks that have finished; a session can take one again
         self._value_sender = 0  # assignment of the worker that sends the given values; 0: none
-        self._quarantines: dict[str, Quarantine] = {}  # by worker, past ones included
-        self._hangs: Counter[str] = Counter()  # by worker; not stored, so a restart forgives them
+        self._quarantines: dict[str, Quarantine] = {}  # by worker, earlier workers included
+        self._hangs: Counter[str] = Counter()  # by worker; not stored, so a restart of the coordinator clears it
         # The value of `step`, because each report asks for it; None: to be computed.
         self._furthest: int | None = None
 

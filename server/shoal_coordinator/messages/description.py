@@ -1,4 +1,4 @@
-"""A program's description: its variables and the number of its samples, in the form in which jobs compare it."""
+"""A program's description: its variables and the number of its samples. The descriptions of all workers must agree."""
 
 import hashlib
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""Keys of the stored records of a cluster, by which the machine marks what has changed.
+"""Keys of a cluster's stored records. The machine marks changed records by their keys.
 
 `state.proto` defines the contents of a record; `shoal_coordinator.persistence` reads and writes them.
 """

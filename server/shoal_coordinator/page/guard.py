@@ -1,8 +1,9 @@
-"""Access rules of the page, without a login: the requests that it refuses, and its security headers.
+"""Access rules of the page, which has no login: the requests that it refuses, and its security headers.
 
-Anyone who reaches the port may watch, and may also act unless the page is read-only. The rules keep other sites
-from acting through the browser of such a user. Another site could use a name that resolves to this address (DNS
-rebinding), a form or a script that sends requests to this page (cross-site requests), or a frame.
+Anyone who reaches the port may watch, and may also act unless the page is read-only. The rules prevent other sites from
+acting through the browser of such a user. Another site could try this in three ways: with a name that resolves to this
+address (DNS rebinding), with a form or a script that sends requests to this page (cross-site requests), or by showing
+this page in a frame.
 """
 
 import ipaddress

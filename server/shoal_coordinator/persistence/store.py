@@ -1,6 +1,6 @@
 """The interface of metadata stores, and the store in memory. `sqlite_store` has the store in a file.
 
-A store maps keys to bytes. `shoal_coordinator.messages.record_keys` and `snapshots` give them a meaning.
+A store maps keys to bytes. `shoal_coordinator.messages.record_keys` and `snapshots` define what these mean.
 """
 
 import os

@@ -1,6 +1,7 @@
 """A server's part of checkpoints: the session of a cut, and the writer that saves shards in the background.
 
-Files and manifests are in `shoal._checkpoint`. `shoal_server.serving` and `shoal_server.process` import this package.
+`shoal._checkpoint` has the formats of files and manifests. `shoal_server.serving` and `shoal_server.process` import
+this package.
 """
 
 from shoal_server.checkpoints.writer import CheckpointWriter

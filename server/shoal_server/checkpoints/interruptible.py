@@ -1,4 +1,4 @@
-"""A checkpoint storage whose reads end early when nobody wants their result any more."""
+"""A checkpoint storage whose reads end early when their result is no longer needed."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

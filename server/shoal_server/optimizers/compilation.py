@@ -1,7 +1,8 @@
 """Compilation of kernels with Numba, for the requested types, before the server serves.
 
-Compiled code is cached beside the function's file, or in the user's cache directory if that is read-only. The
-environment variable NUMBA_CACHE_DIR overrides both. Container images include the cache (`shoal._numerics.kernels`).
+Compiled code is cached beside the function's file. If that folder is read-only, the code is cached in the user's cache
+directory. The environment variable NUMBA_CACHE_DIR overrides both. Container images include the cache
+(`shoal._numerics.kernels`).
 """
 
 import itertools

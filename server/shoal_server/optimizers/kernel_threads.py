@@ -1,8 +1,8 @@
 """Kernel threads: helper threads, one for every core but the caller's, that share the work of large updates.
 
-A caller never waits for a helper that has not started. A helper that has started can lose its core to another process,
-and then the caller waits for it. After such a wait, callers use no helpers for a while, which bounds the cost on a busy
-machine. The function that is called on all threads divides the work.
+A caller never waits for a helper that has not started. A helper that has started can lose its core to another process.
+The caller then waits for this helper. After such a wait, callers use no helpers for a while, which bounds the cost on a
+busy machine. All threads call the same function, and the function divides the work among them.
 """
 
 import os

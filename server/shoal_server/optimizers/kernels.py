@@ -5,9 +5,9 @@ check the sizes (`update_rules` does). Kernels run without the GIL. The same inp
 any number of threads. Half-precision gradients are widened to float32 before a kernel gets them.
 
 An update kernel gets an arena's values, the gradient, the slots, the decay ranges (`bounds` and `decay`), the claims
-(the counter by which threads divide the work) and scalars. It changes values and slots. Elements
-[bounds[k], bounds[k + 1]) have weight decay decay[k], so ten thousand variables cost one call. Threads with the same
-claims share an arena: each claims the next block, by an atomic addition. Every division of the blocks gives equal bits.
+(the counter by which threads divide the work) and scalars. It changes values and slots. The elements [bounds[k],
+bounds[k + 1]) have weight decay decay[k], so one call can update ten thousand variables. Threads with the same claims
+share an arena: each takes the next block by an atomic addition. The bits do not depend on who takes a block.
 
 Code that is compiled into a kernel must be in the kernel's own file, because Numba only tracks changes there.
 """

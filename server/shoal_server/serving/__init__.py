@@ -1,8 +1,9 @@
 """Data plane of the server: the parameter server's RPCs, and the server half of every transport.
 
-`DataService` carries out pulls, pushes, commits and assignments on the shards. An `Endpoint` takes them from clients
-over one transport, and `register` adds its factory to every server. The effect of a call on a shard is in
-`shoal_server.shards`. `shoal_server.process` imports this package, and so do packages that add a transport.
+`DataService` carries out pulls, pushes, commits and assignments of values on the shards. An `Endpoint` receives these
+calls from clients over one transport. `register` adds an endpoint's factory to every server. `shoal_server.shards`
+defines what a call changes in a shard. `shoal_server.process` imports this package, and so do packages that add a
+transport.
 """
 
 from shoal_server.serving.endpoint import Endpoint, EndpointConfig, EndpointFactory

@@ -1,7 +1,8 @@
-"""Clocks of a lock group's workers, and the pulls that wait for them: ordered by step, so that no event scans them.
+"""Clocks of a lock group's workers, and the pulls that wait for them. Both are ordered by step.
 
-`Clocks` counts the workers at each step, and `WaitingPulls` keeps the pulls by the step that they wait for. Both are
-pure, and an operation costs O(log W) at most, amortised over W workers.
+`Clocks` counts the workers at each step, and `WaitingPulls` keeps the pulls by the step that they wait for. So no event
+has to look at all workers or all pulls. Both are pure, and an operation costs O(log W) at most, amortised over W
+workers.
 """
 
 import heapq
@@ -9,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# Entries of a heap that no longer count are removed once there are this many more than others.
+# Outdated entries of a heap are removed when there are this many more of them than of current entries.
 _SLACK = 64
 
 

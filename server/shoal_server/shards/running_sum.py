@@ -1,7 +1,7 @@
 """Running sums: what an arena keeps of a step's contributions, which are added one by one in order of rank.
 
-Each class has the arithmetic of one aggregation. The result depends on the contributions, their weights and their
-order, but not on when each of them was added. No locks and no policy.
+Each class implements one aggregation. The result depends on the contributions, their weights and their order, but not
+on when each of them was added. This module has no locks and no policy.
 """
 
 import math
@@ -54,7 +54,7 @@ class RunningMean:
         self._count = 0
 
     def add(self, array: np.ndarray, weight: float, expected: int) -> None:
-        mantissa, exponent = math.frexp(weight)  # apart, because quotients of weights can be out of range
+        mantissa, exponent = math.frexp(weight)  # separate, because quotients of weights can be out of range
         self._count += 1
         if self._total is None:
             self._total, self._first, self._weights = array, (mantissa, exponent), 1.0

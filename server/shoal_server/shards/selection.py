@@ -1,4 +1,7 @@
-"""Selection: the shards that a request names, in its order. It keeps values that all calls with these shards need."""
+"""Selection: the shards that a request names, in the request's order.
+
+Requests that name the same shards share a selection, with values that are computed once for all of them.
+"""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property

@@ -1,7 +1,8 @@
-"""State machine of a lock group: decides which pulls pass, which updates are applied, and how repeats are answered.
+"""State machine of a lock group: decides which pulls are answered and which updates are applied.
 
-It is pure: no values, locks, clocks or I/O. `GroupState.handle(event)` returns effects, which
-`shoal_server.shards.lock_group` carries out in order. Gradients are opaque payloads.
+It also answers repeated requests as it answered the first ones. It is pure: no values, locks, clocks or I/O.
+`GroupState.handle(event)` returns effects, which `shoal_server.shards.lock_group` carries out in order. Gradients are
+opaque payloads.
 """
 
 from collections import deque
@@ -72,7 +73,7 @@ class GroupState:
     mode: Mode
     version: int = 0  # updates applied; never falls
     clocks: Clocks = field(default_factory=Clocks)  # admitted workers; fenced ones stay until released
-    furthest: int = 0  # most steps that any worker ever finished; at least every clock
+    furthest: int = 0  # largest number of steps that any worker has finished; no clock exceeds it
     history: deque[Admission] = field(default_factory=lambda: deque(maxlen=HISTORY))
     # Worker -> newest fenced incarnation; the latest FENCED_WORKERS, in order of fencing.
     _fenced: dict[str, int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Tickets of waiting pulls, and the calls that answer them: none of them may raise."""
+"""Tickets of waiting pulls, and functions that answer or refuse a pull. These functions never raise."""
 
 from typing import Protocol
 
@@ -19,7 +19,7 @@ class PullTicket(Protocol):
         """The pull has failed."""
 
 
-# One pull's callback that fails must not keep the others from waking, nor fail the push that wakes them.
+# If the callback of one pull fails, the other pulls must still wake, and the push that wakes them must not fail.
 
 
 def answer(ticket: PullTicket, step: int, job: str) -> None:

@@ -12,22 +12,22 @@ from support.clusters import history_server
 
 
 def placement(client: Client, job: str) -> Placement:
-    """Where a job's shards are."""
+    """Returns the placement of a job."""
     with _rpc.channel(client.address) as channel:
         request = job_pb2.GetPlacementRequest(job=job)
         return Placement.from_proto(job_pb2_grpc.JobsStub(channel).GetPlacement(request, timeout=20))
 
 
 def histories(client: Client, job: str) -> dict[int, list[Admission]]:
-    """By shard: what its server, a `history_server`, says that it let pull and push, oldest first."""
+    """Returns for each shard the pulls and pushes that its `history_server` has admitted, oldest first."""
     shards = placement(client, job).shards
     return {shard.layout.shard: history_server.ask(shard.address, job, shard.layout.shard) for shard in shards}
 
 
 def leads_of(history: Sequence[Admission]) -> tuple[list[int], dict[str, int]]:
-    """How far ahead of the slowest each admitted pull was, and the steps that each worker finished.
+    """Returns how far ahead of the slowest worker each admitted pull was, and the steps that each worker finished.
 
-    By the clocks as the pushes before a line left them, not as the server says that it saw them.
+    Both are computed from the pushes before each line, and not from the clocks that the server reports.
     """
     finished = dict.fromkeys({admission.worker for admission in history}, 0)
     leads = []
@@ -42,7 +42,7 @@ def leads_of(history: Sequence[Admission]) -> tuple[list[int], dict[str, int]]:
 def in_sessions(
     client: Client, job: str, workers: int, loop: Callable[[Session, int], Any], **options: Any
 ) -> list[Any]:
-    """Runs `loop(session, rank)` in a session a worker, each in its own thread; their results in order of rank."""
+    """Runs `loop(session, rank)` in sessions, each in its own thread. Returns the results in order of rank."""
 
     def run(index: int) -> tuple[int, Any]:
         with client.session(job, workers=workers, worker=f"{job}-{index}", **options) as session:

@@ -56,7 +56,7 @@ def session(name: str = "s", workers: int = 1, **options: Any) -> Job:
 
 
 def promised(records: Mapping[str, Any]) -> dict[str, Any]:
-    """Records without those that may be behind: how far a job has come is written down when one of its workers goes."""
+    """Returns the records that must be up to date: all but jobs' tallies, which are written when a worker leaves."""
     return {key: record for key, record in records.items() if not key.endswith("/tally")}
 
 
@@ -64,7 +64,7 @@ E = TypeVar("E", bound=Effect)
 
 
 def only(effects: Sequence[Effect], kind: type[E]) -> E:
-    """The only one of the effects, which is of this kind."""
+    """Returns the only effect, which must be of this kind."""
     [effect] = effects
     assert isinstance(effect, kind)
     return effect
@@ -100,13 +100,13 @@ class Rig:
         return answer
 
     def write(self) -> None:
-        """Writes down what has changed, as is done after each event, and looks whether anything was overlooked."""
+        """Writes the dirty records, as after each event, and checks that no changed record was missed."""
         records = ClusterRecords(self.machine)
         self.disk.apply(records.changes())
         assert promised(self.disk.load()) == promised(records.all())
 
     def crash(self) -> "Rig":
-        """Kills the coordinator, and starts another one, which does again what is not known to be done."""
+        """Kills the coordinator and starts another one, which repeats the pending effects."""
         found = restored(self.disk.load(), self.policy, self.now)
         assert found
         self.machine, self.pending = found, found.pending_effects
@@ -132,7 +132,7 @@ class Rig:
         return [self.handle(events.HeartbeatReceived(name, self.lives[name])) for name in names]
 
     def pass_time(self, seconds: float, *silent: str) -> "Rig":
-        """Lets time pass in which all but the silent beat."""
+        """Lets time pass. All members send heartbeats, except the silent ones."""
         end = self.now + seconds
         while self.now < end:
             self.now = min(end, self.now + 1.0)
@@ -145,7 +145,7 @@ class Rig:
         return self.pass_time(HEARTBEAT_TIMEOUT_S + 1.5, *names)
 
     def drain(self, name: str) -> Any:
-        """Asks a server to drain. Returns the jobs that it has to wait for."""
+        """Asks a server to drain. Returns the jobs that the server must wait for."""
         return self.handle(events.DrainRequested(name, self.lives[name]))
 
     def leave(self, name: str) -> None:
@@ -155,7 +155,7 @@ class Rig:
         return self.handle(events.JobSubmitted(spec))
 
     def part(self, name: str, worker: str) -> int:
-        """Which part in a job a worker has, as its heartbeat tells it."""
+        """Returns the number of a worker's assignment in a job, or 0."""
         job = self.machine._jobs.get(name)
         return job.assignment_of(worker) if job else 0
 
@@ -184,7 +184,7 @@ class Rig:
         return self.handle(events.EvaluationClaimed(name, worker, self.lives[worker], step, finished_training, part))
 
     def evaluate(self, name: str, worker: str, number: int, **values: Any) -> Any:
-        """Reports an evaluation; what follows for the worker."""
+        """Reports an evaluation. Returns the answer to the worker."""
         result = Evaluation(number, 7, values, samples=10, seconds=0.5)
         part = self.part(name, worker)
         return self.handle(events.EvaluationReported(name, worker, self.lives[worker], result, part))
@@ -194,7 +194,7 @@ class Rig:
         self.handle(events.WorkerFinished(name, worker, self.lives[worker], error, part, shards_lost=shards_lost))
 
     def perform(self, *, step: int = 0, until: type | tuple[type, ...] = ()) -> list[Effect]:
-        """Performs what is decided, and what follows from it, up to the first of a kind; what was performed."""
+        """Performs pending effects, and those that follow, up to the first of a kind. Returns the performed effects."""
         done = []
         while self.pending and not isinstance(self.pending[0], until):
             effect = self.pending.pop(0)
@@ -279,7 +279,7 @@ class Rig:
         return self.machine.job(name).status(self.now)
 
     def checkpoint(self, name: str) -> SavedCheckpoint:
-        """The newest checkpoint of a job, which has one."""
+        """Returns the newest checkpoint of a job, which must have one."""
         found = self.status(name).checkpoint
         assert found, f"{name} has no checkpoint"
         return found
@@ -293,7 +293,7 @@ class Rig:
 
 
 class Voyage(RuleBasedStateMachine):
-    """Members come, go and die, jobs come and end, effects are performed late: the machine keeps its promises."""
+    """Random members and jobs come and go, and effects are performed late. The machine must keep its invariants."""
 
     new_rig = Rig
     policy = POLICY
@@ -426,7 +426,7 @@ class Voyage(RuleBasedStateMachine):
 
     @rule()
     def run_jobs(self) -> None:
-        """The happy path, which drawn calls would seldom take."""
+        """Runs jobs to success, a path that random events seldom take."""
         self.rig.perform()
         for status in self.rig.machine.jobs(self.rig.now):
             workers = ("x", "y", "w0") if status.job.is_session else status.workers

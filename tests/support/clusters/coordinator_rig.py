@@ -25,7 +25,7 @@ MAX_WATCHERS = 3
 
 
 class Notes(parameter_server_pb2_grpc.ParameterServerServicer):
-    """A parameter server that does nothing but take notes."""
+    """A parameter server that only records its calls."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -75,7 +75,7 @@ class Notes(parameter_server_pb2_grpc.ParameterServerServicer):
 
 
 class Rig:
-    """A coordinator, two note-taking servers, and calls to them.
+    """A coordinator, two recording servers, and calls to them.
 
     Args:
         store: the coordinator's.
@@ -119,7 +119,7 @@ class Rig:
         return start_coordinator(config, self.registry, self.failures.append)
 
     def restart(self) -> None:
-        """Stops the coordinator and starts another one on its port and its store."""
+        """Stops the coordinator and starts another one on the same port and store."""
         self.process.stop()
         self.process = self._start(self.process.address)
 
@@ -155,7 +155,7 @@ class Rig:
         return {member.member: member for member in reply.members}
 
     def job(self, method: str, **fields: Any) -> Any:
-        """Calls one of Jobs by name; fields of a worker's call are filled in."""
+        """Calls a method of the service Jobs by name. The fields that identify a worker are filled in."""
         if "worker" in fields:
             fields.setdefault("incarnation", self.lives[fields["worker"]])
             if fields["incarnation"] == self.lives[fields["worker"]]:
@@ -178,7 +178,7 @@ class Rig:
         return JobState.from_proto(self.job("Get", job=name).status.state)
 
     def join(self, name: str, worker: str) -> jobs.JoinReply:
-        """Joins until it is ready."""
+        """Repeats Join until the worker is ready."""
         replies: list[jobs.JoinReply] = []
 
         def ready() -> bool:

@@ -17,7 +17,7 @@ from shoal.variables import Variable
 
 
 class Record:
-    """What was asked, in order, by all threads of a server."""
+    """The requests of all threads of a server, in order."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()  # guards requests
@@ -33,7 +33,7 @@ class Record:
             return [request for request in self.requests if isinstance(request, kind)]
 
     def wait_for(self, kind: type, count: int = 1, timeout_s: float = 30.0) -> list[Any]:
-        """Waits until so many requests of a kind have come."""
+        """Waits for a number of requests of one kind."""
         with self._changed:
             assert self._changed.wait_for(lambda: self._count(kind) >= count, timeout_s), (
                 f"{self._count(kind)} of {count} {kind.__name__} came"
@@ -123,7 +123,7 @@ class FakeJobs(job_pb2_grpc.JobsServicer):
 
 
 class FakeServer(parameter_server_pb2_grpc.ParameterServerServicer):
-    """One shard with the variables w, of two elements, and b, of one, that no push changes."""
+    """One shard with the variables w (two elements) and b (one element). No push changes it."""
 
     def __init__(self, record: Record) -> None:
         self.record = record
@@ -168,10 +168,10 @@ class FakeServer(parameter_server_pb2_grpc.ParameterServerServicer):
 
 
 class FakeCluster:
-    """All of them behind one address.
+    """All fake services behind one address.
 
     Attributes:
-        record: everything they were asked.
+        record: all requests to them.
     """
 
     def __init__(self, job: Job) -> None:
@@ -202,13 +202,13 @@ class FakeCluster:
         state: job_pb2.JobState.ValueType = job_pb2.STARTING,
         step: int = 0,
     ) -> job_pb2.JoinReply:
-        """An answer to Join."""
+        """Returns an answer to Join."""
         placement = self.placement().to_proto() if placed else None
         spec = self.jobs.job.to_proto()
         return job_pb2.JoinReply(ready=ready, placement=placement, rank=1, step=step, spec=spec, state=state)
 
     def placement(self) -> Placement:
-        """One shard, here."""
+        """Returns a placement of one shard on this server."""
         slices = (Slice("w", 0, 2, 0), Slice("b", 0, 1, 2))
         arena = ArenaLayout(np.dtype(np.float32), Aggregation.TRAINABLE, slices, 3)
         shard = ShardPlacement(ShardLayout(0, (arena,)), "server-1", self.address)
@@ -220,7 +220,7 @@ class FakeCluster:
 
 @contextmanager
 def fake_cluster(job: Job) -> Iterator[tuple[FakeCluster, CoordinatorClient]]:
-    """A fake cluster that has one job, and a way to it."""
+    """Yields a fake cluster that has one job, and a client of it."""
     cluster = FakeCluster(job)
     client = CoordinatorClient(cluster.address, retry_for_s=5.0)
     try:

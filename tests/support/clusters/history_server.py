@@ -21,7 +21,7 @@ SERVICE = "shoal.tests.History"
 
 
 def ask(address: str, job: str, shard: int) -> list[Admission]:
-    """Returns the pulls and pushes that a shard of such a server let through, oldest first; at most the last 16,384."""
+    """Returns the last pulls and pushes that a shard of such a server has admitted, oldest first; at most 16,384."""
     with _rpc.channel(address) as channel:
         get: Any = channel.unary_unary(f"/{SERVICE}/Get")  # bytes, as there is no serializer
         reply = get(json.dumps([job, shard]).encode(), timeout=20)
@@ -29,7 +29,7 @@ def ask(address: str, job: str, shard: int) -> list[Admission]:
 
 
 def admissions(store: ShardStore, job: str, shard: int) -> list[Admission]:
-    """Returns the same of a shard in this process."""
+    """Returns the admitted pulls and pushes of a shard in this process."""
     found = store.group_at_any_generation(job)
     assert shard in [known.layout.shard for known in found.shards]
     with found._lock:
@@ -37,7 +37,7 @@ def admissions(store: ShardStore, job: str, shard: int) -> list[Admission]:
 
 
 def history_of(store: ShardStore) -> grpc.GenericRpcHandler:
-    """Makes the service: requests and replies are JSON, so that no proto has it."""
+    """Creates the service. Its requests and replies are JSON, so it needs no proto."""
 
     def get(request: bytes, _context: grpc.ServicerContext) -> bytes:
         job, shard = json.loads(request)

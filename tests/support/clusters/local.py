@@ -19,11 +19,11 @@ def local_cluster(
 
 
 class Mended:
-    """One cluster for tests that kill some of it; each gets it whole. To mend one is quicker than to start one.
+    """A cluster for tests that kill its roles. Each test gets it repaired, which is faster than a new cluster.
 
     Args:
-        servers: how many it has.
-        workers: how many.
+        servers: number of servers.
+        workers: number of workers.
     """
 
     def __init__(self, servers: int, workers: int) -> None:
@@ -31,7 +31,7 @@ class Mended:
         self._cluster: shoal.LocalCluster | None = None
 
     def whole(self) -> shoal.LocalCluster:
-        """The cluster, with every role alive and none of the jobs that there were."""
+        """Returns the cluster with all roles alive and without earlier jobs."""
         if self._cluster is None:
             cluster = local_cluster(*self._size)
             cluster.start()
@@ -46,7 +46,7 @@ class Mended:
         return self._cluster
 
     def stop(self) -> None:
-        """Ends it; the next one is new."""
+        """Ends the cluster. The next call of `whole` starts a new one."""
         if self._cluster:
             self._cluster.stop()
             self._cluster = None

@@ -1,7 +1,7 @@
 """Workers whose summed gradients equal those of one process: reference_worker.py ADDRESS.
 
-The module also has the problem and its solution in one process. The problem is a linear classifier of random points
-with the mean softmax cross-entropy. The 4 workers get unequal parts of each batch.
+The module defines the problem that they solve, and also solves it in one process, for comparison. The problem is a
+linear classifier of random points with the mean softmax cross-entropy. The 4 workers get unequal parts of each batch.
 """
 
 import sys
@@ -21,7 +21,7 @@ RATE, KEEP = 0.1, 0.9
 
 @dataclass
 class Problem:
-    """The same in every process."""
+    """The problem, which is the same in every process."""
 
     dtype: str
 
@@ -45,7 +45,7 @@ class Problem:
         return {"w": x.T @ probabilities, "b": probabilities.sum(axis=0)}
 
     def alone(self) -> dict[str, Any]:
-        """What one process computes on the joined batches."""
+        """Returns what one process computes on the joined batches."""
         params = {name: value.copy() for name, value in self.start.items()}
         velocity = {name: np.zeros_like(value) for name, value in self.start.items()}
         rate, keep = (np.dtype(self.dtype).type(number) for number in (RATE, KEEP))

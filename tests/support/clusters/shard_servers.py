@@ -33,7 +33,7 @@ from shoal_server.shards.store import ShardStore
 
 
 class ShardServers:
-    """One job's shards on some servers.
+    """The shards of one job on some servers.
 
     `variables` may be arrays, which are assigned at once.
     """
@@ -141,7 +141,7 @@ class ShardServers:
         return max((result.step for result in results), default=0)
 
     def remove(self, worker: str, incarnation: int = 1) -> None:
-        """What the coordinator does when a worker dies."""
+        """Removes a worker, as the coordinator does when the worker dies."""
         fence = pb.WorkerFence(worker=worker, incarnation=incarnation)
         replies = self.each("FenceWorkers", pb.FenceWorkersRequest(job="job", workers=[fence]))
         committed = max(steps for reply in replies for steps in reply.committed_steps)
@@ -149,7 +149,7 @@ class ShardServers:
         self.each("ReleaseWorkers", pb.ReleaseWorkersRequest(job="job", workers=[release]))
 
     def hold(self, cut: int = 1) -> dict[str, WorkerProgress]:
-        """The first half of a checkpoint's cut: by worker, how far it has come where it is furthest."""
+        """Takes the first half of a cut: holds commits. Returns the furthest step of each worker on any server."""
         furthest: dict[str, WorkerProgress] = {}
         for reply in self.each("HoldCommits", pb.HoldCommitsRequest(job="job", generation=1, cut=cut)):
             for it in reply.workers:
@@ -160,7 +160,7 @@ class ShardServers:
     def cut(
         self, furthest: Mapping[str, WorkerProgress], *, number: int = 1, cut: int = 1, hold_s: float = 0.0
     ) -> list[pb.SavedShard]:
-        """The second half: what it says of each shard."""
+        """Takes the second half of a cut: saves the shards. Returns what the servers report of each shard."""
         workers = [
             pb.WorkerProgress(worker=worker, incarnation=it.incarnation, committed=it.committed, finished=it.finished)
             for worker, it in furthest.items()
@@ -169,7 +169,7 @@ class ShardServers:
         return [shard for reply in self.each("Save", request) for shard in reply.shards]
 
     def publish(self, saved: Iterable[pb.SavedShard], *, number: int = 1) -> Manifest:
-        """The rest: the files, and the manifest."""
+        """Completes a checkpoint after its cut: collects the files and writes the manifest."""
         ((version, step),) = {(shard.version, shard.step) for shard in saved}
         entries = []
         for stub in self.used_stubs:
@@ -184,11 +184,11 @@ class ShardServers:
         return manifest
 
     def save(self, number: int = 1, *, cut: int = 1) -> Manifest:
-        """What the coordinator does for a checkpoint."""
+        """Takes a whole checkpoint, as the coordinator does."""
         return self.publish(self.cut(self.hold(cut), number=number, cut=cut), number=number)
 
     def restore(self, manifest: Manifest, *, partial: bool = False) -> None:
-        """What the coordinator does to go on from a checkpoint."""
+        """Restores a checkpoint, as the coordinator does."""
         self.each(
             "Restore",
             pb.RestoreRequest(
@@ -209,7 +209,7 @@ class ShardServers:
 
     @property
     def used_stubs(self) -> list[parameter_server_pb2_grpc.ParameterServerStub]:
-        """Of the servers that host a shard."""
+        """Returns the stubs of the servers that host a shard."""
         used = {shard.server for shard in self.placement.shards}
         return [stub for index, stub in enumerate(self.stubs) if f"server-{index}" in used]
 
@@ -233,13 +233,13 @@ class ShardServers:
         )
 
     def worker(self, name: str) -> ParameterClient:
-        """Admits a worker and gives its client."""
+        """Admits a worker and returns its client."""
         step = self.admit(name)
         return self.client(name, step=step)
 
     @contextmanager
     def lane(self, server: int = 0, segment: pb.Segment | None = None) -> Iterator["RawLane"]:
-        """A lane to a server on which the test says what it likes."""
+        """Opens a lane to a server, on which the test can send any message."""
         offer = self.lanes[server].offer
         with RawLane(offer.address) as lane:
             lane.welcome = lane.open_handshake(pb.LaneHello(token=offer.token, segment=segment))
@@ -247,24 +247,24 @@ class ShardServers:
 
     @property
     def open_lanes(self) -> int:
-        """Of all servers."""
+        """Returns the number of open lanes of all servers."""
         return sum(lanes.count for lanes in self.lanes)
 
     def values(self) -> dict[str, np.ndarray]:
-        """What a reader pulls."""
+        """Returns the values that a reader pulls."""
         with self.client() as reader:
             return reader.pull()
 
     def versions(self) -> list[int]:
-        """Of all shards."""
+        """Returns the versions of all shards."""
         return [group.version for store in self.stores for group in store.groups() for _ in group.shards]
 
     def waiting(self) -> int:
-        """Pulls that wait at any server."""
+        """Returns the number of pulls that wait at any server."""
         return sum(store.queues()[0] for store in self.stores)
 
     def sample(self, name: str, **labels: str) -> float:
-        """A metric's value, summed over the servers, and over the labels that are not given."""
+        """Returns a metric's value, summed over the servers and over all labels that are not given."""
         return sum(
             sample.value
             for registry in self.registries
@@ -284,10 +284,10 @@ class ShardServers:
 
 
 class RawLane:
-    """A lane's other end, by hand: messages of the generated classes, in whatever order. `with` ends it.
+    """The client end of a lane, which can send messages of the generated classes in any order. `with` ends it.
 
     Attributes:
-        welcome: the server's.
+        welcome: the server's welcome.
     """
 
     def __init__(self, address: str) -> None:
@@ -322,7 +322,7 @@ class RawLane:
         self._lane.send(kind, [payload])
 
     def receive(self) -> tuple[Frame, bytes]:
-        """The next frame; raises the error that it carries."""
+        """Returns the next frame. If it is an error, raises the error."""
         kind, payload = self._lane.receive(within_s=20.0)
         if kind is Frame.ERROR:
             raise _rpc.error_of(header_pb2.ErrorDetail.FromString(bytes(payload)))

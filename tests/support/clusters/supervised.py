@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 
 def until_ready(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Runs a role until it is ready, and then to its end; CalledProcessError if that is not a good one."""
+    """Runs a role until it is ready, and then to its end. Raises CalledProcessError if the exit status is not 0."""
     pipe = subprocess.PIPE
     with subprocess.Popen([*command, "--supervised"], text=True, stdin=pipe, stdout=pipe, stderr=pipe) as process:
         assert process.stdout

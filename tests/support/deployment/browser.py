@@ -14,7 +14,7 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--
 
 @contextmanager
 def browser() -> Iterator[Any]:
-    """A headless browser; skips the test where there is none."""
+    """Yields a headless browser. Skips the test if there is none."""
     program = need("chromium", "chromium-browser", source="Debian has it in the package chromium")
     playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright here: install shoal[e2e]")
     with playwright.sync_playwright() as driver:

@@ -24,19 +24,19 @@ _VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
 
 
 def compose_file(**environment: str) -> dict[str, Any]:
-    """The compose file as Compose reads it in this environment, with its defaults for what is not there."""
+    """Returns the compose file as Compose reads it in this environment, with the defaults of missing variables."""
     filled = _VARIABLE.sub(lambda found: environment.get(found.group(1)) or found.group(2), COMPOSE_FILE.read_text())
     loaded: dict[str, Any] = yaml.safe_load(filled)
     return loaded
 
 
 def default_of_variables() -> dict[str, str]:
-    """The variables that the compose file asks for, and what they are where nobody sets them."""
+    """Returns the variables of the compose file with their default values."""
     return dict(_VARIABLE.findall(COMPOSE_FILE.read_text()))
 
 
 class Stack:
-    """A project of Compose, with ports that are free.
+    """A Compose project on free ports.
 
     Attributes:
         project: its name, which all it makes has as a label.
@@ -61,11 +61,11 @@ class Stack:
 
     @property
     def page(self) -> str:
-        """Where the coordinator's page is."""
+        """The URL of the coordinator's page."""
         return f"http://127.0.0.1:{self.ports['SHOAL_PAGE_PORT']}"
 
     def compose(self, *arguments: str) -> str:
-        """What `docker-compose ARGUMENTS` prints."""
+        """Returns what `docker-compose ARGUMENTS` prints."""
         return run(["docker-compose", *arguments], self.environment)
 
     def terminal(self, commands: str, folder: Path, **environment: str) -> str:
@@ -80,31 +80,31 @@ class Stack:
         return run([*command, "/dev/null"], {**self.environment, **environment})
 
     def client(self) -> shoal.Client:
-        """A client on this host, that has patience while the coordinator is away."""
+        """Yields a client on this host, which retries while the coordinator is away."""
         return shoal.Client(f"127.0.0.1:{self.ports['SHOAL_PORT']}", retry_for_s=60)
 
     def containers(self, *services: str) -> list[str]:
-        """Ids of the containers of these services, or of all; of those that have ended, too."""
+        """Returns the ids of the containers of these services, or of all services. Ended containers are included."""
         return self.compose("ps", "--quiet", *services).split()
 
     def inspect(self, container: str) -> dict[str, Any]:
-        """What the engine knows of a container."""
+        """Returns the engine's description of a container."""
         found: list[dict[str, Any]] = json.loads(self._engine.docker("inspect", container))
         return found[0]
 
     def inside(self, container: str, *command: str) -> str:
-        """What a command prints in a container."""
+        """Returns what a command prints in a container."""
         return self._engine.docker("exec", container, *command)
 
     def kill(self, container: str) -> None:
-        """Ends a container at once, as `docker kill` does. Docker takes that for a wish: it stays ended."""
+        """Kills a container, as `docker kill` does. Docker does not restart it, because the user asked for the kill."""
         self._engine.docker("kill", container)
 
     def start(self, container: str) -> None:
         self._engine.docker("start", container)
 
     def logs(self, container: str) -> str:
-        """What a container has logged, in all its lives."""
+        """Returns the log of a container, with that of its earlier runs."""
         return self._engine.docker("logs", container, errors=True)
 
     def query(self, expression: str) -> list[dict[str, Any]]:
@@ -115,7 +115,7 @@ class Stack:
         return found
 
     def targets(self) -> list[dict[str, Any]]:
-        """What Prometheus scrapes; none before it is there."""
+        """Returns the targets of Prometheus; none before Prometheus runs."""
         try:
             found: list[dict[str, Any]] = self._prometheus("targets")["activeTargets"]
         except OSError:
@@ -135,7 +135,7 @@ class Stack:
             raise RuntimeError(f"{url}: {error.read().decode(errors='replace')}") from None
 
     def left(self) -> dict[str, list[str]]:
-        """What there is of the project: containers, volumes and networks."""
+        """Returns what is left of the project: containers, volumes and networks."""
         label = f"label=com.docker.compose.project={self.project}"
         listings = {
             "containers": ("ps", "--all", "--quiet"),
@@ -146,7 +146,7 @@ class Stack:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody listens at; all are taken before one is let go, so that they differ."""
+    """Returns free ports of loopback. All are bound before the first is released, so that they differ."""
     with ExitStack() as held:
         sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [listener.getsockname()[1] for listener in sockets]

@@ -1,7 +1,7 @@
 """Docker engine for tests, and images that a host builds without a registry.
 
-The engine has its own data, socket, process and mount namespace. `obstacle` returns why `dockerd` cannot be started,
-if it cannot.
+The engine has its own data, socket, process and mount namespace. If `dockerd` cannot be started, `obstacle` returns the
+reason.
 """
 
 import os
@@ -41,7 +41,7 @@ _OF_ENGINES = re.compile(r"\bDOCKER\b|\bDOCKER-|\bbr-[0-9a-f]{12}\b")
 
 
 def obstacle() -> str:
-    """Why no engine can be started here, and what to do; empty: one can."""
+    """Returns why no engine can be started here, and what to do; empty if one can be started."""
     if os.geteuid() != 0:
         return "an engine of its own needs root: sudo make e2e"
     missing = sorted({package for program, package in _PROGRAMS.items() if not shutil.which(program)})
@@ -53,7 +53,7 @@ def obstacle() -> str:
 
 
 class Engine:
-    """A `dockerd` that runs while the context does. What it made of firewall, mounts and folders goes with it."""
+    """A `dockerd` that runs inside the `with` block. Its firewall rules, mounts and folders are removed at the end."""
 
     def __init__(self) -> None:
         # Short: the path of a socket in it may have 107 characters.
@@ -121,7 +121,7 @@ class Engine:
         wait_until(self._answers, timeout_s=60, what=f"the engine; its log ended with\n{_tail(log)}\nand its start")
 
     def _remove_containers(self) -> None:
-        """Ends those that a failed test left; they would outlive the engine."""
+        """Removes the containers that a failed test left, because they would outlive the engine."""
         if containers := self.docker("ps", "--all", "--quiet").split():
             self.docker("rm", "--force", "--volumes", *containers)
 
@@ -133,7 +133,7 @@ class Engine:
         return found.returncode == 0
 
     def _restore_firewall(self) -> None:
-        """Takes back what came to the firewall since, if it is an engine's."""
+        """Removes the firewall rules that an engine has added since the start."""
         for table, before in self._rules.items():
             new = [rule for rule in _rules(table) if rule not in before]
             ours = [shlex.split(rule) for rule in new if _OF_ENGINES.search(rule)]
@@ -178,7 +178,7 @@ def import_base(engine: Engine) -> None:
 
 
 def import_prometheus(engine: Engine, name: str) -> None:
-    """Puts an image of this host's Prometheus under a name, used as Prometheus's own is."""
+    """Builds an image of this host's Prometheus under a name. It is used like Prometheus's own image."""
     folder = engine.folder / "prometheus"
     folder.mkdir()
     for program in ("prometheus", "promtool"):
@@ -197,7 +197,7 @@ def import_prometheus(engine: Engine, name: str) -> None:
 
 
 def _build(engine: Engine, folder: Path, name: str, lines: list[str]) -> None:
-    """Builds an image of what lies in a folder, which goes."""
+    """Builds an image of a folder's contents, and removes the folder."""
     (folder / "Dockerfile").write_text("\n".join([*lines, ""]))
     engine.docker("build", "--tag", name, str(folder))
     shutil.rmtree(folder)

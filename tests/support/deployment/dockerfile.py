@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Stage:
-    """What stands between one FROM and the next.
+    """The part of a Dockerfile from one FROM to the next.
 
     Attributes:
-        base: an image, or the stage it goes on from.
-        name: by which others copy from it, or a build asks for it; may be empty.
+        base: the image or the stage that it starts from.
+        name: the name by which other stages or a build refer to it; may be empty.
         instructions: each with its arguments, on one line, as ("RUN", "apt-get update").
     """
 
@@ -19,12 +19,12 @@ class Stage:
     instructions: list[tuple[str, str]] = field(default_factory=list)
 
     def of(self, keyword: str) -> list[str]:
-        """The arguments of all instructions of a kind."""
+        """Returns the arguments of all instructions of a kind."""
         return [arguments for found, arguments in self.instructions if found == keyword]
 
 
 def stages(text: str) -> list[Stage]:
-    """The stages, in order; what stands before the first FROM is left out."""
+    """Returns the stages, in order, without the lines before the first FROM."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     found: list[Stage] = []
     for line in re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines():

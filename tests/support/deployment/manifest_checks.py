@@ -47,12 +47,12 @@ RULES: list[rules.Rule] = [
 
 @cache
 def rendered(overlay: str) -> list[Object]:
-    """An overlay's objects; not to be changed."""
+    """Returns the objects of an overlay, which must not be changed."""
     return render(KUBERNETES / overlay)
 
 
 def complaints(objects: Sequence[Object]) -> list[str]:
-    """What all rules have against them."""
+    """Returns the complaints of all rules about some objects."""
     return [complaint for rule in RULES for complaint in rule(objects)]
 
 

@@ -1,4 +1,4 @@
-"""Metrics and labels of PromQL expressions, found by regular expressions, as far as our rules and dashboard need."""
+"""Parser of PromQL expressions: finds their metrics and labels by regular expressions, as far as our files need it."""
 
 import re
 from collections.abc import Set as AbstractSet

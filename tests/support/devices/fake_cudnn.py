@@ -1,4 +1,4 @@
-"""Fake of NVIDIA's cudnn-frontend: graphs of one convolution, computed tap by tap from bare pointers.
+"""Fake of NVIDIA's cudnn-frontend: graphs of one convolution, computed from bare pointers.
 
 As in cuDNN, an array is only an address, lengths and strides, so a wrong stride gives wrong values.
 """

@@ -1,7 +1,7 @@
 """Fake of CuPy for hosts without a GPU: NumPy's functions, and streams that copy as late as possible.
 
-Computation, on the null stream, happens at once. A copy on another stream happens when it is waited for, which is as
-late as a device may do it. A buffer that is reused too early, or a missing event, gives wrong values.
+The null stream computes at once. A copy on another stream happens only when something waits for it, which is the latest
+time at which a real device may copy. So a buffer that is reused too early, or a missing event, gives wrong values.
 """
 
 import types
@@ -14,7 +14,7 @@ GARBAGE = 0xAA  # what fresh memory holds
 
 
 class FakeArray(np.ndarray):
-    """A device's array."""
+    """An array on a fake device."""
 
     @property
     def data(self) -> Any:
@@ -71,7 +71,7 @@ class FakeStream:
 
     @property
     def idle(self) -> bool:
-        """Whether all that was queued has run."""
+        """Whether all queued work has run."""
         return self.ran == len(self._queued)
 
     def synchronize(self) -> None:
@@ -90,7 +90,7 @@ class FakeStream:
 
 
 class FakePhilox(np.random.Philox):
-    """CuPy's takes a seed alone, too."""
+    """A fake of CuPy's Philox, which also takes only a seed."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -127,7 +127,7 @@ class FakeRuntimeError(RuntimeError):
 
 
 class FakeOutOfMemoryError(MemoryError):
-    """As CuPy's, which is a MemoryError, too."""
+    """A fake of CuPy's error, which is also a MemoryError."""
 
 
 def fake_cupy(devices: int | Exception = 1) -> types.ModuleType:

@@ -51,7 +51,7 @@ def drawn(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def fed(name: str) -> np.ndarray:
-    """What a case's layer is fed."""
+    """Returns the input of a case's layer."""
     case = CASES[name]
     x = drawn(f"{name} x", case.shape)
     return (abs(x) * case.rows).astype(int) if case.rows else x

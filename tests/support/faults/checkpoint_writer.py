@@ -1,7 +1,7 @@
 """Process that writes a checkpoint and kills itself at a step of it: checkpoint_writer.py ROOT NUMBER POINT SEED.
 
 It writes as servers and the coordinator do: three shards, then the manifest. The process wraps the system calls of a
-write, and one of them is the last thing that it does. POINT "none" writes everything.
+write. At the call that POINT selects, it kills itself. If POINT is "none", it writes everything.
 """
 
 import os
@@ -38,12 +38,12 @@ POINTS = {
 
 
 def values(number: int) -> np.ndarray:
-    """The variable that a checkpoint holds."""
+    """Returns the variable that a checkpoint holds."""
     return np.random.default_rng(number).normal(size=(ROWS * SHARDS, COLUMNS)).astype(np.float32)
 
 
 def write(root: Path, number: int) -> None:
-    """All of a checkpoint."""
+    """Writes a whole checkpoint."""
     catalogue = Catalogue(LocalStorage(root))
     kernel = values(number)
     entries = []
@@ -102,7 +102,7 @@ class _Steps:
 
 
 def die() -> NoReturn:
-    """At once, as by kill -9: nothing is tidied up."""
+    """Ends the process at once, without any cleanup, as kill -9 does."""
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("it is dead")
 

@@ -32,7 +32,7 @@ TELLING = ("CheckpointEnded",)
 
 
 class CrashingCoordinator:
-    """The running process, in the place of a cluster's own coordinator.
+    """The running process, which takes the place of a cluster's own coordinator.
 
     Args:
         cluster: its coordinator is killed.
@@ -52,19 +52,19 @@ class CrashingCoordinator:
         assert self.process.stdout.readline(), "it did not start"
 
     def doom(self, step: str) -> None:
-        """From now on it dies where it would begin this step."""
+        """Makes the process kill itself when it is about to begin this step."""
         written = self._doom.with_suffix(".tmp")
         written.write_text(step)
         written.rename(self._doom)
 
     def wait(self, timeout_s: float) -> None:
-        """Until it has died of its doom."""
+        """Waits until the process has killed itself."""
         assert self.process.wait(timeout_s) == -signal.SIGKILL
 
 
 @contextmanager
 def crashing(cluster: shoal.LocalCluster, doom: Path) -> Iterator[CrashingCoordinator]:
-    """Runs a crashing coordinator; at the end of the block the cluster starts its own again."""
+    """Runs a crashing coordinator. At the end of the block, the cluster starts its own coordinator again."""
     there = CrashingCoordinator(cluster, doom)
     try:
         yield there

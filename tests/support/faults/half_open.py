@@ -1,4 +1,4 @@
-"""Callers that misbehave: calls that send headers and never a message, and connections that send nothing."""
+"""Misbehaving callers: calls with headers but without a message, and connections that send nothing."""
 
 import socket
 import struct

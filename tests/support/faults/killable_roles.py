@@ -1,10 +1,10 @@
 """Parameter servers and workers that tests kill, each a process that starts within milliseconds.
 
-They are forks of one process, the nursery, which has imported and compiled what they need and has no threads. Their
-shared-memory segments are in a folder of the test, apart from all others.
+They are forks of one process, the nursery. The nursery has no threads, and has already imported and compiled what the
+forks need. The shared-memory segments of the forks are in a folder of the test, apart from all other segments.
 
-A doomed process kills itself by SIGKILL at the n-th line of the code that shares memory, so that a test reaches each
-moment of it.
+A doomed process kills itself by SIGKILL at the n-th line that it executes of the code that shares memory. With each n
+in turn, a test covers every moment of this code.
 """
 
 import itertools
@@ -101,11 +101,11 @@ class Nursery:
         return self._start("say_nothing", address=address)
 
     def segments(self) -> set[str]:
-        """The names that are there."""
+        """Returns the names of the segments that exist."""
         return set(os.listdir(self.folder))
 
     def ask(self, order: dict[str, Any], descriptors: list[int]) -> int:
-        """Gives an order and waits for the answer."""
+        """Sends an order and waits for the answer."""
         socket.send_fds(self._orders, [json.dumps(order).encode()], descriptors)
         answer = self._orders.recv(_MOST_BYTES)
         assert answer, "the nursery is gone"
@@ -140,27 +140,27 @@ class KillableRole:
         reports.settimeout(_TIMEOUT_S)
 
     def hear(self) -> str:
-        """What it says next; nothing if it has ended."""
+        """Returns the next line of the process; empty if it has ended."""
         return self._reports.recv(_MOST_BYTES).decode()
 
     def hear_until(self, wanted: str) -> None:
-        """Waits until it says something."""
+        """Waits until the process writes this line."""
         while (said := self.hear()) != wanted:
             assert said, f"it ended before it said {wanted!r}"
 
     def kill(self) -> int:
-        """Kills it, as `kill -9` does, and waits until it is gone; its exit status."""
+        """Kills the process, as `kill -9` does, and waits for its end. Returns its exit status."""
         os.kill(self.pid, signal.SIGKILL)
         return self.end()
 
     def end(self) -> int:
-        """Waits until it has ended; its exit status, negative for a signal."""
+        """Waits until the process has ended. Returns its exit status, which is negative for a signal."""
         while self.hear():
             pass
         return self._nursery.ask({"reap": self.pid}, [])
 
     def shares(self) -> int:
-        """How many segments it has mapped, with a name or without."""
+        """Returns the number of segments that the process has mapped, with or without a name."""
         maps = Path(f"/proc/{self.pid}/maps").read_text()
         return len(re.findall(rf" {re.escape(str(self._nursery.folder))}/\S+", maps))
 
@@ -193,7 +193,7 @@ def nurse(orders: socket.socket) -> None:
 
 
 def live(kind: str, reports: socket.socket, options: dict[str, Any]) -> None:
-    """A process's life; does not return."""
+    """Runs a process of the nursery. It does not return."""
     status = 1
     try:
         KINDS[kind](lambda what: reports.sendall(what.encode()), **options)
@@ -249,7 +249,7 @@ def serve(say: Say, doom: int = 0) -> None:
 
 
 def placement_on(address: str) -> Placement:
-    """Where the shards of the only job are, on the only server."""
+    """Returns the placement of the only job on the only server."""
     return Placement("job", 1, VARIABLES, assign_shards(plan_shards(VARIABLES, 1), [Candidate("server-0", address, 0)]))
 
 

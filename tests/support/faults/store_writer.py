@@ -14,14 +14,14 @@ KEYS = [f"key/{number}" for number in range(5)]
 
 
 def transaction(number: int) -> dict[str, bytes | None]:
-    """What comes n-th: every record is of the same number, and one of ten others is there no more."""
+    """Returns the n-th transaction: every record contains n, and one of ten others is deleted."""
     record = str(number).encode() * 200
     passing = {f"passing/{key}": record for key in range(10) if key != number % 10}
     return {**dict.fromkeys(KEYS, record), **passing, f"passing/{number % 10}": None}
 
 
 def expected(number: int) -> dict[str, bytes]:
-    """The whole store after the n-th, from 1."""
+    """Returns the whole store after the n-th transaction, counted from 1."""
     return {key: record for key, record in transaction(number).items() if record is not None} if number else {}
 
 

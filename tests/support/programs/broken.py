@@ -24,7 +24,7 @@ class Numbers:
 
 
 class Program:
-    """Trains one vector on nothing much; subclasses spoil one thing."""
+    """A program that trains one vector on trivial data. Each subclass breaks one thing."""
 
     def __init__(self, size: int = 64) -> None:
         self.dataset = Numbers(size)
@@ -61,7 +61,7 @@ class Gradients(Program):
 
 
 class NotFinite(Program):
-    """Gives NaN once in `every` batches, or always with every=1."""
+    """Returns NaN once in `every` batches, or always with every=1."""
 
     def __init__(self, every: int, size: int = 64) -> None:
         super().__init__(size)
@@ -74,7 +74,7 @@ class NotFinite(Program):
 
 
 class Exits(Program):
-    """Ends its process by a signal, once: the file says that it has been done."""
+    """Ends its process by a signal, once. The file marks that it has done so."""
 
     def __init__(self, once: str, size: int = 64) -> None:
         super().__init__(size)
@@ -88,7 +88,7 @@ class Exits(Program):
 
 
 class Gated(Program):
-    """Goes on only while the file is there, and counts its samples in a variable."""
+    """Continues only while the file exists, and counts its samples in a variable."""
 
     def __init__(self, gate: str, size: int = 64) -> None:
         super().__init__(size)
@@ -127,7 +127,7 @@ class Accelerated(Program):
 
 
 class Paced(Gated):
-    """Counts its samples in a variable, and takes `seconds` for each step until the file is there."""
+    """Counts its samples in a variable. Each step takes `seconds` until the file exists."""
 
     def __init__(self, gate: str, seconds: float, size: int = 64) -> None:
         super().__init__(gate, size)
@@ -142,7 +142,7 @@ class Paced(Gated):
 
 
 class Marked(Paced):
-    """Touches a file of its process's own, in the folder `marks`, when its first push has been answered."""
+    """Creates a file for its process in the folder `marks` when its first push has been answered."""
 
     def __init__(self, marks: str, **options: Any) -> None:
         super().__init__(**options)

@@ -1,4 +1,4 @@
-"""Steps of `shoal_nn`'s programs, taken as a worker does but without one."""
+"""Functions that take training steps of `shoal_nn`'s programs, as a worker does, but without a worker."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import shoal
 
 
 def begun(program: Any) -> dict[str, Any]:
-    """First values of all variables, by name."""
+    """Returns the initial values of all variables, by name."""
     params, state = program.net.init(np.random.default_rng(1), program.shape)
     values = {**params, **state}
     assert values.keys() == program.variables().keys()
@@ -16,7 +16,7 @@ def begun(program: Any) -> dict[str, Any]:
 
 
 def stepped(program: Any, values: Any, batch: Any = None, *, seed: int = 3) -> Any:
-    """One step as a worker takes it; what is given has the names, shapes and dtypes that servers take."""
+    """Takes one step as a worker does. The result has the names, shapes and dtypes that servers accept."""
     taken: object = program
     assert isinstance(taken, shoal.program.RandomProgram)
     batch = program.dataset.batch(np.arange(8), seed=7) if batch is None else batch
@@ -32,7 +32,7 @@ def stepped(program: Any, values: Any, batch: Any = None, *, seed: int = 3) -> A
 
 
 def trained(program: Any, steps: int, rate: float, *, batch: Any = 64) -> dict[str, Any]:
-    """All variables after steps of SGD, from samples drawn at random."""
+    """Returns all variables after some steps of SGD on random samples."""
     values = begun(program)
     rng = np.random.default_rng(0)
     for number in range(steps):

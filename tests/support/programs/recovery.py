@@ -1,4 +1,7 @@
-"""Program whose result depends on every step, their order and their random numbers, and that counts its samples."""
+"""Program whose result depends on every step, the order of the steps, and their random numbers.
+
+It also counts how often it has trained on each sample.
+"""
 
 import threading
 from pathlib import Path
@@ -58,7 +61,7 @@ class Plane:
 
 
 class Tuned(Plane):
-    """The same line with a new head in place of what was counted."""
+    """The same model, with a new head in place of the counts."""
 
     def variables(self) -> Any:
         return {"w": np.zeros(FEATURES, np.float32), "head": np.array([3.0, 4.0], np.float32)}

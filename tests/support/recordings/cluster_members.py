@@ -1,4 +1,4 @@
-"""Members of a cluster as real clients of the coordinator, with fixed names and processes, and their jobs."""
+"""Members of a cluster, as real clients of the coordinator with fixed names, and the jobs that they run."""
 
 import threading
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from support.recordings.pinned_cluster import BEGINNING, pinned_draws
 
 
 class Worker:
-    """A worker of the cluster, as its daemon and its trainer are one; `with` has it leave."""
+    """A worker of the cluster that is daemon and trainer in one. It leaves at the end of the `with` block."""
 
     def __init__(self, coordinator: CoordinatorClient, name: str) -> None:
         self._replies: list[coordinator_pb2.HeartbeatReply] = []
@@ -42,7 +42,7 @@ class Worker:
         return self._wait()
 
     def part(self, job: str) -> Participant:
-        """Its part in a job, which the coordinator has given it."""
+        """The number of the assignment that the coordinator has given this worker."""
         reply = self.beat()
         assert reply.job == job, f"{self.name} is to work on {reply.job!r}"
         incarnation = self.membership.incarnation
@@ -58,7 +58,7 @@ class Worker:
 
 
 def register_server(coordinator: CoordinatorClient, name: str, address: str) -> int:
-    """Has a server be a member: its incarnation."""
+    """Registers a server, and returns its incarnation."""
     request = coordinator_pb2.RegisterRequest(
         role=coordinator_pb2.SERVER,
         member=name,
@@ -71,7 +71,7 @@ def register_server(coordinator: CoordinatorClient, name: str, address: str) -> 
 
 
 def register_worker(coordinator: CoordinatorClient, name: str) -> int:
-    """Has a worker be a member, without a thread that beats: its incarnation."""
+    """Registers a worker without a heartbeat thread, and returns its incarnation."""
     request = coordinator_pb2.RegisterRequest(
         role=coordinator_pb2.WORKER, member=name, device="cpu", process=f"process-of-{name}"
     )
@@ -79,7 +79,7 @@ def register_worker(coordinator: CoordinatorClient, name: str) -> int:
 
 
 def part_of(coordinator: CoordinatorClient, name: str, incarnation: int, sleep: Callable[[], object]) -> Participant:
-    """The part in a job that the coordinator has given a worker."""
+    """Returns the number of the assignment that the coordinator has given a worker."""
     request = coordinator_pb2.HeartbeatRequest(member=name, incarnation=incarnation)
     reply = coordinator.call(coordinator.members.Heartbeat, request)
     assert reply.job, f"{name} has no part in a job"
@@ -87,14 +87,14 @@ def part_of(coordinator: CoordinatorClient, name: str, incarnation: int, sleep: 
 
 
 def beat_of_server(coordinator: CoordinatorClient, name: str, incarnation: int) -> None:
-    """A heartbeat with what a server holds and does."""
+    """Returns a heartbeat with the contents and the load of a server."""
     load = coordinator_pb2.ServerLoad(updates=3, received_bytes=1 << 20, sent_bytes=1 << 33, waiting_pulls=1)
     request = coordinator_pb2.HeartbeatRequest(member=name, incarnation=incarnation, shards=2, bytes=480, load=load)
     coordinator.call(coordinator.members.Heartbeat, request)
 
 
 def job_of(name: str, **options: Any) -> Job:
-    """A job of one worker, whose numbers are exact."""
+    """Returns a job of one worker that computes with exact numbers."""
     fixed: dict[str, Any] = {
         "consistency": Asynchronous(),
         "optimizer": MOMENTUM,
@@ -111,7 +111,7 @@ def job_of(name: str, **options: Any) -> Job:
 
 
 def report_of(step: int, *, log: tuple[str, ...] = ()) -> Report:
-    """A report of one step."""
+    """Returns a report of one step."""
     timing = StepTiming(step, BEGINNING + step, pull=0.25, read=0.125, compute=0.5, push=0.0625)
     return Report(
         step=step,
@@ -125,5 +125,5 @@ def report_of(step: int, *, log: tuple[str, ...] = ()) -> Report:
 
 
 def take_checkpoint(coordinator: CoordinatorClient, job: str) -> None:
-    """Asks for one."""
+    """Requests a checkpoint."""
     coordinator.call(coordinator.jobs.TakeCheckpoint, job_pb2.TakeCheckpointRequest(job=job))

@@ -1,6 +1,7 @@
 """Scenario of the wire recordings in which users, a worker and servers call a coordinator.
 
-The scenario takes addresses alone, so it runs against taps before a real coordinator, or against `Players`.
+The scenario gets nothing but addresses. They may belong to taps, which record and pass on calls to a real coordinator,
+or to `Players`, which replay a recording.
 """
 
 import os

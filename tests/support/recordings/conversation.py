@@ -1,19 +1,19 @@
 """Recordings of the wire: how calls and frames are kept in files and compared.
 
 A conversation is what passes between clients and servers, in order, as bytes: gRPC messages, statuses, error details,
-and the frames of lanes. `recorder` notes it between real clients and real servers, and `playback` plays it to either
-side.
+and the frames of lanes. `recorder` records it between real clients and real servers. `playback` plays one side of it to
+the other, real side.
 
-Bytes are compared as they are, except in messages that cannot be the same twice:
+Bytes are compared as they are, except in messages that differ from run to run:
 
-- `STAND_INS` lists the fields that hold an address, a secret or a version of the process at hand. The recording has a
-  fixed value in place of each, and a replay puts the present value back. So the test still checks that the field
-  holds the right value.
+- `STAND_INS` lists the fields that hold an address, a secret or a version of the process. The recording has a fixed
+  value in place of each. During playback, the value of the current process replaces the fixed value. So the test still
+  checks that the field holds the right value.
 - `CLEARED` lists the fields that hold a time which no caller can pass in.
 - Protobuf does not fix the order of a map's entries. A message type that can hold a map is decoded and encoded again
   with its entries in order. Unknown fields stay, so a field whose number has changed is still found.
 
-`rewritten` does all three, and leaves the bytes of every other type alone.
+`rewritten` does all three. It does not change the bytes of other message types.
 """
 
 import base64
@@ -101,7 +101,7 @@ class Call:
         return self.method in COORDINATORS
 
     def rewritten(self, names: Names) -> "Call":
-        """The same call in its comparable form."""
+        """Returns the same call in its comparable form."""
         method = METHODS[self.method]
         return Call(
             self.to,
@@ -127,7 +127,7 @@ class Call:
 
 @dataclass(frozen=True)
 class LaneTurn:
-    """What one side of a lane says until the other one speaks.
+    """The frames that one side of a lane sends until the other side sends one.
 
     Attributes:
         lane: "server-0/1" is the second lane to this server, in the order in which they were opened.
@@ -145,7 +145,7 @@ class LaneTurn:
 
     @property
     def to(self) -> str:
-        """The server."""
+        """The name of the server."""
         return self.lane.partition("/")[0]
 
     @property
@@ -154,7 +154,7 @@ class LaneTurn:
         return False
 
     def rewritten(self, names: Names) -> "LaneTurn":
-        """The same turn in its comparable form."""
+        """Returns the same turn in its comparable form."""
         pieces = []
         for kind, data in frames(self.data):
             known = _LANE_KINDS.get(kind)
@@ -169,7 +169,7 @@ class LaneTurn:
 
 @dataclass(frozen=True)
 class Advance:
-    """The coordinator's clock goes on by so many seconds."""
+    """An advance of the coordinator's clock, in seconds."""
 
     seconds: float
     to = ""
@@ -221,12 +221,12 @@ def _rewrite(message: Message, names: Names) -> None:
 
 
 def token_of(server: str) -> bytes:
-    """What stands for the token of a server's lanes."""
+    """Returns the stand-in for the token of a server's lanes."""
     return hashlib.sha256(server.encode()).digest()
 
 
 def frames(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The frames of a lane's bytes: kind and payload."""
+    """Yields the frames in the bytes of a lane: kind and payload."""
     while data:
         kind, reserved, size = HEADER.unpack_from(data)
         assert reserved == bytes(3)
@@ -245,7 +245,7 @@ def write(path: Path, entries: Sequence[Entry]) -> None:
 
 
 def load(path: Path) -> list[Entry]:
-    """What `write` has written."""
+    """Reads a conversation that `write` has written."""
     return [_entry(json.loads(line)) for line in path.read_text().splitlines()]
 
 
@@ -261,7 +261,7 @@ def _entry(record: dict[str, Any]) -> Entry:
 
 
 def shown(entry: Entry) -> str:
-    """An entry for people, in messages of failed tests."""
+    """Returns an entry as text for people, in messages of failed tests."""
     match entry:
         case Call():
             method = METHODS[entry.method]

@@ -1,6 +1,6 @@
-"""Real servers and coordinator of the recordings, with all that differs from run to run passed in.
+"""Real servers and coordinator of the recordings. Callers pass in all that otherwise differs from run to run.
 
-This includes the coordinator's clock and id. `pinned_draws` fixes the clients' random numbers, `fixed_names` the
+This includes the coordinator's clock and id. `pinned_draws` fixes the clients' random numbers, `fixed_names` fixes the
 names of this machine, and `checkpoint_files` leaves times out of a checkpoint.
 """
 
@@ -34,7 +34,7 @@ BEGINNING = 1_700_000_000.0
 
 @contextmanager
 def pinned_draws(byte: str = "5a") -> Iterator[None]:
-    """Has clients draw the same tokens and process names each time: this byte, again and again."""
+    """Makes clients draw the same tokens and process names each time: repetitions of this byte."""
     with mock.patch.object(secrets, "token_hex", lambda nbytes=32: byte * nbytes):
         yield
 
@@ -73,7 +73,7 @@ def _sort_maps(value: object, name: str = "") -> None:
 
 
 def fixed_names() -> dict[str | bytes, str | bytes]:
-    """What stands in every recording for the version of Shoal and this machine."""
+    """Returns the stand-ins for the version of Shoal and this machine in every recording."""
     return {version("shoal"): "version", host_id(): "host"}
 
 
@@ -86,7 +86,7 @@ def bare_servers(count: int, checkpoints: Path | None = None) -> Iterator[ShardS
 
 @dataclass
 class Clock:
-    """A clock that goes on when it is told to."""
+    """A clock that advances only on command."""
 
     now: float = BEGINNING
 
@@ -128,7 +128,7 @@ class PinnedCoordinator:
         self.address = server.address
 
     def settle(self) -> None:
-        """Waits until all that was decided is done."""
+        """Waits until all decided effects are done."""
         wait_until(lambda: not self._outstanding(), what="the end of what the coordinator decided")
 
     def _outstanding(self) -> bool:

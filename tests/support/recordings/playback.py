@@ -1,4 +1,4 @@
-"""Playback of a recorded conversation: `Playing` calls real servers, `Players` serve real clients."""
+"""Playback of a recorded conversation: `Playing` calls real servers, and `Players` answer real clients."""
 
 import functools
 import socket
@@ -61,7 +61,7 @@ class Playing:
         self._lane_addresses: dict[str, tuple[str, int]] = {}
 
     def play(self, entry: Entry) -> Entry:
-        """Does what the client did, and says what the server did this time."""
+        """Repeats what the client did, and returns what the server does now."""
         match entry:
             case Advance():
                 self._advance(entry.seconds)
@@ -160,7 +160,7 @@ class Players:
             self._listen(name)
 
     def _is_elsewhere(self, call: Call) -> bool:
-        """Whether the coordinator makes a call by itself, which is played too: nobody makes it."""
+        """Whether the coordinator makes a call by itself. During playback, nobody makes such a call."""
         return call.by_coordinator and any(isinstance(it, Call) and it.to == "coordinator" for it in self.entries)
 
     def _answer(self, name: str, method: str, requests: tuple[bytes, ...]) -> Call:
@@ -237,7 +237,7 @@ class Players:
         return SlotMemory(said)
 
     def check(self) -> None:
-        """AssertionError if clients said something else, or less, than was recorded."""
+        """Raises AssertionError if clients sent something else, or less, than was recorded."""
         assert not self.complaints, "\n".join(self.complaints)
         left = {name: [call.method for call in calls] for name, calls in self._left.items() if calls}
         assert not left, f"clients did not make these calls: {left}"

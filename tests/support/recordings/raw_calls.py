@@ -1,4 +1,4 @@
-"""gRPC in bytes: a server that answers any method with bytes, and recorded calls."""
+"""gRPC calls as raw bytes: a server that answers any method with bytes, and recorded calls."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -45,7 +45,7 @@ class RawServer(grpc.GenericRpcHandler):
 
 
 def make_call(channel: grpc.Channel, to: str, method: str, requests: Sequence[bytes]) -> Call:
-    """Makes a call and takes down how it ends."""
+    """Makes a call and records its end."""
     replies = []
     send: Any = channel.stream_stream(method)
     call = send(iter(requests), timeout=TIMEOUT_S)
@@ -59,7 +59,7 @@ def make_call(channel: grpc.Channel, to: str, method: str, requests: Sequence[by
 
 
 def make_calls(address: str, requests: Sequence[tuple[str, bytes]]) -> list[Call]:
-    """Asks a coordinator several things, each by its method and request, one after the other."""
+    """Makes several calls to a coordinator, one after the other, each given by its method and request."""
     with ExitStack() as stack:
         channel = grpc.insecure_channel(address)
         stack.callback(channel.close)

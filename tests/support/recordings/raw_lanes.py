@@ -1,4 +1,7 @@
-"""Lanes in bytes: a tap between clients and a server's lanes, whole frames, and regions of shared memory."""
+"""Lanes as raw bytes: a tap between clients and a server's lanes, whole frames, and regions of shared memory.
+
+A tap forwards the bytes in both directions and records them.
+"""
 
 import socket
 import threading
@@ -59,7 +62,7 @@ class LaneTap:
 
 
 class _LaneState:
-    """One lane that passes through a tap: its shared memory, and the region of the call at hand."""
+    """One lane that passes through a tap: its shared memory, and the region of the current call."""
 
     def __init__(self, lane: str, names: dict[str | bytes, str | bytes], note: Callable[[LaneTurn], None]) -> None:
         self._lane, self._names, self._note = lane, names, note
@@ -111,7 +114,7 @@ class SlotMemory:
 
 
 def read_frame(source: socket.socket) -> tuple[int, bytes]:
-    """A whole frame, header and all; EOFError if there is none."""
+    """Returns a whole frame with its header. Raises EOFError if there is none."""
     header = read_exactly(source, HEADER.size)
     kind, _, size = HEADER.unpack(header)
     return kind, header + read_exactly(source, size)

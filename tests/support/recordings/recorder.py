@@ -14,7 +14,7 @@ from support.recordings.raw_lanes import LaneTap
 
 
 class Recorder:
-    """Taps before servers and the coordinator, and what has passed through them; `with` ends them.
+    """Taps before servers and the coordinator, and all that has passed through them. `with` ends the taps.
 
     Args:
         targets: the real addresses, by name.
@@ -72,7 +72,7 @@ class Recorder:
         return call
 
     def _attached(self, call: Call) -> Call:
-        """Leads the client's lanes through a tap."""
+        """Replaces the lanes' address for clients with that of a tap."""
         reply = pb.AttachReply.FromString(call.replies[0])
         tap = self._lane_taps[reply.address]
         reply.address = tap.address
@@ -96,7 +96,7 @@ class Recorder:
                 self.entries.append(entry)
 
     def mark(self) -> None:
-        """Says that all that was begun has ended: calls to several servers at once are put in one order."""
+        """Marks that all calls so far have ended. Calls to several servers at once are put in a fixed order."""
         with self._lock:
             since = self.entries[self._marked :]
             since.sort(key=lambda entry: (entry.by_coordinator, entry.to))
@@ -104,7 +104,7 @@ class Recorder:
             self._marked = len(self.entries)
 
     def advanced(self, seconds: float) -> None:
-        """Notes that the coordinator's clock went on."""
+        """Records that the coordinator's clock has advanced."""
         self.mark()
         self._note(Advance(seconds))
         self.mark()

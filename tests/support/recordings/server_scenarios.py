@@ -1,6 +1,7 @@
 """Scenarios of the wire recordings in which real clients call parameter servers.
 
-Each scenario takes addresses alone, so it runs against taps before real servers, or against `Players`.
+Each scenario gets nothing but addresses. They may belong to taps, which record and pass on calls to real servers, or to
+`Players`, which replay a recording.
 """
 
 from collections.abc import Callable, Iterator, Mapping

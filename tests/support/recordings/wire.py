@@ -11,7 +11,7 @@ from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
 
 @dataclass
 class Wire:
-    """Where clients call, and what they do between two calls.
+    """The addresses that clients call, and the hooks that run between two calls.
 
     Attributes:
         addresses: by name: "server-0", "server-1", "coordinator".
@@ -25,7 +25,7 @@ class Wire:
     stack: ExitStack = field(default_factory=ExitStack)
 
     def stubs(self, count: int) -> list[ParameterServerStub]:
-        """Of the first servers, as the coordinator has them."""
+        """Returns the stubs of the first servers, as the coordinator uses them."""
         channels = [self.stack.enter_context(channel(self.addresses[f"server-{index}"])) for index in range(count)]
         return [ParameterServerStub(it) for it in channels]
 
@@ -38,7 +38,7 @@ class Wire:
 
 @contextmanager
 def refused(kind: type[errors.ShoalError]) -> Iterator[None]:
-    """The block ends with this error."""
+    """Checks that the block ends with this error."""
     try:
         yield
     except kind:

@@ -1,8 +1,10 @@
-"""Convolutions and their gradients: matrix products over windows, or tap by tap for depthwise convolutions.
+"""Convolutions and their gradients, as matrix products over windows.
 
-Windows are copied to the rows of a matrix (im2col), for a block of samples that fits the cache. The pullback copies
-them again, so that only the input is kept in between. All blocks share one buffer. The allocator keeps it from step to
-step (`shoal.tune_allocator`, CuPy's pool).
+A depthwise convolution is computed as a sum over the positions of the kernel instead.
+
+Windows are copied to the rows of a matrix (im2col), for as many samples at a time as fit the cache. The pullback copies
+the windows again, so that only the input is kept until then. All blocks of samples share one buffer. The allocator
+keeps the buffer from step to step (`shoal.tune_allocator`, CuPy's pool).
 """
 
 import math

@@ -1,7 +1,8 @@
-"""Convolutions of CuPy arrays by cuDNN, through NVIDIA's cudnn-frontend, if it is installed and supports them.
+"""Convolutions of CuPy arrays by cuDNN, through NVIDIA's package cudnn-frontend.
 
-Otherwise each function returns None, and the caller uses `convolve`. Plans are cached by geometry. Only deterministic
-algorithms are used. float32 is computed in float32; with CUPY_TF32=1 it is computed in TF32, as CuPy does for products.
+Each function returns None if the package is not installed or does not support the convolution. The caller then uses
+`convolve`. Plans are cached by geometry. Only deterministic algorithms are used. float32 is computed in float32; with
+CUPY_TF32=1 it is computed in TF32, as CuPy does for matrix products.
 """
 
 import functools

@@ -99,7 +99,7 @@ def _convolve(x: Any, kernel: Any, y: Any, strides: Any, before: Any) -> None:
 def _gradients(x: Any, kernel: Any, dy: Any, by_kernel: Any, dx: Any, strides: Any, before: Any) -> None:
     """Adds to by_kernel and dx, which must be zeros."""
     (_, inputs_down, inputs_across, channels), (height, width) = x.shape, kernel.shape[:2]
-    of_one = np.empty_like(by_kernel)  # sums of one sample; shorter sums are more exact
+    of_one = np.empty_like(by_kernel)  # sums over one sample; short sums have smaller rounding errors
     for n in range(dy.shape[0]):
         of_one[:] = 0
         for i in range(dy.shape[1]):

@@ -1,4 +1,4 @@
-"""Error function by elementary operations of an array namespace, because NumPy has none."""
+"""The error function, made of elementary operations of an array namespace, because NumPy does not have it."""
 
 from collections.abc import Sequence
 
