@@ -2259,7 +2259,7 @@ class FinishRequest(_message.Message):
     """HeartbeatReply.assignment, which tells apart two assignments to jobs of the same name. 0 for sessions."""
     shards_lost: _builtins.bool
     """Whether the reason of the error is that servers lost the job's shards or cannot be reached. If so, the job
-    restarts from its newest checkpoint, if it has one, instead of failing.
+    restarts from its newest checkpoint, if it can, instead of failing.
     """
     trainer_failed: _builtins.bool
     """Whether the worker's trainer was killed several times in a row. If so, the coordinator quarantines the worker: its

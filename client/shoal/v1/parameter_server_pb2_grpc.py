@@ -204,8 +204,9 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ResumeCommits(self, request, context):
-        """Lets commits continue that a cut holds back. The coordinator calls it instead of Save if HoldCommits failed on a
-        server, and after Save to end SaveRequest.hold_s early. Has no effect if the cut holds back no commits.
+        """Ends the hold of a cut: the commits that it held back continue. The coordinator calls it instead of Save if
+        HoldCommits failed on a server, and after Save to end SaveRequest.hold_s early. Has no effect if the cut holds
+        back no commits.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -78,8 +78,9 @@ class ParameterServerStub:
     back new ones for at most 2 seconds. If the commits in progress take too long: RESOURCE_EXHAUSTED, OVERLOADED.
     """
     ResumeCommits: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.ResumeCommitsRequest, _parameter_server_pb2.ResumeCommitsReply]
-    """Lets commits continue that a cut holds back. The coordinator calls it instead of Save if HoldCommits failed on a
-    server, and after Save to end SaveRequest.hold_s early. Has no effect if the cut holds back no commits.
+    """Ends the hold of a cut: the commits that it held back continue. The coordinator calls it instead of Save if
+    HoldCommits failed on a server, and after Save to end SaveRequest.hold_s early. Has no effect if the cut holds
+    back no commits.
     """
     Save: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.SaveRequest, _parameter_server_pb2.SaveReply]
     """Second call of a cut. Commits each push that is staged here and that another server has already committed. Then
@@ -143,8 +144,9 @@ class ParameterServerAsyncStub(ParameterServerStub):
     back new ones for at most 2 seconds. If the commits in progress take too long: RESOURCE_EXHAUSTED, OVERLOADED.
     """
     ResumeCommits: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.ResumeCommitsRequest, _parameter_server_pb2.ResumeCommitsReply]  # type: ignore[assignment]
-    """Lets commits continue that a cut holds back. The coordinator calls it instead of Save if HoldCommits failed on a
-    server, and after Save to end SaveRequest.hold_s early. Has no effect if the cut holds back no commits.
+    """Ends the hold of a cut: the commits that it held back continue. The coordinator calls it instead of Save if
+    HoldCommits failed on a server, and after Save to end SaveRequest.hold_s early. Has no effect if the cut holds
+    back no commits.
     """
     Save: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.SaveRequest, _parameter_server_pb2.SaveReply]  # type: ignore[assignment]
     """Second call of a cut. Commits each push that is staged here and that another server has already committed. Then
@@ -277,8 +279,9 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         request: _parameter_server_pb2.ResumeCommitsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_parameter_server_pb2.ResumeCommitsReply, _abc.Awaitable[_parameter_server_pb2.ResumeCommitsReply]]:
-        """Lets commits continue that a cut holds back. The coordinator calls it instead of Save if HoldCommits failed on a
-        server, and after Save to end SaveRequest.hold_s early. Has no effect if the cut holds back no commits.
+        """Ends the hold of a cut: the commits that it held back continue. The coordinator calls it instead of Save if
+        HoldCommits failed on a server, and after Save to end SaveRequest.hold_s early. Has no effect if the cut holds
+        back no commits.
         """
 
     @_abc_1.abstractmethod
