@@ -1,13 +1,13 @@
-# Shoal's image: one for all roles, which is the command (`docker run shoal server`). docs/how-to/image.md says how to use it.
+# Shoal's image, one for all roles: the command names the role (`docker run shoal server`). See docs/how-to/image.md.
 #
 #     docker build --target shoal --tag shoal:0.1.0 .
 #     docker build --target gpu --build-arg BASE=nvidia/cuda:12.6.3-runtime-ubuntu24.04 --tag shoal:0.1.0-gpu .
 #
-# Nothing here is BuildKit's alone.
+# It builds with and without BuildKit.
 ARG BASE=python:3.11-slim-bookworm
 
 
-# CUDA's images have no Python: Ubuntu's is added.
+# CUDA's images have no Python, so Ubuntu's is installed.
 FROM ${BASE} AS base
 RUN command -v python3 || { \
         apt-get update \
@@ -28,9 +28,9 @@ COPY server server
 COPY worker worker
 COPY tools/release/commit_hook.py tools/release/
 ARG REVISION=
-# The build of the wheel reads it: .git is not in the context.
+# The build of the wheel reads this variable, because .git is not in the build context.
 RUN SHOAL_REVISION="${REVISION}" deploy/image/install.sh shoal
-# For each level of processor, so that a start compiles nothing wherever it is (docs/decisions/0035).
+# Kernels for all processor levels, so that no role compiles at its start (docs/decisions/0035).
 RUN /opt/shoal/bin/shoal compile /opt/shoal/kernels
 COPY deploy/image/health.py /opt/shoal/health.py
 
@@ -42,7 +42,7 @@ RUN echo shoal:x:65532: >> /etc/group \
  && mkdir --parents /programs /var/lib/shoal/store /var/lib/shoal/checkpoints \
  && chown --recursive 65532:65532 /var/lib/shoal
 COPY --from=build /opt/shoal /opt/shoal
-# A container has an address of its own, and who may reach it is for its network to say.
+# All interfaces: a container has an address of its own, and its network decides who can reach it.
 ENV PATH=/opt/shoal/bin:$PATH \
     HOME=/tmp \
     PYTHONDONTWRITEBYTECODE=1 \
@@ -71,7 +71,7 @@ LABEL org.opencontainers.image.title="shoal" \
       org.opencontainers.image.base.name="${BASE}"
 
 
-# The same, and its base has to be CUDA's: then what is installed for GPUs follows from the base's version of CUDA.
+# The same for GPUs. Its base has to be an image of CUDA, whose version selects the installed packages.
 FROM shoal AS gpu
 RUN test -n "${CUDA_VERSION}" || { \
         echo "the target gpu wants a base with CUDA: --build-arg BASE=nvidia/cuda:12.6.3-runtime-ubuntu24.04" >&2; \
@@ -79,5 +79,5 @@ RUN test -n "${CUDA_VERSION}" || { \
     }
 
 
-# The default: what a build without a target gives.
+# The default, which a build without a target makes.
 FROM shoal

@@ -12,7 +12,7 @@ import shoal
 from shoal.callbacks import ProgressBar
 from shoal.events import EvaluationEnded, Event, MetricsReported
 
-# Colors and dashes that color-blind readers and printers distinguish.
+# Colors and dashes that are distinct for color-blind readers and in black and white.
 STYLES = [("#0072b2", "-"), ("#d55e00", "--"), ("#009e73", "-."), ("#cc79a7", ":")]
 
 

@@ -5,7 +5,7 @@
 
 The job names the factory `digits:Digits`. Each worker calls it with the job's settings, and then runs the loop.
 The code uses only operators and universal functions of NumPy. CuPy's arrays support both, so the same code runs on a
-GPU if the worker has put the parameters and the batch there.
+GPU if the worker has put the parameters and the batch on it.
 """
 
 from collections.abc import Mapping

@@ -2,9 +2,14 @@
 
     python examples/fashion.py --data /usr/share/datasets/fashion-mnist
 
+<<<<<<< HEAD
 It draws a curve of the accuracy for each mode. The data is four idx files (Debian: `apt-get install
 dataset-fashion-mnist`). The program that is trained comes with Shoal: `shoal_nn.programs:image_classifier`. On two
 cores, each mode takes about two minutes.
+=======
+The data is four idx files (Debian: `apt-get install dataset-fashion-mnist`). The program that is trained comes with
+Shoal: `shoal_nn.programs:image_classifier`. On two cores, each mode takes about two minutes.
+>>>>>>> a1b2d1529baf761d339699b0b16a04fe56b4a164
 """
 
 import argparse
@@ -75,7 +80,7 @@ def run(client: shoal.Client, mode: Consistency, settings: dict[str, object], ev
 
 
 def optimizer(mode: Consistency) -> shoal.optim.Optimizer:
-    """Returns Adam with a rate that decays equally over the job, and weighs a push equally, in every mode."""
+    """Returns Adam. In every mode, its rate falls equally over the job, and each push has the same weight."""
     joined = WORKERS if isinstance(mode, shoal.Synchronous) else 1  # number of pushes that one update combines
     updates = EPOCHS * IMAGES / BATCH / joined
     return shoal.optim.Adam(shoal.optim.ExponentialLR(RATE * joined, gamma=FALL ** (1 / updates)))

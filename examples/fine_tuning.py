@@ -22,7 +22,7 @@ PROGRAM = "shoal_nn.programs:image_classifier"
 # The images are small, so the first convolution has a stride of 1: the model halves their size four times, not five.
 MODEL = {"model": "mobilenet_v2", "options": {"width": 0.35, "stem_strides": 1}, "size": 32}
 WORKERS = 2
-FALL = 0.995  # of the rate, at each update
+FALL = 0.995  # factor of the learning rate at each update
 TARGET_ACCURACY = 0.95  # of the held-out digits; guessing reaches 0.1
 
 

@@ -9,8 +9,8 @@ You write the loop, in any framework. A session takes and returns NumPy arrays b
 
 - PyTorch: `p.data.copy_(torch.from_numpy(values[name]))` for each of `model.named_parameters()`, `loss.backward()`,
   then push `{name: p.grad.cpu().numpy()}`.
-- JAX: `loss, gradients = jax.value_and_grad(loss_of)(values, batch)`, then push `gradients`. JAX's arrays need no
-  conversion.
+- JAX: `loss, gradients = jax.value_and_grad(loss_of)(values, batch)`, then push `gradients`. A session accepts
+  JAX's arrays.
 """
 
 import os

@@ -201,7 +201,7 @@ class Uniform(_Random):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.low > self.high:
-            raise self._invalid(f"low is {self.low}, above high, {self.high}; exchange them")
+            raise self._invalid(f"low is {self.low} and high is {self.high}; low must not be above high")
 
     def _largest(self) -> float:
         return max(abs(self.low), abs(self.high))

@@ -213,7 +213,9 @@ class Job:
         default=0,
         metadata=field_metadata(
             Number(0, UINT32),
-            Option("Seconds until a worker that others wait for is restarted. 0: automatic.", ["--step-timeout"]),
+            Option(
+                "Seconds until a worker that others wait for is restarted. 0 lets Shoal choose.", ["--step-timeout"]
+            ),
             json=JsonField(label=None),
         ),
     )
@@ -236,7 +238,7 @@ class Job:
         default="float32",
         metadata=field_metadata(
             OneOf(_WIRE_DTYPES),
-            Option("Dtype in which trainable float32 values travel. The 16-bit ones halve the bytes, and round."),
+            Option("Dtype in which trainable float32 values travel. float16 and bfloat16 halve the bytes, but round."),
             Named(_WIRE_DTYPES, "the job's wire dtype is {}; it must be FLOAT16, BFLOAT16, or left out for float32"),
             json=JsonField(label=None),
         ),

@@ -357,7 +357,7 @@ class Session:
 
     def _job_gone(self) -> errors.UnknownJob:
         return errors.UnknownJob(
-            f"job {self.job} is gone with its variables: it was dropped, or the coordinator was restarted with another "
+            f"job {self.job} and its variables are gone: it was dropped, or the coordinator was restarted with another "
             "store. Close this session; to continue, open a new one with the values that you have",
             job=self.job,
             worker=self.worker,
@@ -365,8 +365,8 @@ class Session:
 
     def _declared_lost(self) -> errors.Fenced:
         return errors.Fenced(
-            f"{self.worker} of job {self.job} was declared lost: it sent no heartbeat for longer than the cluster's "
-            "heartbeat timeout. Its pushes count, and the others continue. Close this session and open a new one",
+            f"{self.worker} of job {self.job} was declared lost: it sent no heartbeat within the heartbeat timeout. "
+            "Its earlier pushes count, and other workers continue. Close this session and open a new one",
             job=self.job,
             worker=self.worker,
         )

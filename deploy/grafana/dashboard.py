@@ -272,7 +272,7 @@ ROWS: dict[str, list[Panel]] = {
         Panel(
             "Pending effects",
             {"{{effect}}": "sum by (effect) (shoal_coordinator_pending_effects)"},
-            text="Calls of the coordinator to servers that are not known to be done.",
+            text="Calls of the coordinator to servers that may not be done yet.",
         ),
         Panel(
             "Time of a write to the coordinator's store",
@@ -285,7 +285,7 @@ ROWS: dict[str, list[Panel]] = {
             "Heartbeat interval",
             {"": "max(shoal_coordinator_heartbeat_interval_seconds)"},
             "s",
-            "Interval of heartbeats and reports that members are told. It grows with their number.",
+            "Interval of heartbeats and reports of members. It grows with the number of members.",
         ),
         Panel("Unwritten decisions of the coordinator", {"decisions": "sum(shoal_coordinator_unwritten_changes)"}),
         Panel(
@@ -294,7 +294,7 @@ ROWS: dict[str, list[Panel]] = {
                 "coordinator {{reason}}": "sum by (reason) (increase(shoal_coordinator_refused_calls_total[$__range]))",
                 "servers {{reason}}": "sum by (reason) (increase(shoal_server_refused_calls_total[$__range]))",
             },
-            text="Their first message did not come in time, or a host or all callers together had too many calls.",
+            text="Calls are refused if their first message is late, or if one host or all hosts have too many.",
         ),
     ],
 }

@@ -1,7 +1,7 @@
-"""Asks the role of this container whether it is well; the image's HEALTHCHECK.
+"""The image's HEALTHCHECK: asks the role of this container whether it is healthy.
 
-Ends with 0 if /healthz answers 200, else with 1 and the reason. It runs every few seconds in every container, on the
-cores that train, so it imports next to nothing: `python3 -I -S health.py` takes 10 ms.
+Exits with 0 if /healthz answers 200. Otherwise it exits with 1 and prints the reason. It runs every few seconds in
+every container, on cores that train, so it imports little: `python3 -I -S health.py` takes 10 ms.
 """
 
 import os
@@ -10,15 +10,15 @@ import sys
 
 
 def reply(listen: str, timeout_s: float = 2.0) -> bytes:
-    """What /healthz answers: status line, headers and body, at most 64 KiB.
+    """Returns the answer of /healthz: status line, headers and body, at most 64 KiB.
 
     Args:
-        listen: host:port that the role serves metrics at, as SHOAL_METRICS_LISTEN has it; any host is this one.
-        timeout_s: for each step of the way.
+        listen: the value of SHOAL_METRICS_LISTEN. An address of all interfaces stands for this host.
+        timeout_s: limit in seconds for the connection, and for each read.
 
     Raises:
-        OSError: nobody answers.
-        ValueError: it is no host:port.
+        OSError: there is no answer.
+        ValueError: `listen` is not host:port.
     """
     host, _, port = listen.rpartition(":")
     host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "[::]": "::1"}.get(host, host.strip("[]"))  # noqa: S104
@@ -31,7 +31,7 @@ def reply(listen: str, timeout_s: float = 2.0) -> bytes:
 
 
 def main() -> int:
-    """The exit status of a health check."""
+    """Checks the health, and returns the exit status."""
     listen = os.environ.get("SHOAL_METRICS_LISTEN", "")
     try:
         answer = reply(listen)

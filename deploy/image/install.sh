@@ -1,8 +1,8 @@
 #!/bin/sh
-# Installs into /opt/shoal, a virtual environment without pip: what Shoal needs, and then Shoal. The two are apart so
-# that a change of the sources does not fetch everything again. A base with CUDA says its version in CUDA_VERSION: then
-# CuPy is among what Shoal needs, and the runtime's headers, which CuPy compiles its kernels with by NVRTC and which CUDA's
-# runtime images leave out.
+# Installs Shoal's dependencies, and then Shoal, into /opt/shoal, a virtual environment without pip. These are two steps,
+# so that a change of the sources does not fetch all dependencies again. If the base image has CUDA, it sets
+# CUDA_VERSION. The first step then also installs CuPy, and the CUDA headers with which CuPy compiles its kernels; CUDA's
+# runtime images do not contain them.
 #
 #     install.sh dependencies EXTRA,EXTRA
 #     install.sh shoal

@@ -1,11 +1,11 @@
-"""Prints what Shoal needs, a line each, as pyproject.toml has it: `requirements.py EXTRA,EXTRA`, in its folder."""
+"""Prints the dependencies of Shoal, one a line: `requirements.py EXTRA,EXTRA`, in the folder of pyproject.toml."""
 
 import sys
 import tomllib
 
 
 def requirements(extras: list[str]) -> list[str]:
-    """The dependencies, with those of these extras.
+    """Returns the dependencies of Shoal and of these extras, from pyproject.toml.
 
     Raises:
         SystemExit: there is no such extra.

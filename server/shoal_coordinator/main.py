@@ -45,14 +45,16 @@ class Options:
         float,
         typer.Option(
             envvar="SHOAL_HEARTBEAT_INTERVAL",
-            help="Seconds between a member's heartbeats in a small cluster, less than half of --heartbeat-timeout. "
-            "With more members it is longer: their number divided by 400, at most a third of --heartbeat-timeout.",
+            help="Seconds between two heartbeats of a member, less than half of --heartbeat-timeout. In a large "
+            "cluster the time is longer: the number of members divided by 400, at most a third of --heartbeat-timeout.",
         ),
     ] = 0.5
     keep_finished_jobs: Annotated[
         int,
         typer.Option(
-            envvar="SHOAL_KEEP_FINISHED_JOBS", min=0, help="Number of newest ended jobs whose variables stay readable."
+            envvar="SHOAL_KEEP_FINISHED_JOBS",
+            min=0,
+            help="Number of ended jobs whose variables stay readable: the newest ones.",
         ),
     ] = 8
     checkpoints: flags.Checkpoints = ""

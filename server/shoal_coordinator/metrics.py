@@ -207,13 +207,13 @@ class StateCollector(Collector):
             ),
             (
                 "heartbeat_interval_seconds",
-                "Interval of heartbeats and reports that members are told now. It grows with the number of members.",
+                "Interval of heartbeats and reports of members now. It grows with the number of members.",
                 interval_s,
             ),
             ("unwritten_changes", "Decisions that are not yet in the store, and not yet visible.", unwritten),
             ("placement_generation", "Generation of the newest placement.", generation),
             ("job_watchers", "Calls that watch jobs.", self._watchers()),
-            ("waiting_workers", "Workers whose call waits for their entry into a job.", waiting),
+            ("waiting_workers", "Workers that wait for their entry into a job.", waiting),
         ):
             yield GaugeMetricFamily(f"shoal_coordinator_{name}", text, value)
 
@@ -273,7 +273,7 @@ def _effects(pending: Iterable[Effect]) -> Metric:
     counts = Count(type(effect).__name__ for effect in pending)
     family = GaugeMetricFamily(
         "shoal_coordinator_pending_effects",
-        "Pending effects: calls to parameter servers that are not known to be done.",
+        "Pending effects: calls to parameter servers that may not be done yet.",
         labels=["effect"],
     )
     for kind in get_args(Effect):
@@ -284,7 +284,7 @@ def _effects(pending: Iterable[Effect]) -> Metric:
 def _members(counts: Mapping[tuple[Role, str], int]) -> Metric:
     family = GaugeMetricFamily(
         "shoal_coordinator_members",
-        "Members: alive, or lost or left in the last ten minutes.",
+        "Members that are alive, and those that were lost or left in the last ten minutes.",
         labels=["role", "state"],
     )
     for role in Role:

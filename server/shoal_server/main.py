@@ -31,7 +31,7 @@ Lanes = Annotated[
         envvar="SHOAL_LANES",
         min=0,
         max=65_536,
-        help="Limit of open lanes. A worker opens two; beyond the limit it uses gRPC.",
+        help="Limit of open lanes, the fast connections of workers. A worker opens two, and uses gRPC if it gets none.",
     ),
 ]
 Grace = Annotated[

@@ -61,7 +61,7 @@ class _PushMetrics:
         )
         seconds = Histogram(
             "shoal_server_push_seconds",
-            "Time from a push's or commit's first message to its answer. Computation between its messages counts.",
+            "Time from the first message of a push or commit to its answer, with computation between messages.",
             ["call"],
             buckets=_SECONDS,
             registry=registry,

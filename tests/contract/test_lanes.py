@@ -318,7 +318,7 @@ class TestGreeting:
                 assert late.push(ONES).outcome == "accepted"
             assert servers.open_lanes == limit
         [why] = fallbacks(logs)
-        assert f"has its limit of {limit} lanes" in why
+        assert f"has reached its limit of {limit} lanes" in why
 
     def test_a_lane_without_a_thread_is_refused_and_the_next_one_is_taken(
         self, monkeypatch: pytest.MonkeyPatch
@@ -333,7 +333,7 @@ class TestGreeting:
             with monkeypatch.context() as patch, capture_logs() as logs, servers.worker("early") as early:
                 patch.setattr(threading.Thread, "start", start)
                 early.pull()
-            assert "has its limit of" in fallbacks(logs)[0]
+            assert "has reached its limit of" in fallbacks(logs)[0]
             before = servers.open_lanes
             with servers.worker("late") as late:
                 late.pull()
@@ -951,8 +951,8 @@ class TestAnswersThatLie:
             ([0], [Chunk(0, 0, 4, memoryview(bytes(3996)))], "after 3996 of 4000 bytes; byte 0 is missing"),
             ([0], [Chunk(0, 0, 0, memoryview(bytes(3996)))], "ended after 3996 of 4000"),
             ([0], [Chunk(1, 0, 0, memoryview(bytes(4000)))], "not one of the expected arenas"),
-            ([], [Chunk(0, 0, 0, memoryview(bytes(4000)))], "without all their headers"),
-            ([1], [Chunk(0, 0, 0, memoryview(bytes(4000)))], "without all their headers"),
+            ([], [Chunk(0, 0, 0, memoryview(bytes(4000)))], "lacks headers of some of them"),
+            ([1], [Chunk(0, 0, 0, memoryview(bytes(4000)))], "lacks headers of some of them"),
         ],
         ids=["long", "late", "short", "another shard", "no header", "another's header"],
     )

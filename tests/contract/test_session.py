@@ -273,7 +273,7 @@ def test_a_metric_that_is_no_number_is_refused_before_anything_is_sent(
 
 
 GONE = (
-    r"job job is gone with its variables: it was dropped, or the coordinator was restarted with another store"
+    r"job job and its variables are gone: it was dropped, or the coordinator was restarted with another store"
     r".*Close this session"
 )
 

@@ -105,8 +105,9 @@ def pages() -> dict[str, str]:
     lines = [
         "# Commands",
         "",
-        "Every command with its options, as `--help` prints them. A flag wins over its environment variable, and the",
-        "variable wins over the default. [The command line](../command-line.md) explains what commands share.",
+        "Every command with its options, as `--help` prints them. An option takes precedence over its",
+        "environment variable, and the variable over the default. [The command line](../command-line.md) explains what",
+        "commands share.",
     ]
     lines += table(
         ["command", "purpose"],

@@ -74,8 +74,8 @@ def pages() -> dict[str, str]:
         "",
         "Every role serves its metrics at `http://HOST:PORT/metrics`, at the address of `--metrics-listen` (port 7090",
         "in containers). Units are seconds, bytes and versions. No label names a job, a member or a user, so the",
-        "number of series does not grow with use. Beside these metrics there are `process_*` and `python_*`, as of any",
-        "Python process.",
+        "number of series does not grow with use. There are also the metrics `process_*` and `python_*` that",
+        "every Python process has.",
         "[Monitoring](../../how-to/monitoring.md) says how to collect them.",
         "",
     ]

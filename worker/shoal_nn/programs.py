@@ -200,7 +200,7 @@ def _cifar10(folder: Path, _: int) -> _Images:
 def _folder(folder: Path, size: int) -> _Images:
     if not size:
         raise errors.ProgramError(
-            "format 'folder' needs a size, because images differ in theirs; set size, such as 224"
+            "format 'folder' needs a size, because its images may differ in size; set size, such as 224"
         )
 
     def part(name: str) -> sources.ImageFolder:

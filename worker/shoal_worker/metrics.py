@@ -27,11 +27,11 @@ _COUNTERS = {
 }
 _PHASES = {
     "pull": "Time of one pull, including the wait for its step.",
-    "read": "Time of one wait for a batch, or of its reading if nothing is read ahead.",
+    "read": "Time that the worker waited for one batch. If nothing is read ahead, this is the time to read it.",
     "compute": "Time of one batch: computation, and copies to the device and to the host.",
     "push": "Time of one push.",
     "wait": "Time of one round without a batch: waiting for the barrier and for a lease, and idle time.",
-    "evaluate": "Time of one evaluation, or of asking whether this worker is to evaluate.",
+    "evaluate": "Time of one evaluation, or of the call that asks whether to evaluate.",
 }
 
 

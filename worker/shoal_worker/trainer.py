@@ -258,7 +258,7 @@ def read_line(descriptor: int) -> tuple[bytes, bytes]:
     while b"\n" not in read:
         piece = os.read(descriptor, 65_536)
         if not piece:
-            raise SystemExit("standard input ended before the instructions did; the worker daemon starts trainers")
+            raise SystemExit("standard input has no complete instructions; only a worker daemon can start a trainer")
         read += piece
     line, _, more = read.partition(b"\n")
     return line, more

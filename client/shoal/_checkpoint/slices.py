@@ -151,7 +151,7 @@ class SavedVariables:
             reader = self._opened.enter_context(open_tensors(self._folder, path, entry))
             found = [entry_of(name, it.dtype, it.shape) for name, it in reader.contents.tensors.items()]
             if entry.tensors and sorted(found) != sorted(entry.tensors):
-                raise self._corrupt(f"{entry.name} does not have the tensors that the manifest says")
+                raise self._corrupt(f"{entry.name} does not have the tensors that the manifest lists")
             self._readers[entry.name] = reader
         return self._readers[entry.name]
 

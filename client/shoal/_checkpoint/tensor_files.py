@@ -103,7 +103,8 @@ class TensorReader:
         self._kept: tuple[int, memoryview] = (-1, memoryview(b""))  # the last block that was read in part
         if file.nbytes != entry.nbytes or len(entry.sums) != sums_of(entry.nbytes):
             raise errors.CorruptCheckpoint(
-                f"{where} has {file.nbytes} bytes, but {entry.nbytes} in {sums_of(entry.nbytes)} blocks were written",
+                f"{where} has {file.nbytes} bytes and {len(entry.sums)} checksums, instead of {entry.nbytes} bytes and "
+                f"{sums_of(entry.nbytes)} checksums",
                 file=where,
             )
         beginning = self._bytes(0, min(LENGTH_BYTES, entry.nbytes))
@@ -126,7 +127,7 @@ class TensorReader:
         start = tensor.start + first * tensor.dtype.itemsize
         if target.dtype != tensor.dtype or not tensor.start <= start <= start + target.nbytes <= tensor.stop:
             raise ValueError(
-                f"{name!r} ({tensor}) has no {target.size} elements of {target.dtype} from element {first} on"
+                f"{name!r} ({tensor}) does not have {target.size} elements of {target.dtype} from element {first} on"
             )
         return start, target.view(np.uint8).data
 

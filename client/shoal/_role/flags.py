@@ -93,9 +93,9 @@ AllowPrograms = Annotated[
         "--allow-program",
         envvar="SHOAL_ALLOW_PROGRAM",
         metavar="PATTERN",
-        help="Program that jobs may name: a module with all that is in it, such as vision, or module:factory; * and ? "
-        "stand for any characters, and '.' for the modules under --path. Repeatable; in the variable, separated by "
-        "spaces. Default: '.' and shoal_nn.",
+        help="Program that jobs may name: module:factory, or a module, such as vision, with everything in it. '.' "
+        "means the modules under --path; * stands for any text, ? for any character. Repeatable; in the variable, "
+        "separated by spaces. Default: '.' and shoal_nn.",
     ),
 ]
 # How `shoal up` and `LocalCluster` start a role; see `shoal._role.lifecycle.run_role`.

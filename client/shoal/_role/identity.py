@@ -128,7 +128,7 @@ def _of_task(role: str, given: RoleIdentity, task: tf_config.Task) -> RoleIdenti
     if task.role != role:
         raise errors.BadRequest(
             f"TF_CONFIG says that this is task {task.index} of {task.type}, a {task.role}, and not a {role}; start "
-            f"`shoal {task.role}`, or `shoal run`, which starts the role in TF_CONFIG, or unset TF_CONFIG",
+            f"`shoal {task.role}` or `shoal run`, or unset TF_CONFIG",
             role=role,
             task=task.type,
         )

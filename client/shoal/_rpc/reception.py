@@ -215,7 +215,8 @@ class Reception:
                 del self._expected[call]
             self._refused["late_message"] += len(late)
         error = errors.DeadlineExceeded(
-            f"the call sent no message within {self._limits.message_s:g} s of its headers; send it sooner, or repeat it"
+            f"the call sent no message within {self._limits.message_s:g} s of its headers; repeat the call, and send "
+            "its message at once"
         )
         for call in late:
             self.abort(call, error)
@@ -233,7 +234,7 @@ class Reception:
         while not self._stopped.wait(_LATE_POLL_S):
             try:
                 if ended := self.end_late():
-                    _log.warning("ended calls whose message did not come", calls=ended)
+                    _log.warning("ended calls whose message did not arrive", calls=ended)
             except Exception:
                 _log.exception("cannot end late calls")
 

@@ -124,7 +124,7 @@ class Pipeline:
             return self._traced(self.step, push_all)
         if isinstance(gradients, GradientBuffers) and gradients.pushed:
             raise errors.BadRequest(
-                "these gradient buffers were pushed before, and their memory may have been in use while they were "
+                "these gradient buffers were pushed before, and that push may still have read them while they were "
                 "filled; request new buffers for each step, or push dict(buffers) after the last push is settled"
             )
         self._memory.trim()

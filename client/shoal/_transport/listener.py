@@ -163,7 +163,7 @@ class Listener:
             self._refuse(lane)
 
     def _refuse(self, lane: Lane) -> None:
-        error = errors.Overloaded(f"this server has its limit of {self._limit} {self._name}s; {self._advice}")
+        error = errors.Overloaded(f"this server has reached its limit of {self._limit} {self._name}s; {self._advice}")
         with suppress(errors.ShoalError):
             send_error(lane, error)
         lane.close()

@@ -170,7 +170,9 @@ class Segment:
             SegmentUnavailable: the segment is closed.
         """
         if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
-            raise ValueError(f"segment {self.name} has {self.nbytes:,} bytes, not {nbytes:,} from {offset:,} on")
+            raise ValueError(
+                f"segment {self.name} has {self.nbytes:,} bytes, too few for {nbytes:,} from {offset:,} on"
+            )
         start = HEADER_BYTES + offset
         return memoryview(self._mapped())[start : start + nbytes]
 

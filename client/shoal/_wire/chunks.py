@@ -210,7 +210,7 @@ def _read_chunks(view: memoryview, at: int) -> list[Chunk]:
     chunks, end = [], len(view)
     while at < end:
         if view[at] != _CHUNK:
-            raise _Unusual(at, f"the tag {view[at]:#04x} is not a chunk's")
+            raise _Unusual(at, f"the tag {view[at]:#04x} does not begin a chunk")
         start, size = _read_length(view, at + 1, end)
         at = start + size
         chunks.append(_read_chunk(view, start, at))
@@ -226,7 +226,7 @@ def _read_chunk(view: memoryview, at: int, end: int) -> Chunk:
         if size:
             chunk = Chunk(chunk.shard, chunk.arena, chunk.offset, view[start:at])
     if at != end:
-        raise _Unusual(at, f"the tag {view[at]:#04x} is not that of a chunk's next field")
+        raise _Unusual(at, f"the tag {view[at]:#04x} does not begin the next field of a chunk")
     return chunk
 
 

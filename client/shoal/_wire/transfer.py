@@ -138,6 +138,6 @@ class PullAssembly:
         wanted = {layout.shard for layout in self._layouts}
         if {header.shard for header in self._headers} != wanted:
             raise errors.BadChunk(
-                f"a pull of shards {sorted(wanted)} was answered without all their headers; repeat it"
+                f"the answer to a pull of shards {sorted(wanted)} lacks headers of some of them; repeat the pull"
             )
         return self._headers

@@ -32,7 +32,9 @@ class Columns:
         self.schema = self._pa.schema([self._field(schema, name, where) for name in self.names])
         unknown = [name for name in fill or {} if name not in self.names]
         if unknown:
-            raise errors.InvalidData(f"fill has a value for {unknown[0]!r}, which is none of the columns {self.names}")
+            raise errors.InvalidData(
+                f"fill has a value for {unknown[0]!r}, which is not one of the columns {self.names}"
+            )
         self._fill = {name: self._scalar(name, value) for name, value in (fill or {}).items()}
 
     def check(self, schema: Any, where: str) -> None:

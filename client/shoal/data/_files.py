@@ -62,7 +62,7 @@ def errors_naming(name: str, *kinds: type[Exception]) -> Iterator[None]:
             f"{name} does not exist (any more); check the path, and whether another process removes files"
         ) from None
     except PermissionError:
-        raise errors.InvalidData(f"{name} may not be read; give the worker's user read permission") from None
+        raise errors.InvalidData(f"the worker's user may not read {name}; give it permission") from None
     except Exception as error:
         if not isinstance(error, (OSError, EOFError, *kinds)):
             raise

@@ -59,8 +59,9 @@ def crop(images: np.ndarray, tops: np.ndarray, lefts: np.ndarray, size: tuple[in
         0 <= tops.min() <= tops.max() <= height - high and 0 <= lefts.min() <= lefts.max() <= width - wide
     ):
         raise errors.InvalidData(
-            f"crop: rectangles of {high} x {wide} from rows {tops.min()} to {tops.max()} and columns {lefts.min()} to "
-            f"{lefts.max()} on are not within images of {height} x {width}; pad them, or choose smaller rectangles"
+            f"crop: rectangles of {high} x {wide} that begin at rows {tops.min()} to {tops.max()} and columns "
+            f"{lefts.min()} to {lefts.max()} are not within images of {height} x {width}; pad the images, or choose "
+            "smaller rectangles"
         )
     if high > height or wide > width:
         raise errors.InvalidData(f"crop: images are {height} x {width}, smaller than {high} x {wide}")

@@ -76,8 +76,8 @@ class RegisterRequest(_message.Message):
     device: _builtins.str
     """A worker's device: "cpu", or "cuda:0 NVIDIA H200"."""
     process: _builtins.str
-    """A random number that each process draws. With it, the coordinator distinguishes a retry of one process from a call
-    of another process with the same id.
+    """A random number that each process draws. By this number the coordinator tells a repeated call from a call of
+    another process with the same id.
     """
     metrics_address: _builtins.str
     """host:port of /metrics, for display only."""
@@ -116,9 +116,9 @@ class RegisterReply(_message.Message):
     heartbeat_timeout_s: _builtins.float
     """Seconds without a heartbeat after which the coordinator counts the member as lost."""
     heartbeat_interval_s: _builtins.float
-    """The most seconds from one heartbeat or report to the next, at most a third of the heartbeat timeout unless the
-    operator chose more. The interval grows with the number of members; each reply to a heartbeat or a report has the
-    one that applies from then on.
+    """The longest time in seconds from one heartbeat or report to the next. It is at most a third of the heartbeat
+    timeout, unless the operator chose a longer one. The interval grows with the number of members. Each reply to a
+    heartbeat or a report has the interval that applies from then on.
     """
     def __init__(
         self,
@@ -225,7 +225,7 @@ class HeartbeatReply(_message.Message):
     program: _builtins.str
     """JobSpec.program of that job, so that a worker can refuse it before it starts a trainer."""
     heartbeat_interval_s: _builtins.float
-    """As in RegisterReply, from now on. 0 means no change."""
+    """RegisterReply.heartbeat_interval_s from now on. 0 means no change."""
     def __init__(
         self,
         *,
@@ -326,8 +326,8 @@ class DrainReply(_message.Message):
     JOBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def jobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Jobs that have shards on this server and are being saved. Jobs that cannot be saved, because the cluster has no
-        checkpoint storage, are not included. If empty, the server may leave.
+        """Jobs that have shards on this server and of which checkpoints are being taken. Without checkpoint storage the list
+        is empty. If it is empty, the server may leave.
         """
 
     def __init__(
@@ -458,12 +458,10 @@ class GetStatusReply(_message.Message):
     next_page_token: _builtins.str
     """The token of the next page. Empty on the last one."""
     heartbeat_interval_s: _builtins.float
-    """The interval of heartbeats that members are told now, in seconds. 0 means not known."""
+    """The heartbeat interval that the coordinator now gives to members, in seconds. 0 means not known."""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]:
-        """The members that are alive, and those that are not but sent a heartbeat in the last 10 minutes (at most 256), in
-        order of their ids.
-        """
+        """The live members, and at most 256 others that sent a heartbeat in the last 10 minutes, in order of their ids."""
 
     def __init__(
         self,

@@ -84,8 +84,8 @@ class CoordinatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Leave(self, request, context):
-        """Ends the membership now instead of after the heartbeat timeout. It also ends the member's unfinished part in a job:
-        another worker may take its place.
+        """Ends the membership at once, without a wait for the heartbeat timeout. It also ends the member's unfinished part
+        in a job: another worker may take its place.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -93,19 +93,19 @@ class CoordinatorServicer:
 
     def Drain(self, request, context):
         """Drains a server: the coordinator places no new shards on it, takes checkpoints of the jobs with shards there and
-        moves those jobs to other servers. Meanwhile the server continues to serve. The server repeats the call, and a
-        repetition changes nothing. The server leaves when the reply names no job, or when the server's grace period ends.
-        If fewer servers remain than a job had, the job waits for a limited time for the server to register again under its
-        id. Returns ABORTED, FENCED if the incarnation has expired or was replaced, and INVALID_ARGUMENT, BAD_REQUEST if
-        the member is no server.
+        moves those jobs to other servers. Meanwhile the server continues to serve. It repeats the call until the reply
+        names no job, or until its grace period ends, and then leaves. Repeated calls change nothing. If fewer servers
+        remain than a job had, the job waits for a limited time for the server to register again under its id. Returns
+        ABORTED, FENCED if the incarnation has expired or was replaced, and INVALID_ARGUMENT, BAD_REQUEST if the member is
+        not a server.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetStatus(self, request, context):
-        """Returns the members and what they hold, a page at a time. Returns INVALID_ARGUMENT, BAD_REQUEST if the page's size
-        is above its limit, or if the token is not one.
+        """Returns the members and what they hold, a page at a time. Returns INVALID_ARGUMENT, BAD_REQUEST if page_size is
+        above its limit, or if page_token is not a token from a reply.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -46,20 +46,20 @@ class CoordinatorStub:
     replaced: the member must register again.
     """
     Leave: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.LeaveRequest, _coordinator_pb2.LeaveReply]
-    """Ends the membership now instead of after the heartbeat timeout. It also ends the member's unfinished part in a job:
-    another worker may take its place.
+    """Ends the membership at once, without a wait for the heartbeat timeout. It also ends the member's unfinished part
+    in a job: another worker may take its place.
     """
     Drain: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.DrainRequest, _coordinator_pb2.DrainReply]
     """Drains a server: the coordinator places no new shards on it, takes checkpoints of the jobs with shards there and
-    moves those jobs to other servers. Meanwhile the server continues to serve. The server repeats the call, and a
-    repetition changes nothing. The server leaves when the reply names no job, or when the server's grace period ends.
-    If fewer servers remain than a job had, the job waits for a limited time for the server to register again under its
-    id. Returns ABORTED, FENCED if the incarnation has expired or was replaced, and INVALID_ARGUMENT, BAD_REQUEST if
-    the member is no server.
+    moves those jobs to other servers. Meanwhile the server continues to serve. It repeats the call until the reply
+    names no job, or until its grace period ends, and then leaves. Repeated calls change nothing. If fewer servers
+    remain than a job had, the job waits for a limited time for the server to register again under its id. Returns
+    ABORTED, FENCED if the incarnation has expired or was replaced, and INVALID_ARGUMENT, BAD_REQUEST if the member is
+    not a server.
     """
     GetStatus: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.GetStatusRequest, _coordinator_pb2.GetStatusReply]
-    """Returns the members and what they hold, a page at a time. Returns INVALID_ARGUMENT, BAD_REQUEST if the page's size
-    is above its limit, or if the token is not one.
+    """Returns the members and what they hold, a page at a time. Returns INVALID_ARGUMENT, BAD_REQUEST if page_size is
+    above its limit, or if page_token is not a token from a reply.
     """
 
 @_typing.type_check_only
@@ -77,20 +77,20 @@ class CoordinatorAsyncStub(CoordinatorStub):
     replaced: the member must register again.
     """
     Leave: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.LeaveRequest, _coordinator_pb2.LeaveReply]  # type: ignore[assignment]
-    """Ends the membership now instead of after the heartbeat timeout. It also ends the member's unfinished part in a job:
-    another worker may take its place.
+    """Ends the membership at once, without a wait for the heartbeat timeout. It also ends the member's unfinished part
+    in a job: another worker may take its place.
     """
     Drain: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.DrainRequest, _coordinator_pb2.DrainReply]  # type: ignore[assignment]
     """Drains a server: the coordinator places no new shards on it, takes checkpoints of the jobs with shards there and
-    moves those jobs to other servers. Meanwhile the server continues to serve. The server repeats the call, and a
-    repetition changes nothing. The server leaves when the reply names no job, or when the server's grace period ends.
-    If fewer servers remain than a job had, the job waits for a limited time for the server to register again under its
-    id. Returns ABORTED, FENCED if the incarnation has expired or was replaced, and INVALID_ARGUMENT, BAD_REQUEST if
-    the member is no server.
+    moves those jobs to other servers. Meanwhile the server continues to serve. It repeats the call until the reply
+    names no job, or until its grace period ends, and then leaves. Repeated calls change nothing. If fewer servers
+    remain than a job had, the job waits for a limited time for the server to register again under its id. Returns
+    ABORTED, FENCED if the incarnation has expired or was replaced, and INVALID_ARGUMENT, BAD_REQUEST if the member is
+    not a server.
     """
     GetStatus: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.GetStatusRequest, _coordinator_pb2.GetStatusReply]  # type: ignore[assignment]
-    """Returns the members and what they hold, a page at a time. Returns INVALID_ARGUMENT, BAD_REQUEST if the page's size
-    is above its limit, or if the token is not one.
+    """Returns the members and what they hold, a page at a time. Returns INVALID_ARGUMENT, BAD_REQUEST if page_size is
+    above its limit, or if page_token is not a token from a reply.
     """
 
 class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
@@ -123,8 +123,8 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         request: _coordinator_pb2.LeaveRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.LeaveReply, _abc.Awaitable[_coordinator_pb2.LeaveReply]]:
-        """Ends the membership now instead of after the heartbeat timeout. It also ends the member's unfinished part in a job:
-        another worker may take its place.
+        """Ends the membership at once, without a wait for the heartbeat timeout. It also ends the member's unfinished part
+        in a job: another worker may take its place.
         """
 
     @_abc_1.abstractmethod
@@ -134,11 +134,11 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.DrainReply, _abc.Awaitable[_coordinator_pb2.DrainReply]]:
         """Drains a server: the coordinator places no new shards on it, takes checkpoints of the jobs with shards there and
-        moves those jobs to other servers. Meanwhile the server continues to serve. The server repeats the call, and a
-        repetition changes nothing. The server leaves when the reply names no job, or when the server's grace period ends.
-        If fewer servers remain than a job had, the job waits for a limited time for the server to register again under its
-        id. Returns ABORTED, FENCED if the incarnation has expired or was replaced, and INVALID_ARGUMENT, BAD_REQUEST if
-        the member is no server.
+        moves those jobs to other servers. Meanwhile the server continues to serve. It repeats the call until the reply
+        names no job, or until its grace period ends, and then leaves. Repeated calls change nothing. If fewer servers
+        remain than a job had, the job waits for a limited time for the server to register again under its id. Returns
+        ABORTED, FENCED if the incarnation has expired or was replaced, and INVALID_ARGUMENT, BAD_REQUEST if the member is
+        not a server.
         """
 
     @_abc_1.abstractmethod
@@ -147,8 +147,8 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         request: _coordinator_pb2.GetStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.GetStatusReply, _abc.Awaitable[_coordinator_pb2.GetStatusReply]]:
-        """Returns the members and what they hold, a page at a time. Returns INVALID_ARGUMENT, BAD_REQUEST if the page's size
-        is above its limit, or if the token is not one.
+        """Returns the members and what they hold, a page at a time. Returns INVALID_ARGUMENT, BAD_REQUEST if page_size is
+        above its limit, or if page_token is not a token from a reply.
         """
 
 def add_CoordinatorServicer_to_server(servicer: CoordinatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

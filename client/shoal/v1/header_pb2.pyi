@@ -39,9 +39,9 @@ class Stamp(_message.Message):
     incarnation: _builtins.int
     """Incarnation of the worker, > 0. If it is not the admitted one: ABORTED, FENCED."""
     step: _builtins.int
-    """The worker's step, below 2^53; otherwise INVALID_ARGUMENT, BAD_REQUEST. It is JoinReply.step at the worker's first
-    pull and first push: 0, or the step of the other workers. After that it is the largest ShardHeader.step of the
-    replies.
+    """The worker's step, below 2^53; otherwise INVALID_ARGUMENT, BAD_REQUEST. At the worker's first pull and first push
+    it is JoinReply.step: 0, or the step of the other workers. After that it is the largest ShardHeader.step that the
+    worker has received.
     """
     generation: _builtins.int
     """Generation of the sender's placement. If the shard has another one: ABORTED, STALE_GENERATION; fetch the placement
@@ -87,8 +87,8 @@ class ShardHeader(_message.Message):
     """Number of updates that the shard has applied."""
     step: _builtins.int
     """The worker's next step on this shard. In synchronous mode this is the step that the shard collects gradients for.
-    It is later than the request's step if, with backup workers, the shard closed steps without this worker. In other
-    modes it is the request's step.
+    With backup workers, the shard may have closed steps without this worker; then this step is later than the
+    request's. In other modes it is the request's step.
     """
     def __init__(
         self,

@@ -48,7 +48,7 @@ class _JobStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_JobState.Val
     """A user cancelled the job."""
 
 class JobState(_JobState, metaclass=_JobStateEnumTypeWrapper):
-    """The state of a job, in the order in which a job goes through them. The last three are ends."""
+    """The states of a job, in the order in which a job goes through them. In the last three states the job has ended."""
 
 JOB_STATE_UNSPECIFIED: JobState.ValueType  # 0
 """Never the state of a job."""
@@ -224,7 +224,9 @@ class Synchronous(_message.Message):
 
     BACKUP_WORKERS_FIELD_NUMBER: _builtins.int
     backup_workers: _builtins.int
-    """In each step the server does not wait for this number of slowest workers, and drops their gradients."""
+    """The number of workers that the server does not wait for in each step: the slowest ones. It drops their gradients
+    of that step.
+    """
     def __init__(
         self,
         *,
@@ -246,7 +248,7 @@ class Asynchronous(_message.Message):
 
     SCALE_BY_STALENESS_FIELD_NUMBER: _builtins.int
     scale_by_staleness: _builtins.bool
-    """Whether to divide the learning rate by the gradient's staleness if that is above 1."""
+    """Whether to divide the learning rate by the gradient's staleness, if the staleness is above 1."""
     def __init__(
         self,
         *,
@@ -345,17 +347,17 @@ class JobSpec(_message.Message):
     """
     min_workers: _builtins.int
     """The number of workers that the job can begin with if no more are idle. 0 means as many as `workers`. A value above
-    `workers` returns INVALID_ARGUMENT, INVALID_JOB, and so does any value but 0 for a session job.
+    `workers`, and any value but 0 for a session job, returns INVALID_ARGUMENT, INVALID_JOB.
     """
     max_workers: _builtins.int
-    """The largest number of workers. While the job runs, idle workers may join it until it has this many. 0 means as many
-    as `workers`. A value from 1 to `workers` - 1 returns INVALID_ARGUMENT, INVALID_JOB, and so does any value but 0
-    for a session job.
+    """The largest number of workers. While the job runs, idle workers may join it until it has this many. 0 means as
+    many as `workers`. A value from 1 to `workers` - 1, and any value but 0 for a session job, returns
+    INVALID_ARGUMENT, INVALID_JOB.
     """
     step_timeout_s: _builtins.int
     """Time limit in seconds. If no worker makes a step for this long, the coordinator fences the workers that the others
-    wait for, and their trainers are restarted. 0 means 20 times the longest of the latest steps, at least 600. Ignored
-    for asynchronous and session jobs.
+    wait for, and their trainers are restarted. 0 means 20 times the longest of the latest steps, but at least 600 s.
+    Ignored for asynchronous and session jobs.
     """
     @_builtins.property
     def consistency(self) -> Global___Consistency:
@@ -535,8 +537,8 @@ class CheckpointChoice(_message.Message):
     """The number of the checkpoint. 0 means the newest complete one."""
     partial: _builtins.bool
     """Whether to take only the values of the variables that both the checkpoint and the job have. If so, step, version,
-    ledger and optimizer slots start from their initial state. Otherwise the job continues from the checkpoint, and a
-    variable that only one of them has is an error.
+    ledger and optimizer slots start from their initial state. If not, the job continues from the checkpoint, and both
+    must have the same variables.
     """
     best: _builtins.bool
     """Whether to take the newest checkpoint of the job's best evaluation; `number` is 0 then."""
@@ -578,13 +580,13 @@ class JobStatus(_message.Message):
     state: Global___JobState.ValueType
     """The state of the job."""
     reason: _builtins.str
-    """Why the job failed, with the program's traceback if there is one. Before the job's end, what it waits for."""
+    """For a failed job: why it failed, with the program's traceback if there is one. For a live job: what it waits for."""
     submitted_at: _builtins.float
-    """Seconds of Unix time; 0 if the event has not happened."""
+    """The time of the submission, in seconds of Unix time."""
     started_at: _builtins.float
-    """As submitted_at, for the moment at which the job began to run."""
+    """The time at which the job began to run, in seconds of Unix time. 0 if it has not begun."""
     finished_at: _builtins.float
-    """As submitted_at, for the job's end."""
+    """The time of the job's end, in seconds of Unix time. 0 if it has not ended."""
     checkpoint_failure: _builtins.str
     """Why the latest attempt at a checkpoint failed; empty if it did not."""
     restarts: _builtins.int
@@ -755,8 +757,8 @@ class Progress(_message.Message):
     samples: _builtins.int
     """Samples that workers have trained on."""
     total_samples: _builtins.int
-    """Samples of all epochs, or, if that is less, an estimate of the samples that workers train on until max_steps. 0 if
-    not known.
+    """The number of samples after which the job is complete: those of all epochs, or an estimate of those until
+    max_steps if that is less. 0 if not known.
     """
     epoch: _builtins.int
     """From 0."""
@@ -882,8 +884,8 @@ class ListReply(_message.Message):
     """The token of the next page. Empty on the last one."""
     @_builtins.property
     def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobStatus]:
-        """Newest first. JobSpec.settings_json is not set, and of a reason or a checkpoint_failure of more than 4 KiB only the
-        beginning and the end are there. Get returns them whole.
+        """Newest first. JobSpec.settings_json is not set. If `reason` or `checkpoint_failure` has more than 4 KiB, only its
+        beginning and its end are returned. Get returns all of these fields in full.
         """
 
     def __init__(
@@ -1054,7 +1056,7 @@ class TakeCheckpointReply(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
     attempt: _builtins.int
-    """The number of the attempt, which its CheckpointEnd event carries."""
+    """The number of the attempt. CheckpointEnd.attempt has it, too."""
     after: _builtins.int
     """The value for WatchRequest.after: all events of this attempt have larger sequence numbers."""
     def __init__(
@@ -1126,7 +1128,7 @@ class GetDataReply(_message.Message):
     IN_PROGRESS_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     samples: _builtins.int
-    """Samples of one epoch. 0, like all other fields, if the job has no data or has not been described yet."""
+    """Samples of one epoch. If the job has no data or has not been described yet, this and all other fields are 0."""
     epochs: _builtins.int
     """Passes over the data set."""
     epoch: _builtins.int
@@ -1176,8 +1178,8 @@ class DataCount(_message.Message):
     leased: _builtins.int
     """Samples that workers currently hold."""
     requeued: _builtins.int
-    """Samples that were taken back from a worker, or that are reserved for another rank than the one that asked. They are
-    leased before unleased samples.
+    """Samples that were taken back from a worker, and samples that are reserved for a certain rank and were skipped when
+    another rank asked. They are leased before unleased samples.
     """
     unleased: _builtins.int
     """Samples that were never leased."""
@@ -1379,9 +1381,10 @@ class WatchRequest(_message.Message):
     NO_WAIT_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     after: _builtins.int
-    """Only events with a larger sequence number are returned. The coordinator keeps a job's last 20,000 events about
-    state, evaluations and ends of checkpoints, and its last 20,000 others, of at most 20 MiB in all. Only the former survive
-    a restart of the coordinator. After that, sequence numbers continue with a gap.
+    """Only events with a larger sequence number are returned. The coordinator keeps the last 20,000 StateChange,
+    EvaluationEnd and CheckpointEnd events of a job, and the last 20,000 Metrics and LogLine events, with at most 20
+    MiB in all. Metrics and LogLine events are lost when the coordinator restarts. After a restart, sequence numbers
+    continue with a gap.
     """
     no_wait: _builtins.bool
     """Whether to end after the existing events instead of waiting for more."""
@@ -1517,7 +1520,7 @@ Global___CheckpointEnd: _TypeAlias = CheckpointEnd  # noqa: Y015
 
 @_typing.final
 class StateChange(_message.Message):
-    """The job's state or its reason has changed. A worker that joins or leaves changes the reason alone."""
+    """The job's state or its reason has changed. A worker that joins or leaves changes only the reason."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1703,12 +1706,15 @@ class JoinRequest(_message.Message):
     assignment: _builtins.int
     """HeartbeatReply.assignment, which tells apart two assignments to jobs of the same name. 0 for sessions."""
     wait_s: _builtins.float
-    """Seconds that the call may wait until the worker is ready or has to send the given values, or the job has ended. 0
-    means that it does not wait. The coordinator waits at most 60 s. It ends the wait early if the worker calls again,
-    and when it stops. A negative or infinite value returns INVALID_ARGUMENT, BAD_REQUEST.
+    """The longest time in seconds that the call waits until the worker is ready or has to send the given values, or the
+    job has ended. 0 means that the call does not wait. The coordinator waits for at most 60 s. It ends the wait early
+    if the worker calls again, or if the coordinator stops. A negative or infinite value returns INVALID_ARGUMENT,
+    BAD_REQUEST.
     """
     generation: _builtins.int
-    """Placement.generation of a placement that the caller has. The reply leaves that placement out. 0 means none."""
+    """Placement.generation of the placement that the caller already has. The reply then omits this placement. 0 means
+    none.
+    """
     def __init__(
         self,
         *,
@@ -1762,7 +1768,7 @@ class JoinReply(_message.Message):
 
     @_builtins.property
     def spec(self) -> Global___JobSpec:
-        """The specification of the job. Not set if the time of a call that waits is over."""
+        """The specification of the job. Not set if the call has waited for the whole time without a result."""
 
     @_builtins.property
     def restored(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -2028,8 +2034,8 @@ Global___ReportEvaluationReply: _TypeAlias = ReportEvaluationReply  # noqa: Y015
 
 @_typing.final
 class ReportRequest(_message.Message):
-    """Counts are totals since the worker entered the job, so a repeated report counts once. Values and log lines are those
-    since the last report. A report counts as a heartbeat of its worker.
+    """Request of Jobs.Report. Counts are totals since the worker entered the job, so a repeated report counts once. Values
+    and log lines are those since the last report. A report counts as a heartbeat of its worker.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -2148,8 +2154,8 @@ Global___ReportRequest: _TypeAlias = ReportRequest  # noqa: Y015
 
 @_typing.final
 class StepTiming(_message.Message):
-    """The seconds that one step of one worker spent in each phase. A pull or push that overlaps the computation of another
-    step does not count; only the time that the step waited for it does.
+    """The seconds that one step of one worker spent in each phase. Of a pull or push that overlaps the computation of
+    another step, only the time that the step waited for it counts.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -2175,7 +2181,7 @@ class StepTiming(_message.Message):
     push: _builtins.float
     """Sending gradients."""
     wait: _builtins.float
-    """Waiting for a lease of data or for a barrier without a pull, and idle time."""
+    """Waiting for a lease of data, waiting at a barrier without a pull, and idle time."""
     evaluate: _builtins.float
     """Evaluating held-out samples."""
     def __init__(
@@ -2252,13 +2258,14 @@ class FinishRequest(_message.Message):
     assignment: _builtins.int
     """HeartbeatReply.assignment, which tells apart two assignments to jobs of the same name. 0 for sessions."""
     shards_lost: _builtins.bool
-    """Whether the error is that servers lost the job's shards or cannot be reached. The job then restarts from its newest
-    checkpoint, if it can, instead of failing.
+    """Whether the reason of the error is that servers lost the job's shards or cannot be reached. If so, the job
+    restarts from its newest checkpoint, if it can, instead of failing.
     """
     trainer_failed: _builtins.bool
-    """Whether the worker's trainer was killed several times in a row. The coordinator then quarantines the worker: it gets
-    no assignment of this job for a while, its incarnation ends, and the job continues with other workers. If there is
-    no other live worker, or all others are quarantined too, the job fails with the error instead. Ignored for sessions.
+    """Whether the worker's trainer was killed several times in a row. If so, the coordinator quarantines the worker: its
+    incarnation ends, it gets no assignment of this job for a while, and the job continues with other workers. If all
+    other live workers are quarantined too, or there are none, the job fails with the error instead. Ignored for
+    sessions.
     """
     def __init__(
         self,

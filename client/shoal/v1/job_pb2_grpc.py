@@ -138,8 +138,8 @@ class JobsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def List(self, request, context):
-        """Returns the jobs, a page at a time and without their settings. Returns INVALID_ARGUMENT, BAD_REQUEST if the page's
-        size is above its limit, or if the token is not one.
+        """Returns the jobs, a page at a time and without their settings. Returns INVALID_ARGUMENT, BAD_REQUEST if page_size
+        is above its limit, or if page_token is not a token from a reply.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -204,12 +204,13 @@ class JobsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Describe(self, request, context):
-        """Calls of workers and sessions. Each carries the member's incarnation and returns ABORTED, FENCED if that is fenced.
+        """Calls of workers and sessions. Each request carries the member's incarnation. If that incarnation is fenced, the
+        call returns ABORTED, FENCED.
 
-        Describes the variables and the data of the worker's program. The first description counts; a different one later
-        returns INVALID_ARGUMENT, INVALID_JOB. If the job has ended, Describe and Join return FAILED_PRECONDITION,
-        JOB_FAILED after a failure, and CANCELLED, CANCELLED otherwise. If the worker group is full, they return
-        RESOURCE_EXHAUSTED, OVERLOADED to a session.
+        Describes the variables and the data of the worker's program. The first description of a job counts. A later one
+        that differs returns INVALID_ARGUMENT, INVALID_JOB. If the job has ended, Describe and Join return
+        FAILED_PRECONDITION, JOB_FAILED after a failure, and CANCELLED, CANCELLED otherwise. If the worker group is full,
+        they return RESOURCE_EXHAUSTED, OVERLOADED to a session.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -231,15 +232,16 @@ class JobsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ClaimEvaluation(self, request, context):
-        """Claims an evaluation at a step where one may be due. A repeat by the worker that has claimed it returns the same.
+        """Asks whether to evaluate now, and claims the evaluation if one is due. If the same worker repeats the call, it
+        gets the same answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportEvaluation(self, request, context):
-        """Reports the result of an evaluation. A repeat with the same number records nothing. Its reply has the values of
-        `wait` and `stop` at the time of the repeat.
+        """Reports the result of an evaluation. A repeated call with the same number records nothing; its reply has the
+        current values of `wait` and `stop`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -45,8 +45,8 @@ class JobsStub:
     job of that name runs. Returns NOT_FOUND, UNKNOWN_CHECKPOINT if the checkpoint to begin with does not exist.
     """
     List: _grpc.UnaryUnaryMultiCallable[_job_pb2.ListRequest, _job_pb2.ListReply]
-    """Returns the jobs, a page at a time and without their settings. Returns INVALID_ARGUMENT, BAD_REQUEST if the page's
-    size is above its limit, or if the token is not one.
+    """Returns the jobs, a page at a time and without their settings. Returns INVALID_ARGUMENT, BAD_REQUEST if page_size
+    is above its limit, or if page_token is not a token from a reply.
     """
     Get: _grpc.UnaryUnaryMultiCallable[_job_pb2.GetRequest, _job_pb2.GetReply]
     """Returns one job."""
@@ -68,12 +68,13 @@ class JobsStub:
     GetTimings: _grpc.UnaryUnaryMultiCallable[_job_pb2.GetTimingsRequest, _job_pb2.GetTimingsReply]
     """Returns the time of each phase of the latest steps by worker, and the staleness of accepted pushes."""
     Describe: _grpc.UnaryUnaryMultiCallable[_job_pb2.DescribeRequest, _job_pb2.DescribeReply]
-    """Calls of workers and sessions. Each carries the member's incarnation and returns ABORTED, FENCED if that is fenced.
+    """Calls of workers and sessions. Each request carries the member's incarnation. If that incarnation is fenced, the
+    call returns ABORTED, FENCED.
 
-    Describes the variables and the data of the worker's program. The first description counts; a different one later
-    returns INVALID_ARGUMENT, INVALID_JOB. If the job has ended, Describe and Join return FAILED_PRECONDITION,
-    JOB_FAILED after a failure, and CANCELLED, CANCELLED otherwise. If the worker group is full, they return
-    RESOURCE_EXHAUSTED, OVERLOADED to a session.
+    Describes the variables and the data of the worker's program. The first description of a job counts. A later one
+    that differs returns INVALID_ARGUMENT, INVALID_JOB. If the job has ended, Describe and Join return
+    FAILED_PRECONDITION, JOB_FAILED after a failure, and CANCELLED, CANCELLED otherwise. If the worker group is full,
+    they return RESOURCE_EXHAUSTED, OVERLOADED to a session.
     """
     Join: _grpc.UnaryUnaryMultiCallable[_job_pb2.JoinRequest, _job_pb2.JoinReply]
     """Enters a job. `ready` is false until the variables are placed and this worker is admitted; the worker repeats the
@@ -82,10 +83,12 @@ class JobsStub:
     Lease: _grpc.UnaryUnaryMultiCallable[_job_pb2.LeaseRequest, _job_pb2.LeaseReply]
     """Leases the next range of samples, and marks an earlier one as done."""
     ClaimEvaluation: _grpc.UnaryUnaryMultiCallable[_job_pb2.ClaimEvaluationRequest, _job_pb2.ClaimEvaluationReply]
-    """Claims an evaluation at a step where one may be due. A repeat by the worker that has claimed it returns the same."""
+    """Asks whether to evaluate now, and claims the evaluation if one is due. If the same worker repeats the call, it
+    gets the same answer.
+    """
     ReportEvaluation: _grpc.UnaryUnaryMultiCallable[_job_pb2.ReportEvaluationRequest, _job_pb2.ReportEvaluationReply]
-    """Reports the result of an evaluation. A repeat with the same number records nothing. Its reply has the values of
-    `wait` and `stop` at the time of the repeat.
+    """Reports the result of an evaluation. A repeated call with the same number records nothing; its reply has the
+    current values of `wait` and `stop`.
     """
     Report: _grpc.UnaryUnaryMultiCallable[_job_pb2.ReportRequest, _job_pb2.ReportReply]
     """Reports progress, metrics and log lines. A report of log lines alone has step 0 and is allowed before Join."""
@@ -104,8 +107,8 @@ class JobsAsyncStub(JobsStub):
     job of that name runs. Returns NOT_FOUND, UNKNOWN_CHECKPOINT if the checkpoint to begin with does not exist.
     """
     List: _aio.UnaryUnaryMultiCallable[_job_pb2.ListRequest, _job_pb2.ListReply]  # type: ignore[assignment]
-    """Returns the jobs, a page at a time and without their settings. Returns INVALID_ARGUMENT, BAD_REQUEST if the page's
-    size is above its limit, or if the token is not one.
+    """Returns the jobs, a page at a time and without their settings. Returns INVALID_ARGUMENT, BAD_REQUEST if page_size
+    is above its limit, or if page_token is not a token from a reply.
     """
     Get: _aio.UnaryUnaryMultiCallable[_job_pb2.GetRequest, _job_pb2.GetReply]  # type: ignore[assignment]
     """Returns one job."""
@@ -127,12 +130,13 @@ class JobsAsyncStub(JobsStub):
     GetTimings: _aio.UnaryUnaryMultiCallable[_job_pb2.GetTimingsRequest, _job_pb2.GetTimingsReply]  # type: ignore[assignment]
     """Returns the time of each phase of the latest steps by worker, and the staleness of accepted pushes."""
     Describe: _aio.UnaryUnaryMultiCallable[_job_pb2.DescribeRequest, _job_pb2.DescribeReply]  # type: ignore[assignment]
-    """Calls of workers and sessions. Each carries the member's incarnation and returns ABORTED, FENCED if that is fenced.
+    """Calls of workers and sessions. Each request carries the member's incarnation. If that incarnation is fenced, the
+    call returns ABORTED, FENCED.
 
-    Describes the variables and the data of the worker's program. The first description counts; a different one later
-    returns INVALID_ARGUMENT, INVALID_JOB. If the job has ended, Describe and Join return FAILED_PRECONDITION,
-    JOB_FAILED after a failure, and CANCELLED, CANCELLED otherwise. If the worker group is full, they return
-    RESOURCE_EXHAUSTED, OVERLOADED to a session.
+    Describes the variables and the data of the worker's program. The first description of a job counts. A later one
+    that differs returns INVALID_ARGUMENT, INVALID_JOB. If the job has ended, Describe and Join return
+    FAILED_PRECONDITION, JOB_FAILED after a failure, and CANCELLED, CANCELLED otherwise. If the worker group is full,
+    they return RESOURCE_EXHAUSTED, OVERLOADED to a session.
     """
     Join: _aio.UnaryUnaryMultiCallable[_job_pb2.JoinRequest, _job_pb2.JoinReply]  # type: ignore[assignment]
     """Enters a job. `ready` is false until the variables are placed and this worker is admitted; the worker repeats the
@@ -141,10 +145,12 @@ class JobsAsyncStub(JobsStub):
     Lease: _aio.UnaryUnaryMultiCallable[_job_pb2.LeaseRequest, _job_pb2.LeaseReply]  # type: ignore[assignment]
     """Leases the next range of samples, and marks an earlier one as done."""
     ClaimEvaluation: _aio.UnaryUnaryMultiCallable[_job_pb2.ClaimEvaluationRequest, _job_pb2.ClaimEvaluationReply]  # type: ignore[assignment]
-    """Claims an evaluation at a step where one may be due. A repeat by the worker that has claimed it returns the same."""
+    """Asks whether to evaluate now, and claims the evaluation if one is due. If the same worker repeats the call, it
+    gets the same answer.
+    """
     ReportEvaluation: _aio.UnaryUnaryMultiCallable[_job_pb2.ReportEvaluationRequest, _job_pb2.ReportEvaluationReply]  # type: ignore[assignment]
-    """Reports the result of an evaluation. A repeat with the same number records nothing. Its reply has the values of
-    `wait` and `stop` at the time of the repeat.
+    """Reports the result of an evaluation. A repeated call with the same number records nothing; its reply has the
+    current values of `wait` and `stop`.
     """
     Report: _aio.UnaryUnaryMultiCallable[_job_pb2.ReportRequest, _job_pb2.ReportReply]  # type: ignore[assignment]
     """Reports progress, metrics and log lines. A report of log lines alone has step 0 and is allowed before Join."""
@@ -172,8 +178,8 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _job_pb2.ListRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_job_pb2.ListReply, _abc.Awaitable[_job_pb2.ListReply]]:
-        """Returns the jobs, a page at a time and without their settings. Returns INVALID_ARGUMENT, BAD_REQUEST if the page's
-        size is above its limit, or if the token is not one.
+        """Returns the jobs, a page at a time and without their settings. Returns INVALID_ARGUMENT, BAD_REQUEST if page_size
+        is above its limit, or if page_token is not a token from a reply.
         """
 
     @_abc_1.abstractmethod
@@ -249,12 +255,13 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _job_pb2.DescribeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_job_pb2.DescribeReply, _abc.Awaitable[_job_pb2.DescribeReply]]:
-        """Calls of workers and sessions. Each carries the member's incarnation and returns ABORTED, FENCED if that is fenced.
+        """Calls of workers and sessions. Each request carries the member's incarnation. If that incarnation is fenced, the
+        call returns ABORTED, FENCED.
 
-        Describes the variables and the data of the worker's program. The first description counts; a different one later
-        returns INVALID_ARGUMENT, INVALID_JOB. If the job has ended, Describe and Join return FAILED_PRECONDITION,
-        JOB_FAILED after a failure, and CANCELLED, CANCELLED otherwise. If the worker group is full, they return
-        RESOURCE_EXHAUSTED, OVERLOADED to a session.
+        Describes the variables and the data of the worker's program. The first description of a job counts. A later one
+        that differs returns INVALID_ARGUMENT, INVALID_JOB. If the job has ended, Describe and Join return
+        FAILED_PRECONDITION, JOB_FAILED after a failure, and CANCELLED, CANCELLED otherwise. If the worker group is full,
+        they return RESOURCE_EXHAUSTED, OVERLOADED to a session.
         """
 
     @_abc_1.abstractmethod
@@ -281,7 +288,9 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _job_pb2.ClaimEvaluationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_job_pb2.ClaimEvaluationReply, _abc.Awaitable[_job_pb2.ClaimEvaluationReply]]:
-        """Claims an evaluation at a step where one may be due. A repeat by the worker that has claimed it returns the same."""
+        """Asks whether to evaluate now, and claims the evaluation if one is due. If the same worker repeats the call, it
+        gets the same answer.
+        """
 
     @_abc_1.abstractmethod
     def ReportEvaluation(
@@ -289,8 +298,8 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _job_pb2.ReportEvaluationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_job_pb2.ReportEvaluationReply, _abc.Awaitable[_job_pb2.ReportEvaluationReply]]:
-        """Reports the result of an evaluation. A repeat with the same number records nothing. Its reply has the values of
-        `wait` and `stop` at the time of the repeat.
+        """Reports the result of an evaluation. A repeated call with the same number records nothing; its reply has the
+        current values of `wait` and `stop`.
         """
 
     @_abc_1.abstractmethod

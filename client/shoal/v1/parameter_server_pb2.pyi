@@ -108,11 +108,14 @@ class PullRequest(_message.Message):
     headers_only: _builtins.bool
     """Return only the headers. The call then serves as a barrier: it waits as a pull does, but transfers no values."""
     ahead: _builtins.int
-    """The values are for step stamp.step + ahead, and the reply waits until that step may begin. `ahead` is 1 for a pull
-    that runs during the worker's computation. If it is not 0 or 1: INVALID_ARGUMENT, BAD_REQUEST.
+    """The number of steps by which this pull is early. The values are for step stamp.step + ahead, and the reply waits
+    until that step may begin. 1 for a pull that runs while the worker still computes step stamp.step, 0 for any
+    other. Other values: INVALID_ARGUMENT, BAD_REQUEST.
     """
     region: _builtins.int
-    """On a lane with a segment: write the values to this region, from 1, and send only headers. 0 means to send chunks."""
+    """The number of the segment's region, from 1, to which the server writes the values; it then sends only headers. 0
+    means that it sends chunks. Used only on a lane with a segment.
+    """
     @_builtins.property
     def stamp(self) -> _header_pb2.Stamp: ...
     @_builtins.property
@@ -140,7 +143,9 @@ Global___PullRequest: _TypeAlias = PullRequest  # noqa: Y015
 
 @_typing.final
 class PullReply(_message.Message):
-    """A message carries at most about 1 MiB of chunks; small shards share one."""
+    """Reply of ParameterServer.Pull. A message carries about 1 MiB of chunks at most; the chunks of small shards share a
+    message.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -168,7 +173,7 @@ Global___PullReply: _TypeAlias = PullReply  # noqa: Y015
 
 @_typing.final
 class PushHeader(_message.Message):
-    """The first part of a push: which gradient follows, and for which shards."""
+    """The first part of a push. It says which gradient follows, and for which shards."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -185,9 +190,11 @@ class PushHeader(_message.Message):
     this step: nothing follows, and no worker waits for it.
     """
     commit: _builtins.bool
-    """Commit in this call: for pushes whose shards are all on one server."""
+    """Whether to commit the push in this call. Used if all shards of the job are on one server."""
     region: _builtins.int
-    """On a lane with a segment: the arenas lie in this region, from 1, and no chunks follow. 0 means that chunks follow."""
+    """The number of the segment's region, from 1, that holds the arenas; no chunks follow then. 0 means that chunks
+    follow. Used only on a lane with a segment.
+    """
     @_builtins.property
     def stamp(self) -> _header_pb2.Stamp: ...
     @_builtins.property
@@ -206,7 +213,7 @@ class PushHeader(_message.Message):
 
     @_builtins.property
     def cursor(self) -> Global___DataCursor:
-        """The worker's position in its data after this push. Absent means that it has no data."""
+        """The worker's position in its data after this push. Not set if the worker has no data."""
 
     def __init__(
         self,
@@ -362,13 +369,13 @@ class AttachReply(_message.Message):
     address: _builtins.str
     """Address for lanes, host:port. Empty means that this server has no lanes."""
     token: _builtins.bytes
-    """Token for the hello of a lane; valid while this server runs."""
+    """Token for LaneHello; valid while this server runs."""
     host: _builtins.str
     """Boot id of the machine. A caller with another boot id cannot share memory."""
     @_builtins.property
     def transports(self) -> _containers.ScalarMap[_builtins.str, _builtins.bytes]:
-        """What clients need for this server's other transports, such as an address, by transport name. Each transport defines
-        the encoding of its entry.
+        """By the name of a further transport, what clients need to use it, such as an address. Each transport defines the
+        encoding of its entry.
         """
 
     def __init__(
@@ -430,9 +437,9 @@ Global___LaneHello: _TypeAlias = LaneHello  # noqa: Y015
 
 @_typing.final
 class Segment(_message.Message):
-    """A file in shared memory that the client owns. It is divided into `regions` parts of equal size, each a whole number
-    of memory pages. A region holds the arenas of the call's shards, in the order of `shards`, each at a multiple of 64
-    bytes.
+    """A file in shared memory that the client owns. It is divided into `regions` parts of equal size. The size is a whole
+    number of memory pages. A region holds the arenas of one call's shards, in the order of the request's `shards`. Each
+    arena begins at a multiple of 64 bytes.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -442,8 +449,8 @@ class Segment(_message.Message):
     REGIONS_FIELD_NUMBER: _builtins.int
     REGION_BYTES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """File name, "shoal-" and 32 hexadecimal digits, in /dev/shm or the folder of SHOAL_SHARED_MEMORY. The server opens
-    the file only if its own user owns it and no other user has access.
+    """The file's name: "shoal-" and 32 hexadecimal digits. The file is in /dev/shm, or in the folder that
+    SHOAL_SHARED_MEMORY names. The server opens the file only if its own user owns it and no other user has access.
     """
     nonce: _builtins.bytes
     """16 random bytes in the segment's header, as proof that both ends see the same memory."""
@@ -700,8 +707,8 @@ class AdmitWorkersRequest(_message.Message):
     job: _builtins.str
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerAdmission]:
-        """The workers, admitted in this order; at most 1,024, as in FenceWorkers and ReleaseWorkers. With more:
-        INVALID_ARGUMENT, BAD_REQUEST.
+        """The workers, admitted in this order, at most 1,024. With more: INVALID_ARGUMENT, BAD_REQUEST. FenceWorkers and
+        ReleaseWorkers have the same limit.
         """
 
     def __init__(
@@ -833,8 +840,8 @@ class FenceWorkersReply(_message.Message):
     COMMITTED_STEPS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def committed_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """For each worker of the request, the steps that it has committed on this server: the last step's number plus 1, or
-        0.
+        """For each worker of the request, the number of steps that it has committed on this server: its last committed step
+        plus 1, or 0.
         """
 
     def __init__(
@@ -937,9 +944,9 @@ class WorkerProgress(_message.Message):
     incarnation: _builtins.int
     """The worker's incarnation."""
     committed: _builtins.int
-    """Steps that it has committed: the last step's number plus 1, or 0."""
+    """The number of steps that it has committed: its last committed step plus 1, or 0."""
     finished: _builtins.int
-    """Steps that it has finished or skipped, at least `committed`."""
+    """The number of steps that it has finished, with or without a commit; at least `committed`."""
     def __init__(
         self,
         *,
@@ -969,7 +976,7 @@ class HoldCommitsRequest(_message.Message):
     generation: _builtins.int
     """The generation of the placement."""
     cut: _builtins.int
-    """Random number of the cut, > 0; the same in Save."""
+    """A random number > 0 that identifies the cut. SaveRequest.cut has the same one."""
     def __init__(
         self,
         *,
@@ -1067,12 +1074,13 @@ class SaveRequest(_message.Message):
     generation: _builtins.int
     """The generation of the placement."""
     cut: _builtins.int
-    """Number of the cut. File names include it, so that late files of an earlier cut are never used for this one."""
+    """HoldCommitsRequest.cut. File names include it, so that late files of an earlier cut are never used for this one."""
     number: _builtins.int
     """Number of the checkpoint. Its files go to JOB/NUMBER (8 digits) in the server's checkpoint storage."""
     hold_s: _builtins.float
-    """Seconds for which commits stay held back after the cut, 0 to 60, because the job will return to this checkpoint.
-    DropShards or ResumeCommits of this cut ends the hold. Other values: INVALID_ARGUMENT, BAD_REQUEST.
+    """Seconds for which the server holds back commits after the cut, from 0 to 60. More than 0 if the job will restart
+    from this checkpoint. DropShards, or ResumeCommits of this cut, ends the time early. Other values:
+    INVALID_ARGUMENT, BAD_REQUEST.
     """
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerProgress]:
@@ -1136,11 +1144,11 @@ class SavedShard(_message.Message):
     shard: _builtins.int
     """Index of the shard in its job."""
     version: _builtins.int
-    """Applied updates. The number is the same on all shards. With backup workers, where each server closes its own steps,
-    it is the same on all shards of one server only.
+    """The number of applied updates. It is the same for all shards of the job. With backup workers it may differ between
+    servers, because each server closes steps on its own.
     """
     step: _builtins.int
-    """The step to continue with; the largest value of all shards counts."""
+    """The step to continue with. The job continues with the largest step of all its shards."""
     @_builtins.property
     def cursors(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerCursor]:
         """Each worker's position in its data after the applied pushes."""
@@ -1305,8 +1313,8 @@ class RestoreRequest(_message.Message):
     step: _builtins.int
     """The step to continue with."""
     partial: _builtins.bool
-    """Whether the checkpoint may have other variables than the job. If so, variables that are not in the checkpoint keep
-    their initial values, and saved variables that the job lacks are skipped.
+    """Whether the checkpoint may have other variables than the job. If so, variables that only the job has keep their
+    initial values, and variables that only the checkpoint has are skipped.
     """
     def __init__(
         self,

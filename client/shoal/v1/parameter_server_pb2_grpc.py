@@ -140,15 +140,15 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Assign(self, request_iterator, context):
-        """Overwrites values with a program's given values. Only before the job runs.
+        """Overwrites values with a program's given values. Allowed only before the job runs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Attach(self, request, context):
-        """Returns how to reach this server's lanes: sockets that carry Pull, Push and Commit with less work than gRPC, and,
-        on one host, with shared memory. Clients without lanes call these RPCs directly.
+        """Returns how to reach this server's lanes. These sockets carry Pull, Push and Commit with less work than gRPC, and
+        with shared memory if both ends are on one host. Clients without lanes call Pull, Push and Commit directly.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -171,8 +171,8 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AdmitWorkers(self, request, context):
-        """Allows workers to pull and push, and includes them in the job's barriers. A worker that cannot be admitted has an
-        error in the reply, and the others are admitted. A repetition has no effect.
+        """Allows workers to pull and push, and includes them in the job's barriers. If a worker cannot be admitted, the
+        reply has an error for it, and the others are admitted. A repetition has no effect.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -180,16 +180,16 @@ class ParameterServerServicer:
 
     def FenceWorkers(self, request, context):
         """Refuses all further calls of the workers' incarnations. Returns the number of steps that each worker has committed
-        here. ReleaseWorkers then carries the largest of a worker's numbers to all servers.
+        on this server. For each worker, ReleaseWorkers then sends the largest of these numbers to all servers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseWorkers(self, request, context):
-        """Takes workers out of the job's barriers. If a push of a worker is staged here (there is at most one), the server
-        commits or discards it. If the push's step is committed_steps - 1, another server has already committed the push,
-        so this server commits it too. Otherwise this server discards it.
+        """Takes workers out of the job's barriers. A push of a worker may still be staged here (at most one). If its step is
+        committed_steps - 1, another server has already committed it, so this server commits it too. Otherwise this server
+        discards it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -204,8 +204,9 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ResumeCommits(self, request, context):
-        """Ends the hold of a cut, so that commits continue at once. The coordinator calls it instead of Save if HoldCommits
-        failed on a server, and after Save to end SaveRequest.hold_s early. Has no effect if the cut does not hold commits.
+        """Ends the hold of a cut: the commits that it held back continue. The coordinator calls it instead of Save if
+        HoldCommits failed on a server, and after Save to end SaveRequest.hold_s early. Has no effect if the cut holds
+        back no commits.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -213,8 +214,8 @@ class ParameterServerServicer:
 
     def Save(self, request, context):
         """Second call of a cut. Commits each push that is staged here and that another server has already committed. Then
-        saves that state in the background. Other commits continue meanwhile, unless hold_s is set. If the cut no longer
-        holds back commits, nothing is saved: CANCELLED.
+        saves the resulting state in the background. Other commits continue meanwhile, unless hold_s is set. If the cut no
+        longer holds back commits, because its time is over, nothing is saved: CANCELLED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -229,10 +230,10 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Restore(self, request, context):
-        """Overwrites values, optimizer slots and clocks with a checkpoint's. Only before a worker is admitted. If the
-        checkpoint has other variables: FAILED_PRECONDITION, INCOMPATIBLE_CHECKPOINT. If it is damaged: DATA_LOSS,
-        CORRUPT_CHECKPOINT. While an earlier Restore of the job still reads: UNAVAILABLE, STORAGE_FAILED. Until the values are
-        complete, calls that use the shards are refused: FAILED_PRECONDITION, NOT_PLACED.
+        """Overwrites values, optimizer slots and clocks with those of a checkpoint. Allowed only before a worker is
+        admitted. If the checkpoint has other variables: FAILED_PRECONDITION, INCOMPATIBLE_CHECKPOINT. If it is damaged:
+        DATA_LOSS, CORRUPT_CHECKPOINT. While an earlier Restore of the job still reads: UNAVAILABLE, STORAGE_FAILED. Until
+        the values are complete, calls that use the shards are refused: FAILED_PRECONDITION, NOT_PLACED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

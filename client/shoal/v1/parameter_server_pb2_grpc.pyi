@@ -48,10 +48,10 @@ class ParameterServerStub:
     Commit: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.CommitRequest, _parameter_server_pb2.PushReply]
     """Commits a push that is staged on this server: the second phase of a push to shards of several servers."""
     Assign: _grpc.StreamUnaryMultiCallable[_parameter_server_pb2.PushRequest, _parameter_server_pb2.PushReply]
-    """Overwrites values with a program's given values. Only before the job runs."""
+    """Overwrites values with a program's given values. Allowed only before the job runs."""
     Attach: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.AttachRequest, _parameter_server_pb2.AttachReply]
-    """Returns how to reach this server's lanes: sockets that carry Pull, Push and Commit with less work than gRPC, and,
-    on one host, with shared memory. Clients without lanes call these RPCs directly.
+    """Returns how to reach this server's lanes. These sockets carry Pull, Push and Commit with less work than gRPC, and
+    with shared memory if both ends are on one host. Clients without lanes call Pull, Push and Commit directly.
     """
     CreateShards: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.CreateShardsRequest, _parameter_server_pb2.CreateShardsReply]
     """Only the coordinator calls the RPCs from here on.
@@ -61,40 +61,41 @@ class ParameterServerStub:
     DropShards: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.DropShardsRequest, _parameter_server_pb2.DropShardsReply]
     """Frees a job's shards. An unknown job is not an error."""
     AdmitWorkers: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.AdmitWorkersRequest, _parameter_server_pb2.AdmitWorkersReply]
-    """Allows workers to pull and push, and includes them in the job's barriers. A worker that cannot be admitted has an
-    error in the reply, and the others are admitted. A repetition has no effect.
+    """Allows workers to pull and push, and includes them in the job's barriers. If a worker cannot be admitted, the
+    reply has an error for it, and the others are admitted. A repetition has no effect.
     """
     FenceWorkers: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.FenceWorkersRequest, _parameter_server_pb2.FenceWorkersReply]
     """Refuses all further calls of the workers' incarnations. Returns the number of steps that each worker has committed
-    here. ReleaseWorkers then carries the largest of a worker's numbers to all servers.
+    on this server. For each worker, ReleaseWorkers then sends the largest of these numbers to all servers.
     """
     ReleaseWorkers: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.ReleaseWorkersRequest, _parameter_server_pb2.ReleaseWorkersReply]
-    """Takes workers out of the job's barriers. If a push of a worker is staged here (there is at most one), the server
-    commits or discards it. If the push's step is committed_steps - 1, another server has already committed the push,
-    so this server commits it too. Otherwise this server discards it.
+    """Takes workers out of the job's barriers. A push of a worker may still be staged here (at most one). If its step is
+    committed_steps - 1, another server has already committed it, so this server commits it too. Otherwise this server
+    discards it.
     """
     HoldCommits: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.HoldCommitsRequest, _parameter_server_pb2.HoldCommitsReply]
     """First call of a checkpoint's cut, to each server of the job. Waits until commits in progress have ended, and holds
     back new ones for at most 2 seconds. If the commits in progress take too long: RESOURCE_EXHAUSTED, OVERLOADED.
     """
     ResumeCommits: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.ResumeCommitsRequest, _parameter_server_pb2.ResumeCommitsReply]
-    """Ends the hold of a cut, so that commits continue at once. The coordinator calls it instead of Save if HoldCommits
-    failed on a server, and after Save to end SaveRequest.hold_s early. Has no effect if the cut does not hold commits.
+    """Ends the hold of a cut: the commits that it held back continue. The coordinator calls it instead of Save if
+    HoldCommits failed on a server, and after Save to end SaveRequest.hold_s early. Has no effect if the cut holds
+    back no commits.
     """
     Save: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.SaveRequest, _parameter_server_pb2.SaveReply]
     """Second call of a cut. Commits each push that is staged here and that another server has already committed. Then
-    saves that state in the background. Other commits continue meanwhile, unless hold_s is set. If the cut no longer
-    holds back commits, nothing is saved: CANCELLED.
+    saves the resulting state in the background. Other commits continue meanwhile, unless hold_s is set. If the cut no
+    longer holds back commits, because its time is over, nothing is saved: CANCELLED.
     """
     CollectFiles: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.CollectFilesRequest, _parameter_server_pb2.CollectFilesReply]
     """Returns the files of the job's latest Save. If writing failed: UNAVAILABLE, STORAGE_FAILED. If the job has no
     shards here: NOT_FOUND, UNKNOWN_JOB. If its latest Save was for another checkpoint: NOT_FOUND, UNKNOWN_CHECKPOINT.
     """
     Restore: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.RestoreRequest, _parameter_server_pb2.RestoreReply]
-    """Overwrites values, optimizer slots and clocks with a checkpoint's. Only before a worker is admitted. If the
-    checkpoint has other variables: FAILED_PRECONDITION, INCOMPATIBLE_CHECKPOINT. If it is damaged: DATA_LOSS,
-    CORRUPT_CHECKPOINT. While an earlier Restore of the job still reads: UNAVAILABLE, STORAGE_FAILED. Until the values are
-    complete, calls that use the shards are refused: FAILED_PRECONDITION, NOT_PLACED.
+    """Overwrites values, optimizer slots and clocks with those of a checkpoint. Allowed only before a worker is
+    admitted. If the checkpoint has other variables: FAILED_PRECONDITION, INCOMPATIBLE_CHECKPOINT. If it is damaged:
+    DATA_LOSS, CORRUPT_CHECKPOINT. While an earlier Restore of the job still reads: UNAVAILABLE, STORAGE_FAILED. Until
+    the values are complete, calls that use the shards are refused: FAILED_PRECONDITION, NOT_PLACED.
     """
 
 @_typing.type_check_only
@@ -113,10 +114,10 @@ class ParameterServerAsyncStub(ParameterServerStub):
     Commit: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.CommitRequest, _parameter_server_pb2.PushReply]  # type: ignore[assignment]
     """Commits a push that is staged on this server: the second phase of a push to shards of several servers."""
     Assign: _aio.StreamUnaryMultiCallable[_parameter_server_pb2.PushRequest, _parameter_server_pb2.PushReply]  # type: ignore[assignment]
-    """Overwrites values with a program's given values. Only before the job runs."""
+    """Overwrites values with a program's given values. Allowed only before the job runs."""
     Attach: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.AttachRequest, _parameter_server_pb2.AttachReply]  # type: ignore[assignment]
-    """Returns how to reach this server's lanes: sockets that carry Pull, Push and Commit with less work than gRPC, and,
-    on one host, with shared memory. Clients without lanes call these RPCs directly.
+    """Returns how to reach this server's lanes. These sockets carry Pull, Push and Commit with less work than gRPC, and
+    with shared memory if both ends are on one host. Clients without lanes call Pull, Push and Commit directly.
     """
     CreateShards: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.CreateShardsRequest, _parameter_server_pb2.CreateShardsReply]  # type: ignore[assignment]
     """Only the coordinator calls the RPCs from here on.
@@ -126,40 +127,41 @@ class ParameterServerAsyncStub(ParameterServerStub):
     DropShards: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.DropShardsRequest, _parameter_server_pb2.DropShardsReply]  # type: ignore[assignment]
     """Frees a job's shards. An unknown job is not an error."""
     AdmitWorkers: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.AdmitWorkersRequest, _parameter_server_pb2.AdmitWorkersReply]  # type: ignore[assignment]
-    """Allows workers to pull and push, and includes them in the job's barriers. A worker that cannot be admitted has an
-    error in the reply, and the others are admitted. A repetition has no effect.
+    """Allows workers to pull and push, and includes them in the job's barriers. If a worker cannot be admitted, the
+    reply has an error for it, and the others are admitted. A repetition has no effect.
     """
     FenceWorkers: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.FenceWorkersRequest, _parameter_server_pb2.FenceWorkersReply]  # type: ignore[assignment]
     """Refuses all further calls of the workers' incarnations. Returns the number of steps that each worker has committed
-    here. ReleaseWorkers then carries the largest of a worker's numbers to all servers.
+    on this server. For each worker, ReleaseWorkers then sends the largest of these numbers to all servers.
     """
     ReleaseWorkers: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.ReleaseWorkersRequest, _parameter_server_pb2.ReleaseWorkersReply]  # type: ignore[assignment]
-    """Takes workers out of the job's barriers. If a push of a worker is staged here (there is at most one), the server
-    commits or discards it. If the push's step is committed_steps - 1, another server has already committed the push,
-    so this server commits it too. Otherwise this server discards it.
+    """Takes workers out of the job's barriers. A push of a worker may still be staged here (at most one). If its step is
+    committed_steps - 1, another server has already committed it, so this server commits it too. Otherwise this server
+    discards it.
     """
     HoldCommits: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.HoldCommitsRequest, _parameter_server_pb2.HoldCommitsReply]  # type: ignore[assignment]
     """First call of a checkpoint's cut, to each server of the job. Waits until commits in progress have ended, and holds
     back new ones for at most 2 seconds. If the commits in progress take too long: RESOURCE_EXHAUSTED, OVERLOADED.
     """
     ResumeCommits: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.ResumeCommitsRequest, _parameter_server_pb2.ResumeCommitsReply]  # type: ignore[assignment]
-    """Ends the hold of a cut, so that commits continue at once. The coordinator calls it instead of Save if HoldCommits
-    failed on a server, and after Save to end SaveRequest.hold_s early. Has no effect if the cut does not hold commits.
+    """Ends the hold of a cut: the commits that it held back continue. The coordinator calls it instead of Save if
+    HoldCommits failed on a server, and after Save to end SaveRequest.hold_s early. Has no effect if the cut holds
+    back no commits.
     """
     Save: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.SaveRequest, _parameter_server_pb2.SaveReply]  # type: ignore[assignment]
     """Second call of a cut. Commits each push that is staged here and that another server has already committed. Then
-    saves that state in the background. Other commits continue meanwhile, unless hold_s is set. If the cut no longer
-    holds back commits, nothing is saved: CANCELLED.
+    saves the resulting state in the background. Other commits continue meanwhile, unless hold_s is set. If the cut no
+    longer holds back commits, because its time is over, nothing is saved: CANCELLED.
     """
     CollectFiles: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.CollectFilesRequest, _parameter_server_pb2.CollectFilesReply]  # type: ignore[assignment]
     """Returns the files of the job's latest Save. If writing failed: UNAVAILABLE, STORAGE_FAILED. If the job has no
     shards here: NOT_FOUND, UNKNOWN_JOB. If its latest Save was for another checkpoint: NOT_FOUND, UNKNOWN_CHECKPOINT.
     """
     Restore: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.RestoreRequest, _parameter_server_pb2.RestoreReply]  # type: ignore[assignment]
-    """Overwrites values, optimizer slots and clocks with a checkpoint's. Only before a worker is admitted. If the
-    checkpoint has other variables: FAILED_PRECONDITION, INCOMPATIBLE_CHECKPOINT. If it is damaged: DATA_LOSS,
-    CORRUPT_CHECKPOINT. While an earlier Restore of the job still reads: UNAVAILABLE, STORAGE_FAILED. Until the values are
-    complete, calls that use the shards are refused: FAILED_PRECONDITION, NOT_PLACED.
+    """Overwrites values, optimizer slots and clocks with those of a checkpoint. Allowed only before a worker is
+    admitted. If the checkpoint has other variables: FAILED_PRECONDITION, INCOMPATIBLE_CHECKPOINT. If it is damaged:
+    DATA_LOSS, CORRUPT_CHECKPOINT. While an earlier Restore of the job still reads: UNAVAILABLE, STORAGE_FAILED. Until
+    the values are complete, calls that use the shards are refused: FAILED_PRECONDITION, NOT_PLACED.
     """
 
 class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
@@ -199,7 +201,7 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_parameter_server_pb2.PushRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_parameter_server_pb2.PushReply, _abc.Awaitable[_parameter_server_pb2.PushReply]]:
-        """Overwrites values with a program's given values. Only before the job runs."""
+        """Overwrites values with a program's given values. Allowed only before the job runs."""
 
     @_abc_1.abstractmethod
     def Attach(
@@ -207,8 +209,8 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         request: _parameter_server_pb2.AttachRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_parameter_server_pb2.AttachReply, _abc.Awaitable[_parameter_server_pb2.AttachReply]]:
-        """Returns how to reach this server's lanes: sockets that carry Pull, Push and Commit with less work than gRPC, and,
-        on one host, with shared memory. Clients without lanes call these RPCs directly.
+        """Returns how to reach this server's lanes. These sockets carry Pull, Push and Commit with less work than gRPC, and
+        with shared memory if both ends are on one host. Clients without lanes call Pull, Push and Commit directly.
         """
 
     @_abc_1.abstractmethod
@@ -236,8 +238,8 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         request: _parameter_server_pb2.AdmitWorkersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_parameter_server_pb2.AdmitWorkersReply, _abc.Awaitable[_parameter_server_pb2.AdmitWorkersReply]]:
-        """Allows workers to pull and push, and includes them in the job's barriers. A worker that cannot be admitted has an
-        error in the reply, and the others are admitted. A repetition has no effect.
+        """Allows workers to pull and push, and includes them in the job's barriers. If a worker cannot be admitted, the
+        reply has an error for it, and the others are admitted. A repetition has no effect.
         """
 
     @_abc_1.abstractmethod
@@ -247,7 +249,7 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_parameter_server_pb2.FenceWorkersReply, _abc.Awaitable[_parameter_server_pb2.FenceWorkersReply]]:
         """Refuses all further calls of the workers' incarnations. Returns the number of steps that each worker has committed
-        here. ReleaseWorkers then carries the largest of a worker's numbers to all servers.
+        on this server. For each worker, ReleaseWorkers then sends the largest of these numbers to all servers.
         """
 
     @_abc_1.abstractmethod
@@ -256,9 +258,9 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         request: _parameter_server_pb2.ReleaseWorkersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_parameter_server_pb2.ReleaseWorkersReply, _abc.Awaitable[_parameter_server_pb2.ReleaseWorkersReply]]:
-        """Takes workers out of the job's barriers. If a push of a worker is staged here (there is at most one), the server
-        commits or discards it. If the push's step is committed_steps - 1, another server has already committed the push,
-        so this server commits it too. Otherwise this server discards it.
+        """Takes workers out of the job's barriers. A push of a worker may still be staged here (at most one). If its step is
+        committed_steps - 1, another server has already committed it, so this server commits it too. Otherwise this server
+        discards it.
         """
 
     @_abc_1.abstractmethod
@@ -277,8 +279,9 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         request: _parameter_server_pb2.ResumeCommitsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_parameter_server_pb2.ResumeCommitsReply, _abc.Awaitable[_parameter_server_pb2.ResumeCommitsReply]]:
-        """Ends the hold of a cut, so that commits continue at once. The coordinator calls it instead of Save if HoldCommits
-        failed on a server, and after Save to end SaveRequest.hold_s early. Has no effect if the cut does not hold commits.
+        """Ends the hold of a cut: the commits that it held back continue. The coordinator calls it instead of Save if
+        HoldCommits failed on a server, and after Save to end SaveRequest.hold_s early. Has no effect if the cut holds
+        back no commits.
         """
 
     @_abc_1.abstractmethod
@@ -288,8 +291,8 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_parameter_server_pb2.SaveReply, _abc.Awaitable[_parameter_server_pb2.SaveReply]]:
         """Second call of a cut. Commits each push that is staged here and that another server has already committed. Then
-        saves that state in the background. Other commits continue meanwhile, unless hold_s is set. If the cut no longer
-        holds back commits, nothing is saved: CANCELLED.
+        saves the resulting state in the background. Other commits continue meanwhile, unless hold_s is set. If the cut no
+        longer holds back commits, because its time is over, nothing is saved: CANCELLED.
         """
 
     @_abc_1.abstractmethod
@@ -308,10 +311,10 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         request: _parameter_server_pb2.RestoreRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_parameter_server_pb2.RestoreReply, _abc.Awaitable[_parameter_server_pb2.RestoreReply]]:
-        """Overwrites values, optimizer slots and clocks with a checkpoint's. Only before a worker is admitted. If the
-        checkpoint has other variables: FAILED_PRECONDITION, INCOMPATIBLE_CHECKPOINT. If it is damaged: DATA_LOSS,
-        CORRUPT_CHECKPOINT. While an earlier Restore of the job still reads: UNAVAILABLE, STORAGE_FAILED. Until the values are
-        complete, calls that use the shards are refused: FAILED_PRECONDITION, NOT_PLACED.
+        """Overwrites values, optimizer slots and clocks with those of a checkpoint. Allowed only before a worker is
+        admitted. If the checkpoint has other variables: FAILED_PRECONDITION, INCOMPATIBLE_CHECKPOINT. If it is damaged:
+        DATA_LOSS, CORRUPT_CHECKPOINT. While an earlier Restore of the job still reads: UNAVAILABLE, STORAGE_FAILED. Until
+        the values are complete, calls that use the shards are refused: FAILED_PRECONDITION, NOT_PLACED.
         """
 
 def add_ParameterServerServicer_to_server(servicer: ParameterServerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -28,7 +28,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class ClusterRecord(_message.Message):
-    """Key "cluster": the counters that never decrease, so that no number is used twice."""
+    """Key "cluster": the cluster's id, and counters that never decrease, so that no number is used twice."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -87,8 +87,8 @@ class MemberRecord(_message.Message):
     dead: _builtins.bool
     """Whether this incarnation has ended."""
     last_seen: _builtins.float
-    """Seconds of Unix time of a dead member's last heartbeat. 0 for a live member, whose heartbeat timeout starts again
-    when the coordinator starts.
+    """The time of a dead member's last heartbeat, in seconds of Unix time. 0 for a live member: its heartbeat timeout
+    starts again when the coordinator starts.
     """
     draining: _builtins.bool
     """Whether this incarnation of a server drains."""
@@ -158,12 +158,12 @@ class PlanRecord(_message.Message):
 
     @_builtins.property
     def placement(self) -> _tensor_pb2.Placement:
-        """The current placement, without its variables, which are those above. Not set while the variables are not placed."""
+        """The current placement. It does not repeat the variables above. Not set while the variables are not placed."""
 
     @_builtins.property
     def previous_servers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """By shard, the member that held it in the last placement. Empty if there was none, or if an earlier version of Shoal
-        wrote the record.
+        """For each shard, the server that held it in the previous placement. Empty if there was none, or if an earlier
+        version of Shoal wrote the record.
         """
 
     def __init__(
@@ -239,11 +239,11 @@ class JobRecord(_message.Message):
     waiting_for: _builtins.str
     """What the job waits for."""
     submitted_at: _builtins.float
-    """Seconds of Unix time; 0 if the event has not happened."""
+    """The time of the submission, in seconds of Unix time."""
     started_at: _builtins.float
-    """As submitted_at, for the moment at which the job began to run."""
+    """The time at which the job began to run, in seconds of Unix time. 0 if it has not begun."""
     finished_at: _builtins.float
-    """As submitted_at, for the job's end."""
+    """The time of the job's end, in seconds of Unix time. 0 if it has not ended."""
     value_sender: _builtins.int
     """The assignment of the value sender; 0 if there is none."""
     assigned: _builtins.bool
@@ -252,7 +252,8 @@ class JobRecord(_message.Message):
     """Whether the servers have the shards."""
     reserved_sequence: _builtins.int
     """The largest reserved sequence number of the job's events. Numbers are reserved in advance, because events that are
-    not stored (log lines and metrics) also use them. After a restart, numbers continue after this one.
+    not stored (log lines and metrics) also use numbers. After a restart of the coordinator, the next event gets a
+    number after this one.
     """
     all_workers_finished: _builtins.bool
     """Whether all workers have finished, and the final checkpoint is in progress or done."""
@@ -261,13 +262,13 @@ class JobRecord(_message.Message):
     failed_restarts: _builtins.int
     """The number of restarts since the newest checkpoint."""
     server_return_deadline: _builtins.float
-    """The time until which the job waits for as many servers as before, in seconds of Unix time. After that, the
-    coordinator places the shards on the remaining servers. 0 means that the job does not wait.
+    """The time, in seconds of Unix time, until which the job waits for servers to return. After that, the coordinator
+    places the shards on the remaining servers. 0 means that the job does not wait.
     """
     servers: _builtins.int
     """The number of servers that held the shards before they were lost."""
     read_failure: _builtins.str
-    """Why the last attempt to read the checkpoints failed. Empty if it did not, or there was none."""
+    """Why the last attempt to read the checkpoints failed. Empty if it succeeded, or if there was no attempt."""
     next_read_at: _builtins.float
     """The time of the next attempt to read, in seconds of Unix time."""
     read_backoff_s: _builtins.float
@@ -286,8 +287,8 @@ class JobRecord(_message.Message):
 
     @_builtins.property
     def source(self) -> _job_pb2.CheckpointChoice:
-        """The checkpoint of another job, or of an earlier submission, that this job began with. Its number is set, so that a
-        restart uses the same one. Not set if there is none.
+        """The checkpoint that this job began with, from another job or an earlier submission. Its number is set, so that a
+        restart uses the same one. Not set if the job began without a checkpoint.
         """
 
     @_builtins.property
@@ -296,7 +297,7 @@ class JobRecord(_message.Message):
 
     @_builtins.property
     def quarantined(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuarantineRecord]:
-        """The workers that were quarantined for this job, also those whose quarantine has ended."""
+        """The workers that were quarantined for this job, including those whose quarantine has ended."""
 
     def __init__(
         self,
@@ -526,9 +527,9 @@ class LedgerRecord(_message.Message):
     epoch: _builtins.int
     """All epochs before this one are done."""
     order: _builtins.int
-    """Version of the order of an epoch's samples that all ranges refer to. It never changes in a ledger. In both versions
-    the order of blocks is that of shoal.data._reading.order.ShuffledBlocks; they differ in the order of single
-    samples. 0: one permutation of the epoch by NumPy. 1: a permutation that is computed by index.
+    """Version of the order of an epoch's samples that all ranges refer to. It never changes in a ledger. The versions
+    differ only for data sets without blocks. 0: a permutation of the epoch by NumPy. 1: a permutation that is
+    computed by index. Data sets with blocks have the order of shoal.data._reading.order.ShuffledBlocks in both.
     """
     @_builtins.property
     def next(self) -> _job_pb2.DataRange:
@@ -613,9 +614,9 @@ Global___RequeuedRange: _TypeAlias = RequeuedRange  # noqa: Y015
 
 @_typing.final
 class ProgressRecord(_message.Message):
-    """Key "job/NUMBER/tally": the progress totals of the job. Written when a worker leaves or is lost. A restart
-    of the coordinator loses what was reported since then, but the next reports of the live workers contain it again,
-    because workers report totals.
+    """Key "job/NUMBER/tally": the progress totals of the job. Written when a worker leaves or is lost. When the
+    coordinator restarts, later reports are lost. The next reports of the live workers make up for that, because workers
+    report totals.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -655,7 +656,7 @@ class ProgressRecord(_message.Message):
 
     @_builtins.property
     def told(self) -> _containers.MessageMap[_builtins.int, Global___Totals]:
-        """By assignment, the part of the totals that each live worker has reported."""
+        """The part of the totals that each live worker has reported, by its assignment."""
 
     def __init__(
         self,
@@ -697,7 +698,7 @@ class CheckpointsRecord(_message.Message):
     began_step: _builtins.int
     """The step at which the latest attempt started."""
     wanted_from: _builtins.float
-    """The time before which a requested attempt does not start, in seconds of Unix time; 0 if none is requested."""
+    """The earliest time at which a requested attempt starts, in seconds of Unix time; 0 if none is requested."""
     failure: _builtins.str
     """Why the latest attempt failed."""
     failures: _builtins.int
@@ -757,8 +758,8 @@ class EvaluationRecord(_message.Message):
     evaluator: _builtins.int
     """The assignment of the worker that evaluates; 0 if none does."""
     since_patience_best: _builtins.int
-    """The number of evaluations after patience_best. If EvaluationPolicy.patience is > 0, the job ends when this number
-    reaches it.
+    """The number of evaluations after patience_best. The job ends when this number reaches EvaluationPolicy.patience, if
+    that is > 0.
     """
     stopping: _builtins.str
     """Why the job ends early; empty if it does not."""
@@ -1003,7 +1004,9 @@ class TakeCutEffect(_message.Message):
     number: _builtins.int
     """The number of the checkpoint."""
     last: _builtins.bool
-    """Whether the job restarts from this checkpoint once it is complete. Until then, servers hold back commits."""
+    """Whether the job restarts from this checkpoint once the checkpoint is complete. Until then, servers hold back
+    commits.
+    """
     @_builtins.property
     def servers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServerRecord]:
         """The servers that the effect calls."""
@@ -1071,7 +1074,7 @@ class CommitCheckpointEffect(_message.Message):
 
     @_builtins.property
     def keep(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The numbers of checkpoints that stay, whatever the policy says."""
+        """The numbers of checkpoints to keep even if the policy would remove them."""
 
     def __init__(
         self,
@@ -1150,7 +1153,7 @@ class RemoveWorkerEffect(_message.Message):
     """The worker's incarnation."""
     committed_steps: _builtins.int
     """The largest number of committed steps on any server. Set when all servers have fenced the worker. It is stored,
-    because a later FenceWorkers cannot learn it again: a server forgets a worker that it has released.
+    because a server forgets a worker that it has released, so a later FenceWorkers cannot return this number again.
     """
     @_builtins.property
     def servers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServerRecord]:

@@ -169,9 +169,9 @@ class WorkerRequests:
             )
         if not job.vacancies:
             raise errors.Overloaded(
-                f"job {name} is full: no place among its workers ({job.spec.workers}) is free. A place becomes free "
-                f"about {self._members.heartbeat_timeout_s:g} s after a session's process died: then try again. For "
-                "more workers, open a session with another job name and a larger `workers`",
+                f"job {name} is full: it has all its {job.spec.workers} workers. If the process of one has died, its "
+                f"place becomes free {self._members.heartbeat_timeout_s:g} s later; try again then. For more workers, "
+                "open a session with another job name and a larger `workers`",
                 job=name,
                 workers=job.spec.workers,
             )

@@ -155,8 +155,8 @@ def _check_files(catalogue: Catalogue, manifest: Manifest) -> None:
         if found != entry.nbytes:
             what = "does not exist" if found < 0 else f"has {found} bytes instead of {entry.nbytes}"
             raise errors.StorageFailed(
-                f"{'/'.join((catalogue.folder.url, *path))}, which a server has written, {what}: give the coordinator "
-                "and all servers the same checkpoint storage, one that all of them can reach"
+                f"{'/'.join((catalogue.folder.url, *path))} {what}, although a server has written it: give the "
+                "coordinator and all servers the same checkpoint storage, which all of them can reach"
             )
 
 

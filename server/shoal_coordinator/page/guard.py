@@ -69,8 +69,8 @@ class RequestRules:
         host = headers.get("host", "")
         if not self.knows(_name(host)):
             raise errors.Forbidden(
-                f"this page is not served as {host!r:.200}; use an address of this machine, or start the coordinator "
-                "with --page-host for that name",
+                f"this page does not answer to the host name {host!r:.200}; use an address of this "
+                "machine, or start the coordinator with --page-host for that name",
                 host=host[:200],
             )
         if method in _READING:

@@ -295,7 +295,9 @@ class LaneHandler:
             BadRequest: there is no such region, or the client has truncated its segment.
         """
         if not self._segment or not 0 < number <= self._regions:
-            raise errors.BadRequest(f"a call names region {number} of shared memory; this lane has {self._regions}")
+            raise errors.BadRequest(
+                f"a call names region {number} of shared memory; this lane has {self._regions} regions"
+            )
         try:
             return np.frombuffer(self._segment.view((number - 1) * self._region_bytes, self._region_bytes), np.uint8)
         except SegmentUnavailable as error:

@@ -61,7 +61,9 @@ class EndpointGroup(Endpoint):
         for name, endpoint in self._all.items():
             handlers = endpoint.handlers()
             if twice := found.keys() & handlers.keys():
-                raise errors.InternalError(f"transport {name} handles {', '.join(sorted(twice))}, and so does another")
+                raise errors.InternalError(
+                    f"transport {name} handles {', '.join(sorted(twice))}, as another transport does"
+                )
             found |= handlers
         return found
 

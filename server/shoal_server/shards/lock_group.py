@@ -302,7 +302,7 @@ class LockGroup:
                 raise self._gone()
             if self._reading:
                 raise errors.StorageFailed(
-                    f"an earlier restore of {self.config.name} still waits for the checkpoint storage; check that"
+                    f"an earlier restore of {self.config.name} waits for the checkpoint storage; check the storage"
                 )
             self._state.handle(events.ValuesRestored(version, step))
             self._unfilled = self._reading = True

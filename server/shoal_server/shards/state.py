@@ -234,7 +234,7 @@ class GroupState:
         if not event.worker:
             return [AnswerPull(event.ticket, event.step)]
         if event.ahead > MAX_AHEAD:
-            raise errors.BadRequest(f"{self.name}: a pull asks {event.ahead} steps ahead; the maximum is {MAX_AHEAD}")
+            raise errors.BadRequest(f"{self.name}: a pull is {event.ahead} steps ahead; the maximum is {MAX_AHEAD}")
         clock = self._admitted(event.worker, event.incarnation)
         effects = self._finish_earlier_steps(clock, event.step)
         step = event.step + event.ahead

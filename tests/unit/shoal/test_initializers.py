@@ -202,7 +202,7 @@ def test_given_is_named_on_the_wire() -> None:
     [
         (lambda: Constant(math.nan), "initializer Constant: value is nan; it must be finite"),
         (lambda: Uniform(-math.inf, 0), "initializer Uniform: low is -inf; it must be finite"),
-        (lambda: Uniform(1.0, -1.0), "initializer Uniform: low is 1.0, above high, -1.0; exchange them"),
+        (lambda: Uniform(1.0, -1.0), "initializer Uniform: low is 1.0 and high is -1.0; low must not be above high"),
         (lambda: Normal(0.0, -1.0), "initializer Normal: stddev is -1.0; it must be 0 or more"),
         (
             lambda: HeNormal(seed=0),

@@ -84,7 +84,7 @@ def test_its_metrics_cover_the_whole_set(tables: dict[str, str]) -> None:
         ({"categories": {"a": "12"}}, errors.ProgramError, "categories is {'a': '12'}; give a mapping"),
         ({"window": 1.5}, errors.ProgramError, "window is 1.5; give an integer"),
         ({"crosses": [["a", "age"]]}, errors.InvalidLayer, "'age' is not one"),
-        ({"fill": {"city": 3}}, errors.InvalidData, "fill has a value for 'city', which is none of the columns"),
+        ({"fill": {"city": 3}}, errors.InvalidData, "fill has a value for 'city', which is not one of the columns"),
         ({"label": "income"}, errors.InvalidData, "income"),
         ({"label": "a"}, errors.InvalidData, "'a'.*twice"),
     ],

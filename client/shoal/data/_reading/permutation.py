@@ -69,7 +69,9 @@ class IndexPermutation:
             IndexError: a place is out of range.
         """
         if places.size and not 0 <= int(places.min()) <= int(places.max()) < self.size:
-            raise IndexError(f"places {places.min()} to {places.max()} are not all in an order of {self.size} samples")
+            raise IndexError(
+                f"places {places.min()} to {places.max()} are not all within an order of {self.size} samples"
+            )
         numbers: np.ndarray
         if self._sorted is not None:
             numbers = self._sorted[places]

@@ -137,7 +137,7 @@ def test_a_part_of_a_tensor_reads_no_more_than_its_blocks(tmp_path: Path, monkey
         assert np.array_equal(part, x[5_001:5_701])
         assert sum(counted) <= 4 << 10
         for target, first in ((np.empty(2, np.float32), 9_999), (np.empty(2, np.float64), 0)):
-            with pytest.raises(ValueError, match="has no 2 elements of float"):
+            with pytest.raises(ValueError, match="does not have 2 elements of float"):
                 reader.fill([reader.place("x", target, first)])
         with pytest.raises(KeyError):
             reader.fill([reader.place("y", part)])

@@ -169,7 +169,7 @@ def test_nulls_without_a_fill_are_refused(folder: Path) -> None:
 
 def test_fills_that_match_no_column_are_refused(folder: Path) -> None:
     parquet(folder / "a.parquet")
-    with refused("fill has a value for 'z', which is none of the columns"):
+    with refused("fill has a value for 'z', which is not one of the columns"):
         Parquet(folder, fill={"z": 0})
     with refused("fill of column 'x' is 'none', which is not a double"):
         Parquet(folder, fill={"x": "none"})

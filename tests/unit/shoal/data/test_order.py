@@ -101,7 +101,7 @@ def test_every_single_sample_occurs_once_for_any_ranges(
 
 
 def test_places_outside_the_data_set_are_refused() -> None:
-    with pytest.raises(IndexError, match="places 0 to 20 are not all in an order of 20 samples"):
+    with pytest.raises(IndexError, match="places 0 to 20 are not all within an order of 20 samples"):
         list(ShuffledSamples(20, 7).numbers(0, 0, 21))
 
 

@@ -299,7 +299,7 @@ def test_a_size_out_of_range_is_refused(size: int) -> None:
 def test_a_place_out_of_range_is_refused(size: int) -> None:
     order = IndexPermutation(size, 0, 0)
     for place in (-1, size, 2**63 - 1):
-        with pytest.raises(IndexError, match=f"not all in an order of {size} samples"):
+        with pytest.raises(IndexError, match=f"not all within an order of {size} samples"):
             order.at(np.array([place]))
 
 

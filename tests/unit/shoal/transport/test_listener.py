@@ -177,7 +177,7 @@ def test_beyond_the_limit_connections_are_refused() -> None:
         assert other.begin(within_s=5) is Echo.ERROR
         error = received_error(other)
         assert isinstance(error, errors.Overloaded)
-        assert error.message == "this server has its limit of 1 echos; whistle instead"
+        assert error.message == "this server has reached its limit of 1 echos; whistle instead"
         other.close()
         assert said(lane, Echo.SAY, b"still") == (Echo.SAY, b"still")
 

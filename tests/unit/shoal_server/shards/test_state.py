@@ -321,7 +321,7 @@ class TestPullsAhead:
     @pytest.mark.parametrize("ahead", [2, 9])
     def test_nobody_looks_further_ahead(self, ahead: int) -> None:
         state = shard(consistency.Asynchronous(), "a")
-        with pytest.raises(errors.BadRequest, match=f"a pull asks {ahead} steps ahead; the maximum is 1"):
+        with pytest.raises(errors.BadRequest, match=f"a pull is {ahead} steps ahead; the maximum is 1"):
             pull(state, "a", 5, ahead=ahead)
         assert state.clocks["a"].steps == 0
         assert not state.history
