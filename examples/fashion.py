@@ -2,14 +2,9 @@
 
     python examples/fashion.py --data /usr/share/datasets/fashion-mnist
 
-<<<<<<< HEAD
 It draws a curve of the accuracy for each mode. The data is four idx files (Debian: `apt-get install
 dataset-fashion-mnist`). The program that is trained comes with Shoal: `shoal_nn.programs:image_classifier`. On two
 cores, each mode takes about two minutes.
-=======
-The data is four idx files (Debian: `apt-get install dataset-fashion-mnist`). The program that is trained comes with
-Shoal: `shoal_nn.programs:image_classifier`. On two cores, each mode takes about two minutes.
->>>>>>> a1b2d1529baf761d339699b0b16a04fe56b4a164
 """
 
 import argparse
