@@ -94,8 +94,8 @@ AllowPrograms = Annotated[
         envvar="SHOAL_ALLOW_PROGRAM",
         metavar="PATTERN",
         help="Program that jobs may name: module:factory, or a module, such as vision, with everything in it. '.' "
-        "means the modules under --path; * stands for any text, ? for any character. Repeatable; in the variable, "
-        "separated by spaces. Default: '.' and shoal_nn.",
+        "means the modules under --path; * stands for any text, ? for any character. Repeatable; in "
+        "SHOAL_ALLOW_PROGRAM, patterns are separated by spaces. Default: '.' and shoal_nn.",
     ),
 ]
 # How `shoal up` and `LocalCluster` start a role; see `shoal._role.lifecycle.run_role`.

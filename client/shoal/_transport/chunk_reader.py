@@ -1,4 +1,7 @@
-"""Chunk reader: receives messages with chunks, from a lane or as bytes, into the memory of an assembler."""
+"""Chunk reader: puts the chunks of a message into the memory of an assembler.
+
+The message is read from a lane, or is in memory already.
+"""
 
 from shoal._transport.connection import Connection
 from shoal._wire import Assembler, Buffer, Carrier, decode, read_start

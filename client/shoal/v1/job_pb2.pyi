@@ -1762,8 +1762,9 @@ class JoinReply(_message.Message):
     """
     @_builtins.property
     def placement(self) -> _tensor_pb2.Placement:
-        """The placement, unless the caller has it. A call that waits gets it when the worker is ready or the value sender. A
-        call that does not wait may get it before the worker is admitted.
+        """The placement, unless the caller has it. A call that waits gets it as soon as the worker is ready,
+        or as soon as the worker has to send the given values. A call that does not wait may get it before the worker is
+        admitted.
         """
 
     @_builtins.property

@@ -374,8 +374,8 @@ class AttachReply(_message.Message):
     """Boot id of the machine. A caller with another boot id cannot share memory."""
     @_builtins.property
     def transports(self) -> _containers.ScalarMap[_builtins.str, _builtins.bytes]:
-        """By the name of a further transport, what clients need to use it, such as an address. Each transport defines the
-        encoding of its entry.
+        """Other transports of this server. The key is the transport's name. The value is what a client needs to use the
+        transport, such as an address; each transport defines its encoding.
         """
 
     def __init__(

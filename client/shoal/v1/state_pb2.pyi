@@ -614,9 +614,9 @@ Global___RequeuedRange: _TypeAlias = RequeuedRange  # noqa: Y015
 
 @_typing.final
 class ProgressRecord(_message.Message):
-    """Key "job/NUMBER/tally": the progress totals of the job. Written when a worker leaves or is lost. When the
-    coordinator restarts, later reports are lost. The next reports of the live workers make up for that, because workers
-    report totals.
+    """Key "job/NUMBER/tally": the progress totals of the job. Written when a worker leaves or is lost. If the
+    coordinator restarts, the reports that it received after the last write of this record are lost. The next reports of
+    the live workers make up for that, because workers report totals.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -10,7 +10,7 @@ workers. So when a coordinator dies, only the first pending effects of each queu
 whole or in part.
 
 The thread for a queue comes from the pool of its first effect's kind (`_Pool`), so that no kind of effect waits for
-another. If a server does not answer, only the effects that call this server keep their threads.
+another. A server that does not answer blocks only the threads of the effects that call it.
 """
 
 import enum
