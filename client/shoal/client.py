@@ -310,8 +310,8 @@ class Client:
 
         Args:
             job: name of the job: 1 to 63 characters of a-z, 0-9 and -, starting with a letter.
-            variables: the job's variables by name. An array is the initial value of a trainable variable. Required to
-                start a job, optional to join one.
+            variables: the job's variables by name. An array is the initial value of a variable, which is trainable if
+                its dtype is a float. Required to start a job, optional to join one.
             worker: member id of this session. "" means a random one.
             options: the fields of `Job` in `shoal.job.SessionOptions`. An option that is left out or None has the
                 default of `Job`, except that `overlap` is then False. A session that joins a job may repeat the job's

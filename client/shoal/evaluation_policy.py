@@ -144,7 +144,7 @@ class EvaluationPolicy:
         if self.mode == "auto" and not _named(self.metric, _MINIMIZED + _MAXIMIZED):
             raise errors.InvalidJob(
                 f"metric of evaluation is {self.metric!r}, whose name does not say whether smaller or larger "
-                'values are better; set mode to "min" or "max"',
+                'values are better; set mode to "min" or "max" (on the command line: --metric-mode)',
                 metric=self.metric,
             )
         if not self.every_steps and not self.at_end:

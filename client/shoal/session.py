@@ -1,6 +1,5 @@
 """Sessions: user training loops that take part in a job as workers, in any framework that can use NumPy arrays."""
 
-import secrets
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from shoal import _tracing, errors
 from shoal._rpc import CoordinatorClient, MembershipClient
-from shoal._training import Gradients, Outbox, Pipeline, PushResult, StepClock, cancel, start_or_find
+from shoal._training import Gradients, Outbox, Pipeline, PushResult, StepClock, cancel, member_id, start_or_find
 from shoal._training.participant import Participant, Report
 from shoal._training.session_input import as_arrays, as_pair, number, plain, report_of
 from shoal._wire import ReportAck
@@ -63,7 +62,7 @@ class Session:
         worker: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.job, self.worker = job, worker or f"session-{secrets.token_hex(4)}"
+        self.job, self.worker = job, member_id(worker)
         self._clock = clock
         self._reported_at = clock()
         self._unreported = Outbox()

@@ -4,7 +4,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -562,11 +562,16 @@ def test_the_options_of_a_session_are_in_its_signature() -> None:
 
 
 def test_session_of_an_unknown_job_cannot_be_joined(client: shoal.Client, coordinator: FakeCoordinator) -> None:
-    with pytest.raises(shoal.UnknownJob):
+    with pytest.raises(shoal.UnknownJob, match=r"no job .*; pass variables to start it"):
         client.session("job")
     coordinator.add(shoal.Job(name="job"), "SUCCEEDED")
     with pytest.raises(shoal.UnknownJob, match=r"job is succeeded.*pass variables"):
         client.session("job")
+
+
+def test_a_member_id_is_no_number_of_sessions(client: shoal.Client) -> None:
+    with pytest.raises(shoal.errors.BadRequest, match=r"worker is 2; .*`workers`"):
+        client.session("job", variables={"w": np.zeros(3)}, worker=cast(Any, 2))
 
 
 def test_a_session_that_cannot_enter_leaves_nothing_behind(coordinator: FakeCoordinator, client: shoal.Client) -> None:

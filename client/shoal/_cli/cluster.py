@@ -161,11 +161,12 @@ def _free_page(listen: str) -> str:
 
 def _announce(cluster: LocalCluster, out: Output) -> None:
     watch = f"Watch it at {cluster.page}\n" if cluster.page else ""
+    workers = sum(process.name.startswith("worker-") for process in cluster.processes)
+    submit = f"  shoal submit PACKAGE.MODULE:FACTORY --workers {workers} --follow\n" if workers else ""
     out.message(
         f"Shoal runs at {cluster.address}. Ctrl-C stops it. {watch}From another terminal:\n"
         f"  export SHOAL_COORDINATOR={cluster.address}\n"
-        "  shoal submit PACKAGE.MODULE:FACTORY --workers 2 --follow\n"
-        "  shoal status",
+        f"{submit}  shoal status",
         {
             "address": cluster.address,
             "page": cluster.page,

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable
 
-from shoal._cli.output import Output
+import typer
+
+from shoal._cli.output import INTERRUPTED, Output
 from shoal._display import ProgressBar, counted, first_line, format_metrics, records
 from shoal.callbacks import Callback
 from shoal.client import JobHandle
@@ -10,13 +12,18 @@ from shoal.events import Event
 from shoal.status import Evaluation, JobResult
 
 
-def follow(job: JobHandle, out: Output, callbacks: Iterable[Callback] = ()) -> JobResult:
+def follow(
+    job: JobHandle, out: Output, callbacks: Iterable[Callback] = (), timeout_s: float | None = None
+) -> JobResult:
     """Shows the events of a job until it ends: with a progress bar on a terminal, else as lines.
+
+    Ctrl-C ends the command, not the job.
 
     Args:
         job: the job to follow.
         out: the command's output.
         callbacks: called with each event before it is shown.
+        timeout_s: time limit in seconds; None means no limit.
 
     Returns:
         The result of the job.
@@ -24,15 +31,20 @@ def follow(job: JobHandle, out: Output, callbacks: Iterable[Callback] = ()) -> J
     Raises:
         JobFailed: the job failed.
         Cancelled: the job was cancelled.
+        DeadlineExceeded: the job has not ended in time.
     """
 
     def record(event: Event) -> None:
         out.record(records.event(event))
 
-    if out.as_json:
-        return job.wait(callbacks=[*callbacks, record])
-    with ProgressBar(job.status().job, console=out.errors) as bar:
-        return job.wait(callbacks=[*callbacks, bar])
+    try:
+        if out.as_json:
+            return job.wait(timeout_s, [*callbacks, record])
+        with ProgressBar(job.status().job, console=out.errors) as bar:
+            return job.wait(timeout_s, [*callbacks, bar])
+    except KeyboardInterrupt:
+        out.errors.print(f"{job.name} continues to run; `shoal cancel {job.name}` cancels it")
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def summary(result: JobResult, metric: str = "") -> str:

@@ -14,6 +14,7 @@ import typer
 from shoal import errors
 from shoal._cli import options
 from shoal._cli.job_watch import evaluations, summary
+from shoal._cli.job_watch import follow as follow_job
 from shoal._cli.output import Output, Row
 from shoal._display import counted, first_line, format_duration, records
 from shoal._system import atomic_write
@@ -48,6 +49,9 @@ def jobs(
 
 def wait(
     job: options.JobArgument,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Shows the job's events from its start, as `shoal submit --follow`.")
+    ] = False,
     timeout: Annotated[float | None, typer.Option(min=0, help="Time limit in seconds. Default: none.")] = None,
     tensorboard: options.TensorBoardOption = None,
     coordinator: options.CoordinatorOption = options.DEFAULT_ADDRESS,
@@ -57,7 +61,8 @@ def wait(
     """Waits until a job ends, and exits with an error if it failed or was cancelled."""
     with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
         with options.tensorboard(tensorboard) as callbacks:
-            result = client.job(job).wait(timeout, callbacks)
+            handle = client.job(job)
+            result = follow_job(handle, out, callbacks, timeout) if follow else handle.wait(timeout, callbacks)
         out.message(summary(result), records.result(result))
 
 

@@ -1,6 +1,6 @@
 """The command `submit`."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -9,10 +9,9 @@ from shoal._cli import options
 from shoal._cli.job_options import with_job_options
 from shoal._cli.job_watch import follow as follow_job
 from shoal._cli.job_watch import summary
-from shoal._cli.output import INTERRUPTED, Output
+from shoal._cli.output import Output
 from shoal._display import records
-from shoal.callbacks import Callback
-from shoal.client import Client, JobHandle
+from shoal.client import Client
 from shoal.job import Job
 
 
@@ -46,19 +45,11 @@ def submit(
         if out.as_json:
             out.record(records.job(handle.status()))
         elif not follow:
-            out.message(f"submitted {handle.name}; watch it with `shoal logs --follow {handle.name}`", {})
+            out.message(f"submitted {handle.name}; watch it with `shoal wait --follow {handle.name}`", {})
         if follow:
-            _follow(handle, out, wanted, callbacks)
-
-
-def _follow(handle: JobHandle, out: Output, job: Job, callbacks: Iterable[Callback]) -> None:
-    try:
-        result = follow_job(handle, out, callbacks)
-    except KeyboardInterrupt:
-        out.errors.print(f"{handle.name} continues to run; `shoal cancel {handle.name}` cancels it")
-        raise typer.Exit(INTERRUPTED) from None
-    metric = job.evaluation.metric if job.evaluation else ""
-    out.message(summary(result, metric), records.result(result))
+            result = follow_job(handle, out, callbacks)
+            metric = wanted.evaluation.metric if wanted.evaluation else ""
+            out.message(summary(result, metric), records.result(result))
 
 
 __all__ = ["submit"]

@@ -55,7 +55,7 @@ def parse_address(text: str) -> tuple[str, int]:
         BadRequest: the text is not an address.
     """
     host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65_535:
+    if not host or "/" in host or not port.isdecimal() or int(port) > 65_535:
         raise errors.BadRequest(f"{text!r} is not an address; give host:port, such as 127.0.0.1:7070", address=text)
     return host, int(port)
 

@@ -6,7 +6,7 @@ Sessions and workers use this package. `shoal._transport` sends the bytes to ser
 from shoal._training.outbox import Outbox
 from shoal._training.overlap import Gradients, Pipeline
 from shoal._training.parameters import ParameterClient, PushResult
-from shoal._training.session_job import cancel, start_or_find
+from shoal._training.session_job import cancel, member_id, start_or_find
 from shoal._training.step_clock import StepClock
 
 __all__ = [
@@ -17,5 +17,6 @@ __all__ = [
     "PushResult",
     "StepClock",
     "cancel",
+    "member_id",
     "start_or_find",
 ]

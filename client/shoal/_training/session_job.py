@@ -48,7 +48,10 @@ def start_or_find(
             pass
         else:
             return True
-    status = JobStatus.from_proto(coordinator.call(coordinator.jobs.Get, job_pb2.GetRequest(job=name)).status)
+    try:
+        status = JobStatus.from_proto(coordinator.call(coordinator.jobs.Get, job_pb2.GetRequest(job=name)).status)
+    except errors.UnknownJob as error:
+        raise errors.UnknownJob(f"{error.message}; pass variables to start it", job=name) from None
     if status.state.finished:
         raise errors.UnknownJob(
             f"job {name} is {status.state.value}: it cannot be joined; pass variables to start it again", job=name
@@ -66,6 +69,17 @@ def start_or_find(
     return False
 
 
+def member_id(worker: object) -> str:
+    """Returns the member id of a session: the given one, or a random one for "".
+
+    Raises:
+        BadRequest: it is not a string.
+    """
+    if not isinstance(worker, str):
+        raise errors.BadRequest(f"worker is {worker!r}; give a member id, or the number of sessions as `workers`")
+    return worker or f"session-{secrets.token_hex(4)}"
+
+
 def cancel(coordinator: CoordinatorClient, job: str) -> None:
     """Cancels a job that this session started but could not enter."""
     try:
@@ -74,4 +88,4 @@ def cancel(coordinator: CoordinatorClient, job: str) -> None:
         _log.warning("could not cancel", job=job, reason=error.message)
 
 
-__all__ = ["cancel", "start_or_find"]
+__all__ = ["cancel", "member_id", "start_or_find"]

@@ -186,6 +186,10 @@ class Packer:
             if known is None:
                 yield f"{name!r} is not a variable"
             elif known.aggregation not in aggregations:
+                if set(aggregations) == {Aggregation.TRAINABLE}:
+                    floats = ", or declare it with a float dtype" if known.dtype.kind == "i" else ""
+                    yield f"{name!r} ({known.dtype}) is not trainable: give it as an update{floats}"
+                    continue
                 wanted = " or ".join(sorted(aggregation.name for aggregation in aggregations))
                 yield f"{name!r} has the aggregation {known.aggregation.name}, not {wanted}"
 

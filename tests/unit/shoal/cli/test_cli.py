@@ -323,6 +323,20 @@ class TestJobs:
         assert result.exit_code == 0
         assert "digits succeeded in 10.0 s: 1,234 steps" in result.stdout
 
+    def test_are_followed_from_their_start(
+        self, coordinator: FakeCoordinator, run: Callable[..., Result], job: str
+    ) -> None:
+        coordinator.log(job, "hello")
+        assert run("wait", job, "--follow", "--timeout", 0.1).exit_code == 6
+        coordinator.enter(job, "SUCCEEDED")
+        result = run("wait", job, "--follow")
+        assert result.exit_code == 0
+        assert "hello" in result.stderr
+        assert "digits succeeded in 10.0 s: 1,234 steps" in result.stdout
+        kinds = [record.get("event") for record in records(run("wait", job, "--follow", "--json").stdout)]
+        assert kinds[-1] is None
+        assert "log" in kinds
+
     def test_wait_fails_when_the_job_failed(
         self, coordinator: FakeCoordinator, run: Callable[..., Result], job: str
     ) -> None:
@@ -635,6 +649,14 @@ class TestTheCommand:
         assert result.exit_code == 3
         assert f"{coordinator.address} did not answer within 0.1 s" in result.stderr.replace("\n", "")
 
+    @pytest.mark.parametrize(
+        "address", ["localhost", "127.0.0.1:port", "http://127.0.0.1:7080", "http://127.0.0.1:7080/"]
+    )
+    def test_has_one_for_what_is_no_address(self, run: Callable[..., Result], address: str) -> None:
+        result = run("jobs", "--coordinator", address)
+        assert result.exit_code == 3
+        assert f"{address!r} is not the address of a coordinator" in result.stderr.replace("\n", "")
+
     def test_has_one_for_wrong_usage(self, run: Callable[..., Result]) -> None:
         assert run("jobs", "--nope").exit_code == 2
         assert run("nope").exit_code == 2
@@ -645,6 +667,18 @@ class TestTheCommand:
 
         monkeypatch.setattr(shoal.Client, "jobs", interrupted)
         assert run("jobs").exit_code == 130
+
+    def test_has_one_for_an_interruption_of_a_job_that_goes_on(
+        self, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Result]
+    ) -> None:
+        def interrupted(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        coordinator.add(shoal.Job("m:f", name="digits"), "RUNNING")
+        monkeypatch.setattr(shoal.JobHandle, "wait", interrupted)
+        result = run("wait", "digits", "--follow")
+        assert result.exit_code == 130
+        assert "digits continues to run" in result.stderr
 
     def test_documents_them(self, run: Callable[..., Result]) -> None:
         assert "Exit codes: 0 success" in run("--help").stdout

@@ -469,7 +469,10 @@ GOOD: dict[str, Any] = {
         ({"scale": True}, "'scale' is bool: cast it to float32"),
         ({"scale": np.zeros(1, np.float32)}, "'scale' has shape (1,), not ()"),
         ({"offset": np.zeros(3)}, "'offset' is not a variable"),
-        ({"steps": np.int64(1)}, "'steps' has the aggregation SUM, not TRAINABLE"),
+        (
+            {"steps": np.int64(1)},
+            "'steps' (int64) is not trainable: give it as an update, or declare it with a float dtype",
+        ),
     ],
     ids=str,
 )
