@@ -5,10 +5,10 @@ speed: One server holds four shards with Adam's slots. It saves them to a tempor
        the shards. For comparison, the script writes the same number of bytes to one file with fsync, and reads them
        into memory that is already allocated, as the server's memory is. The two take turns. The page cache has room
        for the files while they are written. Before they are read, they are dropped from the page cache.
-slowdown: A session takes steps on two servers, which together hold as much state as that of `speed`. The run consists of stretches of 3 s
-       or more. Every other stretch starts with a checkpoint and lasts until the checkpoint is complete. The gradients
-       are computed before the run, so only the servers and the connections can slow down. There is no second worker:
-       it would use the cores of a small machine and hide the slowdown.
+slowdown: A session takes steps on two servers, which together hold as much state as that of `speed`. The run consists
+       of stretches of 3 s or more. Every other stretch starts with a checkpoint and lasts until the checkpoint is
+       complete. The gradients are computed before the run, so only the servers and the connections can slow down.
+       There is no second worker: it would use the cores of a small machine and hide the slowdown.
 """
 
 import argparse

@@ -213,9 +213,7 @@ class Job:
         default=0,
         metadata=field_metadata(
             Number(0, UINT32),
-            Option(
-                "Seconds until a worker that others wait for is restarted. 0 lets Shoal choose.", ["--step-timeout"]
-            ),
+            Option("Seconds until a worker that others wait for is restarted. 0: Shoal decides.", ["--step-timeout"]),
             json=JsonField(label=None),
         ),
     )

@@ -339,7 +339,7 @@ def test_a_restore_that_hangs_holds_nothing_that_others_need(tmp_path: Path, mon
         assert servers.stores[0].queues() == (0, 0)
         with pytest.raises(errors.NotPlaced, match="are being restored"):
             servers.values()
-        with pytest.raises(errors.StorageFailed, match="an earlier restore of job still waits"):
+        with pytest.raises(errors.StorageFailed, match="an earlier restore of job waits for the checkpoint storage"):
             servers.restore(manifest)
         servers.each("DropShards", pb.DropShardsRequest(job="job"))
         answers.set()

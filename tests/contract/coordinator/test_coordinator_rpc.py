@@ -453,7 +453,7 @@ def test_a_session_without_a_seat(rig: Rig) -> None:
         rig.register(members.SESSION, name)
     rig.submit(Job(name="s"))
     rig.describe("s", "x")
-    with pytest.raises(errors.Overloaded, match=r"job s is full.* about [\d.]+ s after .*: then try again"):
+    with pytest.raises(errors.Overloaded, match=r"job s is full.* becomes free [\d.]+ s later; try again then"):
         rig.job("Join", job="s", worker="y")
 
 
