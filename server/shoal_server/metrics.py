@@ -55,7 +55,7 @@ class _PushMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         answers = Counter(
             "shoal_server_pushes_total",
-            "Answers to pushes: staged, accepted, dropped_late or skipped, without repeats.",
+            "Answers to pushes, by outcome: staged, accepted, dropped_late or skipped. Repeated pushes do not count.",
             ["outcome"],
             registry=registry,
         )
@@ -122,7 +122,7 @@ class _TransportMetrics:
         )
         segments = Counter(
             "shoal_server_segments_total",
-            "Shared-memory segments that clients offered: shared or refused.",
+            "Shared-memory segments that clients offered, by outcome: shared or refused.",
             ["outcome"],
             registry=registry,
         )
