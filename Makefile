@@ -112,9 +112,11 @@ bench-peers: $(SETUP)
 
 lint: check-style check-types check-imports check-spelling check-words docs
 
+# Style, and markers of conflicts in tracked files; git grep exits with 1 if it finds none.
 check-style: $(SETUP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@git grep -nI -E '^(<{7}|[|]{7}|={7}|>{7})( |$$)'; case $$? in 1) ;; 0) echo "error: these lines are markers of merge conflicts; resolve them"; exit 1;; *) exit 1;; esac
 
 check-types: $(SETUP)
 	$(BIN)/mypy

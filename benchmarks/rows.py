@@ -178,7 +178,7 @@ FIGURES: Mapping[str, Figure] = {
         1 / 1.15,
     ),
     "many_variables_copied": Figure("scale", "the same, gradients in arrays of the program's own"),
-    "many_variables_step": Figure("scale", "the whole step, with 10,000 times NumPy's arithmetic"),
+    "many_variables_step": Figure("scale", "the whole step, including 10,000 NumPy expressions, one for each variable"),
     "shards_2": Figure("scale", "2 shards on 1 server, in turn", "at most 1.05 times the time", 1 / 1.05),
     "shards_4": Figure("scale", "4 shards on 1 server, in turn", "at most 1.05 times the time", 1 / 1.05),
     "memory_rest": Figure(

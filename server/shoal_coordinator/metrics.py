@@ -220,7 +220,8 @@ class StateCollector(Collector):
     def _refusals(self) -> Metric:
         return _counted(
             "refused_calls",
-            "gRPC calls refused before they reached a handler, by reason: late_message, calls_of_host or calls.",
+            "gRPC calls refused before they reached a handler, by reason: late_message (the first message took too "
+            "long), calls_of_host (one host had too many calls) or calls (all hosts together had too many).",
             "reason",
             self._refused_calls(),
         )

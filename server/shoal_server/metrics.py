@@ -55,13 +55,14 @@ class _PushMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         answers = Counter(
             "shoal_server_pushes_total",
-            "Answers to pushes: staged, accepted, dropped_late or skipped, without repeats.",
+            "Answers to pushes, by outcome: staged, accepted, dropped_late or skipped. Repeated pushes do not count.",
             ["outcome"],
             registry=registry,
         )
         seconds = Histogram(
             "shoal_server_push_seconds",
-            "Time from the first message of a push or commit to its answer, with computation between messages.",
+            "Time from the first message of a push or commit to its answer. If a worker computes gradients while it "
+            "sends them, this includes that computation.",
             ["call"],
             buckets=_SECONDS,
             registry=registry,
@@ -121,7 +122,7 @@ class _TransportMetrics:
         )
         segments = Counter(
             "shoal_server_segments_total",
-            "Shared-memory segments that clients offered: shared or refused.",
+            "Shared-memory segments that clients offered, by outcome: shared or refused.",
             ["outcome"],
             registry=registry,
         )
@@ -265,7 +266,8 @@ class _LoadCollector(Collector):
             yield GaugeMetricFamily(f"shoal_server_{name}", text, value)
         refused = CounterMetricFamily(
             "shoal_server_refused_calls",
-            "gRPC calls refused before they reached a handler, by reason: late_message, calls_of_host or calls.",
+            "gRPC calls refused before they reached a handler, by reason: late_message (the first message took too "
+            "long), calls_of_host (one host had too many calls) or calls (all hosts together had too many).",
             labels=["reason"],
         )
         for reason, count in self._refused_calls().items():

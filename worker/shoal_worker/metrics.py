@@ -30,7 +30,8 @@ _PHASES = {
     "read": "Time that the worker waited for one batch. If nothing is read ahead, this is the time to read it.",
     "compute": "Time of one batch: computation, and copies to the device and to the host.",
     "push": "Time of one push.",
-    "wait": "Time of one round without a batch: waiting for the barrier and for a lease, and idle time.",
+    "wait": "Time of one pass of the training loop in which the worker has no batch: it waits for the barrier, asks "
+    "for a lease, and is idle if it gets none.",
     "evaluate": "Time of one evaluation, or of the call that asks whether to evaluate.",
 }
 
