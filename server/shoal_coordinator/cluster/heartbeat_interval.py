@@ -1,8 +1,9 @@
 """Interval of heartbeats: as short as the coordinator can hear them, and short enough for the timeout. Pure."""
 
-# Heartbeats and reports a second that the coordinator asks for in all. One takes some 0.45 ms of a core, so that they
-# take a fifth of one.
-CALLS_PER_S = 400.0
+# The number of members divided by this is the interval: so many heartbeats a second, or a fifth more reports, which are
+# sent earlier. Each takes some 0.7 ms of a core, so together they take less than a third of one. With a thousand
+# workers and a hundred servers, all still learn within 3 s that a job was cancelled.
+CALLS_PER_S = 340.0
 # The interval is at most this part of the heartbeat timeout, so that one lost call and one late one do no harm.
 _LARGEST_PART = 1 / 3
 # The longest interval in seconds, however long the timeout: workers learn from heartbeats that their job was cancelled,
