@@ -90,7 +90,7 @@ def simulated(scale: Scale) -> Iterator[Simulation]:
                 "servers": scale.servers,
                 "heartbeat_timeout_s": scale.heartbeat_timeout_s,
                 "registered_s": round(time.monotonic() - began, 2),
-                "idle_cores": round(alone, 4),
+                "cores_without_members": round(alone, 4),
             }
             yield Simulation(scale, client, coordinator, servers, workers, facts)
 
@@ -177,7 +177,9 @@ def rest(run: Simulation) -> dict[str, Any]:
     before = ask(run.workers)["heartbeats"] + ask(run.servers)["heartbeats"]
     cores, seconds = _cores_timed(run.coordinator, run.scale.measured_s / 2)
     calls = ask(run.workers)["heartbeats"] + ask(run.servers)["heartbeats"] - before
-    return {"us_per_heartbeat": round(1e6 * max(0.0, cores - run.facts["idle_cores"]) * seconds / max(1, calls))}
+    return {
+        "us_per_heartbeat": round(1e6 * max(0.0, cores - run.facts["cores_without_members"]) * seconds / max(1, calls))
+    }
 
 
 def _cores(pid: int, seconds: float) -> float:

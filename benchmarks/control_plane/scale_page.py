@@ -18,7 +18,7 @@ BEGIN, END = "<!-- begin: tables of `make scale` -->", "<!-- end: tables of `mak
 # Colors and dashes that color-blind readers and printers distinguish.
 _LINES = {10.0: ("#d55e00", "--"), 25.0: ("#0072b2", "-")}
 # Seconds of heartbeat timeout for which the coordinator's load is shown.
-_LEASES_S = (10.0, 30.0)
+_TIMEOUTS_S = (10.0, 30.0)
 
 
 def renew() -> None:
@@ -50,7 +50,7 @@ def _run(result: Mapping[str, Any]) -> str:
 def _control_plane(result: Mapping[str, Any]) -> str:
     found = result["control_plane"]
     full = found["workers"] == 1_000 and found["servers"] == 100
-    lease_s = found["heartbeat_timeout_s"]
+    heartbeat_timeout_s = found["heartbeat_timeout_s"]
     rows = [
         ("from Submit until every server has admitted every worker", f"{found['admitted_s']:g} s", "under 10 s"),
         ("from Submit until Join has told every worker to begin", f"{found['joined_s']:g} s", "under 10 s"),
@@ -59,13 +59,17 @@ def _control_plane(result: Mapping[str, Any]) -> str:
         ("heartbeats and reports that the coordinator answers", f"{found['calls_per_s']:g} /s", ""),
         ("coordinator CPU while all train", f"{found['coordinator_cores']:g} cores", "under 0.3"),
         ("CPU time of a heartbeat alone, and of a call while all train", _heartbeat(found), ""),
-        ("until every server has released a silent worker", f"{found['released_after_s']:g} s", f"{lease_s + 1:g} s"),
+        (
+            "until every server has released a silent worker",
+            f"{found['released_after_s']:g} s",
+            f"{heartbeat_timeout_s + 1:g} s",
+        ),
         ("from Cancel until every worker knows", f"{found['cancel_s']:g} s", "under 3 s"),
         ("workers declared lost by mistake", f"{found['declared_lost']}", "0"),
     ]
     title = (
         f"### The control plane\n\n{found['workers']:,} simulated workers and {found['servers']} simulated servers, "
-        f"heartbeat timeout {lease_s:g} s.\n"
+        f"heartbeat timeout {heartbeat_timeout_s:g} s.\n"
     )
     return f"{title}\n| what | measured | asked |\n| --- | --- | --- |\n" + "".join(
         f"| {what} | {value} | {asked if full else ''} |\n" for what, value, asked in rows
@@ -101,14 +105,15 @@ def _constants(constants: model.Constants, result: Mapping[str, Any]) -> str:
 
 
 def _coordinator(constants: model.Constants) -> str:
-    columns = " | ".join(f"cores at a timeout of {lease_s:g} s" for lease_s in _LEASES_S)
+    columns = " | ".join(f"cores at a timeout of {heartbeat_timeout_s:g} s" for heartbeat_timeout_s in _TIMEOUTS_S)
     rows = []
     for workers in model.WORKERS:
         cores = " | ".join(
-            f"{model.coordinator_cores(workers, lease_s, constants.report_s):.2f}" for lease_s in _LEASES_S
+            f"{model.coordinator_cores(workers, heartbeat_timeout_s, constants.report_s):.2f}"
+            for heartbeat_timeout_s in _TIMEOUTS_S
         )
         rows.append(f"| {workers:,} | {cores} |\n")
-    return f"### The coordinator\n\n| members | {columns} |\n| --: |{' --: |' * len(_LEASES_S)}\n" + "".join(rows)
+    return f"### The coordinator\n\n| members | {columns} |\n| --: |{' --: |' * len(_TIMEOUTS_S)}\n" + "".join(rows)
 
 
 def _case(case: model.Case, constants: model.Constants) -> str:
@@ -123,7 +128,7 @@ def _case(case: model.Case, constants: model.Constants) -> str:
     servers = f"one server per {case.workers_a_server} workers" if case.workers_a_server else "one server"
     about = (
         f"{servers} with {case.server_cores} cores, {1e3 * case.compute_s:g} ms of computation a step, batches of "
-        f"{case.batch:,}, heartbeat timeout {case.lease_s:g} s."
+        f"{case.batch:,}, heartbeat timeout {case.heartbeat_timeout_s:g} s."
     )
     head = f"| workers | servers | {columns} |\n| --: | --: |{' --: | --: | --- |' * len(links)}\n"
     return f"### {case.name}\n\n{about[0].upper()}{about[1:]}\n\n{head}" + "".join(rows)

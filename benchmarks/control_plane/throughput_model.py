@@ -96,7 +96,7 @@ class Case:
         synchronous: whether the workers wait for each other, and calls do not overlap with computation.
         workers_a_server: workers for each server; 0: one server for all.
         server_cores: cores of a server.
-        lease_s: the heartbeat timeout.
+        heartbeat_timeout_s: the heartbeat timeout.
     """
 
     name: str
@@ -106,7 +106,7 @@ class Case:
     synchronous: bool
     workers_a_server: int
     server_cores: int = 8
-    lease_s: float = 30.0
+    heartbeat_timeout_s: float = 30.0
 
     def servers(self, workers: int) -> int:
         """Returns the number of servers beside so many workers."""
@@ -173,10 +173,10 @@ def estimate(case: Case, workers: int, link_gbit: float, constants: Constants) -
         }
         round_s = max(parts.values())
     bottleneck = max(parts, key=lambda it: parts[it])
-    heard = 1.0
-    if (busy := coordinator_cores(workers + servers, case.lease_s, constants.report_s)) > 1.0:
-        bottleneck, heard = COORDINATOR, 1.0 / busy
-    steps = workers * heard / round_s
+    kept = 1.0
+    if (busy := coordinator_cores(workers + servers, case.heartbeat_timeout_s, constants.report_s)) > 1.0:
+        bottleneck, kept = COORDINATOR, 1.0 / busy
+    steps = workers * kept / round_s
     return Estimate(
         workers,
         servers,
@@ -188,15 +188,15 @@ def estimate(case: Case, workers: int, link_gbit: float, constants: Constants) -
     )
 
 
-def coordinator_cores(members: int, lease_s: float, report_s: float) -> float:
+def coordinator_cores(members: int, heartbeat_timeout_s: float, report_s: float) -> float:
     """Returns the cores of a coordinator that hears this many members; it has one at most.
 
     Args:
         members: number of members.
-        lease_s: the heartbeat timeout, in seconds.
+        heartbeat_timeout_s: the heartbeat timeout, in seconds.
         report_s: processor seconds of a report.
     """
-    interval_s = heartbeat_interval_s(members, lease_s, SHORTEST_INTERVAL_S)
+    interval_s = heartbeat_interval_s(members, heartbeat_timeout_s, SHORTEST_INTERVAL_S)
     return members / (REPORT_PART * interval_s) * report_s
 
 

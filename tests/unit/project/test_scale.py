@@ -95,7 +95,7 @@ def test_a_synchronous_round_is_a_computation_then_a_pull_then_a_push() -> None:
 
 
 def test_the_coordinator_bounds_the_workers_that_it_can_hear() -> None:
-    case = replace(CASE, lease_s=10.0)
+    case = replace(CASE, heartbeat_timeout_s=10.0)
     busy = coordinator_cores(10_000 + 1_000, 10.0, CONSTANTS.report_s)
     assert busy == pytest.approx(11_000 / (0.84 * 10 / 3) * 1e-3)
     found = estimate(replace(case, compute_s=1e3), 10_000, FAST_GBIT, CONSTANTS)
