@@ -29,7 +29,7 @@ help:
 	@echo "make docs-serve  serve the site at http://127.0.0.1:8000, and rebuild it when docs/ changes"
 	@echo "make bench   run the benchmarks, also of other systems (docs/explanation/performance.md); BENCH=dense,small selects some"
 	@echo "make soak    run jobs and sessions for 30 minutes, and check that no role uses more and more (runs/soak)"
-	@echo "make scale   measure the coordinator with 1,000 simulated workers (benchmarks/results/scale.json)"
+	@echo "make scale   measure the coordinator with 1,000 simulated workers and 100 servers, and renew docs/explanation/scale.md"
 	@echo "make bench-peers  build the environments of the other systems, in .peers"
 	@echo "make protos  regenerate client/shoal/v1 from protos/"
 	@echo "make proto-baseline  accept a break of the contract in protos/ (CONTRIBUTING.md)"
@@ -103,7 +103,7 @@ bench: $(SETUP)
 soak: $(SETUP)
 	$(BIN)/python benchmarks/cluster/soak.py
 
-# The control plane alone, with simulated members. It needs a machine that does nothing else.
+# The control plane with simulated members, and the costs of calls and bytes. It needs a machine that does nothing else.
 scale: $(SETUP)
 	$(BIN)/python benchmarks/control_plane/scale.py --keep
 

@@ -108,8 +108,7 @@ class Coordinator:
     @property
     def heartbeat_interval_s(self) -> float:
         """The seconds from one heartbeat or report of a member to the next, as members are told now."""
-        with self._lock:
-            return self._machine.members.heartbeat_interval_s
+        return self._machine.members.heartbeat_interval_s  # without the lock: one count, and numbers that never change
 
     @property
     def unwritten(self) -> int:
@@ -321,6 +320,8 @@ class Coordinator:
         Raises:
             Unreachable: They may never be.
         """
+        if self._durable >= decided:  # without the lock, as for most heartbeats and reports: it only grows
+            return
         with self._lock:
             while self._durable < decided:
                 if self._over and self._closed:

@@ -7,9 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from shoal_coordinator.cluster.heartbeat_interval import CALLS_PER_S
+
 pytestmark = pytest.mark.cluster
 
 RUN = Path(__file__).parents[2] / "benchmarks" / "run.py"
+sys.path.append(str(RUN.parent / "control_plane"))
+
+from scale_page import tables  # noqa: E402 - benchmarks are no package
+from throughput_model import Constants  # noqa: E402
 
 
 def test_the_small_benchmark_runs_and_writes_its_rows(tmp_path: Path) -> None:
@@ -60,23 +66,28 @@ def test_the_soak_runs(tmp_path: Path) -> None:
 
 def test_the_control_plane_with_simulated_members() -> None:
     """The short form of `make scale`: members are told an interval, keep to it, and none is declared lost."""
-    flags = [
-        "--workers",
-        "40",
-        "--processes",
-        "2",
-        "--heartbeat-timeout-s",
-        "2",
-        "--interval-s",
-        "0.05",
-        "--measured-s",
-        "1",
-    ]
-    command = [sys.executable, str(RUN.parent / "control_plane" / "scale.py"), *flags]
-    bench = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    sizes = {"workers": 40, "servers": 4, "heartbeat-timeout-s": 2, "interval-s": 0.05, "measured-s": 1}
+    flags = [text for name, value in sizes.items() for text in (f"--{name}", str(value))]
+    command = [sys.executable, str(RUN.parent / "control_plane" / "scale.py"), "--short", *flags]
+    bench = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert bench.stdout, bench.stderr
     line = json.loads(bench.stdout)
-    assert line["interval_s"] == pytest.approx(41 / 400, abs=0.001)  # 40 workers and a server
-    assert line["declared_lost"] == 0
-    assert line["steps_reported"] > 40
-    assert 0 < line["cancel_s"] < 30
-    assert 0 < line["dead_s"] < 30
+    found = line["control_plane"]
+    assert found["interval_s"] == pytest.approx(44 / CALLS_PER_S, abs=0.001)
+    assert found["declared_lost"] == 0
+    assert found["steps_reported"] > 40
+    assert 0 < found["admitted_s"] < 30
+    assert 0 < found["joined_s"] < 30
+    assert 0 < found["cancel_s"] < 30
+    assert 2 < found["released_after_s"] < 30
+    assert Constants.measured(line).report_s > 0
+    assert "| 10,000 |" in tables(line)
+
+
+def test_sessions_that_wait_for_one_more() -> None:
+    command = [sys.executable, str(RUN.parent / "control_plane" / "waiting_workers.py"), "--short"]
+    bench = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert bench.stdout, bench.stderr
+    line = json.loads(bench.stdout)
+    assert line["workers"] == 8
+    assert 0 < line["all_train_after_s"] < 60

@@ -1,8 +1,9 @@
 """Interval of heartbeats: long enough for the load of the coordinator, and short enough for the timeout. Pure."""
 
-# Heartbeats and reports of all members per second. Each takes about 0.45 ms of processor time, so all of them take a
-# fifth of a core.
-CALLS_PER_S = 400.0
+# The number of members divided by this is the interval in seconds. Members then send this number of heartbeats per
+# second, or a fifth more reports, which are sent earlier. Each call takes about 0.7 ms of a core, so all of them take
+# less than a third of a core. With 1,000 workers and 100 servers, all learn within 3 s that a job was cancelled.
+CALLS_PER_S = 340.0
 # The interval is at most this part of the heartbeat timeout, so that one lost call and one late one do no harm.
 _LARGEST_PART = 1 / 3
 # The longest interval in seconds, however long the timeout: workers learn from heartbeats that their job was cancelled,

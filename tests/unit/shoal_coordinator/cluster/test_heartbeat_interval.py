@@ -24,9 +24,9 @@ def worker(number: int) -> Registration:
     ("members", "timeout_s", "interval_s"),
     [
         (0, 5.0, 0.5),
-        (200, 5.0, 0.5),
-        (400, 5.0, 1.0),
-        (1_000, 10.0, 2.5),
+        (170, 5.0, 0.5),
+        (340, 5.0, 1.0),
+        (850, 10.0, 2.5),
         (1_000, 5.0, 5.0 / 3),  # of the timeout
         (100_000, 300.0, LONGEST_S),
         (1_000, 1.2, 0.5),  # the operator's choice stays
@@ -37,9 +37,15 @@ def test_bounds(members: int, timeout_s: float, interval_s: float) -> None:
 
 
 @pytest.mark.parametrize("timeout_s", [5.0, 10.0, 60.0])
-def test_a_thousand_members_are_told_of_a_cancelled_job_within_three_seconds(timeout_s: float) -> None:
-    assert heartbeat_interval_s(1_000, timeout_s, 0.5) <= 2.5
-    assert 1_000 / heartbeat_interval_s(1_000, timeout_s, 0.5) <= 1.5 * CALLS_PER_S
+def test_a_thousand_workers_on_a_hundred_servers_learn_of_a_cancelled_job_within_three_seconds(
+    timeout_s: float,
+) -> None:
+    latest_report, least_report = 0.88, 0.80  # parts of the interval; see HeartbeatPace
+    interval_s = heartbeat_interval_s(1_100, timeout_s, 0.5)
+    assert latest_report * interval_s <= 2.85
+    assert 1_100 / interval_s <= 2 * CALLS_PER_S
+    if timeout_s >= 10:
+        assert 1_000 / (least_report * interval_s) <= 400
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -67,7 +73,7 @@ def test_members_that_keep_to_the_interval_are_never_lost(seed: int) -> None:
 
 
 def test_members_of_an_earlier_coordinator_with_a_longer_timeout_have_time_to_return() -> None:
-    before, crowd = Membership(60.0), 2_000
+    before, crowd = Membership(60.0), 1_700
     lives = [before.register(worker(number), START) for number in range(crowd)]
     told_s = before.heartbeat_interval_s
     assert told_s == 5.0

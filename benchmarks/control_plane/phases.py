@@ -1,0 +1,194 @@
+"""Measurements of a real coordinator with simulated members: entry, training, a death, the end of a job.
+
+`scale` and `admission` choose among them. A phase needs the ones before it.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from simulation import Members, ask, cpu_s, members, ready, wait_for
+
+import shoal
+from shoal.status import JobState, Role
+
+JOB = "scale"
+_POLL_S = 0.25
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What is run.
+
+    Attributes:
+        workers, servers: numbers of simulated members.
+        processes: over which the workers are divided, and over which the servers are.
+        heartbeat_timeout_s: the heartbeat timeout, in seconds.
+        interval_s: the heartbeat interval of a small cluster, in seconds.
+        measured_s: for how long the processor time is measured, in seconds.
+        store: the coordinator's store; empty: a new file.
+    """
+
+    workers: int = 1_000
+    servers: int = 100
+    processes: int = 2
+    heartbeat_timeout_s: float = 10.0
+    interval_s: float = 0.5
+    measured_s: float = 30.0
+    store: str = ""
+
+
+@dataclass
+class Simulation:
+    """A coordinator with simulated members.
+
+    Attributes:
+        scale: what is run.
+        client: a client of the cluster.
+        coordinator: process id of the coordinator.
+        servers, workers: the processes of the members.
+        facts: what registration took.
+        job: handle of the job, after `admit`.
+    """
+
+    scale: Scale
+    client: shoal.Client
+    coordinator: int
+    servers: list[Members]
+    workers: list[Members]
+    facts: dict[str, Any]
+    job: shoal.JobHandle | None = None
+
+    @property
+    def interval_s(self) -> float:
+        """The heartbeat interval that the workers were told."""
+        return float(ask(self.workers)["interval_s"])
+
+
+@contextmanager
+def simulated(scale: Scale) -> Iterator[Simulation]:
+    """Starts a coordinator, and registers the members."""
+    flags = ["--heartbeat-timeout", str(scale.heartbeat_timeout_s), "--heartbeat-interval", str(scale.interval_s)]
+    with (
+        shoal.LocalCluster(
+            servers=0, workers=0, page_listen="", store=scale.store, flags={"coordinator": flags}
+        ) as cluster,
+        cluster.client() as client,
+    ):
+        coordinator = cluster.process("coordinator").pid
+        alone = _cores(coordinator, min(5.0, scale.measured_s))
+        address, began = cluster.address, time.monotonic()
+        with (
+            members("servers", address, scale.servers, scale.workers, processes=scale.processes) as servers,
+            members("workers", address, scale.workers, scale.servers, processes=scale.processes) as workers,
+        ):
+            ready([*servers, *workers])
+            facts = {
+                "workers": scale.workers,
+                "servers": scale.servers,
+                "heartbeat_timeout_s": scale.heartbeat_timeout_s,
+                "registered_s": round(time.monotonic() - began, 2),
+                "cores_without_members": round(alone, 4),
+            }
+            yield Simulation(scale, client, coordinator, servers, workers, facts)
+
+
+def admit(run: Simulation) -> dict[str, Any]:
+    """Submits a job of all workers on all servers, and measures until all may train.
+
+    Returns:
+        Seconds from Submit until the last server has admitted the last worker, and until Join has told the last worker
+        that it may begin; the coordinator's processor time; calls to each server.
+    """
+    scale = run.scale
+    spec = shoal.Job(
+        "simulated:job", name=JOB, workers=scale.workers, shards=scale.servers, consistency=shoal.Asynchronous()
+    )
+    used, began = cpu_s(run.coordinator), time.monotonic()
+    run.job = run.client.submit(spec)
+    wait_for(lambda: bool(ask(run.workers)["joined"] == scale.workers), "all workers have joined", _POLL_S)
+    wait_for(lambda: bool(ask(run.servers)["complete"] == scale.servers), "all servers have admitted all", _POLL_S)
+    used = cpu_s(run.coordinator) - used
+    assert run.job.status().state is JobState.RUNNING
+    servers = ask(run.servers)
+    return {
+        "admitted_s": round(servers["admitted_at"] - began, 2),
+        "joined_s": round(ask(run.workers)["joined_at"] - began, 2),
+        "admission_cpu_s": round(used, 2),
+        "calls_a_server": round(servers["calls"] / scale.servers, 1),
+    }
+
+
+def train(run: Simulation) -> dict[str, Any]:
+    """Measures the coordinator while all workers report."""
+    time.sleep(2 * run.interval_s)  # until all have heard the interval, and calls are spread
+    before, beats = ask(run.workers), ask(run.servers)["heartbeats"]
+    cores, seconds = _cores_timed(run.coordinator, run.scale.measured_s)
+    after, beats = ask(run.workers), ask(run.servers)["heartbeats"] - beats
+    heartbeats, reports = after["heartbeats"] - before["heartbeats"] + beats, after["reports"] - before["reports"]
+    return {
+        "interval_s": round(after["interval_s"], 3),
+        "calls_per_s": round((heartbeats + reports) / seconds, 1),
+        "heartbeats_per_s": round(heartbeats / seconds, 1),
+        "coordinator_cores": round(cores, 3),
+        "us_per_call": round(1e6 * cores * seconds / max(1, heartbeats + reports)),
+        "steps_reported": after["steps"],
+    }
+
+
+def remove(run: Simulation) -> dict[str, Any]:
+    """Silences a worker of each process, and measures until the last server has released it.
+
+    Returns:
+        The longest time from the last call of a silent worker, until all servers had released it, in seconds.
+    """
+    silent = ask(run.workers, "silence")["silent"]
+    wait_for(
+        lambda: silent.keys() <= ask(run.servers)["released_by_all"].keys(), "servers have released a worker", _POLL_S
+    )
+    released = ask(run.servers)["released_by_all"]
+    alive = len(run.client.status().alive(Role.WORKER))
+    lost = ask(run.workers)["lost"] + run.scale.workers - len(silent) - alive
+    return {
+        "released_after_s": round(max(released[worker] - at for worker, at in silent.items()), 2),
+        "declared_lost": lost,
+    }
+
+
+def cancel(run: Simulation) -> dict[str, Any]:
+    """Cancels the job, and measures until the last worker knows."""
+    assert run.job
+    began = time.monotonic()
+    run.job.cancel()
+
+    def all_know() -> bool:
+        found = ask(run.workers)
+        return bool(found["learned"] == found["workers"])
+
+    wait_for(all_know, "all workers have learned of the end", _POLL_S)
+    return {"cancel_s": round(ask(run.workers)["learned_at"] - began, 2)}
+
+
+def rest(run: Simulation) -> dict[str, Any]:
+    """Measures the coordinator while members without a job send heartbeats."""
+    time.sleep(2 * run.interval_s)
+    before = ask(run.workers)["heartbeats"] + ask(run.servers)["heartbeats"]
+    cores, seconds = _cores_timed(run.coordinator, run.scale.measured_s / 2)
+    calls = ask(run.workers)["heartbeats"] + ask(run.servers)["heartbeats"] - before
+    return {
+        "us_per_heartbeat": round(1e6 * max(0.0, cores - run.facts["cores_without_members"]) * seconds / max(1, calls))
+    }
+
+
+def _cores(pid: int, seconds: float) -> float:
+    return _cores_timed(pid, seconds)[0]
+
+
+def _cores_timed(pid: int, seconds: float) -> tuple[float, float]:
+    """Returns the cores that a process uses for some time, and the exact seconds."""
+    used, began = cpu_s(pid), time.monotonic()
+    time.sleep(seconds)
+    taken = time.monotonic() - began
+    return (cpu_s(pid) - used) / taken, taken

@@ -1,0 +1,158 @@
+"""The tables and the chart of docs/explanation/scale.md, from benchmarks/results/scale.json: python scale_page.py."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import throughput_model as model
+from matplotlib.figure import Figure
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULT = ROOT / "benchmarks" / "results" / "scale.json"
+PAGE = ROOT / "docs" / "explanation" / "scale.md"
+CHART = ROOT / "docs" / "images" / "scale.svg"
+# Everything between the two is generated.
+BEGIN, END = "<!-- begin: tables of `make scale` -->", "<!-- end: tables of `make scale` -->"
+# Colors and dashes that color-blind readers and printers distinguish.
+_LINES = {10.0: ("#d55e00", "--"), 25.0: ("#0072b2", "-")}
+# Seconds of heartbeat timeout for which the coordinator's load is shown.
+_TIMEOUTS_S = (10.0, 30.0)
+
+
+def renew() -> None:
+    """Writes the tables into the page, and the chart."""
+    result = json.loads(RESULT.read_text())
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    PAGE.write_text(f"{before}{BEGIN}\n\n{tables(result)}\n{END}{after}")
+    draw(model.Constants.measured(result))
+
+
+def tables(result: Mapping[str, Any]) -> str:
+    """Returns the generated part of the page."""
+    constants = model.Constants.measured(result)
+    parts = [_run(result), _control_plane(result), _constants(constants, result), _coordinator(constants)]
+    parts += [_case(case, constants) for case in model.CASES]
+    return "\n".join(parts)
+
+
+def _run(result: Mapping[str, Any]) -> str:
+    host, date = result["machine"], result["date"].partition("T")[0]
+    return (
+        f"Measured on {date} on one machine: {host['cpu']}, {host['cores']} cores, {host['memory_gb']:g} GB, "
+        f"Python {host['python']}, grpcio {host['versions']['grpcio']}. "
+        f"Its load before the run was {host['load_before']:g}.\n"
+    )
+
+
+def _control_plane(result: Mapping[str, Any]) -> str:
+    found = result["control_plane"]
+    full = found["workers"] == 1_000 and found["servers"] == 100
+    heartbeat_timeout_s = found["heartbeat_timeout_s"]
+    rows = [
+        ("from Submit until every server has admitted every worker", f"{found['admitted_s']:g} s", "under 10 s"),
+        ("from Submit until Join has told every worker to begin", f"{found['joined_s']:g} s", "under 10 s"),
+        ("coordinator CPU time of that", f"{found['admission_cpu_s']:g} s", ""),
+        ("heartbeat interval that members are told", f"{found['interval_s']:.2f} s", ""),
+        ("heartbeats and reports that the coordinator answers", f"{found['calls_per_s']:g} /s", ""),
+        ("coordinator CPU while all train", f"{found['coordinator_cores']:g} cores", "under 0.3"),
+        ("CPU time of a heartbeat alone, and of a call while all train", _heartbeat(found), ""),
+        (
+            "until every server has released a silent worker",
+            f"{found['released_after_s']:g} s",
+            f"{heartbeat_timeout_s + 1:g} s",
+        ),
+        ("from Cancel until every worker knows", f"{found['cancel_s']:g} s", "under 3 s"),
+        ("workers declared lost by mistake", f"{found['declared_lost']}", "0"),
+    ]
+    title = (
+        f"### The control plane\n\n{found['workers']:,} simulated workers and {found['servers']} simulated servers, "
+        f"heartbeat timeout {heartbeat_timeout_s:g} s.\n"
+    )
+    return f"{title}\n| what | measured | asked |\n| --- | --- | --- |\n" + "".join(
+        f"| {what} | {value} | {asked if full else ''} |\n" for what, value, asked in rows
+    )
+
+
+def _heartbeat(found: Mapping[str, Any]) -> str:
+    return f"{found['us_per_heartbeat']} µs, {found['us_per_call']} µs"
+
+
+def _constants(constants: model.Constants, result: Mapping[str, Any]) -> str:
+    cases, limits = result["data_plane"], result["data_plane"]["limits"]
+    small, in_turn = cases["small_asynchronous"], cases["small_synchronous"]
+    pull, push = constants.server_pull, constants.server_push
+    rows = [
+        ("server: a pull and a push of 170 KB, asynchronous", f"{1e3 * small['server_step_s']:.2f} ms"),
+        ("server: a pull and a push of 170 KB, synchronous", f"{1e3 * in_turn['server_step_s']:.2f} ms"),
+        ("server: the call of a pull, without its bytes", f"{1e3 * pull.call_s:.2f} ms"),
+        ("server: the call of a push, without its bytes", f"{1e3 * push.call_s:.2f} ms"),
+        ("server: both, if there are several servers (a push is staged, then committed)",
+         f"{1e3 * constants.staged_call_s:.2f} ms"),
+        ("server: a byte of a pull", f"{1e9 * pull.byte_s:.2f} ns"),
+        ("server: a byte of a push, asynchronous", f"{1e9 * push.byte_s:.2f} ns"),
+        ("server: a byte of a push, synchronous", f"{1e9 * constants.synchronous_byte_s:.2f} ns"),
+        ("worker: a byte, pulled or pushed", f"{1e9 * constants.worker_byte_s:.2f} ns"),
+        ("coordinator: a report", f"{1e3 * constants.report_s:.2f} ms"),
+        ("loopback TCP", f"{limits['loopback_tcp_gb_per_s']:.2f} GB/s"),
+        ("memcpy, one thread", f"{limits['memcpy_gb_per_s']:.1f} GB/s"),
+    ]  # fmt: skip
+    return "### The constants\n\n| CPU time of | measured |\n| --- | --- |\n" + "".join(
+        f"| {what} | {value} |\n" for what, value in rows
+    )
+
+
+def _coordinator(constants: model.Constants) -> str:
+    columns = " | ".join(f"cores at a timeout of {heartbeat_timeout_s:g} s" for heartbeat_timeout_s in _TIMEOUTS_S)
+    rows = []
+    for workers in model.WORKERS:
+        cores = " | ".join(
+            f"{model.coordinator_cores(workers, heartbeat_timeout_s, constants.report_s):.2f}"
+            for heartbeat_timeout_s in _TIMEOUTS_S
+        )
+        rows.append(f"| {workers:,} | {cores} |\n")
+    return f"### The coordinator\n\n| members | {columns} |\n| --: |{' --: |' * len(_TIMEOUTS_S)}\n" + "".join(rows)
+
+
+def _case(case: model.Case, constants: model.Constants) -> str:
+    links = model.LINKS_GBIT
+    columns = " | ".join(f"steps/s, {link:g} Gbit/s | samples/s | bottleneck" for link in links)
+    rows = []
+    for estimates in model.table(case, constants):
+        cells = " | ".join(
+            f"{_count(it.steps_per_s)} | {_count(it.samples_per_s)} | {it.bottleneck}" for it in estimates
+        )
+        rows.append(f"| {estimates[0].workers:,} | {estimates[0].servers:,} | {cells} |\n")
+    servers = f"one server per {case.workers_a_server} workers" if case.workers_a_server else "one server"
+    about = (
+        f"{servers} with {case.server_cores} cores, {1e3 * case.compute_s:g} ms of computation a step, batches of "
+        f"{case.batch:,}, heartbeat timeout {case.heartbeat_timeout_s:g} s."
+    )
+    head = f"| workers | servers | {columns} |\n| --: | --: |{' --: | --: | --- |' * len(links)}\n"
+    return f"### {case.name}\n\n{about[0].upper()}{about[1:]}\n\n{head}" + "".join(rows)
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def draw(constants: model.Constants, path: Path = CHART) -> None:
+    """Writes an SVG with a panel for each case; the same constants give the same bytes."""
+    figure = Figure(figsize=(4.2 * len(model.CASES), 4.0), layout="constrained")
+    for axes, case in zip(figure.subplots(1, len(model.CASES), squeeze=False)[0], model.CASES, strict=True):
+        ideal = [workers / case.compute_s for workers in model.WORKERS]
+        axes.plot(model.WORKERS, ideal, ":", color="#777777", label="computation alone")
+        for link, (colour, dashes) in _LINES.items():
+            steps = [model.estimate(case, workers, link, constants).steps_per_s for workers in model.WORKERS]
+            axes.plot(model.WORKERS, steps, dashes, color=colour, marker=".", label=f"{link:g} Gbit/s")
+        axes.set(title=case.name, xlabel="workers", ylabel="steps/s of all workers", xscale="log", yscale="log")
+        axes.grid(alpha=0.3)
+        axes.legend()
+    with mpl.rc_context({"svg.hashsalt": "shoal"}):
+        figure.savefig(path, format="svg", metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    renew()
