@@ -8,12 +8,13 @@ import pytest
 
 import shoal
 from support.clusters.local import Mended, local_cluster
+from support.run_lengths import examples
 
 # A coordinator that a test starts by its command line has no page: those of several tests would want the same port.
 os.environ["SHOAL_PAGE_LISTEN"] = ""
 
 # The first sample of a test may compile or load kernels, and machines differ: no sample has a deadline of its own.
-hypothesis.settings.register_profile("shoal", deadline=None)
+hypothesis.settings.register_profile("shoal", deadline=None, max_examples=examples(100))
 hypothesis.settings.load_profile("shoal")
 
 

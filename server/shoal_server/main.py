@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 from shoal._numerics import kernels
 from shoal._role import flags, lifecycle
 from shoal._role.identity import RoleIdentity
+from shoal._system import hidden
 
 if TYPE_CHECKING:
     from shoal_server.process import Server
@@ -65,7 +66,9 @@ def server(
     identity = lifecycle.identify("server", given, log_format=log_format, log_level=log_level)
 
     def start(registry: CollectorRegistry, metrics_address: str) -> "Server":
-        from shoal_server.process import Server, ServerConfig  # noqa: PLC0415 - numba takes a second to import
+        # Numba would import scipy for linear algebra and coverage for its measurement; no kernel uses either.
+        with hidden("scipy", "coverage"):
+            from shoal_server.process import Server, ServerConfig  # noqa: PLC0415 - numba takes half a second to import
 
         config = ServerConfig(
             name=identity.name,

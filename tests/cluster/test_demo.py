@@ -1,4 +1,4 @@
-"""What a newcomer runs first: the demo, in full, and the plain session."""
+"""What a newcomer runs first: the demo, and the plain session. `make long` runs the demo in full."""
 
 import json
 import os
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import shoal
+from support.run_lengths import size
 
 pytestmark = pytest.mark.cluster
 
@@ -21,7 +22,8 @@ KEYS = {"mode", "steps", "samples_per_s", "test_accuracy", "staleness_p50", "sta
 
 def test_the_demo_trains_in_each_mode_and_draws_the_curves(tmp_path: Path) -> None:
     start = time.monotonic()
-    command = [sys.executable, str(EXAMPLES / "demo.py"), "--out", str(tmp_path / "runs")]
+    epochs = size(["--epochs", "10"], [])
+    command = [sys.executable, str(EXAMPLES / "demo.py"), "--out", str(tmp_path / "runs"), *epochs]
     demo = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     took = time.monotonic() - start
     assert demo.returncode == 0, demo.stdout + demo.stderr

@@ -1,6 +1,7 @@
-"""Lengths of tests: the suite runs the short forms, `make chaos` and `make long` the long ones.
+"""Lengths of tests: the suite runs the short forms; `make chaos`, `make long` and `make fuzz` run the long ones.
 
-The environment selects them: `SHOAL_LONG=1` selects the long forms, and `CHAOS_RUNS=n` sets n runs of each.
+The environment selects them: `SHOAL_LONG=1` selects the long forms, `CHAOS_RUNS=n` sets n runs of each, and
+`SHOAL_FUZZ=n` lets Hypothesis draw n times as many examples.
 """
 
 import json
@@ -33,6 +34,11 @@ def long_only(test: T) -> T:
 def size(short: T, full: T) -> T:
     """Returns how large or how long something is."""
     return full if is_long() else short
+
+
+def examples(short: int) -> int:
+    """Returns how many examples Hypothesis draws."""
+    return short * int(os.environ.get("SHOAL_FUZZ") or 1)
 
 
 def record(name: str, count: int, passed: int, worst: float, unit: str) -> None:

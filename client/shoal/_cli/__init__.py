@@ -6,6 +6,7 @@ import sys
 
 from shoal import errors
 from shoal._memory import allocator, gc_control
+from shoal._system import hidden
 
 
 def main() -> None:
@@ -20,7 +21,8 @@ def main() -> None:
         sys.stderr.write(f"error: {error.message}\n")
         raise SystemExit(2) from None
     with gc_control.frozen_from_gc():
-        import structlog  # noqa: PLC0415 - a slow import, inside the block
+        with hidden("rich"):  # which structlog would use for tracebacks, in color
+            import structlog  # noqa: PLC0415 - a slow import, inside the block
 
         from shoal._cli.app import app  # noqa: PLC0415 - loads gRPC, after the allocator is tuned
 

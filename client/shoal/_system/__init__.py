@@ -8,13 +8,14 @@ from shoal._system.atomic_file import atomic_write
 from shoal._system.deprecation import deprecated, warn_deprecated
 from shoal._system.host import host_id
 from shoal._system.open_files import open_files_warning, raise_open_files
-from shoal._system.optional import load
+from shoal._system.optional import hidden, load
 from shoal._system.registry import Registry
 
 __all__ = [
     "Registry",
     "atomic_write",
     "deprecated",
+    "hidden",
     "host_id",
     "load",
     "open_files_warning",

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from shoal import errors
 from shoal._cli.app import app
 from shoal._numerics import kernels
+from support.run_lengths import long_only
 
 FLAGS = {
     "x86-64-v2": "cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3",
@@ -112,6 +113,8 @@ with kernels.precompiled() as level:
 """
 
 
+# It compiles all kernels, which takes ten seconds. `make e2e` does it as well, when it builds the image.
+@long_only
 @pytest.mark.timeout(300)
 def test_a_role_takes_the_code_from_a_folder_that_it_cannot_write_to(tmp_path: Path) -> None:
     level = kernels.level_of(os.uname().machine, Path("/proc/cpuinfo").read_text())

@@ -29,6 +29,7 @@ from shoal_coordinator.messages import (
     events,
 )
 from support.clusters.cluster_rig import GIVEN, HEARTBEAT_TIMEOUT_S, KEEPING, VARIABLES, Rig, Voyage, job, only, session
+from support.run_lengths import examples
 
 
 @pytest.fixture
@@ -627,7 +628,7 @@ def test_the_reason_to_wait_is_the_same_after_a_restart(rig: Rig) -> None:
 
 
 TestVoyage = Voyage.TestCase
-TestVoyage.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestVoyage.settings = settings(max_examples=examples(50), stateful_step_count=40, deadline=None)
 
 
 class VoyageWithCheckpoints(Voyage):
@@ -637,7 +638,7 @@ class VoyageWithCheckpoints(Voyage):
 
 
 TestVoyageWithCheckpoints = VoyageWithCheckpoints.TestCase
-TestVoyageWithCheckpoints.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestVoyageWithCheckpoints.settings = settings(max_examples=examples(40), stateful_step_count=40, deadline=None)
 
 
 class TestGoingBack:

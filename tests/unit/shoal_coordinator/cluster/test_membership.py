@@ -12,6 +12,7 @@ from shoal_coordinator.cluster import membership
 from shoal_coordinator.cluster.expiry_breaker import HOLD_TIMEOUTS
 from shoal_coordinator.cluster.membership import Membership
 from shoal_coordinator.messages import Registration
+from support.run_lengths import examples
 
 HEARTBEAT_TIMEOUT_S, START = 5.0, 1_000.0
 
@@ -203,4 +204,4 @@ class Leases(RuleBasedStateMachine):
 
 
 TestLeases = Leases.TestCase
-TestLeases.settings = settings(max_examples=40, stateful_step_count=30)
+TestLeases.settings = settings(max_examples=examples(40), stateful_step_count=30)

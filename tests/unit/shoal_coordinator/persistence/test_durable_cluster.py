@@ -49,6 +49,7 @@ from support.clusters.cluster_rig import (
     promised,
     session,
 )
+from support.run_lengths import examples
 
 
 @pytest.fixture
@@ -708,4 +709,4 @@ def timeless(records: Mapping[str, bytes]) -> tuple[dict[str, bytes], dict[str, 
 
 
 TestTwins = Twins.TestCase
-TestTwins.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestTwins.settings = settings(max_examples=examples(20), stateful_step_count=40, deadline=None)

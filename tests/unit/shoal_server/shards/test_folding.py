@@ -33,6 +33,7 @@ from shoal_server.shards.events import (
 from shoal_server.shards.lock_group import LockGroup
 from shoal_server.shards.shard import JobShardConfig, Stamp
 from shoal_server.shards.state import GroupState
+from support.run_lengths import examples
 
 SIZE = 24
 VARIABLES = {
@@ -139,7 +140,7 @@ def push_orders(draw: st.DrawFn) -> tuple[list[int], list[bool], int, int]:
 
 
 @given(push_orders(), st.sampled_from([1.0, 7.0, 1e-300, 1e300]), st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_equal_weights_have_the_bits_of_a_sum_at_the_close_in_any_order(
     drawn: tuple[list[int], list[bool], int, int], weight: float, data: st.DataObject
 ) -> None:
@@ -157,7 +158,7 @@ def test_equal_weights_have_the_bits_of_a_sum_at_the_close_in_any_order(
 
 
 @given(push_orders(), st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_unequal_weights_have_the_same_bits_in_any_order(
     drawn: tuple[list[int], list[bool], int, int], data: st.DataObject
 ) -> None:

@@ -30,6 +30,7 @@ from shoal_server.shards.events import (
     WorkerReleased,
 )
 from shoal_server.shards.state import GroupState
+from support.run_lengths import examples
 
 
 def shard(mode: consistency.Consistency, workers: Iterable[str] = ()) -> GroupState:
@@ -584,4 +585,4 @@ class DrawnHistory(RuleBasedStateMachine):
 
 
 TestDrawnHistory = DrawnHistory.TestCase
-TestDrawnHistory.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestDrawnHistory.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
