@@ -44,8 +44,9 @@ CALLS = 16_384
 # Seconds between two looks for late messages.
 _LATE_POLL_S = 1.0
 
-# Lets a call wait: gets its request, and what to call when it may be handled. Returns what to call if its caller goes.
-Hold = Callable[[Any, Callable[[], None]], Callable[[], None]]
+# Lets a call wait: gets its first message, and what to call when it may be handled. Returns what to call if its caller
+# goes; None if the call need not wait, so that it is handled at once.
+Hold = Callable[[Any, Callable[[], None]], Callable[[], None] | None]
 
 Refusal = Literal["late_message", "calls_of_host", "calls"]
 REFUSALS: tuple[Refusal, ...] = get_args(Refusal)
@@ -342,6 +343,10 @@ class _ReceivingPool(ThreadPoolExecutor):
         except Exception:
             _log.exception("cannot let a call wait")
             go_on()
+            return
+
+        if gone is None:
+            run()
             return
 
         def call_gone() -> None:  # on grpcio's event thread, which must not wait for a lock
