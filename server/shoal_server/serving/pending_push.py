@@ -39,8 +39,8 @@ class PendingPush:
         self.header, self.memory = header, store.memory
         self.group = store.group(header.stamp.job, header.stamp.generation)
         self.shards, self.stamp = self.group.select(header.shards), stamp_of(header.stamp)
-        # The group sets the next two, each once. Whoever sets one calls _on_answer afterwards, and whoever sets that
-        # looks at the two afterwards, so no lock is needed.
+        # The group sets the next two, each once, and then calls _on_answer. `on_answer` sets that first, and then looks
+        # at the two. So no lock is needed.
         self._wanted: bool | None = None  # None while the push waits for a permit
         self._error: errors.ShoalError | None = None
         self._on_answer: Callable[[], object] | None = None

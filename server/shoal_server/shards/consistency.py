@@ -202,6 +202,10 @@ class SynchronousMode(Mode):
         if self._sealed:
             return self._complete
         if self._held or self._folded:
+            if not self._outside:  # as usual, and checked at each commit
+                return clocks.count_up_to(self._open_step) <= max(
+                    0, self._backup_workers - self._most_admitted + len(clocks)
+                )
             return self._owing(clocks) <= self._backups_left(clocks)
         return bool(clocks) and clocks.count_up_to(self._open_step) == 0
 

@@ -31,16 +31,14 @@ class FoldQueue:
         """Adds contributions. Called with the group's lock, so that they stay in order."""
         self._released.extend((contribution, fold.expected) for contribution in fold.contributions)
 
-    def work(self) -> None:
-        """Folds everything that was added before this call, or waits for the thread that does; raises as `work_on`."""
-        while self.work_on():
-            pass
+    def work(self, *, at_once: bool = True) -> bool:
+        """Folds what was added before this call, after the thread that folds now.
 
-    def work_on(self) -> bool:
-        """Folds the next contribution, after the thread that folds one now.
+        Args:
+            at_once: whether to fold all contributions; if not, only the next one.
 
         Returns:
-            Whether there was one. If not, everything that was added before this call is folded.
+            Whether there may be more.
 
         Raises:
             InternalError: an earlier fold failed, so that the sums are incomplete.
@@ -48,13 +46,16 @@ class FoldQueue:
         with self._working:
             if self._failed:
                 raise errors.InternalError("a gradient could not be added to its step's sum; the step is lost")
-            if not self._released:
-                return False
-            self._failed = True
-            self._fold(*self._released.popleft())
-            self.count += 1
+            self._failed = bool(self._released)
+            while self._released:
+                self._fold(*self._released.popleft())
+                self.count += 1
+                if not at_once:
+                    break
+            else:
+                at_once = True
             self._failed = False
-            return True
+        return not at_once
 
 
 __all__ = ["FoldQueue"]

@@ -151,7 +151,7 @@ class LockGroup:
             stamp: name of the push.
 
         Returns:
-            The answer if the push was committed before, as for `answer_to`; the ticket is then not called.
+            As `answer_to`. If there is an answer, the ticket is not called.
 
         Raises:
             Fenced, BadRequest: as for `stage`.
@@ -160,7 +160,7 @@ class LockGroup:
         return next((effect for effect in effects if isinstance(effect, events.AnswerPush)), None)
 
     def withdraw_push(self, ticket: PushTicket, stamp: Stamp) -> None:
-        """Ends an opened push that was not staged. Has no effect if the group is closed, or the push was staged."""
+        """Ends an opened push that was not staged. Otherwise has no effect."""
         self._handle(events.PushWithdrawn(ticket, stamp.worker), ends=True)
 
     def stage(
@@ -341,7 +341,7 @@ class LockGroup:
             raise self._gone()
 
     def _handle(
-        self, event: events.Event, then: Callable[[], None] | None = None, *, ends: bool = False
+        self, event: events.Event, then: Callable[[], None] = lambda: None, *, ends: bool = False
     ) -> list[events.Effect]:
         """Handles an event and carries out the effects. A closed group ignores events that `ends` marks."""
         with self._lock:
@@ -354,24 +354,23 @@ class LockGroup:
                 effects += self._state.handle(events.Folded(self._updates.folds.count))
             try:
                 self._updates.carry_out(effects, self._state.version)
-                if then is not None:
-                    then()  # under the lock
+                then()  # under the lock
             except BaseException:
-                # The state machine counts the update as applied, but it failed: the group cannot continue.
-                self._closed = True
+                self._closed = True  # the state machine counts the update as applied, but it failed
                 raise
-        tickets.deliver(effects, self.config.name)
+        for effect in effects:
+            tickets.deliver(effect, self.config.name)
         folds = [effect for effect in effects if isinstance(effect, Fold)]
         if folds:
             self._work_on_folds()
-        if any(fold.seals for fold in folds):
-            effects += self._handle(events.FoldsDone())
-        return effects
+        return [*effects, *self._handle(events.FoldsDone())] if folds and folds[-1].seals else effects
 
     def _work_on_folds(self) -> None:
         """Folds without the lock. The caller waits for its own contribution, so that callers do not outrun the sums."""
         try:
-            while self._updates.folds.work_on():
+            more = True
+            while more:
+                more = self._updates.folds.work(at_once=not self._state.permits.waiting)
                 if self._state.permits.waiting:
                     self._handle(events.Folded(self._updates.folds.count), ends=True)
         except BaseException:

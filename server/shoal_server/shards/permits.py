@@ -71,7 +71,7 @@ class Permits:
         if earlier is None:
             heapq.heappush(self._order, place)
             return []
-        return [RefusePermit(earlier[0], errors.Cancelled("the push was repeated, so this call of it was given up"))]
+        return [RefusePermit(earlier[0], errors.Cancelled("the push was repeated, so this call of it was abandoned"))]
 
     def withdraw(self, ticket: Any, *, staged: bool) -> None:
         """Ends a call that failed, or whose caller is gone.

@@ -91,8 +91,8 @@ class GroupState:
         effects = self._handle(event)
         if self.permits.waiting:
             effects += self.permits.settle()
-        if self.permits.waiting and self.mode.decide(self.clocks, self.permits.announced):
-            effects += [*self._settle(), *self.permits.settle()]
+            if self.permits.waiting and self.mode.decide(self.clocks, self.permits.announced):
+                effects += [*self._settle(), *self.permits.settle()]
         return effects
 
     def _handle(self, event: Event) -> list[Effect]:

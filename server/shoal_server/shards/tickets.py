@@ -1,6 +1,5 @@
 """Tickets of waiting pulls and pushes, and the calls that answer them: none of them may raise."""
 
-from collections.abc import Iterable
 from typing import Protocol
 
 import structlog
@@ -34,21 +33,20 @@ class PushTicket(Protocol):
 # One pull's callback that fails must not keep the others from waking, nor fail the push that wakes them.
 
 
-def deliver(effects: Iterable[Effect], job: str) -> None:
-    """Makes the calls that answer tickets.
+def deliver(effect: Effect, job: str) -> None:
+    """Makes the call that answers a ticket.
 
     Args:
-        effects: effects of the group's state machine; others than answers to tickets are ignored.
+        effect: an effect of the group's state machine; one that answers no ticket is ignored.
         job: name of the job, for the log.
     """
-    for effect in effects:
-        match effect:
-            case AnswerPull():
-                _answer(effect.ticket, effect.step, job)
-            case GrantPermit():
-                _grant(effect.ticket, job, wanted=effect.wanted)
-            case RefusePull() | RefusePermit():
-                refuse(effect.ticket, effect.error, job)
+    match effect:
+        case AnswerPull():
+            _answer(effect.ticket, effect.step, job)
+        case GrantPermit():
+            _grant(effect.ticket, job, wanted=effect.wanted)
+        case RefusePull() | RefusePermit():
+            refuse(effect.ticket, effect.error, job)
 
 
 def _grant(ticket: PushTicket, job: str, *, wanted: bool) -> None:

@@ -210,7 +210,7 @@ class TestEnds:
         handle(state, FoldsDone())
         assert state.version == 1
 
-    def test_all_are_given_up_at_the_end(self) -> None:
+    def test_all_are_refused_at_the_end(self) -> None:
         state = group(8)
         opened(state, 7, 6, 4, 3)
         assert sorted(state.abandon_all()) == [3, 4]
@@ -275,7 +275,7 @@ class Server:
             self.handle(FoldsDone())
 
 
-class Step:
+class Round:
     """Workers that push one step to all servers: they stage it everywhere, then commit it everywhere."""
 
     def __init__(self, workers: int, backups: int, servers: int, chance: random.Random) -> None:
@@ -364,7 +364,7 @@ CHANCE = st.randoms(use_true_random=False)
 def test_a_step_closes_in_any_order_on_several_servers(
     chance: random.Random, workers: int, backups: int, servers: int
 ) -> None:
-    step = Step(workers, backups, servers, chance)
+    step = Round(workers, backups, servers, chance)
     step.silent = chance.sample(step.alive, chance.randint(0, backups))
     step.finish()
     assert all(server.state.version == 1 for server in step.servers)
@@ -375,7 +375,7 @@ def test_a_step_closes_in_any_order_on_several_servers(
 def test_a_step_closes_although_calls_break_and_workers_die(
     chance: random.Random, workers: int, backups: int, servers: int, faults: int
 ) -> None:
-    step = Step(workers, backups, servers, chance)
+    step = Round(workers, backups, servers, chance)
     for _ in range(faults):
         for _ in range(chance.randint(0, 12)):
             if moves := step.moves():
