@@ -127,7 +127,8 @@ def main() -> int:
         # A new cluster, so that no order begins with the memory of the one before.
         with shoal.LocalCluster(servers=1, workers=0, env={"SHOAL_TRANSPORT": args.transport}) as cluster:
             row |= measured(cluster, order, ELEMENTS, count)
-    row["same_bits"] = row.get("in_order_digest") == row.get("rank_0_last_digest")
+    digests = {row[key] for key in ("in_order_digest", "rank_0_last_digest") if key in row}
+    row["same_bits"] = len(digests) <= 1
     print(json.dumps(row))
     return 0 if row["same_bits"] else 1
 
