@@ -262,6 +262,8 @@ ROWS: dict[str, list[Panel]] = {
         Panel("GPU memory", {"{{instance}} {{kind}}": "shoal_worker_device_memory_bytes"}, "bytes"),
         Panel("Shards", {"{{instance}}": "shoal_server_shards"}),
         Panel("Staged pushes", {"{{instance}}": "shoal_server_staged_pushes"}),
+        Panel("Pushes that wait for a permit", {"{{instance}}": "shoal_server_waiting_pushes"}),
+        Panel("Time that pushes wait for a permit", _quantiles("shoal_server_push_wait_seconds"), "s"),
         Panel(
             "Threads for gRPC calls",
             {

@@ -6,6 +6,7 @@ Every label value is named in this code, so the number of label values is bounde
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -61,10 +62,16 @@ class _PushMetrics:
         )
         seconds = Histogram(
             "shoal_server_push_seconds",
-            "Time from the first message of a push or commit to its answer. If a worker computes gradients while it "
-            "sends them, this includes that computation.",
+            "Time from the first message of a push or commit to its answer, without its wait for a permit. If a worker "
+            "computes gradients while it sends them, this includes that computation.",
             ["call"],
             buckets=_SECONDS,
+            registry=registry,
+        )
+        self.wait_seconds = Histogram(
+            "shoal_server_push_wait_seconds",
+            "Time that a push waited for a permit to send its gradient, if it had to wait.",
+            buckets=_WAITS,
             registry=registry,
         )
         self.duplicates = Counter(
@@ -131,6 +138,13 @@ class _TransportMetrics:
         self.lanes = _ByTransport(lanes.labels, _ON_LANES)
 
 
+@dataclass(slots=True)
+class PushTiming:
+    """Seconds that a push waited for a permit."""
+
+    waited_s: float = 0.0
+
+
 class ServerMetrics:
     """Metrics of one parameter server.
 
@@ -173,15 +187,21 @@ class ServerMetrics:
         self._pulls.wait_seconds.observe(waited_s)
 
     @contextmanager
-    def pushing(self, call: Literal["push", "commit"]) -> Iterator[None]:
-        """Records the block's time, or the error code that it raises."""
-        start = time.perf_counter()
+    def pushing(self, call: Literal["push", "commit"]) -> Iterator["PushTiming"]:
+        """Records the block's time without its wait for a permit, or the error code that it raises."""
+        start, timing = time.perf_counter(), PushTiming()
         try:
-            yield
+            yield timing
         except errors.ShoalError as error:
             self._pushes.rejected.labels(error.code.lower()).inc()
             raise
-        self._pushes.seconds[call].observe(time.perf_counter() - start)
+        if timing.waited_s:
+            self.push_waited(timing.waited_s)
+        self._pushes.seconds[call].observe(time.perf_counter() - start - timing.waited_s)
+
+    def push_waited(self, seconds: float) -> None:
+        """Counts a push that waited for a permit, and the seconds that it waited."""
+        self._pushes.wait_seconds.observe(seconds)
 
     def answered(self, answer: AnswerPush) -> None:
         """Counts the answer to one push or commit."""
@@ -250,7 +270,7 @@ class _LoadCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         shards, held = self._store.load()
-        waiting, staged = self._store.queues()
+        waiting, staged, pushes = self._store.queues()
         for name, text, value in (
             ("shards", "Shards hosted.", shards),
             ("shard_bytes", "Bytes of values and slots hosted.", held),
@@ -260,6 +280,7 @@ class _LoadCollector(Collector):
                 self._store.memory.free_bytes,
             ),
             ("waiting_pulls", "Pulls that wait for their consistency mode.", waiting),
+            ("waiting_pushes", "Pushes that wait for a permit to send their gradient.", pushes),
             ("staged_pushes", "Complete pushes that are not committed yet.", staged),
             ("memory_limit_bytes", "Memory limit of the container or the machine.", self._memory_limit),
         ):

@@ -336,7 +336,7 @@ def test_a_restore_that_hangs_holds_nothing_that_others_need(tmp_path: Path, mon
         request = pb.RestoreRequest(job="job", generation=1, from_job="job", number=manifest.number, version=1, step=1)
         restore = servers.stubs[0].Restore.future(request, timeout=60)
         assert reading.wait(30)
-        assert servers.stores[0].queues() == (0, 0)
+        assert servers.stores[0].queues() == (0, 0, 0)
         with pytest.raises(errors.NotPlaced, match="are being restored"):
             servers.values()
         with pytest.raises(errors.StorageFailed, match="an earlier restore of job waits for the checkpoint storage"):

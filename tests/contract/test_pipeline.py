@@ -18,7 +18,7 @@ from shoal._transport.lane import Lane
 from shoal._wire import DataRange, Lease, NoRange
 from shoal.partitioners import FixedShards
 from shoal.variables import Variable
-from shoal_server.shards.state import Admission
+from shoal_server.shards.events import Admission
 from shoal_worker.arrays import Cpu
 from shoal_worker.batches import LeasedBatches
 from shoal_worker.messages import TrainerReport
@@ -632,7 +632,7 @@ class TestGradientsThatTakeTheirTime:
         broken: list[Lane] = []
         send = Lane._send
 
-        def breaking(lane: Lane, waiting: list[bytes | bytearray | memoryview], kind: Frame, *options: float) -> None:
+        def breaking(lane: Lane, waiting: list[bytes | bytearray | memoryview], kind: Frame, *options: Any) -> bool:
             if kind is Frame.PUSH and len(broken) < times and self.received(servers) >= 2 << 20:
                 broken.append(lane)
                 lane.close()

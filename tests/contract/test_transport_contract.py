@@ -5,9 +5,10 @@ import importlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -27,6 +28,8 @@ from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
 from shoal_server.serving.service import DataService
+from shoal_server.shards.consistency import SynchronousMode
+from shoal_server.shards.mode import PermitLimits
 from support import memory_transport
 from support.clusters.shard_servers import ShardServers
 from support.memory_transport import MemoryTransport
@@ -281,6 +284,90 @@ class TestPushes:
             worker.feed(push, ONES.items())
             assert sent.result(20).outcome == "accepted"
             assert servers.versions() == [1, 1]
+
+
+class TestPermits:
+    """A synchronous step of more workers than permits: gradients wait in the memory of their workers."""
+
+    LARGE: ClassVar = {"w": np.zeros((1 << 18) + 1, np.float32)}
+    LIMITS = PermitLimits(workers=2, permits=2)
+
+    def serve(
+        self, serve: Callable[..., ShardServers], monkeypatch: pytest.MonkeyPatch, **options: Any
+    ) -> ShardServers:
+        monkeypatch.setattr(SynchronousMode, "permit_limits", lambda _mode, _nbytes: self.LIMITS)
+        return serve(self.LARGE, shards=1, mode=consistency.Synchronous(), **options)
+
+    def gradient(self, rank: int) -> dict[str, np.ndarray]:
+        return {"w": np.random.default_rng(rank).standard_normal(self.LARGE["w"].size, np.float32)}
+
+    def waits(self, servers: ShardServers, count: int) -> None:
+        wait_until(lambda: servers.stores[0].queues()[2] == count, what=f"{count} pushes that wait")
+
+    def test_rank_0_is_last(self, serve: Callable[..., ShardServers], monkeypatch: pytest.MonkeyPatch) -> None:
+        results = []
+        for last in (6, 0):
+            with self.serve(serve, monkeypatch) as servers, ExitStack() as stack:
+                workers = [stack.enter_context(servers.worker(f"w{rank}")) for rank in range(7)]
+                pool = stack.enter_context(ThreadPoolExecutor(7))
+                if last:
+                    for rank in range(7):
+                        workers[rank].push(self.gradient(rank))
+                else:
+                    pushed = [pool.submit(workers[rank].push, self.gradient(rank)) for rank in range(6, 0, -1)]
+                    self.waits(servers, 6)  # more than the server has threads for pushes by gRPC
+                    assert workers[0].push(self.gradient(0)).outcome == "accepted"
+                    assert {each.result(20).outcome for each in pushed} == {"accepted"}
+                assert servers.versions() == [1]
+                results += [worker.pull() for worker in workers]  # the same transport takes further calls
+        for values in results[1:]:
+            assert_same(values, results[0])
+
+    def test_a_worker_that_leaves_while_it_waits(
+        self, serve: Callable[..., ShardServers], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with self.serve(serve, monkeypatch) as servers, ExitStack() as stack:
+            workers = [stack.enter_context(servers.worker(f"w{rank}")) for rank in range(4)]
+            pool = stack.enter_context(ThreadPoolExecutor(4))
+            leaves, stays = (pool.submit(workers[rank].push, self.gradient(rank)) for rank in (3, 2))
+            self.waits(servers, 2)
+            workers[3].close()
+            servers.remove("w3")
+            with pytest.raises(errors.ShoalError):
+                leaves.result(20)
+            self.waits(servers, 1)
+            for rank in (0, 1):
+                assert workers[rank].push(self.gradient(rank)).outcome == "accepted"
+            assert stays.result(20).outcome == "accepted"
+            assert servers.versions() == [1]
+
+    def test_a_wait_longer_than_a_deadline(
+        self, serve: Callable[..., ShardServers], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A call by gRPC has a deadline, so it is repeated before that; the others wait on."""
+        with self.serve(serve, monkeypatch, stall_s=0.0) as servers, ExitStack() as stack:
+            workers = [stack.enter_context(servers.worker(f"w{rank}")) for rank in range(3)]
+            pool = stack.enter_context(ThreadPoolExecutor(2))
+            pushed = [pool.submit(workers[rank].push, self.gradient(rank)) for rank in (2, 1)]
+            self.waits(servers, 2)
+            servers.endpoints[0].end_stalled()
+            self.waits(servers, 2)
+            assert workers[0].push(self.gradient(0)).outcome == "accepted"
+            assert {each.result(20).outcome for each in pushed} == {"accepted"}
+            assert servers.versions() == [1]
+
+    def test_a_job_that_ends_while_pushes_wait(
+        self, serve: Callable[..., ShardServers], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with self.serve(serve, monkeypatch) as servers, ExitStack() as stack:
+            workers = [stack.enter_context(servers.worker(f"w{rank}")) for rank in range(4)]
+            pool = stack.enter_context(ThreadPoolExecutor(4))
+            pushed = [pool.submit(workers[rank].push, self.gradient(rank)) for rank in (3, 2)]
+            self.waits(servers, 2)
+            servers.stores[0].drop("job")
+            for each in pushed:
+                with pytest.raises(errors.UnknownJob):
+                    each.result(20)
 
 
 class TestEnds:

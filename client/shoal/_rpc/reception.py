@@ -44,8 +44,9 @@ CALLS = 16_384
 # Seconds between two checks for late messages.
 _LATE_POLL_S = 1.0
 
-# Lets a call wait. Takes its request and a function to call when the wait ends. Returns one to call if the caller ends.
-Hold = Callable[[Any, Callable[[], None]], Callable[[], None]]
+# Lets a call wait. Takes its first message and a function to call when the wait ends. Returns a function to call if the
+# caller ends, or None if the call need not wait: it is then handled at once.
+Hold = Callable[[Any, Callable[[], None]], Callable[[], None] | None]
 
 Refusal = Literal["late_message", "calls_of_host", "calls"]
 REFUSALS: tuple[Refusal, ...] = get_args(Refusal)
@@ -343,6 +344,10 @@ class _ReceivingPool(ThreadPoolExecutor):
         except Exception:
             _log.exception("cannot let a call wait")
             go_on()
+            return
+
+        if gone is None:
+            run()
             return
 
         def call_gone() -> None:  # on grpcio's event thread, which must not wait for a lock

@@ -83,10 +83,12 @@ class Pooled:
     Args:
         handler: the handler.
         pool: its threads.
+        hold: called with the first message of each call and with `go_on`, as for `Deferred`. If it returns None, the
+            call is handled at once, on the same thread. None means that calls do not wait.
     """
 
-    def __init__(self, handler: Callable[..., Any], pool: ThreadPoolExecutor) -> None:
-        self._handler = handler
+    def __init__(self, handler: Callable[..., Any], pool: ThreadPoolExecutor, hold: Hold | None = None) -> None:
+        self._handler, self.hold = handler, hold
         self.experimental_thread_pool = pool
 
     def __call__(self, request: Any, context: grpc.ServicerContext) -> Any:

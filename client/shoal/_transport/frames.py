@@ -17,6 +17,8 @@ class Frame(enum.IntEnum):
     PUSHED = 7
     ERROR = 8
     END = 9
+    WAIT = 10
+    GO = 11
 
 
 PARAMETER_SERVER = Frames(Frame, streamed=(Frame.VALUES, Frame.PUSH))

@@ -1,5 +1,6 @@
 """Transport by gRPC. Every server has it, so it is the fallback when no other transport works."""
 
+from shoal import errors
 from shoal._transport.chunk_reader import read_message
 from shoal._transport.transport import Target, Transport, TransportFactory
 from shoal._wire import PullAssembly, PullDecoder, PushPayload
@@ -26,7 +27,12 @@ class GrpcTransport(Transport):
 
     def push(self, header: pb.PushHeader, payload: PushPayload) -> pb.PushReply:
         payload.wait()  # before the call, which has a deadline
-        return self._rpc.push(payload.requests(header), self._nbytes)
+        while True:
+            try:
+                return self._rpc.push(payload.requests(header), self._nbytes)
+            except errors.DeadlineExceeded as error:
+                if "waits" not in error.details:  # for other workers, not for this one's bytes
+                    raise
 
     def commit(self, request: pb.CommitRequest) -> pb.PushReply:
         return self._rpc.commit(request)

@@ -13,12 +13,12 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any
 
 from shoal import errors
 from shoal._transport.connection import ByteStream, Connection, Frames
+from shoal._transport.pieces import first, rest
 from shoal._wire import Buffer
-from shoal._wire.limits import MAX_MESSAGE_BYTES
+from shoal._wire.limits import CHUNK_BYTES, MAX_MESSAGE_BYTES
 
 _HEADER = struct.Struct("<B3sI")
 _RESERVED = bytes(3)
@@ -38,6 +38,9 @@ _WAKE_BYTES = 128 << 10
 _MAX_PIECES = 512  # buffers of one system call; the kernel accepts 1,024
 # Bytes of one system call: with fewer and larger ones, both ends sleep and wake less often.
 _BATCH_BYTES = 4 << 20
+# Of the first one, if the other end may answer that it must wait: only the header of a push.
+_FIRST_BATCH_BYTES = 1
+_Heed = Callable[[], bool] | None
 
 
 class Lane(Connection):
@@ -138,23 +141,31 @@ class Lane(Connection):
         end: bool = True,
         at_once: bool = False,
         within_s: float = math.inf,
+        heed: _Heed = None,
     ) -> None:
         give_up = time.monotonic() + within_s
         waiting: list[Buffer] = []
-        size = 0
+        size, batch = 0, _FIRST_BATCH_BYTES if heed else _BATCH_BYTES
         for pieces in payloads:
             frame = _frame(kind, pieces)
             waiting += frame
             size += sum(map(len, frame))
-            if at_once or size >= _BATCH_BYTES or len(waiting) >= _MAX_PIECES:
-                self._send(waiting, kind, give_up)
-                waiting, size = [], 0
+            if at_once or size >= batch or len(waiting) >= _MAX_PIECES:
+                goes_on = self._send(waiting, kind, give_up, heed)
+                waiting, size, batch = [], 0, min(max(2 * batch, CHUNK_BYTES), _BATCH_BYTES)
+                if not goes_on:
+                    heed = None
+                    break
         if end:
             waiting.append(self._end_frame)
-        self._send(waiting, kind, give_up)
+        self._send(waiting, kind, give_up, heed)
 
-    def _send(self, waiting: list[Buffer], kind: enum.IntEnum, give_up: float = math.inf) -> None:
+    def _send(self, waiting: list[Buffer], kind: enum.IntEnum, give_up: float = math.inf, heed: _Heed = None) -> bool:
+        """Sends buffers; returns what `heed` has returned, or True."""
+        goes_on = True
         while waiting:
+            if heed and goes_on and self._speaks(0.0):
+                goes_on = heed()
             if time.monotonic() > give_up:
                 self.close()
                 raise errors.DeadlineExceeded(f"{self.peer} reads {kind.name} frames too slowly", address=self.peer)
@@ -162,10 +173,13 @@ class Lane(Connection):
             try:
                 sent = self._socket.sendmsg(waiting[:_MAX_PIECES])
             except BlockingIOError:
+                if heed and goes_on and self._speaks(0.0):
+                    continue
                 raise self._stalled(f"has read nothing of a {kind.name} frame for") from None
             except OSError as error:
                 raise self._broken(error) from None
-            waiting = _rest(waiting, sent)
+            waiting = rest(waiting, sent)
+        return goes_on
 
     def receive(
         self, *, within_s: float | None = None, most: int = MAX_MESSAGE_BYTES
@@ -211,7 +225,7 @@ class Lane(Connection):
             count = min(len(ready), len(waiting[0]))
             waiting[0][:count] = ready[:count]
             ready = ready[count:]
-            waiting = _rest(waiting, count)
+            waiting = rest(waiting, count)
             self._begin += count
             missing -= count
         assert missing == sum(map(len, waiting)), "the targets are not of the payload's size"
@@ -219,9 +233,9 @@ class Lane(Connection):
             # The last part is excluded: it may have fewer bytes than the wake-up size.
             most = missing - _WAKE_BYTES
             self._wake_for(_WAKE_BYTES)
-            self._read_all(_first(waiting, most))
+            self._read_all(first(waiting, most))
             self._wake_for(1)
-            waiting = _rest(waiting, most)
+            waiting = rest(waiting, most)
         self._read_all(waiting)
         self.left = 0
 
@@ -270,6 +284,8 @@ class Lane(Connection):
 
     def _speaks(self, within_s: float) -> bool:
         """Returns whether data arrive within `within_s`, which is shorter than the kernel's timeout."""
+        if self._begin < self._end:
+            return True
         poll = select.poll()
         try:
             poll.register(self._socket, select.POLLIN)
@@ -306,7 +322,7 @@ class Lane(Connection):
 
     def _read_all(self, targets: list[memoryview]) -> None:
         while targets:
-            targets = _rest(targets, self._read(targets))
+            targets = rest(targets, self._read(targets))
 
     def _read(self, targets: list[memoryview]) -> int:
         """Waits until these buffers are full, in one system call. Returns the bytes that were read."""
@@ -366,26 +382,6 @@ class Lane(Connection):
 
 def _frame(kind: enum.IntEnum, pieces: Sequence[Buffer]) -> list[Buffer]:
     return [_HEADER.pack(kind, _RESERVED, sum(map(len, pieces))), *pieces]
-
-
-def _first(pieces: list[memoryview], size: int) -> list[memoryview]:
-    """Returns the first `size` bytes of some buffers."""
-    found = []
-    for piece in pieces:
-        found.append(piece[:size])
-        size -= len(found[-1])
-        if not size:
-            break
-    return found
-
-
-def _rest(pieces: list[Any], moved: int) -> list[Any]:
-    """Returns some buffers without their first `moved` bytes."""
-    for index, piece in enumerate(pieces):
-        if moved < len(piece):
-            return [memoryview(piece)[moved:], *pieces[index + 1 :]]
-        moved -= len(piece)
-    return []
 
 
 __all__ = ["STALL_S", "Lane"]

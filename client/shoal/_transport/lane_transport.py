@@ -15,7 +15,7 @@ from shoal._transport.handshake import Security, TokenSecurity, decoded, open_ha
 from shoal._transport.lane import Lane
 from shoal._transport.transport import Target, Transport, TransportFactory, TransportUnavailable
 from shoal._wire import PullAssembly, PullDecoder, PushPayload
-from shoal._wire.limits import transfer_s
+from shoal._wire.limits import CHUNK_BYTES, transfer_s
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 
@@ -39,7 +39,9 @@ class LaneTransport(Transport):
     def __init__(self, lane: Connection, target: Target) -> None:
         self._lane, self._layouts, self._rpc = lane, target.layouts, target.rpc
         self._refusal: errors.ShoalError | None = None
-        self._transfer_s = transfer_s(sum(layout.nbytes for layout in target.layouts))
+        nbytes = sum(layout.nbytes for layout in target.layouts)
+        self._transfer_s = transfer_s(nbytes)
+        self._may_wait = nbytes > CHUNK_BYTES  # smaller gradients need no permit
 
     @property
     def broken(self) -> bool:
@@ -58,7 +60,8 @@ class LaneTransport(Transport):
         header.region = 0
 
         def call() -> pb.PushReply:
-            self._lane.stream(Frame.PUSH, payload.requests(header), at_once=not payload.complete)
+            heed = self._heed if self._may_wait else None
+            self._lane.stream(Frame.PUSH, payload.requests(header), at_once=not payload.complete, heed=heed)
             return self._pushed()
 
         return self._whole(call)
@@ -103,8 +106,25 @@ class LaneTransport(Transport):
         self._lane.limit(None)
         return assembly.finish()
 
+    def _heed(self) -> bool:
+        """Waits for a permit, as the server has asked; returns whether it wants the rest of the gradient."""
+        self._check(Frame.WAIT, self._begin(_ANSWER_TIMEOUT_S))
+        return self._waited()
+
+    def _waited(self) -> bool:
+        self._lane.payload()
+        kind = self._begin(None)  # may wait for other workers
+        if kind is not Frame.END:
+            self._check(Frame.GO, kind)
+        self._lane.payload()
+        return kind is Frame.GO
+
     def _pushed(self) -> pb.PushReply:
-        self._check(Frame.PUSHED, self._begin(_ANSWER_TIMEOUT_S))
+        kind = self._begin(_ANSWER_TIMEOUT_S)
+        if kind is Frame.WAIT:  # the whole push was sent before it came
+            self._waited()
+            kind = self._begin(_ANSWER_TIMEOUT_S)
+        self._check(Frame.PUSHED, kind)
         return decoded(pb.PushReply, self._lane)
 
     def _begin(self, within_s: float | None) -> enum.IntEnum:

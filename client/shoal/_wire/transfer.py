@@ -10,6 +10,7 @@ from shoal import errors
 from shoal._wire.chunks import Buffer, Chunk, encode_push
 from shoal._wire.framing import Assembler, arenas_of, chunks_of, messages, region_arrays, region_offsets
 from shoal._wire.layout import Aggregation, ShardLayout
+from shoal._wire.limits import CHUNK_BYTES
 from shoal._wire.packing import ArraySource, Memory, Packer
 from shoal._wire.pull_decoder import PullDecoder
 from shoal.v1 import header_pb2
@@ -97,9 +98,16 @@ class PushPayload:
             yield from chunks_of(key, elements)
 
     def requests(self, header: pb.PushHeader) -> Iterator[list[Buffer]]:
-        """Yields the messages of a push, each in pieces; the first carries the header."""
+        """Yields the messages of a push, each in pieces; the first carries the header.
+
+        The header of a large push comes alone, so that the server has it before it makes room for the gradient.
+        """
         first: pb.PushHeader | None = header
+        alone = sum(layout.nbytes for layout in self.layouts) > CHUNK_BYTES
         for group in messages(self.chunks()):
+            if first is not None and alone:
+                yield encode_push(first, [])
+                first = None
             yield encode_push(first, group)
             first = None
         if first is not None:

@@ -407,6 +407,10 @@ class LaneHello(_message.Message):
     PUSH (5, PushRequest) comes from the client: one frame with a header, others with chunks, then END (9, empty). COMMIT
     (6, CommitRequest) is one frame from the client. The server answers each of the two calls with PUSHED (7, PushReply).
 
+    If the server has no permit for the gradient of a push, it sends WAIT (10, empty) and does not read the chunks. The
+    client then sends no more of them until the server sends GO (11, empty). The server sends END (9, empty) instead if it
+    does not want the gradient any longer. The client then sends END, and the answer follows.
+
     If a call fails, the server answers with ERROR (8, ErrorDetail), and the lane stays open. An unexpected frame closes
     the lane.
     """

@@ -126,7 +126,9 @@ class ParameterServerServicer:
 
     def Push(self, request_iterator, context):
         """Stages a gradient for a job's shards on this server. The stream has a PushHeader, followed by chunks that fill each
-        arena. The gradient has no effect until it is committed. A stream that breaks has no effect.
+        arena. The gradient has no effect until it is committed. A stream that breaks has no effect. In a synchronous step of
+        large gradients, the server may read the chunks only when it has a permit for them. A call that waits longer than 30
+        seconds for that ends and can be repeated: DEADLINE_EXCEEDED, DEADLINE_EXCEEDED with the detail "waits".
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

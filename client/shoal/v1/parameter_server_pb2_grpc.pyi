@@ -43,7 +43,9 @@ class ParameterServerStub:
     """
     Push: _grpc.StreamUnaryMultiCallable[_parameter_server_pb2.PushRequest, _parameter_server_pb2.PushReply]
     """Stages a gradient for a job's shards on this server. The stream has a PushHeader, followed by chunks that fill each
-    arena. The gradient has no effect until it is committed. A stream that breaks has no effect.
+    arena. The gradient has no effect until it is committed. A stream that breaks has no effect. In a synchronous step of
+    large gradients, the server may read the chunks only when it has a permit for them. A call that waits longer than 30
+    seconds for that ends and can be repeated: DEADLINE_EXCEEDED, DEADLINE_EXCEEDED with the detail "waits".
     """
     Commit: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.CommitRequest, _parameter_server_pb2.PushReply]
     """Commits a push that is staged on this server: the second phase of a push to shards of several servers."""
@@ -109,7 +111,9 @@ class ParameterServerAsyncStub(ParameterServerStub):
     """
     Push: _aio.StreamUnaryMultiCallable[_parameter_server_pb2.PushRequest, _parameter_server_pb2.PushReply]  # type: ignore[assignment]
     """Stages a gradient for a job's shards on this server. The stream has a PushHeader, followed by chunks that fill each
-    arena. The gradient has no effect until it is committed. A stream that breaks has no effect.
+    arena. The gradient has no effect until it is committed. A stream that breaks has no effect. In a synchronous step of
+    large gradients, the server may read the chunks only when it has a permit for them. A call that waits longer than 30
+    seconds for that ends and can be repeated: DEADLINE_EXCEEDED, DEADLINE_EXCEEDED with the detail "waits".
     """
     Commit: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.CommitRequest, _parameter_server_pb2.PushReply]  # type: ignore[assignment]
     """Commits a push that is staged on this server: the second phase of a push to shards of several servers."""
@@ -184,7 +188,9 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_parameter_server_pb2.PushReply, _abc.Awaitable[_parameter_server_pb2.PushReply]]:
         """Stages a gradient for a job's shards on this server. The stream has a PushHeader, followed by chunks that fill each
-        arena. The gradient has no effect until it is committed. A stream that breaks has no effect.
+        arena. The gradient has no effect until it is committed. A stream that breaks has no effect. In a synchronous step of
+        large gradients, the server may read the chunks only when it has a permit for them. A call that waits longer than 30
+        seconds for that ends and can be repeated: DEADLINE_EXCEEDED, DEADLINE_EXCEEDED with the detail "waits".
         """
 
     @_abc_1.abstractmethod

@@ -8,8 +8,9 @@ transport.
 
 from shoal_server.serving.endpoint import Endpoint, EndpointConfig, EndpointFactory
 from shoal_server.serving.lane_endpoint import LaneHandler
+from shoal_server.serving.pending_push import PendingPush, stamp_of
 from shoal_server.serving.pulls import PendingPull, replies
-from shoal_server.serving.pushes import Source, from_chunks, from_region, stamp_of
+from shoal_server.serving.pushes import Source, from_chunks, from_region
 from shoal_server.serving.registry import EndpointGroup, register, unregister
 from shoal_server.serving.service import DataService, required
 from shoal_server.serving.servicer import SERVICE, ParameterServerServicer, add_to_server
@@ -24,6 +25,7 @@ __all__ = [
     "LaneHandler",
     "ParameterServerServicer",
     "PendingPull",
+    "PendingPush",
     "Source",
     "add_to_server",
     "from_chunks",

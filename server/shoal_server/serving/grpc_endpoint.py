@@ -2,9 +2,11 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import grpc
@@ -12,11 +14,12 @@ import structlog
 
 from shoal import _rpc, _tracing, errors
 from shoal._transport import read_message
-from shoal._wire import Assembler, decode_push
+from shoal._wire import Assembler, Chunk, decode_push
 from shoal._wire.limits import transfer_s
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.serving import pushes
 from shoal_server.serving.endpoint import Endpoint, EndpointConfig, EndpointFactory
+from shoal_server.serving.pending_push import PendingPush, stamp_of
 from shoal_server.serving.pulls import replies
 from shoal_server.serving.service import DataService, required
 from shoal_server.shards import Stamp
@@ -39,19 +42,25 @@ class GrpcEndpoint(Endpoint):
         self._service, self._config = service, config
         self._clock = config.clock
         self._stall_detector = StallDetector(config.stall_s, config.clock)
+        # Pushes between their first message and their handler, by the identity of that message; each entry keeps it.
+        self._opened: dict[int, _OpenedPush] = {}
 
     def handlers(self) -> Mapping[str, Callable[..., Any]]:
         config = self._config
         # For grpcio, a handler only needs to be callable.
         return {
             "Pull": _rpc.NonBlocking(self._pull, config.senders),
-            "Push": _rpc.Pooled(self._push, config.receivers),
+            "Push": _rpc.Pooled(self._push, config.receivers, hold=self._hold),
             "Assign": _rpc.Pooled(self._assign, config.receivers),
             "Commit": _rpc.Pooled(self._commit, config.committers),
         }
 
     def end_stalled(self) -> None:
-        """Ends pulls that are not read and pushes that do not continue."""
+        """Ends pulls that are not read and pushes that do not continue, or wait longer than their deadline allows."""
+        now = self._clock()
+        for opened in [*self._opened.values()]:
+            if opened.since + self._config.stall_s <= now:
+                opened.push.refuse(_repeat())
         if ended := self._stall_detector.end():
             _log.warning("ended calls whose callers stalled", calls=ended)
 
@@ -64,11 +73,39 @@ class GrpcEndpoint(Endpoint):
             senders=self._config.senders,
             span=_tracing.server_span("Pull", request.stamp),
         )
-        call.start(pushes.stamp_of(request.stamp), request.ahead)
+        call.start(stamp_of(request.stamp), request.ahead)
+
+    def _hold(self, message: bytes | None, go_on: Callable[[], None]) -> Callable[[], None] | None:
+        """Opens a push before it has a thread of its own, so that it holds none while it waits for a permit."""
+        try:
+            header, first = decode_push(message or b"")
+            push = self._service.open_push(required(header))
+        except errors.ShoalError:
+            return None  # the handler raises it
+        self._opened[id(message)] = _OpenedPush(message, first, push, self._clock())
+        if not push.waits:
+            return None
+        push.on_answer(go_on)
+
+        def gone() -> None:
+            self._opened.pop(id(message), None)
+            push.withdraw()
+            go_on()
+
+        return gone
 
     @_rpc.servicer
     def _push(self, request: Iterator[bytes], context: grpc.ServicerContext) -> pb.PushReply:
-        return self._service.push(lambda: self._messages(self._watched(request, context)))
+        stream = self._watched(request, context)
+        message = next(stream, b"")
+        if opened := self._opened.pop(id(message), None):
+            return self._service.finish_push(opened.push, self._source(opened.chunks, stream))
+        return self._service.push(lambda: self._messages(chain((message,), stream)), self._wait)
+
+    def _wait(self, push: PendingPush) -> None:
+        # Only if `_hold` was not called, because this version of grpcio is not supported.
+        push.wait(self._config.stall_s)
+        push.refuse(_repeat())
 
     @_rpc.servicer
     def _commit(self, request: pb.CommitRequest, _context: grpc.ServicerContext) -> pb.PushReply:
@@ -81,11 +118,13 @@ class GrpcEndpoint(Endpoint):
     def _messages(self, stream: Iterator[bytes]) -> tuple[pb.PushHeader, pushes.Source]:
         """Returns the header of a push, and the source of its payload."""
         header, first = decode_push(next(stream, b""))
+        return required(header), self._source(first, stream)
 
+    def _source(self, first: Sequence[Chunk], stream: Iterator[bytes]) -> pushes.Source:
         def rest(assembler: Assembler) -> Iterator[tuple[pb.PushRequest, int]]:
             return (read_message(pb.PushRequest, message, assembler) for message in stream)
 
-        return required(header), pushes.from_chunks(first, rest, self._service.received("grpc"))
+        return pushes.from_chunks(first, rest, self._service.received("grpc"))
 
     def _watched_send(self, send: Send, context: grpc.ServicerContext) -> Send:
         def watched(message: bytes | None) -> None:
@@ -105,6 +144,29 @@ class GrpcEndpoint(Endpoint):
                 return
             received += len(message)
             yield message
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenedPush:
+    """A push that has no thread yet.
+
+    Attributes:
+        message: the first message.
+        chunks: its chunks.
+        push: the push.
+        since: when it was opened.
+    """
+
+    message: bytes | None
+    chunks: Sequence[Chunk]
+    push: PendingPush
+    since: float
+
+
+def _repeat() -> errors.DeadlineExceeded:
+    return errors.DeadlineExceeded(
+        "the push waits for gradients of lower ranks, and its call would reach its deadline; repeat it", waits="permit"
+    )
 
 
 class PullCall:

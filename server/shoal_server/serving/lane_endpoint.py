@@ -44,6 +44,7 @@ from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.optimizers import conversions
 from shoal_server.serving import pushes
 from shoal_server.serving.endpoint import Endpoint, EndpointConfig, EndpointFactory
+from shoal_server.serving.pending_push import PendingPush, stamp_of
 from shoal_server.serving.pulls import PendingPull, headers_of, replies
 from shoal_server.serving.service import DataService, required
 
@@ -217,7 +218,7 @@ class LaneHandler:
                 f"a pull of {pull.shards.region_bytes} bytes does not fit into a region of {region.size} bytes"
             )
         try:
-            pull.start(pushes.stamp_of(request.stamp), request.ahead)
+            pull.start(stamp_of(request.stamp), request.ahead)
             while (step := pull.take()) is None:
                 waited_s += self._wait()
             if region is None:
@@ -277,10 +278,24 @@ class LaneHandler:
             return header, pushes.from_chunks(chunks, stream.take, self._service.received(self._transport))
 
         try:
-            reply = self._service.push(read)
+            reply = self._service.push(read, self._await_permit)
         finally:
             stream.drain()
         self._send_reply(reply)
+
+    def _await_permit(self, push: PendingPush) -> None:
+        """Waits without reading the gradient, which stays in the client's memory."""
+        self._lane.send(Frame.WAIT)
+        push.on_answer(self._wake)
+        ends = select.poll()  # not for data, which may have been sent before the client knew that it has to wait
+        ends.register(self._lane, select.POLLRDHUP)
+        ends.register(self._awake, select.POLLIN)
+        while push.waits:
+            if any(descriptor != self._awake for descriptor, _ in ends.poll()):
+                self._lane.close()
+                raise errors.Unreachable(f"{self._lane.peer} disconnected while its push was waiting")
+            os.eventfd_read(self._awake)
+        self._lane.send(Frame.GO if push.goes_on else Frame.END)
 
     def _commit(self, payload: memoryview) -> None:
         self._send_reply(self._service.commit(_decoded(pb.CommitRequest, payload)))

@@ -1,6 +1,5 @@
 """Push handling: receives and checks a complete gradient before its shards see any of it."""
 
-import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
@@ -18,11 +17,11 @@ from shoal._wire import (
     region_arrays,
     storage_dtype,
 )
-from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.optimizers import conversions, kernels
+from shoal_server.serving.pending_push import PendingPush, stamp_of
 from shoal_server.serving.pulls import headers_of
-from shoal_server.shards import AnswerPush, Payload, Selection, ShardStore, Stamp
+from shoal_server.shards import AnswerPush, Payload, Selection, ShardStore
 
 _OUTCOMES = {
     "staged": pb.STAGED,
@@ -35,17 +34,11 @@ _OUTCOMES = {
 Source = Callable[[Selection, Collection[Aggregation], BufferPool], Payload]
 
 
-def stamp_of(message: header_pb2.Stamp) -> Stamp:
-    """Returns the part of a stamp that names a push within its job."""
-    return Stamp(message.worker, message.incarnation, message.step)
-
-
-def receive(store: ShardStore, header: pb.PushHeader, source: Source) -> tuple[Selection, AnswerPush]:
-    """Receives a push, stages it on all its shards, and commits it if its header says so.
+def receive(push: PendingPush, source: Source) -> tuple[Selection, AnswerPush]:
+    """Receives a push that does not wait any longer, stages it on all its shards, and commits it if its header says so.
 
     Args:
-        store: the shards.
-        header: header of the push.
+        push: the push.
         source: receives the payload.
 
     Returns:
@@ -54,35 +47,29 @@ def receive(store: ShardStore, header: pb.PushHeader, source: Source) -> tuple[S
     Raises:
         BadChunk: the chunks do not fill the arenas exactly.
         NonFiniteGradient: a gradient holds NaN or Inf; no shard keeps any of the push.
-        Fenced, StaleGeneration, UnknownJob, UnknownShard, BadRequest: from the store and the group.
+        Cancelled: the push was repeated while it waited.
+        Fenced, UnknownJob, BadRequest: from the group.
     """
-    with _tracing.server_span("Push", header.stamp):
-        return _received(store, header, source)
-
-
-def _received(store: ShardStore, header: pb.PushHeader, source: Source) -> tuple[Selection, AnswerPush]:
-    group = store.group(header.stamp.job, header.stamp.generation)
-    shards, stamp = group.select(header.shards), stamp_of(header.stamp)
-    shards.check_whole("push")
-    if known := group.answer_to(stamp):  # a repeated push: its payload is not read
-        return shards, known
-    if len(header.versions) != len(shards.layouts):
-        raise errors.BadRequest(
-            f"a push to {len(shards.layouts)} shards carries {len(header.versions)} versions; send one for each shard"
-        )
-    if not 0 <= header.weight < math.inf:
-        raise errors.BadRequest(f"the weight of a push is {header.weight}; it must be finite and at least 0")
-    payload: Payload | None = None
-    if header.weight > 0:
-        with _tracing.span("assemble"):
-            payload = source(shards, _aggregations(header), store.memory)
-    cursor = Cursor.from_proto(header.cursor) if header.HasField("cursor") else None
-    # The versions differ only if the values came from several servers, at an earlier placement: the oldest counts.
-    answer = group.stage(stamp, header.weight, min(header.versions), payload, cursor)
+    if push.known:
+        return push.shards, push.known
+    header, group = push.header, push.group
+    try:
+        payload: Payload | None = None
+        if header.weight > 0:
+            payload = {}
+            if push.wanted:
+                with _tracing.span("assemble"):
+                    payload = source(push.shards, _aggregations(header), push.memory)
+        cursor = Cursor.from_proto(header.cursor) if header.HasField("cursor") else None
+        # The versions differ only if the values came from several servers, at an earlier placement: the oldest counts.
+        answer = group.stage(push.stamp, header.weight, min(header.versions), payload, cursor)
+    except BaseException:
+        push.withdraw()
+        raise
     if header.commit:
         with group.commit_gate.passing():
-            answer = group.commit(stamp)
-    return shards, answer
+            answer = group.commit(push.stamp)
+    return push.shards, answer
 
 
 def commit(store: ShardStore, request: pb.CommitRequest) -> tuple[Selection, AnswerPush]:

@@ -6,6 +6,7 @@ from shoal import _tracing, errors
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.metrics import ServerMetrics
 from shoal_server.serving import pushes
+from shoal_server.serving.pending_push import PendingPush
 from shoal_server.serving.pulls import PendingPull, headers_of
 from shoal_server.shards import AnswerPush, Selection, ShardStore
 
@@ -43,18 +44,52 @@ class DataService:
         group = self.store.group(request.stamp.job, request.stamp.generation)
         return PendingPull(group, group.select(request.shards), wake, span)
 
-    def push(self, read: Callable[[], tuple[pb.PushHeader, pushes.Source]]) -> pb.PushReply:
+    def push(
+        self,
+        read: Callable[[], tuple[pb.PushHeader, pushes.Source]],
+        wait: Callable[[PendingPush], object] = PendingPush.wait,
+    ) -> pb.PushReply:
         """Receives a push: stages it, and commits it if its header says so.
 
         Args:
             read: returns the header and the source of the payload.
+            wait: called if the push needs a permit and none is free; returns when the push does not wait any longer. An
+                endpoint with fewer threads than clients must not wait on them: see `open_push`.
 
         Raises:
-            ShoalError: see `pushes.receive`.
+            ShoalError: see `PendingPush` and `pushes.receive`.
         """
-        with self.metrics.pushing("push"):
+        with self.metrics.pushing("push") as timing:
             header, source = read()
-            shards, answer = pushes.receive(self.store, header, source)
+            with _tracing.server_span("Push", header.stamp):
+                push = self.open_push(header)
+                try:
+                    if push.waits:
+                        wait(push)
+                except BaseException:
+                    push.withdraw()
+                    raise
+                timing.waited_s = push.waited_s
+                shards, answer = pushes.receive(push, source)
+        return self._reply(shards, answer)
+
+    def open_push(self, header: pb.PushHeader) -> PendingPush:
+        """Returns a push that may wait for a permit. Then call `finish_push`, or `withdraw` of the push.
+
+        Args:
+            header: header of the push.
+
+        Raises:
+            ShoalError: see `PendingPush`.
+        """
+        return PendingPush(self.store, header)
+
+    def finish_push(self, push: PendingPush, source: pushes.Source) -> pb.PushReply:
+        """Receives a push that does not wait any longer; raises as `pushes.receive`."""
+        with self.metrics.pushing("push"), _tracing.server_span("Push", push.header.stamp):
+            shards, answer = pushes.receive(push, source)
+        if push.waited_s:
+            self.metrics.push_waited(push.waited_s)
         return self._reply(shards, answer)
 
     def commit(self, request: pb.CommitRequest) -> pb.PushReply:

@@ -6,7 +6,7 @@ workers.
 """
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,10 +91,14 @@ class Clocks(Mapping[str, WorkerClock]):
         self._mark = steps
         return self._up_to_mark
 
-    def first_up_to(self, steps: int) -> tuple[int, int] | None:
+    def first_up_to(self, steps: int, but: Container[tuple[int, int]] = ()) -> tuple[int, int] | None:
         """Returns rank and incarnation of the first worker, by rank, that has finished at most so many steps.
 
         Calls with the same steps are cheap; the first one with others looks at all workers.
+
+        Args:
+            steps: largest number of steps.
+            but: workers that do not count, by rank and incarnation. If one counts again, call `look_again`.
         """
         if steps != self._first_mark:
             self._first_mark = steps
@@ -107,10 +111,14 @@ class Clocks(Mapping[str, WorkerClock]):
         while self._first:
             rank, incarnation, worker = self._first[0]
             clock = self._by_worker.get(worker)
-            if clock and clock.incarnation == incarnation and clock.steps <= steps:
+            if clock and clock.incarnation == incarnation and clock.steps <= steps and (rank, incarnation) not in but:
                 return rank, incarnation
             heapq.heappop(self._first)
         return None
+
+    def look_again(self) -> None:
+        """Makes the next `first_up_to` look at all workers."""
+        self._first_mark = -1
 
     def _add(self, steps: int) -> None:
         if steps in self._at:

@@ -5,151 +5,16 @@ A mode answers two questions: whether a worker may pull at a step, and which pus
 """
 
 import heapq
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Collection
 
 from shoal import consistency
-from shoal._wire import Cursor
-from shoal_server.shards.clocks import Clocks
+from shoal._wire.limits import CHUNK_BYTES
+from shoal_server.shards.clocks import Clocks, WorkerClock
+from shoal_server.shards.mode import NO_LIMIT, Apply, Contribution, Fold, Mode, PermitLimits, PushDecision
 
-
-@dataclass(frozen=True, slots=True)
-class Contribution:
-    """The part of one push that concerns a shard."""
-
-    rank: int  # place in sums, so that additions happen in the same order in each run
-    incarnation: int  # the worker's incarnation: a rank may be taken over within a step
-    step: int
-    weight: float  # weight in a step's mean; 0 if the worker skips the step
-    version: int  # version of the shard at the worker's pull
-    payload: Any  # the gradient, opaque to the state machine; None when weight is 0
-    worker: str = ""
-    cursor: Cursor | None = None
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """Its place in the sums of its step."""
-        return self.rank, self.incarnation
-
-
-@dataclass(frozen=True, slots=True)
-class Fold:
-    """Adds contributions to the running sum of the open step, in this order, after those of earlier folds.
-
-    It may be carried out at any time before the next `Apply`.
-
-    Attributes:
-        contributions: the next contributions in order of rank.
-        expected: number of contributions for which the sum makes room.
-        seals: whether these are the last ones, so that the step closes after them.
-    """
-
-    contributions: tuple[Contribution, ...]
-    expected: int
-    seals: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Apply:
-    """One update of the shard: the weighted mean of the contributions, in order of rank.
-
-    Attributes:
-        contributions: the contributions.
-        learning_rate_scale: factor for the learning rate.
-        folded: number of leading contributions that earlier `Fold` effects have named.
-        expected: number of contributions for which the sum makes room.
-    """
-
-    contributions: tuple[Contribution, ...]
-    learning_rate_scale: float = 1.0
-    folded: int = 0
-    expected: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class PushDecision:
-    """A mode's decision about a push: whether it counts, and which updates follow at once."""
-
-    accepted: bool
-    applies: list[Apply] = field(default_factory=list)
-
-
-# The limit of a mode that lets every pull through: above all steps.
-NO_LIMIT = 1 << 62
-
-
-class Mode(ABC):
-    """One shard's enforcement of a consistency mode."""
-
-    @abstractmethod
-    def limit(self, clocks: Clocks) -> int:
-        """Returns the largest step whose values may be pulled now. It never falls while the same workers are admitted.
-
-        Every commit asks this, so it must not scan the clocks.
-        """
-
-    def may_pull(self, step: int, clocks: Clocks) -> bool:
-        """Returns whether a worker that has finished `step` steps may have the values now."""
-        return step <= self.limit(clocks)
-
-    @abstractmethod
-    def take(self, contribution: Contribution, staleness: int) -> PushDecision:
-        """Decides about a push. The caller sets the pusher's clock afterwards."""
-
-    def settle(self, clocks: Clocks) -> list[Apply]:
-        """Returns the updates that are due after clocks moved, or workers were admitted or released."""
-        del clocks
-        return []
-
-    def fold(self, clocks: Clocks) -> Fold | None:
-        """Returns the contributions that may be added to the running sum now, if there are any."""
-        del clocks
-        return None
-
-    def seal(self, clocks: Clocks) -> Fold | None:
-        """Decides that the open step closes with what it has, so that the rest can be folded before it closes.
-
-        Returns:
-            The contributions that are left to fold; None if the step does not close now, or nothing is to be added.
-        """
-        del clocks
-        return None
-
-    def folds_done(self) -> None:  # noqa: B027 - most modes seal no step
-        """Lets a sealed step close at the next `settle`."""
-
-    @abstractmethod
-    def next_step(self, steps: int) -> int:
-        """Returns the next step of a worker that has finished `steps`."""
-
-    def resume(self, step: int) -> None:
-        """Continues at a step, before any worker is admitted."""
-        del step
-
-    @abstractmethod
-    def entry_step(self, clocks: Clocks, furthest: int) -> int:
-        """Returns the step at which a new worker joins.
-
-        Args:
-            clocks: the admitted workers.
-            furthest: largest number of steps that any worker ever finished on this shard.
-        """
-
-    def enter(self, worker: str, place: tuple[int, int], clocks: Clocks, furthest: int) -> int:
-        """Prepares for the admission of a worker.
-
-        Args:
-            worker: name of the worker.
-            place: its rank and incarnation.
-            clocks: as for `entry_step`.
-            furthest: as for `entry_step`.
-
-        Returns:
-            The step at which it joins.
-        """
-        del worker, place
-        return self.entry_step(clocks, furthest)
+# Permits of a step: in a small group one for each worker, else three, so that gradients can be received while one is
+# folded. There are more of them if all take fewer bytes than this.
+_SMALL_GROUP, _PERMITS, _FREE_BYTES = 6, 3, 128 << 20
 
 
 class AsynchronousMode(Mode):
@@ -167,6 +32,9 @@ class AsynchronousMode(Mode):
             return PushDecision(accepted=True)
         scale = 1.0 / max(1, staleness) if self._scale_by_staleness else 1.0
         return PushDecision(accepted=True, applies=[Apply((contribution,), scale)])
+
+    def permit_limits(self, nbytes: int) -> None:
+        del nbytes  # a commit applies its gradient at once, so there are only those that are being sent
 
     def next_step(self, steps: int) -> int:
         return steps
@@ -200,6 +68,9 @@ class SynchronousMode(Mode):
     Contributions are added in order of rank. One is folded, that is, added to the running sum before the step closes,
     as soon as no worker before it owes the step. A worker that joins at a place that the sum has passed begins with
     the next step.
+
+    With backup workers, no gradient can be folded while the first worker may still come. If memory is short, the step
+    is therefore *decided* as soon as enough workers have announced a gradient: the other workers are outside of it.
     """
 
     def __init__(self, backup_workers: int) -> None:
@@ -212,8 +83,10 @@ class SynchronousMode(Mode):
         self._order: list[tuple[int, int]] = []  # heap of the keys of _held
         self._sealed = False  # whether the open step takes no more contributions; it then has two or more
         self._complete = False  # whether it is sealed and all are in its sum
-        # Names and incarnations of workers that joined during the open step and begin with the next one.
-        self._next: list[tuple[str, int]] = []
+        # Names of workers that take no part in the open step, by place: they joined too late, or the step is decided.
+        self._outside: dict[tuple[int, int], str] = {}
+        self._told: set[tuple[int, int]] = set()  # those of _outside that stay there until the step closes
+        self._reserved = (-1, -1)  # largest place that got the permit of `first` in the open step
 
     def limit(self, clocks: Clocks) -> int:
         del clocks
@@ -221,7 +94,7 @@ class SynchronousMode(Mode):
 
     def take(self, contribution: Contribution, staleness: int) -> PushDecision:
         del staleness
-        if contribution.step < self._open_step + self._sealed:
+        if not self.wants(contribution.place, contribution.step):
             return PushDecision(accepted=False)
         if contribution.payload is not None:
             if contribution.place not in self._held:
@@ -236,17 +109,21 @@ class SynchronousMode(Mode):
             if self._held or self._folded:
                 rest = (self._held[place] for place in sorted(self._held))
                 applies.append(Apply((*self._folded, *rest), folded=len(self._folded), expected=self._room(clocks)))
-                self._folded, self._held, self._order, self._next = [], {}, [], []
-                self._sealed = self._complete = False
-                self._open_step += 1
+                self._open(self._open_step + 1)
             else:  # all workers have skipped this step, and perhaps later ones
-                self._open_step = clocks.slowest(self._open_step)
+                self._open(clocks.slowest(self._open_step))
         return applies
+
+    def _open(self, step: int) -> None:
+        self._open_step = step
+        self._folded, self._held, self._order = [], {}, []
+        self._sealed = self._complete = False
+        self._outside, self._told, self._reserved = {}, set(), (-1, -1)
 
     def fold(self, clocks: Clocks) -> Fold | None:
         if not self._order:
             return None
-        owing, count = clocks.first_up_to(self._open_step), len(self._folded)
+        owing, count = clocks.first_up_to(self._open_step, self._outside), len(self._folded)
         while self._order and (owing is None or self._order[0] < owing):
             self._folded.append(self._held.pop(heapq.heappop(self._order)))
         found = tuple(self._folded[count:])
@@ -264,6 +141,58 @@ class SynchronousMode(Mode):
     def folds_done(self) -> None:
         self._complete = self._sealed
 
+    def permit_limits(self, nbytes: int) -> PermitLimits | None:
+        if nbytes <= CHUNK_BYTES:
+            return None
+        return PermitLimits(max(_SMALL_GROUP, _FREE_BYTES // nbytes), max(_PERMITS, _FREE_BYTES // nbytes))
+
+    @property
+    def held(self) -> int:
+        return len(self._held)
+
+    def wants(self, place: tuple[int, int], step: int) -> bool:
+        if place in self._outside and step <= self._open_step:
+            self._told.add(place)
+            return False
+        return step >= self._open_step + self._sealed
+
+    def first(self, clocks: Clocks) -> tuple[int, int] | None:
+        return None if self._sealed else clocks.first_up_to(self._open_step, self._outside)
+
+    def reserve(self, place: tuple[int, int]) -> None:
+        self._reserved = max(self._reserved, place)
+
+    def decide(self, clocks: Clocks, announced: Collection[tuple[int, int]]) -> bool:
+        left = self._backups_left(clocks) if self._backup_workers and not self._sealed else 0
+        if not left or not 0 < self._owing(clocks) - len(announced) <= left:
+            return False
+        silent = {
+            (clock.rank, clock.incarnation): worker
+            for worker, clock in clocks.items()
+            if clock.steps <= self._open_step
+        }
+        silent = {it: name for it, name in silent.items() if it not in announced and it not in self._outside}
+        if not 0 < len(silent) <= left:
+            return False
+        self._outside |= silent
+        return True
+
+    def reopen(self, clocks: Clocks, place: tuple[int, int]) -> None:
+        if place == self._reserved:
+            self._reserved = (-1, -1)
+        if not self._outside:
+            return
+        passed = self._passed()
+        back = [other for other in self._outside if other not in self._told and other > passed]
+        for other in back:
+            del self._outside[other]
+        if back:
+            clocks.look_again()
+
+    def _passed(self) -> tuple[int, int]:
+        """Returns the largest place that the sum has passed, or is about to."""
+        return max(self._reserved, self._folded[-1].place) if self._folded else self._reserved
+
     def _room(self, clocks: Clocks) -> int:
         # Not the number of contributions, which is not known when the first are folded: the bits of tiny sums would
         # depend on the order of arrival.
@@ -272,17 +201,31 @@ class SynchronousMode(Mode):
     def _closes(self, clocks: Clocks) -> bool:
         if self._sealed:
             return self._complete
-        owing = clocks.count_up_to(self._open_step)
         if self._held or self._folded:
-            return owing <= max(0, self._backup_workers - (self._most_admitted - self._members(clocks)))
-        return bool(clocks) and owing == 0
+            if not self._outside:  # as usual, and checked at each commit
+                return clocks.count_up_to(self._open_step) <= max(
+                    0, self._backup_workers - self._most_admitted + len(clocks)
+                )
+            return self._owing(clocks) <= self._backups_left(clocks)
+        return bool(clocks) and clocks.count_up_to(self._open_step) == 0
 
-    def _members(self, clocks: Clocks) -> int:
-        """Returns the number of workers that are admitted and did not join too late for the open step."""
-        if not self._next:
-            return len(clocks)
-        lives = ((clocks.get(worker), incarnation) for worker, incarnation in self._next)
-        return len(clocks) - sum(clock is not None and clock.incarnation == incarnation for clock, incarnation in lives)
+    def _owing(self, clocks: Clocks) -> int:
+        """Returns the number of workers that owe the open step and take part in it."""
+        return clocks.count_up_to(self._open_step) - sum(
+            clock.steps <= self._open_step for clock in self._outsiders(clocks)
+        )
+
+    def _backups_left(self, clocks: Clocks) -> int:
+        """Returns how many of the workers that owe the open step it can close without."""
+        members = len(clocks) - len(self._outsiders(clocks))
+        return max(0, self._backup_workers - (self._most_admitted - members))
+
+    def _outsiders(self, clocks: Clocks) -> list[WorkerClock]:
+        """Returns the clocks of the admitted workers that take no part in the open step."""
+        if not self._outside:
+            return []
+        lives = ((clocks.get(worker), incarnation) for (_, incarnation), worker in self._outside.items())
+        return [clock for clock, incarnation in lives if clock is not None and clock.incarnation == incarnation]
 
     def next_step(self, steps: int) -> int:
         return max(steps, self._open_step)
@@ -296,9 +239,10 @@ class SynchronousMode(Mode):
 
     def enter(self, worker: str, place: tuple[int, int], clocks: Clocks, furthest: int) -> int:
         del clocks, furthest
-        if not self._sealed and (not self._folded or place >= self._folded[-1].place):
+        if not self._sealed and place >= self._passed():
             return self._open_step
-        self._next.append((worker, place[1]))
+        self._outside[place] = worker
+        self._told.add(place)
         return self._open_step + 1
 
 

@@ -6,7 +6,19 @@ from typing import Any, Literal
 
 from shoal import errors
 from shoal._wire import Cursor
-from shoal_server.shards.consistency import Apply, Fold
+from shoal_server.shards.mode import Apply, Fold
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A pull or push that was let through, with the clocks at that moment: an entry of a history."""
+
+    kind: Literal["pull", "push"]
+    worker: str
+    step: int
+    slowest: int
+    version: int
+
 
 # Events.
 
@@ -64,6 +76,31 @@ class PullAbandoned:
 
 
 @dataclass(frozen=True, slots=True)
+class PushOpened:
+    """A push has arrived whose gradient needs a permit before it is read.
+
+    Attributes:
+        ticket: identifies the call.
+        worker: name of the worker.
+        incarnation: the worker's incarnation.
+        step: step of the push.
+    """
+
+    ticket: Any
+    worker: str
+    incarnation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class PushWithdrawn:
+    """The call of an opened push has ended, and has staged nothing."""
+
+    ticket: Any
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
 class PushStaged:
     """A complete and finite gradient has arrived."""
 
@@ -91,6 +128,17 @@ class PushCommitted:
     incarnation: int
     step: int
     defers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """Contributions were added to the running sum, so that their memory is free.
+
+    Attributes:
+        count: number of contributions that were ever folded.
+    """
+
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +199,11 @@ Event = (
     | WorkerReleased
     | PullRequested
     | PullAbandoned
+    | PushOpened
+    | PushWithdrawn
     | PushStaged
     | PushCommitted
+    | Folded
     | FoldsDone
     | ValuesAssigned
     | CutRequested
@@ -173,6 +224,27 @@ class AnswerPull:
 @dataclass(frozen=True, slots=True)
 class RefusePull:
     """Ends a pull with an error."""
+
+    ticket: Any
+    error: errors.ShoalError
+
+
+@dataclass(frozen=True, slots=True)
+class GrantPermit:
+    """Lets a push go on.
+
+    Attributes:
+        ticket: identifies the call.
+        wanted: whether its gradient is read; if not, its step has closed, or will close without it.
+    """
+
+    ticket: Any
+    wanted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RefusePermit:
+    """Ends a push that waits for a permit with an error."""
 
     ticket: Any
     error: errors.ShoalError
@@ -231,4 +303,16 @@ class AnswerCut:
     cursors: Mapping[str, Cursor]
 
 
-Effect = Fold | Apply | AnswerPull | RefusePull | AnswerPush | AnswerAdmission | AnswerFence | Overwrite | AnswerCut
+Effect = (
+    Fold
+    | Apply
+    | AnswerPull
+    | RefusePull
+    | GrantPermit
+    | RefusePermit
+    | AnswerPush
+    | AnswerAdmission
+    | AnswerFence
+    | Overwrite
+    | AnswerCut
+)

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 
 from shoal import errors
-from shoal_server.shards.consistency import Contribution, Fold
+from shoal_server.shards.mode import Contribution, Fold
 
 
 class FoldQueue:
@@ -13,6 +13,9 @@ class FoldQueue:
 
     Args:
         fold: adds a contribution to the running sums, given the number of contributions that they make room for.
+
+    Attributes:
+        count: number of contributions that were ever folded.
     """
 
     def __init__(self, fold: Callable[[Contribution, int], None]) -> None:
@@ -22,13 +25,20 @@ class FoldQueue:
         self._working = threading.Lock()
         self._released: deque[tuple[Contribution, int]] = deque()  # added to under the group's lock
         self._failed = False
+        self.count = 0
 
     def add(self, fold: Fold) -> None:
         """Adds contributions. Called with the group's lock, so that they stay in order."""
         self._released.extend((contribution, fold.expected) for contribution in fold.contributions)
 
-    def work(self) -> None:
-        """Folds everything that was added before this call, or waits for the thread that does.
+    def work(self, *, at_once: bool = True) -> bool:
+        """Folds what was added before this call, after the thread that folds now.
+
+        Args:
+            at_once: whether to fold all contributions; if not, only the next one.
+
+        Returns:
+            Whether there may be more.
 
         Raises:
             InternalError: an earlier fold failed, so that the sums are incomplete.
@@ -36,10 +46,16 @@ class FoldQueue:
         with self._working:
             if self._failed:
                 raise errors.InternalError("a gradient could not be added to its step's sum; the step is lost")
-            self._failed = True
+            self._failed = bool(self._released)
             while self._released:
                 self._fold(*self._released.popleft())
+                self.count += 1
+                if not at_once:
+                    break
+            else:
+                at_once = True
             self._failed = False
+        return not at_once
 
 
 __all__ = ["FoldQueue"]

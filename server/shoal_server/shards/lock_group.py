@@ -6,28 +6,25 @@ placement, of layouts and of checkpoint files.
 """
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from shoal import _tracing, errors
+from shoal import errors
 from shoal._memory.buffers import BufferPool
 from shoal._wire import Cursor, ShardLayout
 from shoal_server.shards import events, tickets
 from shoal_server.shards.arena import Arena
 from shoal_server.shards.commit_gate import CommitGate
-from shoal_server.shards.consistency import Apply, Contribution, Fold, mode_for
-from shoal_server.shards.fold_queue import FoldQueue
-from shoal_server.shards.selection import Selection
+from shoal_server.shards.consistency import mode_for
+from shoal_server.shards.mode import Fold
+from shoal_server.shards.selection import Selection, Selections
 from shoal_server.shards.shard import JobShardConfig, Payload, Shard, Stamp
 from shoal_server.shards.snapshot import Cut, Reading, Snapshot
 from shoal_server.shards.state import GroupState
-from shoal_server.shards.tickets import PullTicket
+from shoal_server.shards.tickets import PullTicket, PushTicket
+from shoal_server.shards.updates import Updates
 
 E = TypeVar("E")
-
-# Selections that a group remembers. Clients name the same shards in each call, so a job has one or two.
-_SELECTIONS = 16
 
 
 class LockGroup:
@@ -53,7 +50,6 @@ class LockGroup:
     ) -> None:
         self.config = config
         self.commit_gate = CommitGate()
-        self._on_apply = on_apply
         self._memory = memory or BufferPool(0, 0.0)
         # Guards the numbers of readers of all snapshots; taken alone or after _lock, and no lock is taken under it.
         self._counting = threading.Lock()
@@ -65,10 +61,11 @@ class LockGroup:
         self._state = GroupState(config.name, mode_for(config.consistency))
         self._closed = False
         self._unfilled = self._reading = False  # a restore is not complete; it reads now
-        self._folds = FoldQueue(self._fold)  # filled under _lock, and emptied without it or by the next update
+        self._updates = Updates(lambda: self.shards, on_apply, self._memory)
         # Replaced as a whole when shards are added, so that it is read without the lock.
         self._shards = {layout.shard: Shard(config, layout, self._counting) for layout in layouts}
-        self._selections: dict[tuple[int, ...], Selection] = {}  # without the lock: any thread may fill or empty it
+        self._selections = Selections(config)
+        self._limit_permits()
 
     @property
     def shards(self) -> Sequence[Shard]:
@@ -81,10 +78,10 @@ class LockGroup:
         return sum(shard.nbytes for shard in self._shards.values())
 
     @property
-    def queues(self) -> tuple[int, int]:
-        """Number of waiting pulls, and of staged pushes."""
+    def queues(self) -> tuple[int, int, int]:
+        """Number of waiting pulls, of staged pushes, and of pushes that wait for a permit."""
         # Without the lock: heartbeats call this, and an update may take long.
-        return self._state.waiting, self._state.staged
+        return self._state.waiting, self._state.staged, self._state.permits.waiting
 
     @property
     def closed(self) -> bool:
@@ -107,14 +104,7 @@ class LockGroup:
             BadRequest: no shard is named, or one is named twice.
             UnknownShard: this server does not host them.
         """
-        key = tuple(indices)
-        found = self._selections.get(key)
-        if found is None:
-            found = Selection.of(self.config, self._shards, key)
-            if len(self._selections) >= _SELECTIONS:
-                self._selections = {}
-            self._selections[key] = found
-        return found
+        return self._selections.find(self._shards, indices)
 
     def add(self, layouts: Iterable[ShardLayout]) -> None:
         """Creates the shards that the group does not have yet.
@@ -137,13 +127,41 @@ class LockGroup:
                     "at a later generation"
                 )
             self._shards = self._shards | fresh
-            self._selections = {}
+            self._selections.clear()
+            self._limit_permits()
 
     def answer_to(self, stamp: Stamp) -> events.AnswerPush | None:
         """Returns the answer to a push that was committed before; None if it was not."""
         with self._lock:
             self._check_open()
             return self._state.answer_to(stamp.worker, stamp.incarnation, stamp.step)
+
+    @property
+    def needs_permits(self) -> bool:
+        """Whether a push with a gradient has to be opened before its gradient is read."""
+        return self._state.permits.limits is not None
+
+    def open_push(self, ticket: PushTicket, stamp: Stamp) -> events.AnswerPush | None:
+        """Announces a push with a gradient. Its ticket is answered at once, or when its gradient may be read.
+
+        If its call ends without staging the gradient, call `withdraw_push`.
+
+        Args:
+            ticket: called with the permit.
+            stamp: name of the push.
+
+        Returns:
+            As `answer_to`. If there is an answer, the ticket is not called.
+
+        Raises:
+            Fenced, BadRequest: as for `stage`.
+        """
+        effects = self._handle(events.PushOpened(ticket, stamp.worker, stamp.incarnation, stamp.step))
+        return next((effect for effect in effects if isinstance(effect, events.AnswerPush)), None)
+
+    def withdraw_push(self, ticket: PushTicket, stamp: Stamp) -> None:
+        """Ends an opened push that was not staged. Otherwise has no effect."""
+        self._handle(events.PushWithdrawn(ticket, stamp.worker), ends=True)
 
     def stage(
         self, stamp: Stamp, weight: float, version: int, payload: Payload | None, cursor: Cursor | None = None
@@ -322,47 +340,39 @@ class LockGroup:
         if self.closed:  # the job was dropped meanwhile
             raise self._gone()
 
-    def _handle(self, event: events.Event, then: Callable[[], None] | None = None) -> list[events.Effect]:
+    def _handle(
+        self, event: events.Event, then: Callable[[], None] = lambda: None, *, ends: bool = False
+    ) -> list[events.Effect]:
+        """Handles an event and carries out the effects. A closed group ignores events that `ends` marks."""
         with self._lock:
+            if ends and self._closed:
+                return []
             self._check_open()
             effects = self._state.handle(event)
+            if self._state.permits.waiting:
+                # Here as well as after folding, so that one of the two sees the other: no push may wait forever.
+                effects += self._state.handle(events.Folded(self._updates.folds.count))
             try:
-                self._carry_out(effects)
-                if then is not None:
-                    then()  # under the lock
+                self._updates.carry_out(effects, self._state.version)
+                then()  # under the lock
             except BaseException:
-                # The state machine counts the update as applied, but it failed: the group cannot continue.
-                self._closed = True
+                self._closed = True  # the state machine counts the update as applied, but it failed
                 raise
-        folds = seals = False
         for effect in effects:
-            if isinstance(effect, events.AnswerPull):
-                tickets.answer(effect.ticket, effect.step, self.config.name)
-            elif isinstance(effect, events.RefusePull):
-                tickets.refuse(effect.ticket, effect.error, self.config.name)
-            elif isinstance(effect, Fold):
-                folds, seals = True, seals or effect.seals
+            tickets.deliver(effect, self.config.name)
+        folds = [effect for effect in effects if isinstance(effect, Fold)]
         if folds:
             self._work_on_folds()
-        if seals:
-            effects += self._handle(events.FoldsDone())
-        return effects
-
-    def _carry_out(self, effects: Sequence[events.Effect]) -> None:
-        """Applies the updates, in order with the folds. Called with the lock held."""
-        version = self._state.version - len([effect for effect in effects if isinstance(effect, Apply)])
-        for effect in effects:
-            if isinstance(effect, Fold):
-                self._folds.add(effect)
-            elif isinstance(effect, Apply):
-                with _tracing.span("apply", shards=len(self._shards), pushes=len(effect.contributions)):
-                    self._apply(effect, version)
-                version += 1
+        return [*effects, *self._handle(events.FoldsDone())] if folds and folds[-1].seals else effects
 
     def _work_on_folds(self) -> None:
         """Folds without the lock. The caller waits for its own contribution, so that callers do not outrun the sums."""
         try:
-            self._folds.work()
+            more = True
+            while more:
+                more = self._updates.folds.work(at_once=not self._state.permits.waiting)
+                if self._state.permits.waiting:
+                    self._handle(events.Folded(self._updates.folds.count), ends=True)
         except BaseException:
             with self._lock:
                 self._closed = True  # the sums lack a contribution that counts as accepted
@@ -378,17 +388,9 @@ class LockGroup:
     def _gone(self) -> errors.UnknownJob:
         return errors.UnknownJob(f"{self.config.name} is gone from this server: its job has ended or was dropped")
 
-    def _apply(self, update: Apply, version: int) -> None:
-        start = time.perf_counter()
-        self._folds.work()
-        for shard in self._shards.values():
-            shard.leave_to_readers(self._memory)
-            shard.apply(update, version)
-        self._on_apply(time.perf_counter() - start)
-
-    def _fold(self, contribution: Contribution, expected: int) -> None:
-        for shard in self._shards.values():
-            shard.fold(contribution, expected)
+    def _limit_permits(self) -> None:
+        nbytes = sum(arena.values.nbytes for shard in self.shards for arena in shard.arenas)
+        self._state.permits.limits = self._state.mode.permit_limits(nbytes)
 
 
 def _only(effects: Iterable[events.Effect], kind: type[E]) -> E:

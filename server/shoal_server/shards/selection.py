@@ -10,6 +10,9 @@ from shoal import errors
 from shoal._wire import region_offsets
 from shoal_server.shards.shard import JobShardConfig, Shard
 
+# Selections that a group remembers. Clients name the same shards in each call, so a job has one or two.
+_REMEMBERED = 16
+
 
 class Selection:
     """Some shards of a lock group. Immutable, and shared by the calls that name the same shards.
@@ -74,3 +77,33 @@ class Selection:
                 f"a worker's {call} names {len(self.shards)} of the {self._hosted} shards of {self._job} on this "
                 "server; name all of them in one call (only a reader's pull may name some)"
             )
+
+
+class Selections:
+    """The selections of one lock group. Any thread may use it, without a lock.
+
+    Args:
+        config: the job's configuration.
+    """
+
+    def __init__(self, config: JobShardConfig) -> None:
+        self._config = config
+        self._by_key: dict[tuple[int, ...], Selection] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def find(self, shards: Mapping[int, Shard], indices: Sequence[int]) -> Selection:
+        """Returns a selection; the arguments and errors are those of `Selection.of`."""
+        key = tuple(indices)
+        found = self._by_key.get(key)
+        if found is None:
+            found = Selection.of(self._config, shards, key)
+            if len(self._by_key) >= _REMEMBERED:
+                self._by_key = {}
+            self._by_key[key] = found
+        return found
+
+    def clear(self) -> None:
+        """Forgets the selections, because shards were added."""
+        self._by_key = {}

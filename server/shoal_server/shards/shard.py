@@ -11,7 +11,7 @@ from shoal._memory.buffers import BufferPool
 from shoal._wire import ArenaKey, ShardLayout
 from shoal.variables import Variable
 from shoal_server.shards.arena import Arena
-from shoal_server.shards.consistency import Apply, Contribution
+from shoal_server.shards.mode import Apply, Contribution
 from shoal_server.shards.snapshot import Snapshot
 
 # The gradients or values of a push, by arena: finite, in the dtype that the server keeps. A shard that has taken its

@@ -6,30 +6,32 @@ opaque payloads.
 """
 
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from shoal import errors
 from shoal._wire import Cursor
 from shoal._wire.limits import MAX_STEP
 from shoal_server.shards.clocks import Clocks, WaitingPulls, WorkerClock
-from shoal_server.shards.consistency import Apply, Contribution, Mode
 from shoal_server.shards.events import (
+    Admission,
     AnswerAdmission,
     AnswerCut,
-    AnsweredPush,
     AnswerFence,
     AnswerPull,
     AnswerPush,
     CutRequested,
     Effect,
     Event,
+    Folded,
     FoldsDone,
     Overwrite,
     PullAbandoned,
     PullRequested,
     PushCommitted,
+    PushOpened,
     PushStaged,
+    PushWithdrawn,
     RefusePull,
     ValuesAssigned,
     ValuesRestored,
@@ -38,6 +40,9 @@ from shoal_server.shards.events import (
     WorkerProgress,
     WorkerReleased,
 )
+from shoal_server.shards.mode import Apply, Contribution, Fold, Mode
+from shoal_server.shards.permits import Permits
+from shoal_server.shards.worker_records import Answers, Fences
 
 # Admissions that a shard remembers: about 2 MB. A shard without any has not begun training.
 HISTORY = 16_384
@@ -45,19 +50,6 @@ HISTORY = 16_384
 MAX_WAITING_PULLS = 16_384
 # Steps ahead for which a pull may ask: values of the next step, while the worker computes this one.
 MAX_AHEAD = 1
-# Fenced workers that a shard remembers, so that a delayed admission is refused.
-FENCED_WORKERS = 4_096
-
-
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """A pull or push that was let through, with the clocks at that moment."""
-
-    kind: Literal["pull", "push"]
-    worker: str
-    step: int
-    slowest: int
-    version: int
 
 
 @dataclass
@@ -75,13 +67,17 @@ class GroupState:
     clocks: Clocks = field(default_factory=Clocks)  # admitted workers; fenced ones stay until released
     furthest: int = 0  # largest number of steps that any worker has finished; no clock exceeds it
     history: deque[Admission] = field(default_factory=lambda: deque(maxlen=HISTORY))
-    # Worker -> newest fenced incarnation; the latest FENCED_WORKERS, in order of fencing.
-    _fenced: dict[str, int] = field(default_factory=dict)
     _staged: dict[str, Contribution] = field(default_factory=dict)  # at most one per worker, not yet committed
-    _answered: dict[str, AnsweredPush] = field(default_factory=dict)  # admitted workers only
     # Positions in the data as of the applied updates; admitted workers only.
     _cursors: dict[str, Cursor] = field(default_factory=dict)
     _waiting: WaitingPulls = field(default_factory=WaitingPulls)
+    permits: Permits = field(init=False)
+    _fences: Fences = field(init=False)
+    _answers: Answers = field(init=False)  # to admitted workers only
+
+    def __post_init__(self) -> None:
+        self.permits = Permits(self.mode, self.clocks)
+        self._fences, self._answers = Fences(self.name), Answers(self.name)
 
     def handle(self, event: Event) -> list[Effect]:
         """Handles one event and returns the effects.
@@ -93,11 +89,22 @@ class GroupState:
                 values assigned after training has begun.
             Overloaded: too many pulls wait.
         """
+        effects = self._handle(event)
+        if self.permits.waiting:
+            effects += self.permits.settle()
+            if self.permits.waiting and self.mode.decide(self.clocks, self.permits.announced):
+                effects += [*self._settle(), *self.permits.settle()]
+        return effects
+
+    def _handle(self, event: Event) -> list[Effect]:
         match event:
             case PullRequested():
                 return self._pull_requested(event)
             case PullAbandoned():
-                return self._pull_abandoned(event)
+                self._waiting.remove(event.ticket)
+                return []
+            case PushOpened() | PushWithdrawn() | Folded():
+                return self._permits_changed(event)
             case PushStaged():
                 return self._push_staged(event)
             case PushCommitted():
@@ -131,17 +138,7 @@ class GroupState:
         """
         clock = self._admitted(worker, incarnation)
         self._check_step(step + 1)  # the worker's clock once this is committed
-        answered = self._answered.get(worker)
-        if answered and answered.step == step:
-            return replace(answered.answer, repeated=True)
-        if step < clock.steps:
-            raise errors.BadRequest(
-                f"{self.name}: {worker} pushes step {step}, but has finished {clock.steps} steps; only the last push "
-                "may be repeated",
-                step=step,
-                expected=clock.steps,
-            )
-        return None
+        return self._answers.to(worker, step, clock.steps)
 
     @property
     def begun(self) -> bool:
@@ -151,18 +148,13 @@ class GroupState:
     def progress(self) -> dict[str, WorkerProgress]:
         """Returns each admitted worker's progress on this shard."""
         return {
-            worker: WorkerProgress(clock.incarnation, self._committed(worker), clock.steps)
+            worker: WorkerProgress(clock.incarnation, self._answers.committed(worker), clock.steps)
             for worker, clock in self.clocks.items()
         }
 
-    def _committed(self, worker: str) -> int:
-        """Returns 1 + the last step that a worker committed; 0 if none."""
-        answered = self._answered.get(worker)
-        return answered.step + 1 if answered else 0
-
     def abandon_all(self) -> list[Any]:
-        """Removes all waiting pulls and returns their tickets."""
-        return self._waiting.clear()
+        """Removes all waiting pulls and pushes, and returns their tickets."""
+        return [*self._waiting.clear(), *self.permits.clear()]
 
     @property
     def waiting(self) -> int:
@@ -178,19 +170,20 @@ class GroupState:
         """Raises AssertionError if an invariant is broken. Tests call it after every event."""
         assert all(clock.steps <= self.furthest for clock in self.clocks.values())
         assert self._staged.keys() <= self.clocks.keys()
-        assert self._answered.keys() <= self.clocks.keys()
+        assert self._answers.workers <= self.clocks.keys()
         assert len({clock.rank for clock in self.clocks.values()}) == len(self.clocks)
         for _, pull in self._waiting.items():
             assert pull.worker in self.clocks
             assert not self.mode.may_pull(pull.step, self.clocks), "a pull waits that could be answered"
         assert self._cursors.keys() <= self.clocks.keys()
+        self.permits.validate()
 
     def _worker_admitted(self, event: WorkerAdmitted) -> list[Effect]:
         clock = self.clocks.get(event.worker)
         if clock and clock.incarnation == event.incarnation:  # repeated
             return [AnswerAdmission(clock.steps)]
-        if event.incarnation <= self._fenced.get(event.worker, 0):
-            raise self._not_admitted(event.worker, event.incarnation)
+        if self._fences.has(event.worker, event.incarnation):
+            raise self._fences.error(event.worker, event.incarnation)
         if clock:
             raise errors.BadRequest(
                 f"{self.name}: {event.worker} is still admitted as incarnation {clock.incarnation}; release it first",
@@ -202,17 +195,17 @@ class GroupState:
         return [*self._settle(), AnswerAdmission(entry)]
 
     def _worker_fenced(self, event: WorkerFenced) -> list[Effect]:
-        self._fenced[event.worker] = max(event.incarnation, self._fenced.pop(event.worker, 0))
-        if len(self._fenced) > FENCED_WORKERS:
-            del self._fenced[next(iter(self._fenced))]
+        self._fences.add(event.worker, event.incarnation)
         clock = self.clocks.get(event.worker)
         if not clock or clock.incarnation > event.incarnation:
             return [AnswerFence(0)]
         tickets = [ticket for ticket, pull in self._waiting.items() if pull.worker == event.worker]
         for ticket in tickets:
             self._waiting.remove(ticket)
-        error = self._not_admitted(event.worker, clock.incarnation)
-        return [*(RefusePull(ticket, error) for ticket in tickets), AnswerFence(self._committed(event.worker))]
+        error = self._fences.error(event.worker, clock.incarnation)
+        refused = self.permits.refuse((clock.rank, clock.incarnation), error)
+        refused += [RefusePull(ticket, error) for ticket in tickets]
+        return [*refused, AnswerFence(self._answers.committed(event.worker))]
 
     def _worker_released(self, event: WorkerReleased) -> list[Effect]:
         effects = self._worker_fenced(WorkerFenced(event.worker, event.incarnation))
@@ -225,9 +218,10 @@ class GroupState:
             # of an earlier step was refused elsewhere and is dropped.
             effects += [effect for effect in self._commit(event.worker, clock) if not isinstance(effect, AnswerPush)]
         self._staged.pop(event.worker, None)
-        self._answered.pop(event.worker, None)
+        self._answers.forget(event.worker)
         self._cursors.pop(event.worker, None)
         self.clocks.release(event.worker)
+        self.permits.drop((clock.rank, clock.incarnation))
         return [*effects, *self._settle()]
 
     def _pull_requested(self, event: PullRequested) -> list[Effect]:
@@ -245,20 +239,28 @@ class GroupState:
         self._waiting.add(event.ticket, event.worker, step)
         return effects
 
-    def _pull_abandoned(self, event: PullAbandoned) -> list[Effect]:
-        self._waiting.remove(event.ticket)
+    def _permits_changed(self, event: PushOpened | PushWithdrawn | Folded) -> list[Effect]:
+        if isinstance(event, Folded):
+            self.permits.folded(event.count)
+        elif isinstance(event, PushWithdrawn):
+            self.permits.withdraw(event.ticket, staged=event.worker in self._staged)
+        elif answer := self._answer_or_check(event):
+            return [answer]
+        else:
+            return self.permits.open(event.ticket, (self.clocks[event.worker].rank, event.incarnation), event.step)
         return []
 
-    def _push_staged(self, event: PushStaged) -> list[Effect]:
+    def _answer_or_check(self, event: PushOpened | PushStaged) -> AnswerPush | None:
+        """Returns the answer to a push that was committed before; otherwise checks that its step may begin."""
         answer = self.answer_to(event.worker, event.incarnation, event.step)
-        if answer:
+        if not answer and not self.mode.may_pull(event.step, self.clocks):
+            why = f"{self.name}: {event.worker} pushes step {event.step} before it may begin"
+            raise errors.BadRequest(f"{why}; pull first, or wait at the barrier", step=event.step)
+        return answer
+
+    def _push_staged(self, event: PushStaged) -> list[Effect]:
+        if answer := self._answer_or_check(event):
             return [answer]
-        if not self.mode.may_pull(event.step, self.clocks):
-            raise errors.BadRequest(
-                f"{self.name}: {event.worker} pushes step {event.step} before it may begin; pull first, or wait at "
-                "the barrier",
-                step=event.step,
-            )
         rank, life = self.clocks[event.worker].rank, event.incarnation
         self._staged[event.worker] = Contribution(
             rank, life, event.step, event.weight, event.version, event.payload, event.worker, event.cursor
@@ -266,8 +268,7 @@ class GroupState:
         return [AnswerPush("staged", 0, event.step, self.version)]
 
     def _push_committed(self, event: PushCommitted) -> list[Effect]:
-        answer = self.answer_to(event.worker, event.incarnation, event.step)
-        if answer:
+        if answer := self.answer_to(event.worker, event.incarnation, event.step):
             return [answer]
         staged = self._staged.get(event.worker)
         if not staged or staged.step != event.step:
@@ -293,7 +294,7 @@ class GroupState:
             clock = self.clocks.get(worker)
             if not clock or clock.incarnation != progress.incarnation:
                 continue
-            if self._committed(worker) < progress.committed:
+            if self._answers.committed(worker) < progress.committed:
                 last = progress.committed - 1
                 staged = self._staged.get(worker)
                 if not staged or staged.step != last:  # a push without a payload is committed without a second phase
@@ -315,6 +316,7 @@ class GroupState:
 
     def _commit(self, worker: str, clock: WorkerClock, *, defers: bool = False) -> list[Effect]:
         staged = self._staged.pop(worker)
+        self.permits.committed(staged.place)
         staleness = max(0, self.version - staged.version) if staged.payload is not None else 0
         self._record("push", worker, staged.step)
         decision = self.mode.take(staged, staleness)
@@ -323,7 +325,7 @@ class GroupState:
         self._advance(clock, staged.step + 1)
         effects = self._apply(decision.applies)
         last_fold = self.mode.seal(self.clocks) if defers else None
-        effects += [last_fold] if last_fold else self._settle()
+        effects += self._released(last_fold) if last_fold else self._settle()
         if not decision.accepted:
             self._advance(clock, self.mode.next_step(clock.steps))
         outcome: Literal["accepted", "dropped_late", "skipped"] = (
@@ -331,7 +333,7 @@ class GroupState:
         )
         version = self.version + (last_fold is not None)  # the step's update follows
         answer = AnswerPush(outcome, staleness, self.mode.next_step(staged.step + 1), version)
-        self._answered[worker] = AnsweredPush(staged.step, answer)
+        self._answers.remember(worker, staged.step, answer)
         return [*effects, answer]
 
     def _finish_earlier_steps(self, clock: WorkerClock, step: int) -> list[Effect]:
@@ -359,14 +361,20 @@ class GroupState:
         """Applies and folds what the mode releases, and answers the pulls that may now pass, in order of arrival."""
         effects = self._apply(self.mode.settle(self.clocks))
         if fold := self.mode.fold(self.clocks):
-            effects.append(fold)
+            effects += self._released(fold)
         if len(self._waiting):
             ready = self._waiting.pop_up_to(self.mode.limit(self.clocks))
             effects += [self._admit_pull(ticket, pull.worker, pull.step) for ticket, pull in ready]
         return effects
 
+    def _released(self, fold: Fold) -> list[Effect]:
+        self.permits.released(len(fold.contributions))
+        return [fold]
+
     def _apply(self, applies: list[Apply]) -> list[Effect]:
         self.version += len(applies)
+        if applies:
+            self.permits.folded()
         for apply in applies:
             for contribution in apply.contributions:
                 self._pass_cursor(contribution)
@@ -386,14 +394,6 @@ class GroupState:
 
     def _admitted(self, worker: str, incarnation: int) -> WorkerClock:
         clock = self.clocks.get(worker)
-        if not clock or clock.incarnation != incarnation or incarnation <= self._fenced.get(worker, 0):
-            raise self._not_admitted(worker, incarnation)
+        if not clock or clock.incarnation != incarnation or self._fences.has(worker, incarnation):
+            raise self._fences.error(worker, incarnation)
         return clock
-
-    def _not_admitted(self, worker: str, incarnation: int) -> errors.Fenced:
-        return errors.Fenced(
-            f"{self.name}: incarnation {incarnation} of {worker} is not admitted: it was declared lost, replaced, or "
-            "has left; join the job again",
-            worker=worker,
-            incarnation=incarnation,
-        )

@@ -122,10 +122,10 @@ class ShardStore:
         groups = self.groups()
         return sum(len(group.shards) for group in groups), sum(group.nbytes for group in groups)
 
-    def queues(self) -> tuple[int, int]:
-        """Returns, over all jobs, the numbers of waiting pulls and of staged pushes."""
-        queues = [group.queues for group in self.groups()]
-        return sum(waiting for waiting, _ in queues), sum(staged for _, staged in queues)
+    def queues(self) -> tuple[int, int, int]:
+        """Returns, over all jobs, the numbers of waiting pulls, staged pushes, and pushes that wait for a permit."""
+        pulls, staged, pushes = zip((0, 0, 0), *(group.queues for group in self.groups()), strict=True)
+        return sum(pulls), sum(staged), sum(pushes)
 
     @staticmethod
     def _stale(job: str, got: int, current: int) -> errors.StaleGeneration:

@@ -1,10 +1,11 @@
-"""Tickets of waiting pulls, and functions that answer or refuse a pull. These functions never raise."""
+"""Tickets of waiting pulls and pushes, and functions that answer or refuse them. These functions never raise."""
 
 from typing import Protocol
 
 import structlog
 
 from shoal import errors
+from shoal_server.shards.events import AnswerPull, Effect, GrantPermit, RefusePermit, RefusePull
 
 _log = structlog.get_logger(__name__)
 
@@ -19,10 +20,51 @@ class PullTicket(Protocol):
         """The pull has failed."""
 
 
-# If the callback of one pull fails, the other pulls must still wake, and the push that wakes them must not fail.
+class PushTicket(Protocol):
+    """Callbacks of one push that may wait for a permit. The group calls them without its lock."""
+
+    def grant(self, *, wanted: bool) -> None:
+        """The push may go on. Unless its gradient is wanted, it goes on without it."""
+
+    def refuse(self, error: errors.ShoalError) -> None:
+        """The push has failed."""
 
 
-def answer(ticket: PullTicket, step: int, job: str) -> None:
+# If the callback of one ticket fails, the others must still wake, and the push that wakes them must not fail.
+
+
+def deliver(effect: Effect, job: str) -> None:
+    """Makes the call that answers a ticket.
+
+    Args:
+        effect: an effect of the group's state machine; one that answers no ticket is ignored.
+        job: name of the job, for the log.
+    """
+    match effect:
+        case AnswerPull():
+            _answer(effect.ticket, effect.step, job)
+        case GrantPermit():
+            _grant(effect.ticket, job, wanted=effect.wanted)
+        case RefusePull() | RefusePermit():
+            refuse(effect.ticket, effect.error, job)
+
+
+def _grant(ticket: PushTicket, job: str, *, wanted: bool) -> None:
+    """Lets a push go on.
+
+    Args:
+        ticket: the push.
+        job: name of the job, for the log.
+        wanted: as for the ticket.
+    """
+    try:
+        ticket.grant(wanted=wanted)
+    except Exception as error:
+        _log.exception("a push could not go on", job=job)
+        refuse(ticket, errors.InternalError(f"the push failed: {type(error).__name__}: {error}"), job)
+
+
+def _answer(ticket: PullTicket, step: int, job: str) -> None:
     """Answers a pull.
 
     Args:
@@ -37,18 +79,18 @@ def answer(ticket: PullTicket, step: int, job: str) -> None:
         refuse(ticket, errors.InternalError(f"the pull failed: {type(error).__name__}: {error}"), job)
 
 
-def refuse(ticket: PullTicket, error: errors.ShoalError, job: str) -> None:
-    """Refuses a pull.
+def refuse(ticket: PullTicket | PushTicket, error: errors.ShoalError, job: str) -> None:
+    """Refuses a pull or a push.
 
     Args:
-        ticket: the pull.
+        ticket: the pull or push.
         error: why.
         job: name of the job, for the log.
     """
     try:
         ticket.refuse(error)
     except Exception:
-        _log.exception("a pull could not be refused", job=job, why=error.message)
+        _log.exception("a call could not be refused", job=job, why=error.message)
 
 
-__all__ = ["PullTicket", "answer", "refuse"]
+__all__ = ["PullTicket", "PushTicket", "deliver", "refuse"]

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from shoal import _rpc
 from shoal._role import lifecycle
 from shoal_server.process import Server, ServerConfig
-from shoal_server.shards.state import Admission
+from shoal_server.shards.events import Admission
 from shoal_server.shards.store import ShardStore
 
 SERVICE = "shoal.tests.History"

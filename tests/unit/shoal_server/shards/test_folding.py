@@ -15,7 +15,7 @@ from shoal import consistency, errors, initializers, optim
 from shoal._wire.layout import ArenaLayout, ShardLayout, Slice
 from shoal.variables import Variable
 from shoal_server.optimizers import kernels, update_rules
-from shoal_server.shards.consistency import Apply, Fold, mode_for
+from shoal_server.shards.consistency import mode_for
 from shoal_server.shards.events import (
     AnswerAdmission,
     AnswerCut,
@@ -31,6 +31,7 @@ from shoal_server.shards.events import (
     WorkerReleased,
 )
 from shoal_server.shards.lock_group import LockGroup
+from shoal_server.shards.mode import Apply, Fold
 from shoal_server.shards.shard import JobShardConfig, Stamp
 from shoal_server.shards.state import GroupState
 from support.run_lengths import examples

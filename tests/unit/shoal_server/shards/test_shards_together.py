@@ -17,7 +17,7 @@ import pytest
 
 from shoal import consistency
 from shoal._wire.cursor import Cursor
-from shoal_server.shards.consistency import Apply, mode_for
+from shoal_server.shards.consistency import mode_for
 from shoal_server.shards.events import (
     AnswerAdmission,
     AnswerCut,
@@ -34,6 +34,7 @@ from shoal_server.shards.events import (
     WorkerProgress,
     WorkerReleased,
 )
+from shoal_server.shards.mode import Apply
 from shoal_server.shards.state import GroupState
 
 GOAL = 12

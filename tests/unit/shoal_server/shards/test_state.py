@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from shoal import consistency, errors
-from shoal_server.shards.consistency import Apply, Fold, mode_for
+from shoal_server.shards.consistency import mode_for
 from shoal_server.shards.events import (
     AnswerAdmission,
     AnswerFence,
@@ -29,6 +29,7 @@ from shoal_server.shards.events import (
     WorkerFenced,
     WorkerReleased,
 )
+from shoal_server.shards.mode import Apply, Fold
 from shoal_server.shards.state import GroupState
 from support.run_lengths import examples
 

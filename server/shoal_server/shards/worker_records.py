@@ -1,0 +1,102 @@
+"""Records of a lock group about its workers, beside their clocks: fenced incarnations, and last answers to pushes."""
+
+from dataclasses import replace
+
+from shoal import errors
+from shoal_server.shards.events import AnsweredPush, AnswerPush
+
+# Fenced workers that a group remembers, so that a delayed admission is refused.
+FENCED_WORKERS = 4_096
+
+
+class Fences:
+    """The newest fenced incarnation of each worker; of the latest FENCED_WORKERS, in order of fencing.
+
+    Args:
+        name: name of the group, for messages.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._newest: dict[str, int] = {}
+
+    def add(self, worker: str, incarnation: int) -> None:
+        """Fences this and all earlier incarnations of a worker."""
+        self._newest[worker] = max(incarnation, self._newest.pop(worker, 0))
+        if len(self._newest) > FENCED_WORKERS:
+            del self._newest[next(iter(self._newest))]
+
+    def has(self, worker: str, incarnation: int) -> bool:
+        """Returns whether an incarnation is fenced."""
+        return incarnation <= self._newest.get(worker, 0)
+
+    def error(self, worker: str, incarnation: int) -> errors.Fenced:
+        """Returns the error for an incarnation that is not admitted."""
+        return errors.Fenced(
+            f"{self._name}: incarnation {incarnation} of {worker} is not admitted: it was declared lost, replaced, or "
+            "has left; join the job again",
+            worker=worker,
+            incarnation=incarnation,
+        )
+
+
+class Answers:
+    """The answer to each worker's last committed push.
+
+    Args:
+        name: name of the group, for messages.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._last: dict[str, AnsweredPush] = {}
+
+    def remember(self, worker: str, step: int, answer: AnswerPush) -> None:
+        """Remembers the answer to a worker's push.
+
+        Args:
+            worker: name of the worker.
+            step: step of the push.
+            answer: its answer.
+        """
+        self._last[worker] = AnsweredPush(step, answer)
+
+    def forget(self, worker: str) -> None:
+        """Forgets a worker."""
+        self._last.pop(worker, None)
+
+    def committed(self, worker: str) -> int:
+        """Returns 1 + the last step that a worker committed; 0 if none."""
+        answered = self._last.get(worker)
+        return answered.step + 1 if answered else 0
+
+    def to(self, worker: str, step: int, finished: int) -> AnswerPush | None:
+        """Returns the answer to a repeated push; None if the push was not committed.
+
+        Args:
+            worker: name of the worker.
+            step: step of the push.
+            finished: number of steps that the worker has finished.
+
+        Raises:
+            BadRequest: the step is older than the last answered one.
+        """
+        answered = self._last.get(worker)
+        if answered and answered.step == step:
+            return replace(answered.answer, repeated=True)
+        if step < finished:
+            raise errors.BadRequest(
+                f"{self._name}: {worker} pushes step {step}, but has finished {finished} steps; only the last push "
+                "may be repeated",
+                step=step,
+                expected=finished,
+            )
+        return None
+
+    @property
+    def workers(self) -> set[str]:
+        """Names of the workers."""
+        return set(self._last)
+
+
+__all__ = ["Answers", "Fences"]
