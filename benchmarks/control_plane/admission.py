@@ -2,8 +2,9 @@
 
 A real coordinator runs with simulated workers (default: 1,000) and servers (default: 100). The script measures the
 seconds from Submit until every server has admitted every worker, and until Join has told every worker that it may
-begin. Then one worker of each process falls silent, and the script measures the seconds from its last call until every
-server has released it. It prints one JSON line. `scale` measures the same, and more.
+begin. The simulated workers run in several processes. One worker in each of these processes then falls silent, and the
+script measures the longest time in seconds from the last call of such a worker until every server has released it. It
+prints one JSON line. `scale` measures the same, and more.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
 A real server, or several, and one or two workers, which are sessions in a process of their own, over lanes (TCP).
 Processor seconds are counted, not time, so that other load on the machine changes them little. The sessions push
-gradients that are there already: nothing is computed. `scale` calls `data_plane`; alone, `constants.py` prints the same
-as a JSON line.
+constant gradients and compute nothing. `scale` calls `data_plane`; alone, `constants.py` prints the same as a JSON
+line.
 """
 
 import argparse

@@ -3,11 +3,12 @@
 `simulation` starts it for the benchmarks of the control plane. The members speak the real protocol with a real
 coordinator. KIND is `servers`: COUNT servers that keep no shards and agree to everything (`simulated_servers`);
 `workers`: COUNT workers that enter the job that they are assigned to, and report (`simulated_workers`); or `sessions`:
-COUNT sessions that wait to enter a job, and take one step with real servers (`waiting_sessions`). SIZE is the number of
-workers of the job for servers, and the number of variables for the others.
+COUNT sessions that wait to enter a job, and take one step with real servers (`waiting_sessions`). If KIND is `servers`,
+SIZE is the number of workers of the job. Otherwise SIZE is the number of variables of the job.
 
-Each line on standard input is a command. One JSON line answers it, with sums over the members; of the names that end
-with `_s` or `_at`, the largest. A first line says that all members are registered. The process ends with its input.
+Each line on standard input is a command. The process answers it with one JSON line, which combines the values of its
+members. If a name ends with `_s` or `_at`, its value is the largest of the members' values. The other numbers are sums.
+Before the first command, the process prints a line when all members are registered. It ends at the end of its input.
 """
 
 import asyncio

@@ -74,9 +74,10 @@ def ready(processes: Sequence[Members]) -> None:
 
 
 def ask(processes: Sequence[Members], command: str = "count") -> dict[str, Any]:
-    """Sends a command to all processes at once, and returns their answers: added up, the largest, or together.
+    """Sends a command to all processes at once, and returns their answers, combined.
 
-    Names that end with `_s` or `_at` are times, and those that end with `_by_all` hold only what all processes have.
+    Numbers are added up; if a name ends with `_s` or `_at`, the largest number is returned instead. Mappings are
+    joined. If the name of a mapping ends with `_by_all`, only the entries that all processes have remain.
     """
     for process in processes:
         process.send(command)

@@ -9,9 +9,10 @@ it computes the seconds that a round takes if only this resource counted:
 - a server's interpreter: it handles one call after the other, and each worker makes a pull and a push to each server;
 - the servers' processors, for the calls and for the bytes.
 
-If calls overlap with computation, as in asynchronous mode, the longest of them is the length of the round. Otherwise a
-round is a computation, then a pull, then a push, and the longest part of each of the two counts. The coordinator bounds
-the number of workers: those whose heartbeats it cannot hear do not train.
+If calls overlap with computation, as in asynchronous mode, the resource that needs the most seconds gives the length of
+the round. Otherwise a round is a computation, then a pull, then a push. The pull takes as long as it needs on its
+slowest resource, and so does the push. The coordinator bounds the number of workers: the model counts only the share of
+them whose messages the coordinator can handle.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,8 @@
-"""Connections: the interface of a stream of frames between two processes, and the sets of frame kinds.
+"""Connections: the interface of a stream of frames between two processes, and the kinds of frame.
 
-This module does not know what frames mean. `shoal._transport.lane` implements the interface on a stream socket,
-`shoal._transport.handshake` opens a connection, and `shoal._transport.listener` accepts connections.
+`Frames` lists the kinds of frame that one port uses. This module does not know what frames mean.
+`shoal._transport.lane` implements the interface on a stream socket, `shoal._transport.handshake` opens a connection,
+and `shoal._transport.listener` accepts connections.
 """
 
 import enum

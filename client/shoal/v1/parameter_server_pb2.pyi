@@ -1148,8 +1148,8 @@ class SavedShard(_message.Message):
     shard: _builtins.int
     """Index of the shard in its job."""
     version: _builtins.int
-    """The number of applied updates. It is the same for all shards of the job. With backup workers it may differ between
-    servers, because each server closes steps on its own.
+    """The number of applied updates. It is the same for all shards of the job, except with backup workers: each server then
+    closes steps on its own, so the version may differ between servers.
     """
     step: _builtins.int
     """The step to continue with. The job continues with the largest step of all its shards."""

@@ -1,4 +1,7 @@
-"""Well-known models, built from layers of `shoal_nn`. Each function returns a layer without arrays."""
+"""Well-known models, built from layers of `shoal_nn`.
+
+Each function returns a layer that describes the model and holds no parameter values.
+"""
 
 from shoal_nn.models.fine_tuning import frozen, with_head
 from shoal_nn.models.mobilenet import mobilenet_v2
