@@ -724,11 +724,12 @@ class TestStalls:
         variables = {"w": Variable((2 << 20,))}
         with ShardServers(variables, shards=1, rpc_threads=2, stall_s=0.3, transport="grpc") as servers:
             [stub], [endpoints] = servers.stubs, servers.endpoints
-            with servers.worker("a") as worker, ThreadPoolExecutor(2) as pool:
+            # The stalled pushes have another worker: a repeated push of a worker that was served gets its answer.
+            with servers.worker("a") as worker, servers.worker("b"), ThreadPoolExecutor(2) as pool:
                 stamp = header_pb2.Stamp(job="job", generation=1)
                 pulls = [stub.Pull(pb.PullRequest(stamp=stamp, shards=[0])) for _ in range(2)]
                 forever = threading.Event()
-                pushes = [stub.Push.future(until(forever, header(servers, "a"))) for _ in range(2)]
+                pushes = [stub.Push.future(until(forever, header(servers, "b"))) for _ in range(2)]
                 pulled, pushed = pool.submit(worker.pull), pool.submit(worker.push, {"w": np.ones(2 << 20, np.float32)})
 
                 def served() -> bool:

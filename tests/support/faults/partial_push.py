@@ -45,8 +45,9 @@ def main(address: str, job: str, *pairs: str) -> None:
         return sample(pages[names[second.address]], "shoal_server_received_bytes_total")
 
     def half() -> Iterator[pb.PushRequest]:
-        message = next(requests(second))
-        yield pb.PushRequest(header=message.header, chunks=message.chunks[:1])
+        messages = requests(second)
+        yield next(messages)  # the header
+        yield pb.PushRequest(chunks=next(messages).chunks[:1])
         threading.Event().wait()
 
     stub(first).Push(requests(first))  # staged whole on one server
