@@ -60,23 +60,23 @@ CASES = {
 }
 
 
-def data_plane(*, short: bool = False) -> dict[str, dict[str, float]]:
+def data_plane() -> dict[str, dict[str, float]]:
     """Measures all cases, by turns.
 
     Returns:
         By case, medians of the processor seconds of one server and of one worker for a step, and for its pull and its
         push if the job is asynchronous; and the bytes that are pulled and pushed.
     """
-    rounds = [{name: _run(name, short=short) for name in CASES} for _ in range(1 if short else ROUNDS)]
+    rounds = [{name: _run(name) for name in CASES} for _ in range(ROUNDS)]
     return {
         name: {key: statistics.median(found[name][key] for found in rounds) for key in rounds[0][name]}
         for name in CASES
     }
 
 
-def _run(name: str, *, short: bool) -> dict[str, float]:
+def _run(name: str) -> dict[str, float]:
     """Runs a case in a process of its own, whose processor time is the workers'."""
-    command = [sys.executable, __file__, "--case", name, *(["--short"] if short else [])]
+    command = [sys.executable, __file__, "--case", name]
     environment = {**os.environ, "SHOAL_TRANSPORT": "tcp"}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -149,7 +149,7 @@ def main() -> None:
         case = CASES[options.case]
         print(json.dumps(measure(replace(case, steps=case.steps // 10) if options.short else case)))
     else:
-        print(json.dumps(data_plane(short=options.short)))
+        print(json.dumps(data_plane()))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ python benchmarks/control_plane/scale.py [--workers N] [--servers N] ... [--keep
 The coordinator is real, in a process of its own, and its members are simulated (`members`): they register, enter one
 job, send heartbeats and report. The script measures how long entry takes, the coordinator's processor time while
 all workers train, how soon servers release a silent worker, and how soon the last worker learns that its job was
-cancelled. It then measures what steps cost real servers and workers (`constants`).
+cancelled. It then measures what steps cost real servers and workers (`constants`); `--short` takes these costs from
+benchmarks/results/scale.json.
 
 It prints one JSON line. Its exit status is 1 if a target is missed. `--keep` writes the line to
 benchmarks/results/scale.json, and renews the tables and the chart of docs/explanation/scale.md (`scale_page`).
@@ -56,7 +57,7 @@ def main() -> int:
     """Runs the benchmark, and returns its exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--keep", action="store_true", help="write the metrics, and renew the page and its chart")
-    parser.add_argument("--short", action="store_true", help="measure the constants of the data plane briefly")
+    parser.add_argument("--short", action="store_true", help="measure only the control plane")
     scale, options = scale_of(parser)
     load = round(os.getloadavg()[0], 1)  # before this run
     measured = control_plane(scale)
@@ -64,7 +65,9 @@ def main() -> int:
         "date": machine.now(),
         "machine": {**machine.described({}), "load_before": load},
         "control_plane": {**measured, "missed": misses(measured)},
-        "data_plane": data_plane(short=options.short) | {"limits": machine.limits({})},
+        "data_plane": scale_page.kept()["data_plane"]
+        if options.short
+        else data_plane() | {"limits": machine.limits({})},
     }
     print(json.dumps(line))
     if options.keep:

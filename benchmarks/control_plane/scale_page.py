@@ -21,9 +21,15 @@ _LINES = {10.0: ("#d55e00", "--"), 25.0: ("#0072b2", "-")}
 _TIMEOUTS_S = (10.0, 30.0)
 
 
+def kept() -> dict[str, Any]:
+    """Returns the result of the last `make scale`."""
+    result: dict[str, Any] = json.loads(RESULT.read_text())
+    return result
+
+
 def renew() -> None:
     """Writes the tables into the page, and the chart."""
-    result = json.loads(RESULT.read_text())
+    result = kept()
     before, _, rest = PAGE.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
     PAGE.write_text(f"{before}{BEGIN}\n\n{tables(result)}\n{END}{after}")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from shoal_coordinator.cluster.heartbeat_interval import CALLS_PER_S
+from support.run_lengths import long_only
 
 pytestmark = pytest.mark.cluster
 
@@ -84,6 +85,20 @@ def test_the_control_plane_with_simulated_members() -> None:
     assert "| 10,000 |" in tables(line)
 
 
+def test_the_costs_of_steps() -> None:
+    command = [
+        sys.executable,
+        str(RUN.parent / "control_plane" / "constants.py"),
+        "--case",
+        "small_two_servers",
+        "--short",
+    ]
+    bench = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert bench.stdout, bench.stderr
+    assert all(value > 0 for value in json.loads(bench.stdout).values())
+
+
+@long_only
 def test_sessions_that_wait_for_one_more() -> None:
     command = [sys.executable, str(RUN.parent / "control_plane" / "waiting_workers.py"), "--short"]
     bench = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
