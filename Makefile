@@ -54,8 +54,9 @@ models: $(SETUP)
 	$(BIN)/python examples/fashion.py --data $(FASHION) --out runs/models
 	$(BIN)/python examples/fine_tuning.py --data $(FASHION) --out runs/models
 
-# A worker that has nothing left takes from the other: tests on real processes last from one second to forty.
-TESTS := $(BIN)/python tests/support/leaks.py $(BIN)/python -m pytest -n 2 --dist worksteal
+# Three, so that two cores are busy while one of them waits for processes or deadlines. A worker that has nothing left takes
+# from the others: tests on real processes last from one second to forty.
+TESTS := $(BIN)/python tests/support/leaks.py $(BIN)/python -m pytest -n 3 --dist worksteal
 
 # PYTEST="tests/unit -k ledger" picks some. Otherwise all.
 test: $(SETUP)

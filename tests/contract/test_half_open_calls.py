@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import numpy as np
@@ -223,3 +224,20 @@ def test_a_server_stops_while_calls_wait_for_their_message(server_of: ServerOf) 
         assert server.calls_without_message == 0
     finally:
         half_open.close()
+
+
+def test_a_call_that_grpcio_never_ends_does_not_hold_up_a_stop(
+    server_of: ServerOf, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server, _ = server_of(_rpc.CallLimits())
+    stop = type(grpc.server(ThreadPoolExecutor(1))).stop
+
+    def stop_without_end(server: grpc.Server, grace: float | None) -> threading.Event:
+        stop(server, grace)
+        return threading.Event()
+
+    with monkeypatch.context() as patch:
+        patch.setattr("grpc._server._Server.stop", stop_without_end)
+        patch.setattr("shoal._rpc.servers._CANCELLED_S", 0.01)
+        server.stop(0.01)
+    assert "stopped although a cancelled call has not ended" in capsys.readouterr().out

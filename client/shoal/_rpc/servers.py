@@ -43,6 +43,8 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
 
 # Threads of essential calls, which wait for nothing but the coordinator's store, and of probes.
 _ESSENTIAL_THREADS, _HEALTH_THREADS = 8, 2
+# Seconds in which cancelled calls end when a server stops.
+_CANCELLED_S = 5.0
 _HEALTH_CHECK = f"{health.SERVICE_NAME}/Check"
 
 
@@ -258,9 +260,14 @@ class RpcServer:
         self._health.set(["", *self._names], status)
 
     def stop(self, grace_s: float = 1.0) -> None:
-        """Refuses new calls, waits up to `grace_s` seconds for running ones, and frees the port and the threads."""
+        """Refuses new calls, waits up to `grace_s` seconds for running ones, and frees the port and the threads.
+
+        It then cancels the calls that still run. If grpcio does not see the end of one of them within 5 s, it stops
+        without it, so that the process can end.
+        """
         self.set_ready(False)
-        self._server.stop(grace_s).wait()
+        if not self._server.stop(grace_s).wait(grace_s + _CANCELLED_S):
+            _log.warning("stopped although a cancelled call has not ended", after_s=grace_s + _CANCELLED_S)
         self._reception.stop()
         self._pools.shutdown()
 
