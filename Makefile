@@ -54,9 +54,8 @@ models: $(SETUP)
 	$(BIN)/python examples/fashion.py --data $(FASHION) --out runs/models
 	$(BIN)/python examples/fine_tuning.py --data $(FASHION) --out runs/models
 
-# Three, so that two cores are busy while one of them waits for processes or deadlines. A worker that has nothing left takes
-# from the others: tests on real processes last from one second to forty.
-TESTS := $(BIN)/python tests/support/leaks.py $(BIN)/python -m pytest -n 3 --dist worksteal
+# A worker that has nothing left takes from the other: tests on real processes last from one second to forty.
+TESTS := $(BIN)/python tests/support/leaks.py $(BIN)/python -m pytest --dist worksteal -n 2
 
 # PYTEST="tests/unit -k ledger" picks some. Otherwise all.
 test: $(SETUP)
@@ -64,7 +63,8 @@ test: $(SETUP)
 ifdef PYTEST
 	$(TESTS) $(PYTEST)
 else
-	$(TESTS) tests/unit tests/contract tests/deploy
+# Some of these wait, so three of them keep two cores busy. Tests on real processes have more processes than cores anyway.
+	$(TESTS) -n 3 tests/unit tests/contract tests/deploy
 	$(TESTS) tests/cluster tests/chaos
 endif
 

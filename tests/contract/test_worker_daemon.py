@@ -296,9 +296,9 @@ def test_a_job_that_is_taken_back_is_killed(cluster: FakeCluster, start: Callabl
 def test_end_is_reported_after_a_long_absence_of_the_coordinator(
     cluster: FakeCluster, start: Callable[..., Daemon]
 ) -> None:
-    start("pass")
-    cluster.record.wait_for(job_pb2.DescribeRequest)
+    cluster.jobs.refused = (job_pb2.ReportRequest, job_pb2.FinishRequest)  # the daemon's: the trainer comes to its end
     cluster.jobs.error = errors.Unreachable("away")
+    start("pass")
     cluster.record.wait_for(job_pb2.ReportRequest, 3)
     cluster.jobs.error = None
     [finish] = cluster.record.wait_for(job_pb2.FinishRequest)

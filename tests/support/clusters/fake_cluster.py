@@ -81,11 +81,12 @@ class FakeJobs(job_pb2_grpc.JobsServicer):
         self.joins: list[job_pb2.JoinReply] = []
         self.leases = [job_pb2.LeaseReply(finished=True)]
         self.error: errors.ShoalError | None = None
+        self.refused: tuple[type, ...] = (object,)  # the requests that are answered with the error
         self.stop = False
 
     def _note(self, request: Any) -> None:
         self.record.add(request)
-        if self.error:
+        if self.error and isinstance(request, self.refused):
             raise self.error
 
     @_rpc.servicer
