@@ -193,7 +193,8 @@ def test_coordinator_with_memory_store_forgets_its_jobs() -> None:
             session.push({"w": np.ones(3)})
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+# SIGINT takes the same way as SIGTERM; `test_up_ends_with_all_its_roles` sends both.
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_outlives_shoal_up(number: signal.Signals) -> None:
     """However `shoal up` ends, and with a job running, none of its roles or trainers is left."""
     command = [sys.executable, "-m", "shoal", "up", "--servers", "1", "--workers", "1", "--listen", "127.0.0.1:0"]
