@@ -15,7 +15,6 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from threading import Barrier
 
 import numpy as np
@@ -154,5 +153,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     shoal.tune_allocator()
-    sys.path.append(str(Path(__file__).resolve().parent))
     main()
