@@ -15,7 +15,7 @@ from shoal._transport.handshake import Security, TokenSecurity, decoded, open_ha
 from shoal._transport.lane import Lane
 from shoal._transport.transport import Target, Transport, TransportFactory, TransportUnavailable
 from shoal._wire import PullAssembly, PullDecoder, PushPayload
-from shoal._wire.limits import CHUNK_BYTES, transfer_s
+from shoal._wire.limits import PERMIT_FREE_BYTES, transfer_s
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 
@@ -41,7 +41,7 @@ class LaneTransport(Transport):
         self._refusal: errors.ShoalError | None = None
         nbytes = sum(layout.nbytes for layout in target.layouts)
         self._transfer_s = transfer_s(nbytes)
-        self._may_wait = nbytes > CHUNK_BYTES  # smaller gradients need no permit
+        self._may_wait = nbytes > PERMIT_FREE_BYTES
 
     @property
     def broken(self) -> bool:

@@ -6,6 +6,8 @@ import os
 # variable is for `make bench BENCH=chunks`, which shows why the size is 1 MiB.
 CHUNK_BYTES = int(os.environ.get("SHOAL_CHUNK_BYTES") or 1 << 20)
 MAX_MESSAGE_BYTES = 8 << 20
+# Gradients of at most this size need no permit at a server: one message carries them.
+PERMIT_FREE_BYTES = CHUNK_BYTES
 
 # Bytes of a short text that the coordinator keeps: a device, an address, a program's name, a token. In UTF-8.
 FIELD_BYTES = 256
@@ -51,6 +53,7 @@ __all__ = [
     "MAX_STEP",
     "METRICS",
     "METRIC_NAME_BYTES",
+    "PERMIT_FREE_BYTES",
     "STALENESS_BUCKETS",
     "TIMINGS",
     "transfer_s",

@@ -10,7 +10,7 @@ from shoal import errors
 from shoal._wire.chunks import Buffer, Chunk, encode_push
 from shoal._wire.framing import Assembler, arenas_of, chunks_of, messages, region_arrays, region_offsets
 from shoal._wire.layout import Aggregation, ShardLayout
-from shoal._wire.limits import CHUNK_BYTES
+from shoal._wire.limits import PERMIT_FREE_BYTES
 from shoal._wire.packing import ArraySource, Memory, Packer
 from shoal._wire.pull_decoder import PullDecoder
 from shoal.v1 import header_pb2
@@ -103,7 +103,7 @@ class PushPayload:
         The header of a large push comes alone, so that the server has it before it makes room for the gradient.
         """
         first: pb.PushHeader | None = header
-        alone = sum(layout.nbytes for layout in self.layouts) > CHUNK_BYTES
+        alone = sum(layout.nbytes for layout in self.layouts) > PERMIT_FREE_BYTES
         for group in messages(self.chunks()):
             if first is not None and alone:
                 yield encode_push(first, [])

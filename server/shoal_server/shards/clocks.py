@@ -22,6 +22,11 @@ class WorkerClock:
     rank: int
     steps: int  # finished or skipped; never falls, and only `Clocks.advance` changes it
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """Its place in the sums of a step, as that of its contributions."""
+        return self.rank, self.incarnation
+
 
 class Clocks(Mapping[str, WorkerClock]):
     """The admitted workers by name, with the numbers of workers by steps finished."""

@@ -8,7 +8,7 @@ import heapq
 from collections.abc import Collection
 
 from shoal import consistency
-from shoal._wire.limits import CHUNK_BYTES
+from shoal._wire.limits import PERMIT_FREE_BYTES
 from shoal_server.shards.clocks import Clocks, WorkerClock
 from shoal_server.shards.mode import NO_LIMIT, Apply, Contribution, Fold, Mode, PermitLimits, PushDecision
 
@@ -142,7 +142,7 @@ class SynchronousMode(Mode):
         self._complete = self._sealed
 
     def permit_limits(self, nbytes: int) -> PermitLimits | None:
-        if nbytes <= CHUNK_BYTES:
+        if nbytes <= PERMIT_FREE_BYTES:
             return None
         return PermitLimits(max(_SMALL_GROUP, _FREE_BYTES // nbytes), max(_PERMITS, _FREE_BYTES // nbytes))
 
@@ -166,11 +166,7 @@ class SynchronousMode(Mode):
         left = self._backups_left(clocks) if self._backup_workers and not self._sealed else 0
         if not left or not 0 < self._owing(clocks) - len(announced) <= left:
             return False
-        silent = {
-            (clock.rank, clock.incarnation): worker
-            for worker, clock in clocks.items()
-            if clock.steps <= self._open_step
-        }
+        silent = {clock.place: worker for worker, clock in clocks.items() if clock.steps <= self._open_step}
         silent = {it: name for it, name in silent.items() if it not in announced and it not in self._outside}
         if not 0 < len(silent) <= left:
             return False

@@ -165,7 +165,7 @@ class Permits:
         assert not self._waiting.keys() & self._granted.keys()
         assert self._waiting.keys() <= set(self._order)
         assert 0 <= self._folded <= self._released
-        lives = {(clock.rank, clock.incarnation) for clock in self._clocks.values()}
+        lives = {clock.place for clock in self._clocks.values()}
         assert self._granted.keys() <= lives
         if self.limits is None:
             return

@@ -203,7 +203,7 @@ class GroupState:
         for ticket in tickets:
             self._waiting.remove(ticket)
         error = self._fences.error(event.worker, clock.incarnation)
-        refused = self.permits.refuse((clock.rank, clock.incarnation), error)
+        refused = self.permits.refuse(clock.place, error)
         refused += [RefusePull(ticket, error) for ticket in tickets]
         return [*refused, AnswerFence(self._answers.committed(event.worker))]
 
@@ -221,7 +221,7 @@ class GroupState:
         self._answers.forget(event.worker)
         self._cursors.pop(event.worker, None)
         self.clocks.release(event.worker)
-        self.permits.drop((clock.rank, clock.incarnation))
+        self.permits.drop(clock.place)
         return [*effects, *self._settle()]
 
     def _pull_requested(self, event: PullRequested) -> list[Effect]:
@@ -247,7 +247,7 @@ class GroupState:
         elif answer := self._answer_or_check(event):
             return [answer]
         else:
-            return self.permits.open(event.ticket, (self.clocks[event.worker].rank, event.incarnation), event.step)
+            return self.permits.open(event.ticket, self.clocks[event.worker].place, event.step)
         return []
 
     def _answer_or_check(self, event: PushOpened | PushStaged) -> AnswerPush | None:
