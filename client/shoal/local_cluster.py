@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 
-from shoal import errors
+from shoal import _rpc, errors
 from shoal._role import RoleProcess
 from shoal._role.identity import SOURCES
 from shoal._system import private_files
@@ -90,6 +90,9 @@ class LocalCluster:
         self._start_timeout_s = start_timeout_s
         self._processes: dict[tuple[str, int], RoleProcess] = {}
         self._state: Path | None = None  # the coordinator's temporary folder while the cluster runs
+        # While the cluster runs: the coordinator's ports, so that a restart finds them free.
+        self._reserved = ExitStack()
+        self._addresses = (listen, page_listen)
 
     @property
     def address(self) -> str:
@@ -137,7 +140,8 @@ class LocalCluster:
             undo.callback(self.stop)
             self._make_folders()
             self._state = Path(tempfile.mkdtemp(prefix="shoal-"))
-            coordinator = self._launch("coordinator", 0, self._listen, self._page_listen)
+            self._addresses = (self._reserve(self._listen), self._reserve(self._page_listen))
+            coordinator = self._launch("coordinator", 0, *self._addresses)
             coordinator.wait_ready(deadline - time.monotonic())
             members = [self._launch(role, index) for role, count in self._counts.items() for index in range(count)]
             for process in members:
@@ -153,6 +157,7 @@ class LocalCluster:
             for process in ending:
                 process.reap(_STOP_S)
                 del self._processes[process.role, process.index]
+        self._reserved.close()
         if self._state:
             shutil.rmtree(self._state, ignore_errors=True)
             self._state = None
@@ -185,11 +190,7 @@ class LocalCluster:
         old = self.process(role, index)
         old.kill()
         old.reap(_STOP_S)
-        if role == "coordinator":
-            listen, page_listen = _same_port(self._listen, old.address), _same_port(self._page_listen, old.page)
-            process = self._launch(role, index, listen, page_listen)
-        else:
-            process = self._launch(role, index)
+        process = self._launch(role, index, *(self._addresses if role == "coordinator" else ()))
         process.wait_ready(self._start_timeout_s)
         return process
 
@@ -228,6 +229,15 @@ class LocalCluster:
             with suppress(OSError):  # the role reports what is wrong
                 private_files.make_folder(folder)
 
+    def _reserve(self, listen: str) -> str:
+        """Reserves an address until the end of the cluster, and returns it with the port that it has."""
+        try:
+            host, port = _rpc.parse_address(listen)
+            holder = self._reserved.enter_context(_rpc.reserve(host, port))
+        except (errors.BadRequest, OSError):
+            return listen  # "", or an address at which the role cannot listen: the role reports what is wrong
+        return f"{host}:{holder.getsockname()[1]}"
+
     def _launch(self, role: str, index: int, listen: str = _LOOPBACK, page_listen: str = "") -> RoleProcess:
         flags = ["--listen", listen, "--metrics-listen", _LOOPBACK, "--log-level", self._log_level]
         if role == "coordinator":
@@ -251,11 +261,6 @@ class LocalCluster:
         )
         self._processes[role, index] = process
         return process
-
-
-def _same_port(listen: str, address: str) -> str:
-    """Returns the address for a restart: the host of `listen` with the port of `address`, if there was one."""
-    return f"{listen.rpartition(':')[0]}:{address.rpartition(':')[2]}" if address else listen
 
 
 def _share_of_cores(workers: int) -> dict[str, str]:

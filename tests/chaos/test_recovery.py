@@ -5,7 +5,7 @@ import random
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +93,11 @@ def running(client: shoal.Client, spec: shoal.Job, steps: int = 1) -> Iterator[s
     try:
         wait_until(lambda: job.status().progress.steps >= steps, timeout_s=30, what=f"{steps} steps")
         yield job
-    finally:
-        job.cancel()
+    except BaseException:
+        with suppress(shoal.ShoalError):  # an error here would hide the one that matters
+            job.cancel()
+        raise
+    job.cancel()
 
 
 def kill_all(cluster: shoal.LocalCluster) -> None:

@@ -17,6 +17,7 @@ from shoal._rpc.channels import (
     listen,
     parse_address,
     public_host,
+    reserve,
     retrying,
     status_of,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "parse_address",
     "public_host",
     "refuse",
+    "reserve",
     "retrying",
     "servicer",
     "status_of",

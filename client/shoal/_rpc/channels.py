@@ -83,6 +83,25 @@ def listen(host: str, port: int) -> socket.socket:
         raise port_in_use(f"{host}:{port}", error) from None
 
 
+def reserve(host: str, port: int) -> socket.socket:
+    """Returns a socket that is bound to a port, but does not listen. Port 0 takes any free port.
+
+    While it is open, Linux does not give the port to a process that asks for any free one, or for an outgoing
+    connection. A process that names the port can listen there, and again after a restart.
+
+    Raises:
+        OSError: the port is in use, or the address is not one of this machine.
+    """
+    holder = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((host.strip("[]"), port))
+    except OSError:
+        holder.close()
+        raise
+    return holder
+
+
 def channel(address: str) -> grpc.Channel:
     """Returns a channel to `host:port`, which connects at the first call.
 

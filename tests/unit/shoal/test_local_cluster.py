@@ -1,5 +1,6 @@
 """The flags and environment of the roles of a local cluster, without any process."""
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +59,22 @@ def value_of(flags: list[str], flag: str) -> str:
 
 
 def test_restarted_coordinator_keeps_its_addresses(started: list[list[str]]) -> None:
-    cluster = LocalCluster(0, 0, listen="0.0.0.0:0", page_listen="0.0.0.0:0")
-    with cluster:
-        assert cluster.page == "http://127.0.0.1:4567"
+    with LocalCluster(0, 0, listen="0.0.0.0:0", page_listen="0.0.0.0:0") as cluster:
+        address, page = cluster.address, cluster.page
         cluster.restart("coordinator")
-        assert value_of(started[-1], "--listen") == value_of(started[-1], "--page-listen") == "0.0.0.0:4567"
-        assert cluster.page == "http://127.0.0.1:4567"
-    with cluster:
-        assert value_of(started[-1], "--page-listen") == "0.0.0.0:0", "another start takes any port again"
+        assert (cluster.address, cluster.page) == (address, page)
+        assert [value_of(started[-1], flag)[:8] for flag in ("--listen", "--page-listen")] == ["0.0.0.0:"] * 2
+
+
+@pytest.mark.usefixtures("started")
+def test_nobody_gets_the_port_of_a_coordinator_that_is_down() -> None:
+    with LocalCluster(0, 0) as cluster:
+        here = ("127.0.0.1", int(cluster.address.rpartition(":")[2]))
+        with socket.socket() as by_chance, pytest.raises(OSError, match="in use"):
+            by_chance.bind(here)
+        socket.create_server(here).close()  # as the coordinator does, by name
+    with socket.socket() as later:
+        later.bind(here)
 
 
 def test_restarted_coordinator_without_a_page_has_none(started: list[list[str]]) -> None:
