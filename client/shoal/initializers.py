@@ -4,6 +4,7 @@ The values depend only on the seed, the variable's name and the element's index.
 variable starts with the same bits, whatever its partitioner and placement.
 """
 
+import functools
 import math
 import numbers
 from collections.abc import Callable
@@ -53,16 +54,14 @@ class Initializer:
 
     def check(self, dtype: np.dtype) -> None:
         """Raises InvalidVariable if a variable of this dtype cannot hold the values."""
-        if dtype.kind == "i":
-            return
-        with np.errstate(over="ignore"):
-            fits = np.isfinite(np.float64(self._largest()).astype(dtype))
-        if not fits:
+        if dtype.kind != "i" and not _is_finite_as(dtype, self._largest()):
             raise self._invalid(f"values up to {self._largest():g} do not fit in {dtype}; choose a wider dtype")
 
-    def _parameters(self) -> list[str]:
+    @classmethod
+    @functools.cache
+    def _parameters(cls) -> tuple[str, ...]:
         """Returns the names of the numeric fields. The message carries the seed in its own field."""
-        return [entry.name for entry in fields(self) if entry.name != "seed"]
+        return tuple(entry.name for entry in fields(cls) if entry.name != "seed")
 
     def _number(self, parameter: str, value: object) -> float:
         """Returns the value as a float, which the message carries."""
@@ -324,6 +323,13 @@ class HeNormal(_Random):
         return random_streams.truncated_normal_of(rng, count, random_streams.he_variance(shape))
 
 
+@functools.lru_cache(maxsize=1024)
+def _is_finite_as(dtype: np.dtype, value: float) -> bool:
+    """Returns whether a value, rounded to a dtype, is finite."""
+    with np.errstate(over="ignore"):
+        return bool(np.isfinite(np.float64(value).astype(dtype)))
+
+
 _BY_NAME: dict[str, Callable[..., Initializer]] = {
     cls.name: cls
     for cls in (
@@ -348,6 +354,13 @@ def from_proto(message: tensor_pb2.Initializer) -> Initializer:
     Raises:
         InvalidVariable: the name or a parameter is unknown, or a value is out of range.
     """
+    return _decoded(message.SerializeToString(deterministic=True))
+
+
+# Most of a job's variables have one of a few initializers.
+@functools.lru_cache(maxsize=1024)
+def _decoded(encoded: bytes) -> Initializer:
+    message = tensor_pb2.Initializer.FromString(encoded)
     if message.name not in _BY_NAME:
         raise errors.InvalidVariable(
             f"there is no initializer {message.name!r}; choose one of {', '.join(_BY_NAME)}", initializer=message.name

@@ -123,7 +123,7 @@ class Variable:
             raise errors.InvalidVariable(
                 f"initializer is {self.initializer!r}; it must be an instance of an initializer, such as Zeros()"
             )
-        if not isinstance(self.partitioner, Partitioner | None):
+        if self.partitioner is not None and not isinstance(self.partitioner, Partitioner):
             raise errors.InvalidVariable(
                 f"partitioner is {self.partitioner!r}; it must be an instance of a partitioner, such as "
                 "FixedShards(4), or None"
@@ -141,7 +141,8 @@ class Variable:
                 shape=self.shape,
             )
         self.initializer.check(self.dtype)
-        self.slices()
+        if self.partitioner:
+            self.slices()
 
 
 def variable_from_array(array: np.ndarray) -> Variable:
@@ -203,7 +204,7 @@ def _shape(shape: int | Sequence[int]) -> tuple[int, ...]:
         raise errors.InvalidVariable(
             f"shape {dimensions} has {len(dimensions)} dimensions; the limit is {_MAX_DIMENSIONS}", shape=dimensions
         )
-    if any(length <= 0 for length in dimensions):
+    if min(dimensions, default=1) <= 0:
         raise errors.InvalidVariable(
             f"shape {dimensions} has a dimension of 0 or less, so there is nothing to train; leave the variable out",
             shape=dimensions,
