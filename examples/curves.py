@@ -1,4 +1,4 @@
-"""Helpers of the examples that train models: they train a job with a progress bar, and draw its evaluations."""
+"""Helpers for `fashion.py` and `fine_tuning.py`: functions that train a job with a progress bar and draw its curve."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -22,9 +22,9 @@ class Curve:
 
     Attributes:
         name: name of the curve.
-        samples: samples that the job had trained on, for each evaluation.
-        accuracy: accuracy on the held-out samples, for each evaluation.
-        loss: loss on the held-out samples, for each evaluation.
+        samples: number of samples that the job had trained on at each evaluation.
+        accuracy: accuracy on the held-out samples at each evaluation.
+        loss: loss on the held-out samples at each evaluation.
         seconds: duration of the job.
     """
 

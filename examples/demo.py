@@ -24,7 +24,7 @@ import shoal
 from shoal.consistency import Consistency
 from shoal.events import MetricsReported, StateChanged
 
-# A further mode is one more item of this list.
+# To train in another mode, add it to this list.
 MODES: tuple[Consistency, ...] = (shoal.Synchronous(), shoal.Asynchronous(), shoal.BoundedStaleness(4))
 SERVERS = WORKERS = 2
 HIDDEN = 512

@@ -45,7 +45,7 @@ class Digits:
 
     Args:
         hidden: units of the hidden layer.
-        seed: chooses the images that are held out; the same on every worker, as a job's settings are.
+        seed: chooses the images that are held out. It is the same on every worker, because it is a setting of the job.
         dtype: float32 or float64.
     """
 

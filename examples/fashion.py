@@ -75,7 +75,10 @@ def run(client: shoal.Client, mode: Consistency, settings: dict[str, object], ev
 
 
 def optimizer(mode: Consistency) -> shoal.optim.Optimizer:
-    """Returns Adam. In every mode, its rate falls equally over the job, and each push has the same weight."""
+    """Returns Adam with a falling learning rate.
+
+    In every mode, the last rate of the job is FALL times the first, and each push has the same weight.
+    """
     joined = WORKERS if isinstance(mode, shoal.Synchronous) else 1  # number of pushes that one update combines
     updates = EPOCHS * IMAGES / BATCH / joined
     return shoal.optim.Adam(shoal.optim.ExponentialLR(RATE * joined, gamma=FALL ** (1 / updates)))
