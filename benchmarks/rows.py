@@ -195,9 +195,7 @@ FIGURES: Mapping[str, Figure] = {
         1.0,
     ),
     "ready_seconds": Figure("memory", "`shoal server` to ready, kernels cached", "under 2.5 s", 1.0),
-    "waiting_pulls": Figure(
-        "waiting_pulls", "a push of 100 KB beside 200 pulls that wait", "at most twice the time", 0.5
-    ),
+    "waiting_pulls": Figure("waiting_pulls", "a push of 100 KB while 200 pulls wait", "at most twice the time", 0.5),
     "parquet_scan": Figure(
         "data", "1 GB of Parquet, read by two workers in shuffled batches", "at least 0.8 of Arrow's own scan", 0.8
     ),
@@ -205,7 +203,7 @@ FIGURES: Mapping[str, Figure] = {
     "checkpoint_write": Figure(
         "checkpoints", "a server saves 256 MB in four shards, manifest included", "at least 0.7 of a plain file", 0.7
     ),
-    "checkpoint_restore": Figure("checkpoints", "a server restores them", "at least 0.7 of a plain read", 0.7),
+    "checkpoint_restore": Figure("checkpoints", "a server restores these shards", "at least 0.7 of a plain read", 0.7),
     "checkpoint_slowdown": Figure(
         "checkpoints", "steps with 256 MB of state, a checkpoint every 10 s", "slowed by at most 3.5%", 1 - 0.035
     ),

@@ -11,7 +11,7 @@ from typing import Any
 TARGET = Path(__file__).parent / "dashboards" / "shoal.json"
 
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-_WIDTH = 24  # of Grafana's grid
+_WIDTH = 24  # columns of Grafana's grid
 _RATE = "[$__rate_interval]"
 
 

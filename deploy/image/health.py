@@ -1,7 +1,7 @@
 """The image's HEALTHCHECK: asks the role of this container whether it is healthy.
 
-Exits with 0 if /healthz answers 200. Otherwise it exits with 1 and prints the reason. It runs every few seconds in
-every container, on cores that train, so it imports little: `python3 -I -S health.py` takes 10 ms.
+Exits with 0 if /healthz answers 200. Otherwise it exits with 1 and prints the reason. Docker runs this script every few
+seconds in every container, on cores that also train. So it imports little: `python3 -I -S health.py` takes 10 ms.
 """
 
 import os

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Installs Shoal's dependencies, and then Shoal, into /opt/shoal, a virtual environment without pip. These are two steps,
-# so that a change of the sources does not fetch all dependencies again. If the base image has CUDA, it sets
-# CUDA_VERSION. The first step then also installs CuPy, and the CUDA headers with which CuPy compiles its kernels; CUDA's
-# runtime images do not contain them.
+# Installs Shoal's dependencies, and then Shoal, into /opt/shoal, a virtual environment without pip. There are two steps, so
+# that after a change of the sources the build does not fetch all dependencies again. A base image with CUDA sets
+# CUDA_VERSION. In this case the first step also installs CuPy, and the CUDA headers with which CuPy compiles its kernels.
+# CUDA's runtime images do not contain these headers.
 #
 #     install.sh dependencies EXTRA,EXTRA
 #     install.sh shoal
@@ -32,7 +32,7 @@ dependencies)
         ${headers:+"$headers==${CUDA_VERSION%.*}.*"}
     ;;
 shoal)
-    # --python does not reach into the environment that a wheel is built in.
+    # No --python here: pip would not apply it to the environment in which it builds a wheel.
     /opt/build/bin/python3 -m pip --disable-pip-version-check --no-cache-dir wheel --no-deps --wheel-dir /tmp/wheels .
     pip install --root-user-action ignore --no-deps --no-index /tmp/wheels/shoal-*.whl
     ;;
