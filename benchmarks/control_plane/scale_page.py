@@ -60,13 +60,14 @@ def _control_plane(result: Mapping[str, Any]) -> str:
     rows = [
         ("from Submit until every server has admitted every worker", f"{found['admitted_s']:g} s", "under 10 s"),
         ("from Submit until Join has told every worker to begin", f"{found['joined_s']:g} s", "under 10 s"),
-        ("coordinator CPU time of that", f"{found['admission_cpu_s']:g} s", ""),
-        ("heartbeat interval that members are told", f"{found['interval_s']:.2f} s", ""),
+        ("coordinator CPU time for the entry of all workers", f"{found['admission_cpu_s']:g} s", ""),
+        ("heartbeat interval that the coordinator tells members", f"{found['interval_s']:.2f} s", ""),
         ("heartbeats and reports that the coordinator answers", f"{found['calls_per_s']:g} /s", ""),
         ("coordinator CPU while all train", f"{found['coordinator_cores']:g} cores", "under 0.3"),
-        ("CPU time of a heartbeat alone, and of a call while all train", _heartbeat(found), ""),
+        ("coordinator CPU time of a heartbeat or report while all train", f"{found['us_per_call']} µs", ""),
+        ("coordinator CPU time of a heartbeat while no job runs", f"{found['us_per_heartbeat']} µs", ""),
         (
-            "until every server has released a silent worker",
+            "from the last call of a silent worker until every server has released it",
             f"{found['released_after_s']:g} s",
             f"{heartbeat_timeout_s + 1:g} s",
         ),
@@ -77,13 +78,9 @@ def _control_plane(result: Mapping[str, Any]) -> str:
         f"### The control plane\n\n{found['workers']:,} simulated workers and {found['servers']} simulated servers, "
         f"heartbeat timeout {heartbeat_timeout_s:g} s.\n"
     )
-    return f"{title}\n| what | measured | asked |\n| --- | --- | --- |\n" + "".join(
-        f"| {what} | {value} | {asked if full else ''} |\n" for what, value, asked in rows
+    return f"{title}\n| what | measured | target |\n| --- | --- | --- |\n" + "".join(
+        f"| {what} | {value} | {target if full else ''} |\n" for what, value, target in rows
     )
-
-
-def _heartbeat(found: Mapping[str, Any]) -> str:
-    return f"{found['us_per_heartbeat']} µs, {found['us_per_call']} µs"
 
 
 def _constants(constants: model.Constants, result: Mapping[str, Any]) -> str:
@@ -95,7 +92,7 @@ def _constants(constants: model.Constants, result: Mapping[str, Any]) -> str:
         ("server: a pull and a push of 170 KB, synchronous", f"{1e3 * in_turn['server_step_s']:.2f} ms"),
         ("server: the call of a pull, without its bytes", f"{1e3 * pull.call_s:.2f} ms"),
         ("server: the call of a push, without its bytes", f"{1e3 * push.call_s:.2f} ms"),
-        ("server: both, if there are several servers (a push is staged, then committed)",
+        ("server: the calls of a pull and a push, if there are several servers (a push is staged, then committed)",
          f"{1e3 * constants.staged_call_s:.2f} ms"),
         ("server: a byte of a pull", f"{1e9 * pull.byte_s:.2f} ns"),
         ("server: a byte of a push, asynchronous", f"{1e9 * push.byte_s:.2f} ns"),
@@ -105,13 +102,12 @@ def _constants(constants: model.Constants, result: Mapping[str, Any]) -> str:
         ("loopback TCP", f"{limits['loopback_tcp_gb_per_s']:.2f} GB/s"),
         ("memcpy, one thread", f"{limits['memcpy_gb_per_s']:.1f} GB/s"),
     ]  # fmt: skip
-    return "### The constants\n\n| CPU time of | measured |\n| --- | --- |\n" + "".join(
-        f"| {what} | {value} |\n" for what, value in rows
-    )
+    title = "### The constants\n\nAll rows but the last two are CPU times. The last two are speeds of the machine.\n"
+    return f"{title}\n| what | measured |\n| --- | --- |\n" + "".join(f"| {what} | {value} |\n" for what, value in rows)
 
 
 def _coordinator(constants: model.Constants) -> str:
-    columns = " | ".join(f"cores at a timeout of {heartbeat_timeout_s:g} s" for heartbeat_timeout_s in _TIMEOUTS_S)
+    columns = " | ".join(f"cores at a heartbeat timeout of {timeout_s:g} s" for timeout_s in _TIMEOUTS_S)
     rows = []
     for workers in model.WORKERS:
         cores = " | ".join(
@@ -119,7 +115,8 @@ def _coordinator(constants: model.Constants) -> str:
             for heartbeat_timeout_s in _TIMEOUTS_S
         )
         rows.append(f"| {workers:,} | {cores} |\n")
-    return f"### The coordinator\n\n| members | {columns} |\n| --: |{' --: |' * len(_TIMEOUTS_S)}\n" + "".join(rows)
+    title = "### The coordinator\n\nThe cores that heartbeats and reports need, as the model computes them.\n"
+    return f"{title}\n| members | {columns} |\n| --: |{' --: |' * len(_TIMEOUTS_S)}\n" + "".join(rows)
 
 
 def _case(case: model.Case, constants: model.Constants) -> str:
@@ -133,8 +130,8 @@ def _case(case: model.Case, constants: model.Constants) -> str:
         rows.append(f"| {estimates[0].workers:,} | {estimates[0].servers:,} | {cells} |\n")
     servers = f"one server per {case.workers_a_server} workers" if case.workers_a_server else "one server"
     about = (
-        f"{servers} with {case.server_cores} cores, {1e3 * case.compute_s:g} ms of computation a step, batches of "
-        f"{case.batch:,}, heartbeat timeout {case.heartbeat_timeout_s:g} s."
+        f"{servers}, {case.server_cores} cores per server, {1e3 * case.compute_s:g} ms of computation a step, "
+        f"batches of {case.batch:,} samples, heartbeat timeout {case.heartbeat_timeout_s:g} s."
     )
     head = f"| workers | servers | {columns} |\n| --: | --: |{' --: | --: | --- |' * len(links)}\n"
     return f"### {case.name}\n\n{about[0].upper()}{about[1:]}\n\n{head}" + "".join(rows)
