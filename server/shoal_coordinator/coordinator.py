@@ -36,7 +36,7 @@ class _Decision:
 
     Attributes:
         number: The number of decisions so far.
-        wakes: Calls that wake those that need not wait any longer.
+        wakes: Functions to call without the lock. Each wakes a worker that need not wait any longer.
     """
 
     number: int = 0
@@ -318,7 +318,7 @@ class Coordinator:
         """Waits until the first `decided` decisions are durable.
 
         Raises:
-            Unreachable: They may never be.
+            Unreachable: The decisions may never become durable.
         """
         if self._durable >= decided:  # without the lock, as for most heartbeats and reports: it only grows
             return

@@ -206,7 +206,7 @@ def _probe(storage: CheckpointStorage, *, needed: bool) -> None:
 def _start_page(
     config: CoordinatorConfig, coordinator: Coordinator, storage: CheckpointStorage | None
 ) -> "PageServer | None":
-    """Starts the page, if the configuration has one. It reports the coordinator as unavailable until that starts."""
+    """Starts the page, if the configuration has one. Until the coordinator starts, the page reports it unavailable."""
     if not config.page_listen:
         return None
     from shoal_coordinator.page import PageServer  # noqa: PLC0415 - loaded only if the page is wanted

@@ -31,7 +31,7 @@ class StallDetector:
 
         Args:
             end: called from another thread if the wait takes too long; it must end the wait.
-            within_s: seconds that are left of a deadline for the whole transfer, if that is shorter.
+            within_s: seconds until the deadline of the whole transfer. The wait ends at this deadline at the latest.
         """
         place = object()
         with self._lock:

@@ -49,7 +49,7 @@ class Windowed(Layer):
 
 
 def _are_lengths(given: Any, least: int) -> bool:
-    """Returns whether it is an integer >= `least`, or a pair of them."""
+    """Returns whether the value is an integer >= `least`, or a pair of such integers."""
     lengths = given if isinstance(given, tuple | list) and len(given) == 2 else [given]
     return all(isinstance(each, int) and each >= least for each in lengths)
 

@@ -342,7 +342,7 @@ class Residual(Parallel):
 
     Args:
         body: the residual branch.
-        shortcut: maps x to the shape of body(x), if they differ.
+        shortcut: maps x to the shape of body(x), if the two shapes differ.
     """
 
     def __init__(self, body: Layer, shortcut: Layer = _IDENTITY) -> None:

@@ -199,7 +199,7 @@ def _by_cudnn(
 
 
 def _depthwise(x: Array) -> Any:
-    """Returns the module with `convolve_each` and `gradients_each` for such arrays."""
+    """Returns the module whose `convolve_each` and `gradients_each` take this array."""
     if namespace_of(x) is not np:
         return convolve
     from shoal_nn._ops import depthwise as compiled  # noqa: PLC0415 - numba takes a second to import

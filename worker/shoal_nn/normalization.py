@@ -20,7 +20,7 @@ class BatchNorm(Layer):
     In training, mean and variance are those of the batch, with the variance divided by n, the number of values of a
     channel. The running statistics are updated: running = (1 - momentum) * running + momentum * batch, with the batch's
     variance divided by n - 1. In evaluation, the running statistics are used. This is the same as in PyTorch. The
-    momentum of Keras is 1 minus this one, and Keras divides both variances by n. A batch with one value for each
+    momentum of Keras is 1 - momentum, and Keras divides both variances by n. A batch with one value for each
     channel has no variance. It is normalized by the running statistics, as in evaluation, and does not update them.
     Ioffe and Szegedy, "Batch normalization" (ICML 2015).
 

@@ -74,7 +74,7 @@ def image_classifier(
         augment: random augmentations of training images after resizing, a list or a string such as "flip,crop". "flip"
             mirrors left and right; "crop" crops after padding with 4 pixels of zeros.
         mean: number to subtract from the pixels, which are from 0 to 1, or one number for each channel.
-        std: number to divide the pixels by after that, or one number for each channel.
+        std: number to divide the pixels by after the subtraction, or one number for each channel.
         held_out_share: share of the training images that is held out for evaluation. None means the test images, or a
             tenth of the training images if the format has no test images.
         top: k of an additional top-k accuracy in evaluations; 1 means none.

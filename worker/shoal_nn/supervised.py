@@ -115,8 +115,8 @@ class Supervised:
         held_out: data set of the same form for evaluation.
         objective: the loss and the metrics.
         label: name of the label among the features; empty if batches are tuples.
-        precision: dtype in which the model computes. For float16 the loss is scaled; servers reject a step whose
-            gradient overflows, and it is skipped.
+        precision: dtype in which the model computes. For float16 the loss is scaled. Servers reject a step whose
+            gradient overflows, and the worker skips this step.
 
     Raises:
         InvalidShape: the layer does not accept such samples; a step also raises it for integers instead of floats.

@@ -85,7 +85,7 @@ def choose_device(wish: str, memory_limit: float = 0.0) -> Device:
 
 
 def _find_cupy() -> tuple[Namespace, int, str]:
-    """Returns the module, its number of devices, and the reason where that is 0."""
+    """Returns the module, its number of devices, and, if there are no devices, the reason."""
     try:
         cupy = importlib.import_module("cupy")
     except ImportError as error:

@@ -248,7 +248,10 @@ class Daemon:
                 self._renew(run, reason)
 
     def _renew(self, run: _JobRun, reason: str) -> None:
-        """Becomes a new incarnation, unless the assignment has ended: its servers then refused the trainer for that."""
+        """Becomes a new incarnation, unless the assignment has ended.
+
+        If it has ended, that is why servers refused the trainer, and no new incarnation is needed.
+        """
         run.outbox.add_line(f"{reason}; a new trainer is started on this worker or another one")
         self._send_reports(run)  # the next incarnation cannot send it
         self._job_run = None

@@ -69,14 +69,14 @@ class RegisterRequest(_message.Message):
     member: _builtins.str
     """The member's id, which it chooses and keeps over restarts: 1 to 63 characters of [a-z0-9-]."""
     address: _builtins.str
-    """host:port, without a scheme such as "unix:". A server's address serves its shards; a worker's serves its health
+    """host:port, without a scheme such as "unix:". A server serves its shards at this address, and a worker its health
     service. Empty for sessions. This and all other texts below have at most 256 bytes of UTF-8 without control
     characters; otherwise the call returns INVALID_ARGUMENT, BAD_REQUEST.
     """
     device: _builtins.str
     """A worker's device: "cpu", or "cuda:0 NVIDIA H200"."""
     process: _builtins.str
-    """A random number that each process draws. By this number the coordinator tells a repeated call from a call of
+    """A random number that each process draws. The coordinator needs it to distinguish a repeated call from a call of
     another process with the same id.
     """
     metrics_address: _builtins.str
@@ -191,7 +191,7 @@ class ServerLoad(_message.Message):
     sent_bytes: _builtins.int
     """Bytes of values sent."""
     waiting_pulls: _builtins.int
-    """Pulls that currently wait for their consistency mode. A pull counts once, whatever the number of its shards."""
+    """Pulls that currently wait until their consistency mode permits an answer. A pull of several shards counts once."""
     def __init__(
         self,
         *,
@@ -256,8 +256,8 @@ class LeaveRequest(_message.Message):
     """The member's incarnation, from RegisterReply."""
     @_builtins.property
     def cursor(self) -> _parameter_server_pb2.DataCursor:
-        """A worker's position in its leased range. Only the rest of the range goes to other workers. If it is not set, or
-        belongs to another lease, the whole range goes to them.
+        """A worker's position in its leased range. Only the rest of the range goes to other workers. If the cursor is not
+        set, or belongs to another lease, the whole range goes to other workers.
         """
 
     def __init__(
@@ -326,8 +326,8 @@ class DrainReply(_message.Message):
     JOBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def jobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Jobs that have shards on this server and of which checkpoints are being taken. Without checkpoint storage the list
-        is empty. If it is empty, the server may leave.
+        """Jobs that have shards on this server, and that the coordinator saves in a checkpoint now. If the list is empty, the
+        server may leave. Without checkpoint storage the list is always empty.
         """
 
     def __init__(

@@ -51,9 +51,9 @@ class CoordinatorStub:
     """
     Drain: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.DrainRequest, _coordinator_pb2.DrainReply]
     """Drains a server: the coordinator places no new shards on it, takes checkpoints of the jobs with shards there and
-    moves those jobs to other servers. Meanwhile the server continues to serve. It repeats the call until the reply
-    names no job, or until its grace period ends, and then leaves. Repeated calls change nothing. If fewer servers
-    remain than a job had, the job waits for a limited time for the server to register again under its id. Returns
+    moves those jobs to other servers. Meanwhile the server continues to serve. The server repeats the call until the
+    reply names no job, or until its grace period ends, and then leaves. Repeated calls change nothing. If a job then has
+    fewer servers than before, it waits for a limited time: the server may register again under its id. Returns
     ABORTED, FENCED if the incarnation has expired or was replaced, and INVALID_ARGUMENT, BAD_REQUEST if the member is
     not a server.
     """
@@ -82,9 +82,9 @@ class CoordinatorAsyncStub(CoordinatorStub):
     """
     Drain: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.DrainRequest, _coordinator_pb2.DrainReply]  # type: ignore[assignment]
     """Drains a server: the coordinator places no new shards on it, takes checkpoints of the jobs with shards there and
-    moves those jobs to other servers. Meanwhile the server continues to serve. It repeats the call until the reply
-    names no job, or until its grace period ends, and then leaves. Repeated calls change nothing. If fewer servers
-    remain than a job had, the job waits for a limited time for the server to register again under its id. Returns
+    moves those jobs to other servers. Meanwhile the server continues to serve. The server repeats the call until the
+    reply names no job, or until its grace period ends, and then leaves. Repeated calls change nothing. If a job then has
+    fewer servers than before, it waits for a limited time: the server may register again under its id. Returns
     ABORTED, FENCED if the incarnation has expired or was replaced, and INVALID_ARGUMENT, BAD_REQUEST if the member is
     not a server.
     """
@@ -134,9 +134,9 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.DrainReply, _abc.Awaitable[_coordinator_pb2.DrainReply]]:
         """Drains a server: the coordinator places no new shards on it, takes checkpoints of the jobs with shards there and
-        moves those jobs to other servers. Meanwhile the server continues to serve. It repeats the call until the reply
-        names no job, or until its grace period ends, and then leaves. Repeated calls change nothing. If fewer servers
-        remain than a job had, the job waits for a limited time for the server to register again under its id. Returns
+        moves those jobs to other servers. Meanwhile the server continues to serve. The server repeats the call until the
+        reply names no job, or until its grace period ends, and then leaves. Repeated calls change nothing. If a job then has
+        fewer servers than before, it waits for a limited time: the server may register again under its id. Returns
         ABORTED, FENCED if the incarnation has expired or was replaced, and INVALID_ARGUMENT, BAD_REQUEST if the member is
         not a server.
         """

@@ -86,9 +86,9 @@ class ShardHeader(_message.Message):
     version: _builtins.int
     """Number of updates that the shard has applied."""
     step: _builtins.int
-    """The worker's next step on this shard. In synchronous mode this is the step that the shard collects gradients for.
-    With backup workers, the shard may have closed steps without this worker; then this step is later than the
-    request's. In other modes it is the request's step.
+    """The worker's next step on this shard. After a pull it is stamp.step + ahead, after a staged push stamp.step, and
+    after a committed push stamp.step + 1. In synchronous mode with backup workers, the shard may have closed that step
+    without this worker. The next step is then the step that the shard collects gradients for.
     """
     def __init__(
         self,

@@ -264,13 +264,13 @@ Global___Asynchronous: _TypeAlias = Asynchronous  # noqa: Y015
 
 @_typing.final
 class BoundedStaleness(_message.Message):
-    """As Asynchronous, but no worker runs more than `bound` steps ahead of the slowest live worker."""
+    """Like Asynchronous, but no worker runs more than `bound` steps ahead of the slowest live worker."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     BOUND_FIELD_NUMBER: _builtins.int
     bound: _builtins.int
-    """The number of steps that a worker may be ahead."""
+    """The number of steps that a worker may be ahead of the slowest live worker."""
     def __init__(
         self,
         *,
@@ -314,7 +314,7 @@ class JobSpec(_message.Message):
     """1 to 63 characters of [a-z0-9-], starting with a letter."""
     program: _builtins.str
     """package.module:factory, which the workers import, at most 256 bytes. If empty, the workers of the job are sessions.
-    A module of Python's standard library returns PERMISSION_DENIED, PROGRAM_NOT_ALLOWED.
+    If the module belongs to Python's standard library, Submit returns PERMISSION_DENIED, PROGRAM_NOT_ALLOWED.
     """
     settings_json: _builtins.str
     """A JSON object of keyword arguments for the factory."""
@@ -336,8 +336,8 @@ class JobSpec(_message.Message):
     """Steps after which a worker stops, even if data is left. 0 means no limit."""
     wire_dtype: _tensor_pb2.DType.ValueType
     """The dtype in which values and gradients of TRAINABLE float32 variables travel, both ways: FLOAT16 or BFLOAT16.
-    DTYPE_UNSPECIFIED means unchanged. The server keeps float32, and all other variables travel unchanged. Any other
-    dtype returns INVALID_ARGUMENT, INVALID_JOB.
+    DTYPE_UNSPECIFIED means unchanged. The server keeps float32, and all other variables travel unchanged. For any
+    other dtype, Submit returns INVALID_ARGUMENT, INVALID_JOB.
     the name in manifests of checkpoints
     """
     no_overlap: _builtins.bool
@@ -346,18 +346,18 @@ class JobSpec(_message.Message):
     more.
     """
     min_workers: _builtins.int
-    """The number of workers that the job can begin with if no more are idle. 0 means as many as `workers`. A value above
-    `workers`, and any value but 0 for a session job, returns INVALID_ARGUMENT, INVALID_JOB.
+    """The number of workers that the job can begin with if no more are idle. 0 means as many as `workers`. Submit returns
+    INVALID_ARGUMENT, INVALID_JOB if the value is above `workers`, or if a session job sets it.
     """
     max_workers: _builtins.int
-    """The largest number of workers. While the job runs, idle workers may join it until it has this many. 0 means as
-    many as `workers`. A value from 1 to `workers` - 1, and any value but 0 for a session job, returns
-    INVALID_ARGUMENT, INVALID_JOB.
+    """The largest number of workers. While the job runs, idle workers may join it until it has this many. 0 means as many
+    as `workers`. Submit returns INVALID_ARGUMENT, INVALID_JOB if the value is from 1 to `workers` - 1, or if a session
+    job sets it.
     """
     step_timeout_s: _builtins.int
     """Time limit in seconds. If no worker makes a step for this long, the coordinator fences the workers that the others
-    wait for, and their trainers are restarted. 0 means 20 times the longest of the latest steps, but at least 600 s.
-    Ignored for asynchronous and session jobs.
+    wait for. The trainers of the fenced workers are then restarted. 0 means 20 times the longest of the latest steps,
+    but at least 600 s. Ignored for asynchronous and session jobs.
     """
     @_builtins.property
     def consistency(self) -> Global___Consistency:
@@ -377,7 +377,7 @@ class JobSpec(_message.Message):
 
     @_builtins.property
     def evaluation(self) -> Global___EvaluationPolicy:
-        """If not set, there are no evaluations. A session job that sets it returns INVALID_ARGUMENT, INVALID_JOB."""
+        """If not set, there are no evaluations. If a session job sets it, Submit returns INVALID_ARGUMENT, INVALID_JOB."""
 
     def __init__(
         self,
@@ -454,8 +454,8 @@ class EvaluationPolicy(_message.Message):
     metric: _builtins.str
     """The metric that tells which evaluation is the best."""
     mode: Global___EvaluationPolicy.Mode.ValueType
-    """Whether to minimize or to maximize the metric. MODE_UNSPECIFIED infers that from the metric's name, and returns
-    INVALID_ARGUMENT, INVALID_JOB if the name does not tell.
+    """Whether to minimize or to maximize the metric. With MODE_UNSPECIFIED, the coordinator infers the mode from the
+    metric's name. If that is not possible, Submit returns INVALID_ARGUMENT, INVALID_JOB.
     """
     patience: _builtins.int
     """The job ends after this number of consecutive evaluations without an improvement. 0 means never."""
@@ -537,11 +537,11 @@ class CheckpointChoice(_message.Message):
     """The number of the checkpoint. 0 means the newest complete one."""
     partial: _builtins.bool
     """Whether to take only the values of the variables that both the checkpoint and the job have. If so, step, version,
-    ledger and optimizer slots start from their initial state. If not, the job continues from the checkpoint, and both
-    must have the same variables.
+    ledger and optimizer slots start from their initial state. If not, the job continues from the checkpoint; the job
+    and the checkpoint must have the same variables.
     """
     best: _builtins.bool
-    """Whether to take the newest checkpoint of the job's best evaluation; `number` is 0 then."""
+    """Whether to take the newest checkpoint that was taken at a best evaluation of the job. If so, `number` is 0."""
     def __init__(
         self,
         *,
@@ -716,7 +716,7 @@ class Evaluation(_message.Message):
     """The time of the report in seconds of Unix time."""
     @_builtins.property
     def values(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """At most 256."""
+        """The metrics by name, at most 256."""
 
     def __init__(
         self,
@@ -757,11 +757,11 @@ class Progress(_message.Message):
     samples: _builtins.int
     """Samples that workers have trained on."""
     total_samples: _builtins.int
-    """The number of samples after which the job is complete: those of all epochs, or an estimate of those until
-    max_steps if that is less. 0 if not known.
+    """The number of samples that the job trains on in all: the samples of all epochs, or, if max_steps allows fewer, the
+    samples of max_steps full batches for each worker. 0 if not known.
     """
     epoch: _builtins.int
-    """From 0."""
+    """The first unfinished epoch, from 0; the last epoch if all are finished."""
     samples_per_s: _builtins.float
     """The mean since the job began to run."""
     loss: _builtins.float
@@ -1208,7 +1208,7 @@ class EpochData(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
-    """From 0."""
+    """The number of the epoch, from 0."""
     @_builtins.property
     def count(self) -> Global___DataCount:
         """The samples of the epoch by their state."""
@@ -1237,7 +1237,7 @@ class GetTimingsRequest(_message.Message):
     LAST_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     last: _builtins.int
-    """The largest number of latest steps of each worker to return. 0 means 64."""
+    """The largest number of steps to return for each worker. The reply has the latest ones. 0 means 64."""
     def __init__(
         self,
         *,
@@ -1382,9 +1382,9 @@ class WatchRequest(_message.Message):
     job: _builtins.str
     after: _builtins.int
     """Only events with a larger sequence number are returned. The coordinator keeps the last 20,000 StateChange,
-    EvaluationEnd and CheckpointEnd events of a job, and the last 20,000 Metrics and LogLine events, with at most 20
-    MiB in all. Metrics and LogLine events are lost when the coordinator restarts. After a restart, sequence numbers
-    continue with a gap.
+    EvaluationEnd and CheckpointEnd events of a job, and the last 20,000 Metrics and LogLine events. Together these
+    events take at most 20 MiB. Metrics and LogLine events are lost when the coordinator restarts. After a restart,
+    sequence numbers continue with a gap.
     """
     no_wait: _builtins.bool
     """Whether to end after the existing events instead of waiting for more."""
@@ -1706,10 +1706,10 @@ class JoinRequest(_message.Message):
     assignment: _builtins.int
     """HeartbeatReply.assignment, which tells apart two assignments to jobs of the same name. 0 for sessions."""
     wait_s: _builtins.float
-    """The longest time in seconds that the call waits until the worker is ready or has to send the given values, or the
-    job has ended. 0 means that the call does not wait. The coordinator waits for at most 60 s. It ends the wait early
-    if the worker calls again, or if the coordinator stops. A negative or infinite value returns INVALID_ARGUMENT,
-    BAD_REQUEST.
+    """The longest time in seconds that the call waits. The call returns as soon as the worker is ready, the worker has to
+    send the given values, or the job has ended. 0 means that the call does not wait. The coordinator waits for at most
+    60 s. It ends the wait early if the worker calls again, or if the coordinator stops. If the value is negative or
+    infinite, the call returns INVALID_ARGUMENT, BAD_REQUEST.
     """
     generation: _builtins.int
     """Placement.generation of the placement that the caller already has. The reply then omits this placement. 0 means
@@ -1757,8 +1757,8 @@ class JoinReply(_message.Message):
     state: Global___JobState.ValueType
     """The state of the job."""
     assign_values: _builtins.bool
-    """Whether this worker is the value sender: it sends the values of variables whose initializer is "given" once the
-    placement is set.
+    """Whether this worker is the value sender. As soon as `placement` is set, the value sender sends the values of the
+    variables whose initializer is "given".
     """
     @_builtins.property
     def placement(self) -> _tensor_pb2.Placement:
@@ -1808,7 +1808,7 @@ class DataRange(_message.Message):
     lease: _builtins.int
     """Unique in the job, > 0."""
     epoch: _builtins.int
-    """From 0."""
+    """The number of the epoch, from 0."""
     start: _builtins.int
     """The first sample of the range."""
     stop: _builtins.int
@@ -2112,7 +2112,7 @@ class ReportRequest(_message.Message):
     """HeartbeatReply.assignment, which tells apart two assignments to jobs of the same name. 0 for sessions."""
     @_builtins.property
     def values(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """At most 256."""
+        """The means of "loss" and of the program's own metrics, by name, at most 256."""
 
     @_builtins.property
     def staleness(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
@@ -2155,8 +2155,8 @@ Global___ReportRequest: _TypeAlias = ReportRequest  # noqa: Y015
 
 @_typing.final
 class StepTiming(_message.Message):
-    """The seconds that one step of one worker spent in each phase. Of a pull or push that overlaps the computation of
-    another step, only the time that the step waited for it counts.
+    """The seconds that one step of one worker spent in each phase. A pull or push may overlap the computation of another
+    step. Then only the time that a step waited for the pull or push counts.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -2219,7 +2219,7 @@ class ReportReply(_message.Message):
     stop_after_batch: _builtins.bool
     """Whether the job ends early. If so, this worker finishes after its current batch."""
     heartbeat_interval_s: _builtins.float
-    """As in RegisterReply, from now on. 0 means no change."""
+    """RegisterReply.heartbeat_interval_s from now on. 0 means no change."""
     def __init__(
         self,
         *,
@@ -2253,14 +2253,14 @@ class FinishRequest(_message.Message):
     incarnation: _builtins.int
     """The member's incarnation, from RegisterReply."""
     error: _builtins.str
-    """Empty if the worker is done. Otherwise the error with its traceback, and the job fails. The coordinator keeps the
-    last 64 Ki characters.
+    """If the worker failed, the error with its traceback; the job then fails. Empty if the worker is done. The
+    coordinator keeps the last 64 Ki characters.
     """
     assignment: _builtins.int
     """HeartbeatReply.assignment, which tells apart two assignments to jobs of the same name. 0 for sessions."""
     shards_lost: _builtins.bool
-    """Whether the reason of the error is that servers lost the job's shards or cannot be reached. If so, the job
-    restarts from its newest checkpoint, if it can, instead of failing.
+    """Whether the error was caused by servers that lost the job's shards or cannot be reached. If so, the job restarts
+    from its newest checkpoint instead of failing, if it can restart.
     """
     trainer_failed: _builtins.bool
     """Whether the worker's trainer was killed several times in a row. If so, the coordinator quarantines the worker: its

@@ -167,9 +167,9 @@ class JobsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def TakeCheckpoint(self, request, context):
-        """Begins a checkpoint. The CheckpointEnd event with the reply's `attempt` gives the outcome. Returns UNAVAILABLE,
-        STORAGE_FAILED if the cluster has no checkpoint storage, and FAILED_PRECONDITION, NOT_PLACED if the job's variables
-        are not on servers.
+        """Begins a checkpoint. The reply has the number of the attempt. The CheckpointEnd event with this number has the
+        outcome. Returns UNAVAILABLE, STORAGE_FAILED if the cluster has no checkpoint storage, and FAILED_PRECONDITION,
+        NOT_PLACED if the job's variables are not on servers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -55,9 +55,9 @@ class JobsStub:
     Drop: _grpc.UnaryUnaryMultiCallable[_job_pb2.DropRequest, _job_pb2.DropReply]
     """Frees a finished job's variables and forgets the job. Returns FAILED_PRECONDITION, JOB_RUNNING if it still runs."""
     TakeCheckpoint: _grpc.UnaryUnaryMultiCallable[_job_pb2.TakeCheckpointRequest, _job_pb2.TakeCheckpointReply]
-    """Begins a checkpoint. The CheckpointEnd event with the reply's `attempt` gives the outcome. Returns UNAVAILABLE,
-    STORAGE_FAILED if the cluster has no checkpoint storage, and FAILED_PRECONDITION, NOT_PLACED if the job's variables
-    are not on servers.
+    """Begins a checkpoint. The reply has the number of the attempt. The CheckpointEnd event with this number has the
+    outcome. Returns UNAVAILABLE, STORAGE_FAILED if the cluster has no checkpoint storage, and FAILED_PRECONDITION,
+    NOT_PLACED if the job's variables are not on servers.
     """
     Watch: _grpc.UnaryStreamMultiCallable[_job_pb2.WatchRequest, _job_pb2.Event]
     """Streams a job's events after a sequence number. The stream ends after the event that ends the job."""
@@ -117,9 +117,9 @@ class JobsAsyncStub(JobsStub):
     Drop: _aio.UnaryUnaryMultiCallable[_job_pb2.DropRequest, _job_pb2.DropReply]  # type: ignore[assignment]
     """Frees a finished job's variables and forgets the job. Returns FAILED_PRECONDITION, JOB_RUNNING if it still runs."""
     TakeCheckpoint: _aio.UnaryUnaryMultiCallable[_job_pb2.TakeCheckpointRequest, _job_pb2.TakeCheckpointReply]  # type: ignore[assignment]
-    """Begins a checkpoint. The CheckpointEnd event with the reply's `attempt` gives the outcome. Returns UNAVAILABLE,
-    STORAGE_FAILED if the cluster has no checkpoint storage, and FAILED_PRECONDITION, NOT_PLACED if the job's variables
-    are not on servers.
+    """Begins a checkpoint. The reply has the number of the attempt. The CheckpointEnd event with this number has the
+    outcome. Returns UNAVAILABLE, STORAGE_FAILED if the cluster has no checkpoint storage, and FAILED_PRECONDITION,
+    NOT_PLACED if the job's variables are not on servers.
     """
     Watch: _aio.UnaryStreamMultiCallable[_job_pb2.WatchRequest, _job_pb2.Event]  # type: ignore[assignment]
     """Streams a job's events after a sequence number. The stream ends after the event that ends the job."""
@@ -212,9 +212,9 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _job_pb2.TakeCheckpointRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_job_pb2.TakeCheckpointReply, _abc.Awaitable[_job_pb2.TakeCheckpointReply]]:
-        """Begins a checkpoint. The CheckpointEnd event with the reply's `attempt` gives the outcome. Returns UNAVAILABLE,
-        STORAGE_FAILED if the cluster has no checkpoint storage, and FAILED_PRECONDITION, NOT_PLACED if the job's variables
-        are not on servers.
+        """Begins a checkpoint. The reply has the number of the attempt. The CheckpointEnd event with this number has the
+        outcome. Returns UNAVAILABLE, STORAGE_FAILED if the cluster has no checkpoint storage, and FAILED_PRECONDITION,
+        NOT_PLACED if the job's variables are not on servers.
         """
 
     @_abc_1.abstractmethod

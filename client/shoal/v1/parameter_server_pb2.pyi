@@ -187,7 +187,7 @@ class PushHeader(_message.Message):
     CURSOR_FIELD_NUMBER: _builtins.int
     weight: _builtins.float
     """Weight of the gradient in a synchronous step's mean, >= 0: its number of samples. 0 means that the worker skips
-    this step: nothing follows, and no worker waits for it.
+    this step: no chunks follow, and the other workers do not wait for this worker.
     """
     commit: _builtins.bool
     """Whether to commit the push in this call. Used if all shards of the job are on one server."""
@@ -405,11 +405,11 @@ class LaneHello(_message.Message):
     PULL (3, PullRequest) comes from the client. The server answers with VALUES frames (4, PullReply) and END (9, empty).
 
     PUSH (5, PushRequest) comes from the client: one frame with a header, others with chunks, then END (9, empty). COMMIT
-    (6, CommitRequest) is one frame from the client. The server answers each of the two calls with PUSHED (7, PushReply).
+    (6, CommitRequest) is one frame from the client. The server answers a push and a commit with PUSHED (7, PushReply).
 
     If the server has no permit for the gradient of a push, it sends WAIT (10, empty) and does not read the chunks. The
-    client then sends no more of them until the server sends GO (11, empty). The server sends END (9, empty) instead if it
-    does not want the gradient any longer. The client then sends END, and the answer follows.
+    client then sends no more chunks until the server sends GO (11, empty). If the server no longer wants the gradient,
+    it sends END (9, empty) instead of GO. The client then sends END, and the server answers the push.
 
     If a call fails, the server answers with ERROR (8, ErrorDetail), and the lane stays open. An unexpected frame closes
     the lane.
@@ -441,9 +441,9 @@ Global___LaneHello: _TypeAlias = LaneHello  # noqa: Y015
 
 @_typing.final
 class Segment(_message.Message):
-    """A file in shared memory that the client owns. It is divided into `regions` parts of equal size. The size is a whole
-    number of memory pages. A region holds the arenas of one call's shards, in the order of the request's `shards`. Each
-    arena begins at a multiple of 64 bytes.
+    """A file in shared memory that the client owns. It is divided into `regions` regions of equal size. The size of a
+    region is a whole number of memory pages. A region holds the arenas of one call's shards, in the order of the
+    request's `shards`. Each arena begins at a multiple of 64 bytes.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -738,7 +738,9 @@ class AdmissionResult(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     step: _builtins.int
-    """The latest step of this server's shards. The worker starts at the largest step of all servers."""
+    """The step at which the worker can start on this server's shards. The worker starts at the largest of these steps
+    over all servers.
+    """
     @_builtins.property
     def error(self) -> _header_pb2.ErrorDetail:
         """Why the worker is not admitted: FENCED if its incarnation is fenced, BAD_REQUEST if another incarnation is still
@@ -1242,7 +1244,7 @@ class SavedFile(_message.Message):
     """The size of the file in bytes."""
     @_builtins.property
     def sums(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """XXH3 checksums (64 bits, hexadecimal) of each 4 MiB."""
+        """XXH3 checksums (64 bits, hexadecimal), one for each 4 MiB of the file."""
 
     @_builtins.property
     def tensors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

@@ -126,9 +126,10 @@ class ParameterServerServicer:
 
     def Push(self, request_iterator, context):
         """Stages a gradient for a job's shards on this server. The stream has a PushHeader, followed by chunks that fill each
-        arena. The gradient has no effect until it is committed. A stream that breaks has no effect. In a synchronous step of
-        large gradients, the server may read the chunks only when it has a permit for them. A call that waits longer than 30
-        seconds for that ends and can be repeated: DEADLINE_EXCEEDED, DEADLINE_EXCEEDED with the detail "waits".
+        arena. The gradient has no effect until it is committed. A stream that breaks has no effect. If gradients of a
+        synchronous step are large, the server reads the chunks only after the push has got a permit. If a call waits for a
+        permit for longer than 30 seconds, the server ends it: DEADLINE_EXCEEDED, DEADLINE_EXCEEDED with the detail
+        "waits". The client can then repeat the call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -149,8 +150,8 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Attach(self, request, context):
-        """Returns how to reach this server's lanes. These sockets carry Pull, Push and Commit with less work than gRPC, and
-        with shared memory if both ends are on one host. Clients without lanes call Pull, Push and Commit directly.
+        """Returns how to reach this server's lanes. A lane carries Pull, Push and Commit with less work than gRPC, and with
+        shared memory if both ends are on one host. Clients without lanes call Pull, Push and Commit directly.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -182,7 +183,8 @@ class ParameterServerServicer:
 
     def FenceWorkers(self, request, context):
         """Refuses all further calls of the workers' incarnations. Returns the number of steps that each worker has committed
-        on this server. For each worker, ReleaseWorkers then sends the largest of these numbers to all servers.
+        on this server. The coordinator then calls ReleaseWorkers on all servers, with the largest number that any server
+        returned for each worker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -206,9 +208,9 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ResumeCommits(self, request, context):
-        """Ends the hold of a cut: the commits that it held back continue. The coordinator calls it instead of Save if
-        HoldCommits failed on a server, and after Save to end SaveRequest.hold_s early. Has no effect if the cut holds
-        back no commits.
+        """Lets the commits that a cut holds back continue. If HoldCommits failed on a server, the coordinator calls
+        ResumeCommits instead of Save. It may also call ResumeCommits after Save, to end SaveRequest.hold_s early. Has no
+        effect if the cut holds back no commits.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -216,8 +218,8 @@ class ParameterServerServicer:
 
     def Save(self, request, context):
         """Second call of a cut. Commits each push that is staged here and that another server has already committed. Then
-        saves the resulting state in the background. Other commits continue meanwhile, unless hold_s is set. If the cut no
-        longer holds back commits, because its time is over, nothing is saved: CANCELLED.
+        saves the resulting state in the background. Meanwhile, other commits continue, unless hold_s is set. A cut
+        holds back commits for a limited time. If this time is over, nothing is saved: CANCELLED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -43,17 +43,18 @@ class ParameterServerStub:
     """
     Push: _grpc.StreamUnaryMultiCallable[_parameter_server_pb2.PushRequest, _parameter_server_pb2.PushReply]
     """Stages a gradient for a job's shards on this server. The stream has a PushHeader, followed by chunks that fill each
-    arena. The gradient has no effect until it is committed. A stream that breaks has no effect. In a synchronous step of
-    large gradients, the server may read the chunks only when it has a permit for them. A call that waits longer than 30
-    seconds for that ends and can be repeated: DEADLINE_EXCEEDED, DEADLINE_EXCEEDED with the detail "waits".
+    arena. The gradient has no effect until it is committed. A stream that breaks has no effect. If gradients of a
+    synchronous step are large, the server reads the chunks only after the push has got a permit. If a call waits for a
+    permit for longer than 30 seconds, the server ends it: DEADLINE_EXCEEDED, DEADLINE_EXCEEDED with the detail
+    "waits". The client can then repeat the call.
     """
     Commit: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.CommitRequest, _parameter_server_pb2.PushReply]
     """Commits a push that is staged on this server: the second phase of a push to shards of several servers."""
     Assign: _grpc.StreamUnaryMultiCallable[_parameter_server_pb2.PushRequest, _parameter_server_pb2.PushReply]
     """Overwrites values with a program's given values. Allowed only before the job runs."""
     Attach: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.AttachRequest, _parameter_server_pb2.AttachReply]
-    """Returns how to reach this server's lanes. These sockets carry Pull, Push and Commit with less work than gRPC, and
-    with shared memory if both ends are on one host. Clients without lanes call Pull, Push and Commit directly.
+    """Returns how to reach this server's lanes. A lane carries Pull, Push and Commit with less work than gRPC, and with
+    shared memory if both ends are on one host. Clients without lanes call Pull, Push and Commit directly.
     """
     CreateShards: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.CreateShardsRequest, _parameter_server_pb2.CreateShardsReply]
     """Only the coordinator calls the RPCs from here on.
@@ -68,7 +69,8 @@ class ParameterServerStub:
     """
     FenceWorkers: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.FenceWorkersRequest, _parameter_server_pb2.FenceWorkersReply]
     """Refuses all further calls of the workers' incarnations. Returns the number of steps that each worker has committed
-    on this server. For each worker, ReleaseWorkers then sends the largest of these numbers to all servers.
+    on this server. The coordinator then calls ReleaseWorkers on all servers, with the largest number that any server
+    returned for each worker.
     """
     ReleaseWorkers: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.ReleaseWorkersRequest, _parameter_server_pb2.ReleaseWorkersReply]
     """Takes workers out of the job's barriers. A push of a worker may still be staged here (at most one). If its step is
@@ -80,14 +82,14 @@ class ParameterServerStub:
     back new ones for at most 2 seconds. If the commits in progress take too long: RESOURCE_EXHAUSTED, OVERLOADED.
     """
     ResumeCommits: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.ResumeCommitsRequest, _parameter_server_pb2.ResumeCommitsReply]
-    """Ends the hold of a cut: the commits that it held back continue. The coordinator calls it instead of Save if
-    HoldCommits failed on a server, and after Save to end SaveRequest.hold_s early. Has no effect if the cut holds
-    back no commits.
+    """Lets the commits that a cut holds back continue. If HoldCommits failed on a server, the coordinator calls
+    ResumeCommits instead of Save. It may also call ResumeCommits after Save, to end SaveRequest.hold_s early. Has no
+    effect if the cut holds back no commits.
     """
     Save: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.SaveRequest, _parameter_server_pb2.SaveReply]
     """Second call of a cut. Commits each push that is staged here and that another server has already committed. Then
-    saves the resulting state in the background. Other commits continue meanwhile, unless hold_s is set. If the cut no
-    longer holds back commits, because its time is over, nothing is saved: CANCELLED.
+    saves the resulting state in the background. Meanwhile, other commits continue, unless hold_s is set. A cut
+    holds back commits for a limited time. If this time is over, nothing is saved: CANCELLED.
     """
     CollectFiles: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.CollectFilesRequest, _parameter_server_pb2.CollectFilesReply]
     """Returns the files of the job's latest Save. If writing failed: UNAVAILABLE, STORAGE_FAILED. If the job has no
@@ -111,17 +113,18 @@ class ParameterServerAsyncStub(ParameterServerStub):
     """
     Push: _aio.StreamUnaryMultiCallable[_parameter_server_pb2.PushRequest, _parameter_server_pb2.PushReply]  # type: ignore[assignment]
     """Stages a gradient for a job's shards on this server. The stream has a PushHeader, followed by chunks that fill each
-    arena. The gradient has no effect until it is committed. A stream that breaks has no effect. In a synchronous step of
-    large gradients, the server may read the chunks only when it has a permit for them. A call that waits longer than 30
-    seconds for that ends and can be repeated: DEADLINE_EXCEEDED, DEADLINE_EXCEEDED with the detail "waits".
+    arena. The gradient has no effect until it is committed. A stream that breaks has no effect. If gradients of a
+    synchronous step are large, the server reads the chunks only after the push has got a permit. If a call waits for a
+    permit for longer than 30 seconds, the server ends it: DEADLINE_EXCEEDED, DEADLINE_EXCEEDED with the detail
+    "waits". The client can then repeat the call.
     """
     Commit: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.CommitRequest, _parameter_server_pb2.PushReply]  # type: ignore[assignment]
     """Commits a push that is staged on this server: the second phase of a push to shards of several servers."""
     Assign: _aio.StreamUnaryMultiCallable[_parameter_server_pb2.PushRequest, _parameter_server_pb2.PushReply]  # type: ignore[assignment]
     """Overwrites values with a program's given values. Allowed only before the job runs."""
     Attach: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.AttachRequest, _parameter_server_pb2.AttachReply]  # type: ignore[assignment]
-    """Returns how to reach this server's lanes. These sockets carry Pull, Push and Commit with less work than gRPC, and
-    with shared memory if both ends are on one host. Clients without lanes call Pull, Push and Commit directly.
+    """Returns how to reach this server's lanes. A lane carries Pull, Push and Commit with less work than gRPC, and with
+    shared memory if both ends are on one host. Clients without lanes call Pull, Push and Commit directly.
     """
     CreateShards: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.CreateShardsRequest, _parameter_server_pb2.CreateShardsReply]  # type: ignore[assignment]
     """Only the coordinator calls the RPCs from here on.
@@ -136,7 +139,8 @@ class ParameterServerAsyncStub(ParameterServerStub):
     """
     FenceWorkers: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.FenceWorkersRequest, _parameter_server_pb2.FenceWorkersReply]  # type: ignore[assignment]
     """Refuses all further calls of the workers' incarnations. Returns the number of steps that each worker has committed
-    on this server. For each worker, ReleaseWorkers then sends the largest of these numbers to all servers.
+    on this server. The coordinator then calls ReleaseWorkers on all servers, with the largest number that any server
+    returned for each worker.
     """
     ReleaseWorkers: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.ReleaseWorkersRequest, _parameter_server_pb2.ReleaseWorkersReply]  # type: ignore[assignment]
     """Takes workers out of the job's barriers. A push of a worker may still be staged here (at most one). If its step is
@@ -148,14 +152,14 @@ class ParameterServerAsyncStub(ParameterServerStub):
     back new ones for at most 2 seconds. If the commits in progress take too long: RESOURCE_EXHAUSTED, OVERLOADED.
     """
     ResumeCommits: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.ResumeCommitsRequest, _parameter_server_pb2.ResumeCommitsReply]  # type: ignore[assignment]
-    """Ends the hold of a cut: the commits that it held back continue. The coordinator calls it instead of Save if
-    HoldCommits failed on a server, and after Save to end SaveRequest.hold_s early. Has no effect if the cut holds
-    back no commits.
+    """Lets the commits that a cut holds back continue. If HoldCommits failed on a server, the coordinator calls
+    ResumeCommits instead of Save. It may also call ResumeCommits after Save, to end SaveRequest.hold_s early. Has no
+    effect if the cut holds back no commits.
     """
     Save: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.SaveRequest, _parameter_server_pb2.SaveReply]  # type: ignore[assignment]
     """Second call of a cut. Commits each push that is staged here and that another server has already committed. Then
-    saves the resulting state in the background. Other commits continue meanwhile, unless hold_s is set. If the cut no
-    longer holds back commits, because its time is over, nothing is saved: CANCELLED.
+    saves the resulting state in the background. Meanwhile, other commits continue, unless hold_s is set. A cut
+    holds back commits for a limited time. If this time is over, nothing is saved: CANCELLED.
     """
     CollectFiles: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.CollectFilesRequest, _parameter_server_pb2.CollectFilesReply]  # type: ignore[assignment]
     """Returns the files of the job's latest Save. If writing failed: UNAVAILABLE, STORAGE_FAILED. If the job has no
@@ -188,9 +192,10 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_parameter_server_pb2.PushReply, _abc.Awaitable[_parameter_server_pb2.PushReply]]:
         """Stages a gradient for a job's shards on this server. The stream has a PushHeader, followed by chunks that fill each
-        arena. The gradient has no effect until it is committed. A stream that breaks has no effect. In a synchronous step of
-        large gradients, the server may read the chunks only when it has a permit for them. A call that waits longer than 30
-        seconds for that ends and can be repeated: DEADLINE_EXCEEDED, DEADLINE_EXCEEDED with the detail "waits".
+        arena. The gradient has no effect until it is committed. A stream that breaks has no effect. If gradients of a
+        synchronous step are large, the server reads the chunks only after the push has got a permit. If a call waits for a
+        permit for longer than 30 seconds, the server ends it: DEADLINE_EXCEEDED, DEADLINE_EXCEEDED with the detail
+        "waits". The client can then repeat the call.
         """
 
     @_abc_1.abstractmethod
@@ -215,8 +220,8 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         request: _parameter_server_pb2.AttachRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_parameter_server_pb2.AttachReply, _abc.Awaitable[_parameter_server_pb2.AttachReply]]:
-        """Returns how to reach this server's lanes. These sockets carry Pull, Push and Commit with less work than gRPC, and
-        with shared memory if both ends are on one host. Clients without lanes call Pull, Push and Commit directly.
+        """Returns how to reach this server's lanes. A lane carries Pull, Push and Commit with less work than gRPC, and with
+        shared memory if both ends are on one host. Clients without lanes call Pull, Push and Commit directly.
         """
 
     @_abc_1.abstractmethod
@@ -255,7 +260,8 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_parameter_server_pb2.FenceWorkersReply, _abc.Awaitable[_parameter_server_pb2.FenceWorkersReply]]:
         """Refuses all further calls of the workers' incarnations. Returns the number of steps that each worker has committed
-        on this server. For each worker, ReleaseWorkers then sends the largest of these numbers to all servers.
+        on this server. The coordinator then calls ReleaseWorkers on all servers, with the largest number that any server
+        returned for each worker.
         """
 
     @_abc_1.abstractmethod
@@ -285,9 +291,9 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         request: _parameter_server_pb2.ResumeCommitsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_parameter_server_pb2.ResumeCommitsReply, _abc.Awaitable[_parameter_server_pb2.ResumeCommitsReply]]:
-        """Ends the hold of a cut: the commits that it held back continue. The coordinator calls it instead of Save if
-        HoldCommits failed on a server, and after Save to end SaveRequest.hold_s early. Has no effect if the cut holds
-        back no commits.
+        """Lets the commits that a cut holds back continue. If HoldCommits failed on a server, the coordinator calls
+        ResumeCommits instead of Save. It may also call ResumeCommits after Save, to end SaveRequest.hold_s early. Has no
+        effect if the cut holds back no commits.
         """
 
     @_abc_1.abstractmethod
@@ -297,8 +303,8 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_parameter_server_pb2.SaveReply, _abc.Awaitable[_parameter_server_pb2.SaveReply]]:
         """Second call of a cut. Commits each push that is staged here and that another server has already committed. Then
-        saves the resulting state in the background. Other commits continue meanwhile, unless hold_s is set. If the cut no
-        longer holds back commits, because its time is over, nothing is saved: CANCELLED.
+        saves the resulting state in the background. Meanwhile, other commits continue, unless hold_s is set. A cut
+        holds back commits for a limited time. If this time is over, nothing is saved: CANCELLED.
         """
 
     @_abc_1.abstractmethod

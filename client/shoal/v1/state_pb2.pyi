@@ -3,8 +3,8 @@
 isort:skip_file
 Records in the coordinator's metadata store, one message for each key. Only the coordinator reads and writes them.
 
-A change that an older coordinator would misread raises the schema number in
-shoal_coordinator/persistence/sqlite_store.py. A new field whose zero value keeps the earlier meaning does not.
+A change that an older coordinator would misread needs a larger schema number in
+shoal_coordinator/persistence/sqlite_store.py. A new field does not need one if its zero value keeps the meaning.
 """
 
 from collections import abc as _abc
@@ -142,7 +142,7 @@ Global___SubmissionRecord: _TypeAlias = SubmissionRecord  # noqa: Y015
 
 @_typing.final
 class PlanRecord(_message.Message):
-    """Key "job/NUMBER/plan": the description of the program by the first worker. Absent before that."""
+    """Key "job/NUMBER/plan": the program as the first worker described it. Absent until a worker has described it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -293,7 +293,7 @@ class JobRecord(_message.Message):
 
     @_builtins.property
     def restored(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The variables with given values whose values came from a checkpoint instead."""
+        """The variables whose initializer is "given", but whose values came from a checkpoint."""
 
     @_builtins.property
     def quarantined(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuarantineRecord]:
@@ -527,9 +527,9 @@ class LedgerRecord(_message.Message):
     epoch: _builtins.int
     """All epochs before this one are done."""
     order: _builtins.int
-    """Version of the order of an epoch's samples that all ranges refer to. It never changes in a ledger. The versions
-    differ only for data sets without blocks. 0: a permutation of the epoch by NumPy. 1: a permutation that is
-    computed by index. Data sets with blocks have the order of shoal.data._reading.order.ShuffledBlocks in both.
+    """Version of the order of an epoch's samples. All ranges refer to this order. The version never changes in a ledger.
+    Without blocks, version 0 is a permutation of the epoch by NumPy, and version 1 is a permutation that is computed
+    by index. Data sets with blocks have the order of shoal.data._reading.order.ShuffledBlocks in both versions.
     """
     @_builtins.property
     def next(self) -> _job_pb2.DataRange:
@@ -1004,8 +1004,8 @@ class TakeCutEffect(_message.Message):
     number: _builtins.int
     """The number of the checkpoint."""
     last: _builtins.bool
-    """Whether the job restarts from this checkpoint once the checkpoint is complete. Until then, servers hold back
-    commits.
+    """Whether the job restarts from this checkpoint once the checkpoint is complete. If so, servers hold back commits
+    until then.
     """
     @_builtins.property
     def servers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServerRecord]:
@@ -1152,8 +1152,9 @@ class RemoveWorkerEffect(_message.Message):
     incarnation: _builtins.int
     """The worker's incarnation."""
     committed_steps: _builtins.int
-    """The largest number of committed steps on any server. Set when all servers have fenced the worker. It is stored,
-    because a server forgets a worker that it has released, so a later FenceWorkers cannot return this number again.
+    """The largest number of steps that the worker has committed on any server. Set when all servers have fenced the
+    worker. It is stored, because a server forgets a worker that it has released: a later FenceWorkers cannot return
+    this number again.
     """
     @_builtins.property
     def servers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServerRecord]:

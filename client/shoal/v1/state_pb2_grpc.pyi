@@ -3,8 +3,8 @@
 isort:skip_file
 Records in the coordinator's metadata store, one message for each key. Only the coordinator reads and writes them.
 
-A change that an older coordinator would misread raises the schema number in
-shoal_coordinator/persistence/sqlite_store.py. A new field whose zero value keeps the earlier meaning does not.
+A change that an older coordinator would misread needs a larger schema number in
+shoal_coordinator/persistence/sqlite_store.py. A new field does not need one if its zero value keeps the meaning.
 """
 
 from collections import abc as _abc

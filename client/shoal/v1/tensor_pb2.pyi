@@ -34,9 +34,9 @@ class _DTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DType.ValueType
     FLOAT16: _DType.ValueType  # 3
     """Half precision takes two bytes per element on the wire; the server keeps float32 values."""
     BFLOAT16: _DType.ValueType  # 4
-    """As FLOAT16, with the exponent of FLOAT32."""
+    """Half precision with the exponent range of FLOAT32. Otherwise as FLOAT16."""
     INT64: _DType.ValueType  # 5
-    """For counters: only with aggregation SUM or LAST."""
+    """64-bit integers, for counters. They are allowed only with the aggregation SUM or LAST."""
 
 class DType(_DType, metaclass=_DTypeEnumTypeWrapper):
     """The type of a variable's elements."""
@@ -50,9 +50,9 @@ FLOAT64: DType.ValueType  # 2
 FLOAT16: DType.ValueType  # 3
 """Half precision takes two bytes per element on the wire; the server keeps float32 values."""
 BFLOAT16: DType.ValueType  # 4
-"""As FLOAT16, with the exponent of FLOAT32."""
+"""Half precision with the exponent range of FLOAT32. Otherwise as FLOAT16."""
 INT64: DType.ValueType  # 5
-"""For counters: only with aggregation SUM or LAST."""
+"""64-bit integers, for counters. They are allowed only with the aggregation SUM or LAST."""
 Global___DType: _TypeAlias = DType  # noqa: Y015
 
 class _Aggregation:
@@ -89,7 +89,9 @@ Global___Aggregation: _TypeAlias = Aggregation  # noqa: Y015
 
 @_typing.final
 class Initializer(_message.Message):
-    """Initial values. They depend only on seed, variable name and element index, and so not on the partitioner."""
+    """Rule for a variable's initial values. They depend only on the seed, the variable's name and the index of each
+    element. The partitioner does not change them.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -117,8 +119,8 @@ class Initializer(_message.Message):
     PARAMETERS_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """zeros, ones, constant, uniform, normal, truncated_normal, glorot_uniform, glorot_normal, he_uniform,
-    he_normal; or "given": the values are sent with Assign before the job runs.
+    """zeros, ones, constant, uniform, normal, truncated_normal, glorot_uniform, glorot_normal, he_uniform, he_normal, or
+    given. With "given", the value sender sends the values with Assign before the job runs.
     """
     seed: _builtins.int
     """0 means a seed that is derived from the job's seed and the variable's name."""
@@ -273,7 +275,7 @@ Global___Slice: _TypeAlias = Slice  # noqa: Y015
 
 @_typing.final
 class ArenaLayout(_message.Message):
-    """A flat run of elements of one dtype, all changed by one rule."""
+    """A flat array of elements of one dtype. One rule changes all of them."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -46,7 +46,7 @@ def check_registration(request: members_pb.RegisterRequest) -> None:
 
 
 def check_submission(spec: Job, token: str) -> None:
-    """Checks what the specification itself does not: its texts, and that its program may be one.
+    """Checks what the specification itself does not check: texts, the number of patterns, and the program's module.
 
     Raises:
         BadRequest: A text is too long, or has control characters.

@@ -37,7 +37,7 @@ class Descriptions:
             samples: samples in one epoch.
 
         Returns:
-            The description; the one that another worker of a live job has sent, if it is the same.
+            The description. If another worker of a live job has sent the same description, that object is returned.
 
         Raises:
             InvalidVariable: a variable is not valid, or described twice.

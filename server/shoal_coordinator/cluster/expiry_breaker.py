@@ -52,11 +52,11 @@ class ExpiryBreaker:
         self.hold: ExpiryHold | None = None
 
     def heartbeats_delayed(self, wait_s: float, refused: int, now: float) -> None:
-        """Notes how heartbeats fared at the coordinator.
+        """Records how long heartbeats waited at the coordinator, and how many it refused.
 
         Args:
-            wait_s: their longest wait for a thread since the last call, in seconds.
-            refused: number of refused ones since then.
+            wait_s: longest wait of a heartbeat for a thread since the last call, in seconds.
+            refused: number of refused heartbeats and registrations since the last call.
             now: seconds of Unix time.
         """
         if refused:

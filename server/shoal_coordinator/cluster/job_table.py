@@ -83,7 +83,7 @@ class JobTable(Mapping[str, JobMachine]):
         return +self._ended_states + Counter(job.state for job in self._live.values())
 
     def oldest_ended(self, keep: int) -> list[JobMachine]:
-        """Returns the ended jobs beyond the `keep` that ended last."""
+        """Returns the ended jobs, without the `keep` jobs that ended last."""
         self._settle()
         return list(islice(self._ended.values(), max(0, len(self._ended) - keep)))
 
@@ -113,7 +113,7 @@ class JobTable(Mapping[str, JobMachine]):
         return next((job for job in self._live.values() if job.employs(worker)), None)
 
     def _settle(self) -> None:
-        """Moves the jobs that have ended to those that have, in the order of their ends."""
+        """Moves jobs that have ended from the live jobs to the ended ones, in the order of their ends."""
         ended = [job for job in self._live.values() if job.ended]
         for job in sorted(ended, key=lambda job: (job.finished_at, job.ref.submission)):
             number = job.ref.submission

@@ -139,7 +139,7 @@ class Cluster:
         return cluster
 
     def _resume(self, now: float) -> None:
-        """Makes the decisions that follow from a restore alone. The policy may be another one than before."""
+        """Makes the decisions that are due after a restore. The policy may differ from the earlier coordinator's."""
         for job in self._jobs.values():  # before any decision depends on them
             job.validate()
         for job in self._jobs.live:

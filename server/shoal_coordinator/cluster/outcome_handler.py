@@ -34,8 +34,8 @@ class OutcomeHandler:
         members: members of the cluster.
         pending_effects: pending effects of the cluster. The outcome of an effect that is no longer pending is ignored.
         emit: receives the effects that are decided.
-        schedule: runs the scheduler at a time, after a change that other jobs may wait for.
-        patience_s: seconds that a job waits, after it lost its shards, for as many servers as it had.
+        schedule: runs the scheduler, given the time; called after a change that other jobs may wait for.
+        patience_s: after a job lost its shards, seconds that it waits for as many servers as it had before.
 
     Attributes:
         draining: decides what jobs do about draining servers.

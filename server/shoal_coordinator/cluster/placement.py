@@ -90,7 +90,7 @@ class _Piece:
 
 
 def default_shards(servers: int, variables: Iterable[Variable]) -> int:
-    """Returns the default number of shards: one to four for each server, the more the larger the variables are.
+    """Returns the default number of shards: one to four for each server, more for larger variables.
 
     A job whose variables take at most SMALL_JOB_BYTES in all, none with a partitioner, gets a single shard.
     """

@@ -27,7 +27,7 @@ class WorkerRequests:
         scheduler: gives sessions their assignments.
         outcomes: handles a loss of shards that a worker has found.
         emit: receives the effects that are decided.
-        schedule: runs the scheduler at a time, after a change that other jobs may wait for.
+        schedule: runs the scheduler, given the time; called after a change that other jobs may wait for.
 
     Attributes:
         handlers: the handler of each type of event.
@@ -126,14 +126,14 @@ class WorkerRequests:
         self._schedule(now)
 
     def end_hung(self, now: float, interval_s: float) -> bool:
-        """Ends the incarnations of workers that others wait for in vain.
+        """Ends the incarnations of hung workers, which others wait for.
 
         Args:
             now: seconds of Unix time.
             interval_s: seconds from one report of a worker to the next.
 
         Returns:
-            Whether there were any.
+            Whether there were any hung workers.
         """
         ended = False
         for job in self._jobs.live:
@@ -145,7 +145,7 @@ class WorkerRequests:
         return ended
 
     def _has_others(self, job: JobMachine, worker: str, now: float) -> bool:
-        """Returns whether a worker besides this one may take a part in a job, now or when it is idle."""
+        """Returns whether another worker may get an assignment in a job, now or when that worker is idle."""
         others = (member for member in self._members.alive(Role.WORKER) if member.id != worker)
         return not job.spec.is_session and any(not job.is_quarantined(member.id, now) for member in others)
 

@@ -31,7 +31,7 @@ _COLLECT_WITHIN_S, _COLLECT_TIMEOUT_S, _WRITE_FOR_S = 5.0, 15.0, 3600.0
 
 
 def scan(effect: ScanCheckpoints, catalogue: Catalogue) -> CheckpointsScanned:
-    """Finds the largest number in use, by checkpoints of earlier jobs of the name, imports and incomplete checkpoints.
+    """Finds the largest checkpoint number of a job's name, including earlier jobs, imports and incomplete checkpoints.
 
     Raises:
         StorageFailed: The storage does not answer. The job then takes no cut, so no commits are held back for one.

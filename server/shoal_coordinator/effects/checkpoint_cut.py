@@ -28,7 +28,7 @@ def take_cut(effect: TakeCut, calls: ServerCalls, held: Callable[[], HoldResult]
     Args:
         effect: The cut to take.
         calls: The calls to servers.
-        held: Returns the coordinator's own part as of the call.
+        held: Returns the coordinator's own part of the cut, as of the moment of the call.
 
     Returns:
         The cut with the ledger and the progress as of the same moment.

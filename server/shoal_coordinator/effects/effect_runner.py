@@ -100,7 +100,7 @@ class EffectHost(Protocol):
         ...
 
     def published(self, event: CheckpointPublished) -> bool:
-        """Records a complete checkpoint, and returns when that is durable, and whether older ones may be removed."""
+        """Records a complete checkpoint. When that is durable, returns whether older ones may be removed."""
         ...
 
     def held(self, event: CutHeld) -> HoldResult:

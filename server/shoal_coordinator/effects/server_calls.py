@@ -86,7 +86,7 @@ class ServerCalls:
         return self._run(policy, servers, method, request_for, timeout_s)
 
     def call_each(self, servers: Sequence[ServerRef], method: str, request: Any) -> list[Any]:
-        """Calls servers in parallel with the same request, as `call_all` does, although some calls may fail.
+        """Calls servers in parallel with the same request, as `call_all` does, but goes on if some calls fail.
 
         Args:
             servers: The servers.
@@ -121,10 +121,11 @@ class ServerCalls:
             return ParallelCalls(self._channels, policy, begin).run(servers)
 
     def unless_ended(self, is_live: Callable[[], bool]) -> "ServerCalls":
-        """Returns calls that are also unwanted once a job has ended.
+        """Returns the same calls, except that they are also cancelled once a job has ended.
 
-        A restore may take as long as the storage hangs. Other calls complete although their job has ended: a server
-        that is asked to create shards and then, before it has begun, to drop them could create them last.
+        This is for restores, which may take as long as the storage hangs. Other calls complete even if their job has
+        ended. Otherwise a server could handle the call to drop the shards before the call to create them, and keep the
+        shards.
         """
         return ServerCalls(
             self._channels, lambda server: self._wanted(server) and is_live(), self._on_retry, self._patience_s

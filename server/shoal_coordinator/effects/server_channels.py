@@ -19,7 +19,7 @@ class LentChannel:
 
     Attributes:
         server: the server at its other end.
-        stub: made with the channel, because none may be made once it is closed.
+        stub: made together with the channel, because no stub may be made after the channel is closed.
         incarnation: the server's incarnation when the channel was made.
         users: number of calls that use it. Guarded by the lock of `ServerChannels`.
     """

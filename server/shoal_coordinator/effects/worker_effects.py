@@ -71,7 +71,7 @@ def remove(
 
 
 def _fence(batch: Sequence[RemoveWorker], calls: ServerCalls) -> list[RemoveWorker]:
-    """Fences the workers that are not known to be, and returns all effects with the workers' committed steps."""
+    """Fences the workers whose committed steps are not known. Returns all effects with the committed steps."""
     first = batch[0]
     unknown = [effect for effect in batch if effect.committed_steps is None]
     workers = [pb.WorkerFence(worker=it.worker, incarnation=it.incarnation) for it in unknown]

@@ -110,7 +110,7 @@ class CheckpointSchedule:
         return self._attempts + bool(self._wanted_from)
 
     def restart(self, now: float, step: int) -> None:
-        """Ends what was in progress, which is lost with the shards; the job continues at a step."""
+        """Ends the attempt in progress, because the shards are lost. The job continues at `step`."""
         self._busy, self._wanted_from, self._in_progress = False, 0.0, None
         self._began_at, self._began_step = now, step
         self._changed()
@@ -153,7 +153,7 @@ class CheckpointSchedule:
         self._changed()
 
     def take_number(self, *, above: int) -> int:
-        """Returns a number for the checkpoint in progress that no other checkpoint of this job ever has.
+        """Returns a number for the checkpoint in progress. No other checkpoint of this job ever has this number.
 
         Args:
             above: the largest number in the storage, from imports or earlier jobs of this name. The numbers of this job

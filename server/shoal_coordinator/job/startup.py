@@ -76,7 +76,7 @@ class JobStartup:
         return ""
 
     def worker_gone(self, now: float) -> None:
-        """Selects another value sender if that one is gone, and begins to run if all that are left may train."""
+        """Selects another value sender if the old one is gone. Begins to run if all remaining workers may train."""
         self.elect_value_sender()
         self.run_when_ready(now)
 
@@ -122,7 +122,7 @@ class JobStartup:
         return []
 
     def admit_waiting(self) -> list[Effect]:
-        """Lets the workers that have asked to enter do so, if the servers hold the shards."""
+        """Lets the workers enter that have asked for it, if the servers hold the shards."""
         plan = self._plan
         waiting = self._worker_group.waiting if plan.created else []
         for part in waiting:
@@ -136,8 +136,8 @@ class JobStartup:
     def answerable(self, workers: Collection[str]) -> list[str]:
         """Returns those of the waiting workers that need not wait any longer.
 
-        Those are the workers that may train, the value sender when the servers hold the shards, and workers without an
-        assignment; and all of them when the job has ended. See `JoinResult.ends_wait`.
+        A worker need not wait if it may train, if it has no assignment, or if it is the value sender and the servers
+        hold the shards. When the job has ended, no worker need wait. See `JoinResult.ends_wait`.
         """
         active = self._worker_group.active
         if self._lifecycle.ended:

@@ -30,7 +30,7 @@ class StepTimings:
 
     @property
     def longest_s(self) -> float:
-        """The seconds of the longest of the latest steps, without waiting for others; 0 if none is known."""
+        """The seconds of the longest of the latest steps, without its wait for other workers; 0 if no step is known."""
         return max((timing.own for timings in self._steps.values() for timing in timings), default=0.0)
 
     def add(self, worker: str, timings: Sequence[StepTiming], now: float) -> None:

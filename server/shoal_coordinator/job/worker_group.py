@@ -18,7 +18,7 @@ HANGS = 3
 
 @dataclass(slots=True)
 class Quarantine:
-    """What a worker's failures in one job have led to.
+    """The quarantines of one worker in one job, after its failures there.
 
     Attributes:
         count: number of its quarantines.
@@ -219,7 +219,7 @@ class WorkerGroup:
         self.active[worker].asked_at = now
 
     def restart_watch(self, now: float) -> None:
-        """Treats all workers as if they had just made a step, after something else than a step took its time."""
+        """Treats all workers as if they had just made a step. Until now, they had another reason to make none."""
         for member in self.active.values():
             member.stepped_at = now
 
@@ -229,7 +229,7 @@ class WorkerGroup:
         return now - max(steps) if steps else 0.0
 
     def lagging(self, asked_since: float) -> list[str]:
-        """Returns the workers behind the fastest one that have not asked for data since a time."""
+        """Returns the workers behind the fastest one that have not asked for data since `asked_since`."""
         training = [member for member in self.active.values() if member.stage is Stage.ADMITTED]
         furthest = max((member.current_step for member in training), default=0)
         return [it.worker for it in training if it.current_step < furthest and it.asked_at < asked_since]
@@ -334,7 +334,7 @@ class WorkerGroup:
         )
 
     def restore_from(self, record: state_pb2.JobRecord, now: float) -> None:
-        """Restores the worker group from the job's record. No quarantine lasts longer than one that begins now can."""
+        """Restores the worker group from the job's record. A quarantine ends no later than if it began now."""
         self.active = {part.worker: GroupMember.from_proto(part) for part in record.members}
         self._furthest = None
         self._names, self._finished = dict(record.worker_group), set(record.finished)

@@ -154,7 +154,10 @@ class LeaseRequested(ClusterEvent[Lease | NoRange]):
 
 @dataclass(frozen=True, slots=True)
 class EvaluationClaimed(ClusterEvent[EvaluationClaim]):
-    """A worker has reached a step where an evaluation may be due. `finished_training`: only the final one is left."""
+    """A worker has reached a step where an evaluation may be due.
+
+    `finished_training` means that the worker has finished except for the final evaluation.
+    """
 
     job: str
     worker: str

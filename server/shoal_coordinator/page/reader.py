@@ -112,7 +112,7 @@ class Reader:
         """Returns a page of the members as JSON, in order of id, and the totals of the page.
 
         Raises:
-            BadRequest: The token is not one.
+            BadRequest: The text is not a page token.
         """
         after = member_after(token)
         with self._coordinator.reading() as (machine, now):
@@ -127,7 +127,7 @@ class Reader:
         """Returns a page of the jobs as JSON, newest first.
 
         Raises:
-            BadRequest: The token is not one.
+            BadRequest: The text is not a page token.
         """
         before = job_before(token)
         with self._coordinator.reading() as (machine, now):

@@ -118,7 +118,7 @@ def restore(
         is_wanted: returns whether the caller still waits.
 
     Raises:
-        Cancelled: the caller or the shards are gone. The restore may be repeated, if the shards are not.
+        Cancelled: the caller or the shards are gone. The restore may be repeated if the shards still exist.
         StorageFailed: the storage failed, or an earlier restore of the job still waits for it.
         IncompatibleCheckpoint: the variables differ; the message names them. Nothing was changed.
         CorruptCheckpoint: the checkpoint is damaged. The shards are closed, because they may be partly overwritten.

@@ -8,7 +8,7 @@ from shoal._checkpoint import CheckpointStorage, StorageFile
 
 
 class InterruptibleStorage:
-    """Reads of another storage, with a check before each. A read that hangs is only left when it answers.
+    """Reads of another storage, with a check before each. A read that hangs ends only when the storage answers.
 
     Args:
         storage: the storage.

@@ -39,8 +39,8 @@ class _WriteTask:
     """This server's part of one checkpoint.
 
     Attributes:
-        waiting: snapshots that are not written yet. They are ended by the thread that sets `begun`, or, if none has, by
-            the one that sets `abandoned`.
+        waiting: snapshots that are not written yet. The thread that sets `begun` ends them. If no thread has set
+            `begun`, the thread that sets `abandoned` ends them.
         outcome: the files, or the error.
         begun: a thread has started to write it. Guarded by the writer's lock.
         abandoned: the result is no longer needed. Guarded by the writer's lock.
@@ -60,7 +60,7 @@ class CheckpointWriter:
     """Writes shards in the background: the checkpoints of one job in sequence, those of several jobs in parallel.
 
     It keeps only the latest checkpoint of each job. A coordinator begins the next one only after it is done with the
-    one before, so a new checkpoint, or dropping the job's shards, abandons the earlier one.
+    one before. So the writer abandons the earlier checkpoint when a new one begins, or when the shards are dropped.
 
     Args:
         storage: checkpoint storage; None means that this server has none.

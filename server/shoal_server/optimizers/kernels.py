@@ -7,7 +7,7 @@ any number of threads. Half-precision gradients are widened to float32 before a 
 An update kernel gets an arena's values, the gradient, the slots, the decay ranges (`bounds` and `decay`), the claims
 (the counter by which threads divide the work) and scalars. It changes values and slots. The elements [bounds[k],
 bounds[k + 1]) have weight decay decay[k], so one call can update ten thousand variables. Threads with the same claims
-share an arena: each takes the next block by an atomic addition. The bits do not depend on who takes a block.
+share an arena: each takes the next block by an atomic addition. The bits do not depend on which thread takes a block.
 
 Code that is compiled into a kernel must be in the kernel's own file, because Numba only tracks changes there.
 """
@@ -360,7 +360,7 @@ def _exponents_below(bits: npt.NDArray[Any], infinity: Any, claims: Claims) -> b
 def share(elements: int, work: Callable[[Claims], T]) -> list[T]:
     """Runs a kernel over an arena, on several threads if it is large.
 
-    Several threads call `work` at once, with the same claims; the results are theirs, this thread's first.
+    Several threads call `work` at once, with the same claims. There is one result for each thread, this thread's first.
     """
     claims = np.array([0, elements], np.int64)
     return [work(claims)] if elements < LARGE else kernel_threads().share(lambda: work(claims))
@@ -372,7 +372,8 @@ def accumulate(total: Array, gradient: Array, weight: float, *, both: bool = Fal
     Args:
         total, gradient: float32 or float64, both flat and of one size; the total is changed.
         weight: factor of the gradient.
-        both: whether it is that of the total, too; it is then a power of two up to 0.5, so that no bits are lost.
+        both: whether `weight` is also the factor of the total. It is then a power of two up to 0.5, so that no bits are
+            lost.
 
     Raises:
         ValueError: the shapes differ.

@@ -26,7 +26,7 @@ class EndpointConfig:
         committers: threads that commit pushes. They wait while a cut holds commits back; the calls that end the cut
             have other threads.
         stall_s: seconds without progress after which a pull or push is ended.
-        clock: monotonic clock for that, in seconds.
+        clock: monotonic clock by which `stall_s` is measured, in seconds.
     """
 
     host: str

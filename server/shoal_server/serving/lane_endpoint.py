@@ -236,7 +236,7 @@ class LaneHandler:
                 os.eventfd_write(self._awake, 1)
 
     def _wait(self) -> float:
-        """Waits until the pull may have been answered; returns the seconds."""
+        """Waits until the pull may have an answer to take; returns the seconds that it waited."""
         start = time.perf_counter()
         for descriptor, happened in self._poll.poll():
             if descriptor != self._awake:

@@ -119,7 +119,7 @@ class PendingPush:
         answered.wait(within_s)
 
     def withdraw(self) -> None:
-        """Ends a push that was not staged: its permit is free."""
+        """Ends a push that was not staged, and frees its permit."""
         if self._opened:
             self.group.withdraw_push(self, self.stamp)
 

@@ -86,7 +86,7 @@ class PendingPull:
         self.group.abandon(self)
 
     def read(self) -> Reading:
-        """Returns the values, which stay as they are until its `with` ends."""
+        """Returns the values. They do not change until the `with` block of the result ends."""
         return self.group.read(self.shards)
 
 
@@ -109,7 +109,7 @@ def headers_of(shards: Selection, version: int, step: int) -> list[header_pb2.Sh
 def replies(pull: PendingPull, step: int, *, headers_only: bool) -> Iterator[Iterator[tuple[list[Buffer], int]]]:
     """Yields the messages that answer a pull: for each, its pieces and the bytes of its chunks.
 
-    They are valid until `with` ends, because they share the shards' memory.
+    The messages are valid until the `with` block of this call ends, because they share the shards' memory.
 
     Args:
         pull: the pull, which was answered.

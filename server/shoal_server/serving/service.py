@@ -54,7 +54,7 @@ class DataService:
         Args:
             read: returns the header and the source of the payload.
             wait: called if the push needs a permit and none is free; returns when the push does not wait any longer. An
-                endpoint with fewer threads than clients must not wait on them: see `open_push`.
+                endpoint with fewer threads than clients must not wait on its threads: see `open_push`.
 
         Raises:
             ShoalError: see `PendingPush` and `pushes.receive`.
@@ -74,7 +74,7 @@ class DataService:
         return self._reply(shards, answer)
 
     def open_push(self, header: pb.PushHeader) -> PendingPush:
-        """Returns a push that may wait for a permit. Then call `finish_push`, or `withdraw` of the push.
+        """Returns a push, which may wait for a permit. The caller then calls `finish_push`, or `withdraw` of the push.
 
         Args:
             header: header of the push.

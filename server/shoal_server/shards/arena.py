@@ -1,4 +1,4 @@
-"""Arena of a shard: a flat run of values with its optimizer slots, and how updates change both."""
+"""Arena of a shard: a flat array of values with its optimizer slots, and how updates change both."""
 
 from collections.abc import Mapping, Sequence
 

@@ -24,12 +24,12 @@ class WorkerClock:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Its place in the sums of a step, as that of its contributions."""
+        """The place of the worker's contributions in the sums of a step."""
         return self.rank, self.incarnation
 
 
 class Clocks(Mapping[str, WorkerClock]):
-    """The admitted workers by name, with the numbers of workers by steps finished."""
+    """The clocks of the admitted workers by name, and the number of workers that have finished each number of steps."""
 
     def __init__(self) -> None:
         self._by_worker: dict[str, WorkerClock] = {}
@@ -86,7 +86,10 @@ class Clocks(Mapping[str, WorkerClock]):
         return order[0] if order else default
 
     def count_up_to(self, steps: int) -> int:
-        """Returns the number of workers that have finished at most so many steps. Calls with close steps are cheap."""
+        """Returns the number of workers that have finished at most `steps` steps.
+
+        A call is cheap if `steps` is close to that of the call before.
+        """
         low, high = sorted((self._mark, steps))
         if high - low <= len(self._at):
             between = sum(self._at.get(step, 0) for step in range(low + 1, high + 1))
@@ -97,13 +100,14 @@ class Clocks(Mapping[str, WorkerClock]):
         return self._up_to_mark
 
     def first_up_to(self, steps: int, but: Container[tuple[int, int]] = ()) -> tuple[int, int] | None:
-        """Returns rank and incarnation of the first worker, by rank, that has finished at most so many steps.
+        """Returns rank and incarnation of the first worker, by rank, that has finished at most `steps` steps.
 
-        Calls with the same steps are cheap; the first one with others looks at all workers.
+        A call with the same `steps` as the call before is cheap. A call with another number looks at all workers.
 
         Args:
             steps: largest number of steps.
-            but: workers that do not count, by rank and incarnation. If one counts again, call `look_again`.
+            but: rank and incarnation of the workers that do not count. If such a worker counts again, call
+                `look_again` first.
         """
         if steps != self._first_mark:
             self._first_mark = steps
@@ -193,7 +197,7 @@ class WaitingPulls:
         self._at[step][ticket] = pull
 
     def remove(self, ticket: Any) -> None:
-        """Removes a pull, without effect if it does not wait."""
+        """Removes a pull. Has no effect if the pull does not wait."""
         pull = self._by_ticket.pop(ticket, None)
         if pull is not None:
             pulls = self._at[pull.step]

@@ -58,19 +58,21 @@ class BoundedStalenessMode(AsynchronousMode):
 class SynchronousMode(Mode):
     """Collects the contributions to each step and applies their mean when the step closes.
 
-    A worker owes the open step until it has finished it. The step closes when no admitted worker owes it. It also
-    closes when it has a contribution and at most as many admitted workers owe it as there are backups left. A worker
-    that was lost or has finished uses up one backup, so a step takes all workers but `backup_workers`, or all that are
-    left. Contributions to a closed step are dropped.
+    A worker owes the open step until the worker has finished this step. The step closes when no admitted worker owes
+    it. It also closes when it has a contribution and the number of admitted workers that owe it is at most the number
+    of backups left. A worker that was lost or has finished uses up one backup. A step therefore takes the contributions
+    of all workers but `backup_workers`, or, if fewer workers are left, of all that are left. Contributions to a closed
+    step are dropped.
 
     A step that is about to close can be sealed first: it takes no more contributions, and closes after `folds_done`.
 
-    Contributions are added in order of rank. One is folded, that is, added to the running sum before the step closes,
-    as soon as no worker before it owes the step. A worker that joins at a place that the sum has passed begins with
-    the next step.
+    Contributions are added in order of rank. A contribution can be folded, that is, added to the running sum before the
+    step closes. This happens as soon as no worker of an earlier place owes the step. If a worker joins at a place that
+    the sum has passed, the worker begins with the next step.
 
-    With backup workers, no gradient can be folded while the first worker may still come. If memory is short, the step
-    is therefore *decided* as soon as enough workers have announced a gradient: the other workers are outside of it.
+    With backup workers, no gradient can be folded while the gradient of the first worker may still arrive. If memory is
+    short, the step is therefore *decided* as soon as enough workers have announced a gradient. The other workers then
+    take no part in the step.
     """
 
     def __init__(self, backup_workers: int) -> None:
@@ -186,7 +188,7 @@ class SynchronousMode(Mode):
             clocks.look_again()
 
     def _passed(self) -> tuple[int, int]:
-        """Returns the largest place that the sum has passed, or is about to."""
+        """Returns the largest place that is folded, or whose worker got the permit of `first` and is folded next."""
         return max(self._reserved, self._folded[-1].place) if self._folded else self._reserved
 
     def _room(self, clocks: Clocks) -> int:
@@ -212,7 +214,7 @@ class SynchronousMode(Mode):
         )
 
     def _backups_left(self, clocks: Clocks) -> int:
-        """Returns how many of the workers that owe the open step it can close without."""
+        """Returns the number of workers that may still owe the open step when it closes."""
         members = len(clocks) - len(self._outsiders(clocks))
         return max(0, self._backup_workers - (self._most_admitted - members))
 
@@ -243,7 +245,7 @@ class SynchronousMode(Mode):
 
 
 def mode_for(spec: consistency.Consistency) -> Mode:
-    """Returns a new enforcement of the mode that a job asks for."""
+    """Returns a new `Mode` for the consistency mode that a job asks for."""
     match spec:
         case consistency.Synchronous(backup_workers):
             return SynchronousMode(backup_workers)

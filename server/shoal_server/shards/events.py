@@ -11,7 +11,7 @@ from shoal_server.shards.mode import Apply, Fold
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A pull or push that was let through, with the clocks at that moment: an entry of a history."""
+    """A pull or push that was let through, with the slowest clock and the version at that moment."""
 
     kind: Literal["pull", "push"]
     worker: str
@@ -42,7 +42,7 @@ class WorkerFenced:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReleased:
-    """A worker leaves the barriers. Its staged push counts if it is the last of `committed_steps`."""
+    """A worker leaves the barriers. Its staged push counts if the push's step is `committed_steps` - 1."""
 
     worker: str
     incarnation: int
@@ -166,7 +166,7 @@ class WorkerProgress:
     finished: int
 
     def joined(self, other: "WorkerProgress") -> "WorkerProgress":
-        """Returns the maximum of two; if the incarnations differ, the later one's progress."""
+        """Returns the larger of the two numbers in each field. If the incarnations differ, the later one's progress."""
         if self.incarnation != other.incarnation:
             return max(self, other, key=lambda progress: progress.incarnation)
         return WorkerProgress(
@@ -235,7 +235,7 @@ class GrantPermit:
 
     Attributes:
         ticket: identifies the call.
-        wanted: whether its gradient is read; if not, its step has closed, or will close without it.
+        wanted: whether the gradient is read; if not, the step has closed, or will close without this gradient.
     """
 
     ticket: Any
@@ -263,7 +263,7 @@ class AnswerPush:
 
 @dataclass(frozen=True, slots=True)
 class AnsweredPush:
-    """The step and the answer of a worker's last committed push. It is no effect: the state machine keeps it."""
+    """The step and the answer of a worker's last committed push. The state machine keeps it; it is not an effect."""
 
     step: int
     answer: AnswerPush

@@ -12,7 +12,8 @@ class FoldQueue:
     """Contributions that the state machine has released for folding.
 
     Args:
-        fold: adds a contribution to the running sums, given the number of contributions that they make room for.
+        fold: adds a contribution to the running sums. Its second argument is the number of contributions for which the
+            sums make room.
 
     Attributes:
         count: number of contributions that were ever folded.
@@ -32,13 +33,13 @@ class FoldQueue:
         self._released.extend((contribution, fold.expected) for contribution in fold.contributions)
 
     def work(self, *, at_once: bool = True) -> bool:
-        """Folds what was added before this call, after the thread that folds now.
+        """Folds the contributions that were added before this call. If another thread folds now, waits for it first.
 
         Args:
             at_once: whether to fold all contributions; if not, only the next one.
 
         Returns:
-            Whether there may be more.
+            Whether more contributions may be left to fold.
 
         Raises:
             InternalError: an earlier fold failed, so that the sums are incomplete.

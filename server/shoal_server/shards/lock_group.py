@@ -85,7 +85,7 @@ class LockGroup:
 
     @property
     def closed(self) -> bool:
-        """Whether the shards are gone, or lost by an error."""
+        """Whether the shards were dropped, or became unusable by an error."""
         return self._closed
 
     @property
@@ -343,7 +343,7 @@ class LockGroup:
     def _handle(
         self, event: events.Event, then: Callable[[], None] = lambda: None, *, ends: bool = False
     ) -> list[events.Effect]:
-        """Handles an event and carries out the effects. A closed group ignores events that `ends` marks."""
+        """Handles an event and carries out the effects. If `ends` is set, a closed group ignores the event."""
         with self._lock:
             if ends and self._closed:
                 return []
@@ -366,7 +366,11 @@ class LockGroup:
         return [*effects, *self._handle(events.FoldsDone())] if folds and folds[-1].seals else effects
 
     def _work_on_folds(self) -> None:
-        """Folds without the lock. The caller waits for its own contribution, so that callers do not outrun the sums."""
+        """Folds without the lock.
+
+        The caller waits until its own contribution is folded. Otherwise contributions could arrive faster than they are
+        folded.
+        """
         try:
             more = True
             while more:

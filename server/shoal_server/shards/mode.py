@@ -27,7 +27,7 @@ class Contribution:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Its place in the sums of its step."""
+        """The place of the contribution in the sums of its step."""
         return self.rank, self.incarnation
 
 
@@ -78,7 +78,7 @@ class PermitLimits:
     """The most gradients that a lock group holds in memory, besides the running sum.
 
     Attributes:
-        workers: number of workers up to which each has a permit, so that no push waits.
+        workers: if there are at most this many workers, each of them has a permit, so that no push waits.
         permits: number of permits if there are more workers.
     """
 
@@ -91,7 +91,7 @@ NO_LIMIT = 1 << 62
 
 
 class Mode(ABC):
-    """One shard's enforcement of a consistency mode."""
+    """A consistency mode, with the state that it keeps for one lock group."""
 
     @abstractmethod
     def limit(self, clocks: Clocks) -> int:
@@ -119,10 +119,10 @@ class Mode(ABC):
         return None
 
     def seal(self, clocks: Clocks) -> Fold | None:
-        """Decides that the open step closes with what it has, so that the rest can be folded before it closes.
+        """Seals the open step if it is about to close, so that its last contributions can be folded before it closes.
 
         Returns:
-            The contributions that are left to fold; None if the step does not close now, or nothing is to be added.
+            The contributions that are left to fold; None if the step is not sealed.
         """
         del clocks
         return None
@@ -151,17 +151,20 @@ class Mode(ABC):
         return 0
 
     def wants(self, place: tuple[int, int], step: int) -> bool:
-        """Returns whether the mode would accept a gradient of this worker and step now. It does not change back."""
+        """Returns whether the mode would accept a gradient of this worker and step. Once False, it stays False."""
         del place, step
         return True
 
     def first(self, clocks: Clocks) -> tuple[int, int] | None:
-        """Returns the place of the next contribution that can be folded; None if there is none, or no order."""
+        """Returns the place of the next contribution to fold; None if there is none, or if the mode has no order."""
         del clocks
         return None
 
     def reserve(self, place: tuple[int, int]) -> None:  # noqa: B027 - most modes have no order
-        """Notes that the worker at this place got the permit of `first`: none may join before it in the open step."""
+        """Records that the worker at this place has the permit of `first`.
+
+        No worker may then join the open step at an earlier place.
+        """
 
     def decide(self, clocks: Clocks, announced: Collection[tuple[int, int]]) -> bool:
         """Decides which workers contribute to the open step, if enough have announced a gradient.
@@ -177,7 +180,10 @@ class Mode(ABC):
         return False
 
     def reopen(self, clocks: Clocks, place: tuple[int, int]) -> None:  # noqa: B027 - as above
-        """Takes such a decision back as far as possible: the worker at this place is lost, or has failed to send."""
+        """Takes a decision of `decide` back as far as possible.
+
+        The worker at this place is lost, or has failed to send its gradient.
+        """
 
     @abstractmethod
     def next_step(self, steps: int) -> int:

@@ -93,7 +93,7 @@ class Permits:
                 return
 
     def committed(self, place: _Place) -> None:
-        """Passes on a permit: from now on, the mode holds the gradient, or it is dropped."""
+        """Ends the permit of a committed push. From now on, the mode counts its gradient, if it is not dropped."""
         self._granted.pop(place, None)
 
     def released(self, count: int) -> None:

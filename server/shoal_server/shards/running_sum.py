@@ -39,10 +39,10 @@ class RunningSum(Protocol):
 class RunningMean:
     """The weighted mean of gradients, in the memory of the first one.
 
-    The sum is made of the arrays times their weights in units of the first weight, times a power of two that leaves
-    room for all arrays. Arrays of equal weights are therefore added as they are, and sums of small integers stay exact.
-    The mean of finite numbers is finite, and no weight overflows. The power of two changes no bit of the result unless
-    it is below 1e-38 times the number of arrays.
+    Each array is multiplied by two factors before it is added: its weight divided by the first weight, and a power of
+    two that leaves room for all arrays. For equal weights the first factor is 1, so sums of small integers stay exact.
+    The mean of finite numbers is finite, and no weight overflows. The power of two changes no bit of the result, unless
+    the result is below 1e-38 times the number of arrays.
     """
 
     def __init__(self) -> None:

@@ -65,7 +65,7 @@ class Shard:
         return sum(arena.nbytes for arena in self.arenas)
 
     def latest(self, version: int) -> Snapshot:
-        """Returns the snapshot of the current values; the caller begins to use it before it lets the lock go.
+        """Returns the snapshot of the current values. The caller begins to use it before it releases the lock.
 
         Args:
             version: number of updates in the values.
@@ -96,7 +96,7 @@ class Shard:
                 arena.fold(array, contribution.weight, expected)
 
     def apply(self, update: Apply, version: int) -> None:
-        """Applies one update to the arenas for which contributions bring something.
+        """Applies one update to each arena for which a contribution has values.
 
         Args:
             update: the contributions, in order of rank. Those after the first `folded` ones lose their gradients.

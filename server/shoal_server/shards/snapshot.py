@@ -81,7 +81,10 @@ class Snapshot:
         return self._slots
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yields the values as chunks. Except for halves, these are views of the shard's memory, valid while in use."""
+        """Yields the values as chunks. Half-precision chunks are copies.
+
+        All other chunks are views of the shard's memory, valid while the snapshot is in use.
+        """
         for index, (arena, values) in enumerate(zip(self.layout.arenas, self._values, strict=True)):
             step = CHUNK_BYTES // arena.wire_dtype.itemsize
             for start in range(0, arena.elements, step):

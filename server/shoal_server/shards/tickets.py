@@ -24,7 +24,7 @@ class PushTicket(Protocol):
     """Callbacks of one push that may wait for a permit. The group calls them without its lock."""
 
     def grant(self, *, wanted: bool) -> None:
-        """The push may go on. Unless its gradient is wanted, it goes on without it."""
+        """The push may go on. If `wanted` is False, it goes on without its gradient."""
 
     def refuse(self, error: errors.ShoalError) -> None:
         """The push has failed."""

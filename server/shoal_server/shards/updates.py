@@ -20,7 +20,8 @@ class Updates:
         memory: provides memory for copies of the values.
 
     Attributes:
-        folds: contributions to fold, added under the lock of the group, and folded without it or by the next update.
+        folds: contributions to fold. They are added under the lock of the group. Later they are folded without this
+            lock, or by the next update.
     """
 
     def __init__(
@@ -30,11 +31,11 @@ class Updates:
         self.folds = FoldQueue(self._fold)
 
     def carry_out(self, effects: Sequence[events.Effect], version: int) -> None:
-        """Applies the updates, in order with the folds. Called with the lock of the group.
+        """Queues the folds and applies the updates, in the order of the effects. Called with the lock of the group.
 
         Args:
             effects: effects of one event.
-            version: version of the shards after them.
+            version: version of the shards after these effects.
         """
         version -= len([effect for effect in effects if isinstance(effect, Apply)])
         for effect in effects:

@@ -10,7 +10,7 @@ FENCED_WORKERS = 4_096
 
 
 class Fences:
-    """The newest fenced incarnation of each worker; of the latest FENCED_WORKERS, in order of fencing.
+    """The newest fenced incarnation of each of the FENCED_WORKERS workers that were fenced last.
 
     Args:
         name: name of the group, for messages.
