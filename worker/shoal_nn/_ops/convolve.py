@@ -3,8 +3,8 @@
 A depthwise convolution is computed as a sum over the positions of the kernel instead.
 
 Windows are copied to the rows of a matrix (im2col), for as many samples at a time as fit the cache. The pullback copies
-the windows again, so that only the input is kept until then. All blocks of samples share one buffer. The allocator
-keeps the buffer from step to step (`shoal.tune_allocator`, CuPy's pool).
+the windows again, so that only the input is kept between the forward pass and the pullback. All blocks of samples share
+one buffer. The allocator keeps the buffer from step to step (`shoal.tune_allocator`, CuPy's pool).
 """
 
 import math
