@@ -1,10 +1,11 @@
 """Benchmark of checkpoints of 256 MB: python benchmarks/checkpoints.py speed|slowdown, prints one JSON line.
 
 speed: One server holds four shards with Adam's slots. It saves them to a temporary folder: it takes the cut and writes
-       the files and the manifest. The save ends when all of these are durable on the disk. Then the server restores
-       the shards. For comparison, the script writes the same number of bytes to one file with fsync, and reads them
-       into memory that is already allocated, as the server's memory is. The two take turns. The page cache has room
-       for the files while they are written. Before they are read, they are dropped from the page cache.
+       the files and the manifest. The save ends when all of these are durable on the disk. Then the server restores the
+       shards. For comparison, the script writes the same number of bytes to one file with fsync, and reads them into
+       memory that is already allocated, as the server's memory is. The server and this comparison take turns. The page
+       cache has room for all files while they are written. The script drops the files from the page cache before they
+       are read.
 slowdown: A session takes steps on two servers, which together hold as much state as that of `speed`. The run consists
        of stretches of 3 s or more. Every other stretch starts with a checkpoint and lasts until the checkpoint is
        complete. The gradients are computed before the run, so only the servers and the connections can slow down.

@@ -1,10 +1,10 @@
 """Benchmark of two workers that read Parquet, compared with Arrow: python benchmarks/data.py, prints one JSON line.
 
 The script writes 1 GB of files to a temporary folder. They stay in the page cache. They hold a table of clicks: a
-label, 13 numbers and 26 categories, in row groups of 65,536 rows. Two processes take ranges alternately, as the
-coordinator cuts them by default. They read the ranges as a worker's loop does: in shuffled batches, read ahead. For
-comparison, one process scans the same columns with Arrow's dataset, with one thread for each core. Both use the same
-two cores, and they take turns. Nothing is computed on the data.
+label, 13 numbers and 26 categories, in row groups of 65,536 rows. Two processes take ranges alternately. The ranges
+have the coordinator's default size. The processes read them as a worker's loop does: in shuffled batches, read ahead.
+For comparison, one process scans the same columns with Arrow's dataset, with one thread for each core. Shoal and Arrow
+use the same two cores, and take turns. Nothing is computed on the data.
 """
 
 import argparse

@@ -1,7 +1,8 @@
 """Benchmark of the optimizers' kernels, compared with torch's fused ones: python benchmarks/kernels.py [--json FILE].
 
-Both update 16 M float32 parameters on one thread, in turn. The interpreter that SHOAL_PEER_TORCH names
-(`SHOAL_PEER_TORCH=/path/to/python`) runs torch in a process of its own. Without it, only Shoal is measured.
+Shoal and torch each update 16 M float32 parameters on one thread, and take turns. The interpreter that SHOAL_PEER_TORCH
+names (`SHOAL_PEER_TORCH=/path/to/python`) runs torch in a process of its own. If the variable is not set, the script
+measures only Shoal.
 """
 
 import argparse

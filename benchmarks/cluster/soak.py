@@ -1,12 +1,13 @@
 """Soak test of all roles: python benchmarks/cluster/soak.py [--minutes 30], prints a table and writes JSON.
 
-Two workers train one short job after the other, in every mode, with checkpoints, evaluations and cancellations. After
-each job, a session trains. Meanwhile the script reads what each role uses: its memory, open files and threads, and the
+Two workers train short jobs one at a time, in every mode, with checkpoints, evaluations and cancellations. After each
+job, a session trains. Meanwhile the script reads what each role uses: its memory, open files and threads, and the
 blocks that Python's allocator has handed out to it. A role is at rest between two jobs, so the smallest reading of a
 minute is what the role uses at rest.
 
-After the first third of the run, the use at rest may hardly grow: resident memory by less than 8 MiB an hour, and
-allocated blocks by less than 2 % an hour. Open files, threads and segments of shared memory must not grow at all.
+After the first third of the run, the use at rest has limits: resident memory must grow by less than 8 MiB an hour, and
+allocated blocks by less than 2 % an hour. The numbers of open files, threads and segments of shared memory must not
+grow at all.
 """
 
 import argparse

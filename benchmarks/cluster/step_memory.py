@@ -1,9 +1,11 @@
 """Benchmark of a server's memory in a synchronous step: python benchmarks/cluster/step_memory.py [--short].
 
-64 sessions push one shard of 64 MB to one server on loopback: in order of rank, with rank 0 last, and with backup
-workers. Prints one JSON line with the most gradients that the server held in each order: its peak resident memory over
-its resident memory before the step, divided by the bytes of a gradient. The digest of the values shows whether the
-bits are the same.
+64 sessions push one shard of 64 MB to one server on loopback. The script measures three steps: the sessions push in
+order of rank; rank 0 pushes last; and there are backup workers, whose gradients arrive after the step has closed.
+
+The script prints one JSON line. It states for each step how many gradients the server held: the difference between the
+peak resident memory and the resident memory before the step, divided by the bytes of a gradient. Digests of the values
+show whether the first two steps computed the same bits.
 """
 
 import argparse

@@ -1,9 +1,10 @@
-"""What a step costs a server and a worker: constants of the scale model, measured with real processes.
+"""Constants of the scale model: what a step costs a server and a worker, measured with real processes.
 
-A real server, or several, and one or two workers, which are sessions in a process of their own, over lanes (TCP).
-Processor seconds are counted, not time, so that other load on the machine changes them little. The sessions push
-constant gradients and compute nothing. `scale` calls `data_plane`; alone, `constants.py` prints the same as a JSON
-line.
+One or two workers train with one or two real servers over lanes (TCP). The workers are sessions in a process of their
+own. They push constant gradients and compute nothing. The module counts processor seconds, not time, so that other load
+on the machine changes them little.
+
+`scale` calls `data_plane`. As a script, `constants.py` prints what `data_plane` returns as one JSON line.
 """
 
 import argparse

@@ -1,10 +1,13 @@
 """A process of simulated members of a cluster: python members.py KIND ADDRESS FIRST COUNT SIZE.
 
-`simulation` starts it for the benchmarks of the control plane. The members speak the real protocol with a real
-coordinator. KIND is `servers`: COUNT servers that keep no shards and agree to everything (`simulated_servers`);
-`workers`: COUNT workers that enter the job that they are assigned to, and report (`simulated_workers`); or `sessions`:
-COUNT sessions that wait to enter a job, and take one step with real servers (`waiting_sessions`). If KIND is `servers`,
-SIZE is the number of workers of the job. Otherwise SIZE is the number of variables of the job.
+`simulation` starts it for the benchmarks of the control plane. The process has COUNT members. They speak the real
+protocol with a real coordinator. KIND says what they are:
+
+- `servers` keep no shards and agree to everything (`simulated_servers`). SIZE is the number of workers of the job.
+- `workers` enter the job that they are assigned to, and report (`simulated_workers`). SIZE is the number of variables
+  of the job.
+- `sessions` wait to enter a job, and then take one step with real servers (`waiting_sessions`). SIZE is the number of
+  variables of the job.
 
 Each line on standard input is a command. The process answers it with one JSON line, which combines the values of its
 members. If a name ends with `_s` or `_at`, its value is the largest of the members' values. The other numbers are sums.

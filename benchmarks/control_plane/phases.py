@@ -1,6 +1,6 @@
 """Measurements of a real coordinator with simulated members: entry, training, a death, the end of a job.
 
-`scale` and `admission` choose among them. A phase needs the ones before it.
+Each measurement is a phase. `scale` and `admission` choose which phases they run. A phase needs the phases before it.
 """
 
 import time

@@ -1,7 +1,7 @@
-"""A model of training throughput by the number of workers, and what bounds it. Pure: no clock, no I/O.
+"""A model of the throughput of a number of workers, and of the resource that bounds it (no clock, no I/O).
 
-The model divides a *round*, in which each worker takes one step, over the resources that it needs. For each resource
-it computes the seconds that a round takes if only this resource counted:
+The model divides a *round*, in which each worker takes one step, over the resources that it needs. For each resource it
+computes how many seconds a round would take if all other resources cost no time:
 
 - the worker's computation;
 - the worker's link, and the worker's processor, for the bytes that one worker pulls and pushes;
@@ -10,9 +10,9 @@ it computes the seconds that a round takes if only this resource counted:
 - the servers' processors, for the calls and for the bytes.
 
 If calls overlap with computation, as in asynchronous mode, the resource that needs the most seconds gives the length of
-the round. Otherwise a round is a computation, then a pull, then a push. The pull takes as long as it needs on its
-slowest resource, and so does the push. The coordinator bounds the number of workers: the model counts only the share of
-them whose messages the coordinator can handle.
+the round. Otherwise a round is a computation, then a pull, then a push. The pull and the push each take as long as they
+need on their slowest resource. The coordinator bounds the number of workers: if it cannot handle the messages of all
+members, the model lowers the throughput in proportion.
 """
 
 from collections.abc import Mapping, Sequence

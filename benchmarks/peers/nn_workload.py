@@ -1,8 +1,8 @@
 """Workload of the model benchmarks: models and batches that Shoal and PyTorch both train on, on one thread, in float32.
 
-A step computes the model's output in training mode, the cross-entropy loss of the labels, and the gradients by all
-parameters. It updates no parameters and computes no gradient by the images. Shoal and PyTorch import this module in
-separate interpreters, so it needs only the standard library.
+A step computes the model's output in training mode, the cross-entropy loss of the labels, and the gradients with
+respect to all parameters. It updates no parameters, and computes no gradient with respect to the images. Shoal and
+PyTorch import this module in separate interpreters, so it needs only the standard library.
 """
 
 import json

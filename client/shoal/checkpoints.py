@@ -52,8 +52,8 @@ class Checkpoint:
         nbytes: size of all its files, in bytes.
         variables: shape and dtype of each variable, by name.
         skipped: for JOB and JOB/best, the newer checkpoints that are damaged, each with the reason.
-        evaluation: the evaluation that this checkpoint was taken for; it was the best so far. None means that the
-            checkpoint was not taken for an evaluation.
+        evaluation: the evaluation that this checkpoint was taken for, because its result was the best so far. None
+            means that the checkpoint was not taken for an evaluation.
     """
 
     job: str
@@ -74,8 +74,8 @@ class Checkpoints:
     """The checkpoints of a storage: a local folder or an object store.
 
     The name of a checkpoint is JOB, JOB/NUMBER or JOB/best. JOB means the newest complete checkpoint of the job.
-    JOB/best means the newest one that was taken at a best evaluation. Both skip damaged checkpoints, as a job does when
-    it restores one.
+    JOB/best means the newest one that was taken at a best evaluation. JOB and JOB/best skip damaged checkpoints, here
+    and in `Job.restore`.
 
     Args:
         url: a path on this machine, file://PATH, or s3://BUCKET/PREFIX.

@@ -83,8 +83,8 @@ class JobHandle:
     def events(self, after: int = 0, *, follow: bool = True) -> Iterator[Event]:
         """Yields the events of the job in order, each once, even if the connection breaks.
 
-        The coordinator keeps the latest 20,000 log lines and metrics of a job, and 20,000 other events, of at most 20
-        MiB in all.
+        The coordinator keeps the latest 20,000 log lines and metrics of a job, and its latest 20,000 other events. All
+        events together have at most 20 MiB.
 
         Args:
             after: sequence number of the last event to leave out. 0 starts with the oldest event.
@@ -266,7 +266,8 @@ class Client:
     def jobs(self) -> list[JobStatus]:
         """Returns the status of all jobs of the cluster, newest first.
 
-        `JobStatus.job` lacks the settings here, and a long reason lacks its middle: `JobHandle.status` has both.
+        In this list, `JobStatus.job` has no settings, and the middle of a long `reason` is left out. `JobHandle.status`
+        returns both completely.
         """
         return [JobStatus.from_proto(status) for page in self._pages(self._list) for status in page.jobs]
 

@@ -19,8 +19,8 @@ class Consistency:
     def overlaps(self) -> bool:
         """Whether a server may answer a worker's next pull before the worker's last push has arrived.
 
-        If so, both can run while the worker computes; its values then lack its own last push. Otherwise the pull waits
-        for the push, and an overlap gains nothing.
+        If so, both can run while the worker computes. The pulled values then do not include the worker's last push.
+        Otherwise the pull waits for the push, and an overlap gains nothing.
         """
         raise NotImplementedError
 
@@ -48,9 +48,10 @@ class Synchronous(Consistency):
     all servers or on none.
 
     With backup workers (Chen et al., "Revisiting Distributed Synchronous SGD", 2016), a step closes when
-    `workers - backup_workers` workers have contributed, or all that are left. Later gradients are dropped. Each server
-    closes its own steps, so a gradient may count on some servers and be dropped on others. The outcome "accepted" of a
-    push then means that at least one server accepted it. A lost or finished worker uses up one backup.
+    `workers - backup_workers` workers have contributed, or when all remaining workers have. Later gradients are
+    dropped. Each server closes its own steps, so a gradient may count on some servers and be dropped on others. The
+    outcome "accepted" of a push then means that at least one server accepted it. A lost or finished worker counts as
+    one of the backup workers.
 
     Args:
         backup_workers: number of workers whose gradients a step does not need, from 0 to one less than the job's
@@ -128,9 +129,9 @@ class Asynchronous(Consistency):
 class BoundedStaleness(Consistency):
     """Stale synchronous parallel (Ho et al., NIPS 2013).
 
-    A pull by a worker that has finished c steps is answered once every live worker has finished c - bound or more.
-    So no worker runs more than `bound` steps ahead of the slowest. With bound=0 every worker waits for all others at
-    each step; unlike `Synchronous`, servers still apply gradients one by one, in order of arrival.
+    A pull by a worker that has finished c steps is answered once every live worker has finished c - bound or more. So
+    no worker runs more than `bound` steps ahead of the slowest. With bound=0 every worker waits for all others at each
+    step. In contrast to `Synchronous`, servers apply the gradients of a step one by one, in order of arrival.
 
     Args:
         bound: largest distance from the slowest worker, in steps, 0 or more.

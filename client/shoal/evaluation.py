@@ -17,7 +17,7 @@ class MetricTotals:
     """The metrics of all batches added so far.
 
     Attributes:
-        samples: number of samples in them.
+        samples: number of samples in these batches.
     """
 
     def __init__(self) -> None:

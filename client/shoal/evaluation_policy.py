@@ -63,7 +63,7 @@ class EvaluationPolicy:
         metric: name of the metric that decides which evaluation is the best.
         mode: whether smaller ("min") or larger ("max") values of the metric are better. "auto" infers the mode from the
             metric's name: "min" if a word of the name begins or ends with loss, error, mse, rmse, mae, mape, nll,
-            entropy or perplexity; otherwise "max" if one begins or ends with accuracy, acc, auc, auroc, top, f1,
+            entropy or perplexity; otherwise "max" if a word begins or ends with accuracy, acc, auc, auroc, top, f1,
             precision, recall, iou, r2, ndcg, bleu or reward. For other names, "auto" is an error.
         patience: number of consecutive evaluations without an improvement after which the job ends as succeeded. 0
             means that the job never ends early.
@@ -71,8 +71,8 @@ class EvaluationPolicy:
         checkpoint_best: whether the job takes a checkpoint at each evaluation that is the best so far. The newest of
             these is kept; its name is `JOB/best`. In a synchronous job without backup workers it holds the evaluated
             values, unless another checkpoint was in progress for 10 s or longer. In all other cases it may include
-            later updates. If a synchronous job's checkpoint includes later updates, its step is
-            later than that of the evaluation.
+            later updates. If a synchronous job's checkpoint includes later updates, the checkpoint's step is later than
+            the evaluation's.
 
     Raises:
         InvalidJob: a value is out of range, or neither `metric` nor `mode` says which values are better.
@@ -83,7 +83,7 @@ class EvaluationPolicy:
         metadata=field_metadata(
             Number(0, UINT64, _COUNT),
             Option(
-                "Steps between evaluations of the held-out samples. 0 means none by steps. Default: 0.",
+                "Steps between evaluations of the held-out samples. 0 means no evaluations by steps. Default: 0.",
                 ["--evaluate-every-steps"],
                 "STEPS",
             ),
@@ -135,7 +135,10 @@ class EvaluationPolicy:
         default=False,
         metadata=field_metadata(
             flag,
-            Option("Takes a checkpoint at each evaluation that is the best so far: JOB/best.", ["--checkpoint-best"]),
+            Option(
+                "Takes a checkpoint at each evaluation that is the best so far. JOB/best means the newest of these.",
+                ["--checkpoint-best"],
+            ),
         ),
     )
 

@@ -98,7 +98,10 @@ class Zeros(Initializer):
 
 @dataclass(frozen=True)
 class Given(Zeros):
-    """Given values, which the value sender sends before the job runs. An array in a job's variables stands for this."""
+    """Given values, which the value sender sends before the job runs.
+
+    If a program or session passes an array as a variable, the variable has this initializer.
+    """
 
     name: ClassVar[str] = "given"
 

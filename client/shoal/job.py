@@ -71,8 +71,8 @@ class Job:
         name: 1 to 63 characters of a-z, 0-9 and -, starting with a letter. A name can be used again after its job has
             ended. "" means a name made from the program's name and a random suffix.
         workers: number of workers wanted. The job starts when all of them are available.
-        min_workers: number of workers with which the job starts if no more are idle. The job continues with fewer if
-            workers leave or are lost. 0 means `workers`. Only for jobs with a program.
+        min_workers: number of workers with which the job may start if no more are idle. If workers leave or are lost
+            later, the job continues even with fewer than this. 0 means `workers`. Only for jobs with a program.
         max_workers: largest number of workers. Idle workers join a running job, up to this number, if no other job
             waits for them. 0 means `workers`. Only for jobs with a program.
         consistency: the rule that orders the workers' pushes and pulls.
@@ -82,20 +82,25 @@ class Job:
         batch_size: samples in a step of one worker.
         range_size: samples in one lease, a multiple of batch_size. 0 means that the coordinator chooses.
         max_steps: steps after which a worker stops, even if data is left. 0 means no limit.
-        step_timeout_s: seconds without a step, after which a worker that others wait for restarts. 0 means automatic.
-        shards: number of shards of the variables. 0 means one, on one server, if the variables take at most 4 MiB and
-            none has a partitioner; otherwise one to four per server, the more the larger the variables are.
+        step_timeout_s: if no worker takes a step for this many seconds, the workers that the others wait for are
+            restarted. 0 lets Shoal choose.
+        shards: number of shards of the variables. 0 lets Shoal choose: one, on one server, if the variables take at
+            most 4 MiB and none has a partitioner. Otherwise one to four per server: more for larger variables.
         seed: seed of the initial values and of the order of the data, 0 to 2^64 - 1.
         wire_dtype: dtype in which values and gradients of trainable float32 variables travel. "bfloat16" and "float16"
             take half the bytes and round every gradient and value; the servers keep and update float32. "bfloat16" has
             the range of float32; "float16" has more precision, but a gradient above 65,504 is rejected as Inf.
-        overlap: whether the next pull and the previous push run while the worker computes, so that its values lack its
-            own last push. Only Asynchronous, and BoundedStaleness with a bound of 1 or more, allow this.
+        overlap: whether the next pull and the previous push run while the worker computes. The pulled values then do
+            not include the worker's own last push. Only Asynchronous, and BoundedStaleness with a bound of 1 or more,
+            allow this.
         restore: the checkpoint that the job starts from: "JOB" for the newest one of a job, "JOB/NUMBER", or "JOB/best"
             for the newest one of a best evaluation. The job restores variables, optimizer slots, worker clocks and the
-            position in the data. If only one of the two has a variable, the job fails. "" means initial values.
-        partial_restore: whether to restore only the values of variables that both have, for fine-tuning.
-        checkpoints: when checkpoints are taken and kept. None: every ten minutes and at the end, if storage exists.
+            position in the data. Without `partial_restore`, the job fails if its variables are not those of the
+            checkpoint. "" means initial values.
+        partial_restore: whether to restore only the values of variables that the checkpoint and the job both have, for
+            fine-tuning.
+        checkpoints: when checkpoints are taken and kept. None means every ten minutes and at the end, if the cluster
+            has checkpoint storage.
         evaluation: when held-out samples are evaluated, and what follows from it. None means no evaluation.
 
     Raises:
@@ -148,7 +153,7 @@ class Job:
         metadata=field_metadata(
             Instance(modes.Consistency, "give a mode, such as Synchronous()"),
             Option(
-                "Order of pushes and pulls: sync, sync:BACKUP_WORKERS, async, async:scaled, or ssp:BOUND.",
+                "Consistency mode: sync, sync:BACKUP_WORKERS, async, async:scaled, or ssp:BOUND.",
                 takes=str,
                 read=modes.parse,
                 default="sync",
@@ -213,7 +218,11 @@ class Job:
         default=0,
         metadata=field_metadata(
             Number(0, UINT32),
-            Option("Seconds until a worker that others wait for is restarted. 0: Shoal decides.", ["--step-timeout"]),
+            Option(
+                "If no worker takes a step for this many seconds, the workers that the others wait for are restarted. "
+                "0 lets Shoal choose.",
+                ["--step-timeout"],
+            ),
             json=JsonField(label=None),
         ),
     )
@@ -222,8 +231,8 @@ class Job:
         metadata=field_metadata(
             Number(0, UINT32),
             Option(
-                "Number of shards of the variables. 0 means one shard if the variables have at most 4 MiB and no "
-                "partitioner. Otherwise 0 means one to four shards per server: more for larger variables."
+                "Number of shards of the variables. 0 lets Shoal choose: one shard if the variables have at most 4 "
+                "MiB and no partitioner, otherwise one to four shards per server (more for larger variables)."
             ),
             json=JsonField(label=None),
         ),

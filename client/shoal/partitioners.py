@@ -118,7 +118,7 @@ class MinSize(Partitioner):
 class MaxSize(Partitioner):
     """Cuts as few slices as possible with at most `max_bytes` each (TensorFlow's `MaxSizePartitioner`).
 
-    A slice is larger if a single row is larger. `max_slices` has precedence over `max_bytes`.
+    If a single row is larger than `max_bytes`, each slice is one row. `max_slices` has precedence over `max_bytes`.
 
     Args:
         max_bytes: largest size of a slice, in bytes of the variable's dtype, > 0.

@@ -25,8 +25,8 @@ class StepOutput:
         loss: mean loss of the batch: a number, or an array of one element.
         gradients: gradient of the mean loss for each trainable variable, by name, in the variable's shape and dtype. It
             can also be an iterable of (name, array) pairs in any order, such as a generator: the worker then pushes the
-            first arrays while the program computes the next ones. Do not change these arrays before the next step's
-            gradients are requested. The worker reads `loss`, `updates` and `metrics` before the gradients.
+            first arrays while the program computes the next ones. Do not change these arrays before the worker requests
+            the next step's gradients. The worker reads `loss`, `updates` and `metrics` before the gradients.
         updates: values for non-trainable variables, by name: the new value (aggregation "mean" or "last") or the
             increment ("sum"). If you give one variable of an aggregation, give all variables of that aggregation. A
             variable without an update keeps its value, and nothing is sent for it.
@@ -41,7 +41,7 @@ class StepOutput:
 
 @runtime_checkable
 class AggregateMetric(Protocol):
-    """A metric of a whole set that is not the mean over its batches, such as the area under a curve."""
+    """A metric of a set of samples that is not the mean over its batches, such as the area under a curve."""
 
     def merged_with(self, other: Self) -> Self:
         """Returns the metric of both sets together. The two sets have no sample in common."""
@@ -120,7 +120,8 @@ class Blocks:
         window: number of consecutive blocks in the epoch's order whose samples are shuffled together. A worker holds
             about three windows in memory. 0 means that the samples of a block keep their order.
         runs: int64 [runs + 1], increasing from 0 to the number of blocks. The blocks of a run stay in order, because
-            they are cheaper to read that way (parts of a Parquet row group). None means that each block is a run.
+            they are cheaper to read that way (such as the parts of a Parquet row group). None means that each block is
+            a run.
 
     Raises:
         ProgramError: an argument has the wrong shape or order, or `starts` and `runs` do not match.
@@ -177,7 +178,8 @@ class BlockDataset(Dataset, Protocol):
         a generator, the worker closes it when it needs no more batches.
 
         Args:
-            plan: the batches of one leased range, each int64 [batch]. Iterate it on one thread, which may be any.
+            plan: the batches of one leased range, each int64 [batch]. Iterate it on a single thread, which can be any
+                thread.
         """
         ...
 
@@ -187,8 +189,8 @@ class Program(Protocol):
     """What a job trains: variables, data, and a function that returns gradients.
 
     A job names a factory as `package.module:factory` and passes its settings as keyword arguments. The factory is a
-    class of programs, or a function that is annotated to return one. Each worker imports the factory and calls it once.
-    The worker runs the loop: it leases samples, pulls, computes, pushes and reports.
+    program class, or a function whose return annotation names a program class. Each worker imports the factory and
+    calls it once. The worker runs the loop: it leases samples, pulls, computes, pushes and reports.
 
     Example:
         A linear model in `regression.py`. Submit it with `shoal submit regression:linear --set features=8`.
@@ -291,9 +293,9 @@ class RandomProgram(Protocol):
 class EvaluatedProgram(Protocol):
     """A program with held-out samples, on which the job evaluates it during training.
 
-    `Job.evaluation` says when. One worker evaluates all held-out samples in order, in batches of the job's batch size,
-    with the variables that it has pulled for its step. Each worker also evaluates one batch before its first step and
-    discards the result, so that errors show early.
+    `Job.evaluation` says when the job evaluates it. One worker evaluates all held-out samples in order, in batches of
+    the job's batch size, with the variables that it has pulled for its step. Each worker also evaluates one batch
+    before its first step and discards the result, so that errors show early.
     """
 
     @property
@@ -310,8 +312,8 @@ class EvaluatedProgram(Protocol):
 
         Returns:
             The mean over the batch for each metric, as a number or an array of one element, such as {"loss": 0.31}. The
-            job computes the mean over all samples. A metric that is not such a mean is an `AggregateMetric` of the
-            batch, and the job joins those of all batches.
+            job computes the mean over all samples. If a metric is not such a mean, return an `AggregateMetric` of the
+            batch. The job merges the aggregate metrics of all batches.
         """
         ...
 

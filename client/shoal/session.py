@@ -40,8 +40,9 @@ class Session:
     variables remain available to `Client.pull` until the job is dropped.
 
     Open one session per process or thread; a session is not thread-safe. If the process stalls for longer than the
-    cluster's heartbeat timeout, the session is declared lost, the others continue without it, and its next call raises
-    `Fenced`. Metrics and log lines are kept while the coordinator does not answer, and cut to fit a report.
+    cluster's heartbeat timeout, the coordinator declares the session lost. The others continue without it, and its next
+    call raises `Fenced`. While the coordinator does not answer, the session keeps metrics and the newest log lines, and
+    sends them later.
 
     Args:
         coordinator: client of the coordinator.
@@ -147,8 +148,9 @@ class Session:
                 sends the first arrays while the next are computed. Do not change these arrays before the push is
                 settled. If the generator raises, nothing counts, and the step can be pushed again. The generator must
                 not use the session.
-            updates: values, or increments for the aggregation "sum", of non-trainable variables by name. If you
-                give one variable of an aggregation, give all of them. A variable without an update keeps its value.
+            updates: values, or increments for the aggregation "sum", of non-trainable variables by name. If you give
+                one variable of an aggregation, give all variables of that aggregation. A variable without an update
+                keeps its value.
             weight: weight in the mean of a synchronous step, > 0: usually the number of samples.
             metrics: metrics of the step by name, such as {"loss": 0.3}. If there are more than 256, "loss" and the
                 first others are kept.
@@ -161,7 +163,8 @@ class Session:
         Raises:
             InvalidGradient: names, shapes or dtypes do not match; nothing counts.
             NonFiniteGradient: a gradient contains NaN or Inf; nothing has changed. `skip` the step, or push other
-                values. With overlap, the previous push contained them: its step is skipped, and this push is not sent.
+                values. With overlap, the error is about the previous push: the step of that push is skipped, and this
+                push is not sent.
             BadRequest: a metric is not a number, or `buffers` were pushed before; nothing was sent.
             Fenced, UnknownJob, JobFailed, Cancelled, Unreachable: see `pull`.
         """

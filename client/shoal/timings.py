@@ -113,14 +113,16 @@ class Straggler:
 class Comparison:
     """A comparison of the workers of a job.
 
-    Workers that are gone (no report for 10 s longer than the others) or had no data are left out.
+    Workers that had no data, and workers that are gone, are left out. A worker is gone if its last reported step is
+    older than the newest one of all workers by more than 10 s, and by more than three of its own steps.
 
     Attributes:
         typical: typical step of each worker. Each phase is a median over the common steps that the worker has taken.
-            Common steps are the latest 64 steps that two or more workers have taken. If there are fewer than 5, the
-            median is over the worker's latest 64 steps. The number and the start of a typical step are those of the
-            worker's latest step.
-        slowest: for each worker with common steps, the share of these in which its own time was the longest.
+            Common steps are the latest 64 steps that two or more workers have taken. If the worker has taken fewer than
+            5 common steps, the median is over the latest 64 steps of the worker. The number and the start of a typical
+            step are those of the last step in this median.
+        slowest: for each worker with common steps, the share of these steps in which its own time (`StepTiming.own`)
+            was the longest.
         straggler: the worker with the longest own time of a typical step, if that is at least 1.2 times the others'
             median and the worker was the slowest in more than half of the common steps. None means that there is no
             such worker, or that there are too few steps.

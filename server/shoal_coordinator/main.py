@@ -46,7 +46,8 @@ class Options:
         typer.Option(
             envvar="SHOAL_HEARTBEAT_INTERVAL",
             help="Seconds between two heartbeats of a member, less than half of --heartbeat-timeout. In a large "
-            "cluster the time is longer: the number of members divided by 400, at most a third of --heartbeat-timeout.",
+            "cluster the interval is longer: one second for each 400 members, but at most a third of "
+            "--heartbeat-timeout.",
         ),
     ] = 0.5
     keep_finished_jobs: Annotated[
@@ -54,7 +55,7 @@ class Options:
         typer.Option(
             envvar="SHOAL_KEEP_FINISHED_JOBS",
             min=0,
-            help="Number of ended jobs whose variables stay readable: the newest ones.",
+            help="Number of newest ended jobs whose variables stay readable.",
         ),
     ] = 8
     checkpoints: flags.Checkpoints = ""

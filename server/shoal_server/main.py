@@ -40,7 +40,7 @@ Grace = Annotated[
     typer.Option(
         min=0,
         envvar="SHOAL_GRACE_PERIOD",
-        help="Seconds to wait after SIGTERM until the jobs with shards here have checkpoints.",
+        help="Seconds that the server waits at most, after SIGTERM, for checkpoints of the jobs whose shards it hosts.",
     ),
 ]
 

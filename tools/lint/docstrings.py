@@ -2,10 +2,10 @@
 
     python tools/lint/docstrings.py
 
-It looks at the public functions and methods of these modules, for which ruff already demands a docstring:
+It looks at these functions and methods, for which ruff already demands a docstring:
 
-- the public modules of the two packages that users import, and of the three roles;
-- in private modules of these packages, the names that a public module exports again.
+- the public ones in the public modules of the two packages that users import, and of the three roles;
+- those in private modules of these packages whose names a public module exports again.
 
 It requires three things of a docstring:
 

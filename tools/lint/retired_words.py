@@ -16,8 +16,8 @@ Each entry of the file has the field `identifier` or `phrase`, and the field `us
 The names of files and folders are read as code; a hit there has line 0.
 
 The fields `in` and `out` are lists of globs over paths: `**` stands for any folders. An entry without `in` applies to
-all paths, or with `code = true` to the paths in `sources`, a list at the top of the file. `exempt` lists the paths to
-which no entry applies.
+all paths. If it has `code = true`, it applies only to the paths in `sources`, a list at the top of the file. `exempt`
+lists the paths to which no entry applies.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """Build hook of hatchling: records in a distribution the commit that it is built from, for `shoal version`.
 
-The commit comes from SHOAL_REVISION if this variable is set. A build without the repository, such as that of the image,
-sets it. Otherwise the commit comes from git in this folder. A wheel that is built from an sdist keeps the commit of the
-sdist. An editable install records no commit: it asks git when it runs.
+The commit comes from SHOAL_REVISION if this variable is set. A build without the repository, such as the build of the
+image, sets this variable. Otherwise the commit comes from git in this folder. A wheel that is built from an sdist keeps
+the commit of the sdist. An editable install records no commit: it asks git when it runs.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The version, which pyproject.toml has: checks that all other mentions agree, and sets it everywhere.
+"""The version of Shoal: checks that all mentions of it agree with pyproject.toml, or sets it everywhere.
 
     python tools/release/version.py          # prints the version; fails if a mention differs
     python tools/release/version.py 0.2.0    # sets it, and makes a heading for the unreleased part of CHANGELOG.md

@@ -1,6 +1,7 @@
 """Layers, losses and metrics over NumPy or CuPy, as pure functions. A program trains them.
 
-A layer returns its output with a pullback: the function that computes the gradients of the layer (`layer.Pullback`).
+A layer returns its output with a pullback: the function that computes the gradients of the layer (`layer.Pullback`). In
+the docstrings, x is a layer's input and y its output. dx and dy are the gradients of a loss with respect to x and y.
 """
 
 from shoal_nn.activations import GELU, ReLU, ReLU6, Sigmoid, Tanh

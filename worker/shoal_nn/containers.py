@@ -291,7 +291,7 @@ class ByFeature(_Branches):
     features are data.
 
     Example:
-        The output is [batch, 9], of one feature with row numbers and one with floats.
+        One feature has the numbers of table rows, and the other has floats. The output is [batch, 9].
 
             ByFeature({"occupation": Embedding(21, 8), "age": Column()}, Concat())
 

@@ -26,9 +26,9 @@ Arrays = Mapping[str, Array]
 Pullback = Callable[[Array], tuple[dict[str, Array], Array]]
 """The function that a layer's forward pass returns for its backward pass.
 
-It takes dy, the gradient of a loss by the layer's output, of the output's shape and dtype. It returns the gradients by
-the parameters (with their names, shapes and dtypes), and dx, the gradient by the input (with its shape and dtype), or
-None.
+It takes dy, the gradient of a loss with respect to the layer's output, in the output's shape and dtype. It returns two
+values: the gradients with respect to the parameters, with their names, shapes and dtypes; and dx, the gradient with
+respect to the input, in the input's shape and dtype, or None.
 """
 
 
@@ -136,9 +136,9 @@ class Layer(ABC):
 
         Returns:
             The output, the new state, and the pullback. The new state has all state variables, changed or not, except
-            those of `Frozen` layers. The pullback takes dy, the gradient of a loss by the output. It returns the
-            gradients by the parameters, by name, and dx, the gradient by the input, which can be None. It may be called
-            any number of times.
+            those of `Frozen` layers. The pullback takes dy, the gradient of a loss with respect to the output. It
+            returns the parameters' gradients by name, and dx, the gradient with respect to the input, which can be
+            None. The pullback may be called any number of times.
 
         Raises:
             InvalidShape: the layer does not accept the array, or a variable is missing or has another shape.

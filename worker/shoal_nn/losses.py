@@ -20,8 +20,8 @@ def softmax_cross_entropy(logits: Array, labels: Array) -> tuple[Array, Array]:
             arbitrary class.
 
     Returns:
-        The loss, a 0-d array on the same device, and its gradient by the logits, of their dtype. For 16-bit floats, the
-        loss is computed and returned in float32.
+        The loss, a 0-d array on the same device, and its gradient with respect to the logits, in their dtype. For
+        16-bit floats, the loss is computed and returned in float32.
 
     Raises:
         InvalidShape: the shapes do not match, or the logits are not floats.

@@ -66,8 +66,8 @@ class Policy:
 class LossScale:
     """Dynamic loss scale: a factor of the loss's gradient that keeps small gradients from vanishing in float16.
 
-    If a gradient overflows, the step is skipped and the scale is halved. After `interval` good steps it is doubled.
-    Objects are immutable: `after` returns the next one.
+    If a gradient overflows, the step is skipped and the scale is halved. A step without an overflow is a good step.
+    After `interval` good steps the scale is doubled. Objects are immutable: `after` returns the next one.
 
     Example:
         A step of a loop with a variable `scale`:

@@ -36,7 +36,7 @@ class Objective(ABC):
 
     @abstractmethod
     def loss(self, outputs: Array, labels: Array) -> tuple[Array, Array]:
-        """Returns the mean loss of a batch and its gradient by the outputs."""
+        """Returns the mean loss of a batch, and its gradient with respect to the outputs."""
 
     @abstractmethod
     def accuracy(self, outputs: Array, labels: Array) -> Array:

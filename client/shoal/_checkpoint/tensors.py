@@ -1,10 +1,10 @@
 """The header of a tensor file in the safetensors format.
 
 A file in this format (https://huggingface.co/docs/safetensors) has three parts: the header's length in 8 bytes,
-little-endian; the header, a JSON object by tensor name; and the bytes of the tensors without gaps. The safetensors
-library copies tensors before it writes them, and reads local files only. Shoal therefore has this module: a server
-writes arenas of many GB without a copy, and reads parts of a file from any storage. Tests check that the library reads
-the files of this module, and that this module reads the files of the library.
+little-endian; the header, a JSON object with one field for each tensor; and the bytes of the tensors without gaps. The
+safetensors library copies tensors before it writes them, and reads local files only. Shoal therefore has this module: a
+server writes arenas of many GB without a copy, and reads parts of a file from any storage. Tests check that the library
+reads the files of this module, and that this module reads the files of the library.
 """
 
 import json

@@ -50,7 +50,8 @@ def jobs(
 def wait(
     job: options.JobArgument,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Shows the job's events from its start, as `shoal submit --follow`.")
+        bool,
+        typer.Option("--follow", "-f", help="Shows the job's events from its start, as `shoal submit --follow` does."),
     ] = False,
     timeout: Annotated[float | None, typer.Option(min=0, help="Time limit in seconds. Default: none.")] = None,
     tensorboard: options.TensorBoardOption = None,

@@ -35,8 +35,8 @@ class TensorBoard:
     | FOLDER | progress/samples_per_s, progress/epoch | pushes of all workers |
     | FOLDER | checkpoint/bytes, checkpoint/seconds | the checkpoint's step |
 
-    Times are those of the events. Records that the folder already has are not written again, so a job can be watched
-    several times into the same folder. A folder can hold several jobs that run one after the other. Jobs that run at
+    Times are those of the events. Records that the folder already has are not written again, so you can watch a job
+    several times with the same folder. A folder can hold several jobs that run one after the other. Jobs that run at
     the same time need separate folders.
 
         handle.wait(callbacks=[shoal.callbacks.TensorBoard("runs/digits")])

@@ -1,8 +1,8 @@
 """Control of Python's garbage collector during the start of a process.
 
-Modules, classes and machine code are hundreds of thousands of objects that never become garbage. While a process
-starts, the collector would traverse them repeatedly, which takes a seventh of the time of the start. Later it would
-traverse them at every full collection, and a full collection stops all threads of the process.
+Modules, classes and machine code are hundreds of thousands of objects that never become garbage. Without this module,
+the collector would traverse them repeatedly while a process starts. This would take a seventh of the time of the start.
+Later it would traverse them at every full collection, and a full collection stops all threads of the process.
 """
 
 import gc

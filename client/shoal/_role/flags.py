@@ -17,7 +17,7 @@ Name = Annotated[
     str,
     typer.Option(
         envvar="SHOAL_NAME",
-        help="Member id: 1 to 63 characters of a-z, 0-9 and -. Keep it over restarts.",
+        help="Member id: 1 to 63 characters of a-z, 0-9 and -. Keep the same id across restarts.",
         show_default="role, host name and random suffix",
     ),
 ]
@@ -93,8 +93,8 @@ AllowPrograms = Annotated[
         "--allow-program",
         envvar="SHOAL_ALLOW_PROGRAM",
         metavar="PATTERN",
-        help="Program that jobs may name: module:factory, or a module, such as vision, with everything in it. '.' "
-        "means the modules under --path; * stands for any text, ? for any character. Repeatable; in "
+        help="Program that jobs may name: module:factory, or a module (such as vision), which allows everything in "
+        "it. '.' means the modules under --path; * stands for any text, ? for any character. Repeatable; in "
         "SHOAL_ALLOW_PROGRAM, patterns are separated by spaces. Default: '.' and shoal_nn.",
     ),
 ]

@@ -16,7 +16,7 @@ class Role(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ServerLoad:
-    """The load of a server. The counters start at 0 with its process; for a rate, take the difference of two loads.
+    """The load of a server. The counters start at 0 with the process. For a rate, take the difference of two loads.
 
     Attributes:
         updates: updates applied.

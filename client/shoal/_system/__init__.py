@@ -1,7 +1,7 @@
 """Access to the host and the installation: optional packages, plugins, files, volumes, host identity and build.
 
-Other packages import the modules `volumes`, `build` and `private_files` by their own names. Every package may import
-this one. It imports nothing of Shoal except `errors`.
+This file does not export `volumes`, `build` and `private_files`: other packages import these modules directly. Every
+package may import this one. It imports nothing of Shoal except `errors`.
 """
 
 from shoal._system.atomic_file import atomic_write

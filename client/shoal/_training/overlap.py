@@ -1,6 +1,6 @@
 """Pipeline of pulls and pushes that run while a worker computes.
 
-One thread fetches the next values and sends the last gradients, in this order:
+One thread sends the gradients of the last step, and then fetches the values of the next step:
 
     the loop      | compute step 0 |       compute step 1        |       compute step 2
     the thread    | pull for 1     | push of 0, then pull for 2  | push of 1, then pull for 3

@@ -1,4 +1,4 @@
-"""Lists of buffers that one system call sends or fills: what is left of them after a part was moved."""
+"""Lists of buffers that one system call sends or fills, and the rest of a list after some of its bytes were moved."""
 
 from typing import Any
 

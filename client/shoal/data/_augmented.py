@@ -33,7 +33,7 @@ class Augmented(DatasetWrapper):
 
     Attributes:
         dataset: the data set.
-        prefetch: number of batches to read ahead, that of the data set.
+        prefetch: number of batches to read ahead, the same as for the data set.
         blocks: blocks of the data set, if it has blocks.
 
     Raises:

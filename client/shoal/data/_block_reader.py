@@ -78,7 +78,7 @@ class BlockReader(ABC):
             indices: numbers of the samples, int64 [n].
 
         Raises:
-            InvalidData: there are no numbers, or a block cannot be read.
+            InvalidData: `indices` is empty, or a block cannot be read.
             IndexError: a number is out of range.
         """
         numbers = np.asarray(indices, np.int64)

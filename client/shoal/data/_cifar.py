@@ -41,7 +41,8 @@ class Cifar10:
         classes: names of the classes, by label.
 
     Raises:
-        InvalidData: the folder has the Python version, or a file is missing, truncated or not a CIFAR-10 file.
+        InvalidData: the folder has the Python version of CIFAR-10, or a file is missing, truncated or not a CIFAR-10
+            file.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, train: bool = True, prefetch: int = DEFAULT_PREFETCH) -> None:

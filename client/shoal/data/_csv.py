@@ -51,8 +51,8 @@ class Csv(BlockReader):
 
     Raises:
         InvalidData: a file is missing, empty, compressed or has other columns than the first, or an argument is
-            invalid. A batch raises it if a row has too few or too many values, or a value has another type or is
-            missing.
+            invalid. Reading a batch raises it if a row has too few or too many values, or a value has another type or
+            is missing.
         ImportError: pyarrow is not installed, or fsspec is not installed and a URL is given.
     """
 

@@ -21,7 +21,7 @@ class DatasetWrapper(ABC):
 
     Attributes:
         dataset: the other data set.
-        prefetch: number of batches to read ahead, that of the data set.
+        prefetch: number of batches to read ahead, the same as for the data set.
         blocks: blocks of the data set, if it has blocks.
     """
 

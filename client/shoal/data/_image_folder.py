@@ -26,9 +26,10 @@ class ImageFolder:
         dataset = ImageFolder("flowers/train", size=(224, 224))  # flowers/train/rose/0001.jpg, ...
 
     A batch is the tuple (images, labels): uint8 [n, height, width, 3], with 1 channel in mode "L", and int64 [n].
-    Classes are numbered by name and images by path within them, so the numbers do not depend on the folder's location.
-    The prefetching thread decodes the images of a batch. It decodes only the first frame of an image, and ignores
-    transparency and orientation tags. Hidden files and files without the suffix of an image are left out.
+    Classes are numbered in the order of their names, and the images of a class in the order of their paths. So the
+    numbers do not depend on the folder's location. The prefetching thread decodes the images of a batch. It decodes
+    only the first frame of an image, and ignores transparency and orientation tags. Hidden files and files without the
+    suffix of an image are left out.
 
     The constructor reads the header of every image. Damage after the header is detected when a batch needs the image.
 
@@ -40,9 +41,10 @@ class ImageFolder:
         crop: whether to crop an image at its center to the aspect ratio of `size`. False means that it is stretched.
         max_pixels: largest number of pixels of an image in its file. A larger one counts as unreadable and is not
             decoded. Pillow's own limit, `Image.MAX_IMAGE_PIXELS`, also applies.
-        skip_unreadable: whether a batch replaces an unreadable image and its label by those of the last readable image
-            before it, or of the first one after it if there is none before. False means that unreadable images are an
-            error. Files that cannot be opened and disk failures are always errors.
+        skip_unreadable: whether a batch replaces an unreadable image and its label by those of another image of the
+            batch: the last readable one before it. If there is none before it, the first readable image of the batch is
+            used. False means that unreadable images are an error. Files that cannot be opened and disk failures are
+            always errors.
         prefetch: number of batches to read ahead. 0 means that each batch is read at its step.
 
     Attributes:
@@ -50,7 +52,8 @@ class ImageFolder:
 
     Raises:
         InvalidData: the folder is missing, has no classes or a class without images; an argument is invalid; or,
-            without `skip_unreadable`, an image cannot be read. A batch raises it if none of its images can be read.
+            without `skip_unreadable`, an image cannot be read. Reading a batch raises it if none of its images can be
+            read.
         ImportError: Pillow is not installed.
     """
 

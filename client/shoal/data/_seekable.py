@@ -37,8 +37,8 @@ class Seekable(BlockReader):
         prefetch: number of batches to read ahead. 0 means no prefetching.
 
     Raises:
-        InvalidData: the source has no samples or neither method, or a number is out of range. A batch raises it if the
-            source returns arrays of another length or structure.
+        InvalidData: the source has no samples or neither method, or a number is out of range. Reading a batch raises it
+            if the source returns arrays of another length or structure.
     """
 
     def __init__(self, source: Any, *, block: int = 1024, window: int = 1, prefetch: int = DEFAULT_PREFETCH) -> None:

@@ -21,8 +21,9 @@ class Subset:
 
         first = Subset(dataset, slice(1000))
 
-    All subsets of one data set share a lock, and so do subsets of data sets that wrap it as their `dataset`. Only one
-    thread at a time therefore reads the data set, even if one subset is used for training and another for evaluation.
+    All subsets of one data set share a lock. If another data set wraps it as its attribute `dataset`, subsets of the
+    wrapper use the same lock. Only one thread at a time therefore reads the data set, even if one subset is used for
+    training and another for evaluation.
 
     Args:
         dataset: a data set without blocks.
@@ -30,7 +31,7 @@ class Subset:
 
     Attributes:
         dataset: the data set.
-        prefetch: number of batches to read ahead, that of the data set.
+        prefetch: number of batches to read ahead, the same as for the data set.
 
     Raises:
         InvalidData: the data set has blocks, or `samples` is empty, invalid or out of range.

@@ -69,7 +69,7 @@ class Optimizer(Specification):
         """Returns the learning rate of an update.
 
         Args:
-            version: number of updates that the shard has applied before.
+            version: number of updates that the shard has applied before this update.
         """
         given = self.learning_rate
         return given.rate(version) if isinstance(given, Schedule) else given  # a new schedule per call is too slow
@@ -126,7 +126,7 @@ class SGD(Optimizer, name="sgd"):
         x := x - lr * g
 
     Args:
-        learning_rate: see `Optimizer`, also for weight_decay and decay_exclude of all optimizers.
+        learning_rate: see `Optimizer`, which also describes weight_decay and decay_exclude.
     """
 
 

@@ -116,7 +116,7 @@ def _checked(where: str, value: object, kind: type, value_range: ValueRange) -> 
 
 @dataclass(frozen=True)
 class Schedule(Specification, ABC):
-    """A learning rate as a function of the version v, the number of updates that the shard has applied before.
+    """A learning rate as a function of the version v, the number of updates that the shard has applied so far.
 
     With `warmup_steps` w > 0, the rate first rises linearly (Goyal et al., 2017, arXiv:1706.02677):
     rate(v) = learning_rate * (v + 1) / w for v < w. After that, the schedule is computed with v - w.

@@ -1,4 +1,4 @@
-"""Probe of a running cluster for tests: the servers' history, and sessions in threads."""
+"""Probe of a running cluster for tests: the pulls and pushes that its servers admitted, and sessions in threads."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Rig for the cluster machine: a fake clock, an inspectable store, and random sequences of events."""
+"""Rig for the coordinator's state machine: a fake clock, an inspectable store, and random sequences of events."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

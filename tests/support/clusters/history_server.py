@@ -1,6 +1,7 @@
-"""Parameter server that also returns the pushes that its shards admitted: `history_server.py COORDINATOR NAME`.
+"""Parameter server that records what its shards admit: `history_server.py COORDINATOR NAME`.
 
-It is the server role with one more service for tests (`ask`). It ends when its standard input closes.
+It is the server role with one more service for tests: `ask` returns the pulls and pushes that a shard admitted. The
+process ends when its standard input closes.
 """
 
 import json

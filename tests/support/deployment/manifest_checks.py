@@ -1,4 +1,4 @@
-"""Checks of the manifests, and the manifests that each one applies to."""
+"""Checks of the manifests, and the list of the manifests that each check applies to."""
 
 from collections.abc import Sequence
 from functools import cache

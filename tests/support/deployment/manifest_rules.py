@@ -1,6 +1,6 @@
 """Rules for Shoal's manifests beyond the schema. Each rule is a function from objects to complaints.
 
-`manifest_network` has the network policies, `pod_security` the security of pods.
+`manifest_network` has the rules of network policies, and `pod_security` those of the security of pods.
 """
 
 from collections.abc import Callable, Iterator, Sequence

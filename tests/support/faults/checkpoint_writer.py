@@ -1,4 +1,4 @@
-"""Process that writes a checkpoint and kills itself at a step of it: checkpoint_writer.py ROOT NUMBER POINT SEED.
+"""Process that writes a checkpoint and kills itself at a given point: checkpoint_writer.py ROOT NUMBER POINT SEED.
 
 It writes as servers and the coordinator do: three shards, then the manifest. The process wraps the system calls of a
 write. At the call that POINT selects, it kills itself. If POINT is "none", it writes everything.

@@ -1,7 +1,7 @@
 """Coordinator that crashes at a step of a checkpoint or a restore: crashing_coordinator.py DOOM FLAGS.
 
-It is `shoal coordinator FLAGS`, with wrapped calls at the start of each step. If the file DOOM exists, the process
-kills itself by SIGKILL instead of taking the step that the file names.
+It runs `shoal coordinator FLAGS`, and wraps the calls that begin a step. If the file DOOM exists, the process kills
+itself by SIGKILL instead of taking the step that the file names.
 """
 
 import os

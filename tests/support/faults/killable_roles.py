@@ -3,8 +3,8 @@
 They are forks of one process, the nursery. The nursery has no threads, and has already imported and compiled what the
 forks need. The shared-memory segments of the forks are in a folder of the test, apart from all other segments.
 
-A doomed process kills itself by SIGKILL at the n-th line that it executes of the code that shares memory. With each n
-in turn, a test covers every moment of this code.
+A doomed process counts the lines that it executes in the code that shares memory. At the n-th such line, it kills
+itself by SIGKILL. A test repeats this with each n, and so covers every moment of this code.
 """
 
 import itertools

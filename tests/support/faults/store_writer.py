@@ -1,7 +1,7 @@
 """Process that writes transactions until it is killed: store_writer.py PATH.
 
-It prints the number of each durable transaction. Each one sets a few records to its number and deletes one of the
-others.
+It prints the number of each durable transaction. Each transaction sets a few records to its number, and deletes one of
+the other records.
 """
 
 import itertools

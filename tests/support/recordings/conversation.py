@@ -1,15 +1,15 @@
 """Recordings of the wire: how calls and frames are kept in files and compared.
 
 A conversation is what passes between clients and servers, in order, as bytes: gRPC messages, statuses, error details,
-and the frames of lanes. `recorder` records it between real clients and real servers. `playback` plays one side of it to
-the other, real side.
+and the frames of lanes. `recorder` records it between real clients and real servers. `playback` plays one recorded
+side against a real other side.
 
 Bytes are compared as they are, except in messages that differ from run to run:
 
 - `STAND_INS` lists the fields that hold an address, a secret or a version of the process. The recording has a fixed
   value in place of each. During playback, the value of the current process replaces the fixed value. So the test still
   checks that the field holds the right value.
-- `CLEARED` lists the fields that hold a time which no caller can pass in.
+- `CLEARED` lists the fields that hold a time which the tests cannot set. These fields are left empty.
 - Protobuf does not fix the order of a map's entries. A message type that can hold a map is decoded and encoded again
   with its entries in order. Unknown fields stay, so a field whose number has changed is still found.
 

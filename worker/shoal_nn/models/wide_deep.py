@@ -21,11 +21,12 @@ def wide_deep(
     hidden: Sequence[int] = (1024, 512, 256),
     cross_rows: int = 10_000,
 ) -> Parallel:
-    """Returns a Wide & Deep model: the sum of a linear model, the wide part, and a perceptron, the deep part.
+    """Returns a Wide & Deep model: the sum of a linear model (the wide part) and a perceptron (the deep part).
 
     The input is features by name, such as {"occupation": [batch], "age": [batch]}. The output is [batch, classes]
-    logits. The wide part has a weight for each class and each category or hashed cross, which starts at 0. The input of
-    the deep part is the embeddings of the categories, and the numbers. Only the deep part has a bias.
+    logits. For each class, the wide part has one weight per category and one per row of a cross's table. These weights
+    start at 0. The input of the deep part is the embeddings of the categories, and the numbers. Only the deep part has
+    a bias.
 
     Variables: "wide/features/occupation/table", "wide/occupation*sex/weights/table",
     "deep/features/occupation/table", "deep/hidden0/kernel", ..., "deep/head/bias".
