@@ -193,19 +193,24 @@ def test_coordinator_with_memory_store_forgets_its_jobs() -> None:
             session.push({"w": np.ones(3)})
 
 
-# SIGINT takes the same way as SIGTERM; `test_up_ends_with_all_its_roles` sends both.
+# `test_up_restarts_a_role_that_dies_and_ends_at_ctrl_c` sends SIGINT.
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_nothing_outlives_shoal_up(number: signal.Signals) -> None:
-    """However `shoal up` ends, and with a job running, none of its roles or trainers is left."""
-    command = [sys.executable, "-m", "shoal", "up", "--servers", "1", "--workers", "1", "--listen", "127.0.0.1:0"]
+def test_nothing_outlives_shoal_up(number: signal.Signals, tmp_path: Path) -> None:
+    """However `shoal up` ends, and with a job running, none of its roles, trainers and files is left."""
+    command = [sys.executable, "-m", "shoal", "up", "--servers", "1", "--workers", "1", "--path", str(TESTS), "--json"]
     up = subprocess.Popen(
-        [*command, "--path", str(TESTS), "--json"], stdout=subprocess.PIPE, text=True, start_new_session=True
+        [*command, "--listen", "127.0.0.1:0", "--page-listen", "127.0.0.1:0"],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
     )
     assert up.stdout
     address = json.loads(up.stdout.readline())["address"]
     with shoal.Client(address) as client:
         job = client.submit(gated("/nonexistent/gate", workers=1))
         wait_until(running(job), what="the job's start")
+    assert list(tmp_path.rglob("coordinator.db"))
     family = psutil.Process(up.pid).children(recursive=True)
     assert len(family) >= 4  # a coordinator, a server, a worker, its trainer
     os.kill(up.pid, number)
@@ -213,6 +218,7 @@ def test_nothing_outlives_shoal_up(number: signal.Signals) -> None:
     up.stdout.close()
     _, alive = psutil.wait_procs(family, timeout=20)
     assert not alive, f"still there: {alive}"
+    assert not list(tmp_path.iterdir())
 
 
 def member(client: shoal.Client, name: str) -> MemberStatus:

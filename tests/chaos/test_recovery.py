@@ -23,7 +23,7 @@ from support.waiting import wait_until
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 
 KILLS = run_lengths.runs(1, 20)
-SIZE, EPOCHS, BATCH, WORKERS = 512, 6, 8, 3
+SIZE, EPOCHS, BATCH, WORKERS = 512, 6, 8, run_lengths.size(2, 3)
 STEPS = SIZE * EPOCHS // (BATCH * WORKERS)
 
 
@@ -133,6 +133,8 @@ def test_job_has_the_same_result_after_the_whole_cluster_is_killed(
     print(f"{KILLS} of {KILLS} ended with the same bits, within {counted.worst:.1f} s of the cluster's return")
 
 
+# In the short form, a server dies in the tests of a damaged checkpoint and of the coordinator's death.
+@run_lengths.long_only
 def test_dead_server_takes_the_job_back_to_its_last_checkpoint(
     cluster: shoal.LocalCluster, client: shoal.Client, unbroken: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
