@@ -5,9 +5,9 @@ the outcome of an effect as an event, and the effect ends when the machine has h
 dies before that, the next one repeats the effect.
 
 Each job has a queue of effects, and another one for its slow effects. The effects of a queue run one after the other.
-There is one exception: admissions of workers that follow each other share their calls to servers, and so do removals of
-workers. So when a coordinator dies, only the first pending effects of each queue can have been carried out already, in
-whole or in part.
+There is one exception: consecutive admissions in a queue share their calls to servers, and so do consecutive removals
+of workers. So when a coordinator dies, only the effects at the head of each queue (one effect, or one such group) can
+have been carried out already, in whole or in part.
 
 The thread for a queue comes from the pool of its first effect's kind (`_Pool`), so that no kind of effect waits for
 another. A server that does not answer blocks only the threads of the effects that call it.
