@@ -46,7 +46,7 @@ class Options:
         typer.Option(
             envvar="SHOAL_HEARTBEAT_INTERVAL",
             help="Seconds between two heartbeats of a member, less than half of --heartbeat-timeout. In a large "
-            "cluster the interval is longer: one second for each 400 members, but at most a third of "
+            "cluster the interval is longer: one second for each 340 members, but at most a third of "
             "--heartbeat-timeout.",
         ),
     ] = 0.5

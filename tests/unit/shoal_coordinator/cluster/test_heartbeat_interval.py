@@ -3,7 +3,9 @@
 import random
 
 import pytest
+from typer.testing import CliRunner
 
+from shoal._cli.app import app
 from shoal.consistency import Synchronous
 from shoal.job import Job
 from shoal.status import Role
@@ -112,3 +114,8 @@ def test_a_step_that_is_reported_late_is_no_hang() -> None:
     rig.now += 2.0
     rig.handle(events.TimePassed())
     assert set(rig.machine.job("a").workers) == {"w0"}
+
+
+def test_help_names_the_number_of_members_for_each_second() -> None:
+    found = CliRunner().invoke(app, ["coordinator", "--help"], env={"COLUMNS": "200"})
+    assert f"one second for each {CALLS_PER_S:.0f} members" in " ".join(found.output.replace("│", " ").split())
