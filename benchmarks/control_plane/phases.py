@@ -3,9 +3,11 @@
 Each measurement is a phase. `scale` and `admission` choose which phases they run. A phase needs the phases before it.
 """
 
+import statistics
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +17,8 @@ import shoal
 from shoal.status import JobState, Role
 
 JOB = "scale"
+WATCHERS = 60
+_WATCH_ROUNDS = 3
 _POLL_S = 0.25
 
 
@@ -138,6 +142,20 @@ def train(run: Simulation) -> dict[str, Any]:
     }
 
 
+def watch(run: Simulation) -> dict[str, Any]:
+    """Measures by turns what a call costs the coordinator without watchers, and while clients watch another job.
+
+    Returns:
+        The number of watchers, and the ratio of the two costs, the median of the rounds.
+    """
+    ratios = []
+    for number in range(_WATCH_ROUNDS):
+        without = _us_per_call(run, run.scale.measured_s / 3)
+        with _watched(run, f"watched-{number}"):
+            ratios.append(_us_per_call(run, run.scale.measured_s / 3) / without)
+    return {"watchers": WATCHERS, "watched_ratio": round(statistics.median(ratios), 3)}
+
+
 def remove(run: Simulation) -> dict[str, Any]:
     """Silences a worker of each process, and measures until the last server has released it.
 
@@ -180,6 +198,31 @@ def rest(run: Simulation) -> dict[str, Any]:
     return {
         "us_per_heartbeat": round(1e6 * max(0.0, cores - run.facts["cores_without_members"]) * seconds / max(1, calls))
     }
+
+
+@contextmanager
+def _watched(run: Simulation, name: str) -> Iterator[None]:
+    """Lets many clients watch a job that waits for a worker."""
+    job = run.client.submit(shoal.Job("simulated:job", name=name, workers=1))
+    with ExitStack() as clients, ThreadPoolExecutor(WATCHERS) as pool:
+        for _ in range(WATCHERS):
+            watcher = clients.enter_context(shoal.connect(run.client.address)).job(name)
+            pool.submit(lambda watcher=watcher: list(watcher.events()))
+        yield
+        job.cancel()
+
+
+def _us_per_call(run: Simulation, seconds: float) -> float:
+    """Returns the coordinator's processor time for a heartbeat or report, in microseconds."""
+    before = _calls(run)
+    cores, taken = _cores_timed(run.coordinator, seconds)
+    return 1e6 * cores * taken / max(1, _calls(run) - before)
+
+
+def _calls(run: Simulation) -> int:
+    """Returns the number of heartbeats and reports so far."""
+    workers, servers = ask(run.workers), ask(run.servers)
+    return int(workers["heartbeats"] + workers["reports"] + servers["heartbeats"])
 
 
 def _cores(pid: int, seconds: float) -> float:

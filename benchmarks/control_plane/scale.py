@@ -4,9 +4,9 @@ python benchmarks/control_plane/scale.py [--workers N] [--servers N] ... [--keep
 
 The coordinator is real, in a process of its own, and its members are simulated (`members`): they register, enter one
 job, send heartbeats and report. The script measures how long entry takes, the coordinator's processor time while
-all workers train, how soon servers release a silent worker, and how soon the last worker learns that its job was
-cancelled. It then measures what steps cost real servers and workers (`constants`); `--short` takes these costs from
-benchmarks/results/scale.json.
+all workers train, without watchers and while clients watch another job, how soon servers release a silent worker, and
+how soon the last worker learns that its job was cancelled. It then measures what steps cost real servers and workers
+(`constants`); `--short` takes these costs from benchmarks/results/scale.json.
 
 It prints one JSON line. Its exit status is 1 if a target is missed. `--keep` writes the line to
 benchmarks/results/scale.json, and renews the tables and the chart of docs/explanation/scale.md (`scale_page`).
@@ -25,17 +25,19 @@ import machine
 import scale_page
 from admission import scale_of
 from constants import data_plane
-from phases import Scale, admit, cancel, remove, rest, simulated, train
+from phases import Scale, admit, cancel, remove, rest, simulated, train, watch
 
 # Targets for 1,000 workers, 100 servers and a heartbeat timeout of 10 s: cores, and seconds.
 CORES, ADMISSION_S, CANCEL_S, REMOVAL_AFTER_TIMEOUT_S = 0.3, 10.0, 3.0, 1.0
+# Cost of a call while many clients watch another job, relative to its cost without watchers.
+WATCHED_RATIO = 1.1
 
 
 def control_plane(scale: Scale) -> dict[str, Any]:
     """Returns the measurements of one run."""
     with simulated(scale) as run:
         measured = dict(run.facts)
-        for phase in (admit, train, remove, cancel, rest):
+        for phase in (admit, train, watch, remove, cancel, rest):
             measured |= phase(run)
         return measured
 
@@ -46,6 +48,7 @@ def misses(measured: dict[str, Any]) -> list[str]:
         "admitted_s": ADMISSION_S,
         "joined_s": ADMISSION_S,
         "coordinator_cores": CORES,
+        "watched_ratio": WATCHED_RATIO,
         "cancel_s": CANCEL_S,
         "released_after_s": measured["heartbeat_timeout_s"] + REMOVAL_AFTER_TIMEOUT_S,
         "declared_lost": 0,

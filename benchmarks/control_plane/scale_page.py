@@ -65,6 +65,11 @@ def _control_plane(result: Mapping[str, Any]) -> str:
         ("heartbeats and reports that the coordinator answers", f"{found['calls_per_s']:g} /s", ""),
         ("coordinator CPU while all train", f"{found['coordinator_cores']:g} cores", "under 0.3"),
         ("coordinator CPU time of a heartbeat or report while all train", f"{found['us_per_call']} µs", ""),
+        (
+            f"the same while {found['watchers']} clients watch another job, relative to that without them",
+            f"{found['watched_ratio']:g}",
+            "at most 1.1",
+        ),
         ("coordinator CPU time of a heartbeat while no job runs", f"{found['us_per_heartbeat']} µs", ""),
         (
             "from the last call of a silent worker until every server has released it",
