@@ -1,4 +1,4 @@
-"""Clusters of real processes on loopback."""
+"""Fixtures of all tests: clusters of real processes on loopback."""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,7 @@
-"""A process dies at each step of writing a checkpoint: the last complete one is restored, which may be this one."""
+"""Death of a process at each step of writing a checkpoint: the newest complete checkpoint can still be restored.
+
+This may be the checkpoint that the process was writing.
+"""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""A coordinator that is killed, as by `kill -9`, and started again on its store: nothing is lost and nobody notices."""
+"""Coordinator that is killed by SIGKILL and restarted on its store: no state is lost, and training continues."""
 
 import subprocess
 import sys

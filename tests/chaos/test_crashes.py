@@ -1,4 +1,4 @@
-"""Processes that die, as they do, and what is left of the work: everything that was promised."""
+"""Crashes of workers, trainers, servers and the coordinator: accepted work is kept, and failed jobs state a reason."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What the ledger says of a job's data, and what the variables say, when workers are killed and when none is."""
+"""Ledger and variables of a job: each sample is visited once an epoch, and at least once when workers are killed."""
 
 import random
 import threading

@@ -1,4 +1,4 @@
-"""Jobs that lose their shards, by the death of a server or of everything, and go on from their newest checkpoint."""
+"""Jobs that lose their shards with one server or with the whole cluster, and continue from their newest checkpoint."""
 
 import json
 import random

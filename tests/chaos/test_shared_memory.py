@@ -1,4 +1,4 @@
-"""Shared memory is gone when its users are, however they end: no name is left, and nothing mapped by who lives on."""
+"""Shared memory after its users end or are killed: no segment is left, and no surviving process keeps one mapped."""
 
 import random
 import signal

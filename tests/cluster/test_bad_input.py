@@ -1,4 +1,4 @@
-"""Bad input to a running cluster: a clear error, nothing lost, and the cluster goes on."""
+"""Bad input to a running cluster: the error is clear, no state is lost, and the cluster keeps working."""
 
 import json
 import socket

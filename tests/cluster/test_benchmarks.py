@@ -1,4 +1,4 @@
-"""`make bench` end to end, in its short form and without peers: that it runs, not how fast."""
+"""`make bench` from end to end in its short form, without peers. The tests check that it runs, not how fast."""
 
 import json
 import subprocess

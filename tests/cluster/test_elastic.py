@@ -1,4 +1,4 @@
-"""Workers that join a running job, and leave it."""
+"""Workers that join a running job, and workers that leave it."""
 
 import dataclasses
 import signal

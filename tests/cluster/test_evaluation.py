@@ -1,4 +1,4 @@
-"""Evaluation in jobs of real processes: in every mode, in the midst of deaths, and what follows from it."""
+"""Evaluation in jobs of real processes: all modes, early stopping, best checkpoints, and workers that die."""
 
 import re
 import shlex

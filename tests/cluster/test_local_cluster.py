@@ -1,4 +1,4 @@
-"""A cluster of real processes: it starts, says why if it cannot, and leaves nothing behind, whichever process dies."""
+"""Local cluster of real processes: it starts, explains a failed start, and leaves nothing behind if a process dies."""
 
 import json
 import os

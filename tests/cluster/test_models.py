@@ -1,4 +1,4 @@
-"""Programs to submit as they are, in jobs of real processes: from a whole model to a fine-tuned one, and a table."""
+"""Programs of `shoal_nn` in jobs of real processes: an image model that is trained and fine-tuned, and a table."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The promises of DESIGN, on real processes: exact, bounded, counted, converging."""
+"""Guarantees of the consistency modes on real processes: exact sums, bounded staleness, counted updates, learning."""
 
 import subprocess
 import sys

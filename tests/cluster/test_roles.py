@@ -1,4 +1,4 @@
-"""What every role has, however it is deployed: metrics, health, reflection, logs for machines, a clean end."""
+"""Features that every role has in any deployment: metrics, health, reflection, JSON logs, a clean end."""
 
 import json
 import re

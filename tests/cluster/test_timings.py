@@ -1,4 +1,4 @@
-"""Where the time of steps goes, on real processes: the worker that holds up the others is named, and why."""
+"""Step timings of real processes: they name the worker that delays the others, and the phase that is slow."""
 
 from pathlib import Path
 from typing import Any

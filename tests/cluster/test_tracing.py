@@ -1,4 +1,4 @@
-"""A cluster of processes that is told by its environment where to export to: a step's spans of all roles, together."""
+"""Traces of a cluster whose environment names a collector: the spans of a step from all roles are in one trace."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""The ways that values and gradients take: the one that was asked for, or the next best; the same bits on each."""
+"""Transports of a running cluster: the requested one or the next best is used, and each trains the same bits."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Gradients and values that travel as halves, on real processes: what is rounded, what is not, and what it costs."""
+"""16-bit wire dtypes on real processes: which arrays are rounded, and how bytes and accuracy change."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Checkpoints of real servers, without a coordinator: consistent cuts, any number of shards, no damage used."""
+"""Checkpoints of real servers without a coordinator: consistent cuts, restores on any number of servers, and damage."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Servers that are asked to stop, over real gRPC: what they say and hear, and what shards do after their last cut."""
+"""Draining servers over real gRPC: their calls to the coordinator, their waits, and commits after the last cut."""
 
 import threading
 import time

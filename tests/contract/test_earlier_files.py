@@ -1,6 +1,6 @@
-"""Files that an earlier Shoal wrote, opened by this one: a metadata store, and checkpoints.
+"""Files that an earlier version of Shoal wrote, opened by this version: a metadata store, and checkpoints.
 
-`tests/golden/make_earlier_files.py` has written them, and says what is in them.
+`tests/golden/make_earlier_files.py` wrote them, and describes their contents.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Calls that send headers and never a message, and connections that send nothing, beside calls that are well."""
+"""Calls that send headers but no message, and connections that send nothing: other calls still work."""
 
 import threading
 import time

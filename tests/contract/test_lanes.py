@@ -1,6 +1,6 @@
-"""What only lanes have: frames, the greeting, shared memory, and ends that break, stall or lie.
+"""Features that only lanes have: frames, the greeting, shared memory, and peers that close, stall or send invalid data.
 
-Whatever one client does, no version changes, no thread or memory stays, and everybody else goes on.
+A client's misbehaviour changes no version and leaves no thread or memory behind. Other clients keep working.
 """
 
 import dataclasses

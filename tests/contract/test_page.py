@@ -1,4 +1,4 @@
-"""The coordinator's page over HTTP on loopback: what it says, streams, and refuses."""
+"""The coordinator's page over HTTP on loopback: its contents, its event streams, and the requests that it refuses."""
 
 import json
 import re

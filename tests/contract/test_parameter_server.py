@@ -1,6 +1,6 @@
-"""The parameter server: what it applies, what it refuses, and that a refusal leaves no trace.
+"""Parameter server: which requests it applies, which it refuses, and that a refused request changes nothing.
 
-By gRPC, by lanes over TCP and with shared memory: the same on each. What only lanes have is in `test_lanes`.
+Each test runs over gRPC, over lanes on TCP, and over lanes with shared memory. `test_lanes` tests what only lanes have.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""Pulls and pushes that overlap with computing, against real servers: what counts, who waits for whom, how it ends."""
+"""Pulls and pushes that overlap with computation, against real servers: the pushes that count, waits, and errors."""
 
 import threading
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What every role's gRPC server has: the port, the health service, reflection, errors that keep their names."""
+"""Features of every role's gRPC server: the port, the health service, reflection, and errors that keep their codes."""
 
 import socket
 import threading

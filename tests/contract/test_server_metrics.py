@@ -1,4 +1,4 @@
-"""What a server's metrics say of the calls that it had: real clients, on each transport."""
+"""A server's metrics after calls of real clients, on each transport."""
 
 import time
 from collections.abc import Iterator

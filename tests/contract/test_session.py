@@ -1,4 +1,4 @@
-"""Sessions: a loop of one's own against real servers, with the coordinator played by the test."""
+"""Sessions: the user's own training loop against real servers. The test plays the coordinator."""
 
 import inspect
 import threading

@@ -1,4 +1,4 @@
-"""One trace a step, over real servers and a real coordinator: what it is made of, and what never disturbs training."""
+"""Traces over real servers and a real coordinator: one trace a step, and no failure of tracing disturbs training."""
 
 import os
 import re

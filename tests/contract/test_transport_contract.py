@@ -1,4 +1,4 @@
-"""What every transport has to do, Shoal's own and one that is a single file of the tests' support."""
+"""Contract of all transports, tested on Shoal's own and on `support.memory_transport`, which is a single file."""
 
 import ast
 import importlib

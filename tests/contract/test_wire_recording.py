@@ -1,7 +1,7 @@
-"""The recorded wire, replayed to each side: real servers answer with the recorded bytes, real clients send them.
+"""Wire recordings, replayed to each side: real servers answer with the recorded bytes, and real clients send them.
 
-`tests/golden/make_wire.py` has made the recordings. `support.recordings.conversation` says what
-is compared, and what cannot be.
+`tests/golden/make_wire.py` made the recordings. `support.recordings.conversation` describes which fields
+are compared and which cannot be.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""A daemon and its real trainers against a fake cluster: what it starts, tells, survives, and leaves behind."""
+"""Worker daemon with real trainers against a fake cluster: jobs that it starts, reports, failures, and its end."""
 
 import os
 import select

@@ -1,4 +1,4 @@
-"""The compose file, read: each service confined, on loopback, pinned, and made of what there is."""
+"""Checks of the compose file without an engine: services are confined, bound to loopback and pinned; files exist."""
 
 import inspect
 import re

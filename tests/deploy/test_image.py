@@ -1,4 +1,4 @@
-"""The Dockerfile, and what it brings: read, and run as far as that goes without an engine."""
+"""Checks of the Dockerfile and of the files that it copies, as far as they work without an engine."""
 
 import http.server
 import json

@@ -1,7 +1,7 @@
-"""The manifests: valid, safe, and true to what the roles are.
+"""Kubernetes manifests: they are valid and safe, and they agree with the options of the roles.
 
-No cluster runs here. Manifests are rendered by kubectl, validated by Kubernetes' own schemas, and held to the rules of
-`manifest_checks`; that these notice what is wrong is in `test_kubernetes_rules`.
+No cluster runs here. kubectl renders the manifests. The tests validate them against Kubernetes' own schemas and the
+rules of `manifest_checks`. `test_kubernetes_rules` tests that these rules find mistakes.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The rules that manifests are held to: each one notices a manifest that breaks it."""
+"""Rules for manifests: each rule finds a manifest that breaks it."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence

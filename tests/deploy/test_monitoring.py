@@ -1,4 +1,4 @@
-"""What alerts, the dashboard and the docs speak of is what roles measure, and the rules do as they say."""
+"""Alerts, dashboard and monitoring docs: they use only metrics that roles export, and the rules work as described."""
 
 import importlib.util
 import json

@@ -1,6 +1,7 @@
-"""The unmodified Dockerfile and compose file on a real Docker engine: what the docs say, deaths, Prometheus.
+"""Unmodified Dockerfile and compose file on a real Docker engine: the commands of the docs, crashes, Prometheus.
 
-The tests are one story, told in order: on a cluster that the docs' commands build and bring up, and on a second one.
+The tests build on each other and run in order. They use a cluster that the docs' commands build and start, and a
+second one.
 """
 
 import dataclasses

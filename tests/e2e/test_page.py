@@ -1,4 +1,4 @@
-"""The page in a real browser, on a cluster of real processes, by the eyes and by the keyboard."""
+"""The page in a real browser, with a cluster of real processes: what it shows, and its use by keyboard alone."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The coordinator's services over real gRPC on loopback, with parameter servers that only take notes."""
+"""The coordinator's services over real gRPC on loopback, with parameter servers that only record calls."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""A coordinator that comes back on its store, over real gRPC: what it knew, and what it had left to do."""
+"""Coordinator that restarts on its store, over real gRPC: it restores its state, and makes pending calls to servers."""
 
 import os
 import threading

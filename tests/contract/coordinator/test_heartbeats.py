@@ -1,4 +1,4 @@
-"""Heartbeats: a server's, while something holds the locks of its shards; a worker's, beside its reports."""
+"""Heartbeats of a server whose shards are locked, and of a worker that also sends reports."""
 
 import threading
 from collections.abc import Iterator

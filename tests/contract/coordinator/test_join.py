@@ -1,4 +1,4 @@
-"""Join of a real coordinator: it waits without a thread, ends when it should, and carries the placement once."""
+"""Join at a real coordinator: the call waits without a thread, ends when it should, and sends the placement once."""
 
 import math
 import threading

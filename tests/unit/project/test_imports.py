@@ -1,4 +1,4 @@
-"""What the import contracts in pyproject.toml cannot say: modules that are named in strings, or loaded too early."""
+"""Import rules beyond the contracts in pyproject.toml: modules named in strings, and modules loaded too early."""
 
 import ast
 import subprocess

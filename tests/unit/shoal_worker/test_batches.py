@@ -1,4 +1,4 @@
-"""Leased ranges as batches: the same read ahead or in turn, and nothing read that is not leased."""
+"""Batches of leased ranges: the same with and without read-ahead. No sample outside the leases is read."""
 
 import itertools
 import threading

@@ -1,4 +1,4 @@
-"""A trainer's process: its end is always reported."""
+"""Trainer process: its end is always reported."""
 
 import os
 import queue

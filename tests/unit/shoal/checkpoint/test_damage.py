@@ -1,6 +1,6 @@
-"""A checkpoint that is damaged anywhere is found out by who checks it and by who restores it, and an older one is used.
+"""Damage at any place of a checkpoint: the check and the restore both find it, and an older checkpoint is used.
 
-Long form: every 4 KiB, and 1,000 bits.
+The long form cuts the files at every 4 KiB, and flips 1,000 bits.
 """
 
 import os

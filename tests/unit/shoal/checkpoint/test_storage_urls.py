@@ -1,4 +1,4 @@
-"""Folders of checkpoints: files that are there whole or not at all, and no way out of the folder."""
+"""Local checkpoint folders: a file appears only when it is complete, and no path leads out of the folder."""
 
 import errno
 import os

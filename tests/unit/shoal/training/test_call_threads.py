@@ -1,4 +1,4 @@
-"""Every call has a thread at once, however many there are; threads are used again and end when they are idle."""
+"""Threads of parallel calls: each call gets a thread at once, threads are used again, and idle ones end."""
 
 import gc
 import threading

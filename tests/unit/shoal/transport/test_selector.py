@@ -1,4 +1,4 @@
-"""The best transport that works is taken, a refusal is said once, and what broke is opened again, the best first."""
+"""Selector of transports: it takes the best that works, logs a refusal once, and opens broken ones again in order."""
 
 import gc
 import weakref

@@ -1,4 +1,4 @@
-"""Chunks are put together into exactly the arenas that were taken apart, and slots have room for all of them."""
+"""Framing of arenas: the assembler rebuilds the exact arenas from chunks, and regions have room for all arenas."""
 
 import itertools
 from collections.abc import Callable, Sequence

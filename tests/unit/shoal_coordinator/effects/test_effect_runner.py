@@ -1,4 +1,4 @@
-"""In which lines effects are performed, and which failures are the loss of a job's shards; without servers."""
+"""Effect runner without servers: the queue of each effect, and the checkpoint failures that mean lost shards."""
 
 import queue
 import threading

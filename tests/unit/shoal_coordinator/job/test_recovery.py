@@ -1,4 +1,4 @@
-"""A job's losses: whether it goes back, to what, for whom it waits, and what it goes on with."""
+"""Recovery of a job that lost shards: whether it restarts, from which checkpoint, and which servers it waits for."""
 
 from collections.abc import Set
 from dataclasses import replace

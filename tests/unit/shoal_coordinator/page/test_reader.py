@@ -1,4 +1,4 @@
-"""What pages ask for again and again: how much of it they are given, and how often it is made."""
+"""Repeated requests of pages: how much of the timings they get, and how often the answer is computed."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A cluster that is lost and restored: scripted, and as a twin that goes on beside the one that was not lost."""
+"""Cluster that is restored from its store: scripted cases, and random ones in which a restored twin runs beside it."""
 
 from collections import defaultdict
 from collections.abc import Mapping

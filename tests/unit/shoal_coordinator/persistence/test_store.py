@@ -1,4 +1,4 @@
-"""Every store keeps what it was given; the one in a file through whatever befalls its process and its disk."""
+"""Metadata stores: all keep their records, and the file store keeps them through crashes and disk errors."""
 
 import contextlib
 import errno

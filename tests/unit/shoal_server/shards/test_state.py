@@ -1,4 +1,4 @@
-"""The shard's state machine: scripted cases first, then drawn histories against a model that is obviously right."""
+"""State machine of a lock group: scripted cases, and random histories compared with a model that is obviously right."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
