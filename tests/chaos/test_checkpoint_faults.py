@@ -32,7 +32,7 @@ def assert_writer_dies(root: Path, number: int, point: str, run: int) -> None:
 
 
 def check_newest(catalogue: Catalogue) -> int:
-    """Checks the newest checkpoint; returns its number."""
+    """Checks the newest checkpoint. Returns its number."""
     manifest = next(catalogue.newest(JOB))
     assert isinstance(manifest, Manifest)
     catalogue.verify(manifest)

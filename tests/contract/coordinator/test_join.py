@@ -35,7 +35,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 
 class Waiting:
-    """A Join in progress, on a channel of its own."""
+    """A call of Join in progress, on its own channel."""
 
     def __init__(self, rig: Rig, worker: str, job: str = "a", **fields: Any) -> None:
         self.client = CoordinatorClient(rig.process.address, retry_for_s=10.0)

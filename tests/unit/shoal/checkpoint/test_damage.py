@@ -47,12 +47,12 @@ def save(catalogue: Catalogue, number: int) -> None:
 
 
 def check(catalogue: Catalogue, manifest: Manifest) -> None:
-    """As `shoal checkpoints verify` does."""
+    """Checks a checkpoint, as `shoal checkpoints verify` does."""
     catalogue.verify(manifest)
 
 
 def restore(catalogue: Catalogue, manifest: Manifest) -> None:
-    """As a server does that takes all there is."""
+    """Reads all values and slots, as a server does that restores the checkpoint."""
     with SavedVariables(catalogue.folder, manifest) as saved:
         target = np.empty(ROWS * COLUMNS, np.float32)
         for kind in saved.kinds("dense/kernel"):

@@ -33,7 +33,7 @@ def checkpoints(*numbers: int, possible: bool = True) -> CheckpointSchedule:
 
 
 def recovery(*numbers: int, possible: bool = True, **options: Any) -> Recovery:
-    """Of a job that has taken checkpoints of those numbers."""
+    """Returns the recovery of a job that has taken checkpoints with these numbers."""
     return Recovery(Job("m:f", name="a", **options), checkpoints(*numbers, possible=possible))
 
 

@@ -359,7 +359,7 @@ def test_records_without_their_cluster(rig: Rig) -> None:
 
 
 class TestTheOnlyCheckpoint:
-    """With `keep_last=1`, each checkpoint replaces the one before. A server may die at any moment of that."""
+    """With `keep_last=1`, each checkpoint replaces the one before. A server may die at any moment of this."""
 
     @pytest.fixture
     def catalogue(self, tmp_path: Path) -> Catalogue:
