@@ -1,4 +1,4 @@
-"""Clusters of real processes on loopback."""
+"""Fixtures of all tests: clusters of real processes on loopback."""
 
 import os
 from collections.abc import Iterator
@@ -20,14 +20,14 @@ hypothesis.settings.load_profile("shoal")
 
 @pytest.fixture(scope="session")
 def shared_cluster() -> Iterator[shoal.LocalCluster]:
-    """Three servers and four workers, for tests that break nothing."""
+    """Yields three servers and four workers, for tests that stop no role."""
     with local_cluster(servers=3, workers=4) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="session")
 def s3() -> Iterator[str]:
-    """A bucket of a real S3 server, which the environment leads to: its URL."""
+    """Yields the URL of a bucket of a real S3 server. The environment names the server."""
     from support.s3_server import s3_server  # noqa: PLC0415 - it takes a second to load, and few tests want it
 
     with s3_server() as url:
@@ -49,7 +49,7 @@ def mended() -> Iterator[Mended]:
 
 @pytest.fixture
 def small_cluster(mended: Mended, request: pytest.FixtureRequest) -> Iterator[shoal.LocalCluster]:
-    """Two servers and two workers, for tests that kill some; not those of a test that failed."""
+    """Yields two servers and two workers, for tests that kill some. After a failed test, the cluster is replaced."""
     failed = request.session.testsfailed
     try:
         cluster = mended.whole()
@@ -63,6 +63,6 @@ def small_cluster(mended: Mended, request: pytest.FixtureRequest) -> Iterator[sh
 
 @pytest.fixture
 def lone_cluster() -> Iterator[shoal.LocalCluster]:
-    """A server and a worker, for tests where more come."""
+    """Yields one server and one worker, for tests that add more."""
     with local_cluster(servers=1, workers=1) as cluster:
         yield cluster

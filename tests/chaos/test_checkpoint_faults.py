@@ -1,4 +1,7 @@
-"""A process dies at each step of writing a checkpoint: the last complete one is restored, which may be this one."""
+"""Death of a process at each step of writing a checkpoint: the newest complete checkpoint can still be restored.
+
+This may be the checkpoint that the process was writing.
+"""
 
 import signal
 import subprocess
@@ -29,7 +32,7 @@ def assert_writer_dies(root: Path, number: int, point: str, run: int) -> None:
 
 
 def check_newest(catalogue: Catalogue) -> int:
-    """Checks the newest checkpoint; returns its number."""
+    """Checks the newest checkpoint. Returns its number."""
     manifest = next(catalogue.newest(JOB))
     assert isinstance(manifest, Manifest)
     catalogue.verify(manifest)

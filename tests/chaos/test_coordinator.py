@@ -1,4 +1,4 @@
-"""A coordinator that is killed, as by `kill -9`, and started again on its store: nothing is lost and nobody notices."""
+"""Coordinator that is killed by SIGKILL and restarted on its store: no state is lost, and training continues."""
 
 import subprocess
 import sys
@@ -37,7 +37,7 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cluster(store: Path) -> Iterator[shoal.LocalCluster]:
-    """Two servers and two workers, with the lease and the heartbeat that a cluster has by default."""
+    """Yields a cluster of two servers and two workers, with the default heartbeat interval and timeout."""
     with local_cluster(servers=2, workers=2, flags={}, store=store) as cluster:
         yield cluster
 
@@ -49,7 +49,7 @@ def client(cluster: shoal.LocalCluster) -> Iterator[shoal.Client]:
 
 
 def paced(gate: Path, steps: int, **options: Any) -> shoal.Job:
-    """A job of so many steps a pass, which takes its time until the gate is there."""
+    """Returns a job with this number of steps an epoch. Its steps are slow until the file `gate` exists."""
     settings: dict[str, Any] = {"gate": str(gate), "seconds": STEP_S, "size": steps * BATCH}
     return shoal.Job(
         "support.programs.broken:Paced",
@@ -68,14 +68,14 @@ def state_of(job: shoal.JobHandle) -> shoal.JobState:
 
 
 def restart(cluster: shoal.LocalCluster) -> float:
-    """Kills the coordinator and starts it again; the time at which it was ready."""
+    """Kills the coordinator and starts it again. Returns the time at which it was ready."""
     cluster.kill("coordinator")
     cluster.restart("coordinator")
     return time.monotonic()
 
 
 def wait_for_members(client: shoal.Client, ready_at: float) -> float:
-    """Until each has reported since the coordinator was ready; how long that took."""
+    """Waits until each member has reported since the coordinator was ready. Returns the seconds from then."""
 
     def all_reported() -> bool:
         since = time.monotonic() - ready_at  # who has not reported has been silent for longer
@@ -136,7 +136,7 @@ def spread(seconds: list[float]) -> str:
 
 
 def refusals(cluster: shoal.LocalCluster) -> float:
-    """Pushes that servers refused, and trainers that died."""
+    """Returns the number of pushes that servers refused, plus the number of trainers that died."""
     return sum(
         sample(cluster.metrics[f"server-{index}"], "shoal_server_rejected_pushes_total")
         + sample(cluster.metrics[f"worker-{index}"], "shoal_worker_trainer_crashes_total")
@@ -147,7 +147,7 @@ def refusals(cluster: shoal.LocalCluster) -> float:
 def test_event_stream_survives_a_coordinator_restart(
     cluster: shoal.LocalCluster, client: shoal.Client, tmp_path: Path
 ) -> None:
-    """One stream of events, from before the coordinator's death to the job's end, each once and in order."""
+    """One stream delivers each event once and in order, from before the coordinator's death to the job's end."""
     gate = tmp_path / "gate"
     job = client.submit(paced(gate, 100))
     seen = []
@@ -168,7 +168,7 @@ def test_event_stream_survives_a_coordinator_restart(
 def test_jobs_whose_servers_are_gone_fail_with_the_reason(
     cluster: shoal.LocalCluster, client: shoal.Client, tmp_path: Path
 ) -> None:
-    """As on the day after: a coordinator comes back to its store, and nobody else does."""
+    """All processes are killed, and only the coordinator is started again."""
     job = client.submit(paced(tmp_path / "never", 1_000))
     wait_until(lambda: state_of(job) is shoal.JobState.RUNNING, what="the job's start")
     for role in ("coordinator", "server", "worker"):

@@ -1,4 +1,4 @@
-"""Processes that die, as they do, and what is left of the work: everything that was promised."""
+"""Crashes of workers, trainers, servers and the coordinator: accepted work is kept, and failed jobs state a reason."""
 
 import json
 import os
@@ -113,7 +113,7 @@ def test_suspended_worker_is_fenced_and_does_no_harm(
 
 
 def test_a_worker_killed_in_mid_push_leaves_no_trace(small_cluster: shoal.LocalCluster, client: shoal.Client) -> None:
-    """Half of its gradient is on the servers when it dies; the other worker goes on alone, from the same values."""
+    """The worker dies when half of its gradient is on the servers. The other worker continues from the same values."""
     variables = {
         "a": shoal.Variable((300_000,), initializer=shoal.initializers.Ones()),
         "b": shoal.Variable((300_000,), initializer=shoal.initializers.Ones()),
@@ -159,7 +159,7 @@ def test_dead_server_fails_its_jobs_with_the_reason(
 def test_training_goes_on_while_the_coordinator_is_away(
     small_cluster: shoal.LocalCluster, client: shoal.Client
 ) -> None:
-    """Sessions pull and push all the same; a coordinator that comes back knows them, and its members, as before."""
+    """Sessions still pull and push. The restarted coordinator knows them and its members as before."""
     with client.session("alone", variables={"w": np.zeros(3)}, optimizer=optim.SGD(1.0)) as session:
         lives = {found.member: found.incarnation for found in client.status().members if found.alive}
         small_cluster.kill("coordinator")
@@ -177,7 +177,7 @@ def test_training_goes_on_while_the_coordinator_is_away(
 
 
 def test_coordinator_with_memory_store_forgets_its_jobs() -> None:
-    """With `--store memory`: members return as new ones, and the first to learn that a job is gone says so."""
+    """With `--store memory`, members register as new. The first one that learns that a job is gone reports it."""
     flags = {"coordinator": ["--heartbeat-timeout", "3", "--heartbeat-interval", "0.2", "--store", "memory"]}
     with (
         shoal.LocalCluster(1, 0, flags=flags) as cluster,
@@ -196,7 +196,7 @@ def test_coordinator_with_memory_store_forgets_its_jobs() -> None:
 # `test_up_restarts_a_role_that_dies_and_ends_at_ctrl_c` sends SIGINT.
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_outlives_shoal_up(number: signal.Signals, tmp_path: Path) -> None:
-    """However `shoal up` ends, and with a job running, none of its roles, trainers and files is left."""
+    """However `shoal up` ends while a job runs, no role, trainer or file is left."""
     command = [sys.executable, "-m", "shoal", "up", "--servers", "1", "--workers", "1", "--path", str(TESTS), "--json"]
     up = subprocess.Popen(
         [*command, "--listen", "127.0.0.1:0", "--page-listen", "127.0.0.1:0"],
@@ -226,7 +226,7 @@ def member(client: shoal.Client, name: str) -> MemberStatus:
 
 
 def once_described(client: shoal.Client, job: str, act: Callable[[], None]) -> threading.Thread:
-    """A thread that calls `act` as soon as the job has been described, which its first session does while it waits."""
+    """Starts a thread that calls `act` when the job has been described, while the job's first session still waits."""
 
     def run() -> None:
         wait_until(lambda: any(status.job.name == job for status in client.jobs()), what="the job")

@@ -1,4 +1,4 @@
-"""`make chaos` end to end, with the cheapest of its scenarios."""
+"""`make chaos` from end to end, with its cheapest scenario."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the ledger says of a job's data, and what the variables say, when workers are killed and when none is."""
+"""Ledger and variables of a job: each sample is visited once an epoch, and at least once when workers are killed."""
 
 import random
 import threading
@@ -22,7 +22,7 @@ KILLS = run_lengths.runs(2, 30)
 
 
 def counting(gate: Path, **options: Any) -> shoal.Job:
-    """A job that counts its samples, and takes its time for each step until the gate is open."""
+    """Returns a job that counts its samples. Its steps are slow until the file `gate` exists."""
     settings: dict[str, Any] = {"gate": str(gate), "seconds": 0.02, "size": SIZE}
     return shoal.Job(
         "support.programs.broken:Paced",
@@ -44,7 +44,7 @@ def client(small_cluster: shoal.LocalCluster) -> Iterator[shoal.Client]:
 
 
 def check_account(job: shoal.JobHandle) -> None:
-    """All is done, and nobody holds anything."""
+    """Checks that all ranges are done and none is leased."""
     account = job.data()
     assert (account.total.done, account.in_progress, account.held) == (SIZE * EPOCHS, {}, ())
 
@@ -66,7 +66,7 @@ def test_every_sample_is_visited_exactly_once_an_epoch_without_kills(
 def test_every_sample_is_visited_at_least_once_an_epoch_with_kills(
     small_cluster: shoal.LocalCluster, client: shoal.Client, tmp_path: Path
 ) -> None:
-    """Random ones, at random moments; jobs follow one another until there were enough kills."""
+    """Random workers are killed at random moments. New jobs are submitted until there were enough kills."""
     kills, seed = 0, random.randrange(2**32)
     chance, pause = random.Random(seed), threading.Event()
     print(f"seed {seed}")

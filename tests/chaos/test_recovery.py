@@ -1,4 +1,4 @@
-"""Jobs that lose their shards, by the death of a server or of everything, and go on from their newest checkpoint."""
+"""Jobs that lose their shards with one server or with the whole cluster, and continue from their newest checkpoint."""
 
 import json
 import random
@@ -46,7 +46,7 @@ def client(cluster: shoal.LocalCluster) -> Iterator[shoal.Client]:
 
 @pytest.fixture(scope="module")
 def unbroken(cluster: shoal.LocalCluster) -> dict[str, np.ndarray]:
-    """What a run gives that nobody disturbs, and that takes no checkpoint."""
+    """Returns the variables of a run without faults and without checkpoints."""
     with cluster.client() as client:
         job = client.submit(plane("unbroken", checkpoints=NEVER))
         job.wait(timeout_s=60)
@@ -88,7 +88,7 @@ def restored_from(job: shoal.JobHandle) -> list[str]:
 
 @contextmanager
 def running(client: shoal.Client, spec: shoal.Job, steps: int = 1) -> Iterator[shoal.JobHandle]:
-    """A job that has taken some steps; cancelled should the test fail."""
+    """Yields a job that has taken some steps. Cancels it at the end, also if the test fails."""
     job = client.submit(spec)
     try:
         wait_until(lambda: job.status().progress.steps >= steps, timeout_s=30, what=f"{steps} steps")
@@ -101,7 +101,7 @@ def running(client: shoal.Client, spec: shoal.Job, steps: int = 1) -> Iterator[s
 
 
 def kill_all(cluster: shoal.LocalCluster) -> None:
-    """As a power cut would, and back again. A trainer ends with its daemon."""
+    """Kills all processes, as a power cut does, and starts them again. A trainer ends with its daemon."""
     for process in cluster.processes:
         process.kill()
     cluster.restart("coordinator")
@@ -195,7 +195,7 @@ def test_the_coordinator_dies_at_a_step_of_a_checkpoint(
     tmp_path: Path,
     step: str,
 ) -> None:
-    """Before it is taken: the next one goes on, and what it says is complete can be read."""
+    """The coordinator dies before the step. The next one continues, and the checkpoints that it lists are readable."""
     with run_lengths.count_runs("checkpoint_faults", FAULTS, "s to restore") as counted:
         for run in range(FAULTS):
             hurry, name = tmp_path / f"hurry-{run}", f"{step.lower()}-{run}"
@@ -293,7 +293,7 @@ def test_checkpoint_that_cannot_be_restored_is_refused_with_the_reason(
 def test_partial_restore_takes_the_values_of_common_variables(
     client: shoal.Client, unbroken: dict[str, np.ndarray]
 ) -> None:
-    """Fine-tuning: the second program has no `seen`, and begins at step 0."""
+    """Fine-tuning: the second program has no variable `seen`, and begins at step 0."""
     with running(client, plane("base", checkpoints=shoal.CheckpointPolicy(every_s=0))) as job:
         job.wait(timeout_s=60)
     tuned = shoal.Job(
@@ -313,7 +313,7 @@ def test_partial_restore_takes_the_values_of_common_variables(
 def test_failed_storage_does_not_stop_training(
     cluster: shoal.LocalCluster, client: shoal.Client, folder: Path, unbroken: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
-    """Where the checkpoint's folder should be is a file, until it is not."""
+    """At first, a file is in the place of the checkpoint's folder."""
     hurry, blocker = tmp_path / "hurry", folder / "blocked"
     blocker.write_text("in the way")
     with running(client, plane("blocked", seconds=0.01, hurry=hurry, checkpoints=NEVER)) as job:
@@ -336,7 +336,7 @@ def test_failed_storage_does_not_stop_training(
 def test_job_waits_for_missing_storage_before_it_restores(
     cluster: shoal.LocalCluster, client: shoal.Client, folder: Path, unbroken: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
-    """Where its checkpoints were is a file, until they are there again."""
+    """A file takes the place of the job's checkpoints, until the test moves the checkpoints back."""
     hurry, there, away = tmp_path / "hurry", folder / "away", tmp_path / "away"
     with running(client, plane("away", seconds=0.01, hurry=hurry, checkpoints=NEVER)) as job:
         saved = job.checkpoint(timeout_s=20)

@@ -1,4 +1,4 @@
-"""Shared memory is gone when its users are, however they end: no name is left, and nothing mapped by who lives on."""
+"""Shared memory after its users end or are killed: no segment is left, and no surviving process keeps one mapped."""
 
 import random
 import signal
@@ -37,14 +37,14 @@ def nursery() -> Iterator[Nursery]:
 
 @pytest.fixture(scope="module")
 def server(nursery: Nursery) -> Iterator[Server]:
-    """One that lives on."""
+    """Yields a server that lives until the end of the module."""
     server = nursery.server()
     yield Server(server, server.hear())
     server.kill()
 
 
 def moments(count: int, seed: int) -> list[int]:
-    """Seeded lines to die at; with most of them, memory begins to be shared."""
+    """Returns seeded numbers of lines at which a process dies. Most of them are within its first step."""
     rng = random.Random(seed)
     return [rng.randint(*rng.choice((FIRST_STEP, FIRST_STEP, FIRST_STEP, LATER_STEPS))) for _ in range(count)]
 
@@ -57,7 +57,7 @@ def wait_until_nothing_is_left(nursery: Nursery, *survivors: KillableRole) -> No
 
 
 class TestKill9:
-    """50 kills, of each side 25."""
+    """Kills by SIGKILL, at random lines of the code that shares memory."""
 
     def test_of_workers(self, nursery: Nursery, server: Server) -> None:
         for moment in moments(10, seed=1):
@@ -90,7 +90,7 @@ class TestKill9:
 
 
 class TestUnannouncedSegment:
-    """Its owner is killed before it says hello."""
+    """A segment whose owner is killed before it sends a hello."""
 
     def test_is_removed(self, nursery: Nursery, server: Server) -> None:
         for _ in range(10):

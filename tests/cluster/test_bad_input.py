@@ -1,4 +1,4 @@
-"""Bad input to a running cluster: a clear error, nothing lost, and the cluster goes on."""
+"""Bad input to a running cluster: the error is clear, no state is lost, and the cluster keeps working."""
 
 import json
 import socket
@@ -24,7 +24,7 @@ def job(program: str, **options: Any) -> shoal.Job:
 
 @pytest.fixture(autouse=True)
 def healthy_afterwards(client: shoal.Client) -> Iterator[None]:
-    """Every server still takes a push, and every worker is there and free; the last test trains a job."""
+    """Checks afterwards that every server takes a push and every worker is alive. The last test trains a job."""
     yield
     variables = {f"v{index}": np.zeros(2) for index in range(3)}
     with client.session("healthy", variables=variables, optimizer=optim.SGD(1.0), shards=3) as session:
@@ -120,7 +120,7 @@ class TestProcesses:
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
     def check_refused(self, *arguments: str) -> tuple[str, str]:
-        """Checks that a role does not start; returns the code and the reason that it logs."""
+        """Checks that a role does not start. Returns the code and the reason that it logs."""
         done = self.run(*arguments, "--log-format", "json")
         assert done.returncode == 1
         last = json.loads(done.stderr.splitlines()[-1])
@@ -185,7 +185,7 @@ class TestProcesses:
         volume: str,
         advice: str,
     ) -> None:
-        """None is made in its place: what is kept in it would go with the container."""
+        """The role does not create the folder, because a folder inside the container would be lost with it."""
         (tmp_path / "file").touch()
         path = tmp_path / volume
         where = ["--coordinator", shared_cluster.address] if role == "server" else ["--listen", "127.0.0.1:0"]
@@ -199,7 +199,7 @@ class TestProcesses:
     def test_second_process_of_a_name_is_refused(
         self, shared_cluster: shoal.LocalCluster, client: shoal.Client, role: str
     ) -> None:
-        """The second is told of the first, which goes on in the same life."""
+        """The error of the second process names the first one, which continues in the same incarnation."""
         name = f"{role}-0"
         first = status_of(client, name)
         code, reason = self.check_refused(role, "--coordinator", shared_cluster.address, "--name", name)

@@ -1,4 +1,4 @@
-"""`make bench` end to end, in its short form and without peers: that it runs, not how fast."""
+"""`make bench` from end to end in its short form, without peers. The tests check that it runs, not how fast."""
 
 import json
 import subprocess
@@ -66,7 +66,7 @@ def test_the_soak_runs(tmp_path: Path) -> None:
 
 
 def test_the_control_plane_with_simulated_members() -> None:
-    """The short form of `make scale`: members are told an interval, keep to it, and none is declared lost."""
+    """The short form of `make scale`: members keep the interval that they are told, and none is declared lost."""
     sizes = {"workers": 40, "servers": 4, "heartbeat-timeout-s": 2, "interval-s": 0.05, "measured-s": 1}
     flags = [text for name, value in sizes.items() for text in (f"--{name}", str(value))]
     command = [sys.executable, str(RUN.parent / "control_plane" / "scale.py"), "--short", *flags]

@@ -1,4 +1,4 @@
-"""Jobs that read files: every row once an epoch, the same bits with and without reading ahead, bad files by name."""
+"""Jobs that read files: each row once an epoch, the same bits with and without read-ahead, and bad files are named."""
 
 from pathlib import Path
 from typing import Any

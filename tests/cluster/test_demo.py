@@ -1,4 +1,4 @@
-"""What a newcomer runs first: the demo, and the plain session. `make long` runs the demo in full."""
+"""First programs that a new user runs: the demo, and the plain session. `make long` runs the demo in full."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A server that is asked to stop, and comes back: nothing is done twice, and the job ends as if nothing had been."""
+"""Server that drains and returns: no step is trained twice, and the job has the same result as without a drain."""
 
 import signal
 import time

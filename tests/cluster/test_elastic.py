@@ -1,4 +1,4 @@
-"""Workers that join a running job, and leave it."""
+"""Workers that join a running job, and workers that leave it."""
 
 import dataclasses
 import signal
@@ -38,7 +38,7 @@ def client(cluster: shoal.LocalCluster) -> Iterator[shoal.Client]:
 
 
 def paced(gate: Path, **options: Any) -> shoal.Job:
-    """A job that counts its samples, and takes its time for each step until the gate is open."""
+    """Returns a job that counts its samples. Its steps are slow until the file `gate` exists."""
     settings: dict[str, Any] = {"gate": str(gate), "seconds": 0.06, "size": SIZE}
     return shoal.Job(
         "support.programs.broken:Paced",
@@ -51,12 +51,12 @@ def paced(gate: Path, **options: Any) -> shoal.Job:
 
 
 def marks(folder: Path) -> set[Path]:
-    """What each trainer leaves there once its first push was answered."""
+    """Returns the files that the trainers made in the folder when their first push had been answered."""
     return {entry for entry in folder.iterdir() if entry.name.isdigit()}
 
 
 def pushed(job: shoal.JobHandle, worker: str) -> Callable[[], bool]:
-    """Whether a worker has had a push accepted, by the job's events."""
+    """Returns a check whether the job's events show that a worker's push was accepted."""
     return lambda: any(
         isinstance(event, MetricsReported) and event.worker == worker for event in job.events(follow=False)
     )
@@ -65,7 +65,7 @@ def pushed(job: shoal.JobHandle, worker: str) -> Callable[[], bool]:
 def test_a_worker_joins_a_running_job_within_seconds(
     cluster: shoal.LocalCluster, client: shoal.Client, tmp_path: Path
 ) -> None:
-    """Within 3 s; in the suite others are at work beside it."""
+    """The limit is 3 s, and 10 s in the suite, where other tests run at the same time."""
     settings: dict[str, Any] = {"marks": str(tmp_path), "gate": str(tmp_path / "gate"), "seconds": 0.02, "size": SIZE}
     spec = paced(tmp_path / "gate", max_workers=2, epochs=100, overlap=False)
     job = client.submit(dataclasses.replace(spec, program="support.programs.broken:Marked", settings=settings))
@@ -109,7 +109,7 @@ def test_workers_join_and_leave_and_each_sample_is_visited_once(
 
 @pytest.fixture
 def stuck(client: shoal.Client, tmp_path: Path) -> shoal.JobHandle:
-    """A job whose steps never end."""
+    """Returns a running job whose steps never end."""
     settings: dict[str, Any] = {"gate": str(tmp_path / "never"), "size": 64}
     job = client.submit(shoal.Job("support.programs.broken:Gated", settings=settings))
     wait_until(lambda: job.data().held, what="the first range's lease")

@@ -1,4 +1,4 @@
-"""Evaluation in jobs of real processes: in every mode, in the midst of deaths, and what follows from it."""
+"""Evaluation in jobs of real processes: all modes, early stopping, best checkpoints, and workers that die."""
 
 import re
 import shlex
@@ -40,7 +40,7 @@ def counted(
     settings: dict[str, Any] | None = None,
     **options: Any,
 ) -> shoal.Job:
-    """A job of 2 workers that takes 80 steps with them, or a little more."""
+    """Returns a job in which 2 workers take 80 steps or a few more."""
     policy = policy or shoal.EvaluationPolicy(every_steps=20, metric="updates", mode="max")
     return shoal.Job(
         "support.programs.evaluated:Counted",
@@ -118,7 +118,7 @@ def test_a_job_that_gets_no_better_stops_early(client: shoal.Client) -> None:
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_workers_stop_at_once_when_the_job_stops_early(client: shoal.Client, mode: Consistency) -> None:
-    """Not at their next step to ask at, nor at their next range."""
+    """Workers do not wait for the next evaluation or the next range."""
     policy = shoal.EvaluationPolicy(every_steps=20, at_end=False, metric="constant", mode="max", patience=1)
     settings = {"size": 64_000, "seconds": 0.02}
     job = client.submit(counted(mode, policy, settings=settings, range_size=32_000))
@@ -137,7 +137,7 @@ def test_a_worker_dies_while_it_evaluates(client: shoal.Client, tmp_path: Path, 
 
 
 def test_others_wait_for_a_long_evaluation_of_a_synchronous_job(client: shoal.Client) -> None:
-    """Longer than a lease, and than a call may take."""
+    """The evaluation takes longer than the heartbeat timeout and the time limit of a call."""
     policy = shoal.EvaluationPolicy(every_steps=40, at_end=False, metric="updates", mode="max")
     job = client.submit(counted(policy=policy, settings={"size": 640, "slow": 2.0}))
     [first, *_] = evaluations(job)
@@ -153,7 +153,7 @@ def test_program_without_evaluation_fails_with_the_reason(client: shoal.Client) 
 
 
 def test_samples_of_the_evaluation_guide_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its program, the job that is submitted from Python, and the commands, as they stand there."""
+    """The test runs the guide's program, its job in Python, and its commands, all unchanged."""
     page = (ROOT / "docs" / "how-to" / "evaluation.md").read_text()
     program, submission, *_ = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     here = re.search(r"`(shoal\.evaluate\(.*?)` does the", page, re.DOTALL)

@@ -1,4 +1,4 @@
-"""A cluster of real processes: it starts, says why if it cannot, and leaves nothing behind, whichever process dies."""
+"""Local cluster of real processes: it starts, explains a failed start, and leaves nothing behind if a process dies."""
 
 import json
 import os
@@ -130,7 +130,7 @@ def test_a_port_in_use_is_named() -> None:
 
 @pytest.fixture
 def scratch(tmp_path: Path) -> Path:
-    """Where `up` has its temporary files; those of other clusters on this machine are elsewhere."""
+    """Returns a folder for the temporary files of `up`, apart from those of other clusters on this machine."""
     folder = tmp_path / "scratch"
     folder.mkdir()
     return folder
@@ -138,7 +138,7 @@ def scratch(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def up(scratch: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """`shoal up` in a process of its own, and what it said when it was ready."""
+    """Yields `shoal up` in a process of its own, and what it printed when it was ready."""
     command = [sys.executable, "-m", "shoal", "up", "--servers", "1", "--workers", "1"]
     process = subprocess.Popen(
         [*command, "--listen", "127.0.0.1:0", "--page-listen", "127.0.0.1:0", "--json"],

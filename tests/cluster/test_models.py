@@ -1,4 +1,4 @@
-"""Programs to submit as they are, in jobs of real processes: from a whole model to a fine-tuned one, and a table."""
+"""Programs of `shoal_nn` in jobs of real processes: an image model that is trained and fine-tuned, and a table."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +27,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[shoal.Client]:
 def train(
     client: shoal.Client, factory: str, settings: dict[str, Any], **options: Any
 ) -> tuple[JobResult, dict[str, np.ndarray]]:
-    """A job that is through, and its variables."""
+    """Runs a job to its end. Returns its result and its variables."""
     job = client.submit(
         shoal.Job(
             f"shoal_nn.programs:{factory}",

@@ -1,4 +1,4 @@
-"""The promises of DESIGN, on real processes: exact, bounded, counted, converging."""
+"""Guarantees of the consistency modes on real processes: exact sums, bounded staleness, counted updates, learning."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.cluster
 
 
 def test_synchronous_is_exact(shared_cluster: shoal.LocalCluster, client: shoal.Client) -> None:
-    """4 processes compute what one computes on the joined batch, 50 steps, though their batches are uneven."""
+    """4 processes with batches of unequal size compute the same 50 steps as one process on the joined batch."""
     command = [sys.executable, reference_worker.__file__, shared_cluster.address]
     workers = [subprocess.Popen(command) for _ in range(reference_worker.WORKERS)]
     try:
@@ -43,20 +43,20 @@ def test_synchronous_is_exact(shared_cluster: shoal.LocalCluster, client: shoal.
 
 
 def largest_difference(found: np.ndarray, expected: np.ndarray) -> float:
-    """The largest relative difference of any element.
+    """Returns the largest relative difference of any element.
 
-    An element near 0 is a difference of terms as large as the others' are, and has their rounding errors, not its own:
-    so none counts as smaller than a tenth of the largest.
+    The rounding error of an element near 0 comes from its large terms. So each difference is divided by the element or
+    by a tenth of the largest element, whichever is larger.
     """
     sizes = np.abs(expected)
     return float(np.max(np.abs(found - expected) / np.maximum(sizes, 0.1 * np.max(sizes))))
 
 
 class Race:
-    """Two workers, one of them 10 times slower than the other in each of its steps, from barrier to answered push.
+    """Race of two workers, one of which is 10 times slower in each step, from the barrier to the answered push.
 
-    The fast one's steps are measured in its own processor time, which is what they take on a machine with nothing else
-    to do. By the clock they take as long as whatever runs beside this test makes them, and the slow one's 10 times so.
+    The fast worker's steps are measured in its own processor time, so that other load on the machine does not count.
+    By the clock, its steps would take longer when other tests run, and the slow worker's steps 10 times as long.
     """
 
     STEPS, SLOWER = run_lengths.size(400, 2_000), 10
@@ -89,10 +89,10 @@ class Race:
                 self.changed.notify_all()
 
     def lag(self, step: int, start: float) -> None:
-        """Holds the slow one until 10 times what the same step took the fast one is over.
+        """Delays the slow worker's step until it has taken 10 times as long as the fast worker's same step.
 
-        The mode lets the fast one take that step now, whatever the bound. The slow one is held rather than kept busy:
-        it would take from the fast one the core that makes it fast.
+        The mode lets the fast worker take that step now, whatever the bound. The slow worker waits without computing,
+        because it would take processor time from the fast one.
         """
         with self.changed:
             assert self.changed.wait_for(lambda: len(self.seconds[1]) > step, 30), "the fast one does not go on"
@@ -103,7 +103,7 @@ class Race:
 
 @pytest.fixture
 def recorded() -> Iterator[shoal.Client]:
-    """A client of a cluster whose only server also says what its shards admitted."""
+    """Yields a client of a cluster whose only server records the pulls and pushes that its shards admitted."""
     with shoal.LocalCluster(servers=0, workers=0) as cluster, cluster.client() as client:
         command = [sys.executable, history_server.__file__, cluster.address, "recorded"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
@@ -117,9 +117,9 @@ def recorded() -> Iterator[shoal.Client]:
 
 
 def test_the_bound_holds(recorded: shoal.Client) -> None:
-    """400 steps, or 2,000, beside a worker 10 times slower: no violation in the servers' own history.
+    """In 400 or 2,000 steps beside a worker 10 times slower, the servers' own history shows no violation of the bound.
 
-    The three bounds at once: a slow worker mostly waits, and so do all others then.
+    The three bounds run at the same time, because their workers mostly wait.
     """
     bounds = (0, 1, 4)
     with ThreadPoolExecutor(len(bounds)) as pool:
@@ -142,7 +142,7 @@ def test_the_bound_holds(recorded: shoal.Client) -> None:
     "mode", [shoal.Synchronous(), shoal.Asynchronous(), shoal.BoundedStaleness(2)], ids=lambda mode: mode.name
 )
 def test_updates_are_counted(client: shoal.Client, mode: Consistency) -> None:
-    """Integer gradients, 4 workers, 100 or 500 pushes each, 3 servers: the sums are equal exactly."""
+    """4 workers push integer gradients 100 or 500 times each to 3 servers: the sums are exactly equal."""
     pushes, workers = run_lengths.size(100, 500), 4
     rng = np.random.default_rng(2)
     sent = rng.integers(-4, 5, size=(workers, pushes, 30)).astype(np.float32)
@@ -166,7 +166,7 @@ def test_updates_are_counted(client: shoal.Client, mode: Consistency) -> None:
 
 
 def test_with_a_backup_worker_each_step_counts_three_of_four(client: shoal.Client) -> None:
-    """Worker r's gradient is 1 in element r alone, so that the variable counts how often each worker counted."""
+    """Only element r of worker r's gradient is 1, so the variable counts the contributions of each worker."""
     steps, workers, slow = 60, 4, 3
     through = threading.Barrier(workers)  # who leaves uses up the backup, so nobody leaves before the last step is over
     changed = threading.Condition()  # guards pushed
@@ -203,7 +203,7 @@ def test_with_a_backup_worker_each_step_counts_three_of_four(client: shoal.Clien
 
 
 def test_a_worker_that_overlaps_waits_for_less_of_its_time(client: shoal.Client) -> None:
-    """64 MB each way a step, beside a computation that takes longer; first in turn, then overlapping."""
+    """A step moves 64 MB each way and computes for longer than this takes, first without overlap, then with it."""
     steps, settings = 30, {"elements": 16_000_000, "seconds": 0.1}
     shares = {}
     for overlap in (False, True):  # not at the same time: each would slow the other's transfers
@@ -220,7 +220,7 @@ def test_a_worker_that_overlaps_waits_for_less_of_its_time(client: shoal.Client)
 
 @run_lengths.long_only  # the demo does so, too
 def test_an_asynchronous_run_converges(client: shoal.Client) -> None:
-    """The digits, 4 workers."""
+    """4 workers train on the digits."""
     job = shoal.Job(
         "digits:Digits",
         name="converges",
@@ -235,7 +235,7 @@ def test_an_asynchronous_run_converges(client: shoal.Client) -> None:
 
 
 def test_a_run_scaled_by_staleness_converges(client: shoal.Client) -> None:
-    """Least squares, 4 workers that pull periodically, so that most of their gradients are stale."""
+    """4 workers solve least squares. They pull only periodically, so most of their gradients are stale."""
     target = np.arange(6, dtype=np.float32)
 
     def loop(session: shoal.Session, _rank: int) -> int:

@@ -1,4 +1,4 @@
-"""The README's sample, as a reader runs it."""
+"""Code sample of the README, run as a reader runs it."""
 
 import re
 import subprocess

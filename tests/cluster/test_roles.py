@@ -1,4 +1,4 @@
-"""What every role has, however it is deployed: metrics, health, reflection, logs for machines, a clean end."""
+"""Features that every role has in any deployment: metrics, health, reflection, JSON logs, a clean end."""
 
 import json
 import re
@@ -153,7 +153,7 @@ def test_role_waiting_for_coordinator_ends_on_a_signal(role: str, number: signal
 
 @pytest.fixture
 def cold_kernels() -> Iterator[dict[Any, Any]]:
-    """The kernels as a new process has them, with nothing compiled or loaded; other tests may have warmed them here."""
+    """Unloads the kernels, as in a new process, because other tests may have compiled them in this one."""
     for kernel, _ in compilation.registered:
         kernel._make_finalizer()()  # noqa: SLF001 - Numba has no public way to forget what it has compiled
         kernel._reset_overloads()  # noqa: SLF001
@@ -163,7 +163,7 @@ def cold_kernels() -> Iterator[dict[Any, Any]]:
 
 
 def test_a_server_compiles_its_kernels_before_it_is_ready_and_none_at_a_push(cold_kernels: dict[Any, Any]) -> None:
-    """In this process, where the compiler can be watched."""
+    """The server runs in this process, where the test can watch the compiler."""
     assert not any(kernel.signatures for kernel in cold_kernels)
     coordinator = start_coordinator(CoordinatorConfig(listen="127.0.0.1:0"), CollectorRegistry())
     server = Server(ServerConfig("server-0", coordinator.address), CollectorRegistry())
@@ -190,13 +190,13 @@ def test_server_does_not_start_with_an_unwritable_checkpoint_folder(tmp_path: Pa
 
 
 def incarnation_of(client: shoal.Client) -> int:
-    """The incarnation of server-0; 0 while it is no member."""
+    """Returns the incarnation of server-0, or 0 while it is not a member."""
     members = client.status().members
     return next((member.incarnation for member in members if member.member == "server-0"), 0)
 
 
 def test_expired_server_frees_its_shards_and_registers_again() -> None:
-    """Both roles in this process, so that the lease can be ended without waiting for it."""
+    """Both roles run in this process, so that the test can expire the server without a wait."""
     coordinator = start_coordinator(
         CoordinatorConfig(listen="127.0.0.1:0", heartbeat_interval_s=0.05), CollectorRegistry()
     )

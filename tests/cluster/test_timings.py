@@ -1,4 +1,4 @@
-"""Where the time of steps goes, on real processes: the worker that holds up the others is named, and why."""
+"""Step timings of real processes: they name the worker that delays the others, and the phase that is slow."""
 
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ def test_timings_name_the_slow_worker(client: shoal.Client, tmp_path: Path, mode
 
 
 def test_heartbeats_carry_the_load_of_servers(shared_cluster: shoal.LocalCluster, client: shoal.Client) -> None:
-    """In heartbeats, which come a while after the fact; what they come to, the servers' pages have at once."""
+    """The status has the load of the last heartbeat. The test compares it with the servers' own metrics."""
 
     def said(field: str) -> int:
         return sum(getattr(member.load, field) for member in client.status().members)

@@ -1,4 +1,4 @@
-"""A cluster of processes that is told by its environment where to export to: a step's spans of all roles, together."""
+"""Traces of a cluster whose environment names a collector: the spans of a step from all roles are in one trace."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.cluster
 
 
 def below_first(spans: Sequence[Seen]) -> Mapping[str, int]:
-    """What there is so far of the first step; of some spans that have come, those above have not."""
+    """Returns the spans of the first step so far; none while a span's parent has not arrived yet."""
     steps = roots(spans, "step")
     try:
         return tree(spans, steps[0]) if steps else {}

@@ -1,4 +1,4 @@
-"""The ways that values and gradients take: the one that was asked for, or the next best; the same bits on each."""
+"""Transports of a running cluster: the requested one or the next best is used, and each trains the same bits."""
 
 import json
 import os
@@ -34,13 +34,13 @@ with shoal.Client(sys.argv[1]) as client:
 
 
 def offer(address: str) -> pb.AttachReply:
-    """What a server says of its lanes."""
+    """Returns a server's offer of lanes."""
     with _rpc.channel(address) as channel:
         return ParameterServerStub(channel).Attach(pb.AttachRequest(), timeout=5)
 
 
 def train(client: shoal.Client, job: str, steps: int = 3) -> list[int]:
-    """Trains in a session of this process; the ports that it was connected to."""
+    """Trains in a session of this process. Returns the ports that the session was connected to."""
     with client.session(job, variables=LARGE, optimizer=optim.SGD(1.0)) as session:
         for step in range(steps):
             values = session.pull()["w"]
@@ -80,7 +80,7 @@ def test_each_transport_trains_the_same_bits(shared_cluster: shoal.LocalCluster,
 
 
 def test_session_falls_back_to_tcp_when_dev_shm_is_full(shared_cluster: shoal.LocalCluster) -> None:
-    """A session to which /dev/shm has 1 MiB, in a mount namespace of its own."""
+    """The session runs in a mount namespace of its own, with 1 MiB of /dev/shm."""
     alone = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
     command = 'mount -t tmpfs -o size=1m none /dev/shm && exec "$@"'
     if subprocess.run([*alone, command, "sh", "true"], capture_output=True, check=False).returncode:

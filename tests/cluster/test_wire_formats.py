@@ -1,4 +1,4 @@
-"""Gradients and values that travel as halves, on real processes: what is rounded, what is not, and what it costs."""
+"""16-bit wire dtypes on real processes: which arrays are rounded, and how bytes and accuracy change."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ SEED = 2
 
 
 def test_accuracy_does_not_depend_on_the_wire_dtype(client: shoal.Client) -> None:
-    """Trained to the end, synchronously, with one seed: within half a point of float32."""
+    """After synchronous training with one seed, the accuracy is within half a point of that with float32."""
 
     halves: list[WireDtype] = run_lengths.size(["bfloat16"], [*HALVES])
     how: dict[str, Any] = {
@@ -54,10 +54,10 @@ def test_accuracy_does_not_depend_on_the_wire_dtype(client: shoal.Client) -> Non
 
 
 class Problem:
-    """Least squares, in steps that float32 takes exactly: the rate and the number of workers are powers of 2.
+    """Least squares with steps that are exact in float32: the rate and the number of workers are powers of 2.
 
-    So an addition rounds once, whether the server multiplies in the same instruction or before it, and the result is
-    the same to the last bit.
+    So an addition rounds once, whether or not the server fuses the multiplication with it, and every result has the
+    same bits.
     """
 
     WORKERS, STEPS, FEATURES, RATE = 4, 30, 24, 0.125
@@ -73,7 +73,7 @@ class Problem:
         return np.asarray(x.T @ (x @ w - y) / np.float32(len(y)))
 
     def alone(self, wire: DTypeLike) -> np.ndarray:
-        """One process, which rounds what would travel and nothing else."""
+        """Computes the result in one process, which rounds only the arrays that would travel."""
 
         def travelled(array: np.ndarray) -> np.ndarray:
             return array.astype(wire).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Checkpoints of real servers, without a coordinator: consistent cuts, any number of shards, no damage used."""
+"""Checkpoints of real servers without a coordinator: consistent cuts, restores on any number of servers, and damage."""
 
 import errno
 import os
@@ -65,7 +65,7 @@ def train(worker: ParameterClient, steps: int, seed: int = 0) -> None:
 
 
 def state(servers: ShardServers) -> dict[tuple[str, str], bytes]:
-    """Values and slots of every variable, bit for bit, however they are cut."""
+    """Returns the values and slots of every variable, which do not depend on the shards."""
     found: dict[tuple[str, str], dict[int, bytes]] = {}
     for store in servers.stores:
         for shard in (each for group in store.groups() for each in group.shards):
@@ -163,7 +163,7 @@ CUTS = run_lengths.runs(10, 50)
 
 @pytest.mark.timeout(60 + 10 * CUTS)
 def test_cuts_under_load_are_consistent_over_all_shards(tmp_path: Path) -> None:
-    """Each push adds 1 to a counter of every shard: in a checkpoint they agree, though it is cut at any moment."""
+    """Each push adds 1 to a counter of every shard. In a checkpoint the counters are equal, whenever it is cut."""
     counters = {
         f"count{number}": Variable((), dtype="int64", trainable=False, aggregation="sum") for number in range(6)
     }
@@ -286,7 +286,7 @@ def test_a_damaged_file_is_never_restored(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_server_opens_only_the_files_with_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A manifest of an earlier version does not say what is in them: then it opens all."""
+    """If a manifest of an earlier version does not list the files' contents, the server opens all files."""
     with servers_of(tmp_path, 3, 6) as servers:
         manifest, before = servers.save(), state(servers)
     opened: list[str] = []
@@ -316,7 +316,7 @@ def test_a_server_opens_only_the_files_with_its_rows(tmp_path: Path, monkeypatch
 
 
 def test_a_restore_that_hangs_holds_nothing_that_others_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the lock of its shards, nor the only thread of calls, and dropping the shards ends it."""
+    """It holds neither the lock of its shards nor the only thread of calls. If the shards are dropped, it ends."""
     with servers_of(tmp_path, 1, 2) as servers:
         manifest = servers.save()
     reading, answers = threading.Event(), threading.Event()
@@ -407,7 +407,7 @@ def failing_disk(root: Path) -> Iterator[str]:
 
 @contextmanager
 def read_only_folder(root: Path) -> Iterator[str]:
-    """To anybody, root included."""
+    """Makes the creation of files fail for all users, including root."""
     real = os.open
 
     def refused(path: str | Path, flags: int, *rest: int, **more: Any) -> int:
@@ -422,7 +422,7 @@ def read_only_folder(root: Path) -> Iterator[str]:
 
 @contextmanager
 def no_storage_message(root: Path) -> Iterator[str]:
-    """Something else has its name."""
+    """Puts a file in the place of the storage's folder."""
     shutil.rmtree(root, ignore_errors=True)
     root.write_text("")
     yield "could not be written"

@@ -1,4 +1,4 @@
-"""The client against a coordinator on a real wire: what it returns, what it raises, and what it survives."""
+"""Client against a coordinator on a real wire: its results, its errors, and the failures that it survives."""
 
 import socket
 import threading

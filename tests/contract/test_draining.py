@@ -1,4 +1,4 @@
-"""Servers that are asked to stop, over real gRPC: what they say and hear, and what shards do after their last cut."""
+"""Draining servers over real gRPC: their calls to the coordinator, their waits, and commits after the last cut."""
 
 import threading
 import time
@@ -75,7 +75,7 @@ def test_the_coordinator_names_the_jobs_that_a_server_has_to_wait_for(tmp_path: 
 class TestAServer:
     @pytest.fixture
     def leave(self, member: MembershipClient) -> Callable[..., None]:
-        """Has the server leave, as `shoal server` does."""
+        """Makes the server leave, as `shoal server` does."""
 
         def leave(grace_s: float = 60.0, enough: threading.Event | None = None, **options: Any) -> None:
             return wait_until_drained(member._client, member, enough or threading.Event(), grace_s, **options)
@@ -101,7 +101,7 @@ class TestAServer:
     def test_waits_on_for_a_coordinator_that_has_answered_before(
         self, coordinator: FakeCoordinator, leave: Callable[..., None]
     ) -> None:
-        """And says that it is away once each time."""
+        """Each time the coordinator is away, the server logs it once."""
         away = errors.Unreachable("it restarts")
         coordinator.drains = [["a"], away, away, away, ["a"], away, away]
         with capture_logs() as logs:
@@ -173,7 +173,7 @@ class TestShards:
     def test_hear_of_the_end_of_their_last_cut_though_it_holds_back_more_commits_than_they_have_threads(
         self, tmp_path: Path, number: int
     ) -> None:
-        """To two servers a commit is a call of its own."""
+        """With two servers, a commit is a separate call."""
         with (
             ShardServers({**V, "v": Variable((4,))}, servers=number, rpc_threads=2, checkpoints=tmp_path) as servers,
             ThreadPoolExecutor(6) as pool,

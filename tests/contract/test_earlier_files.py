@@ -1,6 +1,6 @@
-"""Files that an earlier Shoal wrote, opened by this one: a metadata store, and checkpoints.
+"""Files that an earlier version of Shoal wrote, opened by this version: a metadata store, and checkpoints.
 
-`tests/golden/make_earlier_files.py` has written them, and says what is in them.
+`tests/golden/make_earlier_files.py` wrote them, and describes their contents.
 """
 
 import json
@@ -41,7 +41,7 @@ SAVED = ("done/1", "running/1", "running/2", "running/3")
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    """A copy, which may be written to."""
+    """Returns a copy of the files, which tests may write to."""
     return Path(shutil.copytree(FILES, tmp_path / "files"))
 
 
@@ -52,14 +52,14 @@ def checkpoints(files: Path) -> Path:
 
 @pytest.fixture
 def started(files: Path, checkpoints: Path) -> Iterator[tuple[PinnedCoordinator, Clock]]:
-    """A coordinator on the store, and its clock."""
+    """Yields a coordinator on the store, and its clock."""
     clock = Clock(NOW)
     with PinnedCoordinator(str(files / "coordinator.db"), checkpoints, clock) as coordinator:
         yield coordinator, clock
 
 
 def assert_values(found: Mapping[str, np.ndarray], name: str) -> None:
-    """Of halves, checkpoints have the float32 that servers keep; what was taken down had been pulled."""
+    """Checks restored values. They are the servers' float32, but those of values.json were pulled, some in 16 bits."""
     assert found.keys() == VALUES[name].keys() == MIXED.keys()
     for key, value in found.items():
         assert value.shape == MIXED[key].shape
@@ -68,7 +68,7 @@ def assert_values(found: Mapping[str, np.ndarray], name: str) -> None:
 
 
 class Numbers:
-    """The samples of the job "running": each is its own number."""
+    """The samples of the job "running": each sample is its own number."""
 
     def __len__(self) -> int:
         return 64
@@ -78,7 +78,7 @@ class Numbers:
 
 
 def train_on_the_rest(batches: LeasedBatches) -> dict[int, list[int]]:
-    """The numbers of the samples of all further ranges, by epoch."""
+    """Returns the numbers of the samples of all further ranges, by epoch."""
     trained: dict[int, list[int]] = {0: [], 1: []}
     while batches.lease() is not NoRange.FINISHED:
         while batches.has_next:
@@ -90,7 +90,7 @@ def train_on_the_rest(batches: LeasedBatches) -> dict[int, list[int]]:
 
 
 def as_answered_now(call: Call) -> Call:
-    """The call with today's answer: a list of jobs carries no settings, and a status states the heartbeat interval."""
+    """Returns the call with today's answer: lists of jobs have no settings, and a status has the heartbeat interval."""
     reply: job_pb2.ListReply | coordinator_pb2.GetStatusReply
     if call.method.endswith("/List"):
         reply = job_pb2.ListReply.FromString(call.replies[0])
@@ -113,7 +113,7 @@ def test_a_coordinator_answers_as_one_of_then_did(started: tuple[PinnedCoordinat
 
 
 def test_a_coordinator_knows_every_record_as_it_was_written(files: Path, checkpoints: Path) -> None:
-    """What it would write is what it has read, byte for byte: no field was lost or taken for another."""
+    """The coordinator would write the same bytes that it has read, so no field was lost or confused."""
     with closing(open_store(str(files / "coordinator.db"))) as store:
         written = store.load()
     # Later than the times of the checkpoints, which come from the clock of the host that took them.
@@ -175,7 +175,7 @@ def test_the_list_of_checkpoints(checkpoints: Path) -> None:
 
 @pytest.mark.parametrize("shards", [1, 4])
 def test_servers_restore_values_slots_and_clocks(checkpoints: Path, shards: int) -> None:
-    """The next step gives what it gave then, which takes the optimizer's slots."""
+    """The next step has the recorded result, which depends on the optimizer's slots."""
     manifest = Catalogue(open_storage(str(checkpoints))).manifest("running", 3)
     with ShardServers(MIXED, servers=2, shards=shards, optimizer=MOMENTUM, checkpoints=checkpoints) as servers:
         servers.restore(manifest)
@@ -190,9 +190,9 @@ def test_servers_restore_values_slots_and_clocks(checkpoints: Path, shards: int)
 def test_a_job_goes_on_from_the_store_and_its_checkpoint(
     started: tuple[PinnedCoordinator, Clock], checkpoints: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its servers are gone, so it goes back to its newest checkpoint, on new ones, and comes to its end.
+    """The job's servers are gone, so it restarts from its newest checkpoint on new servers, and ends.
 
-    It continues in the order of samples that it began in, so that it trains on each sample once an epoch.
+    It keeps the order of samples in which it began, so it trains on each sample once an epoch.
     """
     monkeypatch.setenv("SHOAL_TRANSPORT", "grpc")
     coordinator, clock = started

@@ -1,4 +1,4 @@
-"""Calls that send headers and never a message, and connections that send nothing, beside calls that are well."""
+"""Calls that send headers but no message, and connections that send nothing: other calls still work."""
 
 import threading
 import time
@@ -37,12 +37,12 @@ CALM_S = 0.05
 
 
 def allowed_s(calls: list[Callable[[], object]]) -> float:
-    """Returns how long a call may take beside calls that never come: a second on an idle machine."""
+    """Returns the time limit of a call beside half-open calls: a second on an idle machine."""
     return max(1.0, slowest(calls, 0.3) / CALM_S)
 
 
 def slowest(calls: list[Callable[[], object]], for_s: float) -> float:
-    """Repeats calls in turns, and returns the longest time that one took."""
+    """Repeats calls in turn. Returns the longest time that a call took."""
     pause, worst, end = threading.Event(), 0.0, time.monotonic() + for_s
     while time.monotonic() < end:
         for call in calls:
@@ -111,7 +111,7 @@ def test_a_session_trains_on_a_server_with_calls_that_never_come(monkeypatch: py
 
 
 class Members(coordinator_pb2_grpc.CoordinatorServicer):
-    """A coordinator whose every call waits for an event, but for Heartbeat."""
+    """A coordinator whose calls all wait for an event, except Heartbeat."""
 
     def __init__(self) -> None:
         self.release = threading.Event()
@@ -192,7 +192,7 @@ def test_a_host_with_too_many_calls_is_refused_and_its_heartbeats_are_not(server
 
 
 def _refused(stub: coordinator_pb2_grpc.CoordinatorStub, address: str) -> bool:
-    """Makes a call that may wait; raises what it is refused with."""
+    """Makes a call that may wait. Raises the error with which it is refused."""
     with _rpc.as_shoal_errors(address):
         try:
             stub.GetStatus(coordinator_pb2.GetStatusRequest(), timeout=0.1)

@@ -1,6 +1,6 @@
-"""What only lanes have: frames, the greeting, shared memory, and ends that break, stall or lie.
+"""Features that only lanes have: frames, the greeting, shared memory, and peers that close, stall or send invalid data.
 
-Whatever one client does, no version changes, no thread or memory stays, and everybody else goes on.
+A client's misbehaviour changes no version and leaves no thread or memory behind. Other clients keep working.
 """
 
 import dataclasses
@@ -52,7 +52,7 @@ PAGE = 4096
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
-    """No lane's thread and no segment outlives a test, nor waits for the garbage collector."""
+    """Checks that no thread of a lane and no segment outlives a test or waits for the garbage collector."""
     before = shared_memory()
     yield
     wait_until(lambda: not [t.name for t in threading.enumerate() if t.name in {"lane", "lanes"}], what="threads' end")
@@ -60,7 +60,7 @@ def nothing_left() -> Iterator[None]:
 
 
 def shared_memory() -> set[str]:
-    """What this process has mapped or open in /dev/shm."""
+    """Returns what this process has mapped or open in /dev/shm."""
     mapped = {line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
     opened = {os.readlink(f"/proc/self/fd/{file}") for file in os.listdir("/proc/self/fd") if is_open(file)}
     return {name for name in mapped | opened if name.startswith("/dev/shm/")}
@@ -76,7 +76,7 @@ class Watched(ShardServers):
 
 @pytest.fixture
 def servers() -> Iterator[Watched]:
-    """One server, on which a bystander trains before, during and after whatever a test does."""
+    """Yields one server, on which a bystander trains before, during and after each test."""
     with trained(VARIABLES) as servers:
         yield servers
 
@@ -93,14 +93,14 @@ def trained(variables: Mapping[str, np.ndarray | Variable], **options: Any) -> I
 
 
 def step(servers: Watched) -> None:
-    """The bystander takes one."""
+    """Takes a step of the bystander."""
     values = servers.bystander.pull()
     assert servers.bystander.push({name: np.zeros_like(value) for name, value in values.items()}).outcome == "accepted"
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers that wait only so long: for HELLO, and for a client that stalls."""
+    """Shortens the servers' time limits for HELLO and for a client that stalls."""
     monkeypatch.setattr(listener, "_HELLO_TIMEOUT_S", 0.3)
     monkeypatch.setattr(lane_endpoint, "STALL_S", 0.2)
     monkeypatch.setattr(listener, "Lane", functools.partial(Lane, stall_s=0.2))
@@ -108,13 +108,13 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory is shared for variables however small."""
+    """Makes clients share memory for variables of any size."""
     monkeypatch.setattr(_shared_memory, "_SHARED_FROM_BYTES", 0)
 
 
 @contextmanager
 def connected(servers: ShardServers) -> Iterator[socket.socket]:
-    """A plain socket to where the server takes lanes."""
+    """Yields a plain socket to the server's port for lanes."""
     with socket.create_connection(_rpc.parse_address(servers.lanes[0].offer.address), 20) as connection:
         yield connection
 
@@ -128,7 +128,7 @@ def hello(servers: ShardServers, **change: Any) -> bytes:
 
 
 def said_until_closed(connection: socket.socket) -> bytes:
-    """What the server sends before it closes the connection."""
+    """Returns what the server sends before it closes the connection."""
     said = b""
     try:
         while part := connection.recv(1 << 16):
@@ -139,7 +139,7 @@ def said_until_closed(connection: socket.socket) -> bytes:
 
 
 def stamp(step: int) -> header_pb2.Stamp:
-    """Of worker "a", which is admitted after the bystander's first step and so begins with the second."""
+    """Returns a stamp of worker "a". It is admitted after the bystander's first step, so it begins with the second."""
     return header_pb2.Stamp(job="job", worker="a", incarnation=1, step=step, generation=1)
 
 
@@ -160,12 +160,12 @@ def push_header(*, step: int = 1, **fields: Any) -> pb.PushHeader:
 
 
 def slot_push(slot: int) -> bytes:
-    """The only message of a push through memory."""
+    """Returns the only message of a push through shared memory."""
     return pb.PushRequest(header=push_header(region=slot)).SerializeToString()
 
 
 def push_messages() -> Iterator[bytes]:
-    """Those of a push of ones."""
+    """Returns the messages of a push of ones."""
     yield pb.PushRequest(header=push_header()).SerializeToString()
     yield pb.PushRequest(chunks=[pb.Chunk(data=ONES["w"].tobytes())]).SerializeToString()
 
@@ -269,7 +269,7 @@ class TestGreeting:
                 lane.receive()
 
     def test_a_large_hello_is_not_waited_for(self, servers: ShardServers) -> None:
-        """Nobody takes memory here before he has shown the token."""
+        """The server allocates no memory for a client that has not sent the token."""
         with connected(servers) as connection:
             connection.sendall(frame(Frame.HELLO, size=5000))
             assert said_until_closed(connection) == b""
@@ -360,7 +360,7 @@ class TestGreeting:
             assert len(fallbacks(logs)) == 1  # the attempts that failed meanwhile are not said
 
     def test_a_lane_that_breaks_when_no_other_is_left_is_replaced_by_grpc(self) -> None:
-        """Pulls have a lane, pushes were refused one; then that of the pulls breaks."""
+        """Pulls have a lane, but pushes were refused one. Then the lane of the pulls breaks."""
         with trained(VARIABLES, max_lanes=3) as servers, servers.worker("late") as late:
             late.pull()
             assert late.push(ONES).outcome == "accepted"
@@ -431,7 +431,7 @@ def free_port() -> int:
 
 
 class Offered:
-    """A segment that a client made, and what it says of it; removed at the end."""
+    """A segment that a client made, and the message that offers it. It is removed at the end."""
 
     def __init__(self, regions: int = 2, region_bytes: int = PAGE) -> None:
         self.segment = Segment.create(regions * region_bytes)
@@ -456,7 +456,7 @@ def offered() -> Iterator[Offered]:
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Iterator[Path]:
-    """A file that no server is to touch."""
+    """Returns a file that no server may touch."""
     path = tmp_path / "theirs"
     path.write_bytes(b"x" * (HEADER_BYTES + 2 * PAGE))
     yield path
@@ -464,7 +464,7 @@ def elsewhere(tmp_path: Path) -> Iterator[Path]:
 
 
 class TestSegmentsThatAreNotTheClients:
-    """The server says why it does not share; the lane goes on, with chunks."""
+    """Invalid segments: the server gives the reason why it does not share them, and the lane continues with chunks."""
 
     def check_refused(self, servers: ShardServers, said: pb.Segment) -> str:
         servers.admit("a")
@@ -566,7 +566,7 @@ class TestSegmentsThatAreNotTheClients:
         assert "has 8192 bytes instead" in self.check_refused(servers, offered.said)
 
     def test_a_segment_of_holes(self, servers: ShardServers, offered: Offered) -> None:
-        """Its owner takes memory only once the server writes, perhaps where there is none left."""
+        """The kernel would allocate its memory only when the server writes, and might have none left then."""
         os.truncate(offered.path, HEADER_BYTES)
         os.truncate(offered.path, HEADER_BYTES + 2 * PAGE)
         assert "has holes" in self.check_refused(servers, offered.said)
@@ -614,7 +614,7 @@ class TestSlots:
 
     @pytest.mark.parametrize("count", [1, 3])
     def test_of_a_push_that_was_refused_is_free_again(self, shared: None, count: int) -> None:
-        """At once: not only when the garbage collector has found out."""
+        """The slot is free at once, and not only after a garbage collection."""
         variables = {"w": Variable((30,), partitioner=partitioners.FixedShards(3))}
         with ShardServers(variables, servers=count, shards=3) as servers, servers.worker("a") as worker:
             for _ in range(5):
@@ -684,7 +684,7 @@ def memory_of(transport: Transport | None) -> Any:
 
 
 def names_of_segments(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the segments that are made from now on."""
+    """Returns a list that receives the names of the segments that are made from now on."""
     names: list[str] = []
     create = Segment.create
 
@@ -698,7 +698,7 @@ def names_of_segments(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def shrink(client_lane: Transport | None) -> None:
-    """Cuts a client's segment short, as somebody with its descriptor could; it has no name any more."""
+    """Truncates a client's segment, as a process with its descriptor could. The segment has no name any more."""
     assert isinstance(client_lane, _shared_memory.SharedMemoryTransport)
     wanted = client_lane._segment.name
     for file in os.listdir("/proc/self/fd"):
@@ -722,7 +722,7 @@ class TestSharing:
             assert not any((SHM / name).exists() for name in names)
 
     def test_it_is_made_before_its_lane(self, servers: ShardServers, monkeypatch: pytest.MonkeyPatch) -> None:
-        """However long that takes: a server waits only so long for what is said first."""
+        """To create a segment may take long, and a server waits for a limited time for the first message."""
         lanes_before = servers.open_lanes
         made: list[int] = []
         create = Segment.create
@@ -750,7 +750,7 @@ class TestSharing:
         assert modes == [0o600]
 
     def test_values_outlive_their_lane(self, servers: ShardServers) -> None:
-        """What was pulled stays as it is, however often one pulls, and after the end."""
+        """Pulled values stay unchanged after later pulls, and after the end of the lane."""
         with servers.worker("a") as worker:
             kept = []
             for step in range(6):  # more than there are regions
@@ -801,7 +801,7 @@ class TestSharing:
     def test_a_server_that_does_not_see_it_is_gone_round_and_says_so(
         self, servers: ShardServers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        """As in another container, with a /dev/shm of its own."""
+        """The server has its own /dev/shm, as in another container."""
         opened = Segment.open
         monkeypatch.setattr(Segment, "open", lambda *said: opened(*said, directory=tmp_path))
         names = names_of_segments(monkeypatch)
@@ -851,7 +851,7 @@ class TestSharing:
             np.testing.assert_array_equal(worker.pull()["w"], before - np.float32(2))
 
     def test_a_segment_that_shrinks_with_a_gradient_in_it(self, servers: ShardServers) -> None:
-        """The step counts once nevertheless: its arrays are still there."""
+        """The step still counts once, because the client still has its arrays."""
         with servers.worker("a") as worker:
             before = worker.pull()["w"].copy()
             push = worker.prepare(ONES, None, 1.0)
@@ -888,7 +888,7 @@ class TestSharing:
             assert len(shrunk) == 1
 
     def test_a_gradient_that_is_lost_with_its_segment_is_an_error(self, servers: ShardServers) -> None:
-        """It was copied there so that its arrays could change at once: there is no other copy."""
+        """The segment has the only copy of the gradient, which was made so that its arrays could change at once."""
         with servers.worker("a") as worker:
             push = worker.prepare(ONES, None, 1.0, memory=private)
             shrink(worker.servers.connections[0].push_transport)
@@ -924,7 +924,7 @@ def private(nbytes: int) -> np.ndarray:
 
 
 def fill(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    """Makes /dev/shm full for this process."""
+    """Makes /dev/shm appear full to this process."""
     if how == "statvfs":
         real = os.statvfs(SHM)
         fields = list(real)
@@ -942,7 +942,7 @@ TRANSPORTS = pytest.mark.parametrize("transport", ["tcp", "shared memory"])
 
 
 class TestAnswersThatLie:
-    """A server of another version, or something between that mangles: refused, and asked again on a new lane."""
+    """Invalid answers of another version or a faulty proxy: the client refuses them and asks again on a new lane."""
 
     @pytest.mark.parametrize(
         ("headers", "chunks", "said"),
@@ -993,10 +993,10 @@ class TestAnswersThatLie:
 
 
 class TestLanesThatBreak:
-    """A call is repeated, and counts once, wherever its lane broke."""
+    """Broken lanes: a call is repeated and counts once, wherever its lane broke."""
 
     def breaking(self, monkeypatch: pytest.MonkeyPatch, kind: Frame, at: int) -> list[Any]:
-        """Servers' lanes break instead of sending the frame of a kind that comes after so many others."""
+        """Makes servers' lanes break in place of a frame of this kind, after a number of such frames."""
         send, stream = Lane.send, Lane.stream
         seen = []
 
@@ -1029,7 +1029,7 @@ class TestLanesThatBreak:
     def test_a_push_that_was_not_answered_counts_once(
         self, monkeypatch: pytest.MonkeyPatch, transport: str, at: int
     ) -> None:
-        """To two servers: the answers to the first phase and to the second get lost in turn."""
+        """The push goes to two servers. The answers to the first and to the second phase get lost in turn."""
         use(transport, monkeypatch)
         variables = {"w": Variable((100,), partitioner=partitioners.FixedShards(2))}
         with ShardServers(variables, servers=2) as servers, servers.worker("a") as worker:
@@ -1068,7 +1068,7 @@ class TestLanesThatBreak:
 
     @pytest.mark.parametrize("after", [0, 1, 8, 9, 2000, 4000])
     def test_a_push_that_breaks_off_on_its_way_counts_once(self, after: int) -> None:
-        """Something between the two forwards so many bytes of the push, and hangs up."""
+        """A proxy forwards some bytes of the push, and then closes the connection."""
         with trained(VARIABLES) as servers, servers.worker("a") as worker:
             before = worker.pull()["w"].copy()
             address = servers.lanes[0].offer.address
@@ -1109,7 +1109,7 @@ class TestLanesThatBreak:
             assert b.push(ONES).outcome == "accepted"
 
     def test_an_answer_that_comes_when_its_lane_is_over_goes_nowhere(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Another worker's push has let the pull through, and tells it only after its lane has ended."""
+        """Another worker's push completes the pull, but the answer comes only after the pull's lane has ended."""
         with two_in_step() as (servers, a, b):
             a.push(ONES)
             about_to_answer, go_on = threading.Event(), threading.Event()
@@ -1140,7 +1140,7 @@ class TestLanesThatBreak:
 
 @contextmanager
 def two_in_step() -> Iterator[tuple[ShardServers, ParameterClient, ParameterClient]]:
-    """A server, and two workers whose steps it keeps together."""
+    """Yields a server, and two workers that take their steps together."""
     with (
         ShardServers(VARIABLES, shards=1, mode=consistency.Synchronous()) as servers,
         servers.worker("a") as a,
@@ -1157,7 +1157,7 @@ def use(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def proxy(address: str, client_bytes: int) -> Iterator[str]:
-    """A place in between that forwards one connection, until its client has sent so many bytes."""
+    """Yields the address of a proxy that forwards one connection until its client has sent this number of bytes."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def forward() -> None:
@@ -1270,7 +1270,7 @@ class TestStalls:
 
 
 def outlast_a_stall(servers: ShardServers) -> None:
-    """Returns once the server has let somebody go who stalled, from now on."""
+    """Waits until the server disconnects a client that stalls from now on."""
     with connected(servers) as connection:
         connection.sendall(frame(Frame.HELLO, hello(servers)) + b"\3")
         assert said_until_closed(connection)[0] == Frame.WELCOME

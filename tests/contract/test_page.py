@@ -1,4 +1,4 @@
-"""The coordinator's page over HTTP on loopback: what it says, streams, and refuses."""
+"""The coordinator's page over HTTP on loopback: its contents, its event streams, and the requests that it refuses."""
 
 import json
 import re
@@ -60,7 +60,7 @@ def page(rig: Rig) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[tuple[Rig, httpx.Client]]:
-    """A page that a test has to itself, of a cluster with a folder of checkpoints."""
+    """Yields a page for one test alone, of a cluster with a folder of checkpoints."""
     (tmp_path / "checkpoints").mkdir()
     with (
         running(checkpoints=str(tmp_path / "checkpoints")) as rig,
@@ -71,7 +71,7 @@ def alone(tmp_path: Path) -> Iterator[tuple[Rig, httpx.Client]]:
 
 @pytest.fixture(scope="module")
 def trained(rig: Rig) -> str:
-    """The name of a job that runs, of which everything has happened."""
+    """Returns the name of a running job that has metrics, staleness and log lines."""
     rig.run(job("trained", workers=1, settings={"hidden": 8}), "w0")
     rig.job("Lease", job="trained", worker="w0")
     report(rig, "trained", step=1, values={"loss": 0.5}, staleness={0: 2, 3: 1}, log=["hello", HOSTILE])
@@ -93,7 +93,7 @@ JsonField = tuple[str, str, Any]  # kind, id, data
 
 
 def told(response: httpx.Response) -> Iterator[JsonField]:
-    """The events of a stream."""
+    """Yields the events of a stream."""
     kind = mark = text = ""
     for line in response.iter_lines():
         name, _, value = line.partition(": ")
@@ -110,7 +110,7 @@ def told(response: httpx.Response) -> Iterator[JsonField]:
 
 
 def until(stream: Iterator[JsonField], wanted: str) -> list[JsonField]:
-    """Reads up to the first event of a kind."""
+    """Reads events up to the first one of a kind."""
     found = []
     for event in stream:
         found.append(event)
@@ -230,7 +230,7 @@ class TestWhatItSays:
         "path", ["/static/../app.py", "/static/%2e%2e/app.py", "/static/..%2fapp.py", "/static//etc/passwd"]
     )
     def test_files_elsewhere_are_not_shown(self, rig: Rig, path: str) -> None:
-        """As they are written here: a client would take `..` out before it asks."""
+        """The paths are sent as written here. A client library would resolve `..` first."""
         with connected(rig) as raw:
             raw.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
             answer = b"".join(iter(lambda: raw.recv(4096), b""))
@@ -331,7 +331,7 @@ class TestStreams:
                     break
 
     def test_unchanged_job_is_sent_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Though its workers' last heartbeats are others whenever one looks."""
+        """It is sent once although the times of its workers' last heartbeats change."""
         monkeypatch.setattr("shoal._display.records._LATE_BY_CHANCE_S", 60.0)  # a busy machine is no news here
         looks: list[None] = []
         look = Reader.overview
@@ -546,7 +546,7 @@ class TestSafety:
         assert page.get("/", headers={"sec-fetch-site": "cross-site"}).status_code == 200, "a link leads here"
 
     def test_no_html_is_made_of_text(self) -> None:
-        """Neither a string nor markup reaches the DOM as HTML: the policy above has browsers refuse it as well."""
+        """The scripts put no string or markup into the DOM as HTML. The policy above also makes browsers refuse it."""
         for path in STATIC.glob("*.js"):
             text = path.read_text()
             for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function("):

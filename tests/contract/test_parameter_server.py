@@ -1,6 +1,6 @@
-"""The parameter server: what it applies, what it refuses, and that a refusal leaves no trace.
+"""Parameter server: which requests it applies, which it refuses, and that a refused request changes nothing.
 
-By gRPC, by lanes over TCP and with shared memory: the same on each. What only lanes have is in `test_lanes`.
+Each test runs over gRPC, over lanes on TCP, and over lanes with shared memory. `test_lanes` tests what only lanes have.
 """
 
 import itertools
@@ -58,7 +58,7 @@ def gradients(value: float = 1.0) -> dict[str, np.ndarray]:
 
 @pytest.fixture(params=["grpc", "tcp", "shared memory"])
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """How clients get to servers. None takes another way than it should: they would say so in the log."""
+    """Yields the transport that all clients must use. A client that used another one would log it."""
     use(request.param, monkeypatch)
     with capture_logs() as logs:
         yield request.param
@@ -85,7 +85,7 @@ RawPush = Callable[[ShardServers, Messages], pb.PushReply]
 def push(
     request: pytest.FixtureRequest,
 ) -> RawPush:
-    """A push that is made by hand, of messages or their bytes, to a job's first server."""
+    """Sends a hand-made push, of messages or their bytes, to a job's first server."""
     return push_by_grpc if request.param == "grpc" else push_by_lane
 
 
@@ -104,7 +104,7 @@ def push_by_lane(servers: ShardServers, messages: Messages) -> pb.PushReply:
 @pytest.mark.usefixtures("transport")
 class TestTransports:
     def test_calls_take_the_way_that_they_should(self, servers: ShardServers, transport: str) -> None:
-        """Or all tests that run once a transport would prove nothing."""
+        """Without this check, the tests that run once for each transport would prove nothing."""
         with servers.worker("a") as worker:
             value = worker.pull()["b"]
             assert servers.open_lanes == (0 if transport == "grpc" else len(worker.servers.connections))
@@ -172,7 +172,7 @@ class TestValues:
             assert not servers.values()["big"].any()
 
     def test_a_large_variable_is_not_copied_on_its_way_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Where no update comes in between, a server takes no memory for a pull."""
+        """If no update comes during a pull, the server allocates no memory for it."""
         variables = {"big": Variable((16 << 20,), initializer=initializers.Ones())}  # 64 MB
         with ShardServers(variables, shards=1) as servers, servers.worker("a") as worker:
             monkeypatch.setattr(servers.stores[0].memory, "take", lambda nbytes: pytest.fail("the server copies"))
@@ -226,7 +226,7 @@ class TestValues:
 
 
 class TestBits:
-    """A way to servers changes no bit of what comes out."""
+    """The transport changes no bit of the result."""
 
     DTYPES = ("float32", "float64", "float16", "bfloat16")
     STEPS = 5
@@ -244,7 +244,7 @@ class TestBits:
         assert runs[0] == runs[2]
 
     def run(self, wire: str | None, *, reverse: bool) -> list[bytes]:
-        """All bits that were ever pulled: of each step, and of the end."""
+        """Returns all bits that were pulled, in each step and at the end."""
         random = np.random.default_rng(11)
         variables = self.variables(random)
         seen = []
@@ -354,7 +354,7 @@ class TestBadGradients:
 
 
 class TestBadMessages:
-    """Made by hand, for no client of ours sends them: by gRPC and over a lane."""
+    """Hand-made invalid messages, which Shoal's own clients never send, by gRPC and over a lane."""
 
     @pytest.fixture
     def servers(self) -> Iterator[ShardServers]:
@@ -460,7 +460,7 @@ class TestBadMessages:
             assert worker.step == 0  # it pushed by other means than its client
 
     def test_a_message_of_many_small_chunks(self, push: RawPush) -> None:
-        """One element each: the framing is many times what it carries."""
+        """Each chunk has one element, so the framing is many times larger than the data."""
         with ShardServers({"w": Variable((5_000,))}, shards=1) as servers, servers.worker("a"):
             grads = {"w": np.arange(5_000, dtype=np.float32)}
             chunks = small_chunks(servers, grads, elements=1)[0]
@@ -468,7 +468,7 @@ class TestBadMessages:
             np.testing.assert_array_equal(servers.values()["w"], -grads["w"])
 
     def test_an_oversized_message(self, servers: ShardServers) -> None:
-        """By gRPC; `test_lanes` has the frame that is too large."""
+        """This test uses gRPC. `test_lanes` tests a frame that is too large."""
         with servers.worker("a") as worker:
             chunk = pb.Chunk(shard=0, arena=0, data=bytes(MAX_MESSAGE_BYTES + 1))
             with pytest.raises(errors.MessageTooLarge, match="larger than max"):
@@ -570,7 +570,7 @@ class TestBadMessages:
 @pytest.mark.usefixtures("transport")
 class TestWholeOrNotAtAll:
     def test_a_push_that_breaks_off_leaves_no_trace(self, servers: ShardServers, transport: str) -> None:
-        """The worker dies in mid-push: one server has its whole part, another some chunks, a third nothing."""
+        """The worker dies during a push: one server has its whole part, another some chunks, a third nothing."""
         before = servers.values()
         servers.admit("a")
         client = servers.client("a")
@@ -625,9 +625,9 @@ class TestWholeOrNotAtAll:
 @pytest.mark.usefixtures("transport")
 class TestWaiting:
     def test_many_waiting_pulls_do_not_delay_other_calls(self, transport: str) -> None:
-        """Two threads serve 200 pulls that wait; the pushes that they wait for go through, and all are answered.
+        """Two threads serve 200 waiting pulls. The pushes that they wait for are applied, and all pulls are answered.
 
-        On lanes, each has a thread of its own, which is its client's: fewer show as much.
+        On lanes, each call has its client's own thread, so fewer pulls are enough.
         """
         count = 200 if transport == "grpc" else 40
         mode = consistency.Synchronous()
@@ -661,7 +661,7 @@ class TestWaiting:
             waiting.result(timeout=20)
 
     def test_a_pull_abandoned_by_its_caller_is_forgotten(self) -> None:
-        """On a server that has answered for one of its two shards."""
+        """The server has already answered for one of its two shards."""
         with ShardServers({"w": Variable((3,)), "v": Variable((3,))}, mode=consistency.Synchronous()) as servers:
             a, b = servers.worker("a"), servers.worker("b")
             grads = {name: np.ones(3, np.float32) for name in ("w", "v")}
@@ -704,7 +704,7 @@ class TestWaiting:
 
 
 class TestStalls:
-    """By gRPC; `test_lanes` has the same for lanes."""
+    """Clients that stall, by gRPC. `test_lanes` tests the same for lanes."""
 
     def test_caller_that_does_not_read_does_not_delay_others(self) -> None:
         variables = {"w": Variable((2 << 20,))}
@@ -720,7 +720,7 @@ class TestStalls:
             assert all(not any(chunk.data) for reply in call for chunk in reply.chunks)
 
     def test_callers_that_stall_do_not_hold_all_threads_forever(self) -> None:
-        """As many as there are threads neither read their pulls nor go on with their pushes."""
+        """As many callers as there are threads stop reading their pulls and stop sending their pushes."""
         variables = {"w": Variable((2 << 20,))}
         with ShardServers(variables, shards=1, rpc_threads=2, stall_s=0.3, transport="grpc") as servers:
             [stub], [endpoints] = servers.stubs, servers.endpoints
@@ -746,7 +746,7 @@ class TestStalls:
             assert servers.versions() == [1]
 
     def test_a_push_of_many_small_messages_has_one_deadline_in_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Each message is progress, so that no wait for the next one is long."""
+        """Each message is progress, so no single wait for the next message is long."""
         monkeypatch.setattr(grpc_endpoint, "transfer_s", lambda _: 0.3)
         over, pause = threading.Event(), threading.Event()
         with ShardServers(VARIABLES, shards=1, transport="grpc") as servers:
@@ -774,7 +774,7 @@ class TestStalls:
 
 
 def until(over: threading.Event, header: pb.PushHeader) -> Iterator[pb.PushRequest]:
-    """A push that begins, and does not go on before that."""
+    """Yields the beginning of a push, and waits for the event before it continues."""
     yield pb.PushRequest(header=header)
     over.wait()
 
@@ -796,7 +796,7 @@ def bits(values: Mapping[str, np.ndarray]) -> bytes:
 
 
 def in_shared_memory(array: np.ndarray) -> bool:
-    """Whether an array lies in a segment, by what the kernel says that is mapped there."""
+    """Returns whether an array is in a segment, according to the kernel's list of mappings."""
     address = array.__array_interface__["data"][0]
     for line in Path("/proc/self/maps").read_text().splitlines():
         first, last = (int(end, 16) for end in line.split()[0].split("-"))
@@ -814,12 +814,12 @@ def pull_by(way: str, servers: ShardServers, request: pb.PullRequest) -> list[pb
 
 
 def push_by(client: ParameterClient, arrays: Mapping[str, np.ndarray]) -> Push:
-    """What `client` would push, for its links."""
+    """Returns the push that `client` would send on its links."""
     return client.prepare(arrays, None, 1.0)
 
 
 def break_off(servers: ShardServers, server: int, message: pb.PushRequest, *, lane: bool) -> None:
-    """Sends the beginning of a push, waits until it is there, and is gone."""
+    """Sends the beginning of a push, waits until the server has it, and disconnects."""
     metric = "shoal_server_received_bytes_total"
     received = servers.sample(metric)
 
@@ -855,7 +855,7 @@ def header(servers: ShardServers, worker: str) -> pb.PushHeader:
 
 
 def small_chunks(servers: ShardServers, arrays: Mapping[str, np.ndarray], *, elements: int) -> list[list[pb.Chunk]]:
-    """A list of chunks of so many elements an arena, of all shards."""
+    """Returns for each arena of all shards a list of chunks of this number of elements."""
     lists = []
     packer = Packer(servers.placement)
     for shard in servers.placement.shards:
@@ -874,14 +874,14 @@ def small_chunks(servers: ShardServers, arrays: Mapping[str, np.ndarray], *, ele
 
 
 def deal(lists: Sequence[Sequence[pb.Chunk]]) -> list[pb.Chunk]:
-    """The lists' items in turn: the first of each, the second of each, and so on."""
+    """Returns the items of the lists in turn: the first of each, the second of each, and so on."""
     return [item for turn in itertools.zip_longest(*lists) for item in turn if item is not None]
 
 
 def push_of(
     servers: ShardServers, worker: str, chunks: Sequence[pb.Chunk], chunks_a_message: int
 ) -> Iterator[pb.PushRequest]:
-    """The messages of a push."""
+    """Returns the messages of a push."""
     yield pb.PushRequest(header=header(servers, worker))
     for group in (chunks[i : i + chunks_a_message] for i in range(0, len(chunks), chunks_a_message)):
         yield pb.PushRequest(chunks=group)

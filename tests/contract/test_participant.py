@@ -1,4 +1,4 @@
-"""A participant against fake servicers on loopback: what it sends, how it waits, what it makes of the answers."""
+"""Participant against fake servicers on loopback: the calls that it sends, its waits, and its handling of answers."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Pulls and pushes that overlap with computing, against real servers: what counts, who waits for whom, how it ends."""
+"""Pulls and pushes that overlap with computation, against real servers: the pushes that count, waits, and errors."""
 
 import threading
 from collections import Counter
@@ -50,7 +50,7 @@ def gradient(value: float, elements: int = ELEMENTS) -> dict[str, np.ndarray]:
 
 
 def step(pipeline: Pipeline, pushed: Mapping[str, np.ndarray]) -> np.ndarray:
-    """One step of a worker's loop; the values that it computes on."""
+    """Takes one step of a worker's loop. Returns the values with which it computes."""
     values = pipeline.pull()
     pipeline.settle()
     pipeline.push(pushed)
@@ -58,21 +58,21 @@ def step(pipeline: Pipeline, pushed: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def settled(pipeline: Pipeline) -> str:
-    """The outcome of the push that was under way."""
+    """Returns the outcome of the push that was in progress."""
     result = pipeline.settle()
     assert result
     return result.outcome
 
 
 def histories(servers: ShardServers) -> list[list[Admission]]:
-    """Of each shard: what it let pull and push, oldest first."""
+    """Returns for each shard the pulls and pushes that it admitted, oldest first."""
     stores = {f"server-{index}": store for index, store in enumerate(servers.stores)}
     shards = servers.placement.shards
     return [history_server.admissions(stores[shard.server], "job", shard.layout.shard) for shard in shards]
 
 
 def together(*loops: Callable[[], Any]) -> list[int | None]:
-    """Runs loops in threads of their own; their results."""
+    """Runs loops in threads of their own. Returns their results."""
     with ThreadPoolExecutor(len(loops)) as pool:
         return [future.result(PATIENCE_S) for future in [pool.submit(loop) for loop in loops]]
 
@@ -144,7 +144,7 @@ def test_gradients_may_be_changed_as_soon_as_push_returns(transport: str, elemen
 
 
 def test_values_that_are_kept_stay_as_they_are() -> None:
-    """There are more of them than there are slots of shared memory."""
+    """The test keeps more values than there are slots of shared memory."""
     with servers_with(consistency.Asynchronous(), elements=150_000) as servers, overlapping(servers, "a") as pipeline:
         kept = [step(pipeline, gradient(1, 150_000)) for _ in range(8)]
         for number, values in enumerate(kept):
@@ -186,7 +186,7 @@ def train(
     samples: int = 40,
     max_steps: int = 0,
 ) -> int:
-    """A worker's real loop, from its first step to its leaving; what it counted."""
+    """Runs a worker's real loop from its first step until it leaves. Returns the loop's counts."""
     emitted: list[TrainerReport] = []
     with pipeline, closing(LeasedBatches(Samples(samples), 2, 0, lease)) as batches:
         config = TrainingConfig(name=name, program=Numbers(samples), device=Cpu(), max_steps=max_steps)
@@ -304,7 +304,7 @@ LAYERS = {f"layer_{number}": Variable((400_000 if number % 2 else 70,)) for numb
 @pytest.mark.parametrize("count", [1, 2], ids=["one server", "two servers"])
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapping"])
 class TestGradientsOneByOne:
-    """They go out as they come, in any order, and are together what they would be in a mapping."""
+    """Gradients from a generator: each is sent as it comes, in any order, and all together count as a mapping does."""
 
     @pytest.fixture
     def servers(self, transport: str, count: int) -> Iterator[ShardServers]:
@@ -428,7 +428,7 @@ class TestGradientsOneByOne:
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapping"])
 @pytest.mark.parametrize("values", [("a", "b", "c"), ("b", "a", "c"), ("b", "c", "a"), ("c", "c", "c")])
 def test_buffers_may_trade_places(transport: str, overlap: bool, values: tuple[str, str, str]) -> None:
-    """Each is then where another one's gradient is about to be written."""
+    """Each array is then where the gradient of another variable will be written."""
     variables = {name: Variable(100) for name in "abc"}
     number = {"a": 1, "b": 2, "c": 3}
     with (
@@ -462,7 +462,7 @@ TRAINED = [name for name in MIXED if name != "mean"]
 @pytest.mark.parametrize("count", [1, 2], ids=["one server", "two servers"])
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapping"])
 class TestBuffers:
-    """Gradients that are computed into memory that they are pushed from count as any others do."""
+    """Gradients that are computed in the memory from which they are pushed count like all others."""
 
     @pytest.fixture
     def servers(self, transport: str, count: int) -> Iterator[ShardServers]:
@@ -538,7 +538,7 @@ class TestBuffers:
         self.check(servers, before, 2)
 
     def test_foreign_array_may_replace_a_buffer(self, servers: ShardServers, pipeline: Pipeline) -> None:
-        """Such as another framework's."""
+        """For example, an array of another framework."""
 
         class Foreign:
             def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What every role's gRPC server has: the port, the health service, reflection, errors that keep their names."""
+"""Features of every role's gRPC server: the port, the health service, reflection, and errors that keep their codes."""
 
 import socket
 import threading
@@ -94,7 +94,7 @@ def test_a_defect_is_an_internal_error_that_names_it_and_the_server_lives_on(
 
 
 def test_methods_may_have_their_messages_as_bytes() -> None:
-    """Those named, each way; the others' are decoded."""
+    """The named methods have bytes in both directions. The messages of the others are decoded."""
 
     class Members(coordinator_pb2_grpc.CoordinatorServicer):
         def Register(self, request: Any, context: ServicerContext) -> coordinator_pb2.RegisterReply:

@@ -1,4 +1,4 @@
-"""What a server's metrics say of the calls that it had: real clients, on each transport."""
+"""A server's metrics after calls of real clients, on each transport."""
 
 import time
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ HELD_S = 0.05
 
 @pytest.fixture(params=["grpc", "lane", "shared_memory"])
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How clients get to servers, as metrics call it."""
+    """Returns the name of the clients' transport in metrics."""
     ways = {"grpc": "grpc", "lane": "tcp", "shared_memory": "auto"}
     monkeypatch.setenv("SHOAL_TRANSPORT", ways[request.param])
     monkeypatch.setattr(shared_memory, "_SHARED_FROM_BYTES", 0)

@@ -1,4 +1,4 @@
-"""Sessions: a loop of one's own against real servers, with the coordinator played by the test."""
+"""Sessions: the user's own training loop against real servers. The test plays the coordinator."""
 
 import inspect
 import threading
@@ -163,7 +163,7 @@ def test_a_gradient_of_nan_is_counted_and_changes_nothing(
 
 
 def answer_reports(coordinator: FakeCoordinator, how: Callable[[job_pb2.ReportRequest], None]) -> None:
-    """The coordinator asks `how` about each report first, which may raise."""
+    """Makes the coordinator call `how` with each report first, which may raise."""
 
     @_rpc.servicer
     def report(_: FakeCoordinator, request: job_pb2.ReportRequest, context: ServicerContext) -> job_pb2.ReportReply:
@@ -178,7 +178,7 @@ def answer_reports(coordinator: FakeCoordinator, how: Callable[[job_pb2.ReportRe
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every push reports."""
+    """Makes every push report."""
     monkeypatch.setattr("shoal.session._REPORT_EVERY_S", 0.0)
 
 
@@ -401,7 +401,7 @@ def test_a_session_may_ask_for_halves_and_overlap(
 
 @pytest.fixture
 def overlapping(client: shoal.Client, servers: ShardServers) -> Callable[[], shoal.Session]:
-    """Opens a session whose pushes travel while its next step is computed."""
+    """Opens a session whose pushes overlap with the computation of the next step."""
     options: dict[str, Any] = {"variables": {"w": np.zeros(3)}, "consistency": shoal.Asynchronous(), "overlap": True}
     return lambda: client.session("job", worker="me", **options)
 

@@ -1,4 +1,4 @@
-"""One trace a step, over real servers and a real coordinator: what it is made of, and what never disturbs training."""
+"""Traces over real servers and a real coordinator: one trace a step, and no failure of tracing disturbs training."""
 
 import os
 import re
@@ -228,7 +228,7 @@ def test_heartbeats_begin_no_trace(rig: Rig) -> None:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[str]:
-    """A coordinator and a server in this process: the coordinator's address."""
+    """Runs a coordinator and a server in this process. Yields the coordinator's address."""
     with ExitStack() as roles:
         config = CoordinatorConfig(listen="127.0.0.1:0", checkpoints=str(tmp_path))
         coordinator = start_coordinator(config, CollectorRegistry())
@@ -239,7 +239,7 @@ def cluster(tmp_path: Path) -> Iterator[str]:
 
 
 def work(address: str, job: str) -> None:
-    """What a worker does: waits for the job, and trains it."""
+    """Does what a worker does: waits for the job, and trains it."""
     way = CoordinatorClient(address)
     replies: list[coordinator_pb2.HeartbeatReply] = []
     registration = coordinator_pb2.RegisterRequest(role=coordinator_pb2.WORKER, member="worker-0")
@@ -335,7 +335,7 @@ def test_a_session_and_a_readers_pull_are_traced(cluster: str) -> None:
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """Of this process, without a word about traces; what a test starts is stopped."""
+    """Removes all tracing settings from the environment. Stops tracing after the test."""
     for name in [*os.environ]:
         if name.startswith("OTEL_"):
             monkeypatch.delenv(name)
@@ -490,7 +490,7 @@ def test_role_does_not_start_with_invalid_tracing_settings(environment: pytest.M
 
 
 def check_refused(script: str) -> str:
-    """What a role's script says that does not start."""
+    """Returns the error of a role that does not start."""
     command = [sys.executable, "-c", script]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode == 1
@@ -499,6 +499,6 @@ def check_refused(script: str) -> str:
 
 
 def run(script: str) -> str:
-    """What a script prints, in a process of its own."""
+    """Returns what a script prints in a process of its own."""
     command = [sys.executable, "-c", script]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip()

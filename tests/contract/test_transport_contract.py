@@ -1,4 +1,4 @@
-"""What every transport has to do, Shoal's own and one that is a single file of the tests' support."""
+"""Contract of all transports, tested on Shoal's own and on `support.memory_transport`, which is a single file."""
 
 import ast
 import importlib
@@ -42,7 +42,7 @@ PUBLIC = {"shoal", "shoal._transport", "shoal._wire", "shoal.v1", "shoal_server"
 
 @dataclass(frozen=True)
 class Way:
-    """A transport: its client's half, what SHOAL_TRANSPORT says for it, and where its deadline for answers is."""
+    """A transport: the client's half, its name in SHOAL_TRANSPORT, and the attribute with its deadline for answers."""
 
     kind: type
     setting: str
@@ -66,7 +66,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 @pytest.fixture
 def serve(way: Way) -> Callable[..., ShardServers]:
-    """Makes servers whose clients all go this way."""
+    """Starts servers whose clients all use this transport."""
     return lambda variables=VARIABLES, **options: ShardServers(variables, transport=way.setting, **options)
 
 
@@ -111,7 +111,7 @@ def assert_same(values: Mapping[str, np.ndarray], expected: Mapping[str, np.ndar
 
 class TestPulls:
     def test_values_come_this_way(self, serve: Callable[..., ShardServers], way: Way) -> None:
-        """Or all the others would prove nothing."""
+        """Without this check, all the other tests would prove nothing."""
         with serve() as servers, servers.worker("a") as worker:
             assert_same(worker.pull(), VARIABLES)
             worker.push(ONES)
@@ -147,7 +147,7 @@ class TestPulls:
             assert_same(pulled.values, VARIABLES)
 
     def test_pulled_values_stay_unchanged(self, serve: Callable[..., ShardServers]) -> None:
-        """However often one pulls, and after the end."""
+        """They stay unchanged after later pulls, and after the client is closed."""
         with serve() as servers, servers.worker("a") as worker:
             kept = []
             for step in range(5):
@@ -254,7 +254,7 @@ class TestPushes:
                 client.assign(VARIABLES)
 
     def test_memory_for_a_load(self, serve: Callable[..., ShardServers]) -> None:
-        """Once it is ready, the arrays may change; a load that is lent is written where it lies."""
+        """The arrays may change once the load is ready. The transport writes a lent load in place."""
         with serve() as servers, servers.worker("a") as worker:
             arrays = {name: array.copy() for name, array in ONES.items()}
             push = worker.prepare(arrays, None, 1.0, memory=memory)
@@ -344,7 +344,7 @@ class TestPermits:
     def test_a_wait_longer_than_a_deadline(
         self, serve: Callable[..., ShardServers], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A call by gRPC has a deadline, so it is repeated before that; the others wait on."""
+        """A gRPC call has a deadline, so it is repeated before that. On other transports, the call goes on waiting."""
         with self.serve(serve, monkeypatch, stall_s=0.0) as servers, ExitStack() as stack:
             workers = [stack.enter_context(servers.worker(f"w{rank}")) for rank in range(3)]
             pool = stack.enter_context(ThreadPoolExecutor(2))
@@ -441,7 +441,7 @@ class TestEnds:
 
 
 def test_the_transport_in_one_file_comes_in_by_the_doors() -> None:
-    """What a new transport needs, packages offer to everybody."""
+    """A new transport needs only the public names of packages."""
     imported = []
     for node in ast.walk(ast.parse(Path(memory_transport.__file__).read_text())):
         if isinstance(node, ast.ImportFrom):

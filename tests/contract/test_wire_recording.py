@@ -1,7 +1,7 @@
-"""The recorded wire, replayed to each side: real servers answer with the recorded bytes, real clients send them.
+"""Wire recordings, replayed to each side: real servers answer with the recorded bytes, and real clients send them.
 
-`tests/golden/make_wire.py` has made the recordings. `support.recordings.conversation` says what
-is compared, and what cannot be.
+`tests/golden/make_wire.py` made the recordings. `support.recordings.conversation` describes which fields
+are compared and which cannot be.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ def test_clients_ask_servers_as_they_did(name: str) -> None:
 
 
 def test_a_coordinator_and_its_servers_answer_as_they_did(tmp_path: Path) -> None:
-    """And the coordinator asks of the servers what it did, which write the checkpoint that they did."""
+    """The coordinator makes the recorded calls to the servers, which write the same checkpoint."""
     recorded = load(FOLDER / "cluster.jsonl")
     with pinned_cluster(tmp_path) as (coordinator, servers, clock):
         targets = {f"server-{index}": address for index, address in enumerate(servers.addresses)}
@@ -67,7 +67,7 @@ def test_users_and_workers_ask_a_coordinator_as_they_did() -> None:
 
 
 def assert_asked(name: str, scenario: Callable[[Wire], None]) -> None:
-    """Real clients say what was recorded, to servers that answer what was recorded."""
+    """Checks that real clients make the recorded calls to servers that give the recorded answers."""
     with Players(load(FOLDER / f"{name}.jsonl"), fixed_names()) as servers, Wire(servers.addresses) as wire:
         failure = None
         try:

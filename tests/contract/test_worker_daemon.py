@@ -1,4 +1,4 @@
-"""A daemon and its real trainers against a fake cluster: what it starts, tells, survives, and leaves behind."""
+"""Worker daemon with real trainers against a fake cluster: jobs that it starts, reports, failures, and its end."""
 
 import os
 import select
@@ -78,7 +78,7 @@ def registry() -> CollectorRegistry:
 
 @pytest.fixture
 def start(cluster: FakeCluster, registry: CollectorRegistry, tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
-    """Starts a daemon whose program has this as a part of its `loss_and_gradients`."""
+    """Starts a daemon whose program runs this code in its `loss_and_gradients`."""
     daemons: list[Daemon] = []
 
     def go(body: str = "pass", **options: Any) -> Daemon:
@@ -204,7 +204,7 @@ def test_a_daemon_that_leaves_does_not_wait_forever(
 def test_a_daemon_stops_though_its_trainer_does_not_end(
     cluster: FakeCluster, start: Callable[..., Daemon], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a process that is stuck in a driver: the signals have no effect until the daemon has stopped."""
+    """As for a process that is stuck in a driver, signals have no effect until the daemon has stopped."""
     stuck: list[TrainerProcess] = []
     monkeypatch.setattr("shoal_worker.daemon._KILLED_S", 0.1)
     monkeypatch.setattr(TrainerProcess, "stop", lambda process, _: stuck.append(process))
@@ -382,7 +382,7 @@ def test_a_trainer_ends_when_its_parent_is_killed(cluster: FakeCluster, tmp_path
 
 
 def pid_of(cluster: FakeCluster) -> int:
-    """The trainer's, which its program prints once it computes."""
+    """Returns the process id of the trainer, which its program prints when it computes."""
     count = 0
     while True:
         count += 1

@@ -1,4 +1,4 @@
-"""The compose file, read: each service confined, on loopback, pinned, and made of what there is."""
+"""Checks of the compose file without an engine: services are confined, bound to loopback and pinned; files exist."""
 
 import inspect
 import re
@@ -27,7 +27,7 @@ WORKERS = ["worker", "worker-gpu"]
 
 
 def seconds(text: str) -> int:
-    """How long a duration of the file is, 70s or 1m10s. Of others Compose 1 makes fractions, which no engine takes."""
+    """Returns the seconds of a duration such as 70s or 1m10s. Compose 1 makes fractions of others, which fail."""
     found = re.fullmatch(r"(?:(\d+)m)?(\d+)s", text)
     assert found
     minutes, whole = found.groups(default="0")
@@ -181,7 +181,7 @@ def test_the_example_of_an_environment_has_the_defaults() -> None:
 
 
 def built(image: str) -> dict[str, Any]:
-    """How an image is built, by the one service that does."""
+    """Returns how an image is built, from the only service that builds it."""
     build: dict[str, Any]
     [build] = [service["build"] for service in SERVICES.values() if service["image"] == image and "build" in service]
     return build

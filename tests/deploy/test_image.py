@@ -1,4 +1,4 @@
-"""The Dockerfile, and what it brings: read, and run as far as that goes without an engine."""
+"""Checks of the Dockerfile and of the files that it copies, as far as they work without an engine."""
 
 import http.server
 import json
@@ -110,7 +110,7 @@ def test_an_extra_that_there_is_not_ends_the_build() -> None:
 
 
 def installed(folder: Path, cuda: Mapping[str, str]) -> tuple[int, str, list[str]]:
-    """How install.sh ends and what it complains of, and what it has pip install: with programs that only note it."""
+    """Runs install.sh with fake programs. Returns its exit status, its errors, and what pip was to install."""
     (folder / "deploy").symlink_to(ROOT / "deploy")
     (folder / "pyproject.toml").symlink_to(ROOT / "pyproject.toml")
     programs = folder / "bin"

@@ -1,7 +1,7 @@
-"""The manifests: valid, safe, and true to what the roles are.
+"""Kubernetes manifests: they are valid and safe, and they agree with the options of the roles.
 
-No cluster runs here. Manifests are rendered by kubectl, validated by Kubernetes' own schemas, and held to the rules of
-`manifest_checks`; that these notice what is wrong is in `test_kubernetes_rules`.
+No cluster runs here. kubectl renders the manifests. The tests validate them against Kubernetes' own schemas and the
+rules of `manifest_checks`. `test_kubernetes_rules` tests that these rules find mistakes.
 """
 
 import os
@@ -35,7 +35,7 @@ DOCS = KUBERNETES.parents[1] / "docs"
 
 @pytest.fixture(scope="module")
 def composed(tmp_path_factory: pytest.TempPathFactory) -> list[Object]:
-    """Production with GPUs, and a bucket; not to be changed."""
+    """Returns the objects of production with GPUs and a bucket, which must not be changed."""
     return render_with(tmp_path_factory.mktemp("manifests"), "production", ["gpu", "object-store"])
 
 
@@ -100,7 +100,7 @@ class TestWhatOverlaysSay:
         assert asked["memory"] <= quantity("3Gi")
 
     def test_the_settings_of_all_roles_are_one_map(self) -> None:
-        """So that the coordinator and the servers cannot differ in where checkpoints are."""
+        """So the coordinator and the servers always use the same checkpoint storage."""
         maps = {
             source["configMapRef"]["name"]
             for each in workloads(rendered("base"))
@@ -129,7 +129,7 @@ class TestComponents:
 
 
 class TestDocs:
-    """What `docs/how-to/kubernetes.md` and its neighbours show, as far as it can be read by a machine."""
+    """Examples of `docs/how-to/kubernetes.md` and related pages, as far as a program can read them."""
 
     TEXT = (DOCS / "how-to" / "kubernetes.md").read_text()
 
@@ -243,7 +243,7 @@ class TestDocs:
         return [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if block.startswith(beginning)]
 
     def rendered_with(self, lines: Object, folder: Path) -> list[Object]:
-        """The overlay `local`, with lines of somebody's own overlay."""
+        """Returns the overlay `local` with lines of a user's own overlay."""
         local = os.path.relpath(KUBERNETES / "overlays" / "local", folder)
         lines = {**lines, "namespace": "shoal", "resources": [local, *lines.get("resources", [])]}
         (folder / "kustomization.yaml").write_text(yaml.safe_dump(lines))

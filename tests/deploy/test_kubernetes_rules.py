@@ -1,4 +1,4 @@
-"""The rules that manifests are held to: each one notices a manifest that breaks it."""
+"""Rules for manifests: each rule finds a manifest that breaks it."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ ROOT = KUBERNETES.parents[1]
 
 @pytest.fixture
 def production() -> list[Object]:
-    """A copy to break, of the overlay that has something of everything."""
+    """Returns a copy, which tests break, of the overlay that has objects of all kinds."""
     return copy.deepcopy(rendered("overlays/production"))
 
 
@@ -290,7 +290,7 @@ FORBIDDEN_IN_CONTAINERS = [
 
 
 class TestPodSecurity:
-    """The profile, field by field; containers of each of the three kinds."""
+    """The profile, field by field, for containers of each of the three kinds."""
 
     def workload(self, *, annotations: Object | None = None, **pod: Any) -> Workload:
         containers = {"containers": [{"name": "c", "securityContext": SAFE}]}

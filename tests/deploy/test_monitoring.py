@@ -1,4 +1,4 @@
-"""What alerts, the dashboard and the docs speak of is what roles measure, and the rules do as they say."""
+"""Alerts, dashboard and monitoring docs: they use only metrics that roles export, and the rules work as described."""
 
 import importlib.util
 import json
@@ -59,12 +59,12 @@ def scraped() -> Iterator[dict[str, Scraped]]:
 
 @pytest.fixture(scope="module")
 def labels(scraped: dict[str, Scraped]) -> dict[str, dict[str, set[str]]]:
-    """By name of what can be asked for: the values of each label that is not the target's."""
+    """Returns for each name that can be queried the values of each label, without the labels of the target."""
     return {"up": {}} | {name: dict(found) for page in scraped.values() for name, found in page.labels.items()}
 
 
 def unmeasured(expression: str, labels: dict[str, dict[str, set[str]]]) -> Iterator[str]:
-    """What an expression asks for and no role has."""
+    """Yields what an expression queries but no role exports."""
     for selector in selectors(expression):
         if selector.name not in labels and selector.name not in RECORDED:
             yield f"there is no {selector.name}"
@@ -79,7 +79,7 @@ def unmeasured(expression: str, labels: dict[str, dict[str, set[str]]]) -> Itera
 
 
 def promtool(*arguments: str | Path, text: str = "") -> str:
-    """What it says, if it finds nothing wrong."""
+    """Runs promtool, which must succeed. Returns its output."""
     tool = need("promtool", source="Debian has it in the package prometheus")
     done = subprocess.run(
         [tool, *map(str, arguments)], input=text, capture_output=True, text=True, timeout=60, check=False

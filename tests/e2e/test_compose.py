@@ -1,6 +1,7 @@
-"""The unmodified Dockerfile and compose file on a real Docker engine: what the docs say, deaths, Prometheus.
+"""Unmodified Dockerfile and compose file on a real Docker engine: the commands of the docs, crashes, Prometheus.
 
-The tests are one story, told in order: on a cluster that the docs' commands build and bring up, and on a second one.
+The tests build on each other and run in order. They use a cluster that the docs' commands build and start, and a
+second one.
 """
 
 import dataclasses
@@ -95,19 +96,20 @@ def get(url: str) -> str:
 
 
 def block(document: str, heading: str, number: int = 0) -> str:
-    """A block of code below a heading, the first one unless another number is given."""
+    """Returns a block of code below a heading, by default the first one."""
     _, _, below = (ROOT / document).read_text().partition(f"\n{heading}")
     return below.split("```\n")[2 * number + 1]
 
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-    """What somebody sees who types the docs' three commands.
+    """The output of the docs' three commands.
 
     Attributes:
-        commands: as they were typed.
+        commands: the commands as they were typed.
         said: what they printed.
-        page: where the one that opens a browser led; and what is there.
+        page: the URL that the last command would open in a browser.
+        html: the contents of that page.
         losses: the job's curve.
     """
 
@@ -120,7 +122,7 @@ class Shown:
 
 @pytest.fixture(scope="module")
 def shown(engine: Engine) -> Shown:
-    """What the docs' three commands show, typed as they stand but for the page's port; no cluster is left."""
+    """Runs the docs' three commands unchanged except for the page's port. No cluster is left."""
     stack = Stack(engine)
     commands = block("docs/how-to/compose.md", "## From nothing to a trained model")
     with tempfile.TemporaryDirectory(prefix="e2e-") as folder:
@@ -168,7 +170,7 @@ class Story(NamedTuple):
 
 @pytest.fixture(scope="module")
 def story(engine: Engine, image: str) -> Iterator[Story]:
-    """The cluster, up, and a job that has made its first step: with how long that took."""
+    """Yields the running cluster, with a job that has taken its first step and the time until then."""
     stack = Stack(engine)
     began = time.monotonic()
     stack.compose("up", "--detach", "--no-build")
@@ -188,7 +190,7 @@ def story(engine: Engine, image: str) -> Iterator[Story]:
 
 @pytest.fixture(scope="module")
 def long_job(story: Story) -> shoal.JobHandle:
-    """A job that trains as long as the cluster is there."""
+    """Returns a job that trains as long as the cluster runs."""
     job = story.client.submit(LONG)
     wait_until(lambda: job.status().checkpoint is not None, timeout_s=120, what="the long job's first checkpoint")
     return job
@@ -196,7 +198,7 @@ def long_job(story: Story) -> shoal.JobHandle:
 
 @pytest.fixture
 def stack(story: Story, request: pytest.FixtureRequest) -> Iterator[Stack]:
-    """The cluster; what it logged is printed with a failure."""
+    """Yields the cluster. If a test fails, prints its log."""
     failed = request.session.testsfailed
     yield story.stack
     if request.session.testsfailed > failed:
@@ -224,7 +226,7 @@ def states(job: shoal.JobHandle) -> list[StateChanged]:
 
 
 def segments(stack: Stack, service: str) -> set[str]:
-    """The shared memory that a service's first container maps, by inode: its name goes once both ends have it."""
+    """Returns the inodes of the shared memory that a service's first container maps. Its names are removed early."""
     maps = stack.inside(stack.containers(service)[0], "python3", "-c", READ_MAPS)
     return set(re.findall(r"(\d+) +/dev/shm/\S+", maps))
 
@@ -263,14 +265,14 @@ def test_image_has_its_labels(engine: Engine, image: str) -> None:
 
 
 def heeds(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal."""
+    """Returns whether a process has a handler for a signal."""
     [caught] = re.findall(r"^SigCgt:\s*([0-9a-f]+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 @pytest.mark.parametrize("when", ["while it loads", "while it waits for its coordinator"])
 def test_container_that_is_not_ready_ends_on_sigterm(engine: Engine, image: str, when: str) -> None:
-    """It is the first process there, which a signal that it does not handle leaves alone."""
+    """The process has process id 1 in the container, so a signal without a handler would have no effect."""
     server = ["server", "--advertise", "here", "--coordinator", "127.0.0.1:1", "--retry-for", "600"]
     container = engine.docker("run", "--detach", "--network", "none", image, *server).strip()
     try:
@@ -490,7 +492,7 @@ def test_job_continues_after_the_cluster_is_stopped(
     assert len(told) == 1
 
     def steps() -> list[int]:
-        """Of what workers have said since."""
+        """Returns the steps that workers have reported since then."""
         reports = long_job.events(after=told[0], follow=False)
         return [event.step for event in reports if isinstance(event, MetricsReported)]
 
@@ -507,7 +509,7 @@ def test_commands_of_the_backup_guide_restore_a_backup(
         return stack.terminal(re.sub(r"(?<=[<>] )(\w+\.tar)", rf"{tmp_path}/\1", lines), COMPOSE_FILE.parent)
 
     def went_on() -> dict[int, int]:
-        """From which checkpoints the job has gone on, by the numbers of the events that say so."""
+        """Returns the checkpoints from which the job continued, by the numbers of their events."""
         found = {event.sequence: GOES_ON.search(event.reason) for event in states(long_job)}
         return {sequence: int(match[1]) for sequence, match in found.items() if match}
 
@@ -524,7 +526,7 @@ def test_commands_of_the_backup_guide_restore_a_backup(
     assert "later" not in {job.name for job in client.jobs()}
 
     def reports() -> list[MetricsReported]:
-        """What workers have said since the job went on from the backup."""
+        """Returns the workers' reports since the job continued from the backup."""
         begun = {sequence: number for sequence, number in went_on().items() if sequence not in before}
         assert max(begun.values(), default=0) <= kept
         events = long_job.events(after=min(begun), follow=False) if begun else []

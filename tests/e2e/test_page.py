@@ -1,4 +1,4 @@
-"""The page in a real browser, on a cluster of real processes, by the eyes and by the keyboard."""
+"""The page in a real browser, with a cluster of real processes: what it shows, and its use by keyboard alone."""
 
 import os
 import signal
@@ -29,14 +29,14 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
-    """Of a name that may be seen in a picture."""
+    """Yields a checkpoint folder whose name may be seen in a picture."""
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
         yield Path(folder)
 
 
 @pytest.fixture(scope="module")
 def cluster(folder: Path) -> Iterator[shoal.LocalCluster]:
-    """With the lease that a cluster has by default, 5 s: what the page shows of a death must not wait for it."""
+    """Yields a cluster with the default heartbeat timeout, 5 s. The page must show a death without waiting for it."""
     (folder / "checkpoints").mkdir()
     with local_cluster(2, 3, flags={}, checkpoints=folder / "checkpoints") as cluster:
         yield cluster
@@ -60,7 +60,7 @@ def page(chromium: Any, cluster: shoal.LocalCluster) -> Iterator[Any]:
 
 @pytest.fixture
 def job(cluster: shoal.LocalCluster) -> Iterator[shoal.JobHandle]:
-    """A job that trains until it is cancelled; the fixture does that if the test does not."""
+    """Yields a job that trains until the test or this fixture cancels it."""
     with cluster.client() as client:
         job = client.submit(watched())
         yield job
@@ -90,7 +90,7 @@ def points(page: Any, name: str) -> int:
 
 
 def picture(page: Any, name: str) -> bytes:
-    """The pixels of a chart."""
+    """Returns the pixels of a chart."""
     read = """(it) => {
       const { width, height } = it;
       return [...it.getContext("2d").getImageData(0, 0, width, height).data];
@@ -203,7 +203,7 @@ def test_a_checkpoint_by_its_button(page: Any, job: shoal.JobHandle) -> None:
 
 
 def test_the_straggler_is_named(page: Any, cluster: shoal.LocalCluster, tmp_path: Path) -> None:
-    """In words, as soon as there are enough steps to tell."""
+    """The page names it in words, as soon as there are enough steps."""
     with cluster.client() as client:
         job = client.submit(watched(settings={"slow": str(tmp_path / "slow")}))
         page.goto(f"/jobs/{job.name}")
@@ -291,7 +291,7 @@ def test_it_has_landmarks_names_and_no_sideways_scrolling(page: Any, job: shoal.
 
 @pytest.fixture(scope="module")
 def shown(cluster: shoal.LocalCluster, folder: Path) -> Iterator[shoal.JobHandle]:
-    """The job of the pictures."""
+    """Yields the job of the pictures."""
     settings = {"slow": str(folder / "slow")}
     with cluster.client() as client:
         job = client.submit(watched(name="watched", settings=settings, checkpoints=shoal.CheckpointPolicy(every_s=5)))
@@ -301,13 +301,13 @@ def shown(cluster: shoal.LocalCluster, folder: Path) -> Iterator[shoal.JobHandle
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    """Where pictures go: to those of the docs when they are asked for, as two are never the same."""
+    """Returns the folder for pictures. It is that of the docs only on request, because no two pictures are equal."""
     return IMAGES if os.environ.get("SHOAL_PICTURES") else tmp_path
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_pictures_for_the_docs(page: Any, shown: shoal.JobHandle, scheme: str, images: Path) -> None:
-    """Those of docs/images; contrast is measured where the text is."""
+    """Takes the pictures of docs/images, and measures the contrast of each text with its background."""
     page.emulate_media(color_scheme=scheme)
     page.goto(f"/jobs/{shown.name}")
     wait_for_points(page, "loss", 60)
@@ -325,7 +325,7 @@ def test_pictures_for_the_docs(page: Any, shown: shoal.JobHandle, scheme: str, i
 
 
 def lowest_contrast(page: Any) -> float:
-    """Of all text of the page with the ground behind it, by WCAG's formula."""
+    """Returns the lowest contrast of all text of the page with its background, by WCAG's formula."""
     lowest: float = page.evaluate(
         """() => {
           const rgb = (text) => text.match(/[0-9.]+/g).map(Number);

@@ -59,7 +59,7 @@ JOBS = ("done", "failed", "cancelled", "waiting", "running")
 
 
 class Cluster:
-    """A coordinator on a store, two servers, a third that is going, and calls to them; `with` ends it."""
+    """A coordinator on a store, two servers, a third that is draining, and calls to them; `with` ends it."""
 
     def __init__(self, folder: Path, store: Path) -> None:
         self.stack = ExitStack()
@@ -79,11 +79,11 @@ class Cluster:
         return part_of(self.coordinator, worker, self.lives[worker], self.rig.settle)
 
     def keep(self, name: str, values: dict[str, np.ndarray]) -> None:
-        """Takes down values as plain numbers."""
+        """Keeps values as plain numbers."""
         self.values[name] = {key: np.asarray(value, np.float64).tolist() for key, value in values.items()}
 
     def checkpoint(self, job: str) -> None:
-        """Takes one, and the values that it has."""
+        """Takes a checkpoint, and keeps its values."""
         take_checkpoint(self.coordinator, job)
         self.rig.settle()
         saved = self.client.job(job).status().checkpoint

@@ -1,11 +1,11 @@
-"""Writes layers.json: what PyTorch makes of the cases of `golden_layers.py`, in float64, for `test_golden.py`.
+"""Generator of layers.json: PyTorch's float64 results for the cases of `golden_layers.py`, read by `test_golden.py`.
 
     pip install torch==2.13.0 torchvision numpy
     PYTHONPATH=client:worker:tests python tests/golden/make_layers.py
 
-Inputs and parameters are drawn by name and not kept. Of each layer there are its value, the gradients by its parameters
-and its input, and its running statistics; of ResNet-18, torchvision's, the outputs, the loss, and of each gradient and
-statistic a digest. All are in the order of axes that Shoal has.
+Inputs and parameters are drawn from their names and not stored. The file holds for each layer the output, the gradients
+with respect to its parameters and its input, and its running statistics. For torchvision's ResNet-18 it holds the
+outputs, the loss, and a digest of each gradient and each statistic. All arrays have Shoal's order of axes.
 """
 
 import json

@@ -1,10 +1,10 @@
-"""Writes optimizers.json: what PyTorch and Keras make of 100 updates, in float64, for `test_update_rules.py`.
+"""Generator of optimizers.json: results of 100 updates by PyTorch and Keras in float64, for `test_update_rules.py`.
 
     pip install torch==2.13.0 keras==3.15.1 numpy && python tests/golden/make_optimizers.py
 
 Two variables are trained: "kernel" (4 values) and "bias" (2), in this order in the arena. Initial values and gradients
-are multiples of 1/256, which float32 and JSON hold exactly. Each case says which class of `shoal.optim` it is for, with
-which numbers, and holds the reference's values after 1, 2, 10, 50 and 100 updates.
+are multiples of 1/256, which float32 and JSON hold exactly. Each case names a class of `shoal.optim` and its arguments,
+and holds the reference's values after 1, 2, 10, 50 and 100 updates.
 """
 
 import json

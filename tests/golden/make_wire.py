@@ -1,12 +1,12 @@
-"""Generator of wire/: what passes between clients, servers and the coordinator of this tree, byte for byte.
+"""Generator of wire/: the bytes that clients, servers and the coordinator of this tree exchange.
 
     .venv/bin/python tests/golden/make_wire.py [NAME ...]
 
 Each recording wire/NAME.jsonl is a conversation, one JSON object a line: a gRPC call with its messages and status, a
 turn on a lane with its frames, or a step of the coordinator's clock. Bytes are in base64. `server_scenarios.py` and
-`cluster_scenario.py` of `tests/support/recordings` have what clients do in each, and `conversation.py` the format and
-the fields that a recording cannot hold. wire/checkpoint/ has the files of the checkpoint that "cluster" takes.
-`tests/contract/test_wire_recording.py` replays all of it.
+`cluster_scenario.py` of `tests/support/recordings` define what clients do in each one. `conversation.py` defines the
+format, and the fields that a recording cannot hold. wire/checkpoint/ has the files of the checkpoint that "cluster"
+takes. `tests/contract/test_wire_recording.py` replays all recordings.
 
 Fixed: the coordinator's clock and id, the tokens and process names that clients draw, all names, values and gradients.
 Replaced by stand-ins: addresses, the token of lanes, the machine's boot id, name and nonce of shared memory, and the

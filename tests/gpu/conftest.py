@@ -1,4 +1,4 @@
-"""A GPU, or a word on why there is none."""
+"""Fixture of a GPU. If there is none, it skips the test with the reason."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Copies, streams and the pool on a real device; what they wait for is tested with a stand-in in tests/unit."""
+"""Copies, streams and the memory pool on a real device. tests/unit tests what they wait for, with a stand-in."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Layers on CuPy beside the same on NumPy: values, gradients, statistics."""
+"""Layers on CuPy compared with the same layers on NumPy: values, gradients, statistics."""
 
 from collections.abc import Callable
 from typing import Any

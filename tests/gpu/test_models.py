@@ -1,4 +1,4 @@
-"""Models on CuPy beside the same on NumPy, and jobs that train them on a device."""
+"""Models on CuPy compared with the same models on NumPy, and jobs that train them on a device."""
 
 from pathlib import Path
 from typing import Any

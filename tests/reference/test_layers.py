@@ -1,4 +1,4 @@
-"""Layers beside PyTorch's: the same values, gradients and running statistics, over drawn shapes, in float32 and 64."""
+"""Layers compared with PyTorch's: values, gradients, running statistics, over random shapes, in float32 and float64."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal

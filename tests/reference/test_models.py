@@ -1,4 +1,4 @@
-"""Models beside PyTorch's with the same weights: outputs, a step's loss and every gradient, in float64."""
+"""Models compared with PyTorch's with the same weights: outputs, a step's loss and every gradient, in float64."""
 
 import importlib
 import importlib.util

@@ -87,7 +87,7 @@ def summed(name: str, found: Iterable[Mapping[str, Any]], status: int) -> Row:
 
 
 def run(name: str, nodes: Sequence[str]) -> Row:
-    """Runs a scenario's tests in their long form, whose output is for who watches."""
+    """Runs a scenario's tests in their long form. Their output goes to the terminal."""
     with tempfile.TemporaryDirectory(prefix="shoal-chaos-") as folder:
         rows = Path(folder) / "rows"
         rows.touch()

@@ -28,9 +28,9 @@ class Scraped:
     """The result of a scrape of a role.
 
     Attributes:
-        text: of the page.
-        types: of families, by name, as the page has it.
-        labels: by the name of a sample: each label's values.
+        text: text of the page.
+        types: types of metric families, by name.
+        labels: the values of each label, by the name of a sample.
     """
 
     text: str

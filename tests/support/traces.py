@@ -20,7 +20,7 @@ from shoal import _tracing
 
 @dataclass(frozen=True)
 class Seen:
-    """A span that has ended; `parent` is 0 where it begins its trace."""
+    """A span that has ended. `parent` is 0 if the span begins its trace."""
 
     trace: int
     number: int
@@ -33,7 +33,7 @@ class Seen:
 
 
 class Recording:
-    """What this process has traced."""
+    """The spans that this process has recorded."""
 
     def __init__(self, exporter: InMemorySpanExporter) -> None:
         self._exporter = exporter
@@ -61,7 +61,7 @@ def _seen(span: ReadableSpan) -> Seen:
 
 @contextmanager
 def recorded(sampler: Sampler | None = None) -> Iterator[Recording]:
-    """Traces this process: all roles that run in it."""
+    """Traces this process, with all roles that run in it."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider(sampler=sampler, shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -73,12 +73,12 @@ def recorded(sampler: Sampler | None = None) -> Iterator[Recording]:
 
 
 def roots(spans: Sequence[Seen], name: str) -> list[Seen]:
-    """The spans of this name that begin a trace, as they began."""
+    """Returns the spans of this name that begin a trace, in order of their start."""
     return sorted((span for span in spans if span.name == name and not span.parent), key=lambda span: span.start)
 
 
 def tree(spans: Sequence[Seen], root: Seen) -> Counter[str]:
-    """The spans below one by their paths: {"pull": 1, "pull/Pull": 2}."""
+    """Returns the number of spans below a root by path: {"pull": 1, "pull/Pull": 2}."""
     by_number = {span.number: span for span in spans}
 
     def path(span: Seen) -> str:
@@ -109,13 +109,13 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
             return [span for _, span in self._taken]
 
     def sources(self, trace: int) -> set[tuple[str, str]]:
-        """The spans of a trace: each one's service, and its name."""
+        """Returns the service and the name of each span of a trace."""
         with self._lock:
             return {(source["service.name"], span.name) for source, span in self._taken if span.trace == trace}
 
     @property
     def instances(self) -> set[tuple[str, str]]:
-        """Who exports: service and member."""
+        """Returns the service and the member of each exporter."""
         with self._lock:
             return {(source["service.name"], source.get("service.instance.id", "")) for source, _ in self._taken}
 

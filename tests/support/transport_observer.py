@@ -15,11 +15,11 @@ from shoal.partitioners import FixedShards
 
 
 class TransportObserver(Digits):
-    """Names the transport in its trainer's environment, before that looks there, and lays some of it on each server.
+    """Sets the transport in its trainer's environment before the trainer reads it, and puts a shard on each server.
 
     Args:
-        transport: for SHOAL_TRANSPORT.
-        hidden: as of the digits.
+        transport: value of SHOAL_TRANSPORT.
+        hidden: as in `Digits`.
     """
 
     def __init__(self, transport: str, hidden: int) -> None:
@@ -36,10 +36,10 @@ class TransportObserver(Digits):
 
 
 def segments() -> int:
-    """How many segments this process has mapped, with a name or without."""
+    """Returns the number of segments that this process has mapped, with or without a name."""
     return Path("/proc/self/maps").read_text().count(" /dev/shm/")
 
 
 def ports() -> list[int]:
-    """The ports that this process is connected to."""
+    """Returns the ports that this process is connected to."""
     return sorted({found.raddr.port for found in psutil.Process().net_connections("tcp") if len(found.raddr)})

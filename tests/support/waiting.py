@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 def wait_until(condition: Callable[[], object], *, timeout_s: float = 20.0, what: str = "the condition") -> None:
-    """Returns once `condition()` holds; AssertionError if it does not within `timeout_s` seconds."""
+    """Returns once `condition()` holds. Raises AssertionError if it does not hold within `timeout_s` seconds."""
     deadline = time.monotonic() + timeout_s
     pause = threading.Event()
     while not condition():

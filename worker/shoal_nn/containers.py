@@ -118,7 +118,7 @@ class Sequential(_Container):
             for number in reversed(range(len(pulls))):
                 part, dy = pulls[number](dy)
                 yield part
-                if dy is None:  # no gradient by the input, such as of integers
+                if dy is None:  # no gradient with respect to the input, such as of integers
                     self._demand_no_learner(number, fed)
                     break
             return dy
@@ -149,10 +149,10 @@ class Merge(ABC):
 
     @abstractmethod
     def split(self, dy: Array, lengths: list[int]) -> list[Array]:
-        """Returns the gradient by each branch's output.
+        """Returns the gradient with respect to each branch's output.
 
         Args:
-            dy: the gradient by the merged array.
+            dy: the gradient with respect to the merged array.
             lengths: length of the last axis of each output.
         """
 
@@ -210,7 +210,7 @@ class _Branches(_Container):
 
     @abstractmethod
     def _by_input(self, dxs: list[Array | None]) -> Array | None:
-        """Returns the gradient by the input, given the branches' gradients."""
+        """Returns the gradient with respect to the input, given the branches' gradients."""
 
     def output_shape(self, shape: LayerInput) -> Shape:
         outputs = []

@@ -170,7 +170,7 @@ def _forward(x: Array, kernel: Array, windows: Windows, groups: int) -> Array:
 def _backward(
     x: Array, kernel: Array, dy: Array, windows: Windows, groups: int = 1, *, input_gradient: bool
 ) -> tuple[Array, Array | None]:
-    """Returns the gradients by the kernel and, if `input_gradient`, by the input."""
+    """Returns the gradients with respect to the kernel and, if `input_gradient`, with respect to the input."""
     if cudnn.takes(x, windows) and (gradients := _by_cudnn(x, kernel, dy, windows, input_gradient)):
         return gradients
     xp = namespace_of(x)

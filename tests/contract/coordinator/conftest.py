@@ -1,4 +1,4 @@
-"""Coordinators with two registered workers; the module that uses them says which store their `rig` has."""
+"""Fixture of a coordinator with two registered workers. Each test module defines the `rig` with the coordinator."""
 
 import pytest
 

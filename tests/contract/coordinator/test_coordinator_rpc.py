@@ -1,4 +1,4 @@
-"""The coordinator's services over real gRPC on loopback, with parameter servers that only take notes."""
+"""The coordinator's services over real gRPC on loopback, with parameter servers that only record calls."""
 
 import math
 import time
@@ -189,7 +189,7 @@ def test_a_member_says_its_version(rig: Rig, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("role", [members.SERVER, members.WORKER], ids=["server", "worker"])
 def test_second_member_of_a_name_is_refused_with_the_first_ones_address(rig: Rig, role: members.Role.ValueType) -> None:
-    """It waits for the lease of what may be its own earlier life; the first one goes on beating, so it gives up."""
+    """The second member waits, as the first may be its earlier incarnation. It gives up because heartbeats continue."""
 
     def member(address: str) -> MembershipClient:
         request = members.RegisterRequest(role=role, member="twin", address=address)
@@ -262,7 +262,7 @@ def test_refused_jobs(group: Rig) -> None:
     "name", ["<script>alert(1)</script>", "a&b", 'a"b', "../a", "a/b", "A", "1a", "a\n", "\u0430", "a" * 64]
 )
 def test_job_name_is_checked_for_every_client(group: Rig, name: str) -> None:
-    """It is in URLs, in the page, in logs and in paths of checkpoints; no client of ours would even send another."""
+    """The name is in URLs, on the page, in logs and in paths of checkpoints. Our own clients send no invalid name."""
     message = job("a").to_proto()
     message.name = name
     with pytest.raises(errors.InvalidJob, match=r"is not 1 to 63 characters of a-z, 0-9 and -, ") as refused:

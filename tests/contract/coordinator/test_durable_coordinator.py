@@ -1,4 +1,4 @@
-"""A coordinator that comes back on its store, over real gRPC: what it knew, and what it had left to do."""
+"""Coordinator that restarts on its store, over real gRPC: it restores its state, and makes pending calls to servers."""
 
 import os
 import threading
@@ -59,7 +59,7 @@ def test_all_that_was_answered_is_known_again(group: Rig) -> None:
 
 
 def test_restart_makes_the_pending_calls_to_servers(group: Rig) -> None:
-    """The coordinator ends while a server is asked to let a worker in; the next one asks again, and goes on."""
+    """The coordinator ends during a call that admits a worker. The next coordinator repeats the call and continues."""
     held = group.notes["s0"].holds["AdmitWorkers"] = threading.Event()
     group.submit(job(workers=1))
     group.describe("a", "w0")
@@ -112,7 +112,7 @@ def test_a_coordinator_that_has_jobs_comes_back_though_its_folder_cannot_be_writ
 
 
 def test_a_worker_is_released_as_it_was_fenced(group: Rig) -> None:
-    """Between the two the coordinator ends. The next one must not ask again: one server has released the worker."""
+    """The coordinator ends between the two. The next one must not ask again: one server has released the worker."""
     group.run(job(workers=1), "w0")
     group.notes["s1"].fails["ReleaseWorkers"] = errors.Unreachable("not now")
     group.job("Finish", job="a", worker="w0")
@@ -129,7 +129,7 @@ def test_a_worker_is_released_as_it_was_fenced(group: Rig) -> None:
 
 
 def pending_effects(rig: Rig) -> list[Any]:
-    """What is known not to be done."""
+    """Returns the effects whose outcome is not known."""
     with rig.process.coordinator.reading() as (machine, _):
         return machine.pending_effects
 
@@ -148,7 +148,7 @@ def test_watching_continues_after_the_last_event_seen(group: Rig) -> None:
 
 
 def test_a_store_that_is_in_use(rig: Rig, store: Path) -> None:
-    """The second coordinator is told where the first one is; nothing of it is left, and the first goes on."""
+    """The second coordinator's error has the first one's address. It leaves nothing behind, and the first continues."""
     held = rf"the store {store} is in use by the coordinator at {rig.process.address} with process id {os.getpid()} on"
     for _ in range(2):
         with pytest.raises(errors.StoreLocked, match=f"{held}.*: stop that coordinator, or start .* another --store"):
@@ -157,7 +157,7 @@ def test_a_store_that_is_in_use(rig: Rig, store: Path) -> None:
 
 
 def test_volumes_that_are_not_there(tmp_path: Path) -> None:
-    """Neither the store's folder nor that of checkpoints is made: what is kept in them would go with the container."""
+    """The coordinator creates neither folder, because a folder inside the container would be lost with it."""
     missing = tmp_path / "volume"
     given: list[tuple[dict[str, Any], type[errors.ShoalError]]] = [
         ({"store": str(missing / "coordinator.db")}, errors.StoreFailed),
@@ -179,7 +179,7 @@ def test_a_store_that_contradicts_itself_is_named(store: Path) -> None:
 
 
 def test_reply_is_not_sent_before_its_change_is_stored(group: Rig) -> None:
-    """The store fails: the coordinator says so once, answers nothing more, and what was answered is there again."""
+    """The store fails: the coordinator logs it once and answers no more calls. A restart knows all earlier answers."""
     group.submit(job("kept", workers=3))
     kept = group.process._store
     assert isinstance(kept, SqliteStore)

@@ -1,4 +1,4 @@
-"""Heartbeats: a server's, while something holds the locks of its shards; a worker's, beside its reports."""
+"""Heartbeats of a server whose shards are locked, and of a worker that also sends reports."""
 
 import threading
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def coordinator() -> Iterator[FakeCoordinator]:
 
 
 def test_they_and_scrapes_go_on_while_shards_are_restored_however_long_that_takes(coordinator: FakeCoordinator) -> None:
-    """A restore holds a group's lock while it reads a storage: the lease must not run out over that."""
+    """A restore holds a lock group's lock while it reads the storage. The heartbeat timeout must not expire then."""
     reading, over = threading.Event(), threading.Event()
 
     def read(_: Arena) -> None:

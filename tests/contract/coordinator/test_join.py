@@ -1,4 +1,4 @@
-"""Join of a real coordinator: it waits without a thread, ends when it should, and carries the placement once."""
+"""Join at a real coordinator: the call waits without a thread, ends when it should, and sends the placement once."""
 
 import math
 import threading
@@ -35,7 +35,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 
 class Waiting:
-    """A Join in progress, on a channel of its own."""
+    """A call of Join in progress, on its own channel."""
 
     def __init__(self, rig: Rig, worker: str, job: str = "a", **fields: Any) -> None:
         self.client = CoordinatorClient(rig.process.address, retry_for_s=10.0)

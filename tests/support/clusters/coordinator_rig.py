@@ -78,9 +78,9 @@ class Rig:
     """A coordinator, two recording servers, and calls to them.
 
     Args:
-        store: the coordinator's.
-        checkpoints: its folder of them; empty: none.
-        page: what its configuration says of its page.
+        store: store of the coordinator.
+        checkpoints: folder of its checkpoints; empty: none.
+        page: configuration of its page.
     """
 
     def __init__(self, store: str = "memory", checkpoints: str = "", **page: Any) -> None:

@@ -12,24 +12,24 @@ from shoal.v1 import coordinator_pb2, coordinator_pb2_grpc, job_pb2, job_pb2_grp
 
 
 class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer, job_pb2_grpc.JobsServicer):
-    """Start with `start`, or `with`; `stop` and `start` again is a restart on the same port with its state kept.
+    """Fake coordinator: `start` or `with` starts it. `stop` and then `start` restarts it with its port and state.
 
     Attributes:
-        jobs: by name.
-        placement: of every job; None: not placed.
-        members: that registered, by id: the number of their lives.
-        beats: heartbeats that came.
-        interval_s: of heartbeats, as replies to reports state it; 0: they do not.
-        fenced: ids whose next heartbeat is refused.
-        drains: what to answer to each coming call of Drain: names of jobs, or an error; then that no job has to wait.
-        drained: who called it.
-        breaks: of each coming Watch call, after how many events it breaks; the calls after these do not.
+        jobs: the jobs, by name.
+        placement: the placement of every job; None: not placed.
+        members: the number of incarnations of each registered member, by id.
+        beats: the heartbeats that it received.
+        interval_s: the heartbeat interval that replies to reports state; 0: they state none.
+        fenced: ids of members whose next heartbeat is refused.
+        drains: answers to the next calls of Drain: names of jobs, or an error. Later calls are told to wait for no job.
+        drained: the members that called Drain.
+        breaks: for each of the next Watch calls, the number of events after which it breaks. Later calls do not break.
         watched: the requests of all Watch calls.
-        described, finished, reports: what members said.
-        data: every job's account.
-        timings: of every job.
-        timings_asked: of how many steps each time.
-        disk: what is wrong with the disk of checkpoints; empty: nothing.
+        described, finished, reports: what members sent.
+        data: the data account of every job.
+        timings: the step timings of every job.
+        timings_asked: for each request of timings, the number of steps that it asked for.
+        disk: the error of the disk of checkpoints; empty: none.
         disk_hangs: whether attempts at checkpoints never end.
     """
 
@@ -86,7 +86,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer, job_pb2_grpc.Job
         self.stop()
 
     def add(self, job: Job, state: str = "RUNNING", **fields: Any) -> None:
-        """A job as if it had been submitted."""
+        """Adds a job as if it had been submitted."""
         self.jobs[job.name] = job_pb2.JobStatus(
             spec=job.to_proto(), state=job_pb2.JobState.Value(state), submitted_at=1.0, started_at=2.0, **fields
         )

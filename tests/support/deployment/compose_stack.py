@@ -39,9 +39,9 @@ class Stack:
     """A Compose project on free ports.
 
     Attributes:
-        project: its name, which all it makes has as a label.
-        environment: in which commands mean this project.
-        ports: of this host, by the variable that sets them.
+        project: its name, which is a label of everything that it creates.
+        environment: the environment in which commands refer to this project.
+        ports: ports of this host, by the variable that sets them.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -69,7 +69,7 @@ class Stack:
         return run(["docker-compose", *arguments], self.environment)
 
     def terminal(self, commands: str, folder: Path, **environment: str) -> str:
-        """What lines of a shell print on a terminal, as somebody has typed them; RuntimeError if one fails."""
+        """Returns what typed lines of a shell print on a terminal. Raises RuntimeError if one of them fails."""
         command = [
             "script",
             "--quiet",
@@ -108,7 +108,7 @@ class Stack:
         return self._engine.docker("logs", container, errors=True)
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """The series that Prometheus answers with now; RuntimeError if it takes the expression for none."""
+        """Returns the series of a Prometheus query. Raises RuntimeError if the expression is invalid."""
         found: list[dict[str, Any]] = self._prometheus(f"query?{urllib.parse.urlencode({'query': expression})}")[
             "result"
         ]
@@ -123,7 +123,7 @@ class Stack:
         return found
 
     def rules(self) -> list[dict[str, Any]]:
-        """Rules, as Prometheus has loaded them."""
+        """Returns the rules that Prometheus has loaded."""
         return [rule for group in self._prometheus("rules")["groups"] for rule in group["rules"]]
 
     def _prometheus(self, path: str) -> Any:

@@ -93,7 +93,7 @@ class Engine:
             shutil.rmtree(self.folder)
 
     def docker(self, *arguments: str, errors: bool = False) -> str:
-        """What `docker ARGUMENTS` prints, its errors too if asked; RuntimeError with what it complains of."""
+        """Returns the output of `docker ARGUMENTS`, with standard error if asked. Raises RuntimeError if it fails."""
         return run(["docker", *arguments], self.environment, errors=errors)
 
     def _start(self) -> None:
@@ -146,7 +146,7 @@ class Engine:
 
 
 def run(command: Sequence[str], environment: Mapping[str, str], *, errors: bool = False) -> str:
-    """What a command prints on standard output, and on the other if asked; RuntimeError with both if it fails."""
+    """Returns a command's standard output, with standard error if asked. Raises RuntimeError if it fails."""
     done = subprocess.run(command, env=dict(environment), capture_output=True, check=False)
     if done.returncode:
         said = (done.stdout + done.stderr).decode(errors="replace")[-8000:]
@@ -155,17 +155,17 @@ def run(command: Sequence[str], environment: Mapping[str, str], *, errors: bool 
 
 
 def base_of(dockerfile: Path = DOCKERFILE) -> str:
-    """The image that the Dockerfile starts from, by default."""
+    """Returns the default base image of the Dockerfile."""
     found = re.search(r"^ARG BASE=(\S+)$", dockerfile.read_text(), re.MULTILINE)
     assert found, f"{dockerfile} has no ARG BASE"
     return found.group(1)
 
 
 def import_base(engine: Engine) -> None:
-    """Puts an image under the name of the Dockerfile's base: Debian's, with Python, and this host's way to packages.
+    """Builds an image under the name of the Dockerfile's base: Debian with Python and this host's access to packages.
 
-    Debian is fetched once and kept in build/e2e. The host's certificates, its files of pip's configuration and its
-    PIP_* variables are added each time, to the image and never to the Dockerfile.
+    Debian is fetched once and kept in build/e2e. The host's certificates, its pip configuration files and its PIP_*
+    variables are added each time, to the image and never to the Dockerfile.
     """
     engine.docker("import", str(_debian()), _DEBIAN)
     folder = engine.folder / "base"
@@ -220,7 +220,7 @@ def _debian() -> Path:
 
 
 def _pip_files() -> list[Path]:
-    """The files of pip's configuration that this host has."""
+    """Returns the pip configuration files that this host has."""
     said = run([sys.executable, "-m", "pip", "config", "debug"], os.environ)
     return [Path(path) for path in re.findall(r"^ +(/\S+), exists: True$", said, re.MULTILINE)]
 

@@ -57,7 +57,7 @@ def complaints(objects: Sequence[Object]) -> list[str]:
 
 
 def schema_errors(objects: Sequence[Object], version: str) -> list[str]:
-    """What Kubernetes' own schema, of this version, has against them; custom resources are for `rules.monitoring`."""
+    """Returns the errors by Kubernetes' own schema of this version. `rules.monitoring` checks custom resources."""
     errors = []
     for found in objects:
         if found["kind"] not in CUSTOM:

@@ -34,10 +34,10 @@ _END_S = 5  # what is left to a process when its grace is over
 
 
 def environment(container: Object, objects: Sequence[Object]) -> dict[str, str]:
-    """What a container's process finds in its environment.
+    """Returns the environment variables of a container's process.
 
     Raises:
-        KeyError: a map that it names is not there.
+        KeyError: the container names a map that does not exist.
     """
     found: dict[str, str] = {}
     maps = {each["metadata"]["name"]: each["data"] for each in of_kind(objects, "ConfigMap")}
@@ -55,7 +55,7 @@ def _value_in(found: Mapping[str, str]) -> Callable[[re.Match[str]], str]:
 
 
 def command_lines(objects: Sequence[Object]) -> Iterator[str]:
-    """Each container's arguments and variables are those of the command that it runs."""
+    """Each container's arguments and variables belong to the command that it runs."""
     for workload in workloads(objects):
         for container in workload.containers:
             found, command = environment(container, objects), container["args"][0]
@@ -71,7 +71,7 @@ def command_lines(objects: Sequence[Object]) -> Iterator[str]:
 
 
 def addresses(objects: Sequence[Object]) -> Iterator[str]:
-    """Processes listen at the ports that their containers list, and look for the coordinator where it is."""
+    """Processes listen at the ports that their containers list, and use the coordinator's real address."""
     service = named(objects, "StatefulSet", "coordinator")["spec"]["serviceName"]
     for workload in workloads(objects):
         [container] = workload.pod["containers"]
@@ -91,7 +91,7 @@ def addresses(objects: Sequence[Object]) -> Iterator[str]:
 
 
 def page_names(objects: Sequence[Object]) -> Iterator[str]:
-    """The page answers to each name that pods reach it by, and to no other."""
+    """The page answers to each name by which pods reach it, and to no other."""
     found = next(
         environment(each.pod["containers"][0], objects) for each in workloads(objects) if each.name == "coordinator"
     )
@@ -103,7 +103,7 @@ def page_names(objects: Sequence[Object]) -> Iterator[str]:
 
 
 def mounted_folders(objects: Sequence[Object]) -> Iterator[str]:
-    """What a process is to read and write is on a volume."""
+    """Each folder that a process reads or writes is on a volume."""
     for workload in workloads(objects):
         [container] = workload.pod["containers"]
         found, mounts = environment(container, objects), container.get("volumeMounts", [])
@@ -115,7 +115,7 @@ def mounted_folders(objects: Sequence[Object]) -> Iterator[str]:
 
 
 def probes(objects: Sequence[Object]) -> Iterator[str]:
-    """Each member is asked by gRPC, and gets the time to find its coordinator that it takes itself."""
+    """Each member is probed by gRPC. The startup probe lasts longer than the member's search for its coordinator."""
     for workload in _members(objects):
         [container] = workload.pod["containers"]
         port = next((port["containerPort"] for port in container["ports"] if port["name"] == "grpc"), None)
@@ -131,7 +131,7 @@ def probes(objects: Sequence[Object]) -> Iterator[str]:
 
 
 def endings(objects: Sequence[Object]) -> Iterator[str]:
-    """Nobody is killed before its grace is over, and the coordinator outlasts the last checkpoint of the servers."""
+    """No member is killed within its grace period, and the coordinator runs until the servers' last checkpoint."""
     needed_s = {}
     for workload in _members(objects):
         [container] = workload.pod["containers"]
@@ -149,7 +149,7 @@ def _members(objects: Sequence[Object]) -> Iterator[Workload]:
 
 @cache
 def _variables(command: str) -> frozenset[str]:
-    """The variables that a command of `shoal` takes."""
+    """Returns the variables that a command of `shoal` takes."""
     group = typer.main.get_command(app)
     with group.make_context("shoal", [command]) as context:
         parameters = group.get_command(context, command).params  # type: ignore[attr-defined]
@@ -158,7 +158,7 @@ def _variables(command: str) -> frozenset[str]:
 
 
 def _parse(arguments: Sequence[str], variables: Mapping[str, str]) -> str:
-    """What `shoal` would have against a command line; it runs nothing."""
+    """Returns the error of `shoal` for a command line, without running it."""
     group = typer.main.get_command(app)
     with mock.patch.dict(os.environ, variables), group.make_context("shoal", [arguments[0]]) as context:
         try:

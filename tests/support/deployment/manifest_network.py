@@ -17,7 +17,7 @@ Flow = tuple[str, str, str]  # who, whom, at which port
 
 @dataclass(frozen=True)
 class Peer:
-    """A pod that calls, or is called; or what is not in the cluster at all, where `namespace` is empty."""
+    """A pod that calls or is called. If `namespace` is empty, it is a peer outside the cluster."""
 
     name: str
     namespace: str = NAMESPACE
@@ -67,7 +67,7 @@ TRACES = frozenset((peer.name, "collector", "TCP/4317") for peer in MEMBERS)
 
 
 def flows(objects: Sequence[Object]) -> frozenset[Flow]:
-    """All connections that are possible, of those that have at least one end in our namespace."""
+    """Returns all possible connections that have at least one end in our namespace."""
     policies = [policy["spec"] for policy in of_kind(objects, "NetworkPolicy")]
     return frozenset(
         (source.name, target.name, port)
@@ -108,7 +108,7 @@ def _is(peer: Object, other: Peer) -> bool:
 
 
 def complaints(objects: Sequence[Object], needed: frozenset[Flow]) -> Iterator[str]:
-    """How what is possible differs from what is needed."""
+    """Yields the differences between possible and needed connections."""
     possible = flows(objects)
     for source, target, port in sorted(needed - possible):
         yield f"{source} cannot reach {target} at {port}"

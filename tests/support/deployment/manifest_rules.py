@@ -29,7 +29,7 @@ _CLUSTER_WIDE = {"Namespace", "PriorityClass"}
 
 
 def restricted(objects: Sequence[Object]) -> Iterator[str]:
-    """Every pod keeps to the profile, and the namespace holds them to it."""
+    """Every pod complies with the profile, and the namespace enforces the profile."""
     for workload in workloads(objects):
         yield from (f"{workload}: {complaint}" for complaint in violations(workload))
     for namespace in of_kind(objects, "Namespace"):
@@ -39,7 +39,7 @@ def restricted(objects: Sequence[Object]) -> Iterator[str]:
 
 
 def locked_down(objects: Sequence[Object]) -> Iterator[str]:
-    """What Shoal can do without although the profile allows it."""
+    """Pods do not have the permissions that the profile allows but Shoal does not need."""
     for workload in workloads(objects):
         context = workload.pod.get("securityContext", {})
         if context.get("runAsUser") != _USER or context.get("runAsGroup") != _USER:
@@ -57,7 +57,7 @@ def locked_down(objects: Sequence[Object]) -> Iterator[str]:
 
 
 def accounts(objects: Sequence[Object]) -> Iterator[str]:
-    """Each member has an account of its own, which exists."""
+    """Each member has its own service account, which exists."""
     there = {account["metadata"]["name"] for account in of_kind(objects, "ServiceAccount")}
     for workload in _members(objects):
         if (account := workload.pod.get("serviceAccountName")) != workload.name or account not in there:
@@ -65,7 +65,7 @@ def accounts(objects: Sequence[Object]) -> Iterator[str]:
 
 
 def pinned_images(objects: Sequence[Object]) -> Iterator[str]:
-    """An image is named by a version, or by what is in it."""
+    """An image is named by a version or by a digest."""
     for workload in workloads(objects):
         for container in workload.containers:
             image = container["image"]
@@ -75,7 +75,7 @@ def pinned_images(objects: Sequence[Object]) -> Iterator[str]:
 
 
 def resources(objects: Sequence[Object]) -> Iterator[str]:
-    """Each container says what it needs, and what it may take: as much, or more; of devices the same."""
+    """Each container has requests and limits. No request exceeds its limit, and for devices they are equal."""
     for workload in workloads(objects):
         for container in workload.containers:
             wants, most = (container.get("resources", {}).get(kind, {}) for kind in ("requests", "limits"))
@@ -89,7 +89,7 @@ def resources(objects: Sequence[Object]) -> Iterator[str]:
 
 
 def memory(objects: Sequence[Object]) -> Iterator[str]:
-    """Volumes in memory are the pod's memory, and leave enough for its processes; those on a disk end somewhere."""
+    """Volumes in memory leave enough of the pod's memory for its processes. All empty volumes have a size limit."""
     for workload in workloads(objects):
         empty = {
             volume["name"]: volume["emptyDir"] for volume in workload.pod.get("volumes", []) if "emptyDir" in volume
@@ -106,7 +106,7 @@ def memory(objects: Sequence[Object]) -> Iterator[str]:
 
 
 def volumes(objects: Sequence[Object]) -> Iterator[str]:
-    """What is mounted is there, what is there is mounted, and claims and maps exist."""
+    """All mounted volumes exist, all volumes are mounted, and their claims and maps exist."""
     claims = {claim["metadata"]["name"] for claim in of_kind(objects, "PersistentVolumeClaim")}
     maps = {found["metadata"]["name"] for found in of_kind(objects, "ConfigMap")}
     for workload in workloads(objects):
@@ -132,7 +132,7 @@ def volumes(objects: Sequence[Object]) -> Iterator[str]:
 
 
 def selectors(objects: Sequence[Object]) -> Iterator[str]:
-    """Each selector selects what it is for."""
+    """Each selector selects the intended pods."""
     everything = list(workloads(objects))
     for workload in everything:
         if workload.kind != "Job" and not selects(workload.spec["selector"], workload.labels):
@@ -151,7 +151,7 @@ def selectors(objects: Sequence[Object]) -> Iterator[str]:
 
 
 def identities(objects: Sequence[Object]) -> Iterator[str]:
-    """A StatefulSet's pods have names in DNS from their start to their end, and there is one coordinator."""
+    """A StatefulSet's pods have DNS names from their start to their end, and there is one coordinator."""
     services = {found["metadata"]["name"]: found["spec"] for found in of_kind(objects, "Service")}
     for workload in _members(objects):
         if workload.kind != "StatefulSet":
@@ -166,7 +166,7 @@ def identities(objects: Sequence[Object]) -> Iterator[str]:
 
 
 def ports(objects: Sequence[Object]) -> Iterator[str]:
-    """Containers list the ports that their role serves, and services lead to these."""
+    """Containers list the ports that their role serves, and services lead to these ports."""
     lists = {}
     for workload in workloads(objects):
         lists[workload.name] = {
@@ -185,7 +185,7 @@ def ports(objects: Sequence[Object]) -> Iterator[str]:
 
 
 def budgets(objects: Sequence[Object]) -> Iterator[str]:
-    """Workloads with several pods are disrupted a few at a time, and no drain waits forever."""
+    """Workloads with several pods have disruption budgets, and no budget blocks a drain forever."""
     there = {found["metadata"]["name"]: found["spec"] for found in of_kind(objects, "PodDisruptionBudget")}
     for name, budget in there.items():
         if "minAvailable" in budget or str(budget.get("maxUnavailable")) in {"0", "0%"}:
@@ -198,7 +198,7 @@ def budgets(objects: Sequence[Object]) -> Iterator[str]:
 
 
 def autoscaling(objects: Sequence[Object]) -> Iterator[str]:
-    """An autoscaler has something to scale, whose number nobody else says."""
+    """An autoscaler has a target, and no manifest sets the target's number of replicas."""
     for scaler in of_kind(objects, "HorizontalPodAutoscaler"):
         target = named(objects, scaler["spec"]["scaleTargetRef"]["kind"], scaler["spec"]["scaleTargetRef"]["name"])
         if "replicas" in target["spec"]:
@@ -208,7 +208,7 @@ def autoscaling(objects: Sequence[Object]) -> Iterator[str]:
 
 
 def one_namespace(objects: Sequence[Object]) -> Iterator[str]:
-    """Everything is where the labels and the policies of the namespace are."""
+    """All objects are in the namespace that has the labels and the policies."""
     for found in objects:
         where = found["metadata"].get("namespace")
         if (where is None) != (found["kind"] in _CLUSTER_WIDE) or where not in {None, "shoal"}:
@@ -216,7 +216,7 @@ def one_namespace(objects: Sequence[Object]) -> Iterator[str]:
 
 
 def monitoring(objects: Sequence[Object]) -> Iterator[str]:
-    """Custom resources are what their operator takes."""
+    """Custom resources are valid for their operator."""
     for kind, schema in SCHEMAS.items():
         for found in of_kind(objects, kind):
             for error in Draft202012Validator(schema).iter_errors(found):

@@ -20,7 +20,7 @@ _SUFFIXES = {"m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "Ki": 2.0**10, "M
 
 @dataclass(frozen=True)
 class Workload:
-    """What makes pods: a StatefulSet, a Deployment or a Job."""
+    """An object that creates pods: a StatefulSet, a Deployment or a Job."""
 
     kind: str
     name: str
@@ -34,7 +34,7 @@ class Workload:
 
     @property
     def containers(self) -> list[Object]:
-        """All that run in its pods, those of the start included."""
+        """All containers of its pods, including the init containers."""
         return [*self.pod.get("initContainers", []), *self.pod["containers"]]
 
     def __str__(self) -> str:
@@ -42,7 +42,7 @@ class Workload:
 
 
 def render(folder: Path) -> list[Object]:
-    """The objects of an overlay. Skips the test without kubectl; in CI and `make e2e` it fails."""
+    """Returns the objects of an overlay. Without kubectl it skips the test, or fails it in CI and in `make e2e`."""
     kubectl = need("kubectl", source="it renders the manifests; Kubernetes' site has it", failing=("SHOAL_E2E", "CI"))
     done = subprocess.run([kubectl, "kustomize", folder], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
@@ -51,12 +51,12 @@ def render(folder: Path) -> list[Object]:
 
 
 def render_with(folder: Path, overlay: str, components: Sequence[str]) -> list[Object]:
-    """Renders an overlay to which somebody has added components.
+    """Renders an overlay with added components.
 
     Args:
-        folder: an empty one, for a copy of all manifests.
-        overlay: its name.
-        components: their names.
+        folder: an empty folder, for a copy of all manifests.
+        overlay: name of the overlay.
+        components: names of the components.
     """
     copy = shutil.copytree(KUBERNETES, folder / "kubernetes") / "overlays" / overlay
     kustomization = yaml.safe_load((copy / "kustomization.yaml").read_text())
@@ -66,7 +66,7 @@ def render_with(folder: Path, overlay: str, components: Sequence[str]) -> list[O
 
 
 def read(text: str) -> list[Object]:
-    """The objects of a YAML stream."""
+    """Returns the objects of a YAML stream."""
     return [found for found in yaml.safe_load_all(text) if found]
 
 
@@ -75,7 +75,7 @@ def of_kind(objects: Sequence[Object], *kinds: str) -> list[Object]:
 
 
 def named(objects: Sequence[Object], kind: str, name: str) -> Object:
-    """The one object of that kind and name."""
+    """Returns the only object of this kind and name."""
     [found] = [found for found in of_kind(objects, kind) if found["metadata"]["name"] == name]
     return found
 
@@ -88,7 +88,7 @@ def workloads(objects: Sequence[Object]) -> Iterator[Workload]:
 
 
 def selects(selector: Object | None, labels: Mapping[str, str]) -> bool:
-    """Whether a label selector takes in something with these labels; None selects nothing."""
+    """Returns whether a label selector selects an object with these labels. None selects nothing."""
     if selector is None:
         return False
     wanted = selector.get("matchLabels", {}).items()
@@ -112,6 +112,6 @@ def _holds(expression: Object, labels: Mapping[str, str]) -> bool:
 
 
 def quantity(text: str | int | float) -> float:
-    """A quantity of Kubernetes as a number: 500m is 0.5, 1Ki is 1024."""
+    """Returns a quantity of Kubernetes as a number: 500m is 0.5, 1Ki is 1024."""
     digits = str(text).rstrip("mkMGiK")
     return float(digits) * _SUFFIXES[str(text)[len(digits) :]]

@@ -7,14 +7,14 @@ import pytest
 
 
 def need(*names: str, source: str, failing: tuple[str, ...] = ("SHOAL_E2E",)) -> str:
-    """The path of a program, the first of these names that is here.
+    """Returns the path of a program: the first of these names that is installed.
 
-    Without one the test is skipped with a word, and fails where that is no answer.
+    If none is installed, it skips the test with the reason, or fails the test where the program is required.
 
     Args:
-        names: of the program.
+        names: names of the program.
         source: where to get it.
-        failing: variables of the environment of which any, set, makes it fail. `make e2e` sets SHOAL_E2E.
+        failing: environment variables. If any of them is set, the test fails. `make e2e` sets SHOAL_E2E.
     """
     if found := next(filter(None, map(shutil.which, names)), None):
         return found

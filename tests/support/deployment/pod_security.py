@@ -38,7 +38,7 @@ _APPARMOR = "container.apparmor.security.beta.kubernetes.io/"
 
 
 def violations(workload: Workload) -> Iterator[str]:
-    """What of its pods the profile forbids."""
+    """Yields the settings of a pod template that the profile forbids."""
     pod = workload.pod
     yield from _pod(workload)
     for container in [*workload.containers, *pod.get("ephemeralContainers", [])]:
@@ -89,7 +89,7 @@ def _container(container: Object, of_pod: Object) -> Iterator[str]:
 
 
 def _hosts(container: Object) -> Iterator[str]:
-    """Probes and hooks that would have the kubelet call another host."""
+    """Yields probes and hooks that would make the kubelet call another host."""
     hooks = container.get("lifecycle", {})
     probes = {name: container.get(name) for name in ("startupProbe", "readinessProbe", "livenessProbe")}
     for name, handler in {**probes, **hooks}.items():
@@ -99,7 +99,7 @@ def _hosts(container: Object) -> Iterator[str]:
 
 
 def _either(context: dict[str, Any]) -> Iterator[str]:
-    """What is forbidden in the context of a pod as in that of a container."""
+    """Yields forbidden settings of a security context, of a pod or of a container."""
     if context.get("runAsNonRoot") is False:
         yield "runAsNonRoot is false"
     if context.get("runAsUser") == 0:

@@ -13,11 +13,11 @@ _GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\
 
 @dataclass(frozen=True)
 class Selector:
-    """A metric that is asked for.
+    """A metric that an expression selects.
 
     Attributes:
-        name: of it.
-        matchers: label, operator and value.
+        name: name of the metric.
+        matchers: label, operator and value of each matcher.
     """
 
     name: str
@@ -25,24 +25,24 @@ class Selector:
 
 
 def selectors(expression: str) -> list[Selector]:
-    """All metrics of an expression."""
+    """Returns all metrics of an expression."""
     bare = _GROUPING.sub(" ", expression)
     return [Selector(name, tuple(_MATCHER.findall(matchers or ""))) for name, matchers in _SELECTOR.findall(bare)]
 
 
 def grouped_by(expression: str) -> set[str]:
-    """The labels that results are grouped or joined by."""
+    """Returns the labels by which an expression groups or joins results."""
     bare = _STRING.sub('""', expression)
     return {label.strip() for labels in _GROUPING.findall(bare) for label in labels.split(",") if label.strip()}
 
 
 def strangers(operator: str, value: str, known: AbstractSet[str]) -> set[str]:
-    """What a matcher speaks of and its label never is; to leave out what there is not is a mistake as well.
+    """Returns the values of a matcher that its label never has. To exclude such a value is a mistake as well.
 
     Args:
         operator: =, !=, =~ or !~.
-        value: its right side. Of a regular expression each alternative has to match something, from end to end as in
-            Prometheus; one with groups is taken as a whole.
+        value: the matcher's right side. Each alternative of a regular expression must match a whole value of the label,
+            as in Prometheus. An expression with groups counts as one alternative.
         known: the label's values.
     """
     if operator in {"=", "!="}:

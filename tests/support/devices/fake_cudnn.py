@@ -50,7 +50,7 @@ class Tensor:
 
 
 def fake_cudnn(*, refuses: Exception | None = None) -> types.ModuleType:
-    """A module that keeps the `graphs` that were built and the `streams` that were set, or `refuses` each graph."""
+    """Returns a module that keeps the built `graphs` and the set `streams`. If `refuses` is given, graphs raise it."""
     cudnn = types.ModuleType("cudnn")
 
     class Graph:
@@ -136,7 +136,7 @@ def fake_cudnn(*, refuses: Exception | None = None) -> types.ModuleType:
 
 
 def _convolve(kind: str, image: Any, weight: Any, output: Any, strides: Any, padding: Any) -> None:
-    """Computes the one that `kind` wants of the three, in the order of axes that cuDNN has."""
+    """Computes the array that `kind` selects of the three, in cuDNN's order of axes."""
     (down, across), (top, left) = strides, padding
     filters, channels, height, width = weight.shape
     per_group = filters // (image.shape[1] // channels)

@@ -131,9 +131,9 @@ class FakeOutOfMemoryError(MemoryError):
 
 
 def fake_cupy(devices: int | Exception = 1) -> types.ModuleType:
-    """As much of CuPy as Shoal needs, with so many devices, or an error in their place.
+    """Returns the part of CuPy that Shoal needs, with this number of devices, or with an error in their place.
 
-    It keeps `used` (devices), `pinned` (bytes of each allocation) and `kernels` (names of what was fused), and refuses
+    It keeps `used` (devices), `pinned` (bytes of each allocation) and `kernels` (names of fused functions), and refuses
     arrays larger than `room` bytes.
     """
     cupy: Any = types.ModuleType("cupy")

@@ -43,7 +43,7 @@ RESNET, RESNET_IMAGES, RESNET_LABELS = resnet(18, 10), (4, 64, 64, 3), np.array(
 
 
 def drawn(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """From -1 to 1, by the name: whole numbers that no version of NumPy draws otherwise."""
+    """Returns numbers from -1 to 1, drawn from the name as integers, so that no version of NumPy changes them."""
     size = int(np.prod(shape))
     key = np.full(size, zlib.crc32(name.encode()))
     crossed: np.ndarray = shoal_nn.crossed(np.arange(size), key, 1 << 24)
@@ -58,7 +58,7 @@ def fed(name: str) -> np.ndarray:
 
 
 def values(layer: Layer, shape: tuple[int, ...]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Parameters and state, in float64: kernels by He's rule, scales and variances about 1, all else about 0."""
+    """Returns parameters and state in float64: kernels by He's rule, scales and variances near 1, others near 0."""
     params: dict[str, np.ndarray] = {}
     state: dict[str, np.ndarray] = {}
     for name, variable in layer.variables(shape).items():
@@ -72,5 +72,5 @@ def values(layer: Layer, shape: tuple[int, ...]) -> tuple[dict[str, np.ndarray],
 
 
 def digest(name: str, array: np.ndarray) -> list[float]:
-    """Of an array too large to keep: its norm, and its product with another, drawn by the name."""
+    """Returns a digest of a large array: its norm, and its product with another array, which is drawn from the name."""
     return [float(np.linalg.norm(array)), float((array * drawn(f"probe {name}", array.shape)).sum())]

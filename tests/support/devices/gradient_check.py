@@ -21,7 +21,7 @@ seeds = st.integers(0, 2**32 - 1).map(np.random.default_rng)
 
 
 def apart(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Numbers that are 0.05 from each other and 0.025 from 0, so that no step crosses where a slope jumps."""
+    """Returns numbers at least 0.05 apart and 0.025 from 0, so that no step of a difference crosses a kink."""
     size = int(np.prod(shape))
     return (0.05 * (rng.permutation(size) - size // 2 + 0.5)).reshape(shape)
 
@@ -64,7 +64,7 @@ def check_gradients(
 
 
 def prepared(layer: Layer, rng: np.random.Generator, shape: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Parameters and state in float64, none of them where initializers leave them."""
+    """Returns parameters and state in float64, all moved away from their initial values."""
     params, state = layer.init(rng, shape)
     moved = {name: value + 0.3 * rng.standard_normal(value.shape) for name, value in params.items()}
     return moved, {name: value + rng.random(value.shape) for name, value in state.items()}

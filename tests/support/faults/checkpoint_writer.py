@@ -57,7 +57,7 @@ def write(root: Path, number: int) -> None:
 
 
 class _Steps:
-    """Counts files as they are opened, and dies at a step of one of them."""
+    """Counts files as they are opened, and kills the process at a step of one of them."""
 
     def __init__(self, step: str, file: int, after_writes: int) -> None:
         self._step, self._file, self._after_writes = step, file, after_writes

@@ -35,8 +35,8 @@ class CrashingCoordinator:
     """The running process, which takes the place of a cluster's own coordinator.
 
     Args:
-        cluster: its coordinator is killed.
-        doom: a file that is not there yet.
+        cluster: the cluster whose coordinator is killed.
+        doom: a file that does not exist yet.
     """
 
     def __init__(self, cluster: shoal.LocalCluster, doom: Path) -> None:

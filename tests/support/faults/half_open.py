@@ -34,12 +34,12 @@ def _header_block(path: str) -> bytes:
 
 
 class HalfOpenCalls:
-    """One connection with calls that sent their headers and never send a message.
+    """One connection with calls that send their headers but never a message.
 
     Args:
         address: host:port of a gRPC server.
-        methods: the calls' methods, such as "/shoal.v1.Jobs/List", in turns.
-        count: the number of calls.
+        methods: methods of the calls, such as "/shoal.v1.Jobs/List", used in turn.
+        count: number of calls.
     """
 
     def __init__(self, address: str, methods: list[str], count: int) -> None:

@@ -62,10 +62,10 @@ Say = Callable[[str], None]
 
 
 class Nursery:
-    """Starts processes that may be killed; a context manager, after which none is left.
+    """Starts processes that tests may kill. It is a context manager, and ends all of them.
 
     Args:
-        folder: for their segments: empty, in a tmpfs.
+        folder: an empty folder in a tmpfs, for their segments.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -80,24 +80,24 @@ class Nursery:
             self._process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])
 
     def server(self, **options: Any) -> "KillableRole":
-        """A parameter server with one shard. It says its address; the lines of its doom are counted from then on.
+        """Starts a parameter server with one shard. It sends its address, and then begins to count lines for its doom.
 
         Args:
-            options: `doom`: at which line it is to die.
+            options: `doom`: the line at which it dies.
         """
         return self._start("serve", **options)
 
     def worker(self, address: str, **options: Any) -> "KillableRole":
-        """A worker. It says after each step how many it has taken, and "unreachable" once its server is.
+        """Starts a worker. After each step it sends its number of steps, and it sends "unreachable" when its server is.
 
         Args:
-            address: of its server.
-            options: `doom`: at which line it is to die.
+            address: address of its server.
+            options: `doom`: the line at which it dies.
         """
         return self._start("train", address=address, **options)
 
     def mute(self, address: str) -> "KillableRole":
-        """A client that connects to a server's lanes and makes a segment, says its name here, and nothing there."""
+        """Starts a client that connects to lanes and creates a segment. It sends the name here, but no hello there."""
         return self._start("say_nothing", address=address)
 
     def segments(self) -> set[str]:
@@ -131,7 +131,7 @@ class KillableRole:
     """A process of a nursery.
 
     Attributes:
-        pid: its number.
+        pid: its process id.
     """
 
     def __init__(self, nursery: Nursery, pid: int, reports: socket.socket) -> None:
@@ -205,7 +205,7 @@ def live(kind: str, reports: socket.socket, options: dict[str, Any]) -> None:
 
 
 class Doom:
-    """Ends this process at the n-th line of some files, in whatever thread, after `begin`."""
+    """Kills this process at the n-th line of some files, in any thread, counted after `begin`."""
 
     def __init__(self, line: int, files: set[str]) -> None:
         self._left, self._files = itertools.count(line, -1), files
@@ -281,7 +281,7 @@ def train(say: Say, address: str, doom: int = 0) -> None:
 
 
 def take_step(client: ParameterClient) -> None:
-    """Holds no values when it returns: they would keep their segment."""
+    """Takes a step. It keeps no values after it returns, because they would keep their segment."""
     values = client.pull()["w"]
     assert np.ptp(values) == 0, "a push has counted in part"
     client.push({"w": np.ones_like(values)})

@@ -110,7 +110,7 @@ class Gated(Program):
 
 
 class Accelerated(Program):
-    """Computes each step for so many seconds, on what leaves the cores of this machine free, as an accelerator does."""
+    """Computes each step for a number of seconds without using this machine's cores, as with an accelerator."""
 
     dataset: Any = None
 
@@ -156,7 +156,7 @@ class Marked(Paced):
 
 
 class OneSlow(Program):
-    """Takes a moment for each step; in the first process to make the file ten times that, and says so."""
+    """Waits in each step. The first process that creates the file waits ten times as long, and prints "slow"."""
 
     def __init__(self, mark: str, seconds: float) -> None:
         super().__init__()

@@ -10,7 +10,7 @@ FEATURES = 4
 
 
 class Line:
-    """Learns a line, and counts how often it saw each row, by the rows' own column `number`."""
+    """Learns a line, and counts how often it saw each row, by the rows' column `number`."""
 
     def __init__(self, folder: str, window: int = 1, prefetch: int = 2, format: str = "parquet") -> None:
         source = {"parquet": shoal.data.Parquet, "csv": shoal.data.Csv}[format]

@@ -12,13 +12,13 @@ from support.programs.broken import Numbers
 
 
 class Counted:
-    """Counts updates, by SGD of rate 1: in a synchronous job, its value is the number of the step.
+    """Counts updates by SGD with rate 1: in a synchronous job, its value is the number of the step.
 
     Args:
-        size: samples to train on.
-        seconds: of a step.
-        slow: seconds of the evaluation of a batch, but for a worker's first, by which it is tried out.
-        kill: a file; the first worker that evaluates another batch makes it, and dies.
+        size: number of samples to train on.
+        seconds: duration of a step.
+        slow: seconds that the evaluation of a batch takes, except a worker's first batch, which checks the program.
+        kill: a file. The first worker that evaluates a later batch creates it and dies.
     """
 
     def __init__(self, size: int = 64, seconds: float = 0.0, slow: float = 0.0, kill: str = "") -> None:

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 
 def bright(path: Path, count: int = 300, channels: int = 1) -> str:
-    """An .npz of images of 8 x 8, by class brighter in their upper or in their lower half."""
+    """Writes an .npz file of images of 8 x 8. The class tells whether the upper or the lower half is brighter."""
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 2, count)
     images = rng.integers(0, 200, (count, 8, 8, channels))
@@ -20,7 +20,7 @@ def bright(path: Path, count: int = 300, channels: int = 1) -> str:
 
 
 def pairs(path: Path, rows: Any, seed: int) -> str:
-    """A table whose label is a matter of pairs of a and b; a or b alone says nothing of it, nor does anything else."""
+    """Writes a table whose label depends only on the pair of a and b. No single column predicts it."""
     rng = np.random.default_rng(seed)
     a, b = rng.integers(0, 12, rows), rng.integers(0, 12, rows)
     columns = {

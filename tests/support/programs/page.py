@@ -15,10 +15,10 @@ class Watched:
     """Learns to be 1 slowly enough to be watched, and is evaluated.
 
     Args:
-        size: samples to train on.
-        seconds: of a step.
-        hostile: it writes what a page must not take for HTML.
-        slow: a file; the first worker makes it, and takes three times as long.
+        size: number of samples to train on.
+        seconds: duration of a step.
+        hostile: whether it writes text that a page must not treat as HTML.
+        slow: a file. The first worker creates it, and takes three times as long.
     """
 
     def __init__(self, size: int = 512, seconds: float = 0.02, hostile: bool = False, slow: str = "") -> None:

@@ -30,9 +30,9 @@ class Rows:
 
 
 class Plane:
-    """Least squares of inputs of which a tenth are dropped. A step takes `seconds`, until the file `hurry` is there.
+    """Least squares with a dropout of a tenth of the inputs. A step takes `seconds`, until the file `hurry` exists.
 
-    The variable `ballast` makes checkpoints as large as a test wants them.
+    The variable `ballast` makes checkpoints as large as a test needs.
     """
 
     def __init__(self, size: int = 512, seconds: float = 0.0, hurry: str = "", ballast: int = 0) -> None:

@@ -30,7 +30,7 @@ from support.recordings.wire import Wire, refused
 
 
 def a_cluster(wire: Wire) -> None:
-    """The life of a job with data, evaluations and checkpoints; a job that goes on from it and fails; one cancelled."""
+    """Runs a job with data, evaluations and checkpoints, another that continues it and fails, and a cancelled one."""
     with ExitStack() as stack, mock.patch.dict(os.environ, SHOAL_TRANSPORT="grpc"):
         client = stack.enter_context(Client(wire.addresses["coordinator"], retry_for_s=0.0))
         coordinator = CoordinatorClient(wire.addresses["coordinator"], retry_for_s=0.0)

@@ -80,7 +80,7 @@ class Call:
     """A gRPC call, with its messages as bytes.
 
     Attributes:
-        to: who is called: "coordinator", "server-0" and so on.
+        to: the called role: "coordinator", "server-0" and so on.
         method: as on the wire.
         requests, replies: the messages of each direction.
         status, details: how the call ended.
@@ -131,10 +131,10 @@ class LaneTurn:
 
     Attributes:
         lane: "server-0/1" is the second lane to this server, in the order in which they were opened.
-        side: who speaks.
+        side: the side that sends.
         data: the frames.
-        slot: the slot of shared memory that the call is about, from 1; 0: none.
-        memory: what is in that slot: before a push is answered, after a pull is.
+        slot: the slot of shared memory that the call uses, from 1; 0: none.
+        memory: the contents of that slot: before the answer to a push, after the answer to a pull.
     """
 
     lane: str
@@ -183,7 +183,7 @@ Entry = Call | LaneTurn | Advance
 
 
 def rewritten(kind: Descriptor, data: bytes, names: Names) -> bytes:
-    """A message in its comparable form: see above. Bytes that need no rewriting are returned as they are."""
+    """Returns a message in its comparable form, as described above. Other messages are returned unchanged."""
     if not data or not _is_unstable(kind):
         return data
     message = GetMessageClass(kind).FromString(data)
@@ -240,7 +240,7 @@ def _text(data: bytes) -> str:
 
 
 def write(path: Path, entries: Sequence[Entry]) -> None:
-    """Writes a conversation: a JSON object a line, with bytes in base64, and memory compressed by zlib before that."""
+    """Writes a conversation: one JSON object a line, with bytes in base64. Memory is first compressed by zlib."""
     path.write_text("".join(json.dumps(entry.to_json()) + "\n" for entry in entries))
 
 

@@ -26,7 +26,7 @@ MOMENTUM = optim.Momentum(0.5, momentum=0.5)
 
 
 def whole_numbers(names: Mapping[str, Variable] | tuple[str, ...], first: int = 1) -> dict[str, np.ndarray]:
-    """An array for each of these variables of `MIXED`, of numbers that every dtype holds."""
+    """Returns an array for each of these variables of `MIXED`, with numbers that every dtype holds."""
     arrays = {}
     for place, name in enumerate(names):
         variable = MIXED[name]
@@ -37,7 +37,7 @@ def whole_numbers(names: Mapping[str, Variable] | tuple[str, ...], first: int = 
 
 
 def updates(first: int) -> dict[str, np.ndarray]:
-    """What a push brings for the variables that no optimizer changes."""
+    """Returns a push's values for the variables that no optimizer changes."""
     return whole_numbers(("mean", "count", "last"), first)
 
 

@@ -40,10 +40,10 @@ def pinned_draws(byte: str = "5a") -> Iterator[None]:
 
 
 def checkpoint_files(folder: Path) -> dict[str, bytes]:
-    """The files of the checkpoint that `a_cluster` takes, by name, in their comparable form.
+    """Returns the files of the checkpoint that `a_cluster` takes, by name, in their comparable form.
 
-    The manifest's is without the time of the cut, the version of Shoal and the checksum, and has the entries of
-    protobuf's maps in order. The text itself has to be laid out as this function lays it out.
+    The manifest lacks the time of the cut, the version of Shoal and the checksum. It has the entries of protobuf's maps
+    in order. Its text must have the layout that this function gives it.
     """
     files = {path.name: path.read_bytes() for path in sorted((folder / "first" / "00000001").iterdir())}
     record = json.loads(files["manifest.json"])
@@ -79,7 +79,7 @@ def fixed_names() -> dict[str | bytes, str | bytes]:
 
 @contextmanager
 def bare_servers(count: int, checkpoints: Path | None = None) -> Iterator[ShardServers]:
-    """Parameter servers, without the shards of any scenario."""
+    """Yields parameter servers without the shards of any scenario."""
     with ShardServers({"other": Variable((1,))}, servers=count, shards=1, checkpoints=checkpoints) as servers:
         yield servers
 
@@ -98,12 +98,12 @@ class Clock:
 
 
 class PinnedCoordinator:
-    """A coordinator whose id and clock are given; `with` ends it.
+    """A coordinator with a given id and clock; `with` ends it.
 
     Args:
         store: path of its store, or "memory".
-        checkpoints: its folder of them.
-        clock: gives the time.
+        checkpoints: folder of its checkpoints.
+        clock: returns the time.
     """
 
     def __init__(self, store: str, checkpoints: Path | str, clock: Clock) -> None:
@@ -144,7 +144,7 @@ class PinnedCoordinator:
 
 @contextmanager
 def pinned_cluster(folder: Path, store: str = "memory") -> Iterator[tuple[PinnedCoordinator, ShardServers, Clock]]:
-    """A coordinator and two servers, which are no members yet, with one folder of checkpoints."""
+    """Yields a coordinator and two servers, which are not members yet, with one folder of checkpoints."""
     clock = Clock()
     with bare_servers(2, folder) as servers, PinnedCoordinator(store, folder, clock) as coordinator:
         yield coordinator, servers, clock

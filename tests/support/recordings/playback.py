@@ -33,13 +33,13 @@ class Playing:
     """The client's side of a conversation, played to real servers; `with` closes its connections.
 
     Args:
-        addresses: of the real servers and the coordinator, by name.
-        names: what stands in the recording for what.
-        advance: has the coordinator's clock go on.
+        addresses: addresses of the real servers and the coordinator, by name.
+        names: the recording's stand-ins and the values that they replace.
+        advance: advances the coordinator's clock.
         settle: waits until the coordinator has done all that it decided.
 
     Attributes:
-        answers: the conversation as it went this time, without the calls that the coordinator made by itself.
+        answers: this run's conversation, without the calls that the coordinator made by itself.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Playing:
         self._lane_addresses: dict[str, tuple[str, int]] = {}
 
     def play(self, entry: Entry) -> Entry:
-        """Repeats what the client did, and returns what the server does now."""
+        """Repeats the client's calls. Returns the present answers of the servers."""
         match entry:
             case Advance():
                 self._advance(entry.seconds)
@@ -128,15 +128,15 @@ class Playing:
 
 @dataclass
 class Players:
-    """Servers that answer as was recorded; `with` ends them.
+    """Servers that give the recorded answers; `with` ends them.
 
     Args:
         entries: the conversation.
-        names: what stands in the recording for what.
+        names: the recording's stand-ins and the values that they replace.
 
     Attributes:
-        addresses: of the servers and the coordinator, by name.
-        complaints: what clients said otherwise than was recorded.
+        addresses: addresses of the servers and the coordinator, by name.
+        complaints: differences between the clients' calls and the recorded ones.
     """
 
     entries: Sequence[Entry]
@@ -160,7 +160,7 @@ class Players:
             self._listen(name)
 
     def _is_elsewhere(self, call: Call) -> bool:
-        """Whether the coordinator makes a call by itself. During playback, nobody makes such a call."""
+        """Returns whether the coordinator makes a call by itself. During playback, nobody makes such a call."""
         return call.by_coordinator and any(isinstance(it, Call) and it.to == "coordinator" for it in self.entries)
 
     def _answer(self, name: str, method: str, requests: tuple[bytes, ...]) -> Call:

@@ -17,7 +17,7 @@ class RawServer(grpc.GenericRpcHandler):
     """A gRPC server that answers any method with bytes; `with` ends it.
 
     Args:
-        answer: gives the end of a call from its target's method and requests.
+        answer: returns the end of a call, given its target's method and requests.
     """
 
     def __init__(self, answer: Callable[[str, tuple[bytes, ...]], Call]) -> None:

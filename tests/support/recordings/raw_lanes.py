@@ -17,10 +17,10 @@ class LaneTap:
     """A socket between clients and a server's lanes; `close` ends it.
 
     Args:
-        name: of the server.
-        address: of its lanes.
-        names: gets what stands for a segment's name and nonce.
-        note: takes each turn, frame by frame.
+        name: name of the server.
+        address: address of its lanes.
+        names: receives the stand-ins for a segment's name and nonce.
+        note: called with each turn, frame by frame.
     """
 
     def __init__(

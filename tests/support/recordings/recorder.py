@@ -14,16 +14,16 @@ from support.recordings.raw_lanes import LaneTap
 
 
 class Recorder:
-    """Taps before servers and the coordinator, and all that has passed through them. `with` ends the taps.
+    """Taps before servers and the coordinator, and everything that passed through them. `with` ends the taps.
 
     Args:
         targets: the real addresses, by name.
         lanes: the real address of each server's lanes, by name.
-        settle: waits until the coordinator has done all that it decided; called after each of its answers.
+        settle: waits until the coordinator has done all that it decided. It is called after each of its answers.
 
     Attributes:
-        addresses: of the taps, by name: where clients are to call.
-        names: what stands in the recording for what.
+        addresses: addresses of the taps, which clients must call, by name.
+        names: the recording's stand-ins and the values that they replace.
         entries: the conversation so far.
     """
 

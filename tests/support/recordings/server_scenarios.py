@@ -87,7 +87,7 @@ class JobOnServers:
 
 
 def two_servers(wire: Wire) -> None:
-    """Two phases over two servers by gRPC, all dtypes and aggregations, refusals, a checkpoint's calls, the end."""
+    """Pushes in two phases to two servers by gRPC: all dtypes and aggregations, refusals, a checkpoint, the end."""
     job = JobOnServers(wire, "two", MIXED, servers=2, shards=3, mode=Asynchronous(), transport="grpc")
     job.create()
     with job.client() as reader:
@@ -144,7 +144,7 @@ def two_servers(wire: Wire) -> None:
 
 
 def halves(wire: Wire) -> None:
-    """Values and gradients that travel as bfloat16, synchronously, by two workers on one server, by gRPC."""
+    """Values and gradients as bfloat16 in synchronous mode: two workers and one server, by gRPC."""
     job = JobOnServers(
         wire,
         "halves",
@@ -195,7 +195,7 @@ def lanes(wire: Wire) -> None:
 
 
 def one_lane(wire: Wire) -> None:
-    """Pushes with their commit in one call, over a lane to one server, as bfloat16."""
+    """Pushes with their commit in one call, as bfloat16, over a lane to one server."""
     job = JobOnServers(
         wire,
         "one",

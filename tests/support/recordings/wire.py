@@ -15,8 +15,8 @@ class Wire:
 
     Attributes:
         addresses: by name: "server-0", "server-1", "coordinator".
-        mark: says that what was begun has ended.
-        advance: has the coordinator's clock go on.
+        mark: marks that all calls so far have ended.
+        advance: advances the coordinator's clock.
     """
 
     addresses: Mapping[str, str]

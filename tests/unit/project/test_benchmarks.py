@@ -1,4 +1,4 @@
-"""The benchmarks' own arithmetic: who is best, what is missing, what is asked, and what the docs say of it."""
+"""The benchmarks' own logic: the best peer, missing rows, targets, files of results, and the table in the docs."""
 
 import json
 import math

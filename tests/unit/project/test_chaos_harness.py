@@ -1,4 +1,4 @@
-"""The harness of `make chaos`: which scenarios there are, what becomes of their rows, how it ends when one fails."""
+"""Harness of `make chaos`: its list of scenarios, the rows that it stores, and its end when a scenario fails."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The rule for a commit's subject."""
+"""Check of a commit's subject."""
 
 import subprocess
 import sys

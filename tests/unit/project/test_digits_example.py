@@ -1,4 +1,4 @@
-"""The digits example as a reader would check it: its gradients are right, and they train it."""
+"""Digits example: its gradients are right, and they train it."""
 
 from collections.abc import Callable
 

@@ -1,6 +1,6 @@
-"""The generated reference is complete, the code of tutorials runs, and links of top-level pages lead somewhere.
+"""Documentation: the generated reference is complete, code of tutorials runs, links of top-level pages have targets.
 
-`make lint` builds the site, which shows broken links within `docs/`.
+`make lint` builds the site, which finds broken links within `docs/`.
 """
 
 import ast

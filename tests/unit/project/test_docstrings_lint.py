@@ -1,4 +1,4 @@
-"""The lint of docstrings finds what a reader of the API reference would miss."""
+"""Lint of docstrings: it finds what a reader of the API reference would miss."""
 
 import ast
 

@@ -1,4 +1,4 @@
-"""The lint for class names that are defined twice, on small samples."""
+"""Lint for class names that are defined twice, on small samples."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Tests of the glossary: each name in its column "in code" exists in the sources."""
+"""Glossary: each name in its column "in code" exists in the sources."""
 
 import re
 from pathlib import Path

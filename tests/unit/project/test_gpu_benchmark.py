@@ -1,4 +1,4 @@
-"""The GPU's benchmark where there is none: its arithmetic, and its steps on the host."""
+"""GPU benchmark on a machine without a GPU: its arithmetic, and its steps on the CPU."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""What the import contracts in pyproject.toml cannot say: modules that are named in strings, or loaded too early."""
+"""Import rules beyond the contracts in pyproject.toml: modules named in strings, and modules loaded too early."""
 
 import ast
 import subprocess
@@ -82,7 +82,7 @@ def test_layers_compute_through_the_namespace_of_their_arrays() -> None:
 
 
 def test_nothing_imports_cupy_cudnn_or_opentelemetry_before_it_is_asked_for() -> None:
-    """Whatever is installed: every module of ours, in a process of its own."""
+    """The test imports every module of ours in a process of its own, whatever is installed."""
     names = [path.relative_to(ROOMS[room]).with_suffix("").as_posix().replace("/", ".") for room, path in MODULES]
     ours = [name.removesuffix(".__init__") for name in names if not name.endswith("__main__")]
     script = f"import importlib, sys; [importlib.import_module(name) for name in {ours!r}]; print(*sys.modules)"

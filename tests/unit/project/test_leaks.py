@@ -1,4 +1,4 @@
-"""The guard of the whole suite: it finds each kind of thing that a run leaves, and nothing that others make."""
+"""Guard against leaks: it finds each kind of thing that a run leaves behind, and ignores what other programs make."""
 
 import os
 import re

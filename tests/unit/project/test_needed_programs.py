@@ -1,4 +1,4 @@
-"""A program that is not here skips a test, and fails it where it has to be."""
+"""Programs that tests need: a missing one skips the test, or fails it where the program is required."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The check of protos against their baseline: what breaks it, what is an addition, and what a renewal asks for."""
+"""Check of the protos against their baseline: breaking changes, additions, and the conditions for a renewal."""
 
 import subprocess
 import sys

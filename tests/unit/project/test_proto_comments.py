@@ -1,4 +1,4 @@
-"""Tests of the comments in protos: messages, enums and services have one, and so have all fields but plain ones."""
+"""Comments in protos: messages, enums and services have one, and so do all fields except plain ones."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What a release may contain, and what is missing before it is published; `make release` does the rest for real."""
+"""Contents that a release may have, and what it lacks before it is published. `make release` builds a real one."""
 
 import sys
 from pathlib import Path

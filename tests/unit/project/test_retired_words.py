@@ -1,4 +1,4 @@
-"""The lint for retired words, on small samples."""
+"""Lint for retired words, on small samples."""
 
 import subprocess
 from pathlib import Path

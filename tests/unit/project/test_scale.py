@@ -1,4 +1,4 @@
-"""The scale model: what bounds the throughput by the number of workers, and that its page shows what was measured."""
+"""Scale model: which resource bounds the throughput for each number of workers. Its page shows the measured results."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""The sizes that keep the tree readable: modules side by side, lines of a file, lines of a function."""
+"""Size limits that keep the tree readable: modules in a folder, lines of a file, lines of a function."""
 
 import ast
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The version is in one place, and what repeats it agrees."""
+"""Version of Shoal: it is defined in one place, and every other mention agrees with it."""
 
 import sys
 from datetime import date

@@ -1,4 +1,4 @@
-"""The CI workflow: it runs what developers run, on every Python that is supported, with actions that cannot change."""
+"""CI workflow: it runs the developers' commands on every supported Python, with actions pinned to commits."""
 
 import re
 import tomllib

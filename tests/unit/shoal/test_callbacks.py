@@ -1,4 +1,4 @@
-"""Callbacks: TensorBoard's files, record by record, and the bar that people watch."""
+"""Callbacks: TensorBoard's files, record by record, and the progress bar."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""Checkpoints as users see them: named, looked at, checked, and carried to and from files of other frameworks."""
+"""Public API of checkpoints: naming, listing and verification, and export and import of other frameworks' files."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Consistency modes as users write them: what is taken, what is refused, and how they travel."""
+"""Consistency modes as users write them: accepted and refused values, and their forms on the wire and as text."""
 
 from typing import Any
 

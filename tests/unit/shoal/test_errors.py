@@ -1,4 +1,4 @@
-"""The error catalogue is complete, and its one table works both ways."""
+"""Error catalogue: it is complete, and its table maps errors to codes and codes to errors."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The tables of docs/how-to/evaluation.md have all there is; tests/cluster/test_evaluation runs its program."""
+"""Tables of docs/how-to/evaluation.md: they are complete. `tests/cluster/test_evaluation` runs the page's program."""
 
 import dataclasses
 import inspect

@@ -1,4 +1,4 @@
-"""The bytes of a job on the wire and in the store: recorded once, and the same ever since."""
+"""Bytes of a job on the wire and in the store, compared with recorded ones."""
 
 import json
 from pathlib import Path

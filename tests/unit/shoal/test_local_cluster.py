@@ -1,4 +1,4 @@
-"""The flags and environment of the roles of a local cluster, without any process."""
+"""Flags and environment of a local cluster's roles, without processes."""
 
 import socket
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Optimizers and schedules as specifications: their rates, their way over the wire, and what they refuse."""
+"""Specifications of optimizers and schedules: rates, their form on the wire, and the values that they refuse."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""What `import shoal` gives, and what it costs."""
+"""Public names of `import shoal`, and the modules that the import loads."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What the cluster says of jobs, as plain values."""
+"""Status of jobs as plain values."""
 
 import math
 

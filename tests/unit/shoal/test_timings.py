@@ -1,4 +1,4 @@
-"""Step timings: measured by a worker, kept by the coordinator, compared by a client."""
+"""Step timings: a worker measures them, the coordinator keeps them, and a client compares them."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

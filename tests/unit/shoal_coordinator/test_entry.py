@@ -1,4 +1,4 @@
-"""The large messages of a worker's entry: descriptions that are decoded once."""
+"""Large messages of a worker's entry: a description is decoded only once."""
 
 import gc
 import weakref

@@ -1,4 +1,4 @@
-"""Those that wait for a job: who is woken by what, and only once."""
+"""Calls that wait for a job: which change wakes which call, and that it wakes once."""
 
 import threading
 from collections.abc import Callable, Collection

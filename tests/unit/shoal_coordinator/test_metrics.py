@@ -1,4 +1,4 @@
-"""What a scrape of a coordinator shows of its state and of what passes through it, with a clock of the test's."""
+"""The coordinator's metrics of its state and of its calls, with a fake clock."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""The shell around the cluster machine, with a store that a test holds up: nothing is seen before it is durable."""
+"""Shell of the cluster machine, with a store that tests can block: no answer is visible before it is durable."""
 
 import threading
 import time

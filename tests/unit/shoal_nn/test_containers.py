@@ -1,4 +1,4 @@
-"""Names of variables, and what is said of a layer that is set up or fed wrongly."""
+"""Names of variables, and errors about layers with invalid settings or inputs."""
 
 import re
 from collections.abc import Callable, Mapping

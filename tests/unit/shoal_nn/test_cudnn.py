@@ -1,4 +1,4 @@
-"""Convolutions on a GPU go by cuDNN where it takes them, with the values that they have without; both are stand-ins."""
+"""Convolutions with cuDNN on a GPU: their values equal those without cuDNN. Stand-ins replace cuDNN and CuPy."""
 
 import sys
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""What layers draw on a GPU; a stand-in for it."""
+"""Random draws of layers on a GPU, with a stand-in for CuPy."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Crosses of categories: numbers that stay the same forever, on every worker."""
+"""Crosses of categories: their numbers never change, and are the same on every worker."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Layers, losses and a step of ResNet-18 beside what PyTorch made of the same: `tests/golden/make_layers.py`."""
+"""Layers, losses and a step of ResNet-18 compared with PyTorch's results from `tests/golden/make_layers.py`."""
 
 import json
 from pathlib import Path

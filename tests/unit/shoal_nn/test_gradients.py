@@ -1,4 +1,4 @@
-"""Every layer's pullback against central differences in float64, in drawn configurations."""
+"""Every layer's pullback compared with central differences in float64, in random configurations."""
 
 from typing import Literal
 

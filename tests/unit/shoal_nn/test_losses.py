@@ -1,4 +1,4 @@
-"""Losses and their gradients; mixed precision."""
+"""Losses and their gradients, and mixed precision."""
 
 import math
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Metrics against their definitions: every pair, every rank."""
+"""Metrics compared with their definitions: all pairs for the area under the curve, all ranks for top-k accuracy."""
 
 import math
 from collections.abc import Sequence

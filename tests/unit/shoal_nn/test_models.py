@@ -1,4 +1,4 @@
-"""Models: their published sizes, what they give for an image, and gradients for all that they train."""
+"""Models: their published numbers of parameters, their outputs, and gradients for all trainable variables."""
 
 import inspect
 import math

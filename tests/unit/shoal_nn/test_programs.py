@@ -1,4 +1,4 @@
-"""`image_classifier`: every format, model and setting, and what users hear of those that make no sense."""
+"""`image_classifier`: all formats, models and settings, and the errors about invalid ones."""
 
 import gzip
 import struct

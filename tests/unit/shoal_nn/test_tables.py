@@ -1,4 +1,4 @@
-"""`wide_and_deep`: what it learns of a table, how it is judged, and what users hear of tables of something else."""
+"""`wide_and_deep`: training on a table, its metrics, and the errors about unsuitable tables."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What layers compute: values against definitions written out, running statistics, and the seed of Dropout."""
+"""Values of layers compared with written-out definitions, running statistics, and the seed of Dropout."""
 
 import math
 from collections.abc import Iterator

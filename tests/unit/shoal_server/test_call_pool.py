@@ -1,4 +1,4 @@
-"""A pool of threads says how many are at work and how many calls wait."""
+"""Pool of threads for calls: it reports how many threads are busy and how many calls wait."""
 
 import threading
 

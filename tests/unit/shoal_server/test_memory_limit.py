@@ -1,4 +1,4 @@
-"""How much memory a server may use, as control groups of both versions say it."""
+"""A server's memory limit, as read from control groups of both versions."""
 
 from collections.abc import Mapping
 from pathlib import Path

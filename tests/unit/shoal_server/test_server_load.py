@@ -1,4 +1,4 @@
-"""What a server says of itself with its heartbeats."""
+"""Load that a server reports with its heartbeats."""
 
 from prometheus_client import CollectorRegistry
 

@@ -1,4 +1,4 @@
-"""What waits too long for its peer is ended; what moves, or has moved, is not."""
+"""Stall detector: it ends transfers that wait too long for the peer, and no others."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Which programs a worker allows, found without running any of their code."""
+"""Allowed programs of a worker: they are found without running any of their code."""
 
 import sys
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Devices, with and without a CuPy: a fake one stands in where there is no GPU."""
+"""Choice of a device, with and without CuPy. A fake CuPy stands in where there is no GPU."""
 
 import collections
 import sys

@@ -1,4 +1,4 @@
-"""Leased ranges as batches: the same read ahead or in turn, and nothing read that is not leased."""
+"""Batches of leased ranges: the same with and without read-ahead. No sample outside the leases is read."""
 
 import itertools
 import threading
@@ -84,7 +84,7 @@ def readers() -> list[threading.Thread]:
 def test_batches_depend_on_neither_prefetch_nor_worker(
     data: st.DataObject, size: int, batch_size: int, prefetch: int, window: int
 ) -> None:
-    """Of every data set: in turn and ahead, by one worker or by many."""
+    """The test covers every data set, with and without read-ahead, with one worker and with many."""
     cuts = sorted(data.draw(st.sets(st.integers(0, size))) | {0, size})
     ranges = [Lease(1, DataRange(5, *cut)) for cut in itertools.pairwise(cuts)]
     owners = data.draw(st.lists(st.integers(0, 2), min_size=len(ranges), max_size=len(ranges)))

@@ -1,4 +1,4 @@
-"""What a GPU is to the loop: which copies wait for what, in pinned memory that is used again; CuPy is a stand-in."""
+"""GPU copies of the training loop, with a stand-in for CuPy: what each copy waits for, and reuse of pinned memory."""
 
 import itertools
 import sys

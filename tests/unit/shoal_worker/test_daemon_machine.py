@@ -1,4 +1,4 @@
-"""What a worker's daemon decides to run: by sample, and over drawn histories."""
+"""Decisions of a worker's daemon about which trainer to run: scripted cases, and random histories."""
 
 from collections.abc import Sequence
 from typing import Any

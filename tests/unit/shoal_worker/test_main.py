@@ -1,4 +1,4 @@
-"""Names that workers give themselves."""
+"""Default names of workers."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What a scrape of a worker shows."""
+"""Metrics of a worker."""
 
 from prometheus_client import CollectorRegistry
 

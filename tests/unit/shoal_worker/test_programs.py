@@ -1,4 +1,4 @@
-"""What users hear when a program is not one."""
+"""Loading of programs, and the errors about a reference that names no program."""
 
 import importlib
 import itertools

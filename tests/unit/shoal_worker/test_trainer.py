@@ -1,4 +1,4 @@
-"""What a trainer says of its end. Whole trainers run in the tests of clusters."""
+"""Outcomes that a trainer reports at its end. The cluster tests run whole trainers."""
 
 import os
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A trainer's process: its end is always reported."""
+"""Trainer process: its end is always reported."""
 
 import os
 import queue
@@ -49,7 +49,7 @@ def test_the_end_of_a_trainer_that_closed_its_input_is_reported() -> None:
 
 
 def test_a_trainer_that_cannot_be_watched_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the limit on threads were reached."""
+    """The daemon can start no thread, as when the limit on threads is reached."""
     killed: list[int] = []
     kill = os.killpg
 

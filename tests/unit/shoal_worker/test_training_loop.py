@@ -1,4 +1,4 @@
-"""The training loop against a fake server and a fake coordinator, on a fake clock."""
+"""Training loop with a fake server, a fake coordinator and a fake clock."""
 
 import functools
 import threading

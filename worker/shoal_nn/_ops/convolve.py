@@ -45,11 +45,11 @@ def convolve(x: Array, kernel: Array, windows: Windows) -> Array:
 
 
 def gradient_by_kernel(x: Array, dy: Array, windows: Windows) -> Array:
-    """Returns the gradient by the kernel.
+    """Returns the gradient with respect to the kernel.
 
     Args:
         x: [batch, height, width, channels], the input.
-        dy: [batch, *outputs, filters], the gradient by the output.
+        dy: [batch, *outputs, filters], the gradient with respect to the output.
         windows: the windows of the convolution.
 
     Returns:
@@ -66,11 +66,11 @@ def gradient_by_kernel(x: Array, dy: Array, windows: Windows) -> Array:
 
 
 def gradient_by_input(kernel: Array, dy: Array, windows: Windows) -> Array:
-    """Returns the gradient by the input.
+    """Returns the gradient with respect to the input.
 
     Args:
         kernel: [window height, window width, channels, filters].
-        dy: [batch, *outputs, filters], the gradient by the output.
+        dy: [batch, *outputs, filters], the gradient with respect to the output.
         windows: the windows of the convolution.
 
     Returns:
@@ -164,17 +164,17 @@ def convolve_each(x: Array, kernel: Array, windows: Windows) -> Array:
 def gradients_each(
     x: Array, kernel: Array, dy: Array, windows: Windows, input_gradient: bool
 ) -> tuple[Array, Array | None]:
-    """Returns the gradients of `convolve_each` by the kernel and by the input.
+    """Returns the gradients of `convolve_each` with respect to the kernel and the input.
 
     Args:
         x: [batch, height, width, channels], the input.
         kernel: [window height, window width, channels].
-        dy: [batch, *outputs, channels], the gradient by the output.
+        dy: [batch, *outputs, channels], the gradient with respect to the output.
         windows: the windows of the convolution.
-        input_gradient: whether to compute the gradient by the input; otherwise it is None.
+        input_gradient: whether to compute the gradient with respect to the input; otherwise it is None.
 
     Returns:
-        The gradient by the kernel, in float32 for 16-bit floats, and the gradient by the input.
+        The gradient with respect to the kernel, in float32 for 16-bit floats, and the one with respect to the input.
     """
     xp = namespace_of(x)
     kernel = widened(kernel.astype(x.dtype, copy=False))

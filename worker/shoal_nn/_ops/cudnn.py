@@ -41,12 +41,12 @@ def forward(x: Array, kernel: Array, windows: Windows) -> Array | None:
 
 
 def gradient_by_kernel(x: Array, kernel: Array, dy: Array, windows: Windows) -> Array | None:
-    """Returns the gradient by the kernel, of the kernel's shape and the dtype of x.
+    """Returns the gradient with respect to the kernel, of the kernel's shape and the dtype of x.
 
     Args:
         x: [batch, height, width, channels], the input.
         kernel: [window height, window width, channels / groups, filters].
-        dy: [batch, *outputs, filters], the gradient by the output.
+        dy: [batch, *outputs, filters], the gradient with respect to the output.
         windows: the windows of the convolution.
     """
     height, width, channels, filters = kernel.shape
@@ -55,12 +55,12 @@ def gradient_by_kernel(x: Array, kernel: Array, dy: Array, windows: Windows) -> 
 
 
 def gradient_by_input(x: Array, kernel: Array, dy: Array, windows: Windows) -> Array | None:
-    """Returns the gradient by the input, of the shape and dtype of x.
+    """Returns the gradient with respect to the input, of the shape and dtype of x.
 
     Args:
         x: [batch, height, width, channels], the input.
         kernel: [window height, window width, channels / groups, filters].
-        dy: [batch, *outputs, filters], the gradient by the output.
+        dy: [batch, *outputs, filters], the gradient with respect to the output.
         windows: the windows of the convolution.
     """
     return _run("conv_dgrad", x, [dy, _filters_first(x, kernel)], x.shape, windows)

@@ -38,9 +38,9 @@ def gradients_each(
     Args:
         x: [batch, height, width, channels], the input.
         kernel: [window height, window width, channels].
-        dy: [batch, *outputs, channels], the gradient by the output.
+        dy: [batch, *outputs, channels], the gradient with respect to the output.
         windows: the windows of the convolution.
-        input_gradient: whether to return the gradient by the input; otherwise it is None.
+        input_gradient: whether to return the gradient with respect to the input; otherwise it is None.
     """
     seen, weights = _readable(x), _readable(kernel.astype(x.dtype, copy=False))
     by_kernel, dx = np.zeros(kernel.shape, seen.dtype), np.zeros(x.shape, seen.dtype)

@@ -1,4 +1,4 @@
-"""Manifests, and the checkpoints that they make."""
+"""Catalogue of checkpoints, and their manifests."""
 
 import json
 from dataclasses import asdict

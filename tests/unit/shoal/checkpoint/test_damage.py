@@ -1,6 +1,6 @@
-"""A checkpoint that is damaged anywhere is found out by who checks it and by who restores it, and an older one is used.
+"""Damage at any place of a checkpoint: the check and the restore both find it, and an older checkpoint is used.
 
-Long form: every 4 KiB, and 1,000 bits.
+The long form cuts the files at every 4 KiB, and flips 1,000 bits.
 """
 
 import os
@@ -47,12 +47,12 @@ def save(catalogue: Catalogue, number: int) -> None:
 
 
 def check(catalogue: Catalogue, manifest: Manifest) -> None:
-    """As `shoal checkpoints verify` does."""
+    """Checks a checkpoint, as `shoal checkpoints verify` does."""
     catalogue.verify(manifest)
 
 
 def restore(catalogue: Catalogue, manifest: Manifest) -> None:
-    """As a server does that takes all there is."""
+    """Reads all values and slots, as a server does that restores the checkpoint."""
     with SavedVariables(catalogue.folder, manifest) as saved:
         target = np.empty(ROWS * COLUMNS, np.float32)
         for kind in saved.kinds("dense/kernel"):

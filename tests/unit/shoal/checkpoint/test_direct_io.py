@@ -1,4 +1,4 @@
-"""Files written past the page cache: the same bytes as any other way, on file systems that know it or do not."""
+"""Files written past the page cache: the bytes are the same on file systems with and without direct writes."""
 
 import errno
 import fcntl

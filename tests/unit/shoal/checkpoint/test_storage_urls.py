@@ -1,4 +1,4 @@
-"""Folders of checkpoints: files that are there whole or not at all, and no way out of the folder."""
+"""Local checkpoint folders: a file appears only when it is complete, and no path leads out of the folder."""
 
 import errno
 import os
@@ -133,7 +133,7 @@ def test_missing_path_is_reported_or_ignored(tmp_path: Path) -> None:
 
 
 def test_unwritable_folder_raises_an_error_with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As another user than root, whom nothing is forbidden."""
+    """The test fakes the system's error, because root may write everywhere."""
 
     def forbidden(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))

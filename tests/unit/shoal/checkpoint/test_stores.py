@@ -1,4 +1,4 @@
-"""Every kind of folder that checkpoints may live in, held to the same: this machine's, memory, and a real S3 server."""
+"""Contract of checkpoint storage, tested for a local folder, memory, and a real S3 server."""
 
 import sys
 import threading

@@ -1,4 +1,4 @@
-"""Files of tensors: what safetensors reads and writes, and every kind of damage found before anything is used."""
+"""Files of tensors: they are compatible with safetensors, and every kind of damage is found before values are used."""
 
 import json
 import math

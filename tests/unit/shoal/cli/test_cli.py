@@ -1,4 +1,4 @@
-"""The command line: what it prints for people and for machines, and the exit codes that scripts rely on."""
+"""Command line: its output for people and for machines, and the exit codes that scripts rely on."""
 
 import io
 import json

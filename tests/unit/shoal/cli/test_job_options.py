@@ -1,4 +1,4 @@
-"""The options of `shoal submit`: made of the descriptions of a job's fields, and a contract with scripts."""
+"""Options of `shoal submit`: they are made from the descriptions of a job's fields, and are a contract with scripts."""
 
 import inspect
 import typing

@@ -1,4 +1,4 @@
-"""`shoal up` starts roles again that die, later each time, and gives up those that do not live. No processes."""
+"""Supervisor of `shoal up`, without processes: it restarts dead roles after growing pauses, and finally gives up."""
 
 import json
 from typing import Any, cast

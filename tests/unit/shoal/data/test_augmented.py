@@ -1,4 +1,4 @@
-"""Data sets made of another one: with its images changed, or with some of its samples."""
+"""Data sets derived from another one: with changed images, or with some of its samples."""
 
 import itertools
 import threading

@@ -1,4 +1,4 @@
-"""What users hear of data that is missing, damaged or not what it is said to be: which file, what, and what to do."""
+"""Errors about missing, damaged or unexpected data: they name the file and the problem, and say what to do."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""Image data sets: idx files, CIFAR-10 and folders; what they give, and what users hear when files are bad."""
+"""Image data sets from idx files, CIFAR-10 and folders: their samples, and the errors about bad files."""
 
 import gzip
 import os

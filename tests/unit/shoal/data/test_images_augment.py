@@ -1,4 +1,4 @@
-"""What is done to images: each function against a plain loop, and draws that depend on seed and sample alone."""
+"""Image augmentation: each function compared with a plain loop, and draws that depend only on seed and sample."""
 
 from typing import Any
 

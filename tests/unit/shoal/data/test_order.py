@@ -1,4 +1,4 @@
-"""Every sample once an epoch, in an order that nothing but the seed, the epoch and the blocks decides."""
+"""Order of samples: each sample occurs once an epoch, and only the seed, the epoch and the blocks decide the order."""
 
 import itertools
 import tracemalloc

@@ -1,4 +1,4 @@
-"""The permutation by index: a bijection of any size, the same everywhere, and without structure that tests can find."""
+"""Permutation by index: a bijection of any size, the same on all machines, and statistical tests find no structure."""
 
 import hashlib
 import itertools

@@ -1,4 +1,4 @@
-"""What is read in a thread: in order, so far ahead and no farther, with its errors in their places, and to an end."""
+"""Read-ahead in a thread: it keeps the order and its limit, raises errors at their place, and ends its thread."""
 
 import threading
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The sources of `shoal.data`: one contract for all, and what each makes of its files."""
+"""Sources of `shoal.data`: the contract that all fulfil, and the arrays that each makes from its files."""
 
 import csv
 import datetime

@@ -1,4 +1,4 @@
-"""Short texts for people."""
+"""Formatting of short texts for people."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What programs print is shown, and nothing that they print is obeyed by the terminal."""
+"""Text of programs in output: it is shown, but the terminal executes no control characters from it."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""The JSON records are a contract with scripts: which fields each has, and that they are JSON."""
+"""JSON records, which are a contract with scripts: their fields, and that they are valid JSON."""
 
 import json
 from dataclasses import replace

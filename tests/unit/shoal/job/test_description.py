@@ -1,4 +1,4 @@
-"""Descriptions: each field of a job has one, and all that asks for fields finds a new one by it alone."""
+"""Descriptions of a job's fields: every field has one, and a new field needs nothing else to be used everywhere."""
 
 import dataclasses
 import inspect

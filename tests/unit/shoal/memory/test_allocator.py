@@ -1,6 +1,6 @@
-"""The allocator's switch, what it is for, and that it comes before anything large is loaded.
+"""Setting of the memory allocator: its effect, its switch, and that roles apply it before they load anything large.
 
-In processes of their own: what mallopt has set stays set.
+The tests use processes of their own, because mallopt's settings cannot be undone.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What is lent comes back when the last array that looks into it is gone, and not before."""
+"""Borrowed arrays: memory is returned when the last view of it is deleted, and not before."""
 
 import gc
 import threading

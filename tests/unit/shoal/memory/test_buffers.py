@@ -1,4 +1,4 @@
-"""Buffers are used again, within bounds of bytes and time, and whatever thread lets go of them."""
+"""Buffer pool: it lends buffers again within limits of bytes and time, whichever thread returns them."""
 
 import gc
 import threading

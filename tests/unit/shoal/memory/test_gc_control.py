@@ -1,4 +1,4 @@
-"""What a process loads is spared by the collector of garbage; what it makes afterwards is not."""
+"""Control of the garbage collector: it skips objects from the start of the process, but collects later ones."""
 
 import gc
 import weakref

@@ -1,4 +1,4 @@
-"""Machine code that is kept: which level a processor has, a read-only folder of it, and caches that processes share."""
+"""Cached machine code of kernels: levels of processors, a read-only folder, and caches that processes share."""
 
 import fcntl
 import importlib.util

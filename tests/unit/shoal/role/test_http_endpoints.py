@@ -1,4 +1,4 @@
-"""A role's pages: what they say, and that a slow client holds up nobody."""
+"""HTTP endpoints of a role: their contents, and that a slow client delays no other."""
 
 import gzip
 import http.client

@@ -1,4 +1,4 @@
-"""Who a role is: flags and variables, TF_CONFIG, the pod, the defaults, and what of these makes no sense."""
+"""Identity of a role from flags, variables, TF_CONFIG, the pod or defaults, and errors for invalid combinations."""
 
 import contextlib
 import json

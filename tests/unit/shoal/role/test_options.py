@@ -1,4 +1,4 @@
-"""A command whose options are the fields of a dataclass."""
+"""Command whose options are the fields of a dataclass."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any

@@ -1,4 +1,4 @@
-"""The life of a role's process, with a role that does nothing: what /healthz says of it, and when."""
+"""Life of a role's process, with a role that does nothing: what /healthz reports, and how the process ends."""
 
 import gc
 import os

@@ -1,4 +1,4 @@
-"""The pace of a member's heartbeats and reports: which call is due when, by a fake clock."""
+"""Pace of a member's heartbeats and reports, with a fake clock: which call is due when."""
 
 import pytest
 from hypothesis import given

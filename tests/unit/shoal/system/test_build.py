@@ -1,4 +1,4 @@
-"""The build that runs, and where its commit is known from."""
+"""Description of the running build, and the sources of its commit."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Deprecation: what warns, where it points to, and that all works as before."""
+"""Deprecation: which uses warn, the line that the warning points to, and that deprecated names still work."""
 
 import warnings
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The limit on open files, which the tests do not change for this process."""
+"""Limit on open files. The tests do not change the limit of this process."""
 
 import resource
 

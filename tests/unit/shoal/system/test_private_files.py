@@ -1,4 +1,4 @@
-"""Who may read what a cluster keeps: the user that runs it, unless the operator says otherwise."""
+"""Permissions of a cluster's files: only the cluster's user may read them, unless the operator chooses otherwise."""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""What installed packages declare is found, and a package that cannot be loaded is named."""
+"""Registry: it finds the entries that installed packages declare, and names a package that cannot be loaded."""
 
 import builtins
 import sys

@@ -1,4 +1,4 @@
-"""What the environment asks for, and which spans belong together; nothing is exported."""
+"""Settings of tracing from the environment, and the trace of each span. The tests export nothing."""
 
 import threading
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Every call has a thread at once, however many there are; threads are used again and end when they are idle."""
+"""Threads of parallel calls: each call gets a thread at once, threads are used again, and idle ones end."""
 
 import gc
 import threading
@@ -70,7 +70,7 @@ def test_the_first_error_is_raised_when_all_calls_have_ended(threads: CallThread
 
 
 def test_a_failure_keeps_nothing_of_its_call(threads: CallThreads) -> None:
-    """By its traceback an error leads to the calls that it went through, and so to memory that others share."""
+    """An error's traceback keeps the frames of its calls alive, and so the shared memory that they use."""
 
     class Memory:
         pass

@@ -1,4 +1,4 @@
-"""What waits for the coordinator is bounded, and nothing is sent twice or lost in silence."""
+"""Outbox of reports to the coordinator: its size is bounded, and it sends nothing twice and drops nothing silently."""
 
 from shoal._training.outbox import Outbox
 from shoal._training.participant import Report

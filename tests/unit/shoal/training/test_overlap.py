@@ -1,4 +1,4 @@
-"""The pipeline over a fake client: what runs on its thread, in which order, and what its caller sees of it."""
+"""Pipeline over a fake client: the work on its thread, the order of this work, and the results for the caller."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping

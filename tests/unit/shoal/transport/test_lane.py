@@ -1,4 +1,4 @@
-"""Frames go over a lane as they are, in whatever pieces, and a peer that breaks off, stalls or lies is found out."""
+"""Frames on a lane: they arrive unchanged in any pieces, and peers that close, stall or send bad data are detected."""
 
 import socket
 import struct

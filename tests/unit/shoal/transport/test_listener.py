@@ -1,4 +1,4 @@
-"""A port that knows no parameter server: frames of its own, an identity, and bytes that are not plain."""
+"""Listener without a parameter server: its own kinds of frames, an identity check, and protected bytes."""
 
 import enum
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""Two processes share a segment, refuse what is not one, and survive each other; dead owners' segments are swept."""
+"""Shared-memory segments: two processes share one, invalid ones are refused, and segments of dead owners are swept."""
 
 import errno
 import fcntl

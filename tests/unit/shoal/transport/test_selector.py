@@ -1,4 +1,4 @@
-"""The best transport that works is taken, a refusal is said once, and what broke is opened again, the best first."""
+"""Selector of transports: it takes the best that works, logs a refusal once, and opens broken ones again in order."""
 
 import gc
 import weakref
@@ -272,7 +272,7 @@ def test_after_a_break_a_refused_carrier_is_tried_when_its_pause_is_over(
 
 
 def test_a_refusal_keeps_nothing_of_its_call(factories: tuple[Factory, Factory, Factory], rpc: Rpc) -> None:
-    """By its traceback an error leads to the calls that it went through, and so to memory that others share."""
+    """An error's traceback keeps the frames of its calls alive, and so the shared memory that they use."""
 
     class Memory:
         pass

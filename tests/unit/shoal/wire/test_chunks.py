@@ -1,4 +1,4 @@
-"""What is written and read by hand is, to the byte and to the field, what the generated classes write and read."""
+"""Hand-written encoding of chunks: it writes and reads the same bytes and fields as the generated classes."""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""Chunks are put together into exactly the arenas that were taken apart, and slots have room for all of them."""
+"""Framing of arenas: the assembler rebuilds the exact arenas from chunks, and regions have room for all arenas."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -231,7 +231,7 @@ class TestAssembler:
 
     @pytest.mark.parametrize("shift", range(1, 8))
     def test_chunks_may_lie_at_any_byte(self, shift: int) -> None:
-        """As they do within a message."""
+        """Within a message, chunks have any alignment."""
         for dtype in DTYPES:
             elements = np.arange(9).astype(dtype)
             message = bytes(shift) + elements.tobytes()

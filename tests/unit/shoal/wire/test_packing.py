@@ -1,4 +1,4 @@
-"""Packing of arrays into chunks and regions, and their decoding on the other side."""
+"""Packing of arrays into chunks and regions, and their decoding by the receiver."""
 
 import time
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Groups of arrays are given out as soon as all that they are made of is there, to the thread that sends them."""
+"""Push stream: each sending thread gets a group of arrays as soon as all arrays of the group have been added."""
 
 import threading
 from collections.abc import Sequence

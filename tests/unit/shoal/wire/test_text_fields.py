@@ -1,4 +1,4 @@
-"""Short texts of requests: their length, their characters, and addresses without a scheme."""
+"""Short texts in requests: their length, their characters, and addresses without a scheme."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The cluster machine with a fake clock: scripted scenarios, then drawn ones; `validate` after every event."""
+"""Cluster machine with a fake clock: scripted scenarios, and random ones that call `validate` after every event."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Servers that are asked to stop: what their jobs do first, what is waited for, and for how long. A fake clock."""
+"""Draining servers, with a fake clock: the last checkpoints of their jobs, the waits, and the deadlines."""
 
 from typing import Any
 

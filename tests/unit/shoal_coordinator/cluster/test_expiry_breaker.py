@@ -1,4 +1,4 @@
-"""When silence means death: the circuit breaker of expiry, with a clock of the test's own."""
+"""Circuit breaker of member expiry, with a fake clock: when silent members are declared lost, and when it waits."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""The interval of heartbeats that members are told: its bounds, and that members that keep to it are never lost."""
+"""Heartbeat interval that the coordinator sets: its bounds, and that members that keep it are never lost."""
 
 import random
 

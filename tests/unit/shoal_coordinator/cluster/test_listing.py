@@ -1,4 +1,4 @@
-"""Lists of jobs and members, a page at a time, with as many as there may ever be."""
+"""Lists of jobs and members in pages, at the largest sizes that are supported."""
 
 from base64 import urlsafe_b64encode
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Workers whose trainers die or hang again and again: the job goes on without them. A fake clock."""
+"""Workers whose trainers die or hang repeatedly, with a fake clock: the job continues without them."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Workers that wait for their entry: what happens without another call of theirs, and who is to be answered."""
+"""Workers that wait for entry: the job advances without further calls from them, and the right ones are answered."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""How effects call servers: many workers in one call, all servers at a time, and what waits for a server that hangs."""
+"""Effects' calls to servers: workers share calls, servers are called in parallel, a hung server delays few calls."""
 
 import queue
 import threading

@@ -1,4 +1,4 @@
-"""In which lines effects are performed, and which failures are the loss of a job's shards; without servers."""
+"""Effect runner without servers: the queue of each effect, and the checkpoint failures that mean lost shards."""
 
 import queue
 import threading
@@ -102,7 +102,7 @@ def writes(number: int) -> CommitCheckpoint:
 
 
 def test_a_storage_that_hangs_does_not_delay_training(runner: EffectRunner, machine: FakeHost, folder: Hanging) -> None:
-    """Of the job itself, nor of another one, however many wait for it."""
+    """It delays neither the job itself nor another one, however many effects wait for the storage."""
     hanging = [ScanCheckpoints(JobRef(f"job-{number}", number), number=100 + number) for number in range(20)]
     runner.submit([ScanCheckpoints(A, number=1), admits(A, 2), *hanging, admits(B, 3)])
     admitted = {machine.next(), machine.next()}

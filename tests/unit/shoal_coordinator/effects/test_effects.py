@@ -1,4 +1,4 @@
-"""What the coordinator does for checkpoints: cuts, manifests, the way back; with servers that answer as a test says."""
+"""Effects for checkpoints: cuts, manifests and restores, with servers that give scripted answers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

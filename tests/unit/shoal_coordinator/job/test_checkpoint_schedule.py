@@ -1,4 +1,4 @@
-"""When a job's checkpoints are due, which are whole, and what a policy may say."""
+"""Schedule of a job's checkpoints: when they are due, which are complete, and which policies are valid."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Evaluations of a job: whose turn it is, which is the best, early stopping, and the checkpoint of the best."""
+"""Schedule of a job's evaluations: the worker that evaluates, the best result, its checkpoint, and early stopping."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""One job's figures, events and waiting; how it plays together with members and others is in test_cluster_machine."""
+"""A single job: its figures, its events and its waits. `test_cluster_machine` tests jobs together with members."""
 
 import tracemalloc
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""A job's losses: whether it goes back, to what, for whom it waits, and what it goes on with."""
+"""Recovery of a job that lost shards: whether it restarts, from which checkpoint, and which servers it waits for."""
 
 from collections.abc import Set
 from dataclasses import replace
@@ -33,7 +33,7 @@ def checkpoints(*numbers: int, possible: bool = True) -> CheckpointSchedule:
 
 
 def recovery(*numbers: int, possible: bool = True, **options: Any) -> Recovery:
-    """Of a job that has taken checkpoints of those numbers."""
+    """Returns the recovery of a job that has taken checkpoints with these numbers."""
     return Recovery(Job("m:f", name="a", **options), checkpoints(*numbers, possible=possible))
 
 

@@ -1,4 +1,4 @@
-"""Who has a part in a job, who may take one, and who is through."""
+"""Worker group of a job: which workers have a rank, which may take one, and which have finished."""
 
 import pytest
 

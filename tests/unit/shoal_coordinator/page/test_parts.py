@@ -1,4 +1,4 @@
-"""The parts of the page: what a late one is told, statuses of errors, who may ask, rates, threads, where it listens."""
+"""Parts of the page: events for late watchers, HTTP statuses of errors, allowed hosts, rates, threads, addresses."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""What pages ask for again and again: how much of it they are given, and how often it is made."""
+"""Repeated requests of pages: how much of the timings they get, and how often the answer is computed."""
 
 import json
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ def reader_of(coordinator: FakeCoordinator) -> Reader:
 
 
 def timings(workers: int, steps: int = 100) -> Timings:
-    """Of workers whose latest 32 steps are fast."""
+    """Returns timings of workers whose latest 32 steps are fast."""
     found = tuple(StepTiming(step, 1.0, compute=0.1 if step >= steps - 32 else 0.5) for step in range(steps))
     return Timings({f"w{number}": found for number in range(workers)})
 

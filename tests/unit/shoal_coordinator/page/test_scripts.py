@@ -1,4 +1,4 @@
-"""The page's scripts by Node's own test runner: what they work out, without a browser."""
+"""Computations of the page's scripts, tested without a browser by Node's own test runner."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""A cluster that is lost and restored: scripted, and as a twin that goes on beside the one that was not lost."""
+"""Cluster that is restored from its store: scripted cases, and random ones in which a restored twin runs beside it."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -359,7 +359,7 @@ def test_records_without_their_cluster(rig: Rig) -> None:
 
 
 class TestTheOnlyCheckpoint:
-    """With `keep_last=1`, each checkpoint replaces the one before. A server may die at any moment of that."""
+    """With `keep_last=1`, each checkpoint replaces the one before. A server may die at any moment of this."""
 
     @pytest.fixture
     def catalogue(self, tmp_path: Path) -> Catalogue:

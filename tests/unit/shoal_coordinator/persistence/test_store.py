@@ -1,4 +1,4 @@
-"""Every store keeps what it was given; the one in a file through whatever befalls its process and its disk."""
+"""Metadata stores: all keep their records, and the file store keeps them through crashes and disk errors."""
 
 import contextlib
 import errno
@@ -144,7 +144,7 @@ def test_the_default_has_its_folders_made_and_no_other_has(tmp_path: Path, monke
 def test_a_folder_that_may_not_be_written(
     path: Path, monkeypatch: pytest.MonkeyPatch, number: int, advice: str
 ) -> None:
-    """As another user than root, whom nothing is forbidden."""
+    """The test fakes the system's error, because root may write everywhere."""
     real = os.open
 
     def refused(path: Path, flags: int, *rest: int, **more: Any) -> int:
@@ -269,7 +269,7 @@ def filled(path: Path, transactions: int = 30) -> bytes:
 @settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damage_is_found_or_does_no_harm(tmp_path: Path, data: st.DataObject) -> None:
-    """Whatever byte has changed, the store says that it is damaged or gives what was written: nothing else."""
+    """Whichever byte has changed, the store either reports damage or returns what was written."""
     path = tmp_path / "damaged.db"
     if not (tmp_path / "whole.db").exists():  # of the first example
         filled(tmp_path / "whole.db")
@@ -377,7 +377,7 @@ def test_a_process_that_is_killed_leaves_its_last_transaction_whole(path: Path) 
 def test_a_copy_that_is_taken_while_its_process_is_stopped_opens_and_has_all_that_it_said(
     path: Path, tmp_path: Path
 ) -> None:
-    """As docs/how-to/backup.md has it: stopped at some moment of some transaction, copied, and let go on."""
+    """As in docs/how-to/backup.md, the process is stopped at any moment of a transaction, copied, and continued."""
     with writer(path) as process:
         assert output_of(process).readline() == "open\n"
         for copy in range(5):

@@ -1,4 +1,4 @@
-"""Receiving and sending: to the bit what NumPy and ml_dtypes convert, at any byte, and NaN and Inf found on the way."""
+"""Conversion of received and sent values: bit for bit as in NumPy and ml_dtypes, at any offset; finds NaN and Inf."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Helpers: who comes, who is waited for, what they raise, and when they are left alone."""
+"""Kernel threads: which take part, which the caller waits for, the errors that they raise, and when they rest."""
 
 import gc
 import os

@@ -1,4 +1,4 @@
-"""The kernels by themselves: exact, the same bits however an arena is cut, vectorised, and typed as they say."""
+"""Kernels alone: exact, the same bits for any division of an arena, vectorised, and compiled for the declared types."""
 
 import itertools
 import platform

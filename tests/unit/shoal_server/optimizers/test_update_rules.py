@@ -1,4 +1,4 @@
-"""Update rules: the references' results, decay ranges, what they refuse, and the aggregations without gradients."""
+"""Update rules: the references' results, decay ranges, invalid arguments, and the aggregations without gradients."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""An arena's mean over a step's contributions, and what becomes of values of each dtype."""
+"""Arena: the mean of a step's contributions, and the update of values of each dtype."""
 
 from collections.abc import Sequence
 from typing import Any

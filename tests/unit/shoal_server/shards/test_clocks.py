@@ -1,4 +1,4 @@
-"""Clocks and waiting pulls against the naive rules: a scan of all clocks, and a scan of all pulls."""
+"""Clocks and waiting pulls compared with naive implementations, which scan all clocks or all pulls."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""What a checkpoint's cut holds back, and for how long at most."""
+"""Commit gate: the commits that a cut holds back, and the longest time for which it does."""
 
 import threading
 from collections.abc import Iterator

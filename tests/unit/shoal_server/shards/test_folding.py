@@ -1,4 +1,4 @@
-"""Folding: gradients that are added to their step's sum as they come, with the bits of a sum at the step's close."""
+"""Folding: each gradient is added to its step's sum as it arrives, with the same bits as a sum when the step closes."""
 
 import math
 import threading

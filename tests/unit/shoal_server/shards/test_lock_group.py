@@ -1,4 +1,4 @@
-"""A lock group: shards at one version, requests that name some of them, and tickets that raise."""
+"""Lock group: its shards have one version, requests may name some of them, and a ticket that raises harms no other."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Permits: the next rank always gets in, memory stays within its bound, and nothing waits forever."""
+"""Permits: the next rank always gets one, memory stays within its bound, and no push waits forever."""
 
 import random
 from collections.abc import Sequence

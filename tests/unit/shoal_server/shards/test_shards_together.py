@@ -1,11 +1,11 @@
-"""Several shards, workers that take steps over all of them, and deaths at any moment: a seeded simulation.
+"""Seeded simulation of several shards and of workers that take steps on all of them and die at any moment.
 
-The shards are the real state machines. The workers do what `shoal._training.parameters` does, one small action at a
-time: pull from each shard, pull again where shards are at different steps, stage on each, commit on each. Those that
-overlap do so in the order of `shoal._training.overlap`: the next step's values come before this step's push. At times
-a worker has no data, and skips a step; or one of the shards finds NaN in its part of a push. The coordinator
-fences a dead worker everywhere before it releases it anywhere. At any moment a checkpoint is cut: of what is on the
-shards then, what is committed on one of them is to be in it on all. Which action comes next is drawn.
+The shards are the real state machines. The workers follow `shoal._training.parameters`, one small action at a time:
+they pull from each shard, pull again where shards are at different steps, stage on each, and commit on each. Workers
+that overlap follow the order of `shoal._training.overlap`: they pull the next step's values before they push this step.
+At times a worker has no data and skips a step, or a shard finds NaN in its part of a push. The coordinator fences a
+dead worker on all shards before it releases it on any. A checkpoint may be cut at any moment. It must contain on all
+shards each push that is committed on one of them. The next action is random.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""A reader of a shard's values gets the version that it began with, and values are copied only for an update."""
+"""Snapshot of a shard's values: each reader sees the version at which it began, and only updates copy values."""
 
 import threading
 from collections.abc import Iterator, Sequence

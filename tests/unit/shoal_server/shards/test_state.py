@@ -1,4 +1,4 @@
-"""The shard's state machine: scripted cases first, then drawn histories against a model that is obviously right."""
+"""State machine of a lock group: scripted cases, and random histories compared with a model that is obviously right."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -493,7 +493,7 @@ class DrawnHistory(RuleBasedStateMachine):
     @precondition(lambda self: self.may_push)
     @rule(data=st.data())
     def pull_ahead(self, data: st.DataObject) -> None:
-        """As a worker does that is about to compute this step."""
+        """Pulls the next step's values, as a worker does that is about to compute this step."""
         self.pull_ahead_of(data.draw(st.sampled_from(sorted(self.may_push))))
 
     def pull_ahead_of(self, life: tuple[str, int]) -> None:
@@ -560,11 +560,7 @@ class DrawnHistory(RuleBasedStateMachine):
     @precondition(lambda self: self.steps)
     @rule(overlap=st.booleans())
     def everybody_gets_on(self, overlap: bool) -> None:
-        """From any state, workers that go on pulling and pushing are never stuck, and nothing accepted is lost.
-
-        Those that overlap push a step only when they have the values of the next: `shoal._training.overlap` does one
-        thing at a time.
-        """
+        """From any state, workers that continue to pull and push are never stuck, and no accepted push is lost."""
         overlap = overlap and self.mode.overlaps
         goal = max(self.steps.values()) + 2
         self.finish_folding()
