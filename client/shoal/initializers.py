@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from shoal import errors
-from shoal._numerics import random_streams, storage_dtype
+from shoal._numerics import is_finite_as, random_streams, storage_dtype
 from shoal.v1 import tensor_pb2
 
 # Each block of random values has its own generator, so that reaching an element draws at most this many values.
@@ -54,7 +54,7 @@ class Initializer:
 
     def check(self, dtype: np.dtype) -> None:
         """Raises InvalidVariable if a variable of this dtype cannot hold the values."""
-        if dtype.kind != "i" and not _is_finite_as(dtype, self._largest()):
+        if dtype.kind != "i" and not is_finite_as(dtype, self._largest()):
             raise self._invalid(f"values up to {self._largest():g} do not fit in {dtype}; choose a wider dtype")
 
     @classmethod
@@ -326,29 +326,9 @@ class HeNormal(_Random):
         return random_streams.truncated_normal_of(rng, count, random_streams.he_variance(shape))
 
 
-@functools.lru_cache(maxsize=1024)
-def _is_finite_as(dtype: np.dtype, value: float) -> bool:
-    """Returns whether a value, rounded to a dtype, is finite."""
-    with np.errstate(over="ignore"):
-        return bool(np.isfinite(np.float64(value).astype(dtype)))
-
-
-_BY_NAME: dict[str, Callable[..., Initializer]] = {
-    cls.name: cls
-    for cls in (
-        Zeros,
-        Ones,
-        Constant,
-        Uniform,
-        Normal,
-        TruncatedNormal,
-        GlorotUniform,
-        GlorotNormal,
-        HeUniform,
-        HeNormal,
-        Given,
-    )
-}
+_FIXED = (Zeros, Ones, Constant)
+_DRAWN = (Uniform, Normal, TruncatedNormal, GlorotUniform, GlorotNormal, HeUniform, HeNormal)
+_BY_NAME: dict[str, Callable[..., Initializer]] = {cls.name: cls for cls in (*_FIXED, *_DRAWN, Given)}
 
 
 def from_proto(message: tensor_pb2.Initializer) -> Initializer:

@@ -90,17 +90,14 @@ class Job:
         wire_dtype: dtype in which values and gradients of trainable float32 variables travel. "bfloat16" and "float16"
             take half the bytes and round every gradient and value; the servers keep and update float32. "bfloat16" has
             the range of float32; "float16" has more precision, but a gradient above 65,504 is rejected as Inf.
-        overlap: whether the next pull and the previous push run while the worker computes. The pulled values then do
-            not include the worker's own last push. Only Asynchronous, and BoundedStaleness with a bound of 1 or more,
-            allow this.
+        overlap: whether the next pull and the previous push run while the worker computes. The pulled values then lack
+            the worker's own last push. Only Asynchronous, and BoundedStaleness with a bound of 1 or more, allow this.
         restore: the checkpoint that the job starts from: "JOB" for the newest one of a job, "JOB/NUMBER", or "JOB/best"
             for the newest one of a best evaluation. The job restores variables, optimizer slots, worker clocks and the
             position in the data. Without `partial_restore`, the job fails if its variables are not those of the
             checkpoint. "" means initial values.
-        partial_restore: whether to restore only the values of variables that the checkpoint and the job both have, for
-            fine-tuning.
-        checkpoints: when checkpoints are taken and kept. None means every ten minutes and at the end, if the cluster
-            has checkpoint storage.
+        partial_restore: whether to restore only the variables that checkpoint and job both have, for fine-tuning.
+        checkpoints: when they are taken and kept. None means every ten minutes and at the end, if storage exists.
         evaluation: when held-out samples are evaluated, and what follows from it. None means no evaluation.
 
     Raises:
@@ -142,9 +139,7 @@ class Job:
         default=0,
         metadata=field_metadata(
             Number(0, _MAX_WORKERS),
-            Option(
-                "Largest number of workers. Idle workers join the running job up to this number. 0 means --workers."
-            ),
+            Option("Largest number of workers: idle workers join the running job. 0 means --workers."),
             json=JsonField(value=lambda job: job.most_workers, label=None),
         ),
     )
@@ -254,11 +249,7 @@ class Job:
         default=True,
         metadata=field_metadata(
             flag,
-            Option(
-                "Runs pull, compute and push one after the other, without overlap.",
-                ["--no-overlap"],
-                turns_off=True,
-            ),
+            Option("Runs pull, compute and push one after another, without overlap.", ["--no-overlap"], turns_off=True),
             Negated("no_overlap"),
             json=JsonField(label=None),
         ),

@@ -149,8 +149,7 @@ class Session:
                 settled. If the generator raises, nothing counts, and the step can be pushed again. The generator must
                 not use the session.
             updates: values, or increments for the aggregation "sum", of non-trainable variables by name. If you give
-                one variable of an aggregation, give all variables of that aggregation. A variable without an update
-                keeps its value.
+                one of an aggregation, give all of that aggregation. A variable without an update keeps its value.
             weight: weight in the mean of a synchronous step, > 0: usually the number of samples.
             metrics: metrics of the step by name, such as {"loss": 0.3}. If there are more than 256, "loss" and the
                 first others are kept.
@@ -163,8 +162,7 @@ class Session:
         Raises:
             InvalidGradient: names, shapes or dtypes do not match; nothing counts.
             NonFiniteGradient: a gradient contains NaN or Inf; nothing has changed. `skip` the step, or push other
-                values. With overlap, the error is about the previous push: the step of that push is skipped, and this
-                push is not sent.
+                values. With overlap, the previous push had them, and its step is skipped. This push is not sent.
             BadRequest: a metric is not a number, or `buffers` were pushed before; nothing was sent.
             Fenced, UnknownJob, JobFailed, Cancelled, Unreachable: see `pull`.
         """

@@ -4,6 +4,7 @@
 """
 
 import enum
+import functools
 import math
 
 import ml_dtypes
@@ -46,6 +47,13 @@ def dtype_code(dtype: np.dtype) -> tensor_pb2.DType.ValueType:
 def storage_dtype(dtype: np.dtype) -> np.dtype:
     """Returns the dtype that a server stores for a wire dtype: float32 for float16 and bfloat16, else the same."""
     return np.dtype(np.float32) if dtype.itemsize == 2 else dtype
+
+
+@functools.lru_cache(maxsize=1024)
+def is_finite_as(dtype: np.dtype, value: float) -> bool:
+    """Returns whether a value, rounded to a float dtype, is finite. The result is kept for the next variable."""
+    with np.errstate(over="ignore"):
+        return bool(np.isfinite(np.float64(value).astype(dtype)))
 
 
 def wire_dtype(dtype: np.dtype, aggregation: Aggregation, wanted: np.dtype) -> np.dtype:

@@ -251,10 +251,7 @@ class JobView:
         return f"quarantined: {', '.join(found[:_MAX_NAMED])}{f' and {left} more' if left > 0 else ''}" if found else ""
 
     def hung_workers(self, now: float, interval_s: float = 0.0) -> tuple[list[str], str]:
-        """Returns the hung workers, which all others wait for, and the reason.
-
-        The coordinator learns of a step up to `interval_s` seconds later.
-        """
+        """Returns the hung workers, and the reason. Reports of steps arrive up to `interval_s` seconds late."""
         group = self._worker_group
         if self.spec.is_session or isinstance(self.spec.consistency, Asynchronous) or not self._lifecycle.running:
             return [], ""

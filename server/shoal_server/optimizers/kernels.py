@@ -372,8 +372,7 @@ def accumulate(total: Array, gradient: Array, weight: float, *, both: bool = Fal
     Args:
         total, gradient: float32 or float64, both flat and of one size; the total is changed.
         weight: factor of the gradient.
-        both: whether `weight` is also the factor of the total. It is then a power of two up to 0.5, so that no bits are
-            lost.
+        both: whether `weight` is also the total's factor; then it is a power of two up to 0.5, which loses no bits.
 
     Raises:
         ValueError: the shapes differ.

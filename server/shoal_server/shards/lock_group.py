@@ -366,11 +366,7 @@ class LockGroup:
         return [*effects, *self._handle(events.FoldsDone())] if folds and folds[-1].seals else effects
 
     def _work_on_folds(self) -> None:
-        """Folds without the lock.
-
-        The caller waits until its own contribution is folded. Otherwise contributions could arrive faster than they are
-        folded.
-        """
+        """Folds without the lock. The caller waits for its own contribution, so that none arrive faster than that."""
         try:
             more = True
             while more:
