@@ -167,9 +167,15 @@ def error_from(failure: grpc.RpcError, address: str) -> errors.ShoalError:
     for key, value in call.trailing_metadata() or ():
         if key == _DETAIL_KEY:
             return error_of(header_pb2.ErrorDetail.FromString(value))
-    code, text = call.code(), call.details() or "no detail given"
+    code, text = call.code(), _plain(call.details() or "no detail given")
     kind = _STATUS_TO_ERROR.get(code, errors.InternalError)
     return kind(f"call to {address} failed with {code.name}: {text}", address=address)
+
+
+def _plain(details: str) -> str:
+    """Returns the reason why a connection failed, such as "Connection refused", without gRPC's words around it."""
+    _, found, reason = details.partition("last error: ")
+    return reason.rpartition(": ")[2] if found else details
 
 
 @contextmanager
@@ -232,8 +238,9 @@ def retrying(
             now = clock()
             failed_at = now if failed_at is None else failed_at
             if now - failed_at + backoff.at_most > for_s:
+                within = f" within {for_s:g} s" if for_s else ""
                 raise errors.Unreachable(
-                    f"{what}: {address} did not answer within {for_s:g} s ({error.message}); "
+                    f"{what}: {address} did not answer{within} ({error.message}); "
                     "check that it is running and that the address is right",
                     address=address,
                 ) from None
