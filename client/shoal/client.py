@@ -227,19 +227,13 @@ class Client:
         retry_for_s: how long to retry a call while the coordinator does not answer, in seconds.
 
     Raises:
-        Unreachable: the address is not valid.
-        BadRequest: the environment enables tracing, but OpenTelemetry is not installed; see docs/how-to/tracing.md.
+        BadRequest: the address is not host:port. Or the environment enables tracing, but OpenTelemetry is not
+            installed; see docs/how-to/tracing.md.
     """
 
     def __init__(self, address: str | None = None, *, retry_for_s: float = 20.0) -> None:
         self.address = address or os.environ.get("SHOAL_COORDINATOR") or DEFAULT_ADDRESS
-        try:
-            _rpc.parse_address(self.address)
-        except errors.BadRequest:
-            raise errors.Unreachable(
-                f"{self.address!r} is not the address of a coordinator; give host:port, such as {DEFAULT_ADDRESS}",
-                address=self.address,
-            ) from None
+        _rpc.parse_address(self.address, "the address of a coordinator")
         _tracing.start("client")
         self._coordinator = CoordinatorClient(self.address, retry_for_s=retry_for_s)
 
@@ -368,6 +362,7 @@ def connect(address: str | None = None, *, retry_for_s: float = 20.0) -> Client:
         retry_for_s: see `Client`.
 
     Raises:
+        BadRequest: see `Client`.
         Unreachable: the coordinator did not answer for `retry_for_s` seconds.
     """
     client = Client(address, retry_for_s=retry_for_s)

@@ -241,7 +241,7 @@ class TestTheWayThere:
 
     @pytest.mark.parametrize("address", ["localhost", ":7070", "host:http", "host:"])
     def test_invalid_address_is_refused(self, address: str) -> None:
-        with pytest.raises(shoal.Unreachable, match="give host:port"):
+        with pytest.raises(shoal.errors.BadRequest, match="give host:port"):
             shoal.Client(address)
 
     def test_the_address_comes_from_the_environment(

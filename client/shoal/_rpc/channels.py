@@ -48,15 +48,19 @@ _STATUS_TO_ERROR: dict[grpc.StatusCode, type[errors.ShoalError]] = {
 }
 
 
-def parse_address(text: str) -> tuple[str, int]:
+def parse_address(text: object, what: str = "an address") -> tuple[str, int]:
     """Parses `host:port`.
 
+    Args:
+        text: the address.
+        what: what it should be, for the message.
+
     Raises:
-        BadRequest: the text is not an address.
+        BadRequest: it is not an address.
     """
-    host, _, port = text.rpartition(":")
+    host, _, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
     if not host or "/" in host or not port.isdecimal() or int(port) > 65_535:
-        raise errors.BadRequest(f"{text!r} is not an address; give host:port, such as 127.0.0.1:7070", address=text)
+        raise errors.BadRequest(f"{text!r} is not {what}; give host:port, such as 127.0.0.1:7070", address=text)
     return host, int(port)
 
 

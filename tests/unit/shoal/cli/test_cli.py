@@ -652,9 +652,9 @@ class TestTheCommand:
     @pytest.mark.parametrize(
         "address", ["localhost", "127.0.0.1:port", "http://127.0.0.1:7080", "http://127.0.0.1:7080/"]
     )
-    def test_has_one_for_what_is_no_address(self, run: Callable[..., Result], address: str) -> None:
+    def test_an_address_that_is_none_is_wrong_usage(self, run: Callable[..., Result], address: str) -> None:
         result = run("jobs", "--coordinator", address)
-        assert result.exit_code == 3
+        assert result.exit_code == 2
         assert f"{address!r} is not the address of a coordinator" in result.stderr.replace("\n", "")
 
     def test_has_one_for_wrong_usage(self, run: Callable[..., Result]) -> None:
