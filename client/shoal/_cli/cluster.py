@@ -74,6 +74,8 @@ def up(
     ready, and one for each role that dies or returns.
     """
     page_flags = [*(["--page-host", page_hosts] if page_hosts else []), *["--page-read-only"][:page_read_only]]
+    with Output(as_json):
+        _check_listen(listen)
     cluster = LocalCluster(
         servers,
         workers,
@@ -147,6 +149,17 @@ def _state(member: MemberStatus, late_s: float) -> str:
 
 def _beginning(servers: int, workers: int) -> str:
     return f"starting a coordinator, {counted(servers, 'server')} and {counted(workers, 'worker')} ..."
+
+
+def _check_listen(listen: str) -> None:
+    """Raises PortInUse if the coordinator could not listen, so that the first message is the error."""
+    try:
+        _rpc.check_free(listen, "--listen")
+    except errors.PortInUse as error:
+        raise errors.PortInUse(
+            f"{error.message}. Another `shoal up` may be running there: `shoal status --coordinator {listen}` shows it",
+            **error.details,
+        ) from None
 
 
 def _free_page(listen: str) -> str:

@@ -1,5 +1,6 @@
 """gRPC channels, addresses, errors on the wire, and retries."""
 
+import errno
 import random
 import socket
 import time
@@ -74,8 +75,13 @@ def public_host(bound: str, advertise: str) -> str:
     return advertise or (socket.gethostname() if is_everywhere(bound) else bound)
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int, option: str = "") -> socket.socket:
     """Opens a listening socket. Port 0 takes any free port.
+
+    Args:
+        host: host to listen on.
+        port: port to listen on.
+        option: the option that sets the port, for the message of an error.
 
     Raises:
         PortInUse: the port is in use, or the address is not one of this machine.
@@ -84,7 +90,30 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host.strip("[]"), port), family=family, backlog=128)
     except OSError as error:
-        raise port_in_use(f"{host}:{port}", error) from None
+        raise port_in_use(f"{host}:{port}", error, option) from None
+
+
+def check_free(address: str, option: str = "") -> None:
+    """Checks that a process could listen at an address now. A port that is only reserved counts as free.
+
+    gRPC writes lines of its own to standard error when it cannot listen, so its servers call this first.
+
+    Args:
+        address: host:port.
+        option: the option that sets the address, for the message of an error.
+
+    Raises:
+        PortInUse: the port is in use, or the address is not one of this machine.
+        BadRequest: `address` is not an address.
+    """
+    host, port = parse_address(address)
+    try:
+        reserve(host, port).close()
+    except OSError as error:
+        # gRPC knows more than this about names, and about machines without IPv6.
+        known = {errno.EADDRINUSE} if is_everywhere(host) else {errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES}
+        if error.errno in known:
+            raise port_in_use(address, error, option) from None
 
 
 def reserve(host: str, port: int) -> socket.socket:
@@ -115,12 +144,18 @@ def channel(address: str) -> grpc.Channel:
     return grpc.insecure_channel(f"dns:///{address}", options=_CHANNEL_OPTIONS)
 
 
-def port_in_use(address: str, why: object) -> errors.PortInUse:
-    return errors.PortInUse(
-        f"cannot listen on {address}: the port is in use or the address is not this machine's ({why}); "
-        "choose another port, or 0 for any free one",
-        address=address,
-    )
+def port_in_use(address: str, error: OSError | None, option: str = "") -> errors.PortInUse:
+    """Returns the error of a process that cannot listen at an address. None means an unknown reason."""
+    by = f" with {option}" if option else ""
+    match error.errno if error else 0:
+        case errno.EADDRINUSE:
+            why = f"another process uses the port; choose another port{by}, or 0 for any free one"
+        case errno.EADDRNOTAVAIL:
+            why = f"this machine does not have this address; choose one of its own{by}, or 0.0.0.0 for all"
+        case _:
+            reason = (error and error.strerror) or "the reason is unknown"
+            why = f"{reason}; choose another port{by}, or 0 for any free one"
+    return errors.PortInUse(f"cannot listen on {address}: {why}", address=address)
 
 
 # Conversion of errors.
