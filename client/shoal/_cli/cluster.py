@@ -55,7 +55,7 @@ def up(
     ] = options.DEFAULT_ADDRESS,
     checkpoints: _CheckpointsOption = "",
     store: _StoreOption = "",
-    page_listen: flags.PageListen = flags.DEFAULT_PAGE,
+    page_listen: flags.PageListenOrAny = None,
     page_hosts: flags.PageHosts = "",
     page_read_only: flags.PageReadOnly = False,
     log_level: Annotated[
@@ -76,6 +76,7 @@ def up(
     page_flags = [*(["--page-host", page_hosts] if page_hosts else []), *["--page-read-only"][:page_read_only]]
     with Output(as_json):
         _check_listen(listen)
+        page = _page_address(page_listen)
     cluster = LocalCluster(
         servers,
         workers,
@@ -84,7 +85,7 @@ def up(
         checkpoints=checkpoints,
         store=store,
         listen=listen,
-        page_listen=_free_page(flags.page_listen(page_listen)),
+        page_listen=page,
         flags={"coordinator": page_flags},
         log_level=log_level,
         log_dir=log_dir,
@@ -162,14 +163,21 @@ def _check_listen(listen: str) -> None:
         ) from None
 
 
-def _free_page(listen: str) -> str:
-    """Returns the address for the page: any free port if the default port is taken, else `listen`."""
-    if listen == flags.DEFAULT_PAGE:
-        try:
-            _rpc.listen(*_rpc.parse_address(listen)).close()
-        except errors.PortInUse:
+def _page_address(given: str | None) -> str:
+    """Returns the address for the page. Without a given one, it is any free port if the default port is in use.
+
+    Raises:
+        PortInUse: the port of the given address is in use.
+    """
+    address = flags.page_listen(given)
+    try:
+        if address:
+            _rpc.check_free(address, "--page-listen")
+    except errors.PortInUse:
+        if given is None:
             return flags.ANY_PORT
-    return listen
+        raise
+    return address
 
 
 def _announce(cluster: LocalCluster, out: Output) -> None:
