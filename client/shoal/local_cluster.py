@@ -92,7 +92,7 @@ class LocalCluster:
         self._state: Path | None = None  # the coordinator's temporary folder while the cluster runs
         # While the cluster runs: the coordinator's ports, so that a restart finds them free.
         self._reserved = ExitStack()
-        self._addresses = (listen, page_listen)
+        self._addresses = (listen, page_listen, _LOOPBACK)
 
     @property
     def address(self) -> str:
@@ -140,7 +140,11 @@ class LocalCluster:
             undo.callback(self.stop)
             self._make_folders()
             self._state = Path(tempfile.mkdtemp(prefix="shoal-"))
-            self._addresses = (self._reserve(self._listen), self._reserve(self._page_listen))
+            self._addresses = (
+                self._reserve(self._listen),
+                self._reserve(self._page_listen),
+                self._reserve(_LOOPBACK),
+            )
             coordinator = self._launch("coordinator", 0, *self._addresses)
             coordinator.wait_ready(deadline - time.monotonic())
             members = [self._launch(role, index) for role, count in self._counts.items() for index in range(count)]
@@ -174,8 +178,8 @@ class LocalCluster:
     def restart(self, role: str, index: int = 0) -> RoleProcess:
         """Starts a role again under the same name; kills it first if it still runs.
 
-        A coordinator keeps its address and the address of its page. It also keeps its state, unless its flags have
-        `--store memory`. A killed member can register again only after the heartbeat timeout.
+        A coordinator keeps its address and the addresses of its page and its metrics. It also keeps its state, unless
+        its flags have `--store memory`. A killed member can register again only after the heartbeat timeout.
 
         Args:
             role: "coordinator", "server" or "worker".
@@ -238,8 +242,10 @@ class LocalCluster:
             return listen  # "", or an address at which the role cannot listen: the role reports what is wrong
         return f"{host}:{holder.getsockname()[1]}"
 
-    def _launch(self, role: str, index: int, listen: str = _LOOPBACK, page_listen: str = "") -> RoleProcess:
-        flags = ["--listen", listen, "--metrics-listen", _LOOPBACK, "--log-level", self._log_level]
+    def _launch(
+        self, role: str, index: int, listen: str = _LOOPBACK, page_listen: str = "", metrics_listen: str = _LOOPBACK
+    ) -> RoleProcess:
+        flags = ["--listen", listen, "--metrics-listen", metrics_listen, "--log-level", self._log_level]
         if role == "coordinator":
             # If this process is killed, the coordinator removes the folder.
             flags += ["--store", self._store or f"{self._state}/coordinator.db", "--scratch", str(self._state)]

@@ -183,10 +183,11 @@ def _page_address(given: str | None) -> str:
 
 def _announce(cluster: LocalCluster, out: Output) -> None:
     watch = f"Watch it at {cluster.page}\n" if cluster.page else ""
+    metrics = f"Metrics of the coordinator: http://{cluster.metrics['coordinator']}/metrics\n"
     workers = sum(process.name.startswith("worker-") for process in cluster.processes)
     submit = f"  shoal submit PACKAGE.MODULE:FACTORY --workers {workers} --follow\n" if workers else ""
     out.message(
-        f"Shoal runs at {cluster.address}. Ctrl-C stops it. {watch}From another terminal:\n"
+        f"Shoal runs at {cluster.address}. Ctrl-C stops it. {watch}{metrics}From another terminal:\n"
         f"  export SHOAL_COORDINATOR={cluster.address}\n"
         f"{submit}  shoal status",
         {

@@ -22,7 +22,7 @@ class Role:
         self.environments.append(env)
         self.address, self.page = (self.got(flags, it) for it in ("--listen", "--page-listen"))
         self.page = self.page and f"http://{self.page}"
-        self.metrics = ""
+        self.metrics = self.got(flags, "--metrics-listen")
 
     @staticmethod
     def got(flags: list[str], flag: str) -> str:
@@ -60,9 +60,11 @@ def value_of(flags: list[str], flag: str) -> str:
 
 def test_restarted_coordinator_keeps_its_addresses(started: list[list[str]]) -> None:
     with LocalCluster(0, 0, listen="0.0.0.0:0", page_listen="0.0.0.0:0") as cluster:
-        address, page = cluster.address, cluster.page
+        address, page, metrics = cluster.address, cluster.page, cluster.process("coordinator").metrics
+        assert metrics != "127.0.0.1:4567", "its port is known before it starts"
         cluster.restart("coordinator")
         assert (cluster.address, cluster.page) == (address, page)
+        assert cluster.process("coordinator").metrics == metrics
         assert [value_of(started[-1], flag)[:8] for flag in ("--listen", "--page-listen")] == ["0.0.0.0:"] * 2
 
 
