@@ -62,7 +62,7 @@ class JobHandle:
             JobFailed: the job failed. The message has the reason and the program's traceback.
             Cancelled: the job was cancelled.
             UnknownJob: there is no such job, or it was dropped.
-            DeadlineExceeded: the job has not ended within `timeout_s`.
+            DeadlineExceeded: the job has not ended within `timeout_s`. The message says what it waits for.
             Unreachable: the coordinator did not answer for longer than the client's `retry_for_s`.
         """
         callbacks = tuple(callbacks)

@@ -158,8 +158,9 @@ def watch(
     Raises:
         UnknownJob: there is no such job, or it was dropped.
         Unreachable: the coordinator did not answer for longer than the client retries.
-        DeadlineExceeded: the job has not ended within `timeout_s`.
+        DeadlineExceeded: the job has not ended within `timeout_s`. The message has its state and what it waits for.
     """
+    latest: StateChanged | None = None
     end = None if timeout_s is None else time.monotonic() + timeout_s
     backoff, over = Backoff(jitter), False
     while True:
@@ -168,11 +169,13 @@ def watch(
                 yield event
                 after = event.sequence
                 backoff.reset()
-                if isinstance(event, StateChanged) and event.state.finished:
-                    return
+                if isinstance(event, StateChanged):
+                    latest = event
+                    if event.state.finished:
+                        return
             complete = True
         except errors.DeadlineExceeded:
-            raise errors.DeadlineExceeded(f"job {job} has not ended within {timeout_s:g} s", job=job) from None
+            raise _too_late(job, timeout_s or 0.0, latest) from None
         except errors.Unreachable:
             complete = False
         if complete and (over or not follow):
@@ -180,6 +183,15 @@ def watch(
         # A stream that ended before the job may have been cut short. One that began after the job's end was not.
         over = _has_ended(coordinator, job)
         sleep(backoff.next())
+
+
+def _too_late(job: str, timeout_s: float, latest: StateChanged | None) -> errors.DeadlineExceeded:
+    """Returns the error of a job that has not ended in time, with the latest state that was watched."""
+    text = f"job {job} has not ended within {timeout_s:g} s"
+    if latest:
+        reason = latest.reason.partition("\n")[0]  # without a traceback
+        text += f"; it is {latest.state.value}" + (f": {reason}" if reason else "")
+    return errors.DeadlineExceeded(text, job=job)
 
 
 def _has_ended(coordinator: CoordinatorClient, job: str) -> bool:

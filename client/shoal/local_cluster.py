@@ -33,7 +33,7 @@ class LocalCluster:
     scripts, notebooks and the REPL. A role that dies stays dead until `restart`, unlike with `shoal up`.
 
     Args:
-        servers: number of servers.
+        servers: number of servers. With 0, jobs wait for a server.
         workers: number of workers. 0 suits a cluster whose workers are sessions.
         path: folders from which workers import programs.
         allow_programs: patterns of the programs that jobs may name, as for `shoal worker --allow-program`. An empty

@@ -117,6 +117,16 @@ class TestTheEnd:
         with pytest.raises(shoal.DeadlineExceeded, match=r"linear has not ended within 0\.1 s"):
             job.wait(timeout_s=0.1)
 
+    def test_that_does_not_come_in_time_has_the_state_and_what_the_job_waits_for(
+        self, coordinator: FakeCoordinator, job: shoal.JobHandle
+    ) -> None:
+        coordinator.enter("linear", "PENDING", "waiting for workers: 2 of 5")
+        with pytest.raises(shoal.DeadlineExceeded) as late:
+            job.wait(timeout_s=0.1)
+        assert late.value.message == (
+            "job linear has not ended within 0.1 s; it is pending: waiting for workers: 2 of 5"
+        )
+
     def test_of_a_checkpoint_that_does_not_come_in_time(
         self, coordinator: FakeCoordinator, job: shoal.JobHandle
     ) -> None:
