@@ -87,6 +87,8 @@ class LocalCluster:
         )
         self._checkpoints, self._store = str(checkpoints), str(store)
         self._listen, self._page_listen = listen, page_listen
+        for name, place in {"checkpoints": checkpoints, "store": store}.items():
+            check_type(name, place, (str, os.PathLike), "a path, or '' for none")
         check_type("env", env, (Mapping, NoneType), "a dict, such as {'OMP_NUM_THREADS': '4'}")
         combined = {**os.environ, **(env or {})}
         # Flags set the identity of each role, so variables for this process's own identity are left out.

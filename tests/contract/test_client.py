@@ -85,7 +85,7 @@ class TestJobs:
         assert client.timings(job) == job.timings() == Timings(steps, {0: 1, 5: 2})
         job.timings(last=1_000)
         assert coordinator.timings_asked == [64, 64, 256]
-        with pytest.raises(shoal.errors.BadRequest, match="it must be 1 or more"):
+        with pytest.raises(shoal.errors.BadRequest, match="last is 0; it must be a whole number, 1 or more"):
             job.timings(last=0)
 
     def test_variables_that_are_nowhere_cannot_be_pulled(self, client: shoal.Client, job: shoal.JobHandle) -> None:

@@ -6,7 +6,7 @@ This file does not export `volumes`, `build` and `private_files`: other packages
 package may import this one. It imports nothing of Shoal except `errors`.
 """
 
-from shoal._system.arguments import check_count, check_type
+from shoal._system.arguments import check_count, check_seconds, check_type
 from shoal._system.atomic_file import atomic_write
 from shoal._system.deprecation import deprecated, warn_deprecated
 from shoal._system.host import host_id
@@ -18,6 +18,7 @@ __all__ = [
     "Registry",
     "atomic_write",
     "check_count",
+    "check_seconds",
     "check_type",
     "deprecated",
     "hidden",

@@ -21,6 +21,16 @@ def check_type(name: str, value: object, kinds: Kinds, give: str) -> None:
         raise errors.BadRequest(f"{name} is {value!r:.200}; give {give}")
 
 
+def check_seconds(name: str, value: object, *, optional: bool = False) -> None:
+    """Checks that an argument is a number, or None if it is optional.
+
+    Raises:
+        BadRequest: it is not.
+    """
+    if value is not None or not optional:
+        check_type(name, value, (int, float), f"a number of seconds, such as 5.0{', or None' * optional}")
+
+
 def check_count(name: str, value: object, least: int = 0) -> None:
     """Checks that an argument is a whole number of at least `least`.
 
@@ -33,4 +43,4 @@ def check_count(name: str, value: object, least: int = 0) -> None:
         )
 
 
-__all__ = ["check_count", "check_type"]
+__all__ = ["check_count", "check_seconds", "check_type"]

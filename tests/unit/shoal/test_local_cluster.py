@@ -132,6 +132,7 @@ def test_a_folder_of_programs_may_be_given_alone(
         ({"flags": ["--x"]}, "flags is .*; give a dict of lists, such as"),
         ({"flags": {"worker": "--device cuda:0"}}, "flags has 'worker': '--device cuda:0'; give a dict of lists"),
         ({"flags": {"workers": []}}, "flags has 'workers': .* with the keys coordinator, server, worker"),
+        ({"checkpoints": None}, "checkpoints is None; give a path, or '' for none"),
         ({"env": "A=1"}, "env is 'A=1'; give a dict"),
         ({"listen": "localhost"}, "'localhost' is not an address; give host:port"),
         ({"page_listen": 7080}, "7080 is not an address; give host:port"),
