@@ -31,7 +31,7 @@ from shoal._checkpoint import (
     write_tensors,
 )
 from shoal._numerics import storage_dtype
-from shoal._system import atomic_write
+from shoal._system import atomic_write, check_type
 from shoal.checkpoint_policy import JOB_NAME, CheckpointChoice
 from shoal.status import Evaluation
 from shoal.v1 import job_pb2
@@ -85,6 +85,7 @@ class Checkpoints:
     """
 
     def __init__(self, url: str | os.PathLike[str]) -> None:
+        check_type("url", url, (str, os.PathLike), "a folder or a URL, such as 's3://bucket/runs'")
         self._catalogue = Catalogue(open_storage(os.fspath(url)))
 
     @property
@@ -246,7 +247,7 @@ class Checkpoints:
                 imported files.
         """
         number = self._catalogue.next_number(_job(job))
-        with SafetensorsFile(Path(file), skip) as source:
+        with SafetensorsFile(Path(file), [skip] if isinstance(skip, str) else skip) as source:
             variables = source.variables()
             path = (*path_of(job, number), "shard-00000.safetensors")
             tensors: list[Named] = [
@@ -354,14 +355,15 @@ def _write(file: Path, pieces: Iterator[Any]) -> None:
 
 
 def _parsed(name: str) -> CheckpointChoice:
+    check_type("name", name, str, "the name of a checkpoint, such as 'digits', 'digits/3' or 'digits/best'")
     try:
         return CheckpointChoice.parse(name)
     except errors.InvalidJob as error:
         raise errors.BadRequest(error.message) from None
 
 
-def _job(name: str) -> str:
-    if not JOB_NAME.fullmatch(name):
+def _job(name: object) -> str:
+    if not isinstance(name, str) or not JOB_NAME.fullmatch(name):
         raise errors.BadRequest(
             f"{name!r} is not a job name; give JOB only: 1 to 63 characters of a-z, 0-9 and -, starting with a letter"
         )

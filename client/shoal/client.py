@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from shoal import _rpc, _tracing, errors, events
 from shoal._rpc import CoordinatorClient
+from shoal._system import check_count, check_seconds, check_type
 from shoal._training import ParameterClient
 from shoal._wire import Placement
 from shoal._wire.limits import KEPT_TIMINGS
@@ -62,10 +63,10 @@ class JobHandle:
             JobFailed: the job failed. The message has the reason and the program's traceback.
             Cancelled: the job was cancelled.
             UnknownJob: there is no such job, or it was dropped.
-            DeadlineExceeded: the job has not ended within `timeout_s`.
+            DeadlineExceeded: the job has not ended within `timeout_s`. The message says what it waits for.
             Unreachable: the coordinator did not answer for longer than the client's `retry_for_s`.
         """
-        callbacks = tuple(callbacks)
+        callbacks = events.checked(callbacks)
         for event in events.watch(self._coordinator, self.name, timeout_s=timeout_s):
             for callback in callbacks:
                 callback(event)
@@ -128,8 +129,7 @@ class JobHandle:
             UnknownJob: there is no such job, or it was dropped.
             BadRequest: `last` is below 1.
         """
-        if last < 1:
-            raise errors.BadRequest(f"last is {last}; it must be 1 or more")
+        check_count("last", last, 1)
         request = job_pb2.GetTimingsRequest(job=self.name, last=min(last, KEPT_TIMINGS))
         return Timings.from_proto(self._coordinator.call(self._jobs.GetTimings, request))
 
@@ -171,6 +171,7 @@ class JobHandle:
             UnknownJob: there is no such job, or it was dropped.
             DeadlineExceeded: the checkpoint was not complete within `timeout_s`.
         """
+        check_seconds("timeout_s", timeout_s, optional=True)
         with _tracing.root("checkpoint", job=self.name):
             reply = self._coordinator.call(self._jobs.TakeCheckpoint, job_pb2.TakeCheckpointRequest(job=self.name))
         watched = events.watch(self._coordinator, self.name, after=reply.after, timeout_s=timeout_s)
@@ -227,19 +228,14 @@ class Client:
         retry_for_s: how long to retry a call while the coordinator does not answer, in seconds.
 
     Raises:
-        Unreachable: the address is not valid.
-        BadRequest: the environment enables tracing, but OpenTelemetry is not installed; see docs/how-to/tracing.md.
+        BadRequest: the address is not host:port. Or the environment enables tracing, but OpenTelemetry is not
+            installed; see docs/how-to/tracing.md.
     """
 
     def __init__(self, address: str | None = None, *, retry_for_s: float = 20.0) -> None:
         self.address = address or os.environ.get("SHOAL_COORDINATOR") or DEFAULT_ADDRESS
-        try:
-            _rpc.parse_address(self.address)
-        except errors.BadRequest:
-            raise errors.Unreachable(
-                f"{self.address!r} is not the address of a coordinator; give host:port, such as {DEFAULT_ADDRESS}",
-                address=self.address,
-            ) from None
+        _rpc.parse_address(self.address, "the address of a coordinator")
+        check_seconds("retry_for_s", retry_for_s)
         _tracing.start("client")
         self._coordinator = CoordinatorClient(self.address, retry_for_s=retry_for_s)
 
@@ -253,11 +249,13 @@ class Client:
             The handle of the new job.
 
         Raises:
+            BadRequest: `job` is not a `Job`.
             InvalidJob: the specification is invalid.
             ProgramNotAllowed: the program is in Python's standard library.
             JobExists: a job of that name is running.
             UnknownCheckpoint: the checkpoint in `Job.restore` does not exist.
         """
+        check_type("job", job, Job, "a shoal.Job, such as shoal.Job('digits:Digits', workers=2)")
         request = job_pb2.SubmitRequest(spec=job.to_proto(), token=secrets.token_hex(8))
         with _tracing.root("submit", job=job.name):
             reply = self._coordinator.call(self._coordinator.jobs.Submit, request)
@@ -273,7 +271,7 @@ class Client:
 
     def job(self, name: str) -> JobHandle:
         """Returns the handle of a submitted job, without checking that the job exists."""
-        return JobHandle(self._coordinator, name)
+        return JobHandle(self._coordinator, _name(name))
 
     def status(self) -> ClusterStatus:
         """Returns the members of the cluster and their load."""
@@ -368,6 +366,7 @@ def connect(address: str | None = None, *, retry_for_s: float = 20.0) -> Client:
         retry_for_s: see `Client`.
 
     Raises:
+        BadRequest: see `Client`.
         Unreachable: the coordinator did not answer for `retry_for_s` seconds.
     """
     client = Client(address, retry_for_s=retry_for_s)
@@ -394,6 +393,7 @@ Client.session.__signature__ = _spelled_out(Client.session)  # type: ignore[attr
 
 
 def _name(job: JobHandle | str) -> str:
+    check_type("job", job, (str, JobHandle, Job), "the name of a job, such as 'digits-1', or what `submit` returned")
     return job if isinstance(job, str) else job.name
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from shoal import errors
+from shoal._system import check_count, check_type
 from shoal._wire import NAMES, is_name, number
 from shoal._wire.limits import METRICS
 from shoal.data._reading.batches import read
@@ -86,8 +87,16 @@ def evaluate(program: EvaluatedProgram, params: Mapping[str, Array], *, batch_si
         The metrics of all held-out samples, by name.
 
     Raises:
+        BadRequest: an argument has the wrong type.
         ProgramError: there are no held-out samples, or `evaluate` does not return metrics.
     """
+    given: object = program
+    if isinstance(given, type) or not callable(getattr(given, "evaluate", None)):
+        raise errors.BadRequest(
+            f"program is {given!r:.200}; give an object with the methods of EvaluatedProgram, such as Digits()"
+        )
+    check_type("params", params, Mapping, "a dict of arrays by name, such as handle.pull()")
+    check_count("batch_size", batch_size, 1)
     totals, plan = MetricTotals(), batches_of(program, batch_size)
     with closing(read(program.held_out, plan)) as batches:
         for numbers, batch in zip(plan, batches, strict=True):

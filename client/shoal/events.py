@@ -2,11 +2,12 @@
 
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from shoal import _rpc, errors
 from shoal._rpc import Backoff, CoordinatorClient
+from shoal._system import check_count, check_seconds, check_type
 from shoal.status import Evaluation, JobState, Progress, SavedCheckpoint
 from shoal.v1 import job_pb2
 
@@ -128,6 +129,20 @@ def from_proto(message: job_pb2.Event) -> Event:
             return Event(sequence, when)
 
 
+def checked(callbacks: Iterable[Callable[[Event], object]]) -> tuple[Callable[[Event], object], ...]:
+    """Returns the callbacks of a wait, which may be given as any iterable.
+
+    Raises:
+        BadRequest: they are not an iterable of functions.
+    """
+    give = "a list of functions or objects of shoal.callbacks, such as [shoal.callbacks.ProgressBar()]"
+    check_type("callbacks", callbacks, Iterable, give)
+    listed = tuple(callbacks)
+    for callback in listed:
+        check_type("a callback", callback, Callable, give)  # type: ignore[arg-type] # a class at run time
+    return listed
+
+
 def watch(
     coordinator: CoordinatorClient,
     job: str,
@@ -156,10 +171,14 @@ def watch(
         The events.
 
     Raises:
+        BadRequest: `after` is not a whole number, or `timeout_s` is not a number.
         UnknownJob: there is no such job, or it was dropped.
         Unreachable: the coordinator did not answer for longer than the client retries.
-        DeadlineExceeded: the job has not ended within `timeout_s`.
+        DeadlineExceeded: the job has not ended within `timeout_s`. The message has its state and what it waits for.
     """
+    check_count("after", after)
+    check_seconds("timeout_s", timeout_s, optional=True)
+    latest: StateChanged | None = None
     end = None if timeout_s is None else time.monotonic() + timeout_s
     backoff, over = Backoff(jitter), False
     while True:
@@ -168,11 +187,13 @@ def watch(
                 yield event
                 after = event.sequence
                 backoff.reset()
-                if isinstance(event, StateChanged) and event.state.finished:
-                    return
+                if isinstance(event, StateChanged):
+                    latest = event
+                    if event.state.finished:
+                        return
             complete = True
         except errors.DeadlineExceeded:
-            raise errors.DeadlineExceeded(f"job {job} has not ended within {timeout_s:g} s", job=job) from None
+            raise _too_late(job, timeout_s or 0.0, latest) from None
         except errors.Unreachable:
             complete = False
         if complete and (over or not follow):
@@ -180,6 +201,15 @@ def watch(
         # A stream that ended before the job may have been cut short. One that began after the job's end was not.
         over = _has_ended(coordinator, job)
         sleep(backoff.next())
+
+
+def _too_late(job: str, timeout_s: float, latest: StateChanged | None) -> errors.DeadlineExceeded:
+    """Returns the error of a job that has not ended in time, with the latest state that was watched."""
+    text = f"job {job} has not ended within {timeout_s:g} s"
+    if latest:
+        reason = latest.reason.partition("\n")[0]  # without a traceback
+        text += f"; it is {latest.state.value}" + (f": {reason}" if reason else "")
+    return errors.DeadlineExceeded(text, job=job)
 
 
 def _has_ended(coordinator: CoordinatorClient, job: str) -> bool:

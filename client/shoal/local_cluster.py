@@ -7,12 +7,13 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
+from types import NoneType, TracebackType
+from typing import Any
 
 from shoal import _rpc, errors
 from shoal._role import RoleProcess
 from shoal._role.identity import SOURCES
-from shoal._system import private_files
+from shoal._system import check_count, check_type, private_files
 from shoal.client import Client
 
 _ROLES = ("coordinator", "server", "worker")
@@ -33,11 +34,11 @@ class LocalCluster:
     scripts, notebooks and the REPL. A role that dies stays dead until `restart`, unlike with `shoal up`.
 
     Args:
-        servers: number of servers.
+        servers: number of servers. With 0, jobs wait for a server.
         workers: number of workers. 0 suits a cluster whose workers are sessions.
-        path: folders from which workers import programs.
-        allow_programs: patterns of the programs that jobs may name, as for `shoal worker --allow-program`. An empty
-            sequence means the default: the modules under `path`, and `shoal_nn`.
+        path: folder from which workers import programs, or several of them.
+        allow_programs: patterns of the programs that jobs may name, as for `shoal worker --allow-program`, or one. An
+            empty sequence means the default: the modules under `path`, and `shoal_nn`.
         checkpoints: folder or URL of the checkpoint storage, which is kept. "" means no checkpoints, unless `flags` or
             `env` sets a storage.
         store: file for the coordinator's state, which is kept. A later cluster with the same file continues from it.
@@ -53,7 +54,8 @@ class LocalCluster:
         start_timeout_s: how long the start of all roles may take, in seconds. The first start compiles kernels.
 
     Raises:
-        BadRequest: servers or workers is not a whole number, 0 or more.
+        BadRequest: servers or workers is not a whole number, 0 or more; a folder of `path` does not exist; an address
+            is not host:port; or another argument has the wrong type.
     """
 
     def __init__(
@@ -61,8 +63,8 @@ class LocalCluster:
         servers: int = 2,
         workers: int = 2,
         *,
-        path: Sequence[str | Path] = (".",),
-        allow_programs: Sequence[str] = (),
+        path: str | Path | Sequence[str | Path] = (".",),
+        allow_programs: str | Sequence[str] = (),
         checkpoints: str | Path = "",
         store: str | Path = "",
         listen: str = _LOOPBACK,
@@ -74,16 +76,25 @@ class LocalCluster:
         show_logs: bool = False,
         start_timeout_s: float = 120.0,
     ) -> None:
-        self._counts = {"server": _checked("servers", servers), "worker": _checked("workers", workers)}
-        self._path = [str(Path(folder).resolve()) for folder in path]
-        self._allow_programs = list(allow_programs)
+        for name, count in {"servers": servers, "workers": workers}.items():
+            check_count(name, count)
+        for address in filter(None, (listen, page_listen)):
+            _rpc.parse_address(address)
+        self._counts = {"server": servers, "worker": workers}
+        self._path = _program_folders(path)
+        self._allow_programs = _texts(
+            "allow_programs", allow_programs, "a pattern, such as 'vision.*', or a list of them"
+        )
         self._checkpoints, self._store = str(checkpoints), str(store)
         self._listen, self._page_listen = listen, page_listen
+        for name, place in {"checkpoints": checkpoints, "store": store}.items():
+            check_type(name, place, (str, os.PathLike), "a path, or '' for none")
+        check_type("env", env, (Mapping, NoneType), "a dict, such as {'OMP_NUM_THREADS': '4'}")
         combined = {**os.environ, **(env or {})}
         # Flags set the identity of each role, so variables for this process's own identity are left out.
         given = {name: value for name, value in combined.items() if name not in SOURCES}
         self._env = given if any(name in given for name in _THREADS) else {**given, **_share_of_cores(workers)}
-        self._flags = flags or {}
+        self._flags = _flags_by_role(flags or {})
         self._log_level = log_level
         self._log_dir = None if log_dir is None else Path(log_dir)
         self._show_logs = show_logs
@@ -92,7 +103,7 @@ class LocalCluster:
         self._state: Path | None = None  # the coordinator's temporary folder while the cluster runs
         # While the cluster runs: the coordinator's ports, so that a restart finds them free.
         self._reserved = ExitStack()
-        self._addresses = (listen, page_listen)
+        self._addresses = (listen, page_listen, _LOOPBACK)
 
     @property
     def address(self) -> str:
@@ -140,7 +151,11 @@ class LocalCluster:
             undo.callback(self.stop)
             self._make_folders()
             self._state = Path(tempfile.mkdtemp(prefix="shoal-"))
-            self._addresses = (self._reserve(self._listen), self._reserve(self._page_listen))
+            self._addresses = (
+                self._reserve(self._listen),
+                self._reserve(self._page_listen),
+                self._reserve(_LOOPBACK),
+            )
             coordinator = self._launch("coordinator", 0, *self._addresses)
             coordinator.wait_ready(deadline - time.monotonic())
             members = [self._launch(role, index) for role, count in self._counts.items() for index in range(count)]
@@ -174,8 +189,8 @@ class LocalCluster:
     def restart(self, role: str, index: int = 0) -> RoleProcess:
         """Starts a role again under the same name; kills it first if it still runs.
 
-        A coordinator keeps its address and the address of its page. It also keeps its state, unless its flags have
-        `--store memory`. A killed member can register again only after the heartbeat timeout.
+        A coordinator keeps its address and the addresses of its page and its metrics. It also keeps its state, unless
+        its flags have `--store memory`. A killed member can register again only after the heartbeat timeout.
 
         Args:
             role: "coordinator", "server" or "worker".
@@ -238,8 +253,10 @@ class LocalCluster:
             return listen  # "", or an address at which the role cannot listen: the role reports what is wrong
         return f"{host}:{holder.getsockname()[1]}"
 
-    def _launch(self, role: str, index: int, listen: str = _LOOPBACK, page_listen: str = "") -> RoleProcess:
-        flags = ["--listen", listen, "--metrics-listen", _LOOPBACK, "--log-level", self._log_level]
+    def _launch(
+        self, role: str, index: int, listen: str = _LOOPBACK, page_listen: str = "", metrics_listen: str = _LOOPBACK
+    ) -> RoleProcess:
+        flags = ["--listen", listen, "--metrics-listen", metrics_listen, "--log-level", self._log_level]
         if role == "coordinator":
             # If this process is killed, the coordinator removes the folder.
             flags += ["--store", self._store or f"{self._state}/coordinator.db", "--scratch", str(self._state)]
@@ -269,10 +286,35 @@ def _share_of_cores(workers: int) -> dict[str, str]:
     return dict.fromkeys(_THREADS, str(share))
 
 
-def _checked(name: str, count: object) -> int:
-    if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-        raise errors.BadRequest(f"{name} is {count!r}; it must be a whole number, 0 or more", **{name: count})
-    return count
+def _program_folders(path: Any) -> list[str]:
+    """Returns the absolute paths of the folders of programs."""
+    check_type("path", path, (str, os.PathLike, Sequence), "a folder, such as 'examples', or a list of folders")
+    resolved = []
+    for item in path if isinstance(path, Sequence) and not isinstance(path, str) else [path]:
+        check_type("path", item, (str, os.PathLike), "a folder, such as 'examples', or a list of folders")
+        folder = Path(item).resolve()
+        if not folder.is_dir():
+            raise errors.BadRequest(f"path {str(item)!r} is not a folder ({folder}); create it, or name another one")
+        resolved.append(str(folder))
+    return resolved
+
+
+def _texts(name: str, given: Any, give: str) -> list[str]:
+    """Returns one text or several of them as a list."""
+    texts = [given] if isinstance(given, str) else given
+    check_type(name, texts, Sequence, give)
+    for text in texts:
+        check_type(name, text, str, give)
+    return list(texts)
+
+
+def _flags_by_role(flags: Any) -> dict[str, list[str]]:
+    give = "a dict of lists, such as {'coordinator': ['--heartbeat-timeout', '2']}"
+    check_type("flags", flags, Mapping, give)
+    for role, given in flags.items():
+        if role not in _ROLES or isinstance(given, str):
+            raise errors.BadRequest(f"flags has {role!r}: {given!r}; give {give} with the keys {', '.join(_ROLES)}")
+    return {role: _texts(f"flags[{role!r}]", given, give) for role, given in flags.items()}
 
 
 __all__ = ["LocalCluster"]

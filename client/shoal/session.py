@@ -15,7 +15,7 @@ from shoal import _tracing, errors
 from shoal._rpc import CoordinatorClient, MembershipClient
 from shoal._training import Gradients, Outbox, Pipeline, PushResult, StepClock, cancel, member_id, start_or_find
 from shoal._training.participant import Participant, Report
-from shoal._training.session_input import as_arrays, as_pair, number, plain, report_of
+from shoal._training.session_input import as_arrays, as_pair, lines_of, numbers_of, pairs_of, plain, report_of
 from shoal._wire import ReportAck
 from shoal.v1 import coordinator_pb2
 from shoal.variables import Variable
@@ -168,7 +168,7 @@ class Session:
         """
         arrays: Gradients = as_arrays(gradients) if isinstance(gradients, Mapping) else self._generated(gradients)
         new = as_arrays(updates) if updates else None
-        numbers = {name: number(name, value) for name, value in (metrics or {}).items()}
+        numbers = numbers_of(metrics)
         with self._alive():
             with self._timed("push"):
                 self._settle()
@@ -220,7 +220,7 @@ class Session:
 
     def log(self, text: str) -> None:
         """Adds lines to the job's log. The next report sends them. A line of more than 8 KiB is split."""
-        for line in text.splitlines():
+        for line in lines_of(text):
             self._unreported.add_line(line)
         self._account(Report(step=self.step))
 
@@ -284,7 +284,7 @@ class Session:
 
     def _generated(self, gradients: Iterable[tuple[str, ArrayLike]]) -> Iterator[tuple[str, np.ndarray]]:
         """Yields the pairs as arrays, on this thread, and records the time of the user's generator."""
-        pairs = iter(gradients)
+        pairs = pairs_of(gradients)
         while True:
             start = self._clock()
             try:

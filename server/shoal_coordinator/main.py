@@ -68,7 +68,7 @@ class Options:
             help="Seconds that jobs wait for a drained server to register again under its id.",
         ),
     ] = 60.0
-    page_listen: flags.PageListen = flags.DEFAULT_PAGE
+    page_listen: flags.PageListen = None
     page_hosts: flags.PageHosts = ""
     page_read_only: flags.PageReadOnly = False
     log_format: flags.LogFormat = "console"

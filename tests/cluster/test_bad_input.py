@@ -119,10 +119,10 @@ class TestProcesses:
         command = [sys.executable, "-m", "shoal", *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
-    def check_refused(self, *arguments: str) -> tuple[str, str]:
+    def check_refused(self, *arguments: str, status: int = 1) -> tuple[str, str]:
         """Checks that a role does not start. Returns the code and the reason that it logs."""
         done = self.run(*arguments, "--log-format", "json")
-        assert done.returncode == 1
+        assert done.returncode == status
         last = json.loads(done.stderr.splitlines()[-1])
         assert last["event"] == "cannot start"
         return last["code"], last["reason"]
@@ -139,7 +139,7 @@ class TestProcesses:
 
     def test_a_pattern_of_programs_that_is_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("SHOAL_ALLOW_PROGRAM", ". shoal_nn ./models")
-        code, reason = self.check_refused("worker", "--retry-for", "0")
+        code, reason = self.check_refused("worker", "--retry-for", "0", status=2)
         assert code == "BAD_REQUEST"
         assert "'./models' is not a pattern of programs; give --allow-program" in reason
 

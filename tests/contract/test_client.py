@@ -85,7 +85,7 @@ class TestJobs:
         assert client.timings(job) == job.timings() == Timings(steps, {0: 1, 5: 2})
         job.timings(last=1_000)
         assert coordinator.timings_asked == [64, 64, 256]
-        with pytest.raises(shoal.errors.BadRequest, match="it must be 1 or more"):
+        with pytest.raises(shoal.errors.BadRequest, match="last is 0; it must be a whole number, 1 or more"):
             job.timings(last=0)
 
     def test_variables_that_are_nowhere_cannot_be_pulled(self, client: shoal.Client, job: shoal.JobHandle) -> None:
@@ -116,6 +116,16 @@ class TestTheEnd:
     def test_that_does_not_come_in_time(self, job: shoal.JobHandle) -> None:
         with pytest.raises(shoal.DeadlineExceeded, match=r"linear has not ended within 0\.1 s"):
             job.wait(timeout_s=0.1)
+
+    def test_that_does_not_come_in_time_has_the_state_and_what_the_job_waits_for(
+        self, coordinator: FakeCoordinator, job: shoal.JobHandle
+    ) -> None:
+        coordinator.enter("linear", "PENDING", "waiting for workers: 2 of 5")
+        with pytest.raises(shoal.DeadlineExceeded) as late:
+            job.wait(timeout_s=0.1)
+        assert late.value.message == (
+            "job linear has not ended within 0.1 s; it is pending: waiting for workers: 2 of 5"
+        )
 
     def test_of_a_checkpoint_that_does_not_come_in_time(
         self, coordinator: FakeCoordinator, job: shoal.JobHandle
@@ -241,7 +251,7 @@ class TestTheWayThere:
 
     @pytest.mark.parametrize("address", ["localhost", ":7070", "host:http", "host:"])
     def test_invalid_address_is_refused(self, address: str) -> None:
-        with pytest.raises(shoal.Unreachable, match="give host:port"):
+        with pytest.raises(shoal.errors.BadRequest, match="give host:port"):
             shoal.Client(address)
 
     def test_the_address_comes_from_the_environment(

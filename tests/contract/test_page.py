@@ -567,7 +567,7 @@ class TestItsPort:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             address = f"127.0.0.1:{taken.getsockname()[1]}"
             config = CoordinatorConfig(listen="127.0.0.1:0", page_listen=address)
-            with pytest.raises(errors.PortInUse, match=f"cannot serve the page on {address}"):
+            with pytest.raises(errors.PortInUse, match=f"page: cannot listen on {address}: .*--page-listen"):
                 start_coordinator(config, prometheus_client.CollectorRegistry())
 
     def test_there_is_none_unless_it_is_wanted(self) -> None:

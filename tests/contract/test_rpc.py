@@ -147,9 +147,30 @@ def test_reflection_lists_the_services(server: CoordinatorServer, channel: Chann
     assert {"shoal.v1.Coordinator", "grpc.health.v1.Health"} <= names
 
 
-def test_a_port_in_use_is_named(server: CoordinatorServer) -> None:
-    with pytest.raises(errors.PortInUse, match=f"cannot listen on {server.address}: .*choose another port"):
+def test_a_port_in_use_is_named_with_its_option_and_grpc_writes_nothing(
+    server: CoordinatorServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(errors.PortInUse) as refused:
         _rpc.RpcServer(server.address, [], threads=1)
+    assert refused.value.message == (
+        f"cannot listen on {server.address}: another process uses the port; choose another port with --listen, or 0 "
+        "for any free one"
+    )
+    assert capfd.readouterr().err == ""
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(errors.PortInUse, match="does not have this address; choose one of its own with --listen"):
+        _rpc.RpcServer("192.0.2.1:0", [], threads=1)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])
+def test_a_reserved_port_is_free_for_the_process_that_names_it(host: str) -> None:
+    with _rpc.reserve("127.0.0.1", 0) as holder:
+        _rpc.check_free(f"{host}:{holder.getsockname()[1]}")
+        holder.listen()
+        with pytest.raises(errors.PortInUse):
+            _rpc.check_free(f"{host}:{holder.getsockname()[1]}")
 
 
 @pytest.mark.parametrize(("host", "bound"), [("127.0.0.1", "127.0.0.1"), ("[::1]", "::1"), ("0.0.0.0", "0.0.0.0")])

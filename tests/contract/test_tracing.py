@@ -493,7 +493,7 @@ def check_refused(script: str) -> str:
     """Returns the error of a role that does not start."""
     command = [sys.executable, "-c", script]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert ran.returncode == 1
+    assert ran.returncode == 2
     assert "Traceback" not in ran.stderr
     return ran.stderr
 

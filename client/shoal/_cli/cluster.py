@@ -55,7 +55,7 @@ def up(
     ] = options.DEFAULT_ADDRESS,
     checkpoints: _CheckpointsOption = "",
     store: _StoreOption = "",
-    page_listen: flags.PageListen = flags.DEFAULT_PAGE,
+    page_listen: flags.PageListenOrAny = None,
     page_hosts: flags.PageHosts = "",
     page_read_only: flags.PageReadOnly = False,
     log_level: Annotated[
@@ -69,11 +69,15 @@ def up(
 ) -> None:
     """Runs a cluster on this machine until Ctrl-C.
 
-    A role that dies is started again after 1 s. The pause doubles with each further death in a row. After five
-    deaths in a row the role is not started again. With --json, the command prints one object when the cluster is
-    ready, and one for each role that dies or returns.
+    A role that dies is started again after 1 s. The pause doubles with each further death in a row, up to 30 s. After
+    five deaths in a row the role is not started again. A death counts as one in a row if the role lived for less than
+    60 s; after a longer life, the count begins again at one. With --json, the command prints one object when the
+    cluster is ready, and one for each role that dies or returns.
     """
     page_flags = [*(["--page-host", page_hosts] if page_hosts else []), *["--page-read-only"][:page_read_only]]
+    with Output(as_json):
+        _check_listen(listen)
+        page = _page_address(page_listen)
     cluster = LocalCluster(
         servers,
         workers,
@@ -82,7 +86,7 @@ def up(
         checkpoints=checkpoints,
         store=store,
         listen=listen,
-        page_listen=_free_page(flags.page_listen(page_listen)),
+        page_listen=page,
         flags={"coordinator": page_flags},
         log_level=log_level,
         log_dir=log_dir,
@@ -149,22 +153,41 @@ def _beginning(servers: int, workers: int) -> str:
     return f"starting a coordinator, {counted(servers, 'server')} and {counted(workers, 'worker')} ..."
 
 
-def _free_page(listen: str) -> str:
-    """Returns the address for the page: any free port if the default port is taken, else `listen`."""
-    if listen == flags.DEFAULT_PAGE:
-        try:
-            _rpc.listen(*_rpc.parse_address(listen)).close()
-        except errors.PortInUse:
+def _check_listen(listen: str) -> None:
+    """Raises PortInUse if the coordinator could not listen, so that the first message is the error."""
+    try:
+        _rpc.check_free(listen, "--listen")
+    except errors.PortInUse as error:
+        raise errors.PortInUse(
+            f"{error.message}. Another `shoal up` may be running there: `shoal status --coordinator {listen}` shows it",
+            **error.details,
+        ) from None
+
+
+def _page_address(given: str | None) -> str:
+    """Returns the address for the page. Without a given one, it is any free port if the default port is in use.
+
+    Raises:
+        PortInUse: the port of the given address is in use.
+    """
+    address = flags.page_listen(given)
+    try:
+        if address:
+            _rpc.check_free(address, "--page-listen")
+    except errors.PortInUse:
+        if given is None:
             return flags.ANY_PORT
-    return listen
+        raise
+    return address
 
 
 def _announce(cluster: LocalCluster, out: Output) -> None:
     watch = f"Watch it at {cluster.page}\n" if cluster.page else ""
+    metrics = f"Metrics of the coordinator: http://{cluster.metrics['coordinator']}/metrics\n"
     workers = sum(process.name.startswith("worker-") for process in cluster.processes)
     submit = f"  shoal submit PACKAGE.MODULE:FACTORY --workers {workers} --follow\n" if workers else ""
     out.message(
-        f"Shoal runs at {cluster.address}. Ctrl-C stops it. {watch}From another terminal:\n"
+        f"Shoal runs at {cluster.address}. Ctrl-C stops it. {watch}{metrics}From another terminal:\n"
         f"  export SHOAL_COORDINATOR={cluster.address}\n"
         f"{submit}  shoal status",
         {

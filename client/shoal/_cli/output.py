@@ -23,6 +23,7 @@ _EXIT_CODES: Mapping[type[errors.ShoalError], int] = {
     errors.InvalidVariable: INVALID,
     errors.Unreachable: UNREACHABLE,
     errors.StartFailed: UNREACHABLE,
+    errors.PortInUse: UNREACHABLE,
     errors.UnknownJob: UNKNOWN,
     errors.UnknownCheckpoint: UNKNOWN,
     errors.JobExists: CONFLICT,

@@ -1,6 +1,6 @@
 """Progress of a job on a terminal: a bar, and above it one line for each state, checkpoint, evaluation and log line."""
 
-from types import TracebackType
+from types import NoneType, TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, Task, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -9,6 +9,7 @@ from rich.text import Text
 
 from shoal import status
 from shoal._display.formatting import first_line, format_checkpoint, format_duration, format_evaluation, printable
+from shoal._system import check_type
 from shoal.events import CheckpointEnded, EvaluationEnded, Event, LogLine, MetricsReported, StateChanged
 from shoal.job import Job
 
@@ -25,9 +26,13 @@ class ProgressBar:
     Args:
         job: the job, for its name, number of steps and metric. None means that these are not shown.
         console: the output. None means standard error.
+
+    Raises:
+        BadRequest: `job` is not a `Job`.
     """
 
     def __init__(self, job: Job | None = None, *, console: Console | None = None) -> None:
+        check_type("job", job, (Job, NoneType), "a shoal.Job, such as handle.status().job, or None")
         console = console or Console(stderr=True, highlight=False, markup=False, emoji=False)
         self._name = f"{job.name} " if job else ""
         self._steps = job.max_steps * job.workers if job else 0

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from shoal import errors
-from shoal._system import load
+from shoal._system import check_type, load
 from shoal.events import CheckpointEnded, EvaluationEnded, Event, MetricsReported, StateChanged
 
 _WRITER = "shoal.callbacks.TensorBoard"
@@ -45,11 +45,13 @@ class TensorBoard:
         folder: the folder. It is created if it does not exist.
 
     Raises:
+        BadRequest: `folder` is not a path.
         ImportError: tensorboardX is not installed: pip install 'shoal[tensorboard]'.
         StorageFailed: the folder cannot be read or written, in the constructor or at an event.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
+        check_type("folder", folder, (str, os.PathLike), "a folder, such as 'runs/digits'")
         self._files = load("tensorboardX.event_file_writer", _WRITER, extra="tensorboard")
         self._messages = load("tensorboardX.proto.event_pb2", _WRITER, extra="tensorboard")
         self._folder = Path(folder).absolute()

@@ -57,8 +57,24 @@ Checkpoints = Annotated[
 ]
 DEFAULT_PAGE = "127.0.0.1:7080"
 _PAGE_VARIABLE = "SHOAL_PAGE_LISTEN"
+# None if it was not given; `page_listen` then chooses.
 PageListen = Annotated[
-    str, typer.Option(envvar=_PAGE_VARIABLE, help="host:port for the web page. An empty value disables it.")
+    str | None,
+    typer.Option(
+        envvar=_PAGE_VARIABLE,
+        help="host:port for the web page. An empty value disables it.",
+        show_default=DEFAULT_PAGE,
+    ),
+]
+# The same for `shoal up`, which may choose another port.
+PageListenOrAny = Annotated[
+    str | None,
+    typer.Option(
+        envvar=_PAGE_VARIABLE,
+        help="host:port for the web page. An empty value disables it. If the option is not given and port 7080 is in "
+        "use, the page takes any free port.",
+        show_default=DEFAULT_PAGE,
+    ),
 ]
 PageHosts = Annotated[
     str,
@@ -102,12 +118,17 @@ AllowPrograms = Annotated[
 Supervised = Annotated[bool, typer.Option(hidden=True)]
 
 
-def page_listen(given: str) -> str:
-    """Returns the address for the page, or an empty string if the variable is set to nothing.
+def page_listen(given: str | None) -> str:
+    """Returns the address for the page: the given one or the default, or "" if the variable is set to nothing.
 
     typer treats an empty variable as if it were not set.
+
+    Args:
+        given: the value of the option. None means that it was not given.
     """
-    return "" if given == DEFAULT_PAGE and os.environ.get(_PAGE_VARIABLE) == "" else given
+    if given is not None:
+        return given
+    return "" if os.environ.get(_PAGE_VARIABLE) == "" else DEFAULT_PAGE
 
 
 __all__ = [
@@ -126,6 +147,7 @@ __all__ = [
     "Name",
     "PageHosts",
     "PageListen",
+    "PageListenOrAny",
     "PageReadOnly",
     "RetryFor",
     "Supervised",

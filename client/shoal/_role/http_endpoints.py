@@ -41,7 +41,7 @@ class RoleHttpServer:
     def __init__(self, listen: str, registry: prometheus_client.CollectorRegistry, *, advertise: str = "") -> None:
         host, port = _rpc.parse_address(listen)
         try:
-            listening = _rpc.listen(host, port)
+            listening = _rpc.listen(host, port, "--metrics-listen")
         except errors.PortInUse as error:
             raise errors.PortInUse(f"cannot serve metrics: {error.message}", **error.details) from None
         self.not_ready = "starting"

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from shoal import errors
+from shoal import _rpc, errors
 from shoal._role import tf_config
 from shoal.client import DEFAULT_ADDRESS
 
@@ -54,7 +54,8 @@ def resolve(role: str, given: RoleIdentity, environment: Mapping[str, str], defa
         The identity, without empty fields except those that `RoleIdentity` allows.
 
     Raises:
-        BadRequest: TF_CONFIG is invalid or belongs to another role, a name is invalid, or a value is missing.
+        BadRequest: TF_CONFIG is invalid or belongs to another role, a name or an address is invalid, or a value is
+            missing.
     """
     if environment.get(tf_config.VARIABLE):
         described = _of_task(role, given, tf_config.read(environment[tf_config.VARIABLE]))
@@ -64,6 +65,7 @@ def resolve(role: str, given: RoleIdentity, environment: Mapping[str, str], defa
         described = RoleIdentity()
     if role == "coordinator":
         found = _first(given, described, RoleIdentity(listen=DEFAULT_ADDRESS))
+        _rpc.parse_address(found.listen, "an address for --listen")
         return RoleIdentity(listen=found.listen, advertise=found.advertise)
     found = _first(given, described, RoleIdentity(name=default_name, listen=ANY_PORT, coordinator=DEFAULT_ADDRESS))
     if not MEMBER_ID.fullmatch(found.name):
@@ -72,6 +74,8 @@ def resolve(role: str, given: RoleIdentity, environment: Mapping[str, str], defa
             "SHOAL_NAME",
             name=found.name,
         )
+    _rpc.parse_address(found.listen, "an address for --listen")
+    _rpc.parse_address(found.coordinator, "an address for --coordinator")
     return found
 
 

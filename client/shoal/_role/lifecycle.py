@@ -134,7 +134,8 @@ def run_role(
             output when it is ready, and stops at the end of standard input, so that it never outlives its parent.
 
     Raises:
-        SystemExit: with status 1 if the role cannot start. The log has the reason.
+        SystemExit: if the role cannot start: with status 2 if its options are wrong, else with 1. The log has the
+            reason.
     """
     identity = {"role": role, "member": member} if member else {"role": role}
     configure_logging(log_format, log_level, **identity)
@@ -149,7 +150,7 @@ def run_role(
             running, endpoints, stop = _start(start, metrics_listen, advertise)
     except errors.ShoalError as error:
         log.error("cannot start", code=error.code, reason=error.message)
-        raise SystemExit(1) from None
+        raise SystemExit(2 if isinstance(error, errors.BadRequest) else 1) from None
     except _SignalReceived:
         log.info("stopped before it was ready")
         return

@@ -9,6 +9,7 @@ from shoal._rpc.backoff import Backoff
 from shoal._rpc.channels import (
     as_shoal_errors,
     channel,
+    check_free,
     detail_of,
     error_from,
     error_metadata,
@@ -45,6 +46,7 @@ __all__ = [
     "RpcServer",
     "as_shoal_errors",
     "channel",
+    "check_free",
     "detail_of",
     "encoded",
     "error_from",

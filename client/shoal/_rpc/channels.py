@@ -1,5 +1,6 @@
 """gRPC channels, addresses, errors on the wire, and retries."""
 
+import errno
 import random
 import socket
 import time
@@ -48,15 +49,19 @@ _STATUS_TO_ERROR: dict[grpc.StatusCode, type[errors.ShoalError]] = {
 }
 
 
-def parse_address(text: str) -> tuple[str, int]:
+def parse_address(text: object, what: str = "an address") -> tuple[str, int]:
     """Parses `host:port`.
 
+    Args:
+        text: the address.
+        what: what it should be, for the message.
+
     Raises:
-        BadRequest: the text is not an address.
+        BadRequest: it is not an address.
     """
-    host, _, port = text.rpartition(":")
+    host, _, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
     if not host or "/" in host or not port.isdecimal() or int(port) > 65_535:
-        raise errors.BadRequest(f"{text!r} is not an address; give host:port, such as 127.0.0.1:7070", address=text)
+        raise errors.BadRequest(f"{text!r} is not {what}; give host:port, such as 127.0.0.1:7070", address=text)
     return host, int(port)
 
 
@@ -70,8 +75,13 @@ def public_host(bound: str, advertise: str) -> str:
     return advertise or (socket.gethostname() if is_everywhere(bound) else bound)
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int, option: str = "") -> socket.socket:
     """Opens a listening socket. Port 0 takes any free port.
+
+    Args:
+        host: host to listen on.
+        port: port to listen on.
+        option: the option that sets the port, for the message of an error.
 
     Raises:
         PortInUse: the port is in use, or the address is not one of this machine.
@@ -80,7 +90,30 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host.strip("[]"), port), family=family, backlog=128)
     except OSError as error:
-        raise port_in_use(f"{host}:{port}", error) from None
+        raise port_in_use(f"{host}:{port}", error, option) from None
+
+
+def check_free(address: str, option: str = "") -> None:
+    """Checks that a process could listen at an address now. A port that is only reserved counts as free.
+
+    gRPC writes lines of its own to standard error when it cannot listen, so its servers call this first.
+
+    Args:
+        address: host:port.
+        option: the option that sets the address, for the message of an error.
+
+    Raises:
+        PortInUse: the port is in use, or the address is not one of this machine.
+        BadRequest: `address` is not an address.
+    """
+    host, port = parse_address(address)
+    try:
+        reserve(host, port).close()
+    except OSError as error:
+        # gRPC knows more than this about names, and about machines without IPv6.
+        known = {errno.EADDRINUSE} if is_everywhere(host) else {errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES}
+        if error.errno in known:
+            raise port_in_use(address, error, option) from None
 
 
 def reserve(host: str, port: int) -> socket.socket:
@@ -111,12 +144,18 @@ def channel(address: str) -> grpc.Channel:
     return grpc.insecure_channel(f"dns:///{address}", options=_CHANNEL_OPTIONS)
 
 
-def port_in_use(address: str, why: object) -> errors.PortInUse:
-    return errors.PortInUse(
-        f"cannot listen on {address}: the port is in use or the address is not this machine's ({why}); "
-        "choose another port, or 0 for any free one",
-        address=address,
-    )
+def port_in_use(address: str, error: OSError | None, option: str = "") -> errors.PortInUse:
+    """Returns the error of a process that cannot listen at an address. None means an unknown reason."""
+    by = f" with {option}" if option else ""
+    match error.errno if error else 0:
+        case errno.EADDRINUSE:
+            why = f"another process uses the port; choose another port{by}, or 0 for any free one"
+        case errno.EADDRNOTAVAIL:
+            why = f"this machine does not have this address; choose one of its own{by}, or 0.0.0.0 for all"
+        case _:
+            reason = (error and error.strerror) or "the reason is unknown"
+            why = f"{reason}; choose another port{by}, or 0 for any free one"
+    return errors.PortInUse(f"cannot listen on {address}: {why}", address=address)
 
 
 # Conversion of errors.
@@ -167,9 +206,15 @@ def error_from(failure: grpc.RpcError, address: str) -> errors.ShoalError:
     for key, value in call.trailing_metadata() or ():
         if key == _DETAIL_KEY:
             return error_of(header_pb2.ErrorDetail.FromString(value))
-    code, text = call.code(), call.details() or "no detail given"
+    code, text = call.code(), _plain(call.details() or "no detail given")
     kind = _STATUS_TO_ERROR.get(code, errors.InternalError)
     return kind(f"call to {address} failed with {code.name}: {text}", address=address)
+
+
+def _plain(details: str) -> str:
+    """Returns the reason why a connection failed, such as "Connection refused", without gRPC's words around it."""
+    _, found, reason = details.partition("last error: ")
+    return reason.rpartition(": ")[2] if found else details
 
 
 @contextmanager
@@ -232,8 +277,9 @@ def retrying(
             now = clock()
             failed_at = now if failed_at is None else failed_at
             if now - failed_at + backoff.at_most > for_s:
+                within = f" within {for_s:g} s" if for_s else ""
                 raise errors.Unreachable(
-                    f"{what}: {address} did not answer within {for_s:g} s ({error.message}); "
+                    f"{what}: {address} did not answer{within} ({error.message}); "
                     "check that it is running and that the address is right",
                     address=address,
                 ) from None

@@ -12,6 +12,7 @@ import structlog
 
 from shoal import _tracing, errors
 from shoal._rpc import channels
+from shoal._rpc.heartbeat_notices import HeartbeatNotices
 from shoal._rpc.heartbeat_pace import HeartbeatPace
 from shoal._rpc.retries import Retries
 from shoal._wire import Cursor
@@ -153,6 +154,7 @@ class MembershipClient:
         self._thread: threading.Thread | None = None
         self.incarnation = 0  # 0 between two incarnations; only the heartbeat thread changes it once it runs
         self.pace = HeartbeatPace()
+        self._notices = HeartbeatNotices()  # of the heartbeat thread
 
     @property
     def member(self) -> str:
@@ -239,15 +241,27 @@ class MembershipClient:
             if self._stopped.is_set():
                 return
             if not woken and self.pace.heartbeat_due_s > 0:  # a report was answered meanwhile
+                self._note_answer()
                 continue
             try:
                 self._run_once()
+                self._note_answer()
             except errors.Fenced as error:
+                self._note_answer()
                 _log.warning("declared lost, registering again", reason=error.message)
                 self._end_incarnation()
             except errors.ShoalError as error:  # the next turn tries again
                 self.pace.unanswered()
-                _log.warning("heartbeat failed", coordinator=self._client.address, reason=error.message)
+                self._note_failure(error)
+
+    def _note_failure(self, error: errors.ShoalError) -> None:
+        if notice := self._notices.failed(error, self.pace.now):
+            since = {"seconds": notice.seconds} if notice.seconds else {}
+            _log.warning(notice.text, coordinator=self._client.address, reason=error.message, **since)
+
+    def _note_answer(self) -> None:
+        if notice := self._notices.answered(self.pace.now):
+            _log.info(notice.text, coordinator=self._client.address, seconds=notice.seconds)
 
     def _run_once(self) -> None:
         """Ends the incarnation if a new one is requested, registers if there is none, or else sends a heartbeat."""

@@ -45,6 +45,8 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
 _ESSENTIAL_THREADS, _HEALTH_THREADS = 8, 2
 # Seconds in which cancelled calls end when a server stops.
 _CANCELLED_S = 5.0
+# The option of a role that sets the address of its gRPC server, for messages.
+_LISTEN = "--listen"
 _HEALTH_CHECK = f"{health.SERVICE_NAME}/Check"
 
 
@@ -209,6 +211,7 @@ class RpcServer:
         limits: CallLimits | None = None,
     ) -> None:
         host, _ = channels.parse_address(bind)
+        channels.check_free(bind, _LISTEN)
         limits = limits or CallLimits()
         self._reception = Reception(limits, _refusal)
         self._pools = _Pools(threads)
@@ -228,7 +231,7 @@ class RpcServer:
         except RuntimeError:
             bound = 0
         if not bound:
-            raise channels.port_in_use(bind, "grpc could not bind it")
+            raise channels.port_in_use(bind, None, _LISTEN)
         self.address = f"{channels.public_host(host, advertise)}:{bound}"
         self.set_ready(False)
 

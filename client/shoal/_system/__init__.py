@@ -1,9 +1,12 @@
 """Access to the host and the installation: optional packages, plugins, files, volumes, host identity and build.
 
+It also has the checks of arguments of public functions.
+
 This file does not export `volumes`, `build` and `private_files`: other packages import these modules directly. Every
 package may import this one. It imports nothing of Shoal except `errors`.
 """
 
+from shoal._system.arguments import check_count, check_seconds, check_type
 from shoal._system.atomic_file import atomic_write
 from shoal._system.deprecation import deprecated, warn_deprecated
 from shoal._system.host import host_id
@@ -14,6 +17,9 @@ from shoal._system.registry import Registry
 __all__ = [
     "Registry",
     "atomic_write",
+    "check_count",
+    "check_seconds",
+    "check_type",
     "deprecated",
     "hidden",
     "host_id",

@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike
 
 from shoal import errors
 from shoal._rpc import CoordinatorClient
+from shoal._system import check_type
 from shoal.job import Job
 from shoal.status import JobStatus
 from shoal.v1 import job_pb2
@@ -35,10 +36,13 @@ def start_or_find(
         Whether the job was started.
 
     Raises:
+        BadRequest: `name` or `variables` has the wrong type.
         UnknownJob: no job of this name is running, and there are no variables to start one.
         InvalidJob: the running job has other options, or the options are inconsistent.
     """
+    check_type("job", name, str, "the name of a job, such as 'digits-1'")
     if variables is not None:
+        check_type("variables", variables, Mapping, "a dict of arrays by name, such as {'w': np.zeros(3)}")
         # Overlap is off by default: with it, pulled values lack the loop's own last push.
         job = Job(name=name, **{"overlap": False, **options})
         try:

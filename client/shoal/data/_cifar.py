@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from shoal import errors
+from shoal._system import check_type
 from shoal.data._block_reader import check_number
 from shoal.data._files import errors_naming
 from shoal.program import DEFAULT_PREFETCH
@@ -47,6 +48,7 @@ class Cifar10:
 
     def __init__(self, folder: str | os.PathLike[str], *, train: bool = True, prefetch: int = DEFAULT_PREFETCH) -> None:
         check_number("prefetch", prefetch, least=0)
+        check_type("folder", folder, (str, os.PathLike), "a folder, such as 'cifar-10-batches-bin'")
         _refuse_python_version(Path(folder))
         self.classes = _classes(Path(folder) / _META)
         paths = [Path(folder) / name for name in (_TRAIN if train else _TEST)]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
 from shoal import errors
-from shoal._system import load
+from shoal._system import check_type, load
 
 # A path, a pattern, a folder or a URL, or several of them.
 Where: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
@@ -83,12 +83,17 @@ def find(where: Where, suffixes: Sequence[str], who: str) -> list[DataFile]:
         who: name of the data set, for messages.
 
     Raises:
+        BadRequest: `where` is not a path or a list of paths.
         InvalidData: a path does not exist, a pattern or folder has no file, or a file occurs twice.
         ImportError: a URL is given, but fsspec is not installed.
     """
+    give = "a path, a pattern, a folder, or a list of these, such as 'data/*.parquet'"
+    check_type(f"the first argument of {who}", where, (str, os.PathLike, Iterable), give)
     items = [where] if isinstance(where, str | os.PathLike) else list(where)
     if not items:
         raise errors.InvalidData(f"{who} was given no files; give a path, a pattern, a folder, or a list of these")
+    for each in items:
+        check_type(f"a file of {who}", each, (str, os.PathLike), give)
     found: dict[str, DataFile] = {}
     for item in [os.fspath(each) for each in items]:
         files = _remote(item, suffixes, who) if "://" in item else _local(item, suffixes)

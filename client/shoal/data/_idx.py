@@ -11,6 +11,7 @@ from typing import IO
 import numpy as np
 
 from shoal import errors
+from shoal._system import check_type
 from shoal.data._block_reader import check_number
 from shoal.data._files import errors_naming
 from shoal.program import DEFAULT_PREFETCH
@@ -54,6 +55,8 @@ class Idx:
     ) -> None:
         check_number("max_bytes", max_bytes, least=1)
         check_number("prefetch", prefetch, least=0)
+        for name, file in {"images": images, "labels": labels}.items():
+            check_type(name, file, (str, os.PathLike), "the path of a file, such as 'train-images-idx3-ubyte.gz'")
         pictures, numbers = read_idx(images, max_bytes), read_idx(labels, max_bytes)
         if pictures.ndim not in {3, 4}:
             raise errors.InvalidData(

@@ -9,7 +9,7 @@ from typing import IO, Any, Literal
 import numpy as np
 
 from shoal import errors
-from shoal._system import load
+from shoal._system import check_type, load
 from shoal.data._block_reader import check_number
 from shoal.data._files import errors_naming
 from shoal.program import DEFAULT_PREFETCH
@@ -68,6 +68,7 @@ class ImageFolder:
         skip_unreadable: bool = False,
         prefetch: int = DEFAULT_PREFETCH,
     ) -> None:
+        check_type("folder", folder, (str, os.PathLike), "a folder, such as 'data/train'")
         check_number("prefetch", prefetch, least=0)
         check_number("max_pixels", max_pixels, least=1)
         for name, number in zip(("the height in size", "the width in size"), size, strict=True):

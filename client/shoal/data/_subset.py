@@ -1,6 +1,7 @@
 """Subsets of a data set, and the split of a data set into training samples and held-out samples."""
 
 import threading
+from collections.abc import Sized
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -9,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from shoal import errors
 from shoal._numerics import seeded
+from shoal._system import check_type
 from shoal.program import DEFAULT_PREFETCH, Blocks, Dataset, RandomDataset
 
 _locks_lock = threading.Lock()  # guards _locks
@@ -109,6 +111,7 @@ def _size_of(dataset: Dataset | RandomDataset, owner: str) -> int:
             f"{owner}: {type(dataset).__name__} is read in blocks, which cannot be split into samples; "
             "put the held-out samples into separate files, and create a data set of each"
         )
+    check_type(f"the data set of {owner}", dataset, Sized, "a data set, such as shoal.data.Idx(IMAGES, LABELS)")
     return len(dataset)
 
 

@@ -113,8 +113,9 @@ def _simplified(schedule: Schedule) -> float | Schedule:
 
 def _patterns(name: str, patterns: Iterable[str]) -> tuple[str, ...]:
     # A single string is also iterable, and its letters would be taken as patterns.
-    kept = () if isinstance(patterns, str) else tuple(patterns)
-    if isinstance(patterns, str) or not all(isinstance(pattern, str) for pattern in kept):
+    single = isinstance(patterns, str) or not isinstance(patterns, Iterable)
+    kept = () if single else tuple(patterns)
+    if single or not all(isinstance(pattern, str) for pattern in kept):
         raise InvalidOptimizer(f'{name}: decay_exclude is {patterns!r}; give a tuple of patterns, such as ("*bias",)')
     return kept
 

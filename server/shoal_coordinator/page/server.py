@@ -62,12 +62,10 @@ class PageServer:
         host, port = _rpc.parse_address(listen)
         rules = rules_for(host, hosts, read_only=read_only)
         try:
-            listening = _rpc.listen(host, port)
+            listening = _rpc.listen(host, port, "--page-listen")
         except errors.PortInUse as error:
             raise errors.PortInUse(
-                f"cannot serve the page on {listen}: {error.message}; set --page-listen to another port, or to '' for "
-                "no page",
-                address=listen,
+                f"cannot serve the page: {error.message}, or '' for no page", address=listen
             ) from None
         self.url = f"http://{_EVERYWHERE.get(host, host)}:{listening.getsockname()[1]}"
         about = {

@@ -76,7 +76,7 @@ class LaneEndpoint(Endpoint):
         if config.lanes:
             token = secrets.token_bytes(32)
             self._listener = Listener(
-                _rpc.listen(config.host, config.lane_port),
+                _rpc.listen(config.host, config.lane_port, "--lane-port"),
                 PARAMETER_SERVER,
                 lambda lane: LaneHandler(lane, service),
                 security=TokenSecurity(token),

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+from structlog.testing import capture_logs
 
 from shoal import errors
 from shoal._rpc import CoordinatorClient, MembershipClient
@@ -101,3 +102,21 @@ def test_a_member_tries_again_soon_after_a_heartbeat_without_an_answer(
     coordinator.start()
     beats = coordinator.beats
     wait_until(lambda: coordinator.beats > beats, what="a heartbeat")
+
+
+def test_a_member_says_once_that_the_coordinator_does_not_answer_and_once_that_it_answers_again(
+    coordinator: FakeCoordinator, member: MembershipClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unanswered: list[float] = []
+    monkeypatch.setattr(member.pace, "unanswered", lambda: unanswered.append(member.pace.now))  # tries again at once
+    with capture_logs() as logs:
+        coordinator.stop()
+        wait_until(lambda: len(unanswered) > 5, what="heartbeats that fail")
+        coordinator.start()
+        beats = coordinator.beats
+        wait_until(lambda: coordinator.beats > beats + 1, what="heartbeats")
+    silent, again = [entry for entry in logs if "coordinator" in entry["event"]]
+    assert (silent["log_level"], silent["event"]) == ("warning", "the coordinator does not answer; trying again")
+    assert f"{coordinator.address} did not answer (" in silent["reason"]
+    assert (again["log_level"], again["event"]) == ("info", "the coordinator answers again")
+    assert again["seconds"] >= 0

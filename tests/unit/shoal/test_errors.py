@@ -62,6 +62,22 @@ def test_a_code_of_a_newer_version_is_still_an_error() -> None:
     assert received.message == "from the future"
 
 
+@pytest.mark.parametrize(
+    ("details", "plain"),
+    [
+        (
+            "failed to connect to all addresses; last error: UNKNOWN: ipv4:1.2.3.4:5: Failed to connect to remote "
+            "host: Connection refused",
+            "Connection refused",
+        ),
+        ("Socket closed", "Socket closed"),
+    ],
+)
+def test_a_failed_connection_gives_its_reason_without_the_words_of_grpc(details: str, plain: str) -> None:
+    received = _rpc.error_from(Failure(grpc.StatusCode.UNAVAILABLE, details, ()), "host:1")
+    assert received.message == f"call to host:1 failed with UNAVAILABLE: {plain}"
+
+
 class TestRetrying:
     def run(
         self, outcomes: list[str | errors.ShoalError], for_s: float = 10.0
@@ -98,6 +114,12 @@ class TestRetrying:
         assert "host:1 did not answer within 30 s" in result.message
         assert max(slept) == 2.0
         assert 25 < sum(slept) <= 30
+
+    def test_one_attempt_has_no_time_limit_to_name(self) -> None:
+        result, slept = self.run([errors.Unreachable("gone")], for_s=0)
+        assert isinstance(result, errors.Unreachable)
+        assert result.message.startswith("it: host:1 did not answer (gone); check")
+        assert slept == []
 
     def test_does_not_retry_permanent_errors(self) -> None:
         wrong = errors.BadRequest("no")

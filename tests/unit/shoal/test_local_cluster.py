@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shoal import local_cluster
+from shoal import errors, local_cluster
 from shoal.local_cluster import LocalCluster
 
 
@@ -22,7 +22,7 @@ class Role:
         self.environments.append(env)
         self.address, self.page = (self.got(flags, it) for it in ("--listen", "--page-listen"))
         self.page = self.page and f"http://{self.page}"
-        self.metrics = ""
+        self.metrics = self.got(flags, "--metrics-listen")
 
     @staticmethod
     def got(flags: list[str], flag: str) -> str:
@@ -60,9 +60,11 @@ def value_of(flags: list[str], flag: str) -> str:
 
 def test_restarted_coordinator_keeps_its_addresses(started: list[list[str]]) -> None:
     with LocalCluster(0, 0, listen="0.0.0.0:0", page_listen="0.0.0.0:0") as cluster:
-        address, page = cluster.address, cluster.page
+        address, page, metrics = cluster.address, cluster.page, cluster.process("coordinator").metrics
+        assert metrics != "127.0.0.1:4567", "its port is known before it starts"
         cluster.restart("coordinator")
         assert (cluster.address, cluster.page) == (address, page)
+        assert cluster.process("coordinator").metrics == metrics
         assert [value_of(started[-1], flag)[:8] for flag in ("--listen", "--page-listen")] == ["0.0.0.0:"] * 2
 
 
@@ -101,3 +103,41 @@ def test_local_cluster_names_its_roles_by_flags_alone(monkeypatch: pytest.Monkey
     (environment,) = Role.environments
     assert environment["KEPT"] == "1"
     assert not {"TF_CONFIG", "SHOAL_POD_NAME"} & environment.keys()
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_folder_of_programs_may_be_given_alone(
+    started: list[list[str]], tmp_path: Path, kind: type, several: bool
+) -> None:
+    folder = kind(tmp_path)
+    with LocalCluster(0, 1, path=[folder] if several else folder, allow_programs="vision.*"):
+        [worker] = [flags for flags in started if "--path" in flags]
+    assert (worker.count("--path"), value_of(worker, "--path")) == (1, str(tmp_path))
+    assert (worker.count("--allow-program"), value_of(worker, "--allow-program")) == (1, "vision.*")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"path": "nope"}, r"path 'nope' is not a folder \(/.*/nope\); create it, or name another one"),
+        ({"path": [".", "nope"]}, "path 'nope' is not a folder"),
+        ({"path": __file__}, "is not a folder"),
+        ({"path": 5}, "path is 5; give a folder, such as 'examples', or a list of folders"),
+        ({"path": [5]}, "path is 5; give a folder"),
+        ({"path": None}, "path is None; give a folder"),
+        ({"servers": "2"}, "servers is '2'; it must be a whole number, 0 or more"),
+        ({"workers": True}, "workers is True; it must be a whole number"),
+        ({"allow_programs": [5]}, r"allow_programs is 5; give a pattern, such as 'vision.\*', or a list"),
+        ({"flags": ["--x"]}, "flags is .*; give a dict of lists, such as"),
+        ({"flags": {"worker": "--device cuda:0"}}, "flags has 'worker': '--device cuda:0'; give a dict of lists"),
+        ({"flags": {"workers": []}}, "flags has 'workers': .* with the keys coordinator, server, worker"),
+        ({"checkpoints": None}, "checkpoints is None; give a path, or '' for none"),
+        ({"env": "A=1"}, "env is 'A=1'; give a dict"),
+        ({"listen": "localhost"}, "'localhost' is not an address; give host:port"),
+        ({"page_listen": 7080}, "7080 is not an address; give host:port"),
+    ],
+)
+def test_a_wrong_argument_is_refused_before_anything_starts(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(errors.BadRequest, match=message):
+        LocalCluster(**options)

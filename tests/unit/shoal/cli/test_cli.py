@@ -652,10 +652,26 @@ class TestTheCommand:
     @pytest.mark.parametrize(
         "address", ["localhost", "127.0.0.1:port", "http://127.0.0.1:7080", "http://127.0.0.1:7080/"]
     )
-    def test_has_one_for_what_is_no_address(self, run: Callable[..., Result], address: str) -> None:
+    def test_an_address_that_is_none_is_wrong_usage(self, run: Callable[..., Result], address: str) -> None:
         result = run("jobs", "--coordinator", address)
-        assert result.exit_code == 3
+        assert result.exit_code == 2
         assert f"{address!r} is not the address of a coordinator" in result.stderr.replace("\n", "")
+
+    def test_says_that_another_cluster_may_have_the_port(
+        self, coordinator: FakeCoordinator, run: Callable[..., Result]
+    ) -> None:
+        result = run("up", "--listen", coordinator.address)
+        assert result.exit_code == 3
+        assert result.stdout == ""
+        assert result.stderr.startswith(
+            f"error: cannot listen on {coordinator.address}: another process uses the port; "
+        )
+        assert "with --listen, or 0 for any free one. Another `shoal up` may be running there" in result.stderr
+
+    def test_up_refuses_an_address_that_is_none(self, run: Callable[..., Result]) -> None:
+        result = run("up", "--listen", "localhost")
+        assert result.exit_code == 2
+        assert "'localhost' is not an address; give host:port" in result.stderr
 
     def test_has_one_for_wrong_usage(self, run: Callable[..., Result]) -> None:
         assert run("jobs", "--nope").exit_code == 2

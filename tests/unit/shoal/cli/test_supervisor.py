@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from shoal import errors
-from shoal._cli.cluster import Supervisor
+from shoal._cli.cluster import Supervisor, _announce, up
 from shoal._cli.output import Output
 from shoal._role import supervision
 from shoal.local_cluster import LocalCluster
@@ -129,3 +129,21 @@ def test_one_that_was_asked_to_stop_stays_away(
         supervisor.poll()
     assert cluster.restarts == []
     assert [it["restart_in_s"] for it in said(capsys)] == [None]
+
+
+def test_the_help_gives_the_rule_by_which_deaths_are_in_a_row() -> None:
+    shown = " ".join((up.__doc__ or "").split())
+    assert f"again after {supervision.FIRST_PAUSE_S:g} s. The pause doubles" in shown
+    assert f"up to {supervision.MAX_PAUSE_S:g} s" in shown
+    assert f"if the role lived for less than {supervision.STEADY_S:g} s" in shown
+    assert supervision.MAX_DEATHS == 5
+    assert "After five deaths in a row" in shown
+
+
+def test_a_cluster_that_is_ready_says_where_the_metrics_of_the_coordinator_are(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {"address": "h:7070", "page": "http://h:7080", "metrics": {"coordinator": "h:9"}}.items():
+        setattr(cluster, name, value)
+    _announce(cast(LocalCluster, cluster), Output(as_json=False))
+    assert "Watch it at http://h:7080\nMetrics of the coordinator: http://h:9/metrics\n" in capsys.readouterr().out

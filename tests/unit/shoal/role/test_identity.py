@@ -39,6 +39,15 @@ def test_by_default_roles_are_on_loopback() -> None:
     assert resolve("server", RoleIdentity(), {"SHOAL_SERVICE": "ignored"}, "server-a-1") == expected
 
 
+@pytest.mark.parametrize("role", ["server", "worker", "coordinator"])
+def test_an_address_that_is_none_is_refused_with_its_option(role: str) -> None:
+    with pytest.raises(errors.BadRequest, match="'localhost' is not an address for --listen; give host:port, such as"):
+        resolve(role, RoleIdentity(name="a", listen="localhost"), {})
+    if role != "coordinator":
+        with pytest.raises(errors.BadRequest, match="'localhost' is not an address for --coordinator; give host:port"):
+            resolve(role, RoleIdentity(name="a", coordinator="localhost"), {})
+
+
 class TestTfConfig:
     @pytest.mark.parametrize(
         ("kind", "index", "expected"),

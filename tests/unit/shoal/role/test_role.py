@@ -126,12 +126,21 @@ def test_signal_during_a_wait_is_received() -> None:
 
 def test_pages_are_found_where_the_role_is(capfd: pytest.CaptureFixture[str]) -> None:
     def start(_registry: prometheus_client.CollectorRegistry, address: str) -> Nothing:
-        raise errors.BadRequest(f"pages at {address}")
+        raise errors.StoreFailed(f"pages at {address}")
 
     with pytest.raises(SystemExit) as ended:
         run_role("server", start, metrics_listen="0.0.0.0:0", advertise="server-0.server")
     assert ended.value.code == 1
     assert "pages at server-0.server:" in capfd.readouterr().err
+
+
+def test_a_wrong_option_is_wrong_usage() -> None:
+    def start(_registry: prometheus_client.CollectorRegistry, _address: str) -> Nothing:
+        raise AssertionError
+
+    with pytest.raises(SystemExit) as ended:
+        run_role("server", start, metrics_listen="localhost")
+    assert ended.value.code == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

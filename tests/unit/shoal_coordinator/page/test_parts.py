@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from shoal import errors
 from shoal._cli import cluster as cluster_commands
 from shoal._cli.app import app
-from shoal._cli.cluster import _free_page
+from shoal._cli.cluster import _page_address
 from shoal._role import flags
 from shoal.events import EvaluationEnded, LogLine, MetricsReported, StateChanged
 from shoal.status import Evaluation, JobState, MemberStatus, Progress, Role, ServerLoad
@@ -231,20 +231,23 @@ class TestThreads:
 class TestWhereItListens:
     def test_an_empty_variable_turns_the_page_off(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("SHOAL_PAGE_LISTEN", "")
-        assert flags.page_listen(flags.DEFAULT_PAGE) == ""
-        assert flags.page_listen("127.0.0.1:1") == "127.0.0.1:1", "a flag wins over its variable"
+        assert flags.page_listen(None) == ""
+        for given in ("127.0.0.1:1", flags.DEFAULT_PAGE):
+            assert flags.page_listen(given) == given, "a flag wins over its variable"
         monkeypatch.delenv("SHOAL_PAGE_LISTEN")
-        assert flags.page_listen(flags.DEFAULT_PAGE) == flags.DEFAULT_PAGE
+        assert flags.page_listen(None) == flags.DEFAULT_PAGE
 
     def test_a_cluster_on_this_machine_takes_another_port_than_one_that_is_taken(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             address = f"127.0.0.1:{taken.getsockname()[1]}"
-            assert _free_page(address) == address, "what was asked for is an error where it is taken"
             monkeypatch.setattr(flags, "DEFAULT_PAGE", address)
-            assert _free_page(address) == flags.ANY_PORT
-        assert _free_page(address) == address
+            monkeypatch.delenv("SHOAL_PAGE_LISTEN", raising=False)
+            assert _page_address(None) == flags.ANY_PORT
+            with pytest.raises(errors.PortInUse, match=f"cannot listen on {address}: .* with --page-listen"):
+                _page_address(address)
+        assert _page_address(None) == _page_address(address) == address
 
     @pytest.mark.parametrize(
         ("said", "told"),
