@@ -64,7 +64,8 @@ class Cluster:
         self._dirty = DirtyRecords()
         self._members = Membership(policy.heartbeat_timeout_s, self._dirty.member, return_s=policy.server_return_s)
         self._members.shortest_interval_s = policy.heartbeat_interval_s
-        self._jobs, self.take_changed_jobs = JobTable(self._dirty.job_event), self._dirty.take_changed_jobs
+        self._jobs = JobTable(self._dirty.job_event, policy.keep_finished)
+        self.take_changed_jobs = self._dirty.take_changed_jobs
         self.listing = Listing(self._jobs, self._members)
         self.counters = JobCounters()
         self._submissions = 0  # never decreases: each number is used once
@@ -372,7 +373,7 @@ class Cluster:
     def _schedule(self, now: float) -> None:
         """Runs the scheduler, and forgets the oldest ended jobs. Repeating it changes nothing."""
         self._scheduler.schedule(now)
-        for job in self._jobs.oldest_ended(self._policy.keep_finished):
+        for job in self._jobs.oldest_ended():
             self._forget(job)
 
     def _new_job(self, submission: Submission, now: float) -> JobMachine:
