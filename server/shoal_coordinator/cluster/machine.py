@@ -19,7 +19,7 @@ from shoal_coordinator.cluster.dirty_records import DirtyRecords
 from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.listing import Listing
 from shoal_coordinator.cluster.membership import RETURN_S, Member, Membership
-from shoal_coordinator.cluster.outcome_handler import OutcomeHandler, lost_shards
+from shoal_coordinator.cluster.outcome_handler import OutcomeHandler
 from shoal_coordinator.cluster.pending_effects import PendingEffects
 from shoal_coordinator.cluster.policy import ClusterPolicy
 from shoal_coordinator.cluster.scheduler import Scheduler
@@ -320,10 +320,7 @@ class Cluster:
         if job := self._jobs.find_of(member.id):
             self._emit(job.lose(member.id, now, cursor))
         if member.role is Role.SERVER:
-            for job in self._jobs.live:
-                if job.placement and any(server.member == member.id for server in job.servers):
-                    lost = f"{lost_shards(member.id, job.placement)}{job.advice}"
-                    self._outcomes.lose_shards(job, lost, now, announced=member.draining)
+            self._outcomes.lose_server(member, now)
 
     # Jobs, as users see them.
 
