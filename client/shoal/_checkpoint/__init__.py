@@ -7,7 +7,7 @@ and `shoal_coordinator.effects` take the consistent cut.
 from shoal._checkpoint.catalogue import Catalogue, expired_numbers, path_of
 from shoal._checkpoint.local_storage import LocalStorage
 from shoal._checkpoint.manifest import FileEntry, Manifest
-from shoal._checkpoint.safetensors_files import SafetensorsFile, rows
+from shoal._checkpoint.safetensors_files import SafetensorsFile, rows, write_pieces
 from shoal._checkpoint.slices import VALUE, Rows, SavedVariables, restore_problem, tensor_name
 from shoal._checkpoint.storage import CheckpointStorage, StorageFile, no_storage_message, probe
 from shoal._checkpoint.storage_urls import open_shared_storage, open_storage
@@ -36,5 +36,6 @@ __all__ = [
     "restore_problem",
     "rows",
     "tensor_name",
+    "write_pieces",
     "write_tensors",
 ]
