@@ -311,7 +311,7 @@ class Job:
         self._check_session()
         self._check_workers()
         if self.partial_restore and not self.restore:
-            raise errors.InvalidJob("partial_restore is set without restore; set restore to a checkpoint")
+            raise errors.InvalidJob("partial_restore is set without restore; set restore (--from) to a checkpoint")
         self.consistency.check(self.fewest_workers)
         # A copy, as the factory will receive it: later changes by the caller do not affect the job.
         object.__setattr__(self, "settings", json.loads(settings_.dumped(self.settings)))
