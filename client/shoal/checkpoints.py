@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 from google.protobuf import json_format
@@ -28,10 +28,11 @@ from shoal._checkpoint import (
     path_of,
     rows,
     tensor_name,
+    write_pieces,
     write_tensors,
 )
 from shoal._numerics import storage_dtype
-from shoal._system import atomic_write, check_type
+from shoal._system import check_type
 from shoal.checkpoint_policy import JOB_NAME, CheckpointChoice
 from shoal.status import Evaluation
 from shoal.v1 import job_pb2
@@ -211,12 +212,13 @@ class Checkpoints:
             warnings.warn(f"{found} is read in place of {problem}", stacklevel=2)
         return arrays
 
-    def export(self, name: str, file: str | os.PathLike[str]) -> Checkpoint:
+    def export(self, name: str, file: str | os.PathLike[str] | BinaryIO) -> Checkpoint:
         """Writes the values of all variables to one safetensors file, which any framework reads.
 
         Args:
             name: JOB, JOB/NUMBER or JOB/best.
-            file: path of the file, written atomically. float16 and bfloat16 variables are float32 in it.
+            file: path of the file, written atomically, or an open binary file. float16 and bfloat16 variables are
+                float32 in it.
 
         Returns:
             The checkpoint.
@@ -225,7 +227,11 @@ class Checkpoints:
             BadRequest, UnknownCheckpoint, CorruptCheckpoint, IncompatibleCheckpoint: see `show`.
             StorageFailed: the file cannot be written.
         """
-        return self._used(name, lambda manifest: self._export(manifest, Path(file)))[1]
+        if isinstance(file, str | os.PathLike):
+            return self._used(name, lambda manifest: self._export(manifest, Path(file)))[1]
+        found = self.verify(name)  # because what is written to an open file cannot be taken back
+        self._used(str(found), lambda manifest: self._export(manifest, file))
+        return found
 
     def import_file(self, file: str | os.PathLike[str], job: str, *, skip: Collection[str] = ()) -> Checkpoint:
         """Converts a safetensors file to a checkpoint that a job can start from.
@@ -309,7 +315,7 @@ class Checkpoints:
             saved.read(*((VALUE, variable, 0, array.reshape(-1)) for variable, array in arrays.items()))
             return arrays
 
-    def _export(self, manifest: Manifest, file: Path) -> None:
+    def _export(self, manifest: Manifest, file: Path | BinaryIO) -> None:
         with SavedVariables(self._catalogue.folder, manifest) as saved:
             tensors = [(variable, dtype, shape) for variable, (shape, dtype) in sorted(saved.variables.items())]
             metadata = {"format": "pt", "shoal": f"{manifest.job}/{manifest.number}", "step": str(manifest.step)}
@@ -319,7 +325,7 @@ class Checkpoints:
                 for variable, dtype, shape in tensors:
                     yield from rows(saved, variable, dtype, shape)
 
-            _write(file, pieces())
+            write_pieces(file, pieces())
 
     def _check_kept(self, manifest: Manifest) -> None:
         """Checks that an import still exists: a running job of its name may have removed it as incomplete.
@@ -341,17 +347,6 @@ class Checkpoints:
             "choose another name, or wait until the job has ended",
             job=job,
         )
-
-
-def _write(file: Path, pieces: Iterator[Any]) -> None:
-    try:
-        with atomic_write(file) as unfinished, unfinished.open("xb") as out:
-            for piece in pieces:
-                out.write(piece)
-            out.flush()
-            os.fsync(out.fileno())
-    except OSError as error:
-        raise errors.StorageFailed(f"{file} cannot be written: {error.strerror or error}", file=str(file)) from None
 
 
 def _parsed(name: str) -> CheckpointChoice:

@@ -36,8 +36,7 @@ class JobHandle:
     """
 
     def __init__(self, coordinator: CoordinatorClient, name: str) -> None:
-        self._coordinator = coordinator
-        self._jobs = coordinator.jobs
+        self._coordinator, self._jobs = coordinator, coordinator.jobs
         self.name = name
 
     def status(self) -> JobStatus:
@@ -115,8 +114,7 @@ class JobHandle:
         Raises:
             UnknownJob: there is no such job, or it was dropped.
         """
-        request = job_pb2.GetDataRequest(job=self.name)
-        return DataAccount.from_proto(self._coordinator.call(self._jobs.GetData, request))
+        return DataAccount.from_proto(self._coordinator.call(self._jobs.GetData, job_pb2.GetDataRequest(job=self.name)))
 
     def timings(self, *, last: int = 64) -> Timings:
         """Returns the time of each phase of the latest steps. `Timings.straggler()` names a slow worker.
@@ -198,13 +196,15 @@ class JobHandle:
 
         Raises:
             UnknownJob: there is no such job, or it was dropped.
-            NotPlaced: the job's variables are not on servers yet.
+            NotPlaced: the job's variables are not on servers yet, or were lost with a server after the job ended.
         """
-        with (
-            _tracing.root("pull", job=self.name),
-            ParameterClient(self._placement(), refresh=self._placement) as parameters,
-        ):
-            return parameters.pull()
+        with _tracing.root("pull", job=self.name):
+            try:
+                with ParameterClient(self._placement(), refresh=self._placement) as parameters:
+                    return parameters.pull()
+            except (errors.Unreachable, *errors.SHARDS_LOST):
+                self._placement()  # raises NotPlaced if the server is gone, and the values with it
+                raise
 
     def _placement(self) -> Placement:
         request = job_pb2.GetPlacementRequest(job=self.name)

@@ -179,7 +179,7 @@ class EvaluationPolicy:
             return ""
         return (
             f"gives {', '.join(sorted(metrics)) or 'nothing'}, but the job asks for {self.metric!r}; set the metric of "
-            "its EvaluationPolicy to one that the program gives"
+            "its EvaluationPolicy (on the command line: --metric) to one that the program gives"
         )
 
     @property

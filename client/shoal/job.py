@@ -81,7 +81,7 @@ class Job:
         epochs: number of passes over the data set.
         batch_size: samples in a step of one worker.
         range_size: samples in one lease, a multiple of batch_size. 0 means that the coordinator chooses.
-        max_steps: steps after which a worker stops, even if data is left. 0 means no limit.
+        max_steps: steps after which a worker stops, including those before the checkpoint of `restore`. 0: no limit.
         step_timeout_s: if no worker takes a step for this many seconds, the workers that the others wait for are
             restarted. 0 lets Shoal choose.
         shards: number of shards of the variables. 0 lets Shoal choose: one, on one server, if the variables take at
@@ -205,7 +205,7 @@ class Job:
         default=0,
         metadata=field_metadata(
             Number(0, UINT64),
-            Option("Number of steps after which a worker stops. 0 means no limit."),
+            Option("Maximum steps of a worker, including those before the checkpoint of --from. 0 means no limit."),
             json=JsonField(label="Most steps", shown=lambda job: job.max_steps or "no limit"),
         ),
     )
@@ -302,7 +302,7 @@ class Job:
         self._check_session()
         self._check_workers()
         if self.partial_restore and not self.restore:
-            raise errors.InvalidJob("partial_restore is set without restore; set restore to a checkpoint")
+            raise errors.InvalidJob("partial_restore is set without restore; set restore (--from) to a checkpoint")
         self.consistency.check(self.fewest_workers)
         # A copy, as the factory will receive it: later changes by the caller do not affect the job.
         object.__setattr__(self, "settings", json.loads(settings_.dumped(self.settings)))

@@ -55,6 +55,7 @@ class Progress:
         staleness_max: largest staleness of all accepted pushes, in versions.
         rejected: pushes that were rejected for NaN or Inf.
         dropped: pushes that arrived after their step had closed.
+        earlier_steps: the part of `steps` that comes from the checkpoint of another job, with which this job began.
         ended: whether the job has ended.
     """
 
@@ -68,6 +69,7 @@ class Progress:
     staleness_max: int = 0
     rejected: int = 0
     dropped: int = 0
+    earlier_steps: int = 0
     ended: bool = False
 
     @property
@@ -101,6 +103,7 @@ class Progress:
             staleness_max=message.staleness_max,
             rejected=message.rejected,
             dropped=message.dropped,
+            earlier_steps=message.earlier_steps,
             ended=ended,
         )
 

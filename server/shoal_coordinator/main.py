@@ -55,7 +55,8 @@ class Options:
         typer.Option(
             envvar="SHOAL_KEEP_FINISHED_JOBS",
             min=0,
-            help="Number of newest ended jobs whose variables stay readable.",
+            help="Number of newest ended jobs that are kept, with their variables. Older ones are forgotten; their "
+            "checkpoints remain.",
         ),
     ] = 8
     checkpoints: flags.Checkpoints = ""

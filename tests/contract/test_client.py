@@ -3,16 +3,19 @@
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 import shoal
+from shoal._training import ParameterClient
 from shoal.events import EvaluationEnded, Event, LogLine, MetricsReported, StateChanged
 from shoal.status import Evaluation, JobState, Role, StepTiming, Timings
 from shoal.v1 import coordinator_pb2, job_pb2
 from shoal_coordinator.api.codecs import timings_message
 from support.clusters.fake_coordinator import FakeCoordinator
+from support.faults.killable_roles import placement_on
 from support.waiting import wait_until
 
 
@@ -91,6 +94,27 @@ class TestJobs:
     def test_variables_that_are_nowhere_cannot_be_pulled(self, client: shoal.Client, job: shoal.JobHandle) -> None:
         with pytest.raises(shoal.NotPlaced):
             client.pull("linear")
+
+    @pytest.mark.parametrize("failure", [shoal.Unreachable("no answer"), shoal.UnknownJob("no shards")])
+    def test_a_pull_that_fails_says_whether_the_values_are_lost(
+        self,
+        coordinator: FakeCoordinator,
+        client: shoal.Client,
+        job: shoal.JobHandle,
+        failure: shoal.ShoalError,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        placed = placement_on("127.0.0.1:1").to_proto()
+        for then, raised in ((placed, type(failure)), (None, shoal.NotPlaced)):
+            coordinator.placement = placed
+
+            def fail(_: ParameterClient, then: Any = then) -> None:
+                coordinator.placement = then
+                raise failure
+
+            monkeypatch.setattr(ParameterClient, "pull", fail)
+            with pytest.raises(raised):
+                client.pull("linear")
 
 
 class TestTheEnd:

@@ -465,8 +465,9 @@ class TestActions:
     @pytest.mark.parametrize(
         ("headers", "reason"),
         [
-            ({"x-shoal-page": "1"}, "must come from this page"),
-            ({**ACTION, "sec-fetch-site": "cross-site"}, "must come from this page"),
+            ({"x-shoal-page": "1"}, "a script sends the headers Sec-Fetch-Site: same-origin, x-shoal-page: 1 and"),
+            ({}, "a script sends the headers"),
+            ({**ACTION, "sec-fetch-site": "cross-site"}, "Sec-Fetch-Site or Origin names another site"),
             ({**ACTION, "sec-fetch-site": "same-site"}, "must come from this page"),
             ({"x-shoal-page": "1", "origin": "http://evil.example"}, "must come from this page"),
             ({**ACTION, "origin": "http://evil.example"}, "must come from this page"),

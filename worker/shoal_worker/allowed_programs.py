@@ -76,7 +76,8 @@ class AllowedPrograms:
         where = f"{module} is {found}, which is not under --path ({searched})" if found else f"{module} is not allowed"
         raise errors.ProgramNotAllowed(
             f"program {reference}: {where}; this worker allows {', '.join(self.patterns) or 'no programs'}. Put the "
-            "module in a folder of --path, or start the worker with a further --allow-program",
+            "module in a folder of --path, or start the worker with a further --allow-program (from Python: path= and "
+            "allow_programs= of LocalCluster)",
             program=reference,
         )
 

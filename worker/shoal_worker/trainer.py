@@ -221,7 +221,8 @@ def _batches(name: str, program: Program, participant: Participant, device: Devi
             return LeasedBatches(dataset, spec.batch_size, spec.seed, participant.lease, prepare=device.activate)
     if not spec.max_steps:
         raise errors.InvalidJob(
-            f"job {spec.name}: program {spec.program} has no samples, so the job would never end; set max_steps"
+            f"job {spec.name}: program {spec.program} has no samples, so the job would never end; set "
+            "max_steps (on the command line: --max-steps)"
         )
     return NoBatches()
 

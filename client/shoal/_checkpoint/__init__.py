@@ -7,8 +7,8 @@ and `shoal_coordinator.effects` take the consistent cut.
 from shoal._checkpoint.catalogue import Catalogue, expired_numbers, path_of
 from shoal._checkpoint.local_storage import LocalStorage
 from shoal._checkpoint.manifest import FileEntry, Manifest
-from shoal._checkpoint.safetensors_files import SafetensorsFile, rows
-from shoal._checkpoint.slices import VALUE, Rows, SavedVariables, mismatches, tensor_name
+from shoal._checkpoint.safetensors_files import SafetensorsFile, rows, write_pieces
+from shoal._checkpoint.slices import VALUE, Rows, SavedVariables, restore_problem, tensor_name
 from shoal._checkpoint.storage import CheckpointStorage, StorageFile, no_storage_message, probe
 from shoal._checkpoint.storage_urls import open_shared_storage, open_storage
 from shoal._checkpoint.tensor_files import Named, write_tensors
@@ -28,13 +28,14 @@ __all__ = [
     "StorageFile",
     "encode_header",
     "expired_numbers",
-    "mismatches",
     "no_storage_message",
     "open_shared_storage",
     "open_storage",
     "path_of",
     "probe",
+    "restore_problem",
     "rows",
     "tensor_name",
+    "write_pieces",
     "write_tensors",
 ]

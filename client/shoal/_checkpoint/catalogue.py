@@ -50,7 +50,9 @@ class Catalogue:
 
     def unknown(self, name: str) -> errors.UnknownCheckpoint:
         """Returns the error for a checkpoint that does not exist, by the name that the user gave."""
-        hint = ", and only a job with --checkpoint-best has a best one" if name.endswith("/best") else ""
+        hint = (
+            ", and only a job with checkpoint_best (--checkpoint-best) has a best one" if name.endswith("/best") else ""
+        )
         return errors.UnknownCheckpoint(
             f"there is no checkpoint {name} in {self.folder.url}; `shoal checkpoints ls` lists them{hint}",
             checkpoint=name,

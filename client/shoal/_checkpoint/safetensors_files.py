@@ -2,8 +2,9 @@
 
 import math
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from shoal import errors
 from shoal._checkpoint.slices import VALUE, SavedVariables
 from shoal._checkpoint.tensors import LENGTH_BYTES, Contents, Tensor, decode_header, header_bytes
 from shoal._numerics import SUPPORTED_DTYPES, storage_dtype
+from shoal._system import atomic_write
 from shoal.variables import Variable
 
 # Bytes that are read or written at a time.
@@ -110,4 +112,24 @@ def rows(saved: SavedVariables, variable: str, dtype: np.dtype, shape: tuple[int
         yield piece.view(np.uint8).data
 
 
-__all__ = ["SafetensorsFile", "rows"]
+def write_pieces(file: Path | BinaryIO, pieces: Iterable[Any]) -> None:
+    """Writes a file: at a path atomically, or to an open file as far as possible.
+
+    Raises:
+        StorageFailed: the file cannot be written.
+    """
+    try:
+        if isinstance(file, Path):
+            with atomic_write(file) as unfinished, unfinished.open("xb") as out:
+                out.writelines(pieces)
+                out.flush()
+                os.fsync(out.fileno())
+        else:
+            file.writelines(pieces)
+            file.flush()
+    except OSError as error:
+        where = file if isinstance(file, Path) else getattr(file, "name", "the file")
+        raise errors.StorageFailed(f"{where} cannot be written: {error.strerror or error}", file=str(where)) from None
+
+
+__all__ = ["SafetensorsFile", "rows", "write_pieces"]

@@ -23,6 +23,8 @@ VALUE = "value"
 # Rows to read: the kind (VALUE or a slot's name), the variable, the first row, and the memory to fill. The memory is
 # flat, has the saved dtype and holds a whole number of existing rows. An unknown kind or variable is a KeyError.
 Rows = tuple[str, str, int, np.ndarray]
+# Maximum number of reasons in an error.
+_MAX_REASONS = 50
 
 
 def tensor_name(kind: str, row_start: int, variable: str) -> str:
@@ -176,22 +178,46 @@ class SavedVariables:
         return errors.CorruptCheckpoint(f"{self._where} is damaged: {what}", checkpoint=self._where)
 
 
-def mismatches(
-    wanted: Mapping[str, tuple[tuple[int, ...], np.dtype]], saved: Mapping[str, tuple[tuple[int, ...], np.dtype]]
-) -> Iterator[str]:
-    """Yields the reasons why saved variables cannot be restored, one for each mismatch.
+def restore_problem(
+    wanted: Mapping[str, tuple[tuple[int, ...], np.dtype]],
+    saved: Mapping[str, tuple[tuple[int, ...], np.dtype]],
+    *,
+    partial: bool,
+    optimizer: str = "",
+) -> str:
+    """Returns why a job cannot begin with a checkpoint, and what to do; "" if it can.
 
     Args:
         wanted: shape and stored dtype of each variable of the job.
         saved: shape and dtype of each saved variable.
+        partial: whether only the variables that both have are restored.
+        optimizer: how the optimizers differ; "" means that they do not.
     """
-    for name, (shape, dtype) in wanted.items():
-        if name not in saved:
-            yield f"{name!r} was not saved"
-        elif saved[name] != (shape, dtype):
-            yield f"{name!r} was saved as {saved[name][1]}{list(saved[name][0])}, but is {dtype}{list(shape)}"
-    for name in saved.keys() - wanted.keys():
-        yield f"{name!r} was saved, but the job has no such variable"
+    both = [name for name in wanted if name in saved]
+    changed = [
+        f"{name!r} was saved as {saved[name][1]}{list(saved[name][0])}, but is {wanted[name][1]}{list(wanted[name][0])}"
+        for name in both
+        if wanted[name] != saved[name]
+    ]
+    missing = [f"{name!r} was not saved" for name in wanted if name not in saved]
+    extra = [f"{name!r} was saved, but the job has no such variable" for name in saved if name not in wanted]
+    one_sided = [] if partial else missing + extra
+    if not (optimizer or changed or one_sided):
+        return ""
+    if partial:
+        advice = "to initialize a changed variable again, give it another name in the program"
+    elif changed:
+        advice = (
+            "submit the job with the settings of the checkpoint's job, or give the changed variables other names in "
+            "the program and use a partial restore"
+        )
+    elif one_sided:
+        advice = "to leave out variables that only one side has, use a partial restore"
+    else:
+        advice = "use the same optimizer, or a partial restore, which reads only values"
+    reasons = [*filter(None, [optimizer]), *changed, *one_sided]
+    more = len(reasons) - _MAX_REASONS
+    return f"{'; '.join(reasons[:_MAX_REASONS])}{f'; and {more} more' if more > 0 else ''}; {advice}"
 
 
-__all__ = ["VALUE", "Rows", "SavedVariables", "mismatches", "tensor_name"]
+__all__ = ["VALUE", "Rows", "SavedVariables", "restore_problem", "tensor_name"]

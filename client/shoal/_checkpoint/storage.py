@@ -106,7 +106,9 @@ def missing(url: str, path: Sequence[str]) -> errors.UnknownCheckpoint:
 
 def no_storage_message(process: str) -> errors.StorageFailed:
     """Returns the error for a process that was started without checkpoint storage."""
-    return errors.StorageFailed(f"{process} has no checkpoint storage; start it with --checkpoints")
+    return errors.StorageFailed(
+        f"{process} has no checkpoint storage; start it with --checkpoints (from Python: LocalCluster(checkpoints=...))"
+    )
 
 
 __all__ = [

@@ -3,6 +3,7 @@
 They read the checkpoint storage and need no cluster.
 """
 
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +12,7 @@ import typer
 
 from shoal import errors
 from shoal._cli import options
+from shoal._cli.files import STDOUT, check_writable
 from shoal._cli.output import Output, Row
 from shoal._display import counted, format_metrics, printable, records
 from shoal.checkpoints import Checkpoint, Checkpoints
@@ -46,7 +48,7 @@ def ls(
 ) -> None:
     """Lists complete checkpoints, newest first, and reports damaged and incomplete ones."""
     with Output(as_json) as out:
-        checkpoints = Checkpoints(folder)
+        checkpoints = _opened(folder)
         found, incomplete = [*checkpoints.list(job)], [*checkpoints.incomplete(job)]
         if job and not found and not incomplete:
             raise errors.UnknownCheckpoint(
@@ -75,7 +77,7 @@ def ls(
 def show(name: NameArgument, folder: FolderOption, as_json: options.JsonOption = False) -> None:
     """Shows a checkpoint and the shapes and dtypes of its variables."""
     with Output(as_json) as out:
-        found = Checkpoints(folder).show(name)
+        found = _opened(folder).show(name)
         if as_json:
             out.record(records.stored_checkpoint(found))
             return
@@ -90,7 +92,7 @@ def show(name: NameArgument, folder: FolderOption, as_json: options.JsonOption =
 def verify(name: NameArgument, folder: FolderOption, as_json: options.JsonOption = False) -> None:
     """Reads all files of a checkpoint and compares them with their checksums."""
     with Output(as_json) as out:
-        found = Checkpoints(folder).verify(name)
+        found = _opened(folder).verify(name)
         _print_skipped(found, out)
         out.message(
             f"{found} is complete: {counted(found.nbytes, 'byte')} read, and the checksums match",
@@ -107,7 +109,7 @@ def rm(
 ) -> None:
     """Removes a checkpoint, even if it is damaged or incomplete. With --all, removes all checkpoints of a job."""
     with Output(as_json) as out:
-        checkpoints = Checkpoints(folder)
+        checkpoints = _opened(folder)
         if whole_job:
             removed = checkpoints.remove_all(name)
         else:
@@ -119,17 +121,24 @@ def rm(
 
 def export(
     name: NameArgument,
-    file: Annotated[Path, typer.Argument(metavar="FILE.safetensors", help="File to write. It is replaced atomically.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE.safetensors", help="File to write; it is replaced atomically. - means standard output."
+        ),
+    ],
     folder: FolderOption,
     as_json: options.JsonOption = False,
 ) -> None:
     """Writes the variables of a checkpoint to a safetensors file, which PyTorch, JAX and others read."""
     with Output(as_json) as out:
-        found = Checkpoints(folder).export(name, file)
+        check_writable(file)
+        found = _opened(folder).export(name, sys.stdout.buffer if file == STDOUT else file)
         _print_skipped(found, out)
         out.message(
             f"{file}: {counted(len(found.variables), 'variable')} of {found}",
             {**records.stored_checkpoint(found), "file": str(file)},
+            beside=file == STDOUT,
         )
 
 
@@ -148,6 +157,18 @@ def import_(
         out.message(
             f"imported {file} as {found}: {counted(len(found.variables), 'variable')}", records.stored_checkpoint(found)
         )
+
+
+def _opened(url: str) -> Checkpoints:
+    """Returns the checkpoints of a storage. A local folder must exist, because a missing one is a wrong name."""
+    checkpoints = Checkpoints(url)
+    if "://" not in checkpoints.url and not Path(checkpoints.url).exists():
+        raise errors.StorageFailed(
+            f"there is no folder {checkpoints.url}; name the cluster's checkpoint storage with --checkpoints or "
+            "SHOAL_CHECKPOINTS",
+            folder=checkpoints.url,
+        )
+    return checkpoints
 
 
 def _row(found: Checkpoint) -> tuple[list[str], Row]:

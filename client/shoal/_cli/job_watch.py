@@ -52,8 +52,9 @@ def summary(result: JobResult, metric: str = "") -> str:
     done = result.progress
     trained = " without a step"
     if done.steps:
+        earlier = f" in all, {done.steps - done.earlier_steps:,} of them in this job" if done.earlier_steps else ""
         trained = (
-            f": {counted(done.steps, 'step')}, {done.samples_per_s:,.0f} samples/s, "
+            f": {counted(done.steps, 'step')}{earlier}, {done.samples_per_s:,.0f} samples/s, "
             f"loss {done.loss:.4g}, staleness p50 {done.staleness_p50:g} max {done.staleness_max}"
             + (f", {done.rejected} rejected" if done.rejected else "")
             + (f", {done.dropped} dropped" if done.dropped else "")

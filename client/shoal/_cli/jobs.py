@@ -11,8 +11,8 @@ from typing import Annotated, Any, BinaryIO
 import numpy as np
 import typer
 
-from shoal import errors
 from shoal._cli import options
+from shoal._cli.files import STDOUT, cannot_write, check_writable
 from shoal._cli.job_watch import evaluations, summary
 from shoal._cli.job_watch import follow as follow_job
 from shoal._cli.output import Output, Row
@@ -26,8 +26,6 @@ from shoal.timings import PHASES
 
 # Columns that `shoal jobs` omits on a narrow screen, first to last.
 _OPTIONAL = ["age", "stale", "left", "samples/s", "program", "loss", "workers"]
-# The name for standard output, by which a container can deliver a file.
-_STDOUT = Path("-")
 
 
 def jobs(
@@ -184,15 +182,14 @@ def pull(
     bfloat16 values are saved as float32, without loss.
     """
     with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
-        if obstacle := _obstacle(file):  # before the pull
-            raise _cannot_write(file, obstacle)
+        check_writable(file)
         variables = client.pull(job)
         _save(file, variables)
         size = sum(array.nbytes for array in variables.values())
         out.message(
             f"{file}: {counted(len(variables), 'variable')}, {counted(size, 'byte')}",
             {"name": job, "file": str(file), "variables": len(variables), "bytes": size},
-            beside=file == _STDOUT,
+            beside=file == STDOUT,
         )
 
 
@@ -240,26 +237,13 @@ def _holders(account: DataAccount, epoch: int) -> str:
     return ", ".join(f"{part.worker} [{part.start}, {part.stop})" for part in held)
 
 
-def _obstacle(file: Path) -> str:
-    """Returns the reason why the file cannot be written, or an empty string if none is known."""
-    if file == _STDOUT:
-        return "standard output is a terminal" if sys.stdout.isatty() else ""
-    if file.is_dir():
-        return "it is a folder"
-    return "" if file.parent.is_dir() else f"there is no folder {file.parent}"
-
-
-def _cannot_write(file: Path, why: str) -> errors.ShoalError:
-    return errors.BadRequest(f"cannot write {file}: {why}; name a file in a folder that you may write to", file=file)
-
-
 def _save(file: Path, variables: Mapping[str, np.ndarray[Any, Any]]) -> None:
     """Writes an .npz file.
 
     `numpy.savez` takes names as keyword arguments and cannot write bfloat16.
     """
     opened: AbstractContextManager[Path | BinaryIO]
-    opened = nullcontext(sys.stdout.buffer) if file == _STDOUT else atomic_write(file)
+    opened = nullcontext(sys.stdout.buffer) if file == STDOUT else atomic_write(file)
     try:
         with opened as unfinished, zipfile.ZipFile(unfinished, "x") as archive:
             for name, array in variables.items():
@@ -267,7 +251,7 @@ def _save(file: Path, variables: Mapping[str, np.ndarray[Any, Any]]) -> None:
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
                     np.lib.format.write_array(entry, known, allow_pickle=False)
     except OSError as error:
-        raise _cannot_write(file, error.strerror or str(error)) from None
+        raise cannot_write(file, error.strerror or str(error)) from None
 
 
 __all__ = ["cancel", "checkpoint", "data", "drop", "jobs", "logs", "pull", "timings", "wait"]

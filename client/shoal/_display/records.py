@@ -79,6 +79,7 @@ def progress(done: Progress) -> dict[str, Any]:
         "staleness_max": done.staleness_max,
         "rejected": done.rejected,
         "dropped": done.dropped,
+        "earlier_steps": done.earlier_steps,
         "ended": done.ended,
         "seconds_left": done.seconds_left,
     }

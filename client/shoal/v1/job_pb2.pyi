@@ -752,6 +752,7 @@ class Progress(_message.Message):
     STALENESS_MAX_FIELD_NUMBER: _builtins.int
     REJECTED_FIELD_NUMBER: _builtins.int
     DROPPED_FIELD_NUMBER: _builtins.int
+    EARLIER_STEPS_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
     """Accepted pushes of all workers."""
     samples: _builtins.int
@@ -774,6 +775,8 @@ class Progress(_message.Message):
     """Pushes rejected for NaN or Inf."""
     dropped: _builtins.int
     """Pushes dropped because their step had closed."""
+    earlier_steps: _builtins.int
+    """The part of `steps` that comes from the checkpoint of another job."""
     def __init__(
         self,
         *,
@@ -787,10 +790,11 @@ class Progress(_message.Message):
         staleness_max: _builtins.int = ...,
         rejected: _builtins.int = ...,
         dropped: _builtins.int = ...,
+        earlier_steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dropped", b"dropped", "epoch", b"epoch", "loss", b"loss", "rejected", b"rejected", "samples", b"samples", "samples_per_s", b"samples_per_s", "staleness_max", b"staleness_max", "staleness_p50", b"staleness_p50", "steps", b"steps", "total_samples", b"total_samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dropped", b"dropped", "earlier_steps", b"earlier_steps", "epoch", b"epoch", "loss", b"loss", "rejected", b"rejected", "samples", b"samples", "samples_per_s", b"samples_per_s", "staleness_max", b"staleness_max", "staleness_p50", b"staleness_p50", "steps", b"steps", "total_samples", b"total_samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

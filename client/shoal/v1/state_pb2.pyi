@@ -646,10 +646,13 @@ class ProgressRecord(_message.Message):
     LOSS_FIELD_NUMBER: _builtins.int
     TOLD_FIELD_NUMBER: _builtins.int
     EARLIER_SAMPLES_FIELD_NUMBER: _builtins.int
+    EARLIER_STEPS_FIELD_NUMBER: _builtins.int
     loss: _builtins.float
     """The loss in the latest report."""
     earlier_samples: _builtins.int
     """Samples in the totals that come from the checkpoint of another job."""
+    earlier_steps: _builtins.int
+    """Accepted pushes in the totals that come from it."""
     @_builtins.property
     def totals(self) -> Global___Totals:
         """Counts saturate at 2^64 - 1."""
@@ -665,10 +668,11 @@ class ProgressRecord(_message.Message):
         loss: _builtins.float = ...,
         told: _abc.Mapping[_builtins.int, Global___Totals] | None = ...,
         earlier_samples: _builtins.int = ...,
+        earlier_steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["earlier_samples", b"earlier_samples", "loss", b"loss", "told", b"told", "totals", b"totals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["earlier_samples", b"earlier_samples", "earlier_steps", b"earlier_steps", "loss", b"loss", "told", b"told", "totals", b"totals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

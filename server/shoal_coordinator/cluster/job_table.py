@@ -17,10 +17,11 @@ class JobTable(Mapping[str, JobMachine]):
 
     Args:
         on_event: called with the submission of a job that has a new event.
+        keep_ended: number of ended jobs that the cluster keeps.
     """
 
-    def __init__(self, on_event: Callable[[int], None] = lambda _: None) -> None:
-        self._on_event = on_event
+    def __init__(self, on_event: Callable[[int], None] = lambda _: None, keep_ended: int = 0) -> None:
+        self._on_event, self._keep_ended = on_event, keep_ended
         self._jobs: dict[str, JobMachine] = {}
         self._by_submission: dict[int, JobMachine] = {}  # has the same jobs
         self._submissions: list[int] = []  # the keys of _by_submission, in order
@@ -45,7 +46,13 @@ class JobTable(Mapping[str, JobMachine]):
             UnknownJob: no job has this name.
         """
         if name not in self._jobs:
-            raise errors.UnknownJob(f"there is no job {name!r:.80}; `shoal jobs` lists all jobs", job=name)
+            kept = self._keep_ended
+            raise errors.UnknownJob(
+                f"there is no job {name!r:.80}; when more than {kept} job{'s' * (kept != 1)} have ended, the "
+                "coordinator forgets the oldest of them (--keep-finished-jobs), but their checkpoints remain; `shoal "
+                "jobs` lists all jobs",
+                job=name,
+            )
         return self._jobs[name]
 
     def add(self, job: JobMachine) -> None:
@@ -82,10 +89,10 @@ class JobTable(Mapping[str, JobMachine]):
         self._settle()
         return +self._ended_states + Counter(job.state for job in self._live.values())
 
-    def oldest_ended(self, keep: int) -> list[JobMachine]:
-        """Returns the ended jobs, without the `keep` jobs that ended last."""
+    def oldest_ended(self) -> list[JobMachine]:
+        """Returns the ended jobs, without the `keep_ended` jobs that ended last."""
         self._settle()
-        return list(islice(self._ended.values(), max(0, len(self._ended) - keep)))
+        return list(islice(self._ended.values(), max(0, len(self._ended) - self._keep_ended)))
 
     def newest(self, count: int, before: int | None = None) -> list[JobMachine]:
         """Returns jobs, newest first.

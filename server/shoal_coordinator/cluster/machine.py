@@ -19,7 +19,7 @@ from shoal_coordinator.cluster.dirty_records import DirtyRecords
 from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.listing import Listing
 from shoal_coordinator.cluster.membership import RETURN_S, Member, Membership
-from shoal_coordinator.cluster.outcome_handler import OutcomeHandler, lost_shards
+from shoal_coordinator.cluster.outcome_handler import OutcomeHandler
 from shoal_coordinator.cluster.pending_effects import PendingEffects
 from shoal_coordinator.cluster.policy import ClusterPolicy
 from shoal_coordinator.cluster.scheduler import Scheduler
@@ -64,7 +64,8 @@ class Cluster:
         self._dirty = DirtyRecords()
         self._members = Membership(policy.heartbeat_timeout_s, self._dirty.member, return_s=policy.server_return_s)
         self._members.shortest_interval_s = policy.heartbeat_interval_s
-        self._jobs, self.take_changed_jobs = JobTable(self._dirty.job_event), self._dirty.take_changed_jobs
+        self._jobs = JobTable(self._dirty.job_event, policy.keep_finished)
+        self.take_changed_jobs = self._dirty.take_changed_jobs
         self.listing = Listing(self._jobs, self._members)
         self.counters = JobCounters()
         self._submissions = 0  # never decreases: each number is used once
@@ -319,10 +320,7 @@ class Cluster:
         if job := self._jobs.find_of(member.id):
             self._emit(job.lose(member.id, now, cursor))
         if member.role is Role.SERVER:
-            for job in self._jobs.live:
-                if job.placement and any(server.member == member.id for server in job.servers):
-                    lost = f"{lost_shards(member.id, job.placement)}{job.advice}"
-                    self._outcomes.lose_shards(job, lost, now, announced=member.draining)
+            self._outcomes.lose_server(member, now)
 
     # Jobs, as users see them.
 
@@ -372,7 +370,7 @@ class Cluster:
     def _schedule(self, now: float) -> None:
         """Runs the scheduler, and forgets the oldest ended jobs. Repeating it changes nothing."""
         self._scheduler.schedule(now)
-        for job in self._jobs.oldest_ended(self._policy.keep_finished):
+        for job in self._jobs.oldest_ended():
             self._forget(job)
 
     def _new_job(self, submission: Submission, now: float) -> JobMachine:

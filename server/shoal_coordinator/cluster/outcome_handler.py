@@ -8,7 +8,7 @@ from shoal._wire import Placement
 from shoal.status import SavedCheckpoint
 from shoal_coordinator.cluster.draining import DrainCoordinator
 from shoal_coordinator.cluster.job_table import JobTable
-from shoal_coordinator.cluster.membership import Membership
+from shoal_coordinator.cluster.membership import Member, Membership
 from shoal_coordinator.cluster.pending_effects import PendingEffects
 from shoal_coordinator.job import JobMachine
 from shoal_coordinator.messages import Effect, HoldResult, events
@@ -70,6 +70,17 @@ class OutcomeHandler:
             events.CheckpointCommitted: self._checkpoint_committed,
             events.CheckpointFailed: self._checkpoint_failed,
         }
+
+    def lose_server(self, member: Member, now: float) -> None:
+        """Handles the loss of a server for each job with shards on it. The values of ended jobs are lost."""
+        for job in list(self._jobs.values()):
+            if not job.placement or all(server.member != member.id for server in job.servers):
+                continue
+            if job.ended:
+                self._emit(job.drop())
+            else:
+                lost = f"{_lost_shards(member.id, job.placement)}{job.advice}"
+                self.lose_shards(job, lost, now, announced=member.draining)
 
     def lose_shards(
         self,
@@ -182,7 +193,7 @@ class OutcomeHandler:
         return self._jobs.find_live(event.job) if self._pending_effects.end(event.effect) else None
 
 
-def lost_shards(server: str, placement: Placement) -> str:
+def _lost_shards(server: str, placement: Placement) -> str:
     """Returns why a job has lost shards, after the server that held them is gone."""
     numbers = [str(shard.layout.shard) for shard in placement.shards if shard.server == server]
     what = f"shard{'s' * (len(numbers) > 1)} {', '.join(numbers)}"

@@ -1,16 +1,20 @@
 """Restore of shards from a checkpoint. `checkpoint_cut` and `checkpoint_commit` make checkpoints."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import structlog
 from google.protobuf import json_format
 
 from shoal import errors
-from shoal._checkpoint import Catalogue, Manifest
+from shoal._checkpoint import Catalogue, Manifest, restore_problem
+from shoal._numerics import storage_dtype
 from shoal.checkpoint_policy import CheckpointChoice
 from shoal.v1 import parameter_server_pb2 as pb
-from shoal.v1 import state_pb2
+from shoal.v1 import state_pb2, tensor_pb2
+from shoal.variables import Variable
+from shoal.variables import from_proto as variable_from_proto
 from shoal_coordinator.effects.server_calls import ServerCalls
 from shoal_coordinator.messages import CreateShards, RestoredCheckpoint, servers_of
 
@@ -36,7 +40,7 @@ def restore(
 
     Raises:
         CorruptCheckpoint, UnknownCheckpoint: No checkpoint can be read; the message gives the reason for each.
-        IncompatibleCheckpoint: The first readable checkpoint has other variables.
+        IncompatibleCheckpoint: The first readable checkpoint has other variables, or is of another optimizer.
         StorageFailed: The coordinator or a server cannot read the storage now. Some shards may be filled.
         ShoalError: A server has returned another error.
     """
@@ -118,11 +122,21 @@ def _restored(
 
 def _check_optimizer(effect: CreateShards, choice: CheckpointChoice, manifest: Manifest) -> None:
     saved = manifest.spec.get("optimizer", {}).get("name", "")
-    if saved and saved != effect.spec.optimizer.name and not choice.partial:
-        raise errors.IncompatibleCheckpoint(
-            f"{choice} was trained with {saved}, but {effect.job.name} uses {effect.spec.optimizer.name}, which has "
-            "other slots: use the same optimizer, or a partial restore, which reads only values"
-        )
+    if not saved or saved == effect.spec.optimizer.name or choice.partial:
+        return
+    # The servers would compare the variables only after this, and the user would learn one difference at a time.
+    messages = [_parsed(variable, tensor_pb2.Variable(), manifest) for variable in manifest.variables]
+    variables = dict(variable_from_proto(message) for message in messages)
+    optimizer = (
+        f"{choice} was trained with {saved}, but {effect.job.name} uses {effect.spec.optimizer.name}, which has other "
+        "slots"
+    )
+    why = restore_problem(_stored(effect.placement.variables), _stored(variables), partial=False, optimizer=optimizer)
+    raise errors.IncompatibleCheckpoint(why, job=effect.job.name)
+
+
+def _stored(variables: Mapping[str, Variable]) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    return {name: (it.shape, storage_dtype(it.dtype)) for name, it in variables.items()}
 
 
 def _parsed(record: Any, message: Any, manifest: Manifest) -> Any:

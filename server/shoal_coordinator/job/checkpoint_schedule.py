@@ -15,7 +15,10 @@ _DOUBLED = 6  # doublings until the maximum is reached
 _TRIES = 3
 # Number of complete checkpoints that are remembered; the storage may have more.
 _MAX_SAVED = 1_000
-NO_STORAGE = "this cluster has no checkpoint storage: start its coordinator and its servers with --checkpoints"
+NO_STORAGE = (
+    "this cluster has no checkpoint storage: start its coordinator and its servers with --checkpoints (from Python: "
+    "LocalCluster(checkpoints=...))"
+)
 
 
 class CheckpointSchedule:

@@ -16,13 +16,13 @@ class ProgressTotals:
 
     def __init__(self) -> None:
         self._steps = self._samples = self._rejected = self._dropped = 0
-        self._earlier = 0  # samples of an earlier job
+        self._earlier = self._earlier_steps = 0  # samples and steps of an earlier job
         self._loss = 0.0
         self._staleness: Counter[int] = Counter()  # accepted pushes, by staleness in versions
 
     def begin(self) -> None:
-        """Marks the samples so far as those of another job, from which this one continues."""
-        self._earlier = self._samples
+        """Marks the samples and steps so far as those of another job, from which this one continues."""
+        self._earlier, self._earlier_steps = self._samples, self._steps
 
     def add(self, report: WorkerReported) -> None:
         """Adds a report."""
@@ -58,6 +58,7 @@ class ProgressTotals:
             totals=_totals(sums),
             loss=self._loss,
             earlier_samples=self._earlier,
+            earlier_steps=self._earlier_steps,
             told={assignment: _totals(report) for assignment, report in reports.items()},
         )
 
@@ -68,6 +69,7 @@ class ProgressTotals:
         progress._steps, progress._samples = totals.accepted, totals.samples
         progress._rejected, progress._dropped = totals.rejected, totals.dropped
         progress._loss, progress._earlier = record.loss, record.earlier_samples
+        progress._earlier_steps = record.earlier_steps
         progress._staleness = Counter(dict(totals.staleness))
         return progress
 
@@ -93,6 +95,7 @@ class ProgressTotals:
             staleness_max=max(+self._staleness, default=0),
             rejected=self._rejected,
             dropped=self._dropped,
+            earlier_steps=self._earlier_steps,
         )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from shoal.checkpoint_policy import CheckpointChoice
 from shoal.job import Job
+from shoal.status import JobState
 from shoal.v1 import state_pb2
 from shoal_coordinator.job.checkpoint_schedule import CheckpointSchedule
 from shoal_coordinator.job.ledger import Ledger
@@ -76,6 +77,21 @@ class Recovery:
             return "; open the session again"
         saved = f"{self._spec.name}/{newest.number}"
         return f"; it was saved as {saved}: open the session again with restore={saved!r}"
+
+    def not_placed(self, state: JobState, *, had_values: bool) -> str:
+        """Returns why the variables cannot be read while they are not on servers.
+
+        Args:
+            state: the state of the job.
+            had_values: whether the job has ever run.
+        """
+        name, newest = self._spec.name, self._checkpoints.newest
+        if not (state.finished and had_values):
+            return f"the variables of job {name} are not on servers; it is {state.value}"
+        advice = "it has no checkpoint, so submit it again"
+        if newest:
+            advice = f"`shoal export {name}/{newest.number} FILE` writes the values of its newest checkpoint"
+        return f"job {name} is {state.value}, and its values were lost with a server that is gone; {advice}"
 
     @property
     def restarts(self) -> int:

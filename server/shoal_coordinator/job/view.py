@@ -152,12 +152,9 @@ class JobView:
         Raises:
             NotPlaced: the shards are not on servers.
         """
-        placement = self._plan.created_placement
+        placement, life = self._plan.created_placement, self._lifecycle
         if placement is None:
-            raise errors.NotPlaced(
-                f"the variables of job {self.spec.name} are not on servers; it is {self.state.value}",
-                job=self.spec.name,
-            )
+            raise errors.NotPlaced(self._recovery.not_placed(life.state, had_values=life.started), job=self.spec.name)
         return placement
 
     @property

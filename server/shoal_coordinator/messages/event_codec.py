@@ -28,6 +28,7 @@ def progress_message(progress: Progress) -> job_pb2.Progress:
         staleness_max=progress.staleness_max,
         rejected=progress.rejected,
         dropped=progress.dropped,
+        earlier_steps=progress.earlier_steps,
     )
 
 

@@ -126,6 +126,12 @@ def _check_action(host: str, headers: Mapping[str, str] | _Fields) -> None:
     """Checks that this page's own script has sent an action."""
     site, origin = headers.get("sec-fetch-site", ""), headers.get("origin", "")
     ours = site == "same-origin" if site else urlsplit(origin).netloc.lower() == host.lower()
+    if not (site or origin):
+        raise errors.Forbidden(
+            "an action must come from this page, but neither Sec-Fetch-Site nor Origin says where it comes from; a "
+            f"script sends the headers Sec-Fetch-Site: same-origin, {ACTION_HEADER}: 1 and Content-Type: "
+            "application/json"
+        )
     if not ours or (origin and urlsplit(origin).netloc.lower() != host.lower()):
         raise errors.Forbidden(
             "an action must come from this page, but its header Sec-Fetch-Site or Origin names another site",

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from shoal import errors
-from shoal._checkpoint import Catalogue, CheckpointStorage, SavedVariables, mismatches
+from shoal._checkpoint import Catalogue, CheckpointStorage, SavedVariables, restore_problem
 from shoal._wire import Cursor, storage_dtype
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.checkpoints.interruptible import InterruptibleStorage
@@ -11,7 +11,6 @@ from shoal_server.checkpoints.writer import CheckpointWriter, load
 from shoal_server.shards import MAX_PAUSE_S, Cut, JobShardConfig, ShardStore, WorkerProgress
 
 _MAX_WITHIN_S = 10.0
-_MAX_COMPLAINTS = 50
 
 
 def hold(store: ShardStore, writer: CheckpointWriter, request: pb.HoldCommitsRequest) -> pb.HoldCommitsReply:
@@ -141,22 +140,8 @@ def restore(
 
 def _check(config: JobShardConfig, saved: SavedVariables, *, partial: bool) -> None:
     wanted = {name: (it.shape, storage_dtype(it.dtype)) for name, it in config.variables.items()}
-    there = saved.variables
-    if partial:
-        both = wanted.keys() & there.keys()
-        wanted = {name: wanted[name] for name in both}
-        there = {name: there[name] for name in both}
-    complaints = [*mismatches(wanted, there)]
-    if complaints:
-        listed = "; ".join(complaints[:_MAX_COMPLAINTS])
-        advice = (
-            "to initialize a changed variable again, give it another name in the program"
-            if partial
-            else "to leave out variables that only one side has, use a partial restore"
-        )
-        raise errors.IncompatibleCheckpoint(
-            f"the checkpoint does not fit job {config.name}: {listed}; {advice}", job=config.name
-        )
+    if why := restore_problem(wanted, saved.variables, partial=partial):
+        raise errors.IncompatibleCheckpoint(f"the checkpoint does not fit job {config.name}: {why}", job=config.name)
 
 
 def _saved(shard: int, cut: Cut) -> pb.SavedShard:

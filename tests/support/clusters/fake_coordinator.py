@@ -260,5 +260,5 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer, job_pb2_grpc.Job
 
     def _job(self, name: str) -> job_pb2.JobStatus:
         if name not in self.jobs:
-            raise errors.UnknownJob(f"there is no job {name}; `shoal jobs` lists those there are", job=name)
+            raise errors.UnknownJob(f"there is no job {name!r}", job=name)
         return self.jobs[name]

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from google.protobuf import json_format
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load, load_file, save_file
 from typer.testing import CliRunner, Result
 
 from shoal import errors
@@ -383,9 +383,8 @@ class TestTheCommands:
         assert "has no manifest" in torn["error"]["message"]
 
     def test_ls_of_a_missing_checkpoint_raises_an_error(self, tmp_path: Path, run: Callable[..., Result]) -> None:
-        folder = tmp_path / "none"
-        shown = run("checkpoints", "ls", "--checkpoints", folder)
-        assert (shown.exit_code, f"{folder} has no complete checkpoint" in shown.stdout) == (0, True)
+        shown = run("checkpoints", "ls")
+        assert (shown.exit_code, f"{tmp_path} has no complete checkpoint" in shown.stdout) == (0, True)
         assert run("checkpoints", "ls", "--json").stdout == ""
         unknown = run("checkpoints", "ls", "nobody")
         assert (unknown.exit_code, "has no checkpoint of nobody" in unknown.stderr) == (4, True)
@@ -394,6 +393,14 @@ class TestTheCommands:
         (tmp_path / "file").touch()
         no_storage_message = run("checkpoints", "ls", "--checkpoints", tmp_path / "file")
         assert (no_storage_message.exit_code, "is not a folder" in no_storage_message.stderr) == (1, True)
+
+    def test_a_folder_that_does_not_exist_is_an_error(self, tmp_path: Path, run: Callable[..., Result]) -> None:
+        folder = tmp_path / "none"
+        for command in (["checkpoints", "ls"], ["checkpoints", "verify", "digits"], ["export", "digits", "-"]):
+            result = run(*command, "--checkpoints", folder)
+            assert (result.exit_code, f"there is no folder {folder}; name" in result.stderr) == (1, True)
+        save_file({"w": KERNEL}, tmp_path / "m.safetensors")
+        assert run("import", tmp_path / "m.safetensors", "tuned", "--checkpoints", folder).exit_code == 0, "it makes it"
 
     def test_skipped_damaged_checkpoint_is_reported(self, tmp_path: Path, run: Callable[..., Result]) -> None:
         save(tmp_path, 1)
@@ -455,3 +462,22 @@ class TestTheCommands:
         assert run("import", tmp_path / "m.safetensors", "Tuned").exit_code == 2
         result = run("import", tmp_path / "m.safetensors", "part", "--skip", "bias", "--skip", "count", "--json")
         assert json.loads(result.stdout)["variables"].keys() == {"dense/kernel"}
+
+    def test_export_to_standard_output(self, tmp_path: Path, run: Callable[..., Result]) -> None:
+        save(tmp_path, 1)
+        save(tmp_path, 2)
+        damage(tmp_path, 2, "a.safetensors")  # it is found out before a byte is written
+        result = run("export", "digits", "-")
+        assert result.exit_code == 0
+        assert load(result.stdout_bytes)["dense/kernel"].tobytes() == KERNEL.tobytes()
+        assert "skipped digits/2: " in result.stderr
+        assert result.stderr.endswith("-: 1 variable of digits/1\n")
+        (record,) = map(json.loads, run("export", "digits", "-", "--json").stderr.splitlines())
+        assert (record["file"], record["number"]) == ("-", 1)
+        assert run("export", "digits/2", "-").stdout_bytes == b""
+        assert not Path("-").exists()
+
+    def test_export_into_nowhere_is_refused(self, tmp_path: Path, run: Callable[..., Result]) -> None:
+        save(tmp_path)
+        result = run("export", "digits", tmp_path / "none" / "m.safetensors")
+        assert (result.exit_code, f"there is no folder {tmp_path / 'none'}" in result.stderr) == (2, True)

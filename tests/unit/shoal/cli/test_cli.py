@@ -489,6 +489,13 @@ class TestJobs:
         assert (told["event"], told["worker"], told["best"]) == ("evaluation", "worker-0", True)
         assert (told["result"]["step"], told["result"]["values"]) == (20, {"top1": 0.5})
 
+    def test_that_began_with_a_checkpoint_count_their_own_steps_too(self) -> None:
+        progress = shoal.status.Progress(steps=9_450, earlier_steps=9_150, samples_per_s=10_763)
+        line = summary(JobResult("one", progress, 1.3))
+        assert line.startswith(
+            "one succeeded in 1.3 s: 9,450 steps in all, 300 of them in this job, 10,763 samples/s, "
+        )
+
     def test_whose_best_evaluation_is_the_latest_have_one(self) -> None:
         only = Evaluation(3, 60, {"loss": 0.5})
         progress = shoal.status.Progress()

@@ -29,8 +29,8 @@ from shoal.status import (
 )
 
 PROGRESS = (
-    "steps samples total_samples epoch samples_per_s loss staleness_p50 staleness_max rejected dropped ended "
-    "seconds_left"
+    "steps samples total_samples epoch samples_per_s loss staleness_p50 staleness_max rejected dropped earlier_steps "
+    "ended seconds_left"
 )
 EVALUATION = "number step values samples seconds time"
 COUNT = "done leased requeued unleased"

@@ -13,6 +13,7 @@ from shoal._wire.cursor import Cursor
 from shoal.status import JobState, Role
 from shoal.v1 import state_pb2
 from shoal.variables import Variable
+from shoal_coordinator.cluster import ClusterPolicy
 from shoal_coordinator.cluster import machine as cluster_module
 from shoal_coordinator.cluster.scheduler import Scheduler
 from shoal_coordinator.job.recovery import MAX_FAILED_RESTARTS
@@ -28,7 +29,18 @@ from shoal_coordinator.messages import (
     TakeCut,
     events,
 )
-from support.clusters.cluster_rig import GIVEN, HEARTBEAT_TIMEOUT_S, KEEPING, VARIABLES, Rig, Voyage, job, only, session
+from support.clusters.cluster_rig import (
+    GIVEN,
+    HEARTBEAT_TIMEOUT_S,
+    KEEPING,
+    POLICY,
+    VARIABLES,
+    Rig,
+    Voyage,
+    job,
+    only,
+    session,
+)
 from support.run_lengths import examples
 
 
@@ -326,8 +338,35 @@ def test_only_the_newest_finished_jobs_are_kept(rig: Rig) -> None:
         rig.handle(events.JobCancelled(name))
     assert [status.name for status in rig.machine.jobs(rig.now)] == ["c", "b"]
     assert [effect.job.name for effect in rig.perform() if isinstance(effect, DropShards)] == ["a"]
-    with pytest.raises(errors.UnknownJob):
+    with pytest.raises(errors.UnknownJob, match=r"more than 2 jobs have ended.*but their checkpoints remain"):
         rig.machine.job("a")
+
+
+@pytest.mark.parametrize("how", ["dies", "leaves"])
+@pytest.mark.parametrize("policy", [POLICY, KEEPING])
+def test_the_values_of_an_ended_job_are_lost_with_a_server(policy: ClusterPolicy, how: str) -> None:
+    rig = Rig(policy).servers("s0", "s1").workers("w0", "w1")
+    rig.submit(job())
+    rig.start("a", "w0", "w1")
+    if policy.checkpoints:
+        rig.handle(events.CheckpointRequested("a"))
+        rig.perform()
+    rig.handle(events.JobCancelled("a"))
+    rig.perform()
+    assert {shard.server for shard in rig.machine.job("a").placed.shards} == {"s0", "s1"}
+    if how == "dies":
+        rig.kill("s1")
+    else:
+        rig.leave("s1")
+    [freed] = rig.perform()
+    assert isinstance(freed, DropShards)
+    assert [server.member for server in freed.servers] == ["s0"], "the others free what is left"
+    rig.servers("s1")
+    advice = "`shoal export a/1 FILE` writes the values" if policy.checkpoints else "it has no checkpoint, so submit it"
+    said = rf"job a is cancelled, and its values were lost with a server that is gone; {advice}"
+    for machine in (rig.machine, rig.crash().machine):
+        with pytest.raises(errors.NotPlaced, match=said):
+            _ = machine.job("a").placed
 
 
 def test_dropping(rig: Rig) -> None:

@@ -53,8 +53,8 @@ class StubJob:
         self.state, self.finished_at = JobState.SUCCEEDED, at
 
 
-def table(jobs: list[StubJob]) -> JobTable:
-    found = JobTable()
+def table(jobs: list[StubJob], keep_ended: int = 0) -> JobTable:
+    found = JobTable(keep_ended=keep_ended)
     for job in jobs:
         found.add(cast(Any, job))
     return found
@@ -69,7 +69,7 @@ def test_a_page_of_a_hundred_thousand_jobs_looks_only_at_its_own() -> None:
     for job in jobs[:-2]:
         job.end(float(job.ref.submission))
     jobs[-1].workers["w"] = 1
-    listing = Listing(found := table(jobs), Membership(5.0))
+    listing = Listing(found := table(jobs, keep_ended=MANY - 4), Membership(5.0))
     assert listing.job_states() == {JobState.SUCCEEDED: MANY - 2, JobState.PENDING: 2}
     for job in jobs:
         job.seen = 0
@@ -84,21 +84,21 @@ def test_a_page_of_a_hundred_thousand_jobs_looks_only_at_its_own() -> None:
     assert found.find_of("w") is found["j100000"]
     assert found.find_of("nobody") is None
     assert listing.job_states()[JobState.PENDING] == 2
-    assert [job.ref.name for job in found.oldest_ended(keep=MANY - 4)] == ["j1", "j2"]
+    assert [job.ref.name for job in found.oldest_ended()] == ["j1", "j2"]
     assert sum(job.seen for job in jobs) < MANY + 50, "ended jobs cost nothing"
 
 
 def test_the_jobs_that_ended_first_are_the_oldest() -> None:
     jobs = stubs(4)
-    found = table(jobs)
+    found = table(jobs, keep_ended=1)
     jobs[2].end(1.0)
-    assert found.oldest_ended(keep=1) == []
+    assert found.oldest_ended() == []
     jobs[1].end(3.0)
     jobs[0].end(3.0)
     jobs[3].end(2.0)
-    assert [job.ref.submission for job in found.oldest_ended(keep=1)] == [3, 4, 1]
+    assert [job.ref.submission for job in found.oldest_ended()] == [3, 4, 1]
     found.remove(cast(Any, jobs[2]))
-    assert [job.ref.submission for job in found.oldest_ended(keep=1)] == [4, 1]
+    assert [job.ref.submission for job in found.oldest_ended()] == [4, 1]
     assert (found.states, found.live) == ({JobState.SUCCEEDED: 3}, [])
 
 

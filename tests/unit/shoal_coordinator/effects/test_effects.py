@@ -155,9 +155,9 @@ def spec(**options: Any) -> Job:
     return Job("m:f", name="a", **{"optimizer": optim.Adam(0.1), **options})
 
 
-def placement() -> Placement:
+def placement(variables: dict[str, Variable] = VARIABLES) -> Placement:
     candidates = [Candidate(server.member, server.address, 0) for server in SERVERS]
-    return Placement("a", 5, VARIABLES, assign_shards(plan_shards(VARIABLES, 2), candidates))
+    return Placement("a", 5, variables, assign_shards(plan_shards(variables, 2), candidates))
 
 
 def cut(number: int, **fields: Any) -> CutTaken:
@@ -192,9 +192,10 @@ def restore(
     catalogue: Catalogue,
     *sources: CheckpointChoice,
     create: Callable[[], None] = lambda: None,
+    variables: dict[str, Variable] = VARIABLES,
     **options: Any,
 ) -> RestoredCheckpoint:
-    effect = CreateShards(REF, placement(), spec(**options), sources, number=9)
+    effect = CreateShards(REF, placement(variables), spec(**options), sources, number=9)
     return checkpoint_restore.restore(effect, create, servers, catalogue)
 
 
@@ -492,8 +493,22 @@ class TestTheWayBack:
     ) -> None:
         write(servers, catalogue, 1)
         servers.answers["Restore"] = pb.RestoreReply()
-        with pytest.raises(errors.IncompatibleCheckpoint, match="trained with adam, but a uses sgd"):
+        with pytest.raises(
+            errors.IncompatibleCheckpoint, match=r"trained with adam, but a uses sgd.*slots; use the same"
+        ):
             restore(servers, catalogue, CheckpointChoice("a", 1), optimizer=optim.SGD(0.1))
         partial = CheckpointChoice("a", 1, partial=True)
         restored = restore(servers, catalogue, partial, optimizer=optim.SGD(0.1))
         assert (restored.step, restored.data) == (0, None)
+
+    def test_names_all_differences_together_with_another_optimizer(
+        self, servers: Servers, catalogue: Catalogue
+    ) -> None:
+        write(servers, catalogue, 1)
+        servers.calls.clear()
+        others = {"w": Variable((3,)), "new": Variable((2,))}
+        with pytest.raises(errors.IncompatibleCheckpoint) as refused:
+            restore(servers, catalogue, CheckpointChoice("a", 1), variables=others, optimizer=optim.SGD(0.1))
+        for said in ("trained with adam, but a uses sgd", "'w' was saved as float32[8], but is", "'new' was not saved"):
+            assert said in refused.value.message
+        assert servers.calls == [], "no shard is created for it"

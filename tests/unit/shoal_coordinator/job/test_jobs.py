@@ -17,6 +17,7 @@ from shoal_coordinator.cluster import Candidate, assign_shards, plan_shards
 from shoal_coordinator.job import event_log
 from shoal_coordinator.job.event_log import EventLog
 from shoal_coordinator.job.machine import JobMachine
+from shoal_coordinator.job.progress import ProgressTotals
 from shoal_coordinator.job.submission import Submission
 from shoal_coordinator.messages import JobDescribed, JobRef, ProgramDescription, WorkerReported
 
@@ -98,6 +99,16 @@ def test_the_rate_stands_still_when_the_job_has_ended() -> None:
     job.finish("w0", "", START + 10)
     assert job.state is JobState.SUCCEEDED
     assert job.status(START + 1_000).progress.samples_per_s == pytest.approx(10.0)
+
+
+def test_steps_before_the_checkpoint_of_another_job_are_known() -> None:
+    totals = ProgressTotals()
+    totals.add(report(step=4, accepted=4, samples=40))
+    totals.begin()
+    totals.add(report(step=6, accepted=2, samples=20))
+    for found in (totals, ProgressTotals.from_proto(totals.to_proto({}))):
+        progress = found.progress(total_samples=0, epoch=0, seconds=2.0)
+        assert (progress.steps, progress.earlier_steps, progress.samples_per_s) == (6, 4, 10.0)
 
 
 def test_events_in_order() -> None:
