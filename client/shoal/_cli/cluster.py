@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -97,10 +97,7 @@ def up(
             out.errors.print(_beginning(servers, workers))
         with cluster:
             _announce(cluster, out)
-            supervisor = Supervisor(cluster, out)
-            while True:
-                time.sleep(_POLL_S)
-                supervisor.poll()
+            Supervisor(cluster, out).run()
 
 
 def status(
@@ -211,6 +208,12 @@ class Supervisor:
     def __init__(self, cluster: LocalCluster, out: Output, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster, self._out, self._clock = cluster, out, clock
         self._policies = {process.name: RestartPolicy(clock()) for process in cluster.processes}
+
+    def run(self) -> NoReturn:
+        """Looks after the roles until an exception ends it."""
+        while True:
+            time.sleep(_POLL_S)
+            self.poll()
 
     def poll(self) -> None:
         """Reports roles that have died, and restarts those whose pause is over. The others go on meanwhile."""

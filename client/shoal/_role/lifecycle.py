@@ -134,8 +134,7 @@ def run_role(
             output when it is ready, and stops at the end of standard input, so that it never outlives its parent.
 
     Raises:
-        SystemExit: if the role cannot start: with status 2 if its options are wrong, else with 1. The log has the
-            reason.
+        SystemExit: the role cannot start: status 2 if its options are wrong, else 1. The log has the reason.
     """
     identity = {"role": role, "member": member} if member else {"role": role}
     configure_logging(log_format, log_level, **identity)

@@ -40,12 +40,12 @@ def warm_up() -> float:
         dispatcher.disable_compile()
         # Numba learns at the first call how arguments convert to a signature's types. This is not thread-safe: each
         # thread may intern its own type for the same arguments.
-        for arguments in itertools.chain.from_iterable(map(_samples, signatures)):
+        for arguments in itertools.chain.from_iterable(map(samples, signatures)):
             dispatcher(*arguments)
     return time.perf_counter() - started
 
 
-def _samples(signature: tuple[Any, ...]) -> Iterator[list[Any]]:
+def samples(signature: tuple[Any, ...]) -> Iterator[list[Any]]:
     """Yields arguments for calls that teach Numba every type of array that converts to the signature.
 
     They are zeros, so the calls claim no elements.

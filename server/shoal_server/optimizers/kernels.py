@@ -13,10 +13,11 @@ Code that is compiled into a kernel must be in the kernel's own file, because Nu
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
@@ -32,53 +33,60 @@ from shoal_server.optimizers.compilation import (
     writable,
 )
 from shoal_server.optimizers.conversions import infinity_of
-from shoal_server.optimizers.kernel_threads import kernel_threads
+from shoal_server.optimizers.kernel_threads import Claims, share
 
-__all__ = [
-    "accumulate",
-    "adagrad",
-    "adam",
-    "all_finite",
-    "ftrl",
-    "momentum",
-    "processor",
-    "rmsprop",
-    "scale",
-    "sgd",
-    "share",
-    "warm_up",
-]
+# fmt: off
+__all__ = ["accumulate", "adagrad", "adam", "all_finite", "ftrl", "momentum", "processor", "rmsprop", "scale", "sgd",
+           "warm_up"]
+# fmt: on
 
-T = TypeVar("T")
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
 Bounds: TypeAlias = npt.NDArray[np.int64]
 Decay: TypeAlias = npt.NDArray[np.float64]
 Scalar: TypeAlias = np.floating[Any]
-Claims: TypeAlias = npt.NDArray[np.int64]  # [the first unclaimed element, the end]
 
 BLOCK = 1 << 17  # elements: 0.1 ms of work, so that no thread waits long for the last block
-LARGE = 1 << 22  # elements above which helpers are used: waking them costs 0.1 ms, and 2 ms of work can be shared
 
+_INT64 = ir.IntType(64)
 _UNSIGNED = (types.uint16, types.uint32, types.uint64)
 
 
-def _claim(_context: Any, claims: Any, _elements: Any) -> tuple[Any, Callable[..., Any]]:
+def _address_of(_context: Any, array: Any) -> tuple[Any, Callable[..., Any]]:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        return builder.ptrtoint(data, _INT64)
+
+    return types.int64(array), generate
+
+
+def _load(_context: Any, address: Any, _index: Any) -> tuple[Any, Callable[..., Any]]:
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.load(builder.gep(builder.inttoptr(arguments[0], _INT64.as_pointer()), [arguments[1]]))
+
+    return types.int64(address, types.int64), generate
+
+
+def _claim(_context: Any, address: Any, _elements: Any) -> tuple[Any, Callable[..., Any]]:
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        counter = builder.inttoptr(arguments[0], _INT64.as_pointer())
         # Monotonic order suffices: threads synchronize on the lock of the kernel threads before and after.
-        return builder.atomic_rmw("add", array.data, arguments[1], "monotonic")
+        return builder.atomic_rmw("add", counter, arguments[1], "monotonic")
 
-    return types.int64(claims, types.int64), generate
+    return types.int64(address, types.int64), generate
 
 
-# In compiled code: _take(claims, elements) claims that many elements and returns the first.
+# In compiled code: the address of an int64 array, the element at an index, and _take(claims, elements), which claims
+# that many elements and returns the first. Generators get addresses. Numba would leak arrays, because it never
+# finalizes a generator that a compiled function runs.
+_address: Any = intrinsic(_address_of)
+_item: Any = intrinsic(_load)
 _take: Any = intrinsic(_claim)
 
 
 @compiled
-def _blocks(claims: Claims) -> Iterator[tuple[int, int]]:
+def _blocks(claims: int) -> Iterator[tuple[int, int]]:
     """Yields the blocks [start, stop) that this thread claims."""
-    end = claims[1]
+    end = _item(claims, 1)
     start = _take(claims, BLOCK)
     while start < end:
         yield start, min(start + BLOCK, end)
@@ -86,20 +94,20 @@ def _blocks(claims: Claims) -> Iterator[tuple[int, int]]:
 
 
 @compiled
-def _runs(bounds: Bounds, claims: Claims) -> Iterator[tuple[int, int, int]]:
+def _runs(bounds: int, claims: int) -> Iterator[tuple[int, int, int]]:
     """Yields the claimed blocks in parts (k, start, stop), each within decay range k.
 
     The ranges cover all elements. This repeats the loop of `_blocks`: a nested generator compiles a third longer.
     """
     k = 0  # blocks that a thread claims later lie further on
-    end = claims[1]
+    end = _item(claims, 1)
     start = _take(claims, BLOCK)
     while start < end:
         block_end = min(start + BLOCK, end)
         while start < block_end:
-            while bounds[k + 1] <= start:
+            while _item(bounds, k + 1) <= start:
                 k += 1
-            stop = min(bounds[k + 1], block_end)
+            stop = min(_item(bounds, k + 1), block_end)
             yield k, start, stop
             start = stop
         start = _take(claims, BLOCK)
@@ -116,7 +124,7 @@ def sgd(values: Array, gradient: Array, bounds: Bounds, decay: Decay, claims: Cl
     Args:
         values, gradient, bounds, decay, claims, rate: see `compilation.update`; rate is the learning rate.
     """
-    for k, start, stop in _runs(bounds, claims):
+    for k, start, stop in _runs(_address(bounds), _address(claims)):
         cut = slice(start, stop)
         x, g = values[cut], gradient[cut]
         coupled = values.dtype.type(decay[k])
@@ -144,7 +152,7 @@ def momentum(
         rate, keep: learning rate, and factor of the momentum buffer s.
         direct, through: (0, 1), or (1, momentum) for Nesterov momentum.
     """
-    for k, start, stop in _runs(bounds, claims):
+    for k, start, stop in _runs(_address(bounds), _address(claims)):
         cut = slice(start, stop)
         x, g, s = values[cut], gradient[cut], momentum_buffer[cut]
         coupled = values.dtype.type(decay[k])
@@ -171,7 +179,7 @@ def adagrad(
         values, gradient, accumulator, bounds, decay, claims: see `compilation.update`.
         rate, eps: learning rate, and what is added to the denominator.
     """
-    for k, start, stop in _runs(bounds, claims):
+    for k, start, stop in _runs(_address(bounds), _address(claims)):
         cut = slice(start, stop)
         x, g, s = values[cut], gradient[cut], accumulator[cut]
         coupled = values.dtype.type(decay[k])
@@ -206,7 +214,7 @@ def rmsprop(
         alpha, rest, eps: smoothing constant, 1 - alpha, and what is added to the denominator.
     """
     zero = values.dtype.type(0)
-    for k, start, stop in _runs(bounds, claims):
+    for k, start, stop in _runs(_address(bounds), _address(claims)):
         cut = slice(start, stop)
         x, g, s = values[cut], gradient[cut], square_avg[cut]
         if grad_avg is not None:
@@ -259,7 +267,7 @@ def adam(
         eps: added to the denominator.
         couple, shrink: (1, 0) for coupled weight decay, (0, lr) for decoupled.
     """
-    for k, start, stop in _runs(bounds, claims):
+    for k, start, stop in _runs(_address(bounds), _address(claims)):
         cut = slice(start, stop)
         x, g, m, v = values[cut], gradient[cut], exp_avg[cut], exp_avg_sq[cut]
         coupled = couple * values.dtype.type(decay[k])
@@ -295,7 +303,7 @@ def ftrl(
         power: minus the learning-rate power; None means 0.5, whose square roots vectorize and lose no digits.
     """
     two = values.dtype.type(2)
-    for k, start, stop in _runs(bounds, claims):
+    for k, start, stop in _runs(_address(bounds), _address(claims)):
         cut = slice(start, stop)
         x, g, n, z = values[cut], gradient[cut], accumulator[cut], linear[cut]
         shrunk = rate * values.dtype.type(decay[k])
@@ -318,7 +326,7 @@ def ftrl(
 # Means are limited to finite numbers, above which rounding may lead.
 @kernel([(writable(dtype), readable(dtype), dtype, dtype, CLAIMS) for dtype in FLOATS])
 def _accumulate(total: Array, gradient: Array, weight: Scalar, largest: Scalar, claims: Claims) -> None:
-    for start, stop in _blocks(claims):
+    for start, stop in _blocks(_address(claims)):
         t, g = total[start:stop], gradient[start:stop]
         for i in range(t.size):
             t[i] = min(max(t[i] + weight * g[i], -largest), largest)
@@ -326,7 +334,7 @@ def _accumulate(total: Array, gradient: Array, weight: Scalar, largest: Scalar, 
 
 @kernel([(writable(dtype), readable(dtype), dtype, dtype, CLAIMS) for dtype in FLOATS])
 def _blend(total: Array, gradient: Array, weight: Scalar, largest: Scalar, claims: Claims) -> None:
-    for start, stop in _blocks(claims):
+    for start, stop in _blocks(_address(claims)):
         t, g = total[start:stop], gradient[start:stop]
         for i in range(t.size):
             t[i] = min(max(weight * t[i] + weight * g[i], -largest), largest)
@@ -334,7 +342,7 @@ def _blend(total: Array, gradient: Array, weight: Scalar, largest: Scalar, claim
 
 @kernel([(writable(dtype), dtype, dtype, CLAIMS) for dtype in FLOATS])
 def _scale(total: Array, factor: Scalar, largest: Scalar, claims: Claims) -> None:
-    for start, stop in _blocks(claims):
+    for start, stop in _blocks(_address(claims)):
         t = total[start:stop]
         for i in range(t.size):
             t[i] = min(max(t[i] * factor, -largest), largest)
@@ -346,24 +354,15 @@ def _exponents_below(bits: npt.NDArray[Any], infinity: Any, claims: Claims) -> b
 
     It compares integers, because compiler flags may assume that floats are never NaN.
     """
-    for start, stop in _blocks(claims):
+    for start, stop in _blocks(_address(claims)):
         block = bits[start:stop]
         found = False
         for i in range(block.size):
             found |= (block[i] & infinity) == infinity
         if found:
-            _take(claims, bits.size)
+            _take(_address(claims), bits.size)
             return False
     return True
-
-
-def share(elements: int, work: Callable[[Claims], T]) -> list[T]:
-    """Runs a kernel over an arena, on several threads if it is large.
-
-    Several threads call `work` at once, with the same claims. There is one result for each thread, this thread's first.
-    """
-    claims = np.array([0, elements], np.int64)
-    return [work(claims)] if elements < LARGE else kernel_threads().share(lambda: work(claims))
 
 
 def accumulate(total: Array, gradient: Array, weight: float, *, both: bool = False) -> None:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from shoal import optim
 from shoal._wire import Aggregation
 from shoal_server.optimizers import kernels
+from shoal_server.optimizers.kernel_threads import share
 
 O = TypeVar("O", bound=optim.Optimizer)  # noqa: E741
 
@@ -136,7 +137,7 @@ class _DenseRule(UpdateRule, Generic[O]):
         if scalars is not None:
             kernel_scalars = [None if number is None else values.dtype.type(number) for number in scalars]
             arrays = (values, gradient, *state, decay_ranges.bounds, decay_ranges.decay)
-            kernels.share(values.size, lambda claims: self.kernel(*arrays, claims, *kernel_scalars))
+            share(values.size, lambda claims: self.kernel(*arrays, claims, *kernel_scalars))
 
 
 def _check_arrays(values: np.ndarray, others: Sequence[np.ndarray]) -> None:

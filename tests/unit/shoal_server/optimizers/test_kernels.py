@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal_server.optimizers import arrays, compilation, conversions, kernels
+from shoal_server.optimizers import arrays, compilation, conversions, kernel_threads, kernels
 from shoal_server.optimizers.kernel_threads import KernelThreads
 
 FLOATS = (np.float32, np.float64)
@@ -117,8 +117,8 @@ def test_bits_do_not_depend_on_how_an_arena_is_cut(dtype: Any, size: int, cuts: 
 def test_threads_claim_every_element_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the results of all of them count."""
     pool = KernelThreads(3, clock=lambda: 0.0)
-    monkeypatch.setattr(kernels, "kernel_threads", lambda: pool)
-    monkeypatch.setattr(kernels, "LARGE", 0)
+    monkeypatch.setattr(kernel_threads, "kernel_threads", lambda: pool)
+    monkeypatch.setattr(kernel_threads, "LARGE", 0)
     size = 20 * BLOCK + 17
     total, ones = np.zeros(size, np.float32), np.ones(size, np.float32)
     for count in range(1, 6):
@@ -134,8 +134,8 @@ def test_threads_claim_every_element_once(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_small_arenas_ask_for_no_help(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "kernel_threads", lambda: pytest.fail("asked"))
-    kernels.scale(np.ones(kernels.LARGE - 1, np.float32), 2.0)
+    monkeypatch.setattr(kernel_threads, "kernel_threads", lambda: pytest.fail("asked"))
+    kernels.scale(np.ones(kernel_threads.LARGE - 1, np.float32), 2.0)
 
 
 def test_decay_ranges_leave_the_rest_of_the_arena_alone() -> None:
@@ -241,3 +241,15 @@ def test_warm_up_knows_every_kernel() -> None:
     assert known == updates | conversions | {"_accumulate", "_blend", "_scale", "_exponents_below"}
     variants = {kernel.py_func.__name__: len(signatures) for kernel, signatures in compilation.registered}
     assert variants["rmsprop"] == len(list(itertools.product(FLOATS, (False, True), (False, True))))
+
+
+def test_no_kernel_keeps_a_reference_to_its_arrays() -> None:
+    """Each update would leak memory. The first call may convert types, which Numba remembers."""
+    for dispatcher, signatures in compilation.registered:
+        for signature in signatures:
+            arguments = next(compilation.samples(signature))
+            dispatcher(*arguments)
+            before = [sys.getrefcount(each) for each in arguments]
+            for _ in range(3):
+                dispatcher(*arguments)
+            assert [sys.getrefcount(each) for each in arguments] == before, dispatcher.__name__
