@@ -1,4 +1,4 @@
-"""Element types, rows and aggregations of variables, which variables, partitioners and layouts share.
+"""Element types, rows and aggregations of variables. Variables, partitioners and layouts share this module.
 
 `shoal._wire.layout` has the layout of elements.
 """

@@ -1,4 +1,4 @@
-"""Selector of transports: it takes the best that works, logs a refusal once, and opens broken ones again in order."""
+"""Selector of transports: it takes the best that works, logs a refusal once, and reopens transports best first."""
 
 import gc
 import weakref

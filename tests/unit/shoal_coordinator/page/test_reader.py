@@ -1,4 +1,4 @@
-"""Repeated requests of pages: how much of the timings they get, and how often the answer is computed."""
+"""Timings that open pages request repeatedly: how many steps a page gets, and how often the answer is computed."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Ticket of a pull: an answer stays, a refusal ends the pull, and an abandoned pull leaves no ticket."""
+"""Ticket of a pull: an answer can be read repeatedly, a refusal ends the pull, an abandoned pull leaves no ticket."""
 
 from collections.abc import Sequence
 from contextlib import suppress
