@@ -1,4 +1,7 @@
-"""Copies, streams and the memory pool on a real device. tests/unit tests what they wait for, with a stand-in."""
+"""Copies, streams and the memory pool on a real device.
+
+The tests in `tests/unit` check, with a stand-in for CuPy, what copies wait for.
+"""
 
 import numpy as np
 import pytest

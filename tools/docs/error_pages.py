@@ -24,7 +24,7 @@ def pages() -> dict[str, str]:
         "Every error that Shoal raises is a class of `shoal.errors` and a subclass of",
         "[`ShoalError`](../python/shoal.md#shoal.ShoalError). The code names it on the wire, in `--json` output and in",
         "the label `code` of metrics. A code never changes, and no other error ever gets it.",
-        "A command that ends because of the error has this exit code.",
+        "If a command ends because of an error, its exit code is the one in that error's row.",
         *table(["class", "code", "gRPC status", "exit code", "meaning"], rows),
         "## Exit codes",
         "",

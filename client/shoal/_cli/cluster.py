@@ -70,9 +70,9 @@ def up(
     """Runs a cluster on this machine until Ctrl-C.
 
     A role that dies is started again after 1 s. The pause doubles with each further death in a row, up to 30 s. After
-    five deaths in a row the role is not started again. A death continues the row if the role lived for less than 60 s.
-    After a longer life, a death begins a new row, as its first. With --json, the command prints one object when the
-    cluster is ready, and one for each role that dies or returns.
+    five deaths in a row the role is not started again. A death counts as one more in a row if the role lived for less
+    than 60 s, and otherwise as the first. With --json, the command prints one object when the cluster is ready, and one
+    for each role that dies or returns.
     """
     page_flags = [*(["--page-host", page_hosts] if page_hosts else []), *["--page-read-only"][:page_read_only]]
     with Output(as_json):

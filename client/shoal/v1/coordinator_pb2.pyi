@@ -117,8 +117,8 @@ class RegisterReply(_message.Message):
     """Seconds without a heartbeat after which the coordinator counts the member as lost."""
     heartbeat_interval_s: _builtins.float
     """The longest time in seconds from one heartbeat or report to the next. It is at most a third of the heartbeat
-    timeout, unless the operator chose a longer one. The interval grows with the number of members. Each reply to a
-    heartbeat or a report has the interval that applies from then on.
+    timeout, unless the operator chose a longer interval. The interval grows with the number of members. Each reply to
+    a heartbeat or a report has the interval that applies from then on.
     """
     def __init__(
         self,

@@ -127,9 +127,9 @@ class ParameterServerServicer:
     def Push(self, request_iterator, context):
         """Stages a gradient for a job's shards on this server. The stream has a PushHeader, followed by chunks that fill each
         arena. The gradient has no effect until it is committed. A stream that breaks has no effect. If gradients of a
-        synchronous step are large, the server reads the chunks only after the push has got a permit. If a call waits for a permit for longer than 30 seconds, the server
-        ends it with the status and the error code DEADLINE_EXCEEDED, and with "waits" among the error's details. The client
-        can then repeat the call.
+        synchronous step are large, the server reads the chunks only after the push has got a permit. If a call waits for a permit for longer than 30 seconds, the server ends it:
+        DEADLINE_EXCEEDED, DEADLINE_EXCEEDED. ErrorDetail.details then has the key "waits". The client can then repeat the
+        call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

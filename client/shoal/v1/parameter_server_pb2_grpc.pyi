@@ -44,9 +44,9 @@ class ParameterServerStub:
     Push: _grpc.StreamUnaryMultiCallable[_parameter_server_pb2.PushRequest, _parameter_server_pb2.PushReply]
     """Stages a gradient for a job's shards on this server. The stream has a PushHeader, followed by chunks that fill each
     arena. The gradient has no effect until it is committed. A stream that breaks has no effect. If gradients of a
-    synchronous step are large, the server reads the chunks only after the push has got a permit. If a call waits for a permit for longer than 30 seconds, the server
-    ends it with the status and the error code DEADLINE_EXCEEDED, and with "waits" among the error's details. The client
-    can then repeat the call.
+    synchronous step are large, the server reads the chunks only after the push has got a permit. If a call waits for a permit for longer than 30 seconds, the server ends it:
+    DEADLINE_EXCEEDED, DEADLINE_EXCEEDED. ErrorDetail.details then has the key "waits". The client can then repeat the
+    call.
     """
     Commit: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.CommitRequest, _parameter_server_pb2.PushReply]
     """Commits a push that is staged on this server: the second phase of a push to shards of several servers."""
@@ -114,9 +114,9 @@ class ParameterServerAsyncStub(ParameterServerStub):
     Push: _aio.StreamUnaryMultiCallable[_parameter_server_pb2.PushRequest, _parameter_server_pb2.PushReply]  # type: ignore[assignment]
     """Stages a gradient for a job's shards on this server. The stream has a PushHeader, followed by chunks that fill each
     arena. The gradient has no effect until it is committed. A stream that breaks has no effect. If gradients of a
-    synchronous step are large, the server reads the chunks only after the push has got a permit. If a call waits for a permit for longer than 30 seconds, the server
-    ends it with the status and the error code DEADLINE_EXCEEDED, and with "waits" among the error's details. The client
-    can then repeat the call.
+    synchronous step are large, the server reads the chunks only after the push has got a permit. If a call waits for a permit for longer than 30 seconds, the server ends it:
+    DEADLINE_EXCEEDED, DEADLINE_EXCEEDED. ErrorDetail.details then has the key "waits". The client can then repeat the
+    call.
     """
     Commit: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.CommitRequest, _parameter_server_pb2.PushReply]  # type: ignore[assignment]
     """Commits a push that is staged on this server: the second phase of a push to shards of several servers."""
@@ -193,9 +193,9 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_parameter_server_pb2.PushReply, _abc.Awaitable[_parameter_server_pb2.PushReply]]:
         """Stages a gradient for a job's shards on this server. The stream has a PushHeader, followed by chunks that fill each
         arena. The gradient has no effect until it is committed. A stream that breaks has no effect. If gradients of a
-        synchronous step are large, the server reads the chunks only after the push has got a permit. If a call waits for a permit for longer than 30 seconds, the server
-        ends it with the status and the error code DEADLINE_EXCEEDED, and with "waits" among the error's details. The client
-        can then repeat the call.
+        synchronous step are large, the server reads the chunks only after the push has got a permit. If a call waits for a permit for longer than 30 seconds, the server ends it:
+        DEADLINE_EXCEEDED, DEADLINE_EXCEEDED. ErrorDetail.details then has the key "waits". The client can then repeat the
+        call.
         """
 
     @_abc_1.abstractmethod

@@ -9,8 +9,9 @@ There is one exception: consecutive admissions in a queue share their calls to s
 of workers. So when a coordinator dies, only the effects at the head of each queue (one effect, or one such group) can
 have been carried out already, in whole or in part.
 
-The thread for a queue comes from the pool of its first effect's kind (`_Pool`), so that no kind of effect waits for
-another. A server that does not answer blocks only the threads of the effects that call it.
+There are several pools of threads: effects that wait for different things run in different pools (`_Pool`), so they do
+not wait for each other. The thread for a queue comes from the pool of the first effect in the queue. A server that does
+not answer blocks only the threads of the effects that call it.
 """
 
 import enum

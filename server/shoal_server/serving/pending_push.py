@@ -1,4 +1,7 @@
-"""Pending push: a push whose header has arrived. It may wait for a permit, without a thread, before its gradient."""
+"""Pending push: a push whose header has arrived.
+
+While it waits for the permit to send its gradient, it holds no thread.
+"""
 
 import math
 import threading

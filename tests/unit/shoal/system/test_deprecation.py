@@ -1,4 +1,4 @@
-"""Deprecation: which uses warn, the line that the warning points to, and that deprecated names still work."""
+"""Deprecation: the use of a deprecated name warns, the warning points to the right line, and the name still works."""
 
 import warnings
 from dataclasses import dataclass
