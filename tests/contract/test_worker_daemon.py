@@ -8,6 +8,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -166,16 +167,23 @@ def test_pushes_say_how_far_the_data_is(cluster: FakeCluster, start: Callable[..
 
 
 def test_a_daemon_that_leaves_finishes_the_batch_in_hand_and_says_how_far_it_is(
-    cluster: FakeCluster, start: Callable[..., Daemon]
+    cluster: FakeCluster, start: Callable[..., Daemon], tmp_path: Path
 ) -> None:
-    daemon = start(BATCH_IN_HAND)
-    trainer = psutil.Process(pid_of(cluster))
+    os.mkfifo(tmp_path / "gate")
+    daemon = start(f"print('pid', os.getpid()); open({str(tmp_path / 'gate')!r}).read()")
+    pid_of(cluster)
     enough = threading.Event()
     draining = threading.Thread(target=daemon.leave, args=[enough])
     draining.start()
     wait_until(lambda: daemon._machine.stopping_after_batch, what="the trainer's being asked")
-    trainer.send_signal(signal.SIGUSR1)
-    draining.join(20)
+
+    def left() -> bool:
+        """Ends the batch in hand, and another one if the trainer began it before it read the request."""
+        with suppress(OSError):  # no batch is in hand
+            os.close(os.open(tmp_path / "gate", os.O_WRONLY | os.O_NONBLOCK))
+        return not draining.is_alive()
+
+    wait_until(left, timeout_s=20, what="the trainer's end")
     assert enough.is_set()
     daemon.stop()
     [leave] = cluster.record.of(coordinator_pb2.LeaveRequest)
