@@ -123,7 +123,7 @@ def test_job_log_has_the_traceback_of_its_program() -> None:
 def test_a_port_in_use_is_named() -> None:
     with (
         shoal.LocalCluster(0, 0) as first,
-        pytest.raises(shoal.StartFailed, match=rf"(?s)coordinator ended.*{first.address}.*in use"),
+        pytest.raises(shoal.StartFailed, match=rf"(?s)coordinator ended.*{first.address}.*uses the port"),
     ):
         shoal.LocalCluster(0, 0, listen=first.address).start()
 
