@@ -18,13 +18,12 @@ from shoal._checkpoint.manifest import FileEntry, Manifest
 from shoal._checkpoint.storage import CheckpointStorage
 from shoal._checkpoint.tensor_files import Piece, TensorReader, open_tensors
 from shoal._checkpoint.tensors import decode_entry, entry_of
+from shoal._system import listed
 
 VALUE = "value"
 # Rows to read: the kind (VALUE or a slot's name), the variable, the first row, and the memory to fill. The memory is
 # flat, has the saved dtype and holds a whole number of existing rows. An unknown kind or variable is a KeyError.
 Rows = tuple[str, str, int, np.ndarray]
-# Maximum number of reasons in an error.
-_MAX_REASONS = 50
 
 
 def tensor_name(kind: str, row_start: int, variable: str) -> str:
@@ -216,8 +215,7 @@ def restore_problem(
     else:
         advice = "use the same optimizer, or a partial restore, which reads only values"
     reasons = [*filter(None, [optimizer]), *changed, *one_sided]
-    more = len(reasons) - _MAX_REASONS
-    return f"{'; '.join(reasons[:_MAX_REASONS])}{f'; and {more} more' if more > 0 else ''}; {advice}"
+    return f"{listed(reasons)}; {advice}"
 
 
 __all__ = ["VALUE", "Rows", "SavedVariables", "restore_problem", "tensor_name"]

@@ -12,6 +12,7 @@ from shoal._system.deprecation import deprecated, warn_deprecated
 from shoal._system.host import host_id
 from shoal._system.open_files import open_files_warning, raise_open_files
 from shoal._system.optional import hidden, load
+from shoal._system.reasons import listed
 from shoal._system.registry import Registry
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "deprecated",
     "hidden",
     "host_id",
+    "listed",
     "load",
     "open_files_warning",
     "raise_open_files",

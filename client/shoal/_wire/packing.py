@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from shoal import errors
+from shoal._system import listed
 from shoal._wire.chunks import Chunk
 from shoal._wire.framing import arenas_of, chunks_of, region_arrays
 from shoal._wire.layout import Aggregation, Placement, ShardLayout
@@ -20,7 +21,6 @@ from shoal._wire.limits import CHUNK_BYTES
 from shoal._wire.plans import GATHERED_BYTES, ArenaPlan, SliceGroup, getter
 from shoal.variables import Variable
 
-_MAX_COMPLAINTS = 50
 # Allocates this many bytes: flat, uninitialised, unsigned.
 Memory = Callable[[int], np.ndarray]
 
@@ -155,9 +155,7 @@ class Packer:
         if complaints or len(arrays) != len(expected.variables):
             complaints += self._unexpected(arrays, aggregations)
         if complaints:
-            listed = "; ".join(complaints[:_MAX_COMPLAINTS])
-            more = f"; and {len(complaints) - _MAX_COMPLAINTS:,} more" if len(complaints) > _MAX_COMPLAINTS else ""
-            raise errors.InvalidGradient(f"the arrays do not fit the job's variables: {listed}{more}")
+            raise errors.InvalidGradient(f"the arrays do not fit the job's variables: {listed(complaints)}")
 
     def check_one(self, name: str, array: np.ndarray, aggregations: Collection[Aggregation]) -> None:
         """Checks one array of a push whose arrays come one by one.
