@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from simulation import Members, ask, cpu_s, members, ready, wait_for
@@ -128,17 +128,14 @@ def admit(run: Simulation) -> dict[str, Any]:
 def train(run: Simulation) -> dict[str, Any]:
     """Measures the coordinator while all workers report."""
     time.sleep(2 * run.interval_s)  # until all have heard the interval, and calls are spread
-    before, beats = ask(run.workers), ask(run.servers)["heartbeats"]
-    cores, seconds = _cores_timed(run.coordinator, run.scale.measured_s)
-    after, beats = ask(run.workers), ask(run.servers)["heartbeats"] - beats
-    heartbeats, reports = after["heartbeats"] - before["heartbeats"] + beats, after["reports"] - before["reports"]
+    load = _load(run, run.scale.measured_s)
     return {
-        "interval_s": round(after["interval_s"], 3),
-        "calls_per_s": round((heartbeats + reports) / seconds, 1),
-        "heartbeats_per_s": round(heartbeats / seconds, 1),
-        "coordinator_cores": round(cores, 3),
-        "us_per_call": round(1e6 * cores * seconds / max(1, heartbeats + reports)),
-        "steps_reported": after["steps"],
+        "interval_s": round(run.interval_s, 3),
+        "calls_per_s": round(load.calls / load.seconds, 1),
+        "heartbeats_per_s": round(load.heartbeats / load.seconds, 1),
+        "coordinator_cores": round(load.cores, 3),
+        "us_per_call": round(load.us_per_call),
+        "steps_reported": ask(run.workers)["steps"],
     }
 
 
@@ -150,9 +147,9 @@ def watch(run: Simulation) -> dict[str, Any]:
     """
     ratios = []
     for number in range(_WATCH_ROUNDS):
-        without = _us_per_call(run, run.scale.measured_s / 3)
+        without = _load(run, run.scale.measured_s / 3).us_per_call
         with _watched(run, f"watched-{number}"):
-            ratios.append(_us_per_call(run, run.scale.measured_s / 3) / without)
+            ratios.append(_load(run, run.scale.measured_s / 3).us_per_call / without)
     return {"watchers": WATCHERS, "watched_ratio": round(statistics.median(ratios), 3)}
 
 
@@ -192,12 +189,9 @@ def cancel(run: Simulation) -> dict[str, Any]:
 def rest(run: Simulation) -> dict[str, Any]:
     """Measures the coordinator while members without a job send heartbeats."""
     time.sleep(2 * run.interval_s)
-    before = ask(run.workers)["heartbeats"] + ask(run.servers)["heartbeats"]
-    cores, seconds = _cores_timed(run.coordinator, run.scale.measured_s / 2)
-    calls = ask(run.workers)["heartbeats"] + ask(run.servers)["heartbeats"] - before
-    return {
-        "us_per_heartbeat": round(1e6 * max(0.0, cores - run.facts["cores_without_members"]) * seconds / max(1, calls))
-    }
+    load = _load(run, run.scale.measured_s / 2)
+    load = replace(load, cores=max(0.0, load.cores - run.facts["cores_without_members"]))
+    return {"us_per_heartbeat": round(load.us_per_call)}
 
 
 @contextmanager
@@ -212,17 +206,39 @@ def _watched(run: Simulation, name: str) -> Iterator[None]:
         job.cancel()
 
 
-def _us_per_call(run: Simulation, seconds: float) -> float:
-    """Returns the coordinator's processor time for a heartbeat or report, in microseconds."""
-    before = _calls(run)
-    cores, taken = _cores_timed(run.coordinator, seconds)
-    return 1e6 * cores * taken / max(1, _calls(run) - before)
+@dataclass(frozen=True)
+class _Load:
+    """The load of the coordinator during some time.
+
+    Attributes:
+        cores: cores that it used.
+        seconds: the time.
+        heartbeats, reports: numbers of calls.
+    """
+
+    cores: float
+    seconds: float
+    heartbeats: int
+    reports: int
+
+    @property
+    def calls(self) -> int:
+        return self.heartbeats + self.reports
+
+    @property
+    def us_per_call(self) -> float:
+        """Processor time of a call, in microseconds."""
+        return 1e6 * self.cores * self.seconds / max(1, self.calls)
 
 
-def _calls(run: Simulation) -> int:
-    """Returns the number of heartbeats and reports so far."""
+def _load(run: Simulation, seconds: float) -> _Load:
+    """Measures the coordinator for some time."""
     workers, servers = ask(run.workers), ask(run.servers)
-    return int(workers["heartbeats"] + workers["reports"] + servers["heartbeats"])
+    heartbeats, reports = workers["heartbeats"] + servers["heartbeats"], workers["reports"]
+    cores, taken = _cores_timed(run.coordinator, seconds)
+    workers, servers = ask(run.workers), ask(run.servers)
+    heartbeats = workers["heartbeats"] + servers["heartbeats"] - heartbeats
+    return _Load(cores, taken, heartbeats, workers["reports"] - reports)
 
 
 def _cores(pid: int, seconds: float) -> float:
