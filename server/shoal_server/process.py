@@ -17,7 +17,7 @@ from shoal.v1 import coordinator_pb2
 from shoal_server.checkpoints import CheckpointWriter
 from shoal_server.draining import wait_until_drained
 from shoal_server.metrics import ServerMetrics
-from shoal_server.optimizers import kernels
+from shoal_server.optimizers import compilation, kernels
 from shoal_server.pools import CallPool
 from shoal_server.serving import (
     SERVICE,
@@ -68,7 +68,7 @@ class Server:
         storage = open_shared_storage(config.checkpoints) if config.checkpoints else None
         if storage:
             probe(storage)
-        _log.info("kernels are ready", processor=kernels.processor(), seconds=round(kernels.warm_up(), 3))
+        _log.info("kernels are ready", processor=compilation.processor(), seconds=round(kernels.warm_up(), 3))
         needed = _FILES_PER_LANE * config.lanes + _OTHER_FILES
         if warning := open_files_warning(needed, f"{config.lanes} lanes (--lanes)"):
             _log.warning("connections may be refused", reason=warning)

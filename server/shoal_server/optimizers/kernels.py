@@ -26,7 +26,6 @@ from shoal_server.optimizers.compilation import (
     FLOATS,
     compiled,
     kernel,
-    processor,
     readable,
     update,
     warm_up,
@@ -35,10 +34,7 @@ from shoal_server.optimizers.compilation import (
 from shoal_server.optimizers.conversions import infinity_of
 from shoal_server.optimizers.kernel_threads import Claims, share
 
-# fmt: off
-__all__ = ["accumulate", "adagrad", "adam", "all_finite", "ftrl", "momentum", "processor", "rmsprop", "scale", "sgd",
-           "warm_up"]
-# fmt: on
+__all__ = ["accumulate", "adagrad", "adam", "all_finite", "ftrl", "momentum", "rmsprop", "scale", "sgd", "warm_up"]
 
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
 Bounds: TypeAlias = npt.NDArray[np.int64]
