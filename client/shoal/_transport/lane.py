@@ -28,9 +28,9 @@ STALL_S = 30.0
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
 _SHORTEST_TIMEOUT_S = 0.001  # the kernel takes 0 for no timeout
 _FIRST_BUFFER = 1 << 16  # bytes; grows with the received messages
-# Sleeping and waking takes longer than a small call. If the other end answered within this time before, a reader polls
-# for as long before it sleeps, and yields the core between two polls. This halves the time of steps of a millisecond,
-# and costs nothing for longer ones.
+# Sleeping and waking takes longer than a small call. If the other end answered within this time before, a client polls
+# for as long before it sleeps, and yields the core between two polls. This makes steps of a millisecond faster, and
+# costs nothing for longer ones.
 _BRIEF_S = 0.002
 # Within a large payload, a reader is woken once for this many bytes, not for each packet, because waking it costs the
 # sender's time.
@@ -51,10 +51,15 @@ class Lane(Connection):
         peer: the other end for messages, host:port if the socket is TCP.
         frames: the kinds of frame on this port.
         stall_s: seconds without progress after which a transfer fails.
+        polls: whether it polls for a frame that is likely to come soon. A server must not: its lanes would take cores
+            from the calls of other clients.
     """
 
-    def __init__(self, connection: socket.socket, peer: str, frames: Frames, *, stall_s: float = STALL_S) -> None:
+    def __init__(
+        self, connection: socket.socket, peer: str, frames: Frames, *, stall_s: float = STALL_S, polls: bool = True
+    ) -> None:
         self.peer, self.frames, self.identity = peer, frames, ""
+        self._polls = polls
         self._kinds, self._streamed = frames.by_number, frames.streamed
         self._end_frame = _HEADER.pack(frames.end, _RESERVED, 0)
         self._socket: ByteStream = connection
@@ -263,7 +268,7 @@ class Lane(Connection):
             except OSError as error:
                 raise self._broken(error) from None
             self._end += self._some(count)
-        if self._last not in self._streamed and time.monotonic() - begun < _BRIEF_S:
+        if self._polls and self._last not in self._streamed and time.monotonic() - begun < _BRIEF_S:
             self._brief.add(self._last)
         else:
             self._brief.discard(self._last)

@@ -123,7 +123,7 @@ class Listener:
                 if not poll.poll(left):
                     continue
                 connection, address = self._socket.accept()
-                lane = Lane(connection, _peer(address), self._frames)
+                lane = Lane(connection, _peer(address), self._frames, polls=False)
             except BlockingIOError:
                 continue
             except OSError as error:

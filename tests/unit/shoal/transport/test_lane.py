@@ -385,6 +385,15 @@ class TestWatching:
                     last = kind
             assert polled == [frame(Frame.COMMIT)] * 2
 
+    def test_lane_of_a_server_never_polls(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(_lane, "_BRIEF_S", 3600.0)
+        with lane_and_socket(polls=False) as (lane, far):
+            polled = spy_on_polls(lane)
+            for _ in range(3):
+                far.sendall(frame(Frame.END))
+                lane.receive()
+            assert polled == []
+
     @pytest.mark.parametrize("end", ["closes", "resets"])
     def test_an_end_is_seen(self, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
         monkeypatch.setattr(_lane, "_BRIEF_S", 3600.0)
