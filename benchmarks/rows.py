@@ -157,7 +157,7 @@ FIGURES: Mapping[str, Figure] = {
     "dense_shm_one_by_one": Figure(
         "dense", "in turn, gradients pushed one by one as they are computed", needs_peers=True
     ),
-    "small": Figure("small", "small step, in turn", "at least 1.4x", 1.4, needs_peers=True),
+    "small": Figure("small", "small step, in turn", "at least 2x", 2.0, needs_peers=True),
     "small_overlapped": Figure("small", "small step, overlapped", needs_peers=True),
     "small_cluster": Figure(
         "small_cluster",

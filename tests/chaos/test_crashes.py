@@ -93,6 +93,33 @@ def test_a_trainer_that_crashes_is_replaced_and_the_job_goes_on(client: shoal.Cl
     assert result.progress.samples >= 256
 
 
+def test_a_trainer_that_hangs_is_replaced_and_the_others_go_on(client: shoal.Client, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"once": str(tmp_path / "hung"), "size": 256}
+    spec = shoal.Job(
+        "support.programs.broken:Hangs",
+        workers=2,
+        settings=settings,
+        batch_size=8,
+        step_timeout_s=1,
+        consistency=MODES[0],
+    )
+    job = client.submit(spec)
+    result = job.wait(timeout_s=60)
+    assert (tmp_path / "hung").exists()
+    assert result.progress.samples >= 256
+    reasons = [event.reason for event in job.events(follow=False) if isinstance(event, shoal.events.StateChanged)]
+    assert any("it has made no step" in reason for reason in reasons), reasons
+
+
+def test_a_host_that_kills_every_trainer_costs_the_job_one_worker(client: shoal.Client, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    settings: dict[str, Any] = {"bad": str(tmp_path / "bad"), "gate": str(gate), "size": 256}
+    job = client.submit(shoal.Job("support.programs.broken:BadHost", workers=2, settings=settings, batch_size=8))
+    wait_until(lambda: "quarantined: worker worker-" in job.status().reason, what="the quarantine")
+    gate.touch()
+    assert job.wait(timeout_s=60).progress.samples >= 256
+
+
 def test_suspended_worker_is_fenced_and_does_no_harm(
     small_cluster: shoal.LocalCluster, client: shoal.Client, tmp_path: Path
 ) -> None:

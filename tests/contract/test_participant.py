@@ -205,13 +205,13 @@ def test_an_error_of_halves_of_characters_is_sent_all_the_same(rig: Rig) -> None
 
 def test_whatever_a_report_is_made_of_it_can_be_sent(rig: Rig) -> None:
     values: Any = {"x\ud800" + "é" * 300: 1.0, 7: 2.0, **{f"m{number}": 0.0 for number in range(300)}, "loss": 0.5}
-    staleness = {0: 1, 1_022: 2, 1_023: 3, 1_024: 4, 10**6: 5}
+    staleness = {0: 1, 1_021: 10**30, 1_022: 2, 1_023: 3, 1_024: 4, 10**6: 5}
     timings = tuple(StepTiming(step, 0.0) for step in [*range(200), 3])
     rig.participant.report(Report(samples=10**30, values=values, staleness=staleness, timings=timings))
     [request] = rig.record.requests
     check_report(request)
-    assert request.samples == 2**64 - 1
-    assert dict(request.staleness) == {0: 1, 1_022: 2, 1_023: 12}
+    assert request.samples == 2**53 - 1
+    assert dict(request.staleness) == {0: 1, 1_021: 2**53 - 1, 1_022: 2, 1_023: 12}
     assert len(request.values) == 256
     assert (request.values["loss"], request.values["7"], request.values["m0"]) == (0.5, 2.0, 0.0)
     assert max(len(name.encode()) for name in request.values) <= 256
@@ -229,7 +229,7 @@ def test_steps_out_of_range_leave_no_client(rig: Rig) -> None:
             ParameterClient(
                 placement, worker="worker-1", incarnation=4, step=step, refresh=lambda: placement
             ) as client,
-            pytest.raises(errors.BadRequest, match=f"step {step} of worker-1 is out of range; .* below {2**53}"),
+            pytest.raises(errors.BadRequest, match=f"step {step} of worker-1 .* the limit MAX_STEP is {2**53}"),
         ):
             client.pull()
     assert rig.record.of(pb.PullRequest) == []

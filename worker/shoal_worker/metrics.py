@@ -69,7 +69,7 @@ class WorkerMetrics(Collector):
             self._counts["dropped"] += report.dropped
             for phase, durations in trainer_report.durations.items():
                 self._durations[phase].add(durations)
-            self._memory = trainer_report.device_memory
+            self._memory = trainer_report.device_memory or self._memory
             self._retries.update(trainer_report.retries)
 
     def trainer_started(self) -> None:

@@ -79,10 +79,12 @@ def main() -> None:
     sys.path[:0] = instructions.paths
     os.set_inheritable(instructions.reports_fd, False)
     with os.fdopen(instructions.reports_fd, "wb") as reports:
+        emitting = threading.Lock()  # guards reports: a second thread reports steps
 
         def emit(message: TrainerReport | TrainerOutcome) -> None:
-            reports.write(encode(message))
-            reports.flush()
+            with emitting:
+                reports.write(encode(message))
+                reports.flush()
 
         outcome = outcome_of(lambda: train(instructions, emit, daemon))
         emit(outcome)

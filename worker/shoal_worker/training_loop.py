@@ -11,6 +11,7 @@ import numpy as np
 
 from shoal import _tracing, errors
 from shoal._training import Gradients, PushResult
+from shoal._training.participant import Report
 from shoal._wire import Cursor, NoRange, number
 from shoal.program import Array, Program, StepOutput
 from shoal_worker.batch_seeds import BatchSeeds
@@ -130,6 +131,7 @@ class TrainingLoop:
         parameters: source of values, and target of gradients.
         batches: source of batches.
         emit: called with a report about every half second, and once at the end, also after an error. It must not block.
+            Another thread calls it during a long wait.
         traces: traces of this worker's steps, shared with `parameters`.
         clock: returns seconds from any origin.
         now: returns seconds of Unix time.
@@ -172,6 +174,9 @@ class TrainingLoop:
         Returns:
             Whether nothing is left to do. If False, all samples up to `batches.cursor` have been pushed.
         """
+        ended = threading.Event()
+        reporter = threading.Thread(target=self._report_steps, args=(ended,), name="steps", daemon=True)
+        reporter.start()
         try:
             finished = self._at_last_step()
             while not finished and not self._stop.is_set():
@@ -187,7 +192,18 @@ class TrainingLoop:
                 self._parameters.barrier()
             return finished
         finally:
+            ended.set()
+            reporter.join()
             self._emit(self._report())
+
+    def _report_steps(self, ended: threading.Event) -> None:
+        """Reports the step while a step takes long. A worker that waits for a hung one must not look like that one."""
+        reported = 0
+        while not ended.wait(_REPORT_EVERY_S):
+            step = self._parameters.step
+            if step != reported and self._counters.age_s >= _REPORT_EVERY_S:
+                self._emit(TrainerReport(Report(step), {}))
+                reported = step
 
     def _report(self) -> TrainerReport:
         return replace(self._counters.take(self._parameters.step), device_memory=self._device.memory())

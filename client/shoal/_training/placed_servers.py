@@ -117,7 +117,8 @@ class PlacedServers:
         """
         if not 0 <= step < MAX_STEP:
             raise errors.BadRequest(
-                f"job {self.placement.job}: step {step} of {self._worker} is out of range; steps are below {MAX_STEP}",
+                f"job {self.placement.job}: step {step} of {self._worker} is out of range; "
+                f"the limit MAX_STEP is {MAX_STEP}",
                 job=self.placement.job,
                 step=step,
             )

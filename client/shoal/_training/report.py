@@ -7,8 +7,6 @@ from shoal._wire import shortened, without_controls
 from shoal._wire.limits import MAX_STEP, METRICS, STALENESS_BUCKETS, TIMINGS
 from shoal.status import StepTiming
 
-# The largest count of a message.
-_UINT64 = 2**64 - 1
 # The metric that is kept if there are too many.
 _LOSS = "loss"
 
@@ -42,9 +40,8 @@ class Report:
     timings: tuple[StepTiming, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "step", min(self.step, MAX_STEP - 1))
-        for name in ("accepted", "rejected", "dropped", "samples"):
-            object.__setattr__(self, name, min(getattr(self, name), _UINT64))
+        for name in ("step", "accepted", "rejected", "dropped", "samples"):
+            object.__setattr__(self, name, min(getattr(self, name), MAX_STEP - 1))
         object.__setattr__(self, "values", _bounded_values(self.values))
         object.__setattr__(self, "staleness", _bounded_staleness(self.staleness))
         object.__setattr__(self, "timings", _bounded_timings(self.timings))
@@ -89,7 +86,7 @@ def _bounded_staleness(counts: Mapping[int, int]) -> dict[int, int]:
     bounded: dict[int, int] = {}
     for staleness, count in counts.items():
         bucket = min(staleness, STALENESS_BUCKETS - 1)
-        bounded[bucket] = bounded.get(bucket, 0) + count
+        bounded[bucket] = min(bounded.get(bucket, 0) + count, MAX_STEP - 1)
     return bounded
 
 

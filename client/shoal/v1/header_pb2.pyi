@@ -39,9 +39,9 @@ class Stamp(_message.Message):
     incarnation: _builtins.int
     """Incarnation of the worker, > 0. If it is not the admitted one: ABORTED, FENCED."""
     step: _builtins.int
-    """The worker's step, below 2^53; otherwise INVALID_ARGUMENT, BAD_REQUEST. At the worker's first pull and first push
-    it is JoinReply.step: 0, or the step of the other workers. After that it is the largest ShardHeader.step that the
-    worker has received.
+    """The worker's step, below 2^53 - 1, and at most 2^20 above the largest step that workers of the job have finished on
+    this server; otherwise INVALID_ARGUMENT, BAD_REQUEST. At the worker's first pull and first push it is JoinReply.step:
+    0, or the step of the other workers. After that it is the largest ShardHeader.step that the worker has received.
     """
     generation: _builtins.int
     """Generation of the sender's placement. If the shard has another one: ABORTED, STALE_GENERATION; fetch the placement

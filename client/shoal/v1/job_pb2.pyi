@@ -2103,7 +2103,7 @@ class ReportRequest(_message.Message):
     incarnation: _builtins.int
     """The member's incarnation, from RegisterReply."""
     step: _builtins.int
-    """The worker's current step, below 2^53; otherwise INVALID_ARGUMENT, BAD_REQUEST."""
+    """The worker's current step. It and all counts are below 2^53; otherwise INVALID_ARGUMENT, BAD_REQUEST."""
     accepted: _builtins.int
     """Accepted pushes of this worker."""
     rejected: _builtins.int

@@ -79,7 +79,9 @@ def check_step(what: str, step: int) -> None:
         BadRequest: the step is not below the limit.
     """
     if step >= limits.MAX_STEP:
-        raise errors.BadRequest(f"{what} has step {step}; steps are below {limits.MAX_STEP}", step=step)
+        raise errors.BadRequest(
+            f"{what} has step {step}; the limit MAX_STEP is {limits.MAX_STEP}", step=step, limit="MAX_STEP"
+        )
 
 
 def check_evaluation(request: pb.ReportEvaluationRequest) -> None:
@@ -105,6 +107,10 @@ def check_report(request: pb.ReportRequest) -> None:
     for step in (request.step, *(timing.step for timing in request.timings[-1:])):
         check_step(f"the report of {request.worker} on job {request.job}", step)
     problems = {
+        f"a count that is not below the limit MAX_STEP, {limits.MAX_STEP}": (
+            max(request.accepted, request.rejected, request.dropped, request.samples, *request.staleness.values())
+            >= limits.MAX_STEP
+        ),
         f"{len(lines)} log lines; at most {limits.LOG_LINES}": len(lines) > limits.LOG_LINES,
         f"a log line of more than {limits.LOG_LINE_BYTES} bytes": max(lines, default=0) > limits.LOG_LINE_BYTES,
         f"{sum(lines)} bytes of log lines; at most {limits.LOG_BYTES}": sum(lines) > limits.LOG_BYTES,

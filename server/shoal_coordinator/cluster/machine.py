@@ -335,7 +335,10 @@ class Cluster:
             )
         self._check_storage(event.spec)
         if len(self._jobs.live) >= MAX_LIVE_JOBS:
-            raise errors.Overloaded(f"the cluster has {MAX_LIVE_JOBS} live jobs, the maximum; try again when one ends")
+            raise errors.Overloaded(
+                f"the cluster has {MAX_LIVE_JOBS} live jobs, the limit MAX_LIVE_JOBS; try again when one ends",
+                limit="MAX_LIVE_JOBS",
+            )
         if earlier:
             self._forget(earlier)
         self._submissions += 1

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import grpc
 
 from shoal import _rpc, consistency, errors, optim, variables
-from shoal._wire import ShardLayout
+from shoal._wire import ShardLayout, check_text
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import add_ParameterServerServicer_to_server
 from shoal_server.checkpoints import CheckpointWriter, cut_session
@@ -17,7 +17,7 @@ SERVICE = "shoal.v1.ParameterServer"
 # Workers in one call of AdmitWorkers, FenceWorkers or ReleaseWorkers.
 MAX_WORKERS = 1_024
 
-W = TypeVar("W")
+W = TypeVar("W", pb.WorkerAdmission, pb.WorkerFence, pb.WorkerRelease)
 
 
 class ParameterServerServicer:
@@ -47,6 +47,7 @@ class ParameterServerServicer:
 
     @_rpc.servicer
     def CreateShards(self, request: pb.CreateShardsRequest, context: grpc.ServicerContext) -> pb.CreateShardsReply:
+        check_text("the name of the job", request.job)
         job_variables = dict(variables.from_proto(variable) for variable in request.variables)
         config = JobShardConfig(
             name=request.job,
@@ -119,10 +120,12 @@ def _bounded(workers: Sequence[W]) -> Sequence[W]:
     """Returns the workers of a request.
 
     Raises:
-        BadRequest: they are too many.
+        BadRequest: they are too many, or a name is too long or has control characters.
     """
     if len(workers) > MAX_WORKERS:
         raise errors.BadRequest(f"the request names {len(workers)} workers; the maximum is {MAX_WORKERS} in one call")
+    for it in workers:
+        check_text("the name of a worker", it.worker)  # the group remembers it
     return workers
 
 

@@ -10,8 +10,34 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from shoal import errors
+from shoal._wire.limits import MAX_STEP
+
+# Limit of the steps between a worker and the furthest worker of its lock group. Honest workers are a few steps ahead at
+# most, when an update has reached other servers first. Without the limit, one call could use up all steps of a job.
+MAX_LEAD = 1 << 20
 # Outdated entries of a heap are removed when there are this many more of them than of current entries.
 _SLACK = 64
+
+
+def check_step(name: str, step: int, furthest: int = MAX_STEP) -> None:
+    """Checks a step or version of a request. Called before anything changes.
+
+    Args:
+        name: name of the lock group, for the message.
+        step: the step; the next one has to be below the limit, too.
+        furthest: the largest number of steps that a worker of the group has finished.
+
+    Raises:
+        BadRequest: the step is out of range, or too far above `furthest`.
+    """
+    if not 0 <= step < MAX_STEP - 1:
+        problem, limit = "is out of range", f"MAX_STEP - 1 is {MAX_STEP - 1}"
+    elif step > furthest + MAX_LEAD:
+        problem, limit = f"is {step - furthest} steps ahead of the furthest worker", f"MAX_LEAD is {MAX_LEAD}"
+    else:
+        return
+    raise errors.BadRequest(f"{name}: step {step} {problem}; the limit {limit}", step=step, limit=limit.split()[0])
 
 
 @dataclass(slots=True)

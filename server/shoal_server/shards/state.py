@@ -11,8 +11,7 @@ from typing import Any, Literal
 
 from shoal import errors
 from shoal._wire import Cursor
-from shoal._wire.limits import MAX_STEP
-from shoal_server.shards.clocks import Clocks, WaitingPulls, WorkerClock
+from shoal_server.shards.clocks import Clocks, WaitingPulls, WorkerClock, check_step
 from shoal_server.shards.events import (
     Admission,
     AnswerAdmission,
@@ -137,7 +136,7 @@ class GroupState:
             BadRequest: the step is out of range, or older than the last answered one.
         """
         clock = self._admitted(worker, incarnation)
-        self._check_step(step + 1)  # the worker's clock once this is committed
+        check_step(self.name, step, self.furthest)
         return self._answers.to(worker, step, clock.steps)
 
     @property
@@ -230,6 +229,7 @@ class GroupState:
         if event.ahead > MAX_AHEAD:
             raise errors.BadRequest(f"{self.name}: a pull is {event.ahead} steps ahead; the maximum is {MAX_AHEAD}")
         clock = self._admitted(event.worker, event.incarnation)
+        check_step(self.name, event.step, self.furthest)
         effects = self._finish_earlier_steps(clock, event.step)
         step = event.step + event.ahead
         if self.mode.may_pull(step, self.clocks):
@@ -288,7 +288,7 @@ class GroupState:
 
     def _cut_requested(self, event: CutRequested) -> list[Effect]:
         for progress in event.progress.values():
-            self._check_step(max(progress.committed, progress.finished))
+            check_step(self.name, max(progress.committed, progress.finished))
         effects = self._folds_done()  # so that the cut has no sealed step
         for worker, progress in event.progress.items():
             clock = self.clocks.get(worker)
@@ -309,7 +309,7 @@ class GroupState:
         # A restarted coordinator may repeat this.
         if self.clocks or self.history:
             raise errors.BadRequest(f"{self.name}: training has begun; a checkpoint can only be restored before that")
-        self._check_step(max(event.version, event.step))
+        check_step(self.name, max(event.version, event.step))
         self.version, self.furthest = event.version, event.step
         self.mode.resume(event.step)
         return [Overwrite()]
@@ -342,16 +342,10 @@ class GroupState:
         A newcomer starts at the largest entry step of all shards, and a late worker continues at the largest open step.
         Both can be ahead of this shard, which must not wait for pushes that will not come.
         """
-        self._check_step(step)
         if step <= clock.steps:
             return []
         self._advance(clock, step)
         return self._settle()
-
-    def _check_step(self, step: int) -> None:
-        """Raises BadRequest if a step or version is not in [0, MAX_STEP). Called before anything changes."""
-        if not 0 <= step < MAX_STEP:
-            raise errors.BadRequest(f"{self.name}: step {step} is out of range; steps are below {MAX_STEP}", step=step)
 
     def _advance(self, clock: WorkerClock, steps: int) -> None:
         self.clocks.advance(clock, steps)

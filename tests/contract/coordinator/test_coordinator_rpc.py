@@ -367,6 +367,11 @@ def test_descriptions_that_make_no_sense(group: Rig) -> None:
         {"values": {f"v{number}": 0.0 for number in range(300)}},
         {"values": {"é" * 129: 0.0}},
         {"staleness": {1_025: 1}},
+        {"staleness": {0: 2**53}},
+        {"accepted": 2**53},
+        {"rejected": 2**63},
+        {"dropped": 2**64 - 1},
+        {"samples": 2**64 - 1},
         {"timings": [jobs.StepTiming(step=step) for step in range(65)]},
         {"timings": [jobs.StepTiming(step=2), jobs.StepTiming(step=2)]},
         {"timings": [jobs.StepTiming(step=2), jobs.StepTiming(step=1)]},
@@ -389,7 +394,7 @@ def test_steps_are_bounded_and_the_error_names_the_limit(group: Rig) -> None:
             ("ClaimEvaluation", {"step": step}),
             ("ReportEvaluation", {"result": jobs.Evaluation(step=step, values={"loss": 1.0})}),
         ):
-            with pytest.raises(errors.BadRequest, match=f"w0 .*job a has step {step}; steps are below {2**53}"):
+            with pytest.raises(errors.BadRequest, match=f"w0 .*job a has step {step}; the limit MAX_STEP is {2**53}"):
                 group.job(method, job="a", worker="w0", **fields)
     assert group.job("Get", job="a").status.progress.steps == 0
     group.job("Report", job="a", worker="w0", step=2**53 - 1, accepted=1)

@@ -87,6 +87,41 @@ class Exits(Program):
         return super().loss_and_gradients(params, batch)
 
 
+class Hangs(Program):
+    """Never returns from one step, after some others. The file marks that a worker has begun to hang."""
+
+    def __init__(self, once: str, steps: int = 0, size: int = 64) -> None:
+        super().__init__(size)
+        self.once, self.steps = Path(once), steps
+
+    def loss_and_gradients(self, params: Any, batch: Any) -> Any:
+        self.steps -= 1
+        if self.steps < 0:
+            with suppress(FileExistsError), self.once.open("x"):
+                threading.Event().wait()
+        return super().loss_and_gradients(params, batch)
+
+
+class BadHost(Program):
+    """Ends each process that the daemon which trains first starts. The file `bad` names the process of this daemon.
+
+    The other workers wait for the file `gate`.
+    """
+
+    def __init__(self, bad: str, gate: str, size: int = 64) -> None:
+        super().__init__(size)
+        self.bad, self.gate, self.daemon = Path(bad), Path(gate), str(os.getppid())
+
+    def loss_and_gradients(self, params: Any, batch: Any) -> Any:
+        with suppress(FileExistsError), self.bad.open("x") as file:
+            file.write(self.daemon)
+        if self.bad.read_text() == self.daemon:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while not self.gate.exists():
+            threading.Event().wait(0.01)
+        return super().loss_and_gradients(params, batch)
+
+
 class Gated(Program):
     """Continues only while the file exists, and counts its samples in a variable."""
 

@@ -654,7 +654,7 @@ def test_a_cursor_of_another_lease_is_ignored_when_a_worker_leaves(rig: Rig) -> 
 def test_too_many_jobs(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_module, "MAX_LIVE_JOBS", 1)
     rig.submit(job())
-    with pytest.raises(errors.Overloaded):
+    with pytest.raises(errors.Overloaded, match="the cluster has 1 live jobs, the limit MAX_LIVE_JOBS"):
         rig.submit(job("b"))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shoal import _rpc, errors
+from shoal import _rpc, errors, optim
 from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.local_storage import LocalStorage
 from shoal._checkpoint.manifest import Manifest
@@ -299,3 +299,22 @@ def test_a_worker_that_is_not_admitted_keeps_no_other_out() -> None:
         fences = [pb.WorkerFence(worker="a", incarnation=1)] * 1025
         with pytest.raises(errors.BadRequest, match="names 1025 workers; the maximum is 1024"):
             servers.each("FenceWorkers", pb.FenceWorkersRequest(job="job", workers=fences))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("w" * 3_000_000, "has 3000000 bytes; the limit FIELD_BYTES is 256"), ("a\x1b[2J", "has control characters")],
+    ids=["long", "controls"],
+)
+def test_a_server_remembers_no_hostile_name(name: str, said: str) -> None:
+    with ShardServers({"w": Variable((4,))}) as servers:
+        admits = pb.AdmitWorkersRequest(job="job", workers=[pb.WorkerAdmission(worker=name, incarnation=1)])
+        fences = pb.FenceWorkersRequest(job="job", workers=[pb.WorkerFence(worker=name, incarnation=1)])
+        releases = pb.ReleaseWorkersRequest(job="job", workers=[pb.WorkerRelease(worker=name, incarnation=1)])
+        for method, request in (("AdmitWorkers", admits), ("FenceWorkers", fences), ("ReleaseWorkers", releases)):
+            with pytest.raises(errors.BadRequest, match=f"the name of a worker .*{said}"):
+                servers.each(method, request)
+        creation = pb.CreateShardsRequest(job=name, generation=1, optimizer=optim.SGD(0.1).to_proto())
+        with pytest.raises(errors.BadRequest, match=f"the name of the job .*{said}"):
+            servers.each("CreateShards", creation)
+        assert servers.stores[0].load()[0] == len(servers.placement.shards)

@@ -1,9 +1,17 @@
 """Clocks and waiting pulls compared with naive implementations, which scan all clocks or all pulls."""
 
+import sys
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal import consistency
 from shoal_server.shards.clocks import _SLACK, Clocks, WaitingPulls, WorkerClock
+from shoal_server.shards.consistency import mode_for
+from shoal_server.shards.events import PullRequested, PushCommitted, PushStaged, WorkerAdmitted
+from shoal_server.shards.state import GroupState
 
 STEPS = st.integers(0, 12)
 NAMES = st.sampled_from("abcdef")
@@ -78,3 +86,45 @@ def test_a_worker_that_stays_behind_does_not_let_the_heaps_grow() -> None:
     assert clocks.slowest(0) == 0
     assert len(clocks._order) <= 2 * 2 + _SLACK + 1  # noqa: SLF001 - its size is what is tested
     assert len(pulls._order) <= 2 * 2 + _SLACK + 1  # noqa: SLF001
+
+
+def lines_of_a_commit(mode: consistency.Consistency, workers: int) -> float:
+    """Returns the mean number of lines that a commit of a step executes, before the one that lets all go on.
+
+    Each worker pushes step 0, and then its pull of step 1 may wait.
+    """
+    group = GroupState("job", mode_for(mode))
+    for rank in range(workers):
+        group.handle(WorkerAdmitted(f"w{rank}", 1, rank))
+    lines, commits, outer = 0, workers - 3, sys.gettrace()
+
+    def count(*_: Any) -> Any:
+        nonlocal lines
+        lines += 1
+        return count
+
+    for rank in range(commits):  # the last ones close the step, with or without two backup workers
+        group.handle(PushStaged(f"w{rank}", 1, 0, 1.0, 0, {}))
+        sys.settrace(count)
+        try:
+            group.handle(PushCommitted(f"w{rank}", 1, 0))
+        finally:
+            sys.settrace(outer)
+        group.handle(PullRequested(object(), f"w{rank}", 1, 1, 0))
+    return lines / commits
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        consistency.Asynchronous(),
+        consistency.BoundedStaleness(0),
+        consistency.BoundedStaleness(2),
+        consistency.Synchronous(),
+        consistency.Synchronous(backup_workers=2),
+    ],
+    ids=str,
+)
+def test_a_commit_costs_the_same_with_a_thousand_workers(mode: consistency.Consistency) -> None:
+    """It looks neither at all clocks nor at all waiting pulls."""
+    assert lines_of_a_commit(mode, 1_000) <= 1.5 * lines_of_a_commit(mode, 10)

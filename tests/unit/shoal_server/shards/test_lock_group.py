@@ -7,6 +7,7 @@ from shoal import consistency, errors, initializers, optim
 from shoal._wire.layout import ArenaLayout, ShardLayout, Slice
 from shoal._wire.limits import MAX_STEP
 from shoal.variables import Variable
+from shoal_server.shards.clocks import MAX_LEAD
 from shoal_server.shards.lock_group import LockGroup
 from shoal_server.shards.selection import Selection
 from shoal_server.shards.shard import JobShardConfig, Stamp
@@ -128,11 +129,29 @@ def test_a_pull_whose_refusal_raises_keeps_nobody_from_being_refused() -> None:
 @pytest.mark.parametrize("step", [MAX_STEP - 1, MAX_STEP, (1 << 64) - 1])
 def test_a_push_at_the_edge_of_the_steps_changes_nothing(step: int) -> None:
     group = group_of()
-    with pytest.raises(errors.BadRequest, match=f"steps are below {MAX_STEP}"):
+    with pytest.raises(errors.BadRequest, match=f"step {step} is out of range; the limit MAX_STEP - 1 is"):
         push(group, "a", step)
     assert group.version == 0
     push(group, "a", 0)
     assert group.version == 1
+
+
+@pytest.mark.parametrize(
+    "mode", [consistency.Asynchronous(), consistency.BoundedStaleness(1), consistency.Synchronous()], ids=str
+)
+def test_a_worker_far_ahead_of_all_others_is_refused_and_newcomers_begin_where_they_did(
+    mode: consistency.Consistency,
+) -> None:
+    """Without the limit, the newcomers of an asynchronous job would begin at a step that they cannot push."""
+    group = group_of(mode)
+    push(group, "a", 0)
+    for step in (MAX_STEP - 2, MAX_LEAD + 2):
+        with pytest.raises(errors.BadRequest, match=f"step {step} is .* ahead .*; the limit MAX_LEAD is {MAX_LEAD}"):
+            group.pull(Ticket(), Stamp("a", 1, step))
+        with pytest.raises(errors.BadRequest, match=f"step {step} is .* ahead .*; the limit MAX_LEAD is {MAX_LEAD}"):
+            push(group, "a", step)
+    assert group.admit("b", 1, 1) <= 1
+    group.pull(Ticket(), Stamp("b", 1, 1 + MAX_LEAD))
 
 
 def test_a_store_adds_shards_before_training_and_refuses_them_after() -> None:
