@@ -64,6 +64,12 @@ def settled(pipeline: Pipeline) -> str:
     return result.outcome
 
 
+@pytest.fixture(autouse=True)
+def recorded_histories() -> Iterator[None]:
+    with history_server.recording():
+        yield
+
+
 def histories(servers: ShardServers) -> list[list[Admission]]:
     """Returns for each shard the pulls and pushes that it admitted, oldest first."""
     stores = {f"server-{index}": store for index, store in enumerate(servers.stores)}

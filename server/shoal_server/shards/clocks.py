@@ -181,12 +181,10 @@ class WaitingPull:
     Attributes:
         worker: name of the worker.
         step: the step that the values are for.
-        order: its place in the order of arrival.
     """
 
     worker: str
     step: int
-    order: int
 
 
 class WaitingPulls:
@@ -196,7 +194,6 @@ class WaitingPulls:
         self._by_ticket: dict[Any, WaitingPull] = {}
         self._at: dict[int, dict[Any, WaitingPull]] = {}  # step -> its pulls, oldest first; none is empty
         self._order: list[int] = []  # heap of at least the keys of _at
-        self._added = 0
 
     def __len__(self) -> int:
         return len(self._by_ticket)
@@ -213,8 +210,7 @@ class WaitingPulls:
             worker: name of the worker.
             step: the step that the values are for.
         """
-        self._added += 1
-        pull = self._by_ticket[ticket] = WaitingPull(worker, step, self._added)
+        pull = self._by_ticket[ticket] = WaitingPull(worker, step)
         if step not in self._at:
             self._at[step] = {}
             heapq.heappush(self._order, step)
@@ -231,16 +227,20 @@ class WaitingPulls:
             if not pulls:
                 del self._at[pull.step]
 
-    def pop_up_to(self, step: int) -> list[tuple[Any, WaitingPull]]:
-        """Removes the pulls that wait for at most this step, and returns them in the order in which they came."""
-        order, found = self._order, list[tuple[Any, WaitingPull]]()
+    def pop_up_to(self, step: int) -> list[tuple[int, Mapping[Any, WaitingPull]]]:
+        """Removes the pulls that wait for at most this step.
+
+        Returns:
+            Each step with its pulls by ticket: lowest step first, and oldest pull first.
+        """
+        order, found = self._order, list[tuple[int, Mapping[Any, WaitingPull]]]()
         while order and order[0] <= step:
-            pulls = self._at.pop(heapq.heappop(order), None)  # None: its pulls were removed
+            reached = heapq.heappop(order)
+            pulls = self._at.pop(reached, None)  # None: its pulls were removed
             if pulls:
-                found += pulls.items()
-        for ticket, _ in found:
-            del self._by_ticket[ticket]
-        found.sort(key=lambda each: each[1].order)
+                found.append((reached, pulls))
+                for ticket in pulls:
+                    del self._by_ticket[ticket]
         return found
 
     def clear(self) -> list[Any]:

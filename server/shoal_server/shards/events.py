@@ -214,10 +214,15 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerPull:
-    """Sends the values, after the effects before this one."""
+class AnswerPulls:
+    """Sends the values to pulls, oldest first, after the effects before this one.
 
-    ticket: Any
+    Attributes:
+        tickets: of the pulls.
+        step: the next step of their workers.
+    """
+
+    tickets: tuple[Any, ...]
     step: int
 
 
@@ -306,7 +311,7 @@ class AnswerCut:
 Effect = (
     Fold
     | Apply
-    | AnswerPull
+    | AnswerPulls
     | RefusePull
     | GrantPermit
     | RefusePermit

@@ -5,19 +5,19 @@ It also answers repeated requests as it answered the first ones. It is pure: no 
 opaque payloads.
 """
 
-from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from shoal import errors
 from shoal._wire import Cursor
-from shoal_server.shards.clocks import Clocks, WaitingPulls, WorkerClock, check_step
+from shoal_server.shards.clocks import Clocks, WaitingPull, WaitingPulls, WorkerClock, check_step
 from shoal_server.shards.events import (
     Admission,
     AnswerAdmission,
     AnswerCut,
     AnswerFence,
-    AnswerPull,
+    AnswerPulls,
     AnswerPush,
     CutRequested,
     Effect,
@@ -43,8 +43,6 @@ from shoal_server.shards.mode import Apply, Contribution, Fold, Mode
 from shoal_server.shards.permits import Permits
 from shoal_server.shards.worker_records import Answers, Fences
 
-# Admissions that a shard remembers: about 2 MB. A shard without any has not begun training.
-HISTORY = 16_384
 # Most pulls that wait at one shard. A waiting pull takes memory, not a thread.
 MAX_WAITING_PULLS = 16_384
 # Steps ahead for which a pull may ask: values of the next step, while the worker computes this one.
@@ -58,6 +56,7 @@ class GroupState:
     Args:
         name: name for messages: that of the job.
         mode: enforces the job's consistency mode.
+        on_admission: called with each pull and push that is let through, by tests.
     """
 
     name: str
@@ -65,7 +64,8 @@ class GroupState:
     version: int = 0  # updates applied; never falls
     clocks: Clocks = field(default_factory=Clocks)  # admitted workers; fenced ones stay until released
     furthest: int = 0  # largest number of steps that any worker has finished; no clock exceeds it
-    history: deque[Admission] = field(default_factory=lambda: deque(maxlen=HISTORY))
+    on_admission: Callable[[Admission], object] | None = None
+    _used: bool = False  # whether a pull or push of a worker was let through
     _staged: dict[str, Contribution] = field(default_factory=dict)  # at most one per worker, not yet committed
     # Positions in the data as of the applied updates; admitted workers only.
     _cursors: dict[str, Cursor] = field(default_factory=dict)
@@ -142,7 +142,7 @@ class GroupState:
     @property
     def begun(self) -> bool:
         """Whether workers are admitted, or the values are no longer the initial ones."""
-        return bool(self.clocks or self.history or self.version or self.furthest)
+        return bool(self.clocks or self._used or self.version or self.furthest)
 
     def progress(self) -> dict[str, WorkerProgress]:
         """Returns each admitted worker's progress on this shard."""
@@ -225,7 +225,7 @@ class GroupState:
 
     def _pull_requested(self, event: PullRequested) -> list[Effect]:
         if not event.worker:
-            return [AnswerPull(event.ticket, event.step)]
+            return [AnswerPulls((event.ticket,), event.step)]
         if event.ahead > MAX_AHEAD:
             raise errors.BadRequest(f"{self.name}: a pull is {event.ahead} steps ahead; the maximum is {MAX_AHEAD}")
         clock = self._admitted(event.worker, event.incarnation)
@@ -233,7 +233,7 @@ class GroupState:
         effects = self._finish_earlier_steps(clock, event.step)
         step = event.step + event.ahead
         if self.mode.may_pull(step, self.clocks):
-            return [*effects, self._admit_pull(event.ticket, event.worker, step)]
+            return [*effects, self._admit_pulls(step, {event.ticket: WaitingPull(event.worker, step)})]
         if len(self._waiting) >= MAX_WAITING_PULLS:
             raise errors.Overloaded(f"{self.name}: {MAX_WAITING_PULLS} pulls already wait; try again later")
         self._waiting.add(event.ticket, event.worker, step)
@@ -282,7 +282,7 @@ class GroupState:
         return self._settle()
 
     def _values_assigned(self) -> list[Effect]:
-        if self.history:  # a worker may have read the values that this would overwrite
+        if self._used:  # a worker may have read the values that this would overwrite
             raise errors.BadRequest(f"{self.name}: training has begun; values can only be assigned before that")
         return [Overwrite()]
 
@@ -307,7 +307,7 @@ class GroupState:
 
     def _values_restored(self, event: ValuesRestored) -> list[Effect]:
         # A restarted coordinator may repeat this.
-        if self.clocks or self.history:
+        if self.clocks or self._used:
             raise errors.BadRequest(f"{self.name}: training has begun; a checkpoint can only be restored before that")
         check_step(self.name, max(event.version, event.step))
         self.version, self.furthest = event.version, event.step
@@ -318,7 +318,7 @@ class GroupState:
         staged = self._staged.pop(worker)
         self.permits.committed(staged.place)
         staleness = max(0, self.version - staged.version) if staged.payload is not None else 0
-        self._record("push", worker, staged.step)
+        self._record("push", [worker], staged.step)
         decision = self.mode.take(staged, staleness)
         if not decision.accepted:
             self._pass_cursor(staged)  # its samples count as used, although the push was dropped
@@ -352,13 +352,13 @@ class GroupState:
         self.furthest = max(self.furthest, clock.steps)
 
     def _settle(self) -> list[Effect]:
-        """Applies and folds what the mode releases, and answers the pulls that may now pass, in order of arrival."""
+        """Applies and folds what the mode releases, and answers the pulls that may now pass."""
         effects = self._apply(self.mode.settle(self.clocks))
         if fold := self.mode.fold(self.clocks):
             effects += self._released(fold)
         if len(self._waiting):
             ready = self._waiting.pop_up_to(self.mode.limit(self.clocks))
-            effects += [self._admit_pull(ticket, pull.worker, pull.step) for ticket, pull in ready]
+            effects += [self._admit_pulls(step, pulls) for step, pulls in ready]
         return effects
 
     def _released(self, fold: Fold) -> list[Effect]:
@@ -379,12 +379,17 @@ class GroupState:
         if contribution.cursor and clock and clock.incarnation == contribution.incarnation:
             self._cursors[contribution.worker] = contribution.cursor
 
-    def _admit_pull(self, ticket: Any, worker: str, step: int) -> AnswerPull:
-        self._record("pull", worker, step)
-        return AnswerPull(ticket, self.mode.next_step(step))
+    def _admit_pulls(self, step: int, pulls: Mapping[Any, WaitingPull]) -> AnswerPulls:
+        # One effect for all: the commit that ends a step may let a thousand pulls through, under the group's lock.
+        self._record("pull", (pull.worker for pull in pulls.values()), step)
+        return AnswerPulls(tuple(pulls), self.mode.next_step(step))
 
-    def _record(self, kind: Literal["pull", "push"], worker: str, step: int) -> None:
-        self.history.append(Admission(kind, worker, step, self.clocks.slowest(step), self.version))
+    def _record(self, kind: Literal["pull", "push"], workers: Iterable[str], step: int) -> None:
+        self._used = True
+        if self.on_admission:
+            slowest = self.clocks.slowest(step)
+            for worker in workers:
+                self.on_admission(Admission(kind, worker, step, slowest, self.version))
 
     def _admitted(self, worker: str, incarnation: int) -> WorkerClock:
         clock = self.clocks.get(worker)

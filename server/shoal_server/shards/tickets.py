@@ -5,7 +5,7 @@ from typing import Protocol
 import structlog
 
 from shoal import errors
-from shoal_server.shards.events import AnswerPull, Effect, GrantPermit, RefusePermit, RefusePull
+from shoal_server.shards.events import AnswerPulls, Effect, GrantPermit, RefusePermit, RefusePull
 
 _log = structlog.get_logger(__name__)
 
@@ -34,15 +34,16 @@ class PushTicket(Protocol):
 
 
 def deliver(effect: Effect, job: str) -> None:
-    """Makes the call that answers a ticket.
+    """Makes the calls that answer tickets.
 
     Args:
         effect: an effect of the group's state machine; one that answers no ticket is ignored.
         job: name of the job, for the log.
     """
     match effect:
-        case AnswerPull():
-            _answer(effect.ticket, effect.step, job)
+        case AnswerPulls():
+            for ticket in effect.tickets:
+                _answer(ticket, effect.step, job)
         case GrantPermit():
             _grant(effect.ticket, job, wanted=effect.wanted)
         case RefusePull() | RefusePermit():

@@ -6,6 +6,9 @@ process ends when its standard input closes.
 
 import json
 import sys
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -16,9 +19,36 @@ from shoal import _rpc
 from shoal._role import lifecycle
 from shoal_server.process import Server, ServerConfig
 from shoal_server.shards.events import Admission
+from shoal_server.shards.state import GroupState
 from shoal_server.shards.store import ShardStore
 
 SERVICE = "shoal.tests.History"
+
+
+class History:
+    """The last pulls and pushes that a lock group let through, oldest first."""
+
+    def __init__(self) -> None:
+        self.admissions = deque[Admission](maxlen=16_384)
+
+    def __call__(self, admission: Admission) -> None:
+        self.admissions.append(admission)
+
+
+@contextmanager
+def recording() -> Iterator[None]:
+    """Gives each lock group that this process creates meanwhile a history."""
+    original = GroupState.__post_init__
+
+    def initialize(state: GroupState) -> None:
+        original(state)
+        state.on_admission = History()
+
+    GroupState.__post_init__ = initialize  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        GroupState.__post_init__ = original  # type: ignore[method-assign]
 
 
 def ask(address: str, job: str, shard: int) -> list[Admission]:
@@ -30,11 +60,13 @@ def ask(address: str, job: str, shard: int) -> list[Admission]:
 
 
 def admissions(store: ShardStore, job: str, shard: int) -> list[Admission]:
-    """Returns the admitted pulls and pushes of a shard in this process."""
+    """Returns the admitted pulls and pushes of a shard in this process, created while `recording`."""
     found = store.group_at_any_generation(job)
     assert shard in [known.layout.shard for known in found.shards]
     with found._lock:
-        return list(found._state.history)
+        history = found._state.on_admission
+        assert isinstance(history, History)
+        return list(history.admissions)
 
 
 def history_of(store: ShardStore) -> grpc.GenericRpcHandler:
@@ -54,14 +86,15 @@ def start(coordinator: str, name: str, registry: CollectorRegistry, metrics_addr
 
 
 def main(coordinator: str, name: str) -> None:
-    lifecycle.run_role(
-        "server",
-        lambda registry, metrics_address: start(coordinator, name, registry, metrics_address),
-        metrics_listen="127.0.0.1:0",
-        member=name,
-        log_level="warning",
-        supervised=True,
-    )
+    with recording():
+        lifecycle.run_role(
+            "server",
+            lambda registry, metrics_address: start(coordinator, name, registry, metrics_address),
+            metrics_listen="127.0.0.1:0",
+            member=name,
+            log_level="warning",
+            supervised=True,
+        )
 
 
 if __name__ == "__main__":

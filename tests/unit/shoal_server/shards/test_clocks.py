@@ -64,9 +64,10 @@ def test_pulls_leave_as_a_scan_lets_them_go(moves: list[tuple[str, int, int]]) -
             pulls.remove(ticket)
             naive.pop(ticket, None)
         elif move == "take":
-            ready = [ticket for ticket, wanted in naive.items() if wanted <= step]  # in the order in which they came
-            assert [ticket for ticket, _ in pulls.pop_up_to(step)] == ready
-            for taken in ready:
+            ready = [(wanted, ticket) for ticket, wanted in naive.items() if wanted <= step]
+            ready.sort(key=lambda each: each[0])  # those of one step in the order in which they came
+            assert [(reached, ticket) for reached, them in pulls.pop_up_to(step) for ticket in them] == ready
+            for _, taken in ready:
                 del naive[taken]
         assert {ticket: pull.step for ticket, pull in pulls.items()} == naive
         assert len(pulls) == len(naive)

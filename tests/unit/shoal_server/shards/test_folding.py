@@ -19,7 +19,7 @@ from shoal_server.shards.consistency import mode_for
 from shoal_server.shards.events import (
     AnswerAdmission,
     AnswerCut,
-    AnswerPull,
+    AnswerPulls,
     AnswerPush,
     CutRequested,
     Effect,
@@ -382,7 +382,7 @@ def test_a_sealed_step_drops_what_comes_later_and_closes_when_all_is_folded() ->
     closed = state.handle(FoldsDone())
     state.validate()
     assert applied(closed) == [(["g1", "g2"], 2)]
-    assert any(isinstance(effect, AnswerPull) for effect in closed)
+    assert any(isinstance(effect, AnswerPulls) for effect in closed)
     assert state.handle(FoldsDone()) == []
 
 
@@ -405,7 +405,7 @@ def test_a_worker_that_joins_before_the_folded_ranks_begins_with_the_next_step()
     assert state.handle(WorkerAdmitted("w0", 9, 0)) == [AnswerAdmission(1)]  # repeated
     state.validate()
     assert applied(commit(state, 2)) == [(["g1", "g2"], 1)]
-    assert [type(effect).__name__ for effect in state.handle(PullRequested("t", "w0", 9, 1))] == ["AnswerPull"]
+    assert [type(effect).__name__ for effect in state.handle(PullRequested("t", "w0", 9, 1))] == ["AnswerPulls"]
 
 
 def test_a_worker_that_joins_behind_the_folded_ranks_takes_part_in_the_open_step() -> None:

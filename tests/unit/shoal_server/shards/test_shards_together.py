@@ -22,7 +22,7 @@ from shoal_server.shards.events import (
     AnswerAdmission,
     AnswerCut,
     AnswerFence,
-    AnswerPull,
+    AnswerPulls,
     AnswerPush,
     CutRequested,
     FoldsDone,
@@ -115,8 +115,9 @@ class Simulation:
             match effect:
                 case Apply(contributions):
                     self.applied[index] += [part.payload for part in contributions]
-                case AnswerPull(ticket, step):
-                    self.answered(index, ticket, step)
+                case AnswerPulls(tickets, step):
+                    for ticket in tickets:
+                        self.answered(index, ticket, step)
         return effects
 
     def answered(self, index: int, ticket: tuple[str, int, int, int], step: int) -> None:

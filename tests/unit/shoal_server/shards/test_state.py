@@ -11,9 +11,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from shoal import consistency, errors
 from shoal_server.shards.consistency import mode_for
 from shoal_server.shards.events import (
+    Admission,
     AnswerAdmission,
     AnswerFence,
-    AnswerPull,
+    AnswerPulls,
     AnswerPush,
     Effect,
     Event,
@@ -75,7 +76,7 @@ def applied(effects: Sequence[Effect]) -> list[list[str]]:
 
 
 def answered(effects: Sequence[Effect]) -> list[tuple[str, int]]:
-    return [effect.ticket for effect in effects if isinstance(effect, AnswerPull)]
+    return [ticket for effect in effects if isinstance(effect, AnswerPulls) for ticket in effect.tickets]
 
 
 def outcome(effects: Sequence[Effect]) -> str:
@@ -104,8 +105,17 @@ class TestSynchronous:
         assert answered(pull(state, "a", 1)) == []
         effects = push(state, "b", 0)
         kinds = [type(effect) for effect in effects]
-        assert kinds.index(Apply) < kinds.index(AnswerPull)
+        assert kinds.index(Apply) < kinds.index(AnswerPulls)
         assert answered(effects) == [("a", 1)]
+
+    def test_one_effect_answers_all_pulls_of_a_step(self) -> None:
+        """The group's lock is held while effects are made, so their number must not grow with the workers."""
+        state = shard(consistency.Synchronous(), "abcdefgh")
+        for worker in "abcdefg":
+            push(state, worker, 0)
+            pull(state, worker, 1)
+        effects = push(state, "h", 0)
+        assert [len(effect.tickets) for effect in effects if isinstance(effect, AnswerPulls)] == [7]
 
     def test_the_slowest_backup_worker_is_dropped_and_told_where_the_others_are(self) -> None:
         state = shard(consistency.Synchronous(backup_workers=1), "abc")
@@ -125,7 +135,7 @@ class TestSynchronous:
         push(state, "a", 0)
         push(state, "a", 1)
         (answer,) = pull(state, "b", 0, "again")
-        assert answer == AnswerPull("again", 2)
+        assert answer == AnswerPulls(("again",), 2)
 
     def test_a_skipped_step_keeps_nobody_waiting_and_applies_nothing(self) -> None:
         state = shard(consistency.Synchronous(), "ab")
@@ -250,7 +260,7 @@ class TestPullsAhead:
 
     def test_it_passes_by_the_steps_before_its_own_and_not_its_own(self) -> None:
         state = shard(consistency.Asynchronous(), "ab")
-        assert pull(state, "a", 3, "t", ahead=1) == [AnswerPull("t", 4)]
+        assert pull(state, "a", 3, "t", ahead=1) == [AnswerPulls(("t",), 4)]
         assert state.clocks["a"].steps == 3
         assert outcome(push(state, "a", 3)) == "accepted"
         assert state.clocks["a"].steps == 4
@@ -296,15 +306,15 @@ class TestPullsAhead:
         effects = push(state, "b", 0, "gb")
         kinds = [type(effect) for effect in effects]
         assert applied(effects) == [["ga", "gb"]]
-        assert kinds.index(Apply) < kinds.index(AnswerPull)
-        assert [effect for effect in effects if isinstance(effect, AnswerPull)] == [AnswerPull(("a", 1), 1)]
+        assert kinds.index(Apply) < kinds.index(AnswerPulls)
+        assert [effect for effect in effects if isinstance(effect, AnswerPulls)] == [AnswerPulls((("a", 1),), 1)]
 
     def test_who_was_overtaken_by_then_learns_the_open_step(self) -> None:
         state = shard(consistency.Synchronous(backup_workers=1), "ab")
         assert answered(pull(state, "b", 0, ahead=1)) == []
         assert answered(push(state, "a", 0)) == [("b", 1)]
         push(state, "a", 1)
-        assert pull(state, "b", 0, "again", ahead=1) == [AnswerPull("again", 2)]
+        assert pull(state, "b", 0, "again", ahead=1) == [AnswerPulls(("again",), 2)]
 
     def test_the_death_of_the_slowest_lets_it_go(self) -> None:
         state = shard(consistency.BoundedStaleness(1), "ab")
@@ -326,21 +336,22 @@ class TestPullsAhead:
         with pytest.raises(errors.BadRequest, match=f"a pull is {ahead} steps ahead; the maximum is 1"):
             pull(state, "a", 5, ahead=ahead)
         assert state.clocks["a"].steps == 0
-        assert not state.history
 
     @pytest.mark.parametrize("ahead", [0, 1, 9])
     def test_a_reader_gets_what_there_is(self, ahead: int) -> None:
         state = shard(consistency.BoundedStaleness(0), "a")
-        assert handle(state, PullRequested("t", "", 0, 7, ahead)) == [AnswerPull("t", 7)]
-        assert not state.history
+        assert handle(state, PullRequested("t", "", 0, 7, ahead)) == [AnswerPulls(("t",), 7)]
+        state.handle(ValuesAssigned())  # it has not begun training
 
-    def test_the_history_has_the_step_that_the_values_are_for(self) -> None:
+    def test_an_admission_has_the_step_that_the_values_are_for(self) -> None:
         state = shard(consistency.BoundedStaleness(1), "ab")
+        admissions: list[Admission] = []
+        state.on_admission = admissions.append
         pull(state, "a", 0, ahead=1)
         push(state, "a", 0)
         pull(state, "a", 1, ahead=1)
         push(state, "b", 0)
-        assert [(entry.kind, entry.worker, entry.step, entry.slowest) for entry in state.history] == [
+        assert [(entry.kind, entry.worker, entry.step, entry.slowest) for entry in admissions] == [
             ("pull", "a", 1, 0),
             ("push", "a", 0, 0),
             ("push", "b", 0, 0),
@@ -457,19 +468,23 @@ class DrawnHistory(RuleBasedStateMachine):
                     ranks = [part.rank for part in contributions]
                     assert ranks == sorted(ranks)
                     self.applied += [part.payload for part in contributions]
-                case AnswerPull((life, asked), step):
-                    assert life in self.steps
-                    assert step >= asked
-                    if isinstance(self.mode, consistency.BoundedStaleness):
-                        assert asked - min(self.steps.values()) <= self.mode.bound
-                    if self.steps[life] == asked:
-                        self.steps[life] = step
-                        self.may_push.add(life)
-                    elif self.steps[life] == asked - 1:
-                        self.fetched[life] = step
+                case AnswerPulls(tickets, step):
+                    for life, asked in tickets:
+                        self.answered(life, asked, step)
                 case AnswerPush():
                     answer = effect
         return answer
+
+    def answered(self, life: tuple[str, int], asked: int, step: int) -> None:
+        assert life in self.steps
+        assert step >= asked
+        if isinstance(self.mode, consistency.BoundedStaleness):
+            assert asked - min(self.steps.values()) <= self.mode.bound
+        if self.steps[life] == asked:
+            self.steps[life] = step
+            self.may_push.add(life)
+        elif self.steps[life] == asked - 1:
+            self.fetched[life] = step
 
     @precondition(lambda self: len(self.steps) < 5)
     @rule()
