@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from shoal import errors
+from shoal._job.checks import MOST_STEPS, STEPS
 from shoal.v1 import job_pb2
 
 # The largest values of the message's fields.
-_UINT32, _UINT64 = 2**32 - 1, 2**64 - 1
+_UINT32 = 2**32 - 1
 
 
 class Consistency:
@@ -137,14 +138,14 @@ class BoundedStaleness(Consistency):
         bound: largest distance from the slowest worker, in steps, 0 or more.
 
     Raises:
-        InvalidJob: bound is not a whole number from 0 to 2^64 - 1.
+        InvalidJob: bound is not a whole number from 0 to 2^53 - 1.
     """
 
     bound: int
     name: ClassVar[str] = "ssp"
 
     def __post_init__(self) -> None:
-        _check_count(self, "bound", self.bound, _UINT64)
+        _check_count(self, "bound", self.bound, MOST_STEPS, STEPS)
 
     @property
     def overlaps(self) -> bool:
@@ -157,11 +158,10 @@ class BoundedStaleness(Consistency):
         return f"ssp:{self.bound}"
 
 
-def _check_count(mode: Consistency, name: str, value: object, most: int) -> None:
+def _check_count(mode: Consistency, name: str, value: object, most: int, words: str = "") -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
-        raise errors.InvalidJob(
-            f"{type(mode).__name__}: {name} is {value!r}; it must be a whole number from 0 to {most}", **{name: value}
-        )
+        words = words or f"a whole number from 0 to {most}"
+        raise errors.InvalidJob(f"{type(mode).__name__}: {name} is {value!r}; it must be {words}", **{name: value})
 
 
 def from_proto(message: job_pb2.Consistency) -> Consistency:

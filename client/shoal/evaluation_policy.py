@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from shoal import errors
-from shoal._job.checks import UINT32, UINT64, Number, OneOf, flag
+from shoal._job.checks import MOST_STEPS, STEPS, UINT32, Number, OneOf, flag
 from shoal._job.codecs import Named
 from shoal._job.description import Option, check, decode, encode, field_metadata
 from shoal._wire import NAMES, is_name
@@ -81,7 +81,7 @@ class EvaluationPolicy:
     every_steps: int = field(
         default=0,
         metadata=field_metadata(
-            Number(0, UINT64, _COUNT),
+            Number(0, MOST_STEPS, STEPS),
             Option(
                 "Steps between evaluations of the held-out samples. 0 means no evaluations by steps. Default: 0.",
                 ["--evaluate-every-steps"],

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias, TypedDict
 from shoal import checkpoint_policy, errors, evaluation_policy, optim
 from shoal import consistency as modes
 from shoal._job import settings as settings_
-from shoal._job.checks import UINT32, UINT64, Instance, Number, OneOf, flag, program_name
+from shoal._job.checks import MOST_STEPS, STEPS, UINT32, UINT64, Instance, Number, OneOf, flag, program_name
 from shoal._job.codecs import EncodedElsewhere, Named, Negated, Nested, Scalar, Text
 from shoal._job.description import JsonField, Option, OptionGroup, check, decode, encode, field_metadata
 from shoal.checkpoint_policy import JOB_NAME, CheckpointChoice, CheckpointPolicy
@@ -81,7 +81,7 @@ class Job:
         epochs: number of passes over the data set.
         batch_size: samples in a step of one worker.
         range_size: samples in one lease, a multiple of batch_size. 0 means that the coordinator chooses.
-        max_steps: steps after which a worker stops, including those before the checkpoint of `restore`. 0: no limit.
+        max_steps: steps after which a worker stops, with those before the checkpoint of `restore`; 0: no limit.
         step_timeout_s: if no worker takes a step for this many seconds, the workers that the others wait for are
             restarted. 0 lets Shoal choose.
         shards: number of shards of the variables. 0 lets Shoal choose: one, on one server, if the variables take at
@@ -204,7 +204,7 @@ class Job:
     max_steps: int = field(
         default=0,
         metadata=field_metadata(
-            Number(0, UINT64),
+            Number(0, MOST_STEPS, STEPS),
             Option("Maximum steps of a worker, including those before the checkpoint of --from. 0 means no limit."),
             json=JsonField(label="Most steps", shown=lambda job: job.max_steps or "no limit"),
         ),

@@ -9,6 +9,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import NoneType, TracebackType
 from typing import Any
+from urllib.parse import urlsplit
 
 from shoal import _rpc, errors
 from shoal._role import RoleProcess
@@ -158,6 +159,9 @@ class LocalCluster:
             )
             coordinator = self._launch("coordinator", 0, *self._addresses)
             coordinator.wait_ready(deadline - time.monotonic())
+            listen, page, metrics = self._addresses
+            if coordinator.page:  # a restart keeps its port, which may be another one than the wanted one
+                self._addresses = listen, f"{page.rpartition(':')[0]}:{urlsplit(coordinator.page).port}", metrics
             members = [self._launch(role, index) for role, count in self._counts.items() for index in range(count)]
             for process in members:
                 process.wait_ready(deadline - time.monotonic())

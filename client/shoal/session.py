@@ -344,14 +344,14 @@ class Session:
         """Converts errors that end this session to ones that say what to do, and records them."""
         try:
             yield
-        except (errors.Fenced, errors.UnknownJob, errors.Unreachable) as error:
+        except (errors.Fenced, errors.UnknownJob, errors.JobFailed, errors.Unreachable) as error:
             self._lose(error)
             raise self._lost or error from None
 
     def _lose(self, error: errors.ShoalError) -> None:
         """Records the error that ended this session. An unreachable server alone does not end it."""
         if self._lost is None:
-            self._lost = self._participant.failure()
+            self._lost = error if isinstance(error, errors.JobFailed) else self._participant.failure()
         if self._lost is None and not isinstance(error, errors.Unreachable):
             self._lost = self._declared_lost() if isinstance(error, errors.Fenced) else self._job_gone()
 

@@ -71,6 +71,7 @@ class Options:
     ] = 60.0
     page_listen: flags.PageListen = None
     page_hosts: flags.PageHosts = ""
+    page_or_any: flags.PageOrAny = False
     page_read_only: flags.PageReadOnly = False
     log_format: flags.LogFormat = "console"
     log_level: flags.LogLevel = "info"
@@ -101,6 +102,7 @@ class Options:
             server_return_s=self.server_return_timeout,
             page_listen=flags.page_listen(self.page_listen),
             page_hosts=tuple(filter(None, self.page_hosts.split(","))),
+            page_or_any=self.page_or_any,
             page_read_only=self.page_read_only,
         )
 

@@ -46,6 +46,7 @@ class CoordinatorConfig:
         threads: Concurrent calls of all other kinds. They wait only for the store.
         page_listen: host:port of the page. Port 0 takes any free port; empty means no page.
         page_hosts: Further names of the page, beside those of loopback and the host of `page_listen`.
+        page_or_any: Whether the page takes any free port if its port is in use.
         page_read_only: Whether the page refuses all actions.
         max_page_watchers: Concurrent streams of updates to pages.
     """
@@ -63,6 +64,7 @@ class CoordinatorConfig:
     threads: int = 32
     page_listen: str = ""
     page_hosts: tuple[str, ...] = ()
+    page_or_any: bool = False
     page_read_only: bool = False
     max_page_watchers: int = 32
 
@@ -211,15 +213,23 @@ def _start_page(
         return None
     from shoal_coordinator.page import PageServer  # noqa: PLC0415 - loaded only if the page is wanted
 
-    return PageServer(
-        coordinator,
-        config.page_listen,
-        hosts=config.page_hosts,
-        storage=storage,
-        read_only=config.page_read_only,
-        heartbeat_timeout_s=config.heartbeat_timeout_s,
-        max_watchers=config.max_page_watchers,
-    )
+    def serve(listen: str) -> PageServer:
+        return PageServer(
+            coordinator,
+            listen,
+            hosts=config.page_hosts,
+            storage=storage,
+            read_only=config.page_read_only,
+            heartbeat_timeout_s=config.heartbeat_timeout_s,
+            max_watchers=config.max_page_watchers,
+        )
+
+    try:
+        return serve(config.page_listen)
+    except errors.PortInUse:
+        if not config.page_or_any:
+            raise
+        return serve(f"{config.page_listen.rpartition(':')[0]}:0")
 
 
 def _coordinator(

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -179,3 +180,15 @@ def test_up_restarts_a_role_that_dies_and_ends_at_ctrl_c(
     assert process.wait(timeout=20) == 0
     assert gone([role.pid for role in roles])
     assert not list(scratch.iterdir())
+
+
+def test_a_page_that_had_to_take_another_port_keeps_it_after_a_restart() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        wanted = f"127.0.0.1:{taken.getsockname()[1]}"
+        flags = {"coordinator": ["--page-or-any"]}
+        with shoal.LocalCluster(1, 0, page_listen=wanted, flags=flags) as cluster:
+            page = cluster.page
+            assert page.startswith("http://127.0.0.1:")
+            assert page != f"http://{wanted}"
+            cluster.restart("coordinator")
+            assert cluster.page == page

@@ -20,7 +20,6 @@ from support.transport_observer import ports
 
 pytestmark = pytest.mark.cluster
 
-TESTS = Path(__file__).parents[1]
 # Large enough for memory to be shared with each of three servers.
 LARGE = {"w": np.zeros(300_000, np.float32)}
 SESSION = """
@@ -122,18 +121,11 @@ def test_server_without_lanes_trains_and_unknown_transport_is_refused(
     monkeypatch.delenv("SHOAL_TRANSPORT", raising=False)
     wrong = {"SHOAL_TRANSPORT": "udp"}
     complaint = "SHOAL_TRANSPORT is 'udp'; set it to auto, tcp or grpc"
-    with (
-        shoal.LocalCluster(1, 1, path=[TESTS], env={"SHOAL_LANES": "0", **wrong}) as cluster,
-        cluster.client() as client,
-    ):
+    with shoal.LocalCluster(1, 1, env={"SHOAL_LANES": "0"}) as cluster, cluster.client() as client:
         address = cluster.process("server").address
         assert offer(address) == pb.AttachReply()
         server = _rpc.parse_address(address)[1]
         assert set(train(client, "fine")) >= {server}
-
-        job = client.submit(shoal.Job("support.programs.broken:fine"))
-        with pytest.raises(shoal.JobFailed, match=complaint):
-            job.wait(timeout_s=60)
 
         pull = [sys.executable, "-m", "shoal", "pull", "fine", str(tmp_path / "fine.npz"), "-c", cluster.address]
         done = subprocess.run(pull, env={**os.environ, **wrong}, capture_output=True, text=True, check=False)
@@ -143,4 +135,14 @@ def test_server_without_lanes_trains_and_unknown_transport_is_refused(
         monkeypatch.setenv("SHOAL_TRANSPORT", "udp")
         with pytest.raises(shoal.errors.BadRequest, match=complaint):
             train(client, "wrong")
-        assert client.job("wrong").status().state is shoal.JobState.CANCELLED
+        assert [job.name for job in client.jobs()] == ["fine"], "no job was started"
+
+
+@pytest.mark.parametrize("role", ["coordinator", "server", "worker"])
+def test_a_role_refuses_an_unknown_transport_at_its_start(role: str) -> None:
+    command = [sys.executable, "-m", "shoal", role, "--listen", "127.0.0.1:0"]
+    command += ["--store", "memory"] if role == "coordinator" else ["--coordinator", "127.0.0.1:1"]
+    environment = {**os.environ, "SHOAL_TRANSPORT": "udp"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "SHOAL_TRANSPORT is 'udp'; set it to auto, tcp or grpc, or not at all" in done.stderr

@@ -46,6 +46,20 @@ def running(**options: Any) -> Iterator[Rig]:
         rig.stop()
 
 
+def test_a_page_whose_port_was_taken_meanwhile_takes_another_one() -> None:
+    """As by a second `shoal up`, after both have found the port free."""
+    with running() as first:
+        taken = first.process.page.removeprefix("http://")
+        second = Rig(page_listen=taken, page_or_any=True)
+        try:
+            assert second.process.page != first.process.page
+            assert httpx.get(second.process.page, timeout=10).status_code == 200
+        finally:
+            second.stop()
+        with pytest.raises(errors.PortInUse, match=f"cannot serve the page: cannot listen on {taken}"):
+            Rig(page_listen=taken)
+
+
 @pytest.fixture(scope="module")
 def rig() -> Iterator[Rig]:
     with running() as rig:

@@ -22,7 +22,7 @@ import shoal
 from shoal import _rpc, consistency, errors, initializers, optim, partitioners
 from shoal._training import ParameterClient
 from shoal._training.parameters import Push, PushResult
-from shoal._transport import shared_memory
+from shoal._transport import STALL_S, shared_memory
 from shoal._transport.frames import Frame
 from shoal._wire.layout import Aggregation
 from shoal._wire.limits import MAX_MESSAGE_BYTES
@@ -31,7 +31,10 @@ from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
 from shoal_server.serving import grpc_endpoint
+from shoal_server.serving.pending_push import PendingPush
 from shoal_server.shards.arena import Arena
+from shoal_server.shards.consistency import SynchronousMode
+from shoal_server.shards.mode import PermitLimits
 from support.clusters.shard_servers import ShardServers
 from support.waiting import wait_until
 
@@ -718,6 +721,38 @@ class TestStalls:
                 assert worker.push(grads).outcome == "accepted"
             # Though it was slow, it gets what it began with.
             assert all(not any(chunk.data) for reply in call for chunk in reply.chunks)
+
+    def test_a_push_waits_30_s_for_its_permit(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """By the limit of an unchanged configuration. The client repeats the push then, before its deadline."""
+        refused: list[float] = []
+        times = [0.0]
+        refuse = PendingPush.refuse
+
+        def note(push: PendingPush, error: errors.ShoalError) -> None:
+            refused.append(times[-1])
+            refuse(push, error)
+
+        monkeypatch.setattr(PendingPush, "refuse", note)
+        monkeypatch.setattr(SynchronousMode, "permit_limits", lambda _mode, _nbytes: PermitLimits(1, 1))
+        mode, variables = consistency.Synchronous(), {"w": Variable((8,))}
+        with (
+            ShardServers(
+                variables, shards=1, mode=mode, stall_s=STALL_S, clock=lambda: times[-1], transport="grpc"
+            ) as servers,
+            servers.worker("a"),
+            servers.worker("b"),
+            servers.worker("c"),
+        ):
+            push = servers.stubs[0].Push.future(iter([pb.PushRequest(header=header(servers, "c"))]))
+            wait_until(lambda: servers.stores[0].queues()[2] == 1, what="the push that waits")
+            for later in (29.0, 29.99, 30.0):
+                assert refused == []
+                times.append(later)
+                servers.endpoints[0].end_stalled()
+            assert refused == [30.0]
+            waits = "waits for gradients of lower ranks"
+            with pytest.raises(errors.DeadlineExceeded, match=waits), _rpc.as_shoal_errors("server"):
+                push.result(timeout=20)
 
     def test_callers_that_stall_do_not_hold_all_threads_forever(self) -> None:
         """As many callers as there are threads stop reading their pulls and stop sending their pushes."""

@@ -90,6 +90,7 @@ def test_repeated_calls_are_counted_by_method(rig: Rig) -> None:
     with rig.participant.enter() as parameters, ThreadPoolExecutor(1) as pool:
         parameters.pull()
         assert rig.client.retries.take() == {}
+        rig.jobs.state = job_pb2.RUNNING
         rig.server.error = errors.Unreachable("away")
         pushed = pool.submit(parameters.push, gradients, updates=None, weight=1.0, cursor=None)
         rig.record.wait_for(pb.PushRequest, 2)
@@ -106,6 +107,20 @@ def test_repeated_calls_are_counted_by_method(rig: Rig) -> None:
         rig.jobs.error = None
         assert answer.result(20) is NoRange.FINISHED
     assert rig.client.retries.take() == {"coordinator": len(rig.record.of(job_pb2.LeaseRequest)) - 1}
+
+
+def test_a_push_to_a_dead_server_ends_soon_after_its_job(rig: Rig) -> None:
+    """The push begins before the coordinator knows that the server is lost, so it would be repeated for 30 s."""
+    gradients = {"w": np.ones(2, np.float32), "b": np.ones(1, np.float32)}
+    rig.jobs.state = job_pb2.RUNNING
+    with rig.participant.enter() as parameters, ThreadPoolExecutor(1) as pool:
+        parameters.pull()
+        rig.server.error = errors.Unreachable("away")
+        pushed = pool.submit(parameters.push, gradients, updates=None, weight=1.0, cursor=None)
+        rig.record.wait_for(pb.PushRequest, 2)
+        rig.jobs.state = job_pb2.FAILED
+        with pytest.raises(errors.JobFailed, match="no luck"):
+            pushed.result(10)
 
 
 def test_the_assigning_worker_sends_the_values_once_and_says_so(rig: Rig) -> None:

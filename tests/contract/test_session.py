@@ -3,6 +3,7 @@
 import inspect
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any, cast
 
@@ -363,6 +364,36 @@ def test_push_to_a_failed_job_raises_the_reason(
             session.push(GRADIENT)
     session.close()
     assert coordinator.finished == []
+
+
+@pytest.mark.parametrize(("state", "error"), [("FAILED", shoal.JobFailed), ("CANCELLED", shoal.errors.Cancelled)])
+@pytest.mark.parametrize("call", ["pull", "barrier", "skip"])
+def test_a_call_to_a_dead_server_ends_soon_after_its_job(
+    session: shoal.Session,
+    servers: ShardServers,
+    coordinator: FakeCoordinator,
+    call: str,
+    state: str,
+    error: type[shoal.ShoalError],
+) -> None:
+    """The call begins before the coordinator knows that the server is lost, so it would be repeated for 30 s."""
+    placed, retried = session._parameters._parameters.servers, threading.Event()
+    count = placed.on_retry
+
+    def on_retry() -> None:
+        count()
+        retried.set()
+
+    placed.on_retry = on_retry
+    servers.close()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(getattr(session, call))
+        assert retried.wait(10)
+        assert not waiting.done()
+        coordinator.enter("job", state, "server s1 is about to leave; open the session again")
+        with pytest.raises(error):
+            waiting.result(10)
+    session.close()
 
 
 def test_report_to_a_failed_job_raises_the_reason(

@@ -74,7 +74,6 @@ def up(
     than 60 s, and otherwise as the first. With --json, the command prints one object when the cluster is ready, and one
     for each role that dies or returns.
     """
-    page_flags = [*(["--page-host", page_hosts] if page_hosts else []), *["--page-read-only"][:page_read_only]]
     with Output(as_json):
         _check_listen(listen)
         page = _page_address(page_listen)
@@ -87,7 +86,7 @@ def up(
         store=store,
         listen=listen,
         page_listen=page,
-        flags={"coordinator": page_flags},
+        flags={"coordinator": _page_flags(page_listen, page_hosts, page_read_only)},
         log_level=log_level,
         log_dir=log_dir,
         show_logs=log_dir is None,
@@ -176,6 +175,18 @@ def _page_address(given: str | None) -> str:
             return flags.ANY_PORT
         raise
     return address
+
+
+def _page_flags(given: str | None, hosts: str, read_only: bool) -> list[str]:
+    """Returns the coordinator's options for the page, besides its address.
+
+    Args:
+        given: the address that the user gave. None lets the page take another port than the default one.
+        hosts: further names of the page; empty means none.
+        read_only: whether the page refuses all actions.
+    """
+    named = ["--page-host", hosts] if hosts else []
+    return [*named, *["--page-read-only"][:read_only], *["--page-or-any"][: given is None]]
 
 
 def _announce(cluster: LocalCluster, out: Output) -> None:

@@ -8,6 +8,9 @@ from shoal import errors
 
 # The largest values of the message's fields.
 UINT32, UINT64 = 2**32 - 1, 2**64 - 1
+# The largest number of steps: steps are below `shoal._wire.limits.MAX_STEP`.
+MOST_STEPS = 2**53 - 1
+STEPS = f"a whole number from 0 to {MOST_STEPS}; the limit MAX_STEP is 2^53"
 _STANDARD_LIBRARY = sys.stdlib_module_names | {*sys.builtin_module_names}
 
 
@@ -106,4 +109,15 @@ def _detail(field: str, value: object) -> dict[str, object]:
     return {field.partition(" ")[0]: value}
 
 
-__all__ = ["UINT32", "UINT64", "Instance", "Number", "OneOf", "check_not_standard_library", "flag", "program_name"]
+__all__ = [
+    "MOST_STEPS",
+    "STEPS",
+    "UINT32",
+    "UINT64",
+    "Instance",
+    "Number",
+    "OneOf",
+    "check_not_standard_library",
+    "flag",
+    "program_name",
+]

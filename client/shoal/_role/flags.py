@@ -114,6 +114,9 @@ AllowPrograms = Annotated[
         "SHOAL_ALLOW_PROGRAM, patterns are separated by spaces. Default: '.' and shoal_nn.",
     ),
 ]
+# Whether the page takes any free port if its port is in use. `shoal up` sets it unless the user chose the port: another
+# process can take a port between a check and the coordinator's start.
+PageOrAny = Annotated[bool, typer.Option("--page-or-any", hidden=True)]
 # How `shoal up` and `LocalCluster` start a role; see `shoal._role.lifecycle.run_role`.
 Supervised = Annotated[bool, typer.Option(hidden=True)]
 
@@ -148,6 +151,7 @@ __all__ = [
     "PageHosts",
     "PageListen",
     "PageListenOrAny",
+    "PageOrAny",
     "PageReadOnly",
     "RetryFor",
     "Supervised",

@@ -168,6 +168,13 @@ def run_role(
     log.info("stopped")
 
 
+def _check_transport() -> None:
+    """Raises BadRequest if SHOAL_TRANSPORT is unknown, so that it is refused now and not at the first call."""
+    from shoal._transport import chosen_setting  # noqa: PLC0415 - numpy is slow
+
+    chosen_setting()
+
+
 class _SignalReceived(BaseException):
     """Raised by a signal while a role starts, as KeyboardInterrupt is by Ctrl-C."""
 
@@ -240,6 +247,7 @@ def _start(
     start: Callable[[prometheus_client.CollectorRegistry, str], R], metrics_listen: str, advertise: str
 ) -> tuple[R, RoleHttpServer, Callable[[], None]]:
     """Starts the HTTP endpoints and the role. Returns the role, the endpoints, and a function that stops both."""
+    _check_transport()
     # Counters have no creation times: Prometheus detects resets itself.
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = prometheus_client.CollectorRegistry()

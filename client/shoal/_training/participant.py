@@ -28,6 +28,8 @@ _JOIN_WAIT_S, _JOIN_SLACK_S = 20.0, 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _EARLY_S = 0.01, 0.25, 1.0
 # Deadline of a report. A longer wait is not useful, because the next report carries the same data.
 _REPORT_TIMEOUT_S = 2.0
+# Seconds between two questions whether the job goes on, while a server does not answer.
+_ASK_AGAIN_S = 0.5
 # Limit of an error's text. The end of the text is kept, because it says the most.
 _MAX_ERROR_CHARACTERS = 32_768
 
@@ -72,6 +74,7 @@ class Participant:
         self._coordinator = coordinator
         self._jobs = coordinator.jobs
         self._sleep = sleep
+        self._asked_at = float("-inf")  # when a repeated call last asked for the job's state
         self._given: dict[str, np.ndarray] = {}  # given values, for the case that this worker is the value sender
         self._spec: Job | None = None
 
@@ -306,7 +309,26 @@ class Participant:
         )
 
     def _on_retry(self) -> None:
+        """Counts a repeated call to a server, and ends it if its job has ended, for example because of that server.
+
+        Raises:
+            JobFailed, Cancelled, UnknownJob: the job has ended, or does not exist any more.
+        """
         self._coordinator.retries.count("server")
+        if time.monotonic() - self._asked_at < _ASK_AGAIN_S:
+            return
+        self._asked_at = time.monotonic()
+        try:
+            status = self._status(retry_for_s=0)
+        except errors.UnknownJob:
+            raise
+        except errors.ShoalError:  # the server may answer before the coordinator does
+            return
+        if status.state == job_pb2.FAILED:
+            raise self._failed(status.reason)
+        if status.state in _OVER:
+            name = job_pb2.JobState.Name(status.state).lower()
+            raise errors.Cancelled(f"job {self.job} has ended ({name}); stop the loop", job=self.job)
 
     def _placement(self) -> Placement:
         request = job_pb2.GetPlacementRequest(job=self.job)

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from shoal import errors
 from shoal._rpc import CoordinatorClient
 from shoal._system import check_type
+from shoal._transport import chosen_setting
 from shoal.job import Job
 from shoal.status import JobStatus
 from shoal.v1 import job_pb2
@@ -36,10 +37,11 @@ def start_or_find(
         Whether the job was started.
 
     Raises:
-        BadRequest: `name` or `variables` has the wrong type.
+        BadRequest: `name` or `variables` has the wrong type, or SHOAL_TRANSPORT is unknown.
         UnknownJob: no job of this name is running, and there are no variables to start one.
         InvalidJob: the running job has other options, or the options are inconsistent.
     """
+    chosen_setting()  # before a job is started, not at the first call
     check_type("job", name, str, "the name of a job, such as 'digits-1'")
     if variables is not None:
         check_type("variables", variables, Mapping, "a dict of arrays by name, such as {'w': np.zeros(3)}")

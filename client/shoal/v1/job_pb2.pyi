@@ -270,7 +270,9 @@ class BoundedStaleness(_message.Message):
 
     BOUND_FIELD_NUMBER: _builtins.int
     bound: _builtins.int
-    """The number of steps that a worker may be ahead of the slowest live worker."""
+    """The number of steps that a worker may be ahead of the slowest live worker, below 2^53; otherwise INVALID_ARGUMENT,
+    INVALID_JOB.
+    """
     def __init__(
         self,
         *,
@@ -333,7 +335,9 @@ class JobSpec(_message.Message):
     range_size: _builtins.int
     """Samples of one lease, a multiple of batch_size. 0 means that the coordinator chooses."""
     max_steps: _builtins.int
-    """Steps after which a worker stops, even if data is left. 0 means no limit."""
+    """Steps after which a worker stops, even if data is left. 0 means no limit. It is below 2^53; otherwise Submit returns
+    INVALID_ARGUMENT, INVALID_JOB.
+    """
     wire_dtype: _tensor_pb2.DType.ValueType
     """The dtype in which values and gradients of TRAINABLE float32 variables travel, both ways: FLOAT16 or BFLOAT16.
     DTYPE_UNSPECIFIED means unchanged. The server keeps float32, and all other variables travel unchanged. For any
@@ -448,7 +452,7 @@ class EvaluationPolicy(_message.Message):
     MIN_DELTA_FIELD_NUMBER: _builtins.int
     CHECKPOINT_BEST_FIELD_NUMBER: _builtins.int
     every_steps: _builtins.int
-    """Steps of the fastest worker from one evaluation to the next. 0 means no evaluations by steps."""
+    """Steps of the fastest worker from one evaluation to the next, below 2^53. 0 means no evaluations by steps."""
     at_end: _builtins.bool
     """Whether to evaluate once more when all workers have finished."""
     metric: _builtins.str

@@ -29,6 +29,7 @@ from shoal_coordinator.effects import checkpoint_commit, checkpoint_cut, shard_e
 from shoal_coordinator.effects.parallel_calls import ServerSilent
 from shoal_coordinator.effects.server_calls import ServerCalls
 from shoal_coordinator.effects.server_channels import ServerChannels
+from shoal_coordinator.effects.storage_reads import StorageReads, TimedCatalogue
 from shoal_coordinator.messages import (
     AdmitWorker,
     CheckpointPublished,
@@ -129,6 +130,7 @@ class EffectRunner:
         count: Called after each effect with its kind and whether it succeeded.
         storage: The checkpoint storage. None means that the cluster has none.
         on_retry: Called for each repeated call to a server.
+        reads: Limits the time that restores wait for the storage.
     """
 
     def __init__(
@@ -137,7 +139,9 @@ class EffectRunner:
         count: Callable[[str, bool], None] = lambda _kind, _done: None,
         storage: CheckpointStorage | None = None,
         on_retry: Callable[[], None] = lambda: None,
+        reads: StorageReads | None = None,
     ) -> None:
+        self._reads = reads or StorageReads()
         self._host, self._count, self._on_retry = host, count, on_retry
         self._catalogue = Catalogue(storage) if storage else None
         self._channels = ServerChannels(host.incarnation)
@@ -297,7 +301,7 @@ class EffectRunner:
         match effect:
             case CreateShards():
                 return shard_effects.create(
-                    effect, calls, lambda: self._checkpoints, lambda: self._host.is_live(effect.job)
+                    effect, calls, lambda: self._timed_catalogue(effect), lambda: self._host.is_live(effect.job)
                 )
             case DropShards():
                 shard_effects.drop(effect, calls)
@@ -315,6 +319,12 @@ class EffectRunner:
         if self._catalogue is None:
             raise no_storage_message("this coordinator")
         return self._catalogue
+
+    def _timed_catalogue(self, effect: CreateShards) -> Catalogue:
+        def is_wanted() -> bool:
+            return not self._stopped.is_set() and self._host.is_live(effect.job)
+
+        return TimedCatalogue(self._checkpoints, self._reads, effect.job.name, is_wanted)
 
     def _remove_workers(self, batch: list[Effect], calls: ServerCalls) -> None:
         def fenced(removals: Sequence[RemoveWorker]) -> None:

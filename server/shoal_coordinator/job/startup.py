@@ -69,7 +69,12 @@ class JobStartup:
             plan.describe(description)
             self._accounting.begin(description.samples)
         elif conflict := plan.description.conflict(description):
-            return f"{event.worker} describes the job differently from its first worker: {conflict}"
+            advice = (
+                "All sessions of a job need the same variables; use another job name for others"
+                if self._spec.is_session
+                else "All workers need the same version of the program, and the same data"
+            )
+            return f"{event.worker} describes the job differently from its first worker: {conflict}. {advice}"
         self._worker_group.describe(event.worker)
         self.elect_value_sender()
         self._changed(JobRecordKind.STATE)

@@ -6,10 +6,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 
+from shoal._numerics import Aggregation
 from shoal.initializers import Given
 from shoal.v1 import tensor_pb2
 from shoal.variables import Variable
 from shoal.variables import from_proto as variable_from_proto
+
+# The fields of a variable, in the order of error messages, and the most variables that a message names.
+_FIELDS, _MOST_NAMED = ("shape", "dtype", "initializer", "aggregation", "partitioner"), 3
 
 
 @dataclass(frozen=True)
@@ -65,13 +69,37 @@ class ProgramDescription:
             return f"{second.samples} samples instead of {self.samples}"
         if self.digest and self.digest == second.digest:  # of 60,000 variables, the comparison takes 74 ms
             return ""
-        for name in sorted(self.variables.keys() | second.variables.keys()):
-            here, there = self.variables.get(name), second.variables.get(name)
-            if here is None or there is None:
-                return f"variable {name!r} is in only one of the two descriptions"
-            if here != there:
-                return f"variable {name!r} is {there} instead of {here}"
-        return ""
+        ours, theirs = self.variables, second.variables
+        names = [name for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
+        said = [_difference(name, ours.get(name), theirs.get(name)) for name in names[:_MOST_NAMED]]
+        left = len(names) - len(said)
+        return "; ".join(said) + (f"; and {left} more" if left else "")
+
+
+def _difference(name: str, ours: Variable | None, theirs: Variable | None) -> str:
+    """Returns how two definitions of a variable differ.
+
+    Args:
+        name: its name.
+        ours: the definition of the first worker; None if it has no such variable.
+        theirs: the definition of a later worker; None if it has no such variable.
+    """
+    if ours is None:
+        return f"variable {name!r} is not in the job"
+    if theirs is None:
+        return f"variable {name!r} is missing"
+    pairs = [(field, getattr(theirs, field), getattr(ours, field)) for field in _FIELDS]
+    differing = [f"{field} {_text(there)} instead of {_text(here)}" for field, there, here in pairs if there != here]
+    return f"variable {name!r} has {', '.join(differing)}"
+
+
+def _text(value: object) -> str:
+    match value:
+        case Aggregation():
+            return value.name.lower()
+        case Given():
+            return "given values"
+    return str(value)
 
 
 def digest_of(messages: Iterable[tensor_pb2.Variable]) -> bytes:

@@ -1,8 +1,8 @@
 """Events and effects of a shard's state machine, which is in `shoal_server.shards.state`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from shoal import errors
 from shoal._wire import Cursor
@@ -321,3 +321,11 @@ Effect = (
     | Overwrite
     | AnswerCut
 )
+
+E = TypeVar("E")
+
+
+def only(effects: Iterable[Effect], kind: type[E]) -> E:
+    """Returns the only effect of a kind."""
+    (effect,) = (effect for effect in effects if isinstance(effect, kind))
+    return effect

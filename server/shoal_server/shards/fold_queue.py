@@ -25,7 +25,7 @@ class FoldQueue:
         # threads are taken under it.
         self._working = threading.Lock()
         self._released: deque[tuple[Contribution, int]] = deque()  # added to under the group's lock
-        self._failed = False
+        self._failure: BaseException | None = None  # of an earlier fold; the sums are incomplete
         self.count = 0
 
     def add(self, fold: Fold) -> None:
@@ -45,17 +45,20 @@ class FoldQueue:
             InternalError: an earlier fold failed, so that the sums are incomplete.
         """
         with self._working:
-            if self._failed:
-                raise errors.InternalError("a gradient could not be added to its step's sum; the step is lost")
-            self._failed = bool(self._released)
+            if self._failure:
+                kind = type(self._failure).__name__
+                raise errors.InternalError(f"a gradient was not added to its step's sum: {kind}: {self._failure}")
             while self._released:
-                self._fold(*self._released.popleft())
+                try:
+                    self._fold(*self._released.popleft())
+                except BaseException as failure:
+                    self._failure = failure
+                    raise
                 self.count += 1
                 if not at_once:
                     break
             else:
                 at_once = True
-            self._failed = False
         return not at_once
 
 

@@ -7,7 +7,6 @@ placement, of layouts and of checkpoint files.
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
 
 from shoal import errors
 from shoal._memory.buffers import BufferPool
@@ -23,8 +22,6 @@ from shoal_server.shards.snapshot import Cut, Reading, Snapshot
 from shoal_server.shards.state import GroupState
 from shoal_server.shards.tickets import PullTicket, PushTicket
 from shoal_server.shards.updates import Updates
-
-E = TypeVar("E")
 
 
 class LockGroup:
@@ -53,13 +50,14 @@ class LockGroup:
         self._memory = memory or BufferPool(0, 0.0)
         # Guards the numbers of readers of all snapshots; taken alone or after _lock, and no lock is taken under it.
         self._counting = threading.Lock()
-        # Guards _state, _shards, _closed, _unfilled, _reading, and the arenas' values and slots, except that a restore
-        # fills these without it: all else is refused meanwhile. Only the locks of snapshots, of the fold queue and of
-        # the kernel threads are taken under it, all briefly, and nothing is sent. Kernels run under it without the GIL;
-        # a large one waits until the threads that joined it are done.
+        # Guards _state, _shards, _closed, _failure, _unfilled, _reading, and the arenas' values and slots, except that
+        # a restore fills these without it: all else is refused meanwhile. Only the locks of snapshots, of the fold
+        # queue and of the kernel threads are taken under it, all briefly, and nothing is sent. Kernels run under it
+        # without the GIL; a large one waits until the threads that joined it are done.
         self._lock = threading.Lock()
         self._state = GroupState(config.name, mode_for(config.consistency))
         self._closed = False
+        self._failure = ""  # why an update failed, so that the values are unusable; "" if none has
         self._unfilled = self._reading = False  # a restore is not complete; it reads now
         self._updates = Updates(lambda: self.shards, on_apply, self._memory)
         # Replaced as a whole when shards are added, so that it is read without the lock.
@@ -183,7 +181,7 @@ class LockGroup:
             BadRequest: the step was answered long ago, or may not begin yet.
         """
         event = events.PushStaged(stamp.worker, stamp.incarnation, stamp.step, weight, version, payload, cursor)
-        return _only(self._handle(event), events.AnswerPush)
+        return events.only(self._handle(event), events.AnswerPush)
 
     def commit(self, stamp: Stamp) -> events.AnswerPush:
         """Commits a staged push.
@@ -193,7 +191,7 @@ class LockGroup:
             Fenced: the worker is not admitted.
         """
         event = events.PushCommitted(stamp.worker, stamp.incarnation, stamp.step, defers=True)
-        return _only(self._handle(event), events.AnswerPush)
+        return events.only(self._handle(event), events.AnswerPush)
 
     def pull(self, ticket: PullTicket, stamp: Stamp, ahead: int = 0) -> None:
         """Asks for the values. The ticket is answered at once, or when the consistency mode permits it.
@@ -231,12 +229,12 @@ class LockGroup:
             BadRequest: another incarnation is still admitted.
         """
         effects = self._handle(events.WorkerAdmitted(worker, incarnation, rank))
-        return _only(effects, events.AnswerAdmission).step
+        return events.only(effects, events.AnswerAdmission).step
 
     def fence(self, worker: str, incarnation: int) -> int:
         """Refuses a worker's calls from now on; returns the number of steps that it has committed here."""
         effects = self._handle(events.WorkerFenced(worker, incarnation))
-        return _only(effects, events.AnswerFence).committed_steps
+        return events.only(effects, events.AnswerFence).committed_steps
 
     def release(self, worker: str, incarnation: int, committed_steps: int) -> None:
         """Takes a worker out of the barriers.
@@ -248,13 +246,12 @@ class LockGroup:
         """
         self._handle(events.WorkerReleased(worker, incarnation, committed_steps))
 
-    def close(self) -> None:
-        """Refuses waiting and later calls: the job is gone from this server."""
+    def close(self, effects: Iterable[events.Effect] = ()) -> None:
+        """Refuses waiting and later calls, and those that these effects would have answered."""
         with self._lock:
             self._closed = True
             waiting = self._state.abandon_all()
-        for ticket in waiting:
-            tickets.refuse(ticket, self._gone(), self.config.name)
+        tickets.refuse_all([*waiting, *tickets.answered_by(effects)], self._gone(), self.config.name)
         self.commit_gate.close()  # last, so that held commits find the group closed
 
     def assign(self, shards: Selection, values: Payload) -> None:
@@ -300,7 +297,7 @@ class LockGroup:
             begun.extend(shard.latest(self._state.version).begin_saving() for shard in self._shards.values())
 
         effects = self._handle(events.CutRequested(progress), then=begin)
-        return Cut(_only(effects, events.AnswerCut), begun)
+        return Cut(events.only(effects, events.AnswerCut), begun)
 
     def restore(self, version: int, step: int, read: Callable[[Arena], None]) -> None:
         """Overwrites values and slots, before training begins. Other calls are refused until all are overwritten.
@@ -355,9 +352,11 @@ class LockGroup:
             try:
                 self._updates.carry_out(effects, self._state.version)
                 then()  # under the lock
-            except BaseException:
-                self._closed = True  # the state machine counts the update as applied, but it failed
-                raise
+            except BaseException as cause:
+                self._fail(cause)  # the state machine counts the update as applied
+        if self._failure:
+            self.close(effects)
+            raise self._gone()
         for effect in effects:
             tickets.deliver(effect, self.config.name)
         folds = [effect for effect in effects if isinstance(effect, Fold)]
@@ -373,27 +372,27 @@ class LockGroup:
                 more = self._updates.folds.work(at_once=not self._state.permits.waiting)
                 if self._state.permits.waiting:
                     self._handle(events.Folded(self._updates.folds.count), ends=True)
-        except BaseException:
+        except BaseException as cause:
             with self._lock:
-                self._closed = True  # the sums lack a contribution that counts as accepted
-            raise
+                self._fail(cause)  # the sums lack a contribution that counts as accepted
+            self.close()
+            raise self._gone() from cause
+
+    def _fail(self, cause: BaseException) -> None:
+        """Closes the group, because an update failed. Called with the lock held; then call `close` without it."""
+        self._failure = self._failure or tickets.failed_update(cause, self.config.name)
+        self._closed = True
 
     def _check_open(self) -> None:
-        """Raises UnknownJob if the group is closed. Called with the lock held."""
+        """Raises an error if the group is closed or being restored. Called with the lock held."""
         if self._closed:
             raise self._gone()
         if self._unfilled:
             raise errors.NotPlaced(f"the shards of {self.config.name} are being restored; try again later")
 
-    def _gone(self) -> errors.UnknownJob:
-        return errors.UnknownJob(f"{self.config.name} is gone from this server: its job has ended or was dropped")
+    def _gone(self) -> errors.ShoalError:
+        return tickets.refusal(self.config.name, self._failure)
 
     def _limit_permits(self) -> None:
         nbytes = sum(arena.values.nbytes for shard in self.shards for arena in shard.arenas)
         self._state.permits.limits = self._state.mode.permit_limits(nbytes)
-
-
-def _only(effects: Iterable[events.Effect], kind: type[E]) -> E:
-    """Returns the only effect of a kind."""
-    (effect,) = (effect for effect in effects if isinstance(effect, kind))
-    return effect

@@ -1,5 +1,6 @@
 """Tickets of waiting pulls and pushes, and functions that answer or refuse them. These functions never raise."""
 
+from collections.abc import Iterable
 from typing import Protocol
 
 import structlog
@@ -50,6 +51,50 @@ def deliver(effect: Effect, job: str) -> None:
             refuse(effect.ticket, effect.error, job)
 
 
+def answered_by(effects: Iterable[Effect]) -> list[PullTicket | PushTicket]:
+    """Returns the tickets that `deliver` would answer for these effects."""
+    kinds = (AnswerPull, GrantPermit, RefusePull, RefusePermit)
+    return [effect.ticket for effect in effects if isinstance(effect, kinds)]
+
+
+def failed_update(cause: BaseException, job: str) -> str:
+    """Logs that an update failed, and returns the text of the error for all callers.
+
+    Args:
+        cause: the error of the update.
+        job: name of the job.
+    """
+    _log.error("an update failed; the job's values on this server are unusable", job=job, exc_info=cause)
+    return (
+        f"an update of job {job} failed on this server, so its values here are unusable: {type(cause).__name__}: "
+        f"{cause}. Submit the job again; the server's log has the traceback"
+    )
+
+
+def refusal(job: str, failure: str) -> errors.ShoalError:
+    """Returns why a closed group refuses calls.
+
+    Args:
+        job: name of the job.
+        failure: text from `failed_update`; "" if no update failed.
+    """
+    if failure:
+        return errors.InternalError(failure, job=job)
+    return errors.UnknownJob(f"{job} is gone from this server: its job has ended or was dropped", job=job)
+
+
+def refuse_all(waiting: Iterable[PullTicket | PushTicket], error: errors.ShoalError, job: str) -> None:
+    """Refuses pulls and pushes.
+
+    Args:
+        waiting: the pulls and pushes.
+        error: why.
+        job: name of the job, for the log.
+    """
+    for ticket in waiting:
+        refuse(ticket, error, job)
+
+
 def _grant(ticket: PushTicket, job: str, *, wanted: bool) -> None:
     """Lets a push go on.
 
@@ -94,4 +139,4 @@ def refuse(ticket: PullTicket | PushTicket, error: errors.ShoalError, job: str) 
         _log.exception("a call could not be refused", job=job, why=error.message)
 
 
-__all__ = ["PullTicket", "PushTicket", "deliver", "refuse"]
+__all__ = ["PullTicket", "PushTicket", "answered_by", "deliver", "failed_update", "refusal", "refuse", "refuse_all"]

@@ -68,6 +68,7 @@ def test_submissions_with_hostile_fields_are_refused(rig: Rig) -> None:
         ({"program": "builtins:eval"}, errors.ProgramNotAllowed, "standard library"),
         ({"program": "m\n:f"}, errors.InvalidJob, "does not name a factory"),
         ({"name": "a\nb"}, errors.InvalidJob, "job name"),
+        ({"max_steps": 1 << 53}, errors.InvalidJob, "the limit MAX_STEP"),
         ({"settings_json": HUGE}, errors.InvalidJob, "settings_json"),
     ):
         request = jobs.JobSpec()

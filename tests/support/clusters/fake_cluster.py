@@ -83,6 +83,7 @@ class FakeJobs(job_pb2_grpc.JobsServicer):
         self.error: errors.ShoalError | None = None
         self.refused: tuple[type, ...] = (object,)  # the requests that are answered with the error
         self.stop = False
+        self.state: job_pb2.JobState.ValueType = job_pb2.FAILED  # what Get says; Join's answers have their own
 
     def _note(self, request: Any) -> None:
         self.record.add(request)
@@ -92,7 +93,7 @@ class FakeJobs(job_pb2_grpc.JobsServicer):
     @_rpc.servicer
     def Get(self, request: Any, context: Any) -> Any:
         self._note(request)
-        status = job_pb2.JobStatus(spec=self.job.to_proto(), state=job_pb2.FAILED, reason="no luck")
+        status = job_pb2.JobStatus(spec=self.job.to_proto(), state=self.state, reason="no luck")
         return job_pb2.GetReply(status=status)
 
     @_rpc.servicer

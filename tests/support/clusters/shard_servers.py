@@ -1,5 +1,6 @@
 """Parameter servers in this process, on real gRPC and lanes. The test plays the coordinator."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -50,6 +51,7 @@ class ShardServers:
         rpc_threads: int = 4,
         max_lanes: int = 1024,
         stall_s: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
         transport: str | None = None,
         wire: str | None = None,
         checkpoints: Path | str | None = None,
@@ -60,7 +62,7 @@ class ShardServers:
         self.stores: list[ShardStore] = []
         self.lanes: list[LaneEndpoint] = []
         self.endpoints: list[EndpointGroup] = []
-        self.addresses = [self._start(rpc_threads, max_lanes, stall_s) for _ in range(servers)]
+        self.addresses = [self._start(rpc_threads, max_lanes, stall_s, clock) for _ in range(servers)]
         self.stubs = [self._stub(address) for address in self.addresses]
         given = {name: value for name, value in variables.items() if isinstance(value, np.ndarray)}
         specs = {
@@ -77,7 +79,7 @@ class ShardServers:
                 client.assign(given)
         self._workers = 0
 
-    def _start(self, rpc_threads: int, max_lanes: int, stall_s: float) -> str:
+    def _start(self, rpc_threads: int, max_lanes: int, stall_s: float, clock: Callable[[], float]) -> str:
         registry = CollectorRegistry()
         metrics = ServerMetrics(registry)
         store = ShardStore(metrics.applied)
@@ -90,6 +92,7 @@ class ShardServers:
             receivers=pools["push"],
             committers=pools["commit"],
             stall_s=stall_s,
+            clock=clock,
         )
         endpoints = EndpointGroup(DataService(store, metrics), config)
         writer = CheckpointWriter(self._checkpoints, f"server-{len(self.stores)}")

@@ -3,6 +3,7 @@ from typing import Any
 import pytest
 
 from shoal import errors, optim
+from shoal._wire.limits import MAX_STEP
 from shoal.consistency import Asynchronous, BoundedStaleness, Consistency, Synchronous
 from shoal.job import Job
 from shoal.v1 import job_pb2, tensor_pb2
@@ -96,6 +97,8 @@ def test_bad_programs(program: str) -> None:
         ({"batch_size": 0}, "batch_size"),
         ({"batch_size": 1.5}, "batch_size"),
         ({"max_steps": -1}, "max_steps"),
+        ({"max_steps": MAX_STEP}, f"max_steps is {MAX_STEP}.*the limit MAX_STEP is 2.53"),
+        ({"max_steps": 2**64 - 1}, "the limit MAX_STEP"),
         ({"shards": -1}, "shards"),
         ({"seed": 2**64}, "seed"),
         ({"batch_size": 32, "range_size": 48}, "multiple of batch_size"),
@@ -124,10 +127,18 @@ def test_contradictions(arguments: dict[str, Any], said: str) -> None:
         Job("m:f", **arguments)
 
 
+def test_the_number_of_steps_may_be_the_largest_step() -> None:
+    job = Job("m:f", max_steps=MAX_STEP - 1, consistency=BoundedStaleness(MAX_STEP - 1))
+    assert Job.from_proto(job.to_proto()) == job
+
+
 @pytest.mark.parametrize(
     "change",
     [
         {"name": ""},
+        {"max_steps": MAX_STEP},
+        {"consistency": job_pb2.Consistency(bounded_staleness=job_pb2.BoundedStaleness(bound=MAX_STEP))},
+        {"evaluation": job_pb2.EvaluationPolicy(every_steps=MAX_STEP, metric="loss")},
         {"workers": 0},
         {"settings_json": "{"},
         {"settings_json": "[1]"},

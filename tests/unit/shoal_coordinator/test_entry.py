@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from shoal import errors
+from shoal import errors, initializers
 from shoal.initializers import Constant
 from shoal.v1 import tensor_pb2
 from shoal.variables import Variable
@@ -44,9 +44,9 @@ def test_conflicts_with_and_without_digests() -> None:
     for second in (known.decode(messages("s", "w", "b"), 10), ProgramDescription(VARIABLES, 10)):
         assert first.conflict(second) == second.conflict(first) == ""
     assert first.conflict(known.decode(messages(), 11)) == "11 samples instead of 10"
-    assert "'b' is in only one" in first.conflict(known.decode(messages("w", "s"), 10))
+    assert "variable 'b' is missing" in first.conflict(known.decode(messages("w", "s"), 10))
     other = ProgramDescription({**VARIABLES, "w": Variable((8, 5))}, 10, b"another")
-    assert "variable 'w' is" in first.conflict(other)
+    assert "variable 'w' has shape (8, 5) instead of" in first.conflict(other)
     assert first.conflict(ProgramDescription(dict(VARIABLES), 10, b"another")) == "", "a digest alone is no conflict"
 
 
@@ -54,3 +54,22 @@ def test_a_restored_description_has_the_digest_of_a_sent_one() -> None:
     sent = Descriptions().decode(messages(), 10)
     stored = tensor_pb2.Placement.FromString(sent.encoded).variables
     assert ProgramDescription.from_proto(stored, 10, digest_of(stored)) == sent
+
+
+def test_a_conflict_names_a_few_variables_and_what_differs() -> None:
+    ours = {name: Variable((2,), initializer=initializers.Zeros()) for name in "abcdef"}
+    theirs = {
+        **{name: Variable((3,)) for name in "bcdef"},
+        "a": Variable((2,), "float64", initializers.Given(), trainable=False, aggregation="sum"),
+        "new": Variable((1,)),
+    }
+    said = ProgramDescription(ours, 0).conflict(ProgramDescription(theirs, 0))
+    assert said == (
+        "variable 'a' has dtype float64 instead of float32, initializer given values instead of Zeros(), "
+        "aggregation sum instead of trainable; variable 'b' has shape (3,) instead of (2,); "
+        "variable 'c' has shape (3,) instead of (2,); and 4 more"
+    )
+    assert ProgramDescription({"a": Variable(1)}, 0).conflict(ProgramDescription({**ours, "a": Variable(1)}, 0)) == (
+        "variable 'b' is not in the job; variable 'c' is not in the job; variable 'd' is not in the job; and 2 more"
+    )
+    assert "Variable(" not in said

@@ -432,8 +432,8 @@ def test_one_that_has_described_before_sends_the_given_values_of_one_that_died(o
     ("variables", "samples", "said"),
     [
         (VARIABLES, 99, "99 samples instead of 100"),
-        ({"w": Variable((8, 5)), "b": Variable(4)}, 100, "variable 'w' is"),
-        ({"w": Variable((8, 4))}, 100, "variable 'b' is in only one of the two descriptions"),
+        ({"w": Variable((8, 5)), "b": Variable(4)}, 100, "variable 'w' has shape (8, 5) instead of (8, 4)"),
+        ({"w": Variable((8, 4))}, 100, "variable 'b' is missing. All workers need the same version"),
     ],
 )
 def test_a_different_description_fails_the_job(

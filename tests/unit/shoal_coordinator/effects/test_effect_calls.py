@@ -25,6 +25,7 @@ from shoal_coordinator.effects import effect_runner
 from shoal_coordinator.effects.effect_runner import EffectRunner, Report
 from shoal_coordinator.effects.server_calls import ServerCalls
 from shoal_coordinator.effects.server_channels import ServerChannels
+from shoal_coordinator.effects.storage_reads import StorageReads
 from shoal_coordinator.messages import (
     AdmitWorker,
     CreateShards,
@@ -87,7 +88,9 @@ class Group:
         self.servers = tuple(self._start(f"s{number}", notes) for number, notes in enumerate(self.notes))
         self.host = Host()
         self.storage = Unanswering(folder)
-        self.runner = EffectRunner(self.host, storage=self.storage)
+        self.now = 0.0
+        reads = StorageReads(60.0, lambda: self.now)
+        self.runner = EffectRunner(self.host, storage=self.storage, reads=reads)
         self._stack.callback(self.runner.stop)
         self._stack.callback(self.let_go)
 
@@ -114,9 +117,10 @@ class Unanswering(LocalStorage):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
-        self.answers = threading.Event()
+        self.answers, self.asked = threading.Event(), threading.Event()
 
     def open(self, path: Sequence[str]) -> Any:
+        self.asked.set()
         assert self.answers.wait(60)
         return super().open(path)
 
@@ -259,6 +263,32 @@ def test_a_restore_ends_with_its_job(group: Callable[[int], Group]) -> None:
     assert isinstance(failed, events.EffectFailed)
     assert dropped == events.EffectDone(effect=2)
     assert there.notes[1].of(pb.DropShardsRequest)
+
+
+def test_a_manifest_that_is_not_read_in_time_defers_the_restore(group: Callable[[int], Group]) -> None:
+    """The thread is then free, and the job may try again."""
+    there = group(1)
+    there.runner.submit([creates(there, CheckpointChoice("old", 1))])
+    assert there.storage.asked.wait(30)
+    there.now = 61.0
+    [deferred] = there.host.take(1)
+    assert isinstance(deferred, events.RestoreDeferred)
+    where = f"{there.storage.url}/old/00000001"
+    assert f"did not return the manifest of {where} within 60 s" in deferred.reason
+    there.runner.submit([creates(there, CheckpointChoice("old", 1), number=2)])
+    [again] = there.host.take(1)
+    assert isinstance(again, events.RestoreDeferred)
+    assert f"an earlier read of the manifest of {where} for job a hangs" in again.reason
+
+
+def test_a_restore_whose_manifest_is_not_read_ends_with_its_job(group: Callable[[int], Group]) -> None:
+    there = group(1)
+    there.runner.submit([creates(there, CheckpointChoice("old", 1)), DropShards(A, there.servers, number=2)])
+    assert there.storage.asked.wait(30)
+    there.host.gone.add("a")
+    failed, dropped = there.host.take(2)
+    assert isinstance(failed, events.EffectFailed)
+    assert dropped == events.EffectDone(effect=2)
 
 
 def test_a_channel_lasts_as_long_as_its_servers_incarnation(group: Callable[[int], Group]) -> None:

@@ -252,9 +252,10 @@ class TestWhereItListens:
     @pytest.mark.parametrize(
         ("said", "told"),
         [
-            ([], []),
-            (["--page-host", "a.example,b.example"], ["--page-host", "a.example,b.example"]),
-            (["--page-read-only"], ["--page-read-only"]),
+            (["--page-listen", ""], []),
+            ([], ["--page-or-any"]),
+            (["--page-host", "a.example,b.example"], ["--page-host", "a.example,b.example", "--page-or-any"]),
+            (["--page-listen", "", "--page-read-only"], ["--page-read-only"]),
         ],
     )
     def test_a_local_cluster_passes_on_the_page_options(
@@ -272,7 +273,8 @@ class TestWhereItListens:
             def __exit__(self, *_: object) -> None:
                 pass
 
+        monkeypatch.delenv("SHOAL_PAGE_LISTEN", raising=False)
         monkeypatch.setattr(cluster_commands, "LocalCluster", NoCluster)
-        result = CliRunner().invoke(app, ["up", "--page-listen", "", *said], catch_exceptions=False)
+        result = CliRunner().invoke(app, ["up", "--listen", "127.0.0.1:0", *said], catch_exceptions=False)
         assert result.exit_code == 0, result.output
         assert made[0]["flags"] == {"coordinator": told}

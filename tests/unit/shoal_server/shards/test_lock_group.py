@@ -1,5 +1,8 @@
 """Lock group: its shards have one version, requests may name some of them, and a ticket that raises harms no other."""
 
+import re
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -10,7 +13,7 @@ from shoal.variables import Variable
 from shoal_server.shards.clocks import MAX_LEAD
 from shoal_server.shards.lock_group import LockGroup
 from shoal_server.shards.selection import Selection
-from shoal_server.shards.shard import JobShardConfig, Stamp
+from shoal_server.shards.shard import JobShardConfig, Shard, Stamp
 from shoal_server.shards.store import ShardStore
 
 SHARDS = 4
@@ -47,13 +50,16 @@ class Ticket:
     """Keeps its answer; raises instead if it is told to."""
 
     def __init__(self, *, raises: bool = False) -> None:
-        self.raises, self.step = raises, -1
+        self.raises, self.step, self.granted = raises, -1, False
         self.error: errors.ShoalError | None = None
 
     def answer(self, step: int) -> None:
         if self.raises:
             raise RuntimeError("cannot schedule new futures after shutdown")
         self.step = step
+
+    def grant(self, *, wanted: bool) -> None:
+        self.granted = wanted
 
     def refuse(self, error: errors.ShoalError) -> None:
         self.error = error
@@ -114,6 +120,86 @@ def test_a_pull_whose_answer_raises_keeps_nobody_from_waking() -> None:
     push(group, "b", 0)  # neither fails
     assert good.step == 1
     assert isinstance(bad.error, errors.InternalError)
+
+
+class Update:
+    """Takes the place of a group's updates, and raises from the call with this number on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, method: str, allowed: int = 0) -> None:
+        self._real, self._allowed = getattr(Shard, method), allowed
+        update = self  # a function, so that it is bound as the method that it replaces
+
+        def replacement(shard: Shard, *args: Any) -> None:
+            update(shard, *args)
+
+        monkeypatch.setattr(Shard, method, replacement)
+
+    def __call__(self, shard: Shard, *args: Any) -> None:
+        self._allowed -= 1
+        if self._allowed < 0:
+            raise MemoryError("no memory for 8 GiB")
+        self._real(shard, *args)
+
+
+FAILED = "an update of job job failed on this server.*MemoryError: no memory for 8 GiB"
+
+
+def test_a_failed_update_answers_the_pulls_that_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = group_of(consistency.Synchronous(), "ab")
+    push(group, "a", 0)
+    released, waiting = Ticket(), Ticket()
+    group.pull(released, Stamp("a", 1, 1))
+    group.pull(waiting, Stamp("a", 1, 2))
+    Update(monkeypatch, "apply", allowed=SHARDS - 1)
+    with pytest.raises(errors.InternalError, match=FAILED):
+        push(group, "b", 0)
+    for ticket in (released, waiting):
+        assert ticket.step == -1
+        assert isinstance(ticket.error, errors.InternalError)
+        assert re.search(FAILED, ticket.error.message)
+
+
+def test_later_calls_after_a_failed_update_name_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = group_of(consistency.Asynchronous(), "ab")
+    Update(monkeypatch, "apply")
+    with pytest.raises(errors.InternalError, match=FAILED):
+        push(group, "a", 0)
+    with pytest.raises(errors.InternalError, match=FAILED):
+        group.pull(Ticket(), Stamp("b", 1, 0))
+    with pytest.raises(errors.InternalError, match=FAILED):
+        push(group, "b", 0)
+    with pytest.raises(errors.InternalError, match=FAILED):
+        group.read(group.select(range(SHARDS)))
+    group.close()
+    with group.commit_gate.passing():  # it does not hold anybody back
+        pass
+
+
+@pytest.mark.parametrize("allowed", [0, SHARDS - 1])
+def test_a_failed_fold_answers_the_pulls_that_wait_for_it(monkeypatch: pytest.MonkeyPatch, allowed: int) -> None:
+    group = group_of(consistency.Synchronous(), "abc")
+    push(group, "a", 0)
+    waiting = Ticket()
+    group.pull(waiting, Stamp("a", 1, 1))
+    Update(monkeypatch, "fold", allowed=allowed)
+    with pytest.raises(errors.InternalError, match=FAILED):
+        push(group, "b", 0)
+    assert isinstance(waiting.error, errors.InternalError)
+    assert re.search(FAILED, waiting.error.message)
+
+
+def test_a_failed_update_answers_the_pushes_that_wait_for_a_permit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal_server.shards.consistency.PERMIT_FREE_BYTES", 0)
+    monkeypatch.setattr("shoal_server.shards.consistency._FREE_BYTES", 0)
+    group = group_of(consistency.Synchronous(), "abcdefghijklmnop")
+    tickets = [Ticket() for _ in range(15)]
+    for ticket, worker in zip(tickets, "bcdefghijklmnop", strict=True):
+        group.open_push(ticket, Stamp(worker, 1, 0))
+    assert not tickets[-1].granted
+    Update(monkeypatch, "fold")
+    with pytest.raises(errors.InternalError, match=FAILED):
+        push(group, "a", 0)
+    assert isinstance(tickets[-1].error, errors.InternalError)
 
 
 def test_a_pull_whose_refusal_raises_keeps_nobody_from_being_refused() -> None:
