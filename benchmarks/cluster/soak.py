@@ -5,6 +5,10 @@ job, a session trains. Meanwhile the script reads what each role uses: its memor
 blocks that Python's allocator has handed out to it. A role is at rest between two jobs, so the smallest reading of a
 minute is what the role uses at rest.
 
+Before the first minute, a crowd of sessions fills what has a bound and is filled only on demand: pools of threads, and
+the coordinator's list of members that have left. Each role also runs a thread that collects garbage, because Python
+itself may keep old garbage for hours, and the blocks of garbage look like a leak.
+
 After the first third of the run, the use at rest has limits: resident memory must grow by less than 8 MiB an hour, and
 allocated blocks by less than 2 % an hour. The numbers of open files, threads and segments of shared memory must not
 grow at all.
@@ -34,6 +38,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import shoal
 from shoal._transport.segment import FOLDER_VARIABLE
 from shoal.consistency import Consistency
+from shoal_coordinator.cluster.membership import MAX_DEAD
 
 _ROOT = Path(__file__).parents[2]
 EXAMPLES = _ROOT / "examples"
@@ -41,6 +46,23 @@ RESULTS = _ROOT / "runs" / "soak" / "latest.json"
 # Growth allowed, an hour: bytes of resident memory, and a share of the allocated blocks.
 MEMORY_BYTES, BLOCKS_SHARE = 8 << 20, 0.02
 _READ_EVERY_S = 1.0
+# Sessions of the crowd that train at the same time. The load after it makes fewer calls at a time. With more, the
+# coordinator could forget an ended job before its session drops it (--keep-finished-jobs).
+_CROWD_AT_ONCE = 8
+# Python runs this module at the start of each process that has its folder in PYTHONPATH. The reading of the metrics
+# itself leaves garbage in cycles.
+_SITE_MODULE = """
+import gc
+import threading
+import time
+
+def collect():
+    while True:
+        gc.collect()
+        time.sleep(0.5)
+
+threading.Thread(target=collect, name="collector", daemon=True).start()
+"""
 _MODES: Sequence[Consistency] = (shoal.Synchronous(), shoal.Asynchronous(), shoal.BoundedStaleness(2))
 
 
@@ -137,11 +159,31 @@ def train(client: shoal.Client, number: int, steps: int) -> None:
     job.drop()
 
 
-def hold_session(client: shoal.Client, number: int, steps: int) -> None:
-    """Pushes through a session of this process."""
+def crowd(client: shoal.Client, sessions: int, steps: int) -> None:
+    """Holds many sessions, several at the same time. Each of them is a member that leaves."""
+    policy = shoal.CheckpointPolicy(every_steps=max(1, steps // 3))
+    with ThreadPoolExecutor(_CROWD_AT_ONCE) as threads:
+        names = (f"soak-crowd-{number}" for number in range(sessions))
+        held = [threads.submit(hold_session, client, name, steps, policy) for name in names]
+    for each in held:
+        each.result()
+
+
+def hold_session(
+    client: shoal.Client, name: str, steps: int, checkpoints: shoal.CheckpointPolicy | None = None
+) -> None:
+    """Pushes through a session of this process.
+
+    Args:
+        client: client of the cluster.
+        name: name of the session's job, which is dropped at the end.
+        steps: number of pushes.
+        checkpoints: when to take checkpoints. None means never.
+    """
     variables = {f"w{index}": shoal.Variable((64, 64)) for index in range(8)}
-    name = f"soak-session-{number}"
-    with client.session(name, variables=variables, consistency=shoal.Asynchronous()) as session:
+    with client.session(
+        name, variables=variables, consistency=shoal.Asynchronous(), checkpoints=checkpoints
+    ) as session:
         for _ in range(steps):
             session.push({key: np.ones_like(value) for key, value in session.pull().items()})
     client.job(name).wait(timeout_s=60)
@@ -208,33 +250,38 @@ def rows(readings: Readings, first: int, minute_s: float) -> Iterator[Row]:
     yield Row("all", "segments", grown(segments, first), 0, list(segments.values()))
 
 
-def soak(minutes: int, minute_s: float, steps: int) -> tuple[int, list[Row]]:
+def soak(minutes: int, minute_s: float, steps: int, crowded: int = MAX_DEAD) -> tuple[int, list[Row]]:
     """Runs jobs and sessions.
 
     Args:
         minutes: number of minutes.
         minute_s: seconds of a minute.
         steps: steps of each job and of each session.
+        crowded: sessions before the first minute; by default, as many members that have left as the coordinator keeps.
 
     Returns:
         The number of jobs, which is also the number of sessions, and the rows.
     """
     folder = Path(tempfile.mkdtemp(prefix="shoal-soak-"))
     segments = Path(tempfile.mkdtemp(prefix="shoal-soak-", dir="/dev/shm"))
-    options: dict[str, Any] = {"path": [EXAMPLES], "checkpoints": folder, "env": {FOLDER_VARIABLE: str(segments)}}
+    site = Path(tempfile.mkdtemp(prefix="shoal-soak-"))
+    (site / "sitecustomize.py").write_text(_SITE_MODULE)
+    env = {FOLDER_VARIABLE: str(segments), "PYTHONPATH": str(site)}
+    options: dict[str, Any] = {"path": [EXAMPLES], "checkpoints": folder, "env": env}
     try:
         with shoal.LocalCluster(2, 2, **options) as cluster, cluster.client() as client:
+            crowd(client, crowded, steps)
             with Readings(cluster, segments, minute_s) as readings:
                 end = time.monotonic() + minutes * minute_s
                 for number in itertools.count():
                     train(client, number, steps)
-                    hold_session(client, number, steps)
+                    hold_session(client, f"soak-session-{number}", steps)
                     if time.monotonic() >= end:
                         break
             return number + 1, list(rows(readings, minutes // 3, minute_s))
     finally:
-        shutil.rmtree(folder)
-        shutil.rmtree(segments)
+        for each in (folder, segments, site):
+            shutil.rmtree(each)
 
 
 def main() -> None:
@@ -244,7 +291,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     minutes, minute_s, steps = (3, 1.0, 6) if options.short else (options.minutes, 60.0, 100)
-    jobs, table = soak(minutes, minute_s, steps)
+    jobs, table = soak(minutes, minute_s, steps, _CROWD_AT_ONCE if options.short else MAX_DEAD)
     result = {
         "minutes": minutes,
         "minute_s": minute_s,

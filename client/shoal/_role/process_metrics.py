@@ -14,9 +14,22 @@ def register(registry: prometheus_client.CollectorRegistry) -> None:
     threads.set_function(threading.active_count)
     # Objects of a process cannot be counted cheaply. Blocks can, and grow with them.
     blocks = prometheus_client.Gauge(
-        "python_allocated_blocks", "Memory blocks that Python's allocator has handed out.", registry=registry
+        "python_allocated_blocks",
+        "Memory blocks that Python's allocator has handed out, except those in its cache of attributes.",
+        registry=registry,
     )
-    blocks.set_function(sys.getallocatedblocks)
+    blocks.set_function(_allocated_blocks)
+
+
+def _allocated_blocks() -> int:
+    """Returns the number of allocated blocks after it has cleared the interpreter's cache of attributes.
+
+    The cache has 4,096 entries, and each keeps a name alive. C code looks attributes up by names that it makes for one
+    look-up (a `match` of a class does, and so do messages), so the cache fills over hours. That looks like a leak.
+    Clearing it takes 5 us.
+    """
+    sys._clear_type_cache()
+    return sys.getallocatedblocks()
 
 
 __all__ = ["register"]
