@@ -20,7 +20,7 @@ help:
 	@echo "make test    lint, type-check and test; PYTEST='tests/unit -k ledger' selects tests"
 	@echo "make test-gpu  run the tests and the benchmark that need a GPU; GPU=gpu13 for CUDA 13"
 	@echo "make reference  install PyTorch, and compare layers and models with those of PyTorch"
-	@echo "make chaos   run the long fault-injection tests (runs/chaos); CHAOS=name,... selects scenarios, CHAOS_RUNS=5 shortens them"
+	@echo "make chaos   run the long fault-injection tests (runs/chaos); CHAOS=name,... selects scenarios, CHAOS_RUNS=5 sets 5 runs for each test"
 	@echo "make long    run the long forms of the tests on real processes (half an hour)"
 	@echo "make fuzz    let the tests with drawn examples draw 20 times as many (ten minutes); FUZZ=100 for more"
 	@echo "make e2e     test the image and the Compose file on a separate Docker engine, as root (docs/how-to/compose.md); SHOAL_PICTURES=1 renews docs/images"

@@ -1,4 +1,7 @@
-"""Pulls and pushes that overlap with computation, against real servers: the pushes that count, waits, and errors."""
+"""Pulls and pushes that overlap with computation, against real servers.
+
+The tests check which pushes take effect, how calls wait, and which errors they raise.
+"""
 
 import threading
 from collections import Counter
@@ -71,7 +74,7 @@ def recorded_histories() -> Iterator[None]:
 
 
 def histories(servers: ShardServers) -> list[list[Admission]]:
-    """Returns for each shard the pulls and pushes that it admitted, oldest first."""
+    """Returns for each shard the pulls that it answered and the pushes that it committed, oldest first."""
     stores = {f"server-{index}": store for index, store in enumerate(servers.stores)}
     shards = servers.placement.shards
     return [history_server.admissions(stores[shard.server], "job", shard.layout.shard) for shard in shards]

@@ -3,9 +3,10 @@
     pip install torch==2.13.0 torchvision numpy
     PYTHONPATH=client:worker:tests python tests/golden/make_layers.py
 
-Inputs and parameters are drawn from their names and not stored. The file holds for each layer the output, the gradients
-with respect to its parameters and its input, and its running statistics. For torchvision's ResNet-18 it holds the
-outputs, the loss, and a digest of each gradient and each statistic. All arrays have Shoal's order of axes.
+Inputs and parameters are pseudo-random numbers that depend only on their names, so the file does not store them. For
+each layer, the file holds the output, the gradients with respect to its parameters and its input, and its running
+statistics. For torchvision's ResNet-18 it holds the outputs, the loss, and a digest of each gradient and each
+statistic. All arrays have Shoal's order of axes.
 """
 
 import json
@@ -43,7 +44,7 @@ def norm(x: Any, p: Any, training: bool = True, momentum: float = 0.1) -> Any:
 
 
 def images(function: Any, x: Any, *args: Any, **settings: Any) -> Any:
-    """Of images with their channels last, as PyTorch has them."""
+    """Applies a function of PyTorch, whose images have their channels first, to images with their channels last."""
     return function(x.permute(0, 3, 1, 2), *args, **settings).permute(0, 2, 3, 1)
 
 

@@ -3,7 +3,7 @@
 `make chaos` calls it. A scenario consists of one or more tests. Its results are the rows that these tests write with
 `run_lengths.record`. The test suite runs the same tests in their short forms. Scenarios run one after the other,
 because results include times. Each scenario runs under the guard against leaks (`leaks`). CHAOS_RUNS=n in the
-environment shortens all of them.
+environment sets n runs for each test.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Build hook of hatchling: records in a distribution the commit that it is built from, for `shoal version`.
+"""Build hook of hatchling: writes into each distribution the commit from which it is built, for `shoal version`.
 
 The commit comes from SHOAL_REVISION if this variable is set. A build without the repository, such as the build of the
 image, sets this variable. Otherwise the commit comes from git in this folder. A wheel that is built from an sdist keeps
@@ -17,7 +17,7 @@ _FILE = "shoal/_system/commit.txt"
 
 
 def commit(root: Path) -> str:
-    """Returns the commit of a folder, with "-dirty" if files differ from it; empty if nobody knows."""
+    """Returns the commit of a folder, with "-dirty" if files differ from it; empty if the commit is not known."""
     if named := os.environ.get("SHOAL_REVISION", ""):
         return named
     if not (root / ".git").exists():  # else git would answer for a repository around it

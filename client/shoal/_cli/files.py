@@ -1,16 +1,16 @@
-"""Files that commands write: FILE or, as -, standard output."""
+"""Files that commands write: the file that FILE names, or standard output if FILE is `-`."""
 
 import sys
 from pathlib import Path
 
 from shoal import errors
 
-# The name for standard output, by which a container can deliver a file.
+# The name for standard output. A command in a container can deliver a file there.
 STDOUT = Path("-")
 
 
 def check_writable(file: Path) -> None:
-    """Checks, before the values are read, what is known about a file that a command will write.
+    """Checks that a command can write a file, as far as this is known before the values are read.
 
     Raises:
         BadRequest: the file cannot be written.

@@ -1,8 +1,8 @@
 """gRPC: channels, servers, errors on the wire, retries with backoff, and the client of the coordinator.
 
-It is the only package of `shoal` that imports grpc, and users never see grpc types. `shoal._transport` has the calls
-that carry values, over gRPC and over other transports. Roles, clients and the packages of `shoal` in the layers above
-this one may import `shoal._rpc`.
+In `shoal`, only this package and the generated `v1` import grpc. Users never see types of grpc. `shoal._transport` has
+the calls that carry values, over gRPC and over other transports. Roles, clients and the packages of `shoal` in the
+layers above this one may import `shoal._rpc`.
 """
 
 from shoal._rpc.backoff import Backoff

@@ -1,6 +1,6 @@
 """Packing of named arrays into the arenas of a placement. `shoal._wire.pull_decoder` unpacks them.
 
-`shoal._wire.framing` sends arenas.
+`shoal._wire.framing` divides arenas into chunks or regions, and assembles them.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

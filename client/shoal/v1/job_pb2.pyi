@@ -48,7 +48,9 @@ class _JobStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_JobState.Val
     """A user cancelled the job."""
 
 class JobState(_JobState, metaclass=_JobStateEnumTypeWrapper):
-    """The states of a job, in the order in which a job goes through them. In the last three states the job has ended."""
+    """The states of a job. A job goes through PENDING, STARTING, PLACING and RUNNING in this order. If it restarts, it
+    returns to PENDING. From each of these four states it can end, in one of the last three states.
+    """
 
 JOB_STATE_UNSPECIFIED: JobState.ValueType  # 0
 """Never the state of a job."""
@@ -1190,7 +1192,7 @@ class DataCount(_message.Message):
     another rank asked. They are leased before unleased samples.
     """
     unleased: _builtins.int
-    """Samples that were never leased."""
+    """Samples that no worker has had and no rank has skipped."""
     def __init__(
         self,
         *,
@@ -1290,8 +1292,9 @@ class GetTimingsReply(_message.Message):
     STALENESS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerTimings]:
-        """One entry for each worker, in order of their names, at most 1,024. Workers that have left stay until the job
-        restarts.
+        """One entry for each worker, in order of their names, at most 1,024. The entry of a worker that has left is kept
+        until the job restarts. If there would be more entries, that of the worker that has not reported for the longest
+        time is dropped.
         """
 
     @_builtins.property
@@ -1714,10 +1717,10 @@ class JoinRequest(_message.Message):
     assignment: _builtins.int
     """HeartbeatReply.assignment, which tells apart two assignments to jobs of the same name. 0 for sessions."""
     wait_s: _builtins.float
-    """The longest time in seconds that the call waits. The call returns as soon as the worker is ready, the worker has to
-    send the given values, or the job has ended. 0 means that the call does not wait. The coordinator waits for at most
-    60 s. It ends the wait early if the worker calls again, or if the coordinator stops. If the value is negative or
-    infinite, the call returns INVALID_ARGUMENT, BAD_REQUEST.
+    """The longest time in seconds that the call waits. The call returns as soon as one of these is true: the worker is
+    ready, it has to send the given values, or the job has ended. 0 means that the call does not wait. The coordinator
+    waits for at most 60 s. It ends the wait early if the worker calls again, or if the coordinator stops. If the value
+    is negative or infinite, the call returns INVALID_ARGUMENT, BAD_REQUEST.
     """
     generation: _builtins.int
     """Placement.generation of the placement that the caller already has. The reply then omits this placement. 0 means
@@ -1884,7 +1887,9 @@ class LeaseReply(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     ORDER_FIELD_NUMBER: _builtins.int
     wait: _builtins.bool
-    """No range is free, but other workers hold ranges that may come back. The worker asks again."""
+    """There is no range for this worker now. Other workers hold ranges that may come back, or the remaining ranges are
+    kept for other ranks that may be about to ask. The worker asks again.
+    """
     finished: _builtins.bool
     """All data is done, or the job has ended."""
     order: _builtins.int

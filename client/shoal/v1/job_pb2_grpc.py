@@ -208,9 +208,9 @@ class JobsServicer:
         call returns ABORTED, FENCED.
 
         Describes the variables and the data of the worker's program. The first description of a job counts. A later one
-        that differs returns INVALID_ARGUMENT, INVALID_JOB. If the job has ended, Describe and Join return
-        FAILED_PRECONDITION, JOB_FAILED after a failure, and CANCELLED, CANCELLED otherwise. If the worker group is full,
-        they return RESOURCE_EXHAUSTED, OVERLOADED to a session.
+        that differs returns INVALID_ARGUMENT, INVALID_JOB. If the job has failed, Describe and Join return
+        FAILED_PRECONDITION, JOB_FAILED. If the job has ended in another way, their status and their code are both
+        CANCELLED. If the worker group is full, they return RESOURCE_EXHAUSTED, OVERLOADED to a session.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -72,9 +72,9 @@ class JobsStub:
     call returns ABORTED, FENCED.
 
     Describes the variables and the data of the worker's program. The first description of a job counts. A later one
-    that differs returns INVALID_ARGUMENT, INVALID_JOB. If the job has ended, Describe and Join return
-    FAILED_PRECONDITION, JOB_FAILED after a failure, and CANCELLED, CANCELLED otherwise. If the worker group is full,
-    they return RESOURCE_EXHAUSTED, OVERLOADED to a session.
+    that differs returns INVALID_ARGUMENT, INVALID_JOB. If the job has failed, Describe and Join return
+    FAILED_PRECONDITION, JOB_FAILED. If the job has ended in another way, their status and their code are both
+    CANCELLED. If the worker group is full, they return RESOURCE_EXHAUSTED, OVERLOADED to a session.
     """
     Join: _grpc.UnaryUnaryMultiCallable[_job_pb2.JoinRequest, _job_pb2.JoinReply]
     """Enters a job. `ready` is false until the variables are placed and this worker is admitted; the worker repeats the
@@ -134,9 +134,9 @@ class JobsAsyncStub(JobsStub):
     call returns ABORTED, FENCED.
 
     Describes the variables and the data of the worker's program. The first description of a job counts. A later one
-    that differs returns INVALID_ARGUMENT, INVALID_JOB. If the job has ended, Describe and Join return
-    FAILED_PRECONDITION, JOB_FAILED after a failure, and CANCELLED, CANCELLED otherwise. If the worker group is full,
-    they return RESOURCE_EXHAUSTED, OVERLOADED to a session.
+    that differs returns INVALID_ARGUMENT, INVALID_JOB. If the job has failed, Describe and Join return
+    FAILED_PRECONDITION, JOB_FAILED. If the job has ended in another way, their status and their code are both
+    CANCELLED. If the worker group is full, they return RESOURCE_EXHAUSTED, OVERLOADED to a session.
     """
     Join: _aio.UnaryUnaryMultiCallable[_job_pb2.JoinRequest, _job_pb2.JoinReply]  # type: ignore[assignment]
     """Enters a job. `ready` is false until the variables are placed and this worker is admitted; the worker repeats the
@@ -259,9 +259,9 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         call returns ABORTED, FENCED.
 
         Describes the variables and the data of the worker's program. The first description of a job counts. A later one
-        that differs returns INVALID_ARGUMENT, INVALID_JOB. If the job has ended, Describe and Join return
-        FAILED_PRECONDITION, JOB_FAILED after a failure, and CANCELLED, CANCELLED otherwise. If the worker group is full,
-        they return RESOURCE_EXHAUSTED, OVERLOADED to a session.
+        that differs returns INVALID_ARGUMENT, INVALID_JOB. If the job has failed, Describe and Join return
+        FAILED_PRECONDITION, JOB_FAILED. If the job has ended in another way, their status and their code are both
+        CANCELLED. If the worker group is full, they return RESOURCE_EXHAUSTED, OVERLOADED to a session.
         """
 
     @_abc_1.abstractmethod

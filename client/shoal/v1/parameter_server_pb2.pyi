@@ -982,7 +982,7 @@ class HoldCommitsRequest(_message.Message):
     generation: _builtins.int
     """The generation of the placement."""
     cut: _builtins.int
-    """A random number > 0 that identifies the cut. SaveRequest.cut has the same one."""
+    """A number > 0 that identifies the cut; no two cuts have the same one. SaveRequest.cut repeats it."""
     def __init__(
         self,
         *,

@@ -127,9 +127,9 @@ class ParameterServerServicer:
     def Push(self, request_iterator, context):
         """Stages a gradient for a job's shards on this server. The stream has a PushHeader, followed by chunks that fill each
         arena. The gradient has no effect until it is committed. A stream that breaks has no effect. If gradients of a
-        synchronous step are large, the server reads the chunks only after the push has got a permit. If a call waits for a permit for longer than 30 seconds, the server ends it:
-        DEADLINE_EXCEEDED, DEADLINE_EXCEEDED. ErrorDetail.details then has the key "waits". The client can then repeat the
-        call.
+        synchronous step are large, the server reads the chunks only after the push has got a permit. If a call waits for a
+        permit for longer than 30 seconds, the server ends the call. Its status and its code are then both
+        DEADLINE_EXCEEDED, and ErrorDetail.details has the key "waits". The client can repeat the call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -218,8 +218,9 @@ class ParameterServerServicer:
 
     def Save(self, request, context):
         """Second call of a cut. Commits each push that is staged here and that another server has already committed. Then
-        saves the resulting state in the background. Meanwhile, other commits continue, unless hold_s is set. A cut
-        holds back commits for a limited time. If this time is over, nothing is saved: CANCELLED.
+        saves the resulting state in the background. Meanwhile, other commits continue, unless hold_s is set. HoldCommits
+        holds back commits for at most 2 seconds. If this time is over before Save arrives, or if another cut has begun,
+        nothing is saved: the status and the code are both CANCELLED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -234,10 +235,11 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Restore(self, request, context):
-        """Overwrites values, optimizer slots and clocks with those of a checkpoint. Allowed only before a worker is
-        admitted. If the checkpoint has other variables: FAILED_PRECONDITION, INCOMPATIBLE_CHECKPOINT. If it is damaged:
-        DATA_LOSS, CORRUPT_CHECKPOINT. While an earlier Restore of the job still reads: UNAVAILABLE, STORAGE_FAILED. Until
-        the values are complete, calls that use the shards are refused: FAILED_PRECONDITION, NOT_PLACED.
+        """Overwrites values and optimizer slots with those of a checkpoint, and sets the shards' version and step. Allowed
+        only before a worker is admitted. If the checkpoint has other variables: FAILED_PRECONDITION,
+        INCOMPATIBLE_CHECKPOINT. If it is damaged: DATA_LOSS, CORRUPT_CHECKPOINT. While an earlier Restore of the job still
+        reads: UNAVAILABLE, STORAGE_FAILED. Until the values are complete, calls that use the shards are refused:
+        FAILED_PRECONDITION, NOT_PLACED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -44,9 +44,9 @@ class ParameterServerStub:
     Push: _grpc.StreamUnaryMultiCallable[_parameter_server_pb2.PushRequest, _parameter_server_pb2.PushReply]
     """Stages a gradient for a job's shards on this server. The stream has a PushHeader, followed by chunks that fill each
     arena. The gradient has no effect until it is committed. A stream that breaks has no effect. If gradients of a
-    synchronous step are large, the server reads the chunks only after the push has got a permit. If a call waits for a permit for longer than 30 seconds, the server ends it:
-    DEADLINE_EXCEEDED, DEADLINE_EXCEEDED. ErrorDetail.details then has the key "waits". The client can then repeat the
-    call.
+    synchronous step are large, the server reads the chunks only after the push has got a permit. If a call waits for a
+    permit for longer than 30 seconds, the server ends the call. Its status and its code are then both
+    DEADLINE_EXCEEDED, and ErrorDetail.details has the key "waits". The client can repeat the call.
     """
     Commit: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.CommitRequest, _parameter_server_pb2.PushReply]
     """Commits a push that is staged on this server: the second phase of a push to shards of several servers."""
@@ -88,18 +88,20 @@ class ParameterServerStub:
     """
     Save: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.SaveRequest, _parameter_server_pb2.SaveReply]
     """Second call of a cut. Commits each push that is staged here and that another server has already committed. Then
-    saves the resulting state in the background. Meanwhile, other commits continue, unless hold_s is set. A cut
-    holds back commits for a limited time. If this time is over, nothing is saved: CANCELLED.
+    saves the resulting state in the background. Meanwhile, other commits continue, unless hold_s is set. HoldCommits
+    holds back commits for at most 2 seconds. If this time is over before Save arrives, or if another cut has begun,
+    nothing is saved: the status and the code are both CANCELLED.
     """
     CollectFiles: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.CollectFilesRequest, _parameter_server_pb2.CollectFilesReply]
     """Returns the files of the job's latest Save. If writing failed: UNAVAILABLE, STORAGE_FAILED. If the job has no
     shards here: NOT_FOUND, UNKNOWN_JOB. If its latest Save was for another checkpoint: NOT_FOUND, UNKNOWN_CHECKPOINT.
     """
     Restore: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.RestoreRequest, _parameter_server_pb2.RestoreReply]
-    """Overwrites values, optimizer slots and clocks with those of a checkpoint. Allowed only before a worker is
-    admitted. If the checkpoint has other variables: FAILED_PRECONDITION, INCOMPATIBLE_CHECKPOINT. If it is damaged:
-    DATA_LOSS, CORRUPT_CHECKPOINT. While an earlier Restore of the job still reads: UNAVAILABLE, STORAGE_FAILED. Until
-    the values are complete, calls that use the shards are refused: FAILED_PRECONDITION, NOT_PLACED.
+    """Overwrites values and optimizer slots with those of a checkpoint, and sets the shards' version and step. Allowed
+    only before a worker is admitted. If the checkpoint has other variables: FAILED_PRECONDITION,
+    INCOMPATIBLE_CHECKPOINT. If it is damaged: DATA_LOSS, CORRUPT_CHECKPOINT. While an earlier Restore of the job still
+    reads: UNAVAILABLE, STORAGE_FAILED. Until the values are complete, calls that use the shards are refused:
+    FAILED_PRECONDITION, NOT_PLACED.
     """
 
 @_typing.type_check_only
@@ -114,9 +116,9 @@ class ParameterServerAsyncStub(ParameterServerStub):
     Push: _aio.StreamUnaryMultiCallable[_parameter_server_pb2.PushRequest, _parameter_server_pb2.PushReply]  # type: ignore[assignment]
     """Stages a gradient for a job's shards on this server. The stream has a PushHeader, followed by chunks that fill each
     arena. The gradient has no effect until it is committed. A stream that breaks has no effect. If gradients of a
-    synchronous step are large, the server reads the chunks only after the push has got a permit. If a call waits for a permit for longer than 30 seconds, the server ends it:
-    DEADLINE_EXCEEDED, DEADLINE_EXCEEDED. ErrorDetail.details then has the key "waits". The client can then repeat the
-    call.
+    synchronous step are large, the server reads the chunks only after the push has got a permit. If a call waits for a
+    permit for longer than 30 seconds, the server ends the call. Its status and its code are then both
+    DEADLINE_EXCEEDED, and ErrorDetail.details has the key "waits". The client can repeat the call.
     """
     Commit: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.CommitRequest, _parameter_server_pb2.PushReply]  # type: ignore[assignment]
     """Commits a push that is staged on this server: the second phase of a push to shards of several servers."""
@@ -158,18 +160,20 @@ class ParameterServerAsyncStub(ParameterServerStub):
     """
     Save: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.SaveRequest, _parameter_server_pb2.SaveReply]  # type: ignore[assignment]
     """Second call of a cut. Commits each push that is staged here and that another server has already committed. Then
-    saves the resulting state in the background. Meanwhile, other commits continue, unless hold_s is set. A cut
-    holds back commits for a limited time. If this time is over, nothing is saved: CANCELLED.
+    saves the resulting state in the background. Meanwhile, other commits continue, unless hold_s is set. HoldCommits
+    holds back commits for at most 2 seconds. If this time is over before Save arrives, or if another cut has begun,
+    nothing is saved: the status and the code are both CANCELLED.
     """
     CollectFiles: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.CollectFilesRequest, _parameter_server_pb2.CollectFilesReply]  # type: ignore[assignment]
     """Returns the files of the job's latest Save. If writing failed: UNAVAILABLE, STORAGE_FAILED. If the job has no
     shards here: NOT_FOUND, UNKNOWN_JOB. If its latest Save was for another checkpoint: NOT_FOUND, UNKNOWN_CHECKPOINT.
     """
     Restore: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.RestoreRequest, _parameter_server_pb2.RestoreReply]  # type: ignore[assignment]
-    """Overwrites values, optimizer slots and clocks with those of a checkpoint. Allowed only before a worker is
-    admitted. If the checkpoint has other variables: FAILED_PRECONDITION, INCOMPATIBLE_CHECKPOINT. If it is damaged:
-    DATA_LOSS, CORRUPT_CHECKPOINT. While an earlier Restore of the job still reads: UNAVAILABLE, STORAGE_FAILED. Until
-    the values are complete, calls that use the shards are refused: FAILED_PRECONDITION, NOT_PLACED.
+    """Overwrites values and optimizer slots with those of a checkpoint, and sets the shards' version and step. Allowed
+    only before a worker is admitted. If the checkpoint has other variables: FAILED_PRECONDITION,
+    INCOMPATIBLE_CHECKPOINT. If it is damaged: DATA_LOSS, CORRUPT_CHECKPOINT. While an earlier Restore of the job still
+    reads: UNAVAILABLE, STORAGE_FAILED. Until the values are complete, calls that use the shards are refused:
+    FAILED_PRECONDITION, NOT_PLACED.
     """
 
 class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
@@ -193,9 +197,9 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_parameter_server_pb2.PushReply, _abc.Awaitable[_parameter_server_pb2.PushReply]]:
         """Stages a gradient for a job's shards on this server. The stream has a PushHeader, followed by chunks that fill each
         arena. The gradient has no effect until it is committed. A stream that breaks has no effect. If gradients of a
-        synchronous step are large, the server reads the chunks only after the push has got a permit. If a call waits for a permit for longer than 30 seconds, the server ends it:
-        DEADLINE_EXCEEDED, DEADLINE_EXCEEDED. ErrorDetail.details then has the key "waits". The client can then repeat the
-        call.
+        synchronous step are large, the server reads the chunks only after the push has got a permit. If a call waits for a
+        permit for longer than 30 seconds, the server ends the call. Its status and its code are then both
+        DEADLINE_EXCEEDED, and ErrorDetail.details has the key "waits". The client can repeat the call.
         """
 
     @_abc_1.abstractmethod
@@ -303,8 +307,9 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_parameter_server_pb2.SaveReply, _abc.Awaitable[_parameter_server_pb2.SaveReply]]:
         """Second call of a cut. Commits each push that is staged here and that another server has already committed. Then
-        saves the resulting state in the background. Meanwhile, other commits continue, unless hold_s is set. A cut
-        holds back commits for a limited time. If this time is over, nothing is saved: CANCELLED.
+        saves the resulting state in the background. Meanwhile, other commits continue, unless hold_s is set. HoldCommits
+        holds back commits for at most 2 seconds. If this time is over before Save arrives, or if another cut has begun,
+        nothing is saved: the status and the code are both CANCELLED.
         """
 
     @_abc_1.abstractmethod
@@ -323,10 +328,11 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         request: _parameter_server_pb2.RestoreRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_parameter_server_pb2.RestoreReply, _abc.Awaitable[_parameter_server_pb2.RestoreReply]]:
-        """Overwrites values, optimizer slots and clocks with those of a checkpoint. Allowed only before a worker is
-        admitted. If the checkpoint has other variables: FAILED_PRECONDITION, INCOMPATIBLE_CHECKPOINT. If it is damaged:
-        DATA_LOSS, CORRUPT_CHECKPOINT. While an earlier Restore of the job still reads: UNAVAILABLE, STORAGE_FAILED. Until
-        the values are complete, calls that use the shards are refused: FAILED_PRECONDITION, NOT_PLACED.
+        """Overwrites values and optimizer slots with those of a checkpoint, and sets the shards' version and step. Allowed
+        only before a worker is admitted. If the checkpoint has other variables: FAILED_PRECONDITION,
+        INCOMPATIBLE_CHECKPOINT. If it is damaged: DATA_LOSS, CORRUPT_CHECKPOINT. While an earlier Restore of the job still
+        reads: UNAVAILABLE, STORAGE_FAILED. Until the values are complete, calls that use the shards are refused:
+        FAILED_PRECONDITION, NOT_PLACED.
         """
 
 def add_ParameterServerServicer_to_server(servicer: ParameterServerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -6,8 +6,11 @@ before unleased ranges. So every sample is visited at least once in each epoch, 
 
 With n workers, rank r prefers the ranges r, r + n, r + 2n, and so on. A range that it skips is requeued for the rank
 that prefers this range. If workers run at the same speed, as in synchronous training, each rank therefore gets exactly
-the ranges that it prefers, whatever the order of the requests. This is also true after a restore. A slow worker delays
-no other worker, because the others take its share.
+the ranges that it prefers, whatever the order of the requests. This is also true after a restore.
+
+A slow worker delays no other worker: at most two ranges are kept for a rank, the one that it holds and those reserved
+for it. A worker that would have to skip a range of a rank with two ranges takes the earliest requeued range instead,
+whichever rank that range is reserved for.
 """
 
 import itertools
@@ -23,7 +26,7 @@ from shoal.v1 import state_pb2
 
 # With this many ranges for each worker and epoch, the fastest worker waits about an eighth of an epoch for the slowest.
 _RANGES_PER_WORKER = 8
-# Maximum number of ranges reserved for a rank: the one that it holds, and those that others passed over.
+# Maximum number of ranges kept for a rank: the one that it holds, and those that are reserved for it.
 _MAX_PER_RANK = 2
 # Maximum number of epochs that an account shows one by one; a worker far behind the others causes more.
 _MAX_EPOCHS = 1_000
@@ -317,7 +320,7 @@ class Ledger:
         return None
 
     def _have_room(self, ranks: Set[int]) -> bool:
-        """Returns whether each rank can have one more reserved range. Other ranks take the share of a full one."""
+        """Returns whether one more range can be reserved for each of these ranks."""
         owners = (part.owner for part in self._requeued if part.owner in ranks)
         holders = (rank for rank in self._ranks.values() if rank in ranks)
         return max(Counter(itertools.chain(owners, holders)).values(), default=0) < _MAX_PER_RANK

@@ -11,7 +11,7 @@ from shoal_server.shards.mode import Apply, Fold
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A pull or push that was let through, with the slowest clock and the version at that moment."""
+    """An answered pull or a committed push, with the slowest clock and the version at that moment."""
 
     kind: Literal["pull", "push"]
     worker: str

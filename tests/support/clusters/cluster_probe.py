@@ -1,4 +1,4 @@
-"""Probe of a running cluster for tests: the pulls and pushes that its servers admitted, and sessions in threads."""
+"""Probe of a running cluster for tests: what its servers answered and committed, and sessions in threads."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,13 +19,16 @@ def placement(client: Client, job: str) -> Placement:
 
 
 def histories(client: Client, job: str) -> dict[int, list[Admission]]:
-    """Returns for each shard the pulls and pushes that its `history_server` has admitted, oldest first."""
+    """Returns for each shard the pulls that it answered and the pushes that it committed, oldest first.
+
+    Its server must be a `history_server`.
+    """
     shards = placement(client, job).shards
     return {shard.layout.shard: history_server.ask(shard.address, job, shard.layout.shard) for shard in shards}
 
 
 def leads_of(history: Sequence[Admission]) -> tuple[list[int], dict[str, int]]:
-    """Returns how far ahead of the slowest worker each admitted pull was, and the steps that each worker finished.
+    """Returns how far ahead of the slowest worker each answered pull was, and the steps that each worker finished.
 
     Both are computed from the pushes before each line, and not from the clocks that the server reports.
     """

@@ -1,7 +1,7 @@
-"""Parameter server that records what its shards admit: `history_server.py COORDINATOR NAME`.
+"""Parameter server that records pulls and pushes: `history_server.py COORDINATOR NAME`.
 
-It is the server role with one more service for tests: `ask` returns the pulls and pushes that a shard admitted. The
-process ends when its standard input closes.
+It is the server role with one more service for tests: `ask` returns the pulls that a shard has answered and the pushes
+that it has committed. The process ends when its standard input closes.
 """
 
 import json
@@ -52,7 +52,7 @@ def recording() -> Iterator[None]:
 
 
 def ask(address: str, job: str, shard: int) -> list[Admission]:
-    """Returns the last pulls and pushes that a shard of such a server has admitted, oldest first; at most 16,384."""
+    """Returns the last pulls that a shard answered and pushes that it committed, oldest first; at most 16,384."""
     with _rpc.channel(address) as channel:
         get: Any = channel.unary_unary(f"/{SERVICE}/Get")  # bytes, as there is no serializer
         reply = get(json.dumps([job, shard]).encode(), timeout=20)
@@ -60,7 +60,7 @@ def ask(address: str, job: str, shard: int) -> list[Admission]:
 
 
 def admissions(store: ShardStore, job: str, shard: int) -> list[Admission]:
-    """Returns the admitted pulls and pushes of a shard in this process, created while `recording`."""
+    """Returns the pulls that a shard in this process answered and the pushes that it committed, while `recording`."""
     found = store.group_at_any_generation(job)
     assert shard in [known.layout.shard for known in found.shards]
     with found._lock:

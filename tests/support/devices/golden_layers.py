@@ -43,7 +43,10 @@ RESNET, RESNET_IMAGES, RESNET_LABELS = resnet(18, 10), (4, 64, 64, 3), np.array(
 
 
 def drawn(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns numbers from -1 to 1, drawn from the name as integers, so that no version of NumPy changes them."""
+    """Returns pseudo-random numbers from -1 to 1, computed from the name alone.
+
+    They are computed as integers, so that no version of NumPy changes them.
+    """
     size = int(np.prod(shape))
     key = np.full(size, zlib.crc32(name.encode()))
     crossed: np.ndarray = shoal_nn.crossed(np.arange(size), key, 1 << 24)
@@ -72,5 +75,5 @@ def values(layer: Layer, shape: tuple[int, ...]) -> tuple[dict[str, np.ndarray],
 
 
 def digest(name: str, array: np.ndarray) -> list[float]:
-    """Returns a digest of a large array: its norm, and its product with another array, which is drawn from the name."""
+    """Returns a digest of a large array: its norm, and its product with the array that `drawn` returns for the name."""
     return [float(np.linalg.norm(array)), float((array * drawn(f"probe {name}", array.shape)).sum())]

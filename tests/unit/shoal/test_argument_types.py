@@ -1,4 +1,4 @@
-"""Arguments of the wrong type: each public function says what to give, and calls nobody."""
+"""Arguments of the wrong type: each public function says what to give, and calls no coordinator or server."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +17,7 @@ inputs: Any = session_input
 
 
 class Digits:
-    """A program, as far as `evaluate` looks before it has checked its arguments."""
+    """A program with the members that `evaluate` uses before it checks its arguments."""
 
     def evaluate(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Values of layers compared with written-out definitions, running statistics, and the seed of Dropout."""
+"""Values of layers, which are compared with written-out definitions; running statistics; and the seed of Dropout."""
 
 import math
 from collections.abc import Iterator
