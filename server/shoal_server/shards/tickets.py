@@ -53,8 +53,14 @@ def deliver(effect: Effect, job: str) -> None:
 
 def answered_by(effects: Iterable[Effect]) -> list[PullTicket | PushTicket]:
     """Returns the tickets that `deliver` would answer for these effects."""
-    kinds = (AnswerPull, GrantPermit, RefusePull, RefusePermit)
-    return [effect.ticket for effect in effects if isinstance(effect, kinds)]
+    found: list[PullTicket | PushTicket] = []
+    for effect in effects:
+        match effect:
+            case AnswerPulls():
+                found += effect.tickets
+            case GrantPermit() | RefusePull() | RefusePermit():
+                found.append(effect.ticket)
+    return found
 
 
 def failed_update(cause: BaseException, job: str) -> str:
