@@ -162,6 +162,22 @@ class TestTables:
         assert found == []
 
 
+class TestInstallation:
+    PAGES = (*(ROOT / name for name in TOP_LEVEL), *sorted((ROOT / "docs").rglob("*.md")))
+
+    def test_a_page_that_installs_the_checkout_keeps_it_editable(self) -> None:
+        """A plain installation would replace that of `make` with a copy, and make would not notice."""
+        found = [
+            (page.name, line)
+            for page in self.PAGES
+            if not {"decisions", "project"} & set(page.parts)
+            for line in re.findall(r"^.*pip install .*$", page.read_text(), re.MULTILINE)
+            if re.search(r"pip install '?\.", line)
+        ]
+        assert found == []
+        assert "pip install --editable '.[demo]'" in (ROOT / "docs" / "index.md").read_text()
+
+
 class TestTutorials:
     def test_there_are_three_and_the_index_lists_them(self) -> None:
         index = (ROOT / "docs" / "tutorials" / "index.md").read_text()
