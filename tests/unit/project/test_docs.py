@@ -220,6 +220,12 @@ def test_a_top_level_page_links_to_what_there_is(name: str) -> None:
 
 
 class TestTopLevelPages:
+    def test_git_and_so_ruff_ignore_the_file_of_the_readme(self) -> None:
+        """Otherwise it fails `make test`, which checks all other files of the checkout first."""
+        saved = re.search(r"^Save this as `([^`]+)`", (ROOT / "README.md").read_text(), re.MULTILINE)
+        assert saved
+        assert f"/{saved[1].partition('/')[0]}/" in (ROOT / ".gitignore").read_text().splitlines()
+
     def test_numbers_of_the_readme_are_those_of_the_last_benchmarks(self) -> None:
         rows = re.findall(
             r"^\| .* \| ([\d.,]+ \S+) \| ([\d.,]+ \S+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE
