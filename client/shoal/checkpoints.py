@@ -247,7 +247,7 @@ class Checkpoints:
         Raises:
             BadRequest: `job` is not a valid job name, or a name in `skip` is not in the file.
             StorageFailed: the file cannot be read, or the checkpoint cannot be written.
-            CorruptCheckpoint: the file is not a safetensors file.
+            CorruptCheckpoint: the file is not a safetensors file, or is damaged.
             IncompatibleCheckpoint: a tensor has a dtype that Shoal does not support.
             JobExists: a running job of that name took checkpoints at the same time and removed or overwrote the
                 imported files.
