@@ -4,12 +4,16 @@
 """
 
 import ast
+import dataclasses
 import importlib
 import inspect
+import pkgutil
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
+import griffe
 import numpy as np
 import pytest
 
@@ -53,6 +57,23 @@ class TestReference:
         assert submodules <= set(api_pages.MODULES)
         assert exported - submodules <= set(re.findall(r"^::: (\S+)$", page, re.MULTILINE))
         assert f"reference/python/{module.replace('.', '-').replace('_', '-')}.md" in (ROOT / "mkdocs.yml").read_text()
+
+    def test_shows_the_parameters_that_a_class_has(self) -> None:
+        """The site takes them from the sources, where it cannot see all that `dataclass` does."""
+        loader = griffe.GriffeLoader(
+            search_paths=[ROOT / "client", ROOT / "worker"], extensions=griffe.load_extensions("dataclasses")
+        )
+        for package in ("shoal", "shoal_nn"):
+            loader.load(package)
+        loader.resolve_aliases(external=False)
+        names = [name for module in api_pages.MODULES for name in api_pages.public_names(module)]
+        found: dict[str, Any] = {name: pkgutil.resolve_name(name) for name in names}
+        classes = [name for name, each in found.items() if dataclasses.is_dataclass(each)]
+        assert len(classes) > 50
+        for name in classes:
+            real = [(it.name, it.kind.description) for it in inspect.signature(found[name]).parameters.values()]
+            read = loader.modules_collection[name].parameters
+            assert [(it.name, it.kind.value) for it in read if it.name != "self"] == real, name
 
     def test_lists_the_modules_that_have_a_level_of_stability(self) -> None:
         rows = re.findall(r"^\| (stable|provisional|internal) \| (.*?) \|", STABILITY.read_text(), re.MULTILINE)
