@@ -395,6 +395,8 @@ class TestTheCommands:
         result = run("checkpoints", "ls")
         assert result.exit_code == 0, result.output
         assert "digits/1" in result.stdout
+        assert {"step", "updates"} < set(result.stdout.split())
+        assert "version" not in result.stdout
         assert "damaged" in result.stdout
         assert "has no manifest" not in result.stdout
         (tmp_path / "digits" / "00000003").mkdir()
