@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 
 import shoal
+from shoal._display import records
+from shoal_coordinator.cluster.membership import DEAD_KEPT_S, MAX_DEAD
 
 ROOT = Path(__file__).parents[3]
 TOOLS = ROOT / "tools" / "docs"
@@ -181,6 +183,23 @@ class TestTables:
         ]
         assert len(written) > 40
         assert found == []
+
+
+class TestStatesOfMembers:
+    HEADING = "### States of members"
+
+    def test_the_page_explains_each_and_says_how_long_ended_ones_are_listed(self) -> None:
+        section = (ROOT / "docs" / "how-to" / "page.md").read_text().partition(self.HEADING)[2].partition("\n## ")[0]
+        words = set(re.findall(r"`(\w+)`[;,]", inspect.getdoc(records.member_state) or ""))
+        assert {"alive", "late", "lost"} <= words
+        assert words <= set(re.findall(r"^\| (\w+) \|", section, re.MULTILINE))
+        assert (DEAD_KEPT_S, MAX_DEAD) == (600, 256)
+        assert "stay listed for ten minutes" in section
+        assert "the 256 that" in section
+
+    @pytest.mark.parametrize("page", ["reference/command-line.md", "explanation/glossary.md"])
+    def test_other_pages_link_to_it(self, page: str) -> None:
+        assert "../how-to/page.md#states-of-members)" in (ROOT / "docs" / page).read_text()
 
 
 class TestInstallation:
