@@ -48,7 +48,7 @@ class Checkpoint:
         job: name of the job that took it.
         number: its number within the job, from 1.
         created_at: Unix time in seconds.
-        step: the step at which a restored job continues.
+        step: the step at which a restored job continues: that of the slowest worker, or the open one if synchronous.
         version: number of updates that the variables had received.
         nbytes: size of all its files, in bytes.
         variables: shape and dtype of each variable, by name.
@@ -247,7 +247,7 @@ class Checkpoints:
         Raises:
             BadRequest: `job` is not a valid job name, or a name in `skip` is not in the file.
             StorageFailed: the file cannot be read, or the checkpoint cannot be written.
-            CorruptCheckpoint: the file is not a safetensors file.
+            CorruptCheckpoint: the file is not a safetensors file, or is damaged.
             IncompatibleCheckpoint: a tensor has a dtype that Shoal does not support.
             JobExists: a running job of that name took checkpoints at the same time and removed or overwrote the
                 imported files.

@@ -1,6 +1,5 @@
 """The client of a cluster: submit jobs, watch them, and fetch the trained variables."""
 
-import inspect
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,7 +12,7 @@ from numpy.typing import ArrayLike
 from shoal import _rpc, _tracing, errors, events
 from shoal._rpc import CoordinatorClient
 from shoal._system import check_count, check_seconds, check_type
-from shoal._training import ParameterClient
+from shoal._training import ParameterClient, check_options, spelled_out
 from shoal._wire import Placement
 from shoal._wire.limits import KEPT_TIMINGS
 from shoal.events import CheckpointEnded, Event, LogLine
@@ -312,9 +311,17 @@ class Client:
             variables: the job's variables by name. An array is the initial value of a variable, which is trainable if
                 its dtype is a float. Required to start a job, optional to join one.
             worker: member id of this session. "" means a random one.
-            options: the fields of `Job` in `shoal.job.SessionOptions`. An option that is left out or None has the
-                default of `Job`, except that `overlap` is then False. A session that joins a job may repeat the job's
-                values.
+            options: fields of `Job`, which describes them. An option that is left out or None has the default of `Job`,
+                except that `overlap` is then False. A session that joins a job may repeat the job's values.
+
+                - `workers`: number of sessions. Training begins when all of them are open.
+                - `optimizer`, `consistency`: how updates are computed, and in which order pushes and pulls happen.
+                - `seed`: seed of the initial values.
+                - `shards`: number of shards of the variables.
+                - `wire_dtype`: dtype in which float32 values travel.
+                - `overlap`: whether the next pull and the previous push run while the loop computes.
+                - `checkpoints`: a `CheckpointPolicy`.
+                - `restore`, `partial_restore`: the checkpoint to start from, and whether it may have other variables.
 
         Returns:
             The open session.
@@ -323,9 +330,9 @@ class Client:
             UnknownJob: no such job is running, and there are no variables to start one.
             InvalidJob: the running job has other variables or options.
             UnknownCheckpoint: the checkpoint in `restore` does not exist.
+            TypeError: sessions do not have this option. The message names the nearest option, or all of them.
         """
-        if unknown := options.keys() - SessionOptions.__annotations__:
-            raise TypeError(f"Client.session() got an unexpected keyword argument {min(unknown)!r}")
+        check_options(options)
         given = {name: value for name, value in options.items() if value is not None}
         return Session(self._coordinator, job, variables, given, worker=worker)
 
@@ -378,18 +385,7 @@ def connect(address: str | None = None, *, retry_for_s: float = 20.0) -> Client:
     return client
 
 
-def _spelled_out(session: Callable[..., Session]) -> inspect.Signature:
-    """Returns the signature with each option by name, since `help` and notebooks do not expand `**options`."""
-    given = inspect.signature(session)
-    named = [it for it in given.parameters.values() if it.kind is not it.VAR_KEYWORD]
-    options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
-        for name, kind in SessionOptions.__annotations__.items()
-    ]
-    return given.replace(parameters=[*named, *options])
-
-
-Client.session.__signature__ = _spelled_out(Client.session)  # type: ignore[attr-defined] # valid on functions
+Client.session.__signature__ = spelled_out(Client.session)  # type: ignore[attr-defined] # valid on functions
 
 
 def _name(job: JobHandle | str) -> str:

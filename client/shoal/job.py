@@ -8,7 +8,7 @@ import json
 import random
 import string
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, TypeAlias, TypedDict
 
 from shoal import checkpoint_policy, errors, evaluation_policy, optim
@@ -60,7 +60,7 @@ def _check_restore(field: str, checkpoint: object) -> None:
         CheckpointChoice.parse(checkpoint)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Job:
     """A training job.
 
@@ -106,9 +106,9 @@ class Job:
 
     program: str = field(
         default="",
-        kw_only=False,
         metadata=field_metadata(program_name, Option("package.module:factory, which the workers import.", ["PROGRAM"])),
     )
+    _: KW_ONLY
     name: str = field(
         default="",
         metadata=field_metadata(

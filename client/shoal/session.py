@@ -48,7 +48,7 @@ class Session:
         coordinator: client of the coordinator.
         job: name of the job, also an attribute.
         variables: variables of the job, by name. None joins a job that another session describes.
-        options: fields of the job; see `SessionOptions`.
+        options: fields of the job; see `Client.session`.
         worker: member id, also an attribute. "" means a random one.
         clock: returns seconds from any origin, for timings.
     """

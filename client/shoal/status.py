@@ -114,7 +114,7 @@ class SavedCheckpoint:
 
     Attributes:
         number: its number within the job, from 1.
-        step: the step at which a restored job continues.
+        step: the step at which a restored job continues; see `Checkpoint`.
         nbytes: size of its files, in bytes.
         time: time of the cut, as Unix time in seconds.
     """

@@ -578,11 +578,22 @@ def test_another_description_of_a_live_job_is_refused(
         client.session("job", worker="other", **options)
 
 
-def test_an_option_that_there_is_not_is_refused_as_by_any_function(
-    client: shoal.Client, coordinator: FakeCoordinator
+@pytest.mark.parametrize(
+    ("option", "advice"),
+    [
+        ("epochs", "sessions do not take the field epochs of Job, .* Their options are optimizer, .*, partial_restore"),
+        ("optimiser", r"did you mean optimizer\?"),
+        ("colour", "options are optimizer, .*, partial_restore"),
+    ],
+)
+def test_an_option_that_there_is_not_is_refused_with_the_nearest(
+    client: shoal.Client, coordinator: FakeCoordinator, option: str, advice: str
 ) -> None:
-    with pytest.raises(TypeError, match=r"Client\.session\(\) got an unexpected keyword argument 'epochs'"):
-        client.session("job", variables={"w": np.zeros(3)}, workers=1, epochs=2)  # type: ignore[call-arg]  # what is refused
+    options: Any = {"workers": 1, option: 2}
+    with pytest.raises(
+        TypeError, match=rf"Client\.session\(\) got an unexpected keyword argument '{option}'; {advice}"
+    ):
+        client.session("job", variables={"w": np.zeros(3)}, **options)
     assert coordinator.jobs == {}
 
 

@@ -149,6 +149,39 @@ class TestDocs:
             assert (generator["name"], generator["behavior"]) == (there["name"], "merge")
             assert {each.partition("=")[0] for each in generator["literals"]} <= settings
 
+    def test_its_table_has_the_settings_with_their_objects_and_defaults(self) -> None:
+        rows = re.findall(r"^\| `(\w+)` \| (\w+ `\w+`) \| (.*) \|$", self.TEXT, re.MULTILINE)
+        told = {(place, name): default for name, place, default in rows}
+        [shared] = of_kind(rendered("base"), "ConfigMap")
+        there = {("ConfigMap `shoal`", name): f"`{value}`" for name, value in shared["data"].items()}
+        for each in workloads(rendered("base")):
+            for variable in each.pod["containers"][0]["env"]:
+                place = (f"{each.kind} `{each.name}`", variable["name"])
+                there[place] = f"`{variable['value']}`" if "value" in variable else told.get(place, "")
+        there = {
+            (place, name): value for (place, name), value in there.items() if not re.match("SHOAL_(POD|SERVICE)", name)
+        }
+        hosts = ("StatefulSet `coordinator`", "SHOAL_PAGE_HOSTS")
+        assert told.pop(hosts) == "the names of the coordinator's service"
+        assert there.pop(hosts).startswith("`coordinator,")
+        assert told == there
+
+    def test_its_patches_change_production_and_keep_the_rules(self, tmp_path: Path) -> None:
+        [lines] = self.blocks("patches")
+        objects = self.rendered_with(yaml.safe_load(lines), tmp_path, overlay="production")
+        assert schema_errors(objects, OLDEST) == schema_errors(objects, SCHEMAS) == []
+        assert complaints(objects) == []
+        pods = {each.name: each.pod for each in workloads(objects)}
+        [server], [coordinator] = pods["server"]["containers"], pods["coordinator"]["containers"]
+        assert lifecycle.environment(server, objects)["SHOAL_GRACE_PERIOD"] == "180"
+        assert server["resources"]["requests"] == {"cpu": "4", "memory": "64Gi"}
+        assert server["resources"]["limits"] == {"cpu": "8", "memory": "64Gi"}
+        assert coordinator["lifecycle"]["preStop"]["sleep"]["seconds"] == 190
+        assert {pods[name]["terminationGracePeriodSeconds"] for name in ("server", "coordinator")} == {210}
+        assert named(objects, "HorizontalPodAutoscaler", "worker")["spec"]["maxReplicas"] == 32
+        claim = named(objects, "PersistentVolumeClaim", "checkpoints")
+        assert claim["spec"]["resources"]["requests"]["storage"] == "2Ti"
+
     def test_with_its_lines_for_ipv6_nobody_listens_at_ipv4(self, tmp_path: Path) -> None:
         [lines] = [block for block in self.blocks("configMapGenerator") if "[::]" in block]
         objects = self.rendered_with(yaml.safe_load(lines), tmp_path)
@@ -242,10 +275,10 @@ class TestDocs:
     def blocks(self, beginning: str, text: str = TEXT) -> list[str]:
         return [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if block.startswith(beginning)]
 
-    def rendered_with(self, lines: Object, folder: Path) -> list[Object]:
-        """Returns the overlay `local` with lines of a user's own overlay."""
-        local = os.path.relpath(KUBERNETES / "overlays" / "local", folder)
-        lines = {**lines, "namespace": "shoal", "resources": [local, *lines.get("resources", [])]}
+    def rendered_with(self, lines: Object, folder: Path, overlay: str = "local") -> list[Object]:
+        """Returns an overlay with lines of a user's own overlay."""
+        base = os.path.relpath(KUBERNETES / "overlays" / overlay, folder)
+        lines = {**lines, "namespace": "shoal", "resources": [base, *lines.get("resources", [])]}
         (folder / "kustomization.yaml").write_text(yaml.safe_dump(lines))
         return render(folder)
 

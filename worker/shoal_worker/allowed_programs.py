@@ -69,8 +69,8 @@ class AllowedPrograms:
         searched = ", ".join(self.paths) or "none"
         if not found and UNDER_PATH in self.patterns:
             raise errors.ProgramError(
-                f"program {reference}: No module named {module!r} in the folders of --path ({searched}); put it there, "
-                "or correct the name",
+                f"program {reference}: No module named {module!r} in the folders of --path ({searched}); "
+                f"{advice_on_missing(reference)}",
                 program=reference,
             )
         where = f"{module} is {found}, which is not under --path ({searched})" if found else f"{module} is not allowed"
@@ -95,6 +95,14 @@ class AllowedPrograms:
             if found and _is_other(".".join(parts[:depth]), found):
                 is_under_path, places = False, [(folder, False) for folder, _ in places]
         return found, is_under_path
+
+
+def advice_on_missing(reference: str) -> str:
+    """Returns what to do if the module of package.module:factory does not exist."""
+    module, _, factory = reference.partition(":")
+    if module.endswith(".py"):
+        return f"leave out .py: {module.removesuffix('.py')}:{factory}"
+    return "put it there, or correct the name"
 
 
 def _matches(pattern: str, reference: str) -> bool:
@@ -138,4 +146,4 @@ def _is_other(name: str, file: str) -> bool:
     return os.path.realpath(spec.origin or "") != os.path.realpath(file)
 
 
-__all__ = ["DEFAULT_PATTERNS", "UNDER_PATH", "AllowedPrograms"]
+__all__ = ["DEFAULT_PATTERNS", "UNDER_PATH", "AllowedPrograms", "advice_on_missing"]

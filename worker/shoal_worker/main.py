@@ -28,7 +28,10 @@ DeviceMemoryLimit = Annotated[
 Paths = Annotated[
     list[Path] | None,
     typer.Option(
-        envvar="SHOAL_PATH", help="Folder to import programs from. Repeatable. Default: the working directory."
+        envvar="SHOAL_PATH",
+        exists=True,
+        file_okay=False,
+        help="Folder to import programs from. Repeatable. Default: the working directory.",
     ),
 ]
 Grace = Annotated[

@@ -15,6 +15,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from shoal import errors, evaluation
 from shoal.data._reading import batches, prefetcher
 from shoal.program import Dataset, Program
+from shoal_worker.allowed_programs import advice_on_missing
 from shoal_worker.devices import Device, lacks_memory
 
 # Sources of the frames between the training loop and the program.
@@ -114,9 +115,13 @@ def _import(reference: str, name: str) -> ModuleType:
         with as_program_error(f"program {reference}: importing {name}"):
             return importlib.import_module(name)
     except errors.ProgramError as error:
-        searched = f"\nThe first folder searched for modules is {sys.path[0]!r}; see --path of shoal worker"
-        missing = f"ModuleNotFoundError: No module named {name.partition('.')[0]!r}"
-        raise (errors.ProgramError(error.message + searched) if missing in error.message else error) from None
+        missing = (f"ModuleNotFoundError: No module named {each!r}" for each in (name.partition(".")[0], name))
+        if not any(each in error.message for each in missing):
+            raise
+        raise errors.ProgramError(
+            f"{error.message}\nThe first folder searched for modules is {sys.path[0]!r} (--path of shoal worker); "
+            f"{advice_on_missing(reference)}"
+        ) from None
 
 
 def _find_factory(reference: str, module: ModuleType, name: str) -> Callable[..., Any]:

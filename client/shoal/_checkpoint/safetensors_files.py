@@ -17,6 +17,13 @@ from shoal.variables import Variable
 
 # Bytes that are read or written at a time.
 _PIECE_BYTES = 16 << 20
+# First bytes of files that people take for safetensors files.
+_OTHER_FORMATS = {
+    b"PK\x03\x04": "a zip archive, such as the .npz file of `shoal pull`, or a file of torch.save",
+    b"\x93NUMPY": "a .npy file",
+    b"\x89HDF": "an HDF5 file",
+    b"\x80": "a pickle",
+}
 
 
 class SafetensorsFile:
@@ -28,6 +35,7 @@ class SafetensorsFile:
 
     Raises:
         StorageFailed: the file cannot be read.
+        CorruptCheckpoint: on entry, if the file is not a safetensors file, or is damaged.
     """
 
     def __init__(self, path: Path, skip: Collection[str] = ()) -> None:
@@ -41,6 +49,7 @@ class SafetensorsFile:
         try:
             nbytes = os.fstat(self._file.fileno()).st_size
             beginning = self._file.read(LENGTH_BYTES)
+            _check_format(beginning, self._file.peek(1)[:1], str(self._path))
             header = beginning + self._file.read(header_bytes(beginning, nbytes, str(self._path)) - LENGTH_BYTES)
             self._tensors = self._wanted(decode_header(header, nbytes, str(self._path)))
         except BaseException:
@@ -89,6 +98,28 @@ class SafetensorsFile:
         if unknown := self._skip - contents.tensors.keys():
             raise errors.BadRequest(f"{self._path} has no tensor {min(unknown)!r}, which --skip names")
         return {name: tensor for name, tensor in contents.tensors.items() if name not in self._skip}
+
+
+def _check_format(length: bytes, header: bytes, where: str) -> None:
+    """Checks that a file begins like a safetensors file: with the length of a header, and a header that opens with {.
+
+    Args:
+        length: the first `LENGTH_BYTES` bytes of the file.
+        header: the byte after them.
+        where: the file's name, for messages.
+
+    Raises:
+        CorruptCheckpoint: the file is of another format. The message names the format, if it is a known one.
+    """
+    if header == b"{":
+        return
+    found = next((name for magic, name in _OTHER_FORMATS.items() if length.startswith(magic)), "")
+    seems = f" (it looks like {found})" if found else ""
+    raise errors.CorruptCheckpoint(
+        f"{where} is not a safetensors file{seems}; name the output of `shoal export`, or save the tensors with "
+        "save_file of the package safetensors",
+        file=where,
+    )
 
 
 def rows(saved: SavedVariables, variable: str, dtype: np.dtype, shape: tuple[int, ...]) -> Iterator[memoryview]:

@@ -29,7 +29,7 @@ FolderOption = Annotated[
     ),
 ]
 _INCOMPLETE = "has no manifest: it is being written, or its writer died; `shoal checkpoints rm` removes its files"
-_COLUMNS = ["checkpoint", "step", "version", "bytes", "variables", "made", "best evaluation"]
+_COLUMNS = ["checkpoint", "step", "updates", "bytes", "variables", "made", "best evaluation"]
 NameArgument = Annotated[
     str,
     typer.Argument(
@@ -70,7 +70,7 @@ def ls(
             notes.append(f"{', '.join(incomplete)}: {_INCOMPLETE}")
         if not rows:
             notes.append(f"{checkpoints.url} has no complete checkpoint")
-        out.rows("", _COLUMNS, rows, optional=["version", "variables"], notes=notes)
+        out.rows("", _COLUMNS, rows, optional=["updates", "variables"], notes=notes)
 
 
 @app.command()

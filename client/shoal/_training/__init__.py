@@ -7,6 +7,7 @@ from shoal._training.outbox import Outbox
 from shoal._training.overlap import Gradients, Pipeline
 from shoal._training.parameters import ParameterClient, PushResult
 from shoal._training.session_job import cancel, member_id, start_or_find
+from shoal._training.session_options import check_options, spelled_out
 from shoal._training.step_clock import StepClock
 
 __all__ = [
@@ -17,6 +18,8 @@ __all__ = [
     "PushResult",
     "StepClock",
     "cancel",
+    "check_options",
     "member_id",
+    "spelled_out",
     "start_or_find",
 ]

@@ -57,6 +57,8 @@ class Optimizer(Specification):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not isinstance(self.learning_rate, Schedule):
+            ConstantLR.checked({"learning_rate": self.learning_rate}, self.name)
         object.__setattr__(self, "learning_rate", _simplified(self.schedule))
         object.__setattr__(self, "decay_exclude", _patterns(self.name, self.decay_exclude))
 

@@ -66,8 +66,28 @@ class Specification:
             cls.registry[name] = cls
 
     def __post_init__(self) -> None:
-        for key, (kind, value_range) in _ranges(type(self)).items():
-            object.__setattr__(self, key, _checked(f"{self.name}: {key}", getattr(self, key), kind, value_range))
+        for key, number in self.checked(vars(self), self.name).items():
+            object.__setattr__(self, key, number)
+
+    @classmethod
+    def checked(cls, values: Mapping[str, object], owner: str) -> dict[str, float]:
+        """Checks values for this class, and converts them.
+
+        Args:
+            values: values of fields, by name. Those of fields that are no numbers are left out.
+            owner: what the user gave the values to, for messages: the name of an optimizer or a schedule.
+
+        Returns:
+            The values as Python numbers.
+
+        Raises:
+            InvalidOptimizer: a value is no number, or is out of range.
+        """
+        return {
+            key: _checked(f"{owner}: {key}", values[key], kind, value_range)
+            for key, (kind, value_range) in _ranges(cls).items()
+            if key in values
+        }
 
     def numbers(self) -> dict[str, float]:
         """Returns the numbers in the message's map, by field name."""

@@ -27,6 +27,7 @@ def parse(text: str) -> Optimizer:
     name, _, rest = text.partition(":")
     kind = _known(Optimizer, name)
     values = _pairs(text, rest)
+    is_chosen = "schedule" in values
     schedule = _known(Schedule, str(values.pop("schedule", "constant")))
     if "decay_exclude" in values:
         values["decay_exclude"] = tuple(str(values["decay_exclude"]).split("|"))
@@ -40,6 +41,9 @@ def parse(text: str) -> Optimizer:
     missing = [key for key, field in _fields(schedule).items() if _required(field) and key not in rate]
     if missing:
         raise InvalidOptimizer(f"{text}: schedule={schedule.name} needs {', '.join(missing)}")
+    schedule.checked(
+        rate, schedule.name if is_chosen else name
+    )  # a message does not name a schedule that the user did not write
     made: Optimizer = kind(learning_rate=schedule(**rate), **values)
     return made
 

@@ -160,7 +160,9 @@ def _variables(command: str) -> frozenset[str]:
 def _parse(arguments: Sequence[str], variables: Mapping[str, str]) -> str:
     """Returns the error of `shoal` for a command line, without running it."""
     group = typer.main.get_command(app)
-    with mock.patch.dict(os.environ, variables), group.make_context("shoal", [arguments[0]]) as context:
+    # The folder is in the pod, not on this machine; `mounted_folders` looks for it.
+    given = {name: os.curdir if name == "SHOAL_PATH" else value for name, value in variables.items()}
+    with mock.patch.dict(os.environ, given), group.make_context("shoal", [arguments[0]]) as context:
         try:
             group.get_command(context, arguments[0]).make_context(arguments[0], list(arguments[1:]))  # type: ignore[attr-defined]
         except Exception as error:  # click's, of which typer may have a copy of its own

@@ -4,16 +4,22 @@
 """
 
 import ast
+import dataclasses
 import importlib
 import inspect
+import pkgutil
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
+import griffe
 import numpy as np
 import pytest
 
 import shoal
+from shoal._display import records
+from shoal_coordinator.cluster.membership import DEAD_KEPT_S, MAX_DEAD
 
 ROOT = Path(__file__).parents[3]
 TOOLS = ROOT / "tools" / "docs"
@@ -53,6 +59,23 @@ class TestReference:
         assert submodules <= set(api_pages.MODULES)
         assert exported - submodules <= set(re.findall(r"^::: (\S+)$", page, re.MULTILINE))
         assert f"reference/python/{module.replace('.', '-').replace('_', '-')}.md" in (ROOT / "mkdocs.yml").read_text()
+
+    def test_shows_the_parameters_that_a_class_has(self) -> None:
+        """The site takes them from the sources, where it cannot see all that `dataclass` does."""
+        loader = griffe.GriffeLoader(
+            search_paths=[ROOT / "client", ROOT / "worker"], extensions=griffe.load_extensions("dataclasses")
+        )
+        for package in ("shoal", "shoal_nn"):
+            loader.load(package)
+        loader.resolve_aliases(external=False)
+        names = [name for module in api_pages.MODULES for name in api_pages.public_names(module)]
+        found: dict[str, Any] = {name: pkgutil.resolve_name(name) for name in names}
+        classes = [name for name, each in found.items() if dataclasses.is_dataclass(each)]
+        assert len(classes) > 50
+        for name in classes:
+            real = [(it.name, it.kind.description) for it in inspect.signature(found[name]).parameters.values()]
+            read = loader.modules_collection[name].parameters
+            assert [(it.name, it.kind.value) for it in read if it.name != "self"] == real, name
 
     def test_lists_the_modules_that_have_a_level_of_stability(self) -> None:
         rows = re.findall(r"^\| (stable|provisional|internal) \| (.*?) \|", STABILITY.read_text(), re.MULTILINE)
@@ -162,6 +185,39 @@ class TestTables:
         assert found == []
 
 
+class TestStatesOfMembers:
+    HEADING = "### States of members"
+
+    def test_the_page_explains_each_and_says_how_long_ended_ones_are_listed(self) -> None:
+        section = (ROOT / "docs" / "how-to" / "page.md").read_text().partition(self.HEADING)[2].partition("\n## ")[0]
+        words = set(re.findall(r"`(\w+)`[;,]", inspect.getdoc(records.member_state) or ""))
+        assert {"alive", "late", "lost"} <= words
+        assert words <= set(re.findall(r"^\| (\w+) \|", section, re.MULTILINE))
+        assert (DEAD_KEPT_S, MAX_DEAD) == (600, 256)
+        assert "stay listed for ten minutes" in section
+        assert "the 256 that" in section
+
+    @pytest.mark.parametrize("page", ["reference/command-line.md", "explanation/glossary.md"])
+    def test_other_pages_link_to_it(self, page: str) -> None:
+        assert "../how-to/page.md#states-of-members)" in (ROOT / "docs" / page).read_text()
+
+
+class TestInstallation:
+    PAGES = (*(ROOT / name for name in TOP_LEVEL), *sorted((ROOT / "docs").rglob("*.md")))
+
+    def test_a_page_that_installs_the_checkout_keeps_it_editable(self) -> None:
+        """A plain installation would replace that of `make` with a copy, and make would not notice."""
+        found = [
+            (page.name, line)
+            for page in self.PAGES
+            if not {"decisions", "project"} & set(page.parts)
+            for line in re.findall(r"^.*pip install .*$", page.read_text(), re.MULTILINE)
+            if re.search(r"pip install '?\.", line)
+        ]
+        assert found == []
+        assert "pip install --editable '.[demo]'" in (ROOT / "docs" / "index.md").read_text()
+
+
 class TestTutorials:
     def test_there_are_three_and_the_index_lists_them(self) -> None:
         index = (ROOT / "docs" / "tutorials" / "index.md").read_text()
@@ -204,6 +260,12 @@ def test_a_top_level_page_links_to_what_there_is(name: str) -> None:
 
 
 class TestTopLevelPages:
+    def test_git_and_so_ruff_ignore_the_file_of_the_readme(self) -> None:
+        """Otherwise it fails `make test`, which checks all other files of the checkout first."""
+        saved = re.search(r"^Save this as `([^`]+)`", (ROOT / "README.md").read_text(), re.MULTILINE)
+        assert saved
+        assert f"/{saved[1].partition('/')[0]}/" in (ROOT / ".gitignore").read_text().splitlines()
+
     def test_numbers_of_the_readme_are_those_of_the_last_benchmarks(self) -> None:
         rows = re.findall(
             r"^\| .* \| ([\d.,]+ \S+) \| ([\d.,]+ \S+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE

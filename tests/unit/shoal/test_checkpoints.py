@@ -302,6 +302,31 @@ class TestOtherFrameworks:
             Checkpoints(str(tmp_path / "checkpoints")).import_file(tmp_path / "in", "model")
         assert [*Checkpoints(str(tmp_path / "checkpoints")).list()] == []
 
+    @pytest.mark.parametrize(
+        ("name", "seems"),
+        [
+            ("in.npz", r" \(it looks like a zip archive, such as the \.npz file of `shoal pull`.*\)"),
+            ("in.npy", r" \(it looks like a \.npy file\)"),
+            ("in.txt", ""),
+            ("empty", ""),
+        ],
+    )
+    def test_a_file_of_another_format_is_not_called_damaged(self, tmp_path: Path, name: str, seems: str) -> None:
+        file = tmp_path / name
+        file.write_bytes(b"weights: 1, 2, 3" if name == "in.txt" else b"")
+        if name == "in.npz":
+            np.savez(file, w=KERNEL)
+        if name == "in.npy":
+            np.save(file, KERNEL)
+        with pytest.raises(errors.CorruptCheckpoint, match=rf"{name} is not a safetensors file{seems}; .*shoal export"):
+            Checkpoints(str(tmp_path / "c")).import_file(file, "model")
+
+    def test_a_file_that_was_cut_off_is_damaged(self, tmp_path: Path) -> None:
+        save_file({"a": KERNEL}, tmp_path / "in")
+        (tmp_path / "in").write_bytes((tmp_path / "in").read_bytes()[:20])
+        with pytest.raises(errors.CorruptCheckpoint, match="in is damaged: its header has"):
+            Checkpoints(str(tmp_path / "c")).import_file(tmp_path / "in", "model")
+
     def test_import_of_an_unsupported_dtype_is_refused(self, tmp_path: Path) -> None:
         save_file({"mask": np.zeros(3, np.bool_)}, tmp_path / "in.safetensors")
         with pytest.raises(errors.IncompatibleCheckpoint, match=r"'mask' is bool.*--skip mask"):
@@ -370,6 +395,8 @@ class TestTheCommands:
         result = run("checkpoints", "ls")
         assert result.exit_code == 0, result.output
         assert "digits/1" in result.stdout
+        assert {"step", "updates"} < set(result.stdout.split())
+        assert "version" not in result.stdout
         assert "damaged" in result.stdout
         assert "has no manifest" not in result.stdout
         (tmp_path / "digits" / "00000003").mkdir()

@@ -83,6 +83,14 @@ def test_a_module_that_does_not_exist_is_named_with_the_folders(folder: Path) ->
         AllowedPrograms([str(folder)]).check("vision.nothing:mlp")
 
 
+def test_a_module_with_the_suffix_of_its_file_gets_the_right_name(folder: Path) -> None:
+    (folder / "ratings.py").write_text(TRAP)
+    with pytest.raises(
+        errors.ProgramError, match=r"No module named 'ratings\.py' .*; leave out \.py: ratings:Ratings$"
+    ):
+        AllowedPrograms([str(folder)]).check("ratings.py:Ratings")
+
+
 @pytest.mark.parametrize(
     ("pattern", "program"),
     [

@@ -76,6 +76,14 @@ def test_a_missing_module_is_named_with_where_it_was_searched_for() -> None:
         load_program("no_such_place.models:mlp", {})
 
 
+def test_a_module_with_the_suffix_of_its_file_gets_the_right_name(module: Callable[[str], str]) -> None:
+    name = module(_GOOD)
+    with pytest.raises(
+        errors.ProgramError, match=rf"No module named '{name}\.py'[\s\S]*leave out \.py: {name}:classifier$"
+    ):
+        load_program(f"{name}.py:classifier", {})
+
+
 def test_a_module_that_raises_shows_the_programs_frames_only(module: Callable[[str], str]) -> None:
     name = module("def broken():\n    return 1 / 0\n\nbroken()\n")
     with pytest.raises(errors.ProgramError) as raised:

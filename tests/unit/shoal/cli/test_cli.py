@@ -285,7 +285,9 @@ class TestOptimizers:
             ("adam:beta3=1", "unknown beta3; with this schedule it takes learning_rate"),
             ("adam:0.1", "'0.1' is not KEY=VALUE"),
             ("adam:schedule=cosine", "schedule=cosine needs steps"),
-            ("adam:learning_rate=fast", "learning_rate"),
+            ("adam:learning_rate=fast", "adam: learning_rate is 'fast'"),
+            ("adam:warmup_steps=2.5", "adam: warmup_steps is 2.5"),
+            ("adam:learning_rate=fast,schedule=cosine,steps=9", "cosine: learning_rate is 'fast'"),
             ("adam:beta1=2", "beta1"),
         ],
     )

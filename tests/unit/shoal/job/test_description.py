@@ -4,12 +4,14 @@ import dataclasses
 import inspect
 import typing
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from google.protobuf.message import Message
 
+import shoal
 from shoal import errors
 from shoal._job.checks import Number, flag
 from shoal._job.codecs import Negated, Scalar
@@ -74,6 +76,13 @@ def test_a_session_takes_fields_of_a_job_in_their_types() -> None:
     for name, taken in typing.get_type_hints(SessionOptions).items():
         of_field: Any = of_job[name]
         assert taken == of_field | None, name
+
+
+def test_every_option_of_a_session_is_described() -> None:
+    programs = (Path(__file__).parents[4] / "docs" / "how-to" / "programs.md").read_text()
+    section = programs.partition("\n## A session\n")[2].partition("\n## ")[0]
+    for text in (inspect.getdoc(shoal.Client.session) or "", section):
+        assert [name for name in SessionOptions.__annotations__ if f"`{name}`" not in text] == []
 
 
 def test_a_field_without_a_description_is_found_when_the_class_is_used() -> None:
