@@ -45,10 +45,16 @@ class Accounting:
         """Returns the timings of the latest steps, and the staleness of accepted pushes."""
         return Timings(self.steps.kept, self.progress_totals.staleness, self.steps.last_reported_at)
 
-    def progress(self, seconds: float) -> Progress:
-        """Returns the progress, `seconds` after the job began to run; 0 if it has not."""
+    def progress(self, seconds: float, *, ended: bool) -> Progress:
+        """Returns the progress.
+
+        Args:
+            seconds: seconds since the job began to run; 0 if it has not.
+            ended: whether the job has ended.
+        """
         epoch = self.ledger.epoch if self.ledger else 0
-        return self.progress_totals.progress(total_samples=self._total_samples, epoch=epoch, seconds=seconds)
+        totals, total_samples = self.progress_totals, self._total_samples
+        return totals.progress(total_samples=total_samples, epoch=epoch, seconds=seconds, ended=ended)
 
     @property
     def _total_samples(self) -> int:

@@ -389,7 +389,7 @@ class JobView:
         self.log.validate()
 
     def _progress(self, now: float) -> Progress:
-        return self._accounting.progress(self._lifecycle.seconds(now))
+        return self._accounting.progress(self._lifecycle.seconds(now), ended=self.ended)
 
 
 def _clock(at: float) -> str:
