@@ -158,13 +158,25 @@ def test_a_worker_dies_and_another_takes_its_place(rig: Rig) -> None:
         rig.lease("a", "w1", lost.number)
 
 
+def test_running_job_waits_for_workers_only_when_all_are_gone(rig: Rig) -> None:
+    rig.submit(job())
+    rig.start("a", "w0", "w1")
+    rig.leave("w0")
+    assert rig.status("a").reason.startswith("continues with 1 of 2 workers")
+    rig.leave("w1")
+    assert rig.status("a").reason == "waiting for workers: 0 of 2"
+    rig.workers("w2")
+    assert rig.status("a").reason.startswith("continues with 1 of 2 workers")
+
+
 def test_the_same_worker_comes_back_as_another_life(rig: Rig) -> None:
     rig.submit(job())
     rig.start("a", "w0", "w1")
     first = rig.beat("w1")[0].number
     rig.kill("w1")
-    assert rig.status("a").reason == "waiting for workers: 1 of 2"
+    assert rig.status("a").reason == "continues with 1 of 2 workers; takes another one when it is idle"
     rig.workers("w1")
+    assert rig.status("a").reason == ""
     assert rig.beat("w1")[0].number > first
     rig.start("a", "w1")
     effects = [effect for effect in rig.performed if getattr(effect, "worker", "") == "w1"]
