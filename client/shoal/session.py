@@ -1,7 +1,6 @@
 """Sessions: user training loops that take part in a job as workers, in any framework that can use NumPy arrays."""
 
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
@@ -14,6 +13,7 @@ from numpy.typing import ArrayLike
 from shoal import _tracing, errors
 from shoal._rpc import CoordinatorClient, MembershipClient
 from shoal._training import Gradients, Outbox, Pipeline, PushResult, StepClock, cancel, member_id, start_or_find
+from shoal._training.failures import failure_text
 from shoal._training.participant import Participant, Report
 from shoal._training.session_input import as_arrays, as_pair, lines_of, numbers_of, pairs_of, plain, report_of
 from shoal._wire import ReportAck
@@ -220,15 +220,14 @@ class Session:
 
     def log(self, text: str) -> None:
         """Adds lines to the job's log. The next report sends them. A line of more than 8 KiB is split."""
-        for line in lines_of(text):
-            self._unreported.add_line(line)
+        self._unreported.add_lines(lines_of(text))
         self._account(Report(step=self.step))
 
     def close(self, error: str = "") -> None:
         """Closes the session, even if this call raises. A second call does nothing.
 
         Args:
-            error: text of the error with which the job fails. "" means that the session has finished its work.
+            error: text with which the job fails, also for its log. "" means that the session has finished its work.
 
         Raises:
             Unreachable: the coordinator did not answer. It counts the session as lost after the heartbeat timeout.
@@ -246,11 +245,11 @@ class Session:
             if self._fenced:
                 raise self._declared_lost()
             failure = self._last_failure()
+            error = error or (failure_text(failure) if failure else "")
+            self._unreported.add_lines(error.splitlines())
             self._send_reports()
             if self._lost:
                 raise self._lost
-            if failure:
-                error = error or "".join(traceback.format_exception(failure))
             with self._translated():
                 self._participant.finish(error)
             if failure:
@@ -266,7 +265,7 @@ class Session:
             self.close()
             return
         try:
-            self.close("".join(traceback.format_exception(error)))
+            self.close(failure_text(error))
         except errors.ShoalError as second:  # the first error is the one that the user needs
             _log.warning("could not end the session", job=self.job, reason=second.message)
 

@@ -201,7 +201,7 @@ class JobStatus:
         job: the submitted specification, with its defaults.
         state: the state of the job.
         reason: why the job failed, with the program's traceback, or why it ended early. For a job that has not ended,
-            what it waits for.
+            what it waits for, or how many workers it continues with if it lacks some.
         submitted_at: time of the submission, as Unix time in seconds.
         started_at: time when training started, as Unix time in seconds. 0 before that.
         finished_at: time when the job ended, as Unix time in seconds. 0 before that.

@@ -55,7 +55,8 @@ class Options:
         typer.Option(
             envvar="SHOAL_KEEP_FINISHED_JOBS",
             min=0,
-            help="Number of newest ended jobs that are kept, with their variables. Older ones are forgotten; their "
+            help="Number of newest ended jobs that are kept with their variables. As many that have no variables on "
+            "servers, such as jobs that failed before they ran, are kept beside them. Older ones are forgotten; their "
             "checkpoints remain.",
         ),
     ] = 8

@@ -38,7 +38,7 @@ class CoordinatorConfig:
         heartbeat_timeout_s: Seconds without a heartbeat after which a member is dead.
         heartbeat_interval_s: Seconds between two heartbeats of a member in a small cluster, less than half the timeout
             so that one may be lost. Members of a large cluster are told a longer one.
-        keep_finished: The number of newest ended jobs whose variables stay readable.
+        keep_finished: The number of newest ended jobs whose variables stay readable, and of those that have none.
         checkpoints: URL or path of the checkpoint storage, the same as the servers'. Empty means none.
         server_return_s: Seconds that jobs wait for a drained server to come back, 0 to 600.
         placement: The policy that assigns shards to servers.

@@ -44,7 +44,7 @@ def test_terminated_server_leaves_checkpoint_of_the_last_step(tmp_path: Path) ->
     hurry = tmp_path / "hurry"
     with local_cluster(servers=2, workers=2, checkpoints=tmp_path / "saved") as cluster, cluster.client() as client:
         unbroken = client.submit(plane("unbroken"))
-        unbroken.wait(timeout_s=30)
+        full = unbroken.wait(timeout_s=30).progress
         expected = unbroken.pull()
         job = client.submit(plane("broken", seconds=0.02, hurry=str(hurry)))
         wait_until(lambda: job.status().progress.steps >= 10, timeout_s=20, what="10 steps")
@@ -57,7 +57,8 @@ def test_terminated_server_leaves_checkpoint_of_the_last_step(tmp_path: Path) ->
         wait_until(lambda: "server-1 to restart" in job.status().reason, what="the reason why it waits")
         cluster.restart("server", 1)
         hurry.touch()
-        job.wait(timeout_s=30)
+        progress = job.wait(timeout_s=30).progress
+        assert (progress.steps, progress.samples) == (full.steps, full.samples), "each step counts once"
         events = list(job.events(follow=False))
         reasons = [event.reason for event in events if isinstance(event, shoal.events.StateChanged)]
         assert f"server server-1 is about to leave; it continues from checkpoint {saved.number}" in reasons

@@ -21,7 +21,7 @@ from shoal._checkpoint.local_storage import LocalStorage
 from shoal._checkpoint.manifest import Manifest
 from shoal._display import records
 from shoal.checkpoints import Checkpoint, Checkpoints
-from shoal.status import StepTiming
+from shoal.status import JobStatus, StepTiming
 from shoal.v1 import coordinator_pb2 as members
 from shoal_coordinator.job import JobMachine
 from shoal_coordinator.page.app import STATIC
@@ -145,6 +145,19 @@ class TestWhatItSays:
         assert by_name["w0"]["device"] == "cpu"
         assert by_name["s0"]["load"]["updates"] == 0
         assert (cluster["heartbeat_interval_s"], cluster["read_only"]) == (0.1, False)
+
+    def test_an_ended_job_as_the_command_line_does(self, alone: tuple[Rig, httpx.Client]) -> None:
+        rig, page = alone
+        rig.run(job("over", workers=1), "w0")
+        rig.job("Lease", job="over", worker="w0")
+        report(rig, "over", step=1, worker="w0", values={"loss": 0.5})
+        rig.job("Cancel", job="over")
+        status = JobStatus.from_proto(rig.job("Get", job="over").status)
+        found = page.get("/api/jobs/over").json()
+        assert found["progress"] == records.progress(status.progress)
+        assert (found["progress"]["ended"], found["progress"]["seconds_left"]) == (True, 0)
+        [listed] = [each for each in page.get("/api/jobs").json()["jobs"] if each["name"] == "over"]
+        assert listed["progress"] == found["progress"]
 
     def test_jobs(self, page: httpx.Client, trained: str) -> None:
         [found] = [job for job in page.get("/api/jobs").json()["jobs"] if job["name"] == trained]

@@ -150,7 +150,10 @@ def test_an_exception_fails_the_job_with_its_traceback(
         client.session("job", variables={"w": np.zeros(3)}, worker="me"),
     ):
         raise ZeroDivisionError("my loop")
-    assert "ZeroDivisionError: my loop" in coordinator.finished[0].error
+    first, *trace = coordinator.finished[0].error.splitlines()
+    assert first == "the session raised ZeroDivisionError: my loop", "the line that `shoal jobs` shows"
+    assert (trace[0], trace[-1]) == ("Traceback (most recent call last):", "ZeroDivisionError: my loop")
+    assert [line for report in coordinator.reports for line in report.log] == [first, *trace], "as `shoal logs` shows"
 
 
 def test_a_gradient_of_nan_is_counted_and_changes_nothing(

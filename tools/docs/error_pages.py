@@ -5,7 +5,8 @@ import inspect
 from markdown_text import code, page, table, text
 
 from shoal import errors
-from shoal._cli.output import EXIT_CODES_HELP, exit_code
+from shoal._cli.output import EXIT_CODES_HELP
+from shoal._system.exit_codes import exit_code
 
 
 def pages() -> dict[str, str]:
@@ -24,7 +25,7 @@ def pages() -> dict[str, str]:
         "Every error that Shoal raises is a class of `shoal.errors` and a subclass of",
         "[`ShoalError`](../python/shoal.md#shoal.ShoalError). The code names it on the wire, in `--json` output and in",
         "the label `code` of metrics. A code never changes, and no other error ever gets it.",
-        "If a command ends because of an error, its exit code is the one in that error's row.",
+        "If a command or a role ends because of an error, its exit code is the one in that error's row.",
         *table(["class", "code", "gRPC status", "exit code", "meaning"], rows),
         "## Exit codes",
         "",

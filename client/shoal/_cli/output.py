@@ -13,24 +13,7 @@ from rich.text import Text
 
 from shoal import errors
 from shoal._display import printable
-
-FAILED, INVALID, UNREACHABLE, UNKNOWN, CONFLICT, TIMEOUT, INTERRUPTED = 1, 2, 3, 4, 5, 6, 130
-
-_EXIT_CODES: Mapping[type[errors.ShoalError], int] = {
-    errors.BadRequest: INVALID,
-    errors.InvalidJob: INVALID,
-    errors.InvalidOptimizer: INVALID,
-    errors.InvalidVariable: INVALID,
-    errors.Unreachable: UNREACHABLE,
-    errors.StartFailed: UNREACHABLE,
-    errors.PortInUse: UNREACHABLE,
-    errors.UnknownJob: UNKNOWN,
-    errors.UnknownCheckpoint: UNKNOWN,
-    errors.JobExists: CONFLICT,
-    errors.JobRunning: CONFLICT,
-    errors.NotPlaced: CONFLICT,
-    errors.DeadlineExceeded: TIMEOUT,
-}
+from shoal._system.exit_codes import INTERRUPTED, exit_code
 
 EXIT_CODES_HELP = (
     "Exit codes: 0 success; 1 the job failed or was cancelled, or another error; 2 wrong usage or an invalid job; "
@@ -42,11 +25,6 @@ _PIPE_COLUMNS = 240
 _NO_LIMIT = 100_000
 
 Row = Mapping[str, Any]
-
-
-def exit_code(error: errors.ShoalError) -> int:
-    """Returns the exit code for an error."""
-    return _EXIT_CODES.get(type(error), FAILED)
 
 
 class Output:
@@ -175,4 +153,4 @@ def _finite(value: Any) -> Any:
     return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-__all__ = ["EXIT_CODES_HELP", "INTERRUPTED", "Output", "Row", "exit_code"]
+__all__ = ["EXIT_CODES_HELP", "INTERRUPTED", "Output", "Row"]

@@ -24,6 +24,7 @@ from shoal._role import process_metrics
 from shoal._role.http_endpoints import RoleHttpServer
 from shoal._role.identity import RoleIdentity
 from shoal._system import raise_open_files
+from shoal._system.exit_codes import exit_code
 
 
 class Running(Protocol):
@@ -134,7 +135,7 @@ def run_role(
             output when it is ready, and stops at the end of standard input, so that it never outlives its parent.
 
     Raises:
-        SystemExit: the role cannot start: status 2 if its options are wrong, else 1. The log has the reason.
+        SystemExit: the role cannot start: the status is the exit code of the error. The log has the reason.
     """
     identity = {"role": role, "member": member} if member else {"role": role}
     configure_logging(log_format, log_level, **identity)
@@ -149,7 +150,7 @@ def run_role(
             running, endpoints, stop = _start(start, metrics_listen, advertise)
     except errors.ShoalError as error:
         log.error("cannot start", code=error.code, reason=error.message)
-        raise SystemExit(2 if isinstance(error, errors.BadRequest) else 1) from None
+        raise SystemExit(exit_code(error)) from None
     except _SignalReceived:
         log.info("stopped before it was ready")
         return

@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from shoal._training.participant import Report
@@ -35,6 +35,11 @@ class Outbox:
         """The number of waiting lines."""
         with self._lock:
             return len(self._lines)
+
+    def add_lines(self, lines: Iterable[str]) -> None:
+        """Adds lines to the log; see `add_line`."""
+        for line in lines:
+            self.add_line(line)
 
     def add_line(self, line: str) -> None:
         """Adds a line. A line that is longer than the limit is split."""

@@ -5,7 +5,7 @@
 - `chunks`: the bytes of messages.
 - `text_fields`: checks of short texts and addresses.
 - `limits`: the largest sizes and counts of a message or a report.
-- `leases`, `cursor`: the data that a worker has.
+- `leases`, `cursor`: the data that a worker has, and counts of its pushes.
 - `acknowledgements`: the coordinator's answers to reports and evaluations.
 
 Nothing here opens a socket, calls a server or imports gRPC. Every package may import from here.
@@ -13,7 +13,7 @@ Nothing here opens a socket, calls a server or imports gRPC. Every package may i
 
 from shoal._wire.acknowledgements import EvaluationAck, EvaluationClaim, ReportAck
 from shoal._wire.chunks import Buffer, Carrier, Chunk, decode, decode_push, encode_push, encode_values, read_start
-from shoal._wire.cursor import Cursor
+from shoal._wire.cursor import Cursor, PushCounts
 from shoal._wire.framing import (
     ArenaKey,
     ArenaRange,
@@ -66,6 +66,7 @@ __all__ = [
     "Placement",
     "PullAssembly",
     "PullDecoder",
+    "PushCounts",
     "PushPayload",
     "PushStream",
     "ReportAck",

@@ -1,4 +1,7 @@
-"""Cursor of a worker in its data. Workers send it with each push, and shards keep it for checkpoints."""
+"""What a checkpoint keeps of each worker: its position in its data, and its pushes so far.
+
+Workers send the position with each push. Shards keep it, and count the applied pushes.
+"""
 
 from dataclasses import dataclass
 
@@ -27,4 +30,19 @@ class Cursor:
         return cls(message.lease, message.consumed)
 
 
-__all__ = ["Cursor"]
+@dataclass(frozen=True, slots=True, order=True)
+class PushCounts:
+    """The pushes of a worker since it entered a job.
+
+    Attributes:
+        incarnation: the worker's incarnation.
+        pushes: number of pushes.
+        samples: samples in these pushes.
+    """
+
+    incarnation: int
+    pushes: int = 0
+    samples: int = 0
+
+
+__all__ = ["Cursor", "PushCounts"]

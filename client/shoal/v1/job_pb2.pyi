@@ -586,7 +586,9 @@ class JobStatus(_message.Message):
     state: Global___JobState.ValueType
     """The state of the job."""
     reason: _builtins.str
-    """For a failed job: why it failed, with the program's traceback if there is one. For a live job: what it waits for."""
+    """For a failed job: why it failed, with the program's traceback if there is one. For a live job: what it waits for, or
+    how many workers it continues with if it lacks some.
+    """
     submitted_at: _builtins.float
     """The time of the submission, in seconds of Unix time."""
     started_at: _builtins.float

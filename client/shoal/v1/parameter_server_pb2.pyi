@@ -1138,6 +1138,39 @@ class WorkerCursor(_message.Message):
 Global___WorkerCursor: _TypeAlias = WorkerCursor  # noqa: Y015
 
 @_typing.final
+class WorkerPushes(_message.Message):
+    """The pushes of a worker in the applied updates, since the server admitted the worker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    PUSHES_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    worker: _builtins.str
+    incarnation: _builtins.int
+    """The worker's incarnation."""
+    pushes: _builtins.int
+    """The number of applied pushes, without those that skip a step."""
+    samples: _builtins.int
+    """The sum of their weights, each rounded to an integer."""
+    def __init__(
+        self,
+        *,
+        worker: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        pushes: _builtins.int = ...,
+        samples: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "pushes", b"pushes", "samples", b"samples", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerPushes: _TypeAlias = WorkerPushes  # noqa: Y015
+
+@_typing.final
 class SavedShard(_message.Message):
     """A shard as it was at the cut."""
 
@@ -1147,6 +1180,7 @@ class SavedShard(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     CURSORS_FIELD_NUMBER: _builtins.int
+    PUSHES_FIELD_NUMBER: _builtins.int
     shard: _builtins.int
     """Index of the shard in its job."""
     version: _builtins.int
@@ -1159,6 +1193,10 @@ class SavedShard(_message.Message):
     def cursors(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerCursor]:
         """Each worker's position in its data after the applied pushes."""
 
+    @_builtins.property
+    def pushes(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerPushes]:
+        """The applied pushes of each admitted worker. For a worker that is absent, the coordinator uses the last report."""
+
     def __init__(
         self,
         *,
@@ -1166,10 +1204,11 @@ class SavedShard(_message.Message):
         version: _builtins.int = ...,
         step: _builtins.int = ...,
         cursors: _abc.Iterable[Global___WorkerCursor] | None = ...,
+        pushes: _abc.Iterable[Global___WorkerPushes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursors", b"cursors", "shard", b"shard", "step", b"step", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursors", b"cursors", "pushes", b"pushes", "shard", b"shard", "step", b"step", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -17,7 +17,7 @@ class JobTable(Mapping[str, JobMachine]):
 
     Args:
         on_event: called with the submission of a job that has a new event.
-        keep_ended: number of ended jobs that the cluster keeps.
+        keep_ended: number of ended jobs with variables that the cluster keeps, and of those without.
     """
 
     def __init__(self, on_event: Callable[[int], None] = lambda _: None, keep_ended: int = 0) -> None:
@@ -25,10 +25,13 @@ class JobTable(Mapping[str, JobMachine]):
         self._jobs: dict[str, JobMachine] = {}
         self._by_submission: dict[int, JobMachine] = {}  # has the same jobs
         self._submissions: list[int] = []  # the keys of _by_submission, in order
-        # By submission. A job that has ended moves from _live to the end of _ended when either is next read.
+        # By submission. A job that has ended moves from _live to the end of one of the others when one is next read.
         self._live: dict[int, JobMachine] = {}
-        self._ended: dict[int, JobMachine] = {}
-        self._ended_states: Counter[JobState] = Counter()  # of _ended
+        # Ended jobs whose variables are on servers, and all others. Apart, so that jobs that fail at once do not push
+        # out a trained one.
+        self._with_variables: dict[int, JobMachine] = {}
+        self._without_variables: dict[int, JobMachine] = {}
+        self._ended_states: Counter[JobState] = Counter()  # of both
 
     def __getitem__(self, name: str) -> JobMachine:
         return self._jobs[name]
@@ -48,9 +51,9 @@ class JobTable(Mapping[str, JobMachine]):
         if name not in self._jobs:
             kept = self._keep_ended
             raise errors.UnknownJob(
-                f"there is no job {name!r:.80}; when more than {kept} job{'s' * (kept != 1)} have ended, the "
-                "coordinator forgets the oldest of them (--keep-finished-jobs), but their checkpoints remain; `shoal "
-                "jobs` lists all jobs",
+                f"there is no job {name!r:.80}; of the ended jobs the coordinator keeps the {kept} newest with "
+                f"variables and the {kept} newest without (--keep-finished-jobs); it forgets the others, but their "
+                "checkpoints remain; `shoal jobs` lists all jobs",
                 job=name,
             )
         return self._jobs[name]
@@ -69,8 +72,16 @@ class JobTable(Mapping[str, JobMachine]):
         del self._jobs[job.ref.name], self._by_submission[number]
         del self._submissions[bisect_left(self._submissions, number)]
         if self._live.pop(number, None) is None:
-            del self._ended[number]
+            if self._with_variables.pop(number, None) is None:
+                del self._without_variables[number]
             self._ended_states[job.state] -= 1
+
+    def variables_lost(self, job: JobMachine) -> None:
+        """Counts a job as one without variables, if it has ended: they are not on servers any more."""
+        self._settle()
+        if self._with_variables.pop(job.ref.submission, None) is not None:
+            others = sorted([*self._without_variables.values(), job], key=_end_of)
+            self._without_variables = {other.ref.submission: other for other in others}
 
     @property
     def by_submission(self) -> Mapping[int, JobMachine]:
@@ -90,9 +101,13 @@ class JobTable(Mapping[str, JobMachine]):
         return +self._ended_states + Counter(job.state for job in self._live.values())
 
     def oldest_ended(self) -> list[JobMachine]:
-        """Returns the ended jobs, without the `keep_ended` jobs that ended last."""
+        """Returns the ended jobs, without the `keep_ended` last ones with variables, and as many without."""
         self._settle()
-        return list(islice(self._ended.values(), max(0, len(self._ended) - self._keep_ended)))
+        return [
+            job
+            for ended in (self._with_variables, self._without_variables)
+            for job in islice(ended.values(), max(0, len(ended) - self._keep_ended))
+        ]
 
     def newest(self, count: int, before: int | None = None) -> list[JobMachine]:
         """Returns jobs, newest first.
@@ -122,7 +137,13 @@ class JobTable(Mapping[str, JobMachine]):
     def _settle(self) -> None:
         """Moves jobs that have ended from the live jobs to the ended ones, in the order of their ends."""
         ended = [job for job in self._live.values() if job.ended]
-        for job in sorted(ended, key=lambda job: (job.finished_at, job.ref.submission)):
+        for job in sorted(ended, key=_end_of):
             number = job.ref.submission
-            self._ended[number] = self._live.pop(number)
+            kind = self._with_variables if job.servers else self._without_variables
+            kind[number] = self._live.pop(number)
             self._ended_states[job.state] += 1
+
+
+def _end_of(job: JobMachine) -> tuple[float, int]:
+    """The place of an ended job in the order in which jobs are forgotten."""
+    return job.finished_at, job.ref.submission

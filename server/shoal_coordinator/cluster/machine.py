@@ -252,7 +252,8 @@ class Cluster:
                 self._members.check(worker, incarnation)
             lost = [server.member for server in job.servers if not self._members.is_alive(server.member)]
             assert job.ended or not lost, "a job continues without its shards"
-        assert sum(job.ended for job in self._jobs.values()) <= self._policy.keep_finished
+        kinds = Counter(bool(job.servers) for job in self._jobs.values() if job.ended)
+        assert max(kinds.values(), default=0) <= self._policy.keep_finished
         submissions = [job.ref.submission for job in self._jobs.values()]
         assert submissions == sorted(submissions)
         assert max(submissions, default=0) <= self._submissions

@@ -78,6 +78,7 @@ class OutcomeHandler:
                 continue
             if job.ended:
                 self._emit(job.drop())
+                self._jobs.variables_lost(job)
             else:
                 lost = f"{_lost_shards(member.id, job.placement)}{job.advice}"
                 self.lose_shards(job, lost, now, announced=member.draining)

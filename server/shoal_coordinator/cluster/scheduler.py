@@ -159,11 +159,18 @@ def _restarting(expected: Mapping[str, float]) -> str:
 
 
 def _missing_workers(job: JobMachine, idle: int) -> str:
-    """Returns which workers a job waits for, or an empty string; `idle` is the number of idle workers."""
+    """Returns which workers a job lacks, and whether it waits for them; `idle` is the number of idle workers.
+
+    Empty if it lacks none.
+    """
     needed, present = job.spec.fewest_workers, job.staff
     if job.spec.is_session:
         lacking = present < needed and job.state is not JobState.RUNNING
         return f"waiting for sessions: {present} of {needed}" if lacking else ""
     if job.state is JobState.PENDING:
         return f"waiting for workers: {idle} of {needed}"
-    return f"waiting for workers: {present} of {needed}" if job.vacancies and present < needed else ""
+    if not job.vacancies or present >= needed:
+        return ""
+    if job.state is JobState.RUNNING and present:
+        return f"continues with {present} of {needed} workers; takes another one when it is idle"
+    return f"waiting for workers: {present} of {needed}"

@@ -62,7 +62,8 @@ class WorkerRequests:
         self._ensure_assignment(member, job, event.assignment, now)
         answer, effects = job.describe(event, now)
         self._emit(effects)
-        if effects or job.unplaced is not None:  # otherwise nothing has changed; a job may have 1,000 workers
+        # Otherwise nothing has changed; a job may have 1,000 workers. A conflict can fail a job without effects.
+        if effects or answer.conflict or job.unplaced is not None:
             self._schedule(now)
         return answer
 

@@ -5,11 +5,12 @@ waits for checkpoint storage.
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from shoal import errors
-from shoal._wire import Cursor
+from shoal._wire import Cursor, PushCounts
 from shoal.v1 import parameter_server_pb2 as pb
+from shoal.v1 import state_pb2
 from shoal_coordinator.effects.server_calls import ConcurrentCalls, ServerCalls
 from shoal_coordinator.job import Ledger
 from shoal_coordinator.messages import CutTaken, HoldResult, ServerRef, TakeCut
@@ -51,7 +52,7 @@ def take_cut(effect: TakeCut, calls: ServerCalls, held: Callable[[], HoldResult]
         version=max((shard.version for shard in shards), default=0),
         time=now,
         data=Ledger.from_proto(ours.ledger).settled(cursors(shards), ours.ranks) if ours.ledger else None,
-        progress_totals=ours.progress_totals,
+        progress_totals=progress_totals(ours, pushes(shards)),
         held_by=effect.number if effect.last else 0,
         effect=effect.number,
     )
@@ -117,3 +118,37 @@ def cursors(shards: Iterable[pb.SavedShard]) -> dict[str, Cursor]:
             cursor = Cursor.from_proto(it.cursor)
             most[it.worker] = max(cursor, most.get(it.worker, cursor))
     return most
+
+
+def pushes(shards: Iterable[pb.SavedShard]) -> dict[str, PushCounts]:
+    """Returns each worker's largest counts over all shards, of its newest incarnation."""
+    most: dict[str, PushCounts] = {}
+    for shard in shards:
+        for it in shard.pushes:
+            counts = PushCounts(it.incarnation, it.pushes, it.samples)
+            most[it.worker] = max(counts, most.get(it.worker, counts))
+    return most
+
+
+def progress_totals(ours: HoldResult, applied: Mapping[str, PushCounts]) -> state_pb2.ProgressRecord:
+    """Returns the progress at the cut: the reports of live workers are replaced with what the servers have applied.
+
+    A report can be half a second old. In synchronous mode it can also count pushes of a step that the cut lacks.
+
+    Args:
+        ours: The coordinator's part of the cut.
+        applied: By worker, the applied pushes.
+
+    Returns:
+        The totals, with the reports of all workers that the servers do not know.
+    """
+    record = state_pb2.ProgressRecord()
+    record.CopyFrom(ours.progress_totals)
+    totals = record.totals
+    for worker, reported in ours.reported.items():
+        counts = applied.get(worker)
+        if counts and counts.incarnation == reported.incarnation:
+            totals.accepted = max(0, totals.accepted + counts.pushes - reported.pushes)
+            if ours.has_samples:
+                totals.samples = max(0, totals.samples + counts.samples - reported.samples)
+    return record

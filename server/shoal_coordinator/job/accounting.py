@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from shoal._wire import Cursor
+from shoal._wire import Cursor, PushCounts
 from shoal.job import Job
 from shoal.status import DataAccount, Progress, Timings
 from shoal.v1 import state_pb2
@@ -45,10 +45,16 @@ class Accounting:
         """Returns the timings of the latest steps, and the staleness of accepted pushes."""
         return Timings(self.steps.kept, self.progress_totals.staleness, self.steps.last_reported_at)
 
-    def progress(self, seconds: float) -> Progress:
-        """Returns the progress, `seconds` after the job began to run; 0 if it has not."""
+    def progress(self, seconds: float, *, ended: bool) -> Progress:
+        """Returns the progress.
+
+        Args:
+            seconds: seconds since the job began to run; 0 if it has not.
+            ended: whether the job has ended.
+        """
         epoch = self.ledger.epoch if self.ledger else 0
-        return self.progress_totals.progress(total_samples=self._total_samples, epoch=epoch, seconds=seconds)
+        totals, total_samples = self.progress_totals, self._total_samples
+        return totals.progress(total_samples=total_samples, epoch=epoch, seconds=seconds, ended=ended)
 
     @property
     def _total_samples(self) -> int:
@@ -57,10 +63,16 @@ class Accounting:
         by_steps = spec.max_steps * spec.workers * spec.batch_size
         return min(of_data, by_steps) if by_steps else of_data
 
-    def held(self, ranks: Mapping[str, int]) -> HoldResult:
-        """Returns the coordinator's part of a cut; `ranks` are those of the live workers."""
+    def held(self, ranks: Mapping[str, int], reported: Mapping[str, PushCounts]) -> HoldResult:
+        """Returns the coordinator's part of a cut.
+
+        Args:
+            ranks: ranks of the live workers.
+            reported: the pushes that these workers have reported; the totals include them.
+        """
         data = self.ledger.to_proto() if self.ledger and self.ledger.samples_per_epoch else None
-        return HoldResult(data, ranks, self.progress_totals.to_proto({}))
+        has_samples = data is not None or self._spec.is_session
+        return HoldResult(data, ranks, self.progress_totals.to_proto({}), reported, has_samples=has_samples)
 
     def begin(self, samples: int) -> None:
         """Creates the ledger of a job that was described; `samples` counts one epoch."""

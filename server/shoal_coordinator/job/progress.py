@@ -73,13 +73,14 @@ class ProgressTotals:
         progress._staleness = Counter(dict(totals.staleness))
         return progress
 
-    def progress(self, *, total_samples: int, epoch: int, seconds: float) -> Progress:
+    def progress(self, *, total_samples: int, epoch: int, seconds: float, ended: bool = False) -> Progress:
         """Returns the progress of the job.
 
         Args:
             total_samples: samples until the job's end; 0 if unknown.
             epoch: the current epoch.
             seconds: seconds since the job first ran.
+            ended: whether the job has ended.
 
         Returns:
             The progress.
@@ -96,6 +97,7 @@ class ProgressTotals:
             rejected=self._rejected,
             dropped=self._dropped,
             earlier_steps=self._earlier_steps,
+            ended=ended,
         )
 
 

@@ -136,7 +136,7 @@ class JobView:
 
     def held(self) -> HoldResult:
         """Returns the coordinator's part of a cut: the job's data and progress."""
-        return self._accounting.held(self._worker_group.ranks)
+        return self._accounting.held(self._worker_group.ranks, self._worker_group.reported)
 
     # Shards.
 
@@ -389,7 +389,7 @@ class JobView:
         self.log.validate()
 
     def _progress(self, now: float) -> Progress:
-        return self._accounting.progress(self._lifecycle.seconds(now))
+        return self._accounting.progress(self._lifecycle.seconds(now), ended=self.ended)
 
 
 def _clock(at: float) -> str:

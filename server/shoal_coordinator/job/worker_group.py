@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from shoal._wire import PushCounts
 from shoal.job import Job
 from shoal.v1 import state_pb2
 from shoal_coordinator.messages import WorkerReported
@@ -134,6 +135,15 @@ class WorkerGroup:
     def ranks(self) -> dict[str, int]:
         """The ranks of the live workers."""
         return {worker: member.rank for worker, member in self.active.items()}
+
+    @property
+    def reported(self) -> dict[str, PushCounts]:
+        """The pushes that the live workers have reported."""
+        reports = ((worker, member, member.last_report) for worker, member in self.active.items())
+        return {
+            worker: PushCounts(member.incarnation, *((report.accepted, report.samples) if report else ()))
+            for worker, member, report in reports
+        }
 
     @property
     def assignments(self) -> set[int]:

@@ -1,9 +1,9 @@
 """Replies of the cluster machine to events. Replies that workers also know are in `shoal._wire`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from shoal._wire import Placement
+from shoal._wire import Placement, PushCounts
 from shoal.checkpoint_policy import CheckpointChoice
 from shoal.job import Job
 from shoal.status import JobState
@@ -76,12 +76,16 @@ class HoldResult:
     Attributes:
         ledger: the job's data; None if it has none.
         ranks: ranks of the workers.
-        progress_totals: the job's progress.
+        progress_totals: the job's progress, by the reports of its workers.
+        reported: the part of the totals that each live worker has reported.
+        has_samples: whether the weight of a push is its number of samples.
     """
 
     ledger: state_pb2.LedgerRecord | None
     ranks: Mapping[str, int]
     progress_totals: state_pb2.ProgressRecord
+    reported: Mapping[str, PushCounts] = field(default_factory=dict)
+    has_samples: bool = True
 
 
 @dataclass(frozen=True, slots=True)

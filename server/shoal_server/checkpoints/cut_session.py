@@ -51,7 +51,7 @@ def save(store: ShardStore, writer: CheckpointWriter, request: pb.SaveRequest) -
         request: names the job, the checkpoint and the cut, and carries the workers' progress.
 
     Returns:
-        Version, step and cursors of each shard.
+        Version and step of each shard, with the cursors and the counts of its workers.
 
     Raises:
         StorageFailed: this server has no checkpoint storage.
@@ -147,7 +147,14 @@ def _check(config: JobShardConfig, saved: SavedVariables, *, partial: bool) -> N
 def _saved(shard: int, cut: Cut) -> pb.SavedShard:
     answer = cut.answer
     return pb.SavedShard(
-        shard=shard, version=answer.version, step=answer.step, cursors=_cursors(answer.cursors.items())
+        shard=shard,
+        version=answer.version,
+        step=answer.step,
+        cursors=_cursors(answer.cursors.items()),
+        pushes=[
+            pb.WorkerPushes(worker=worker, incarnation=it.incarnation, pushes=it.pushes, samples=it.samples)
+            for worker, it in answer.pushes.items()
+        ],
     )
 
 

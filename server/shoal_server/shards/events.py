@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from shoal import errors
-from shoal._wire import Cursor
+from shoal._wire import Cursor, PushCounts
 from shoal_server.shards.mode import Apply, Fold
 
 
@@ -301,11 +301,13 @@ class AnswerCut:
         version: updates applied.
         step: step to continue with.
         cursors: each worker's position in its data, as of the applied updates.
+        pushes: the applied pushes of each admitted worker.
     """
 
     version: int
     step: int
     cursors: Mapping[str, Cursor]
+    pushes: Mapping[str, PushCounts]
 
 
 Effect = (

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from shoal import errors
-from shoal._wire import Cursor
 from shoal_server.shards.clocks import Clocks, WaitingPull, WaitingPulls, WorkerClock, check_step
 from shoal_server.shards.events import (
     Admission,
@@ -41,7 +40,7 @@ from shoal_server.shards.events import (
 )
 from shoal_server.shards.mode import Apply, Contribution, Fold, Mode
 from shoal_server.shards.permits import Permits
-from shoal_server.shards.worker_records import Answers, Fences
+from shoal_server.shards.worker_records import Answers, AppliedPushes, Fences
 
 # Most pulls that wait at one shard. A waiting pull takes memory, not a thread.
 MAX_WAITING_PULLS = 16_384
@@ -67,8 +66,7 @@ class GroupState:
     on_admission: Callable[[Admission], object] | None = None
     _used: bool = False  # whether a pull or push of a worker was let through
     _staged: dict[str, Contribution] = field(default_factory=dict)  # at most one per worker, not yet committed
-    # Positions in the data as of the applied updates; admitted workers only.
-    _cursors: dict[str, Cursor] = field(default_factory=dict)
+    _applied: AppliedPushes = field(default_factory=AppliedPushes)  # of admitted workers
     _waiting: WaitingPulls = field(default_factory=WaitingPulls)
     permits: Permits = field(init=False)
     _fences: Fences = field(init=False)
@@ -174,7 +172,7 @@ class GroupState:
         for _, pull in self._waiting.items():
             assert pull.worker in self.clocks
             assert not self.mode.may_pull(pull.step, self.clocks), "a pull waits that could be answered"
-        assert self._cursors.keys() <= self.clocks.keys()
+        assert self._applied.workers == self.clocks.keys()
         self.permits.validate()
 
     def _worker_admitted(self, event: WorkerAdmitted) -> list[Effect]:
@@ -191,6 +189,7 @@ class GroupState:
         entry = self.mode.enter(event.worker, (event.rank, event.incarnation), self.clocks, self.furthest)
         self.furthest = max(self.furthest, entry)
         self.clocks.admit(event.worker, WorkerClock(event.incarnation, event.rank, entry))
+        self._applied.admit(event.worker, event.incarnation)
         return [*self._settle(), AnswerAdmission(entry)]
 
     def _worker_fenced(self, event: WorkerFenced) -> list[Effect]:
@@ -218,7 +217,7 @@ class GroupState:
             effects += [effect for effect in self._commit(event.worker, clock) if not isinstance(effect, AnswerPush)]
         self._staged.pop(event.worker, None)
         self._answers.forget(event.worker)
-        self._cursors.pop(event.worker, None)
+        self._applied.release(event.worker)
         self.clocks.release(event.worker)
         self.permits.drop(clock.place)
         return [*effects, *self._settle()]
@@ -303,7 +302,7 @@ class GroupState:
                 effects += [effect for effect in self._commit(worker, clock) if not isinstance(effect, AnswerPush)]
             effects += self._finish_earlier_steps(clock, progress.finished)
         step = self.mode.entry_step(self.clocks, self.furthest)
-        return [*effects, AnswerCut(self.version, step, dict(self._cursors))]
+        return [*effects, AnswerCut(self.version, step, self._applied.cursors, self._applied.counts)]
 
     def _values_restored(self, event: ValuesRestored) -> list[Effect]:
         # A restarted coordinator may repeat this.
@@ -321,7 +320,7 @@ class GroupState:
         self._record("push", [worker], staged.step)
         decision = self.mode.take(staged, staleness)
         if not decision.accepted:
-            self._pass_cursor(staged)  # its samples count as used, although the push was dropped
+            self._applied.passed(staged)  # its samples count as used, although the push was dropped
         self._advance(clock, staged.step + 1)
         effects = self._apply(decision.applies)
         last_fold = self.mode.seal(self.clocks) if defers else None
@@ -371,13 +370,8 @@ class GroupState:
             self.permits.folded()
         for apply in applies:
             for contribution in apply.contributions:
-                self._pass_cursor(contribution)
+                self._applied.applied(contribution)
         return list(applies)
-
-    def _pass_cursor(self, contribution: Contribution) -> None:
-        clock = self.clocks.get(contribution.worker)
-        if contribution.cursor and clock and clock.incarnation == contribution.incarnation:
-            self._cursors[contribution.worker] = contribution.cursor
 
     def _admit_pulls(self, step: int, pulls: Mapping[Any, WaitingPull]) -> AnswerPulls:
         # One effect for all: the commit that ends a step may let a thousand pulls through, under the group's lock.

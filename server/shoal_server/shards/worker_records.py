@@ -1,9 +1,13 @@
-"""Records of a lock group about its workers, beside their clocks: fenced incarnations, and last answers to pushes."""
+"""Records of a lock group about its workers, beside their clocks: fenced incarnations, and its pushes."""
 
+from collections.abc import Set
 from dataclasses import replace
 
 from shoal import errors
+from shoal._wire import Cursor, PushCounts
+from shoal._wire.limits import MAX_STEP
 from shoal_server.shards.events import AnsweredPush, AnswerPush
+from shoal_server.shards.mode import Contribution
 
 # Fenced workers that a group remembers, so that a delayed admission is refused.
 FENCED_WORKERS = 4_096
@@ -99,4 +103,52 @@ class Answers:
         return set(self._last)
 
 
-__all__ = ["Answers", "Fences"]
+class AppliedPushes:
+    """The applied pushes of each admitted worker: their counts, and its position in its data."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, PushCounts] = {}
+        self._cursors: dict[str, Cursor] = {}
+
+    def admit(self, worker: str, incarnation: int) -> None:
+        """Adds a worker without pushes."""
+        self._counts[worker] = PushCounts(incarnation)
+
+    def release(self, worker: str) -> None:
+        """Forgets a worker."""
+        self._counts.pop(worker, None)
+        self._cursors.pop(worker, None)
+
+    def applied(self, contribution: Contribution) -> None:
+        """Counts a contribution that an update has applied. Has no effect if its worker is not admitted any more."""
+        counts = self._counts.get(contribution.worker)
+        if counts and counts.incarnation == contribution.incarnation:
+            self.passed(contribution)
+            samples = counts.samples + round(min(contribution.weight, MAX_STEP))
+            self._counts[contribution.worker] = replace(
+                counts, pushes=counts.pushes + 1, samples=min(samples, MAX_STEP - 1)
+            )
+
+    def passed(self, contribution: Contribution) -> None:
+        """Keeps the cursor of a contribution whose samples count as used, applied or not."""
+        counts = self._counts.get(contribution.worker)
+        if contribution.cursor and counts and counts.incarnation == contribution.incarnation:
+            self._cursors[contribution.worker] = contribution.cursor
+
+    @property
+    def counts(self) -> dict[str, PushCounts]:
+        """A copy of the counts, by worker."""
+        return dict(self._counts)
+
+    @property
+    def cursors(self) -> dict[str, Cursor]:
+        """A copy of the positions, by worker; without those that have none."""
+        return dict(self._cursors)
+
+    @property
+    def workers(self) -> Set[str]:
+        """Names of the workers."""
+        return self._counts.keys()
+
+
+__all__ = ["Answers", "AppliedPushes", "Fences"]

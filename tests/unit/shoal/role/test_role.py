@@ -143,6 +143,18 @@ def test_a_wrong_option_is_wrong_usage() -> None:
     assert ended.value.code == 2
 
 
+@pytest.mark.parametrize(
+    ("error", "code"), [(errors.PortInUse, 3), (errors.Unreachable, 3), (errors.BadRequest, 2), (errors.StoreLocked, 1)]
+)
+def test_role_that_cannot_start_ends_with_the_exit_code_of_the_error(error: type[errors.ShoalError], code: int) -> None:
+    def start(_registry: prometheus_client.CollectorRegistry, _address: str) -> Nothing:
+        raise error("not today")
+
+    with pytest.raises(SystemExit) as ended:
+        run_role("server", start, metrics_listen="127.0.0.1:0")
+    assert ended.value.code == code
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_ends_a_role_that_waits_during_its_start(
     number: signal.Signals, capfd: pytest.CaptureFixture[str]

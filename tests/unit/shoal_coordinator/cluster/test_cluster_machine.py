@@ -158,13 +158,25 @@ def test_a_worker_dies_and_another_takes_its_place(rig: Rig) -> None:
         rig.lease("a", "w1", lost.number)
 
 
+def test_running_job_waits_for_workers_only_when_all_are_gone(rig: Rig) -> None:
+    rig.submit(job())
+    rig.start("a", "w0", "w1")
+    rig.leave("w0")
+    assert rig.status("a").reason.startswith("continues with 1 of 2 workers")
+    rig.leave("w1")
+    assert rig.status("a").reason == "waiting for workers: 0 of 2"
+    rig.workers("w2")
+    assert rig.status("a").reason.startswith("continues with 1 of 2 workers")
+
+
 def test_the_same_worker_comes_back_as_another_life(rig: Rig) -> None:
     rig.submit(job())
     rig.start("a", "w0", "w1")
     first = rig.beat("w1")[0].number
     rig.kill("w1")
-    assert rig.status("a").reason == "waiting for workers: 1 of 2"
+    assert rig.status("a").reason == "continues with 1 of 2 workers; takes another one when it is idle"
     rig.workers("w1")
+    assert rig.status("a").reason == ""
     assert rig.beat("w1")[0].number > first
     rig.start("a", "w1")
     effects = [effect for effect in rig.performed if getattr(effect, "worker", "") == "w1"]
@@ -338,8 +350,43 @@ def test_only_the_newest_finished_jobs_are_kept(rig: Rig) -> None:
         rig.handle(events.JobCancelled(name))
     assert [status.name for status in rig.machine.jobs(rig.now)] == ["c", "b"]
     assert [effect.job.name for effect in rig.perform() if isinstance(effect, DropShards)] == ["a"]
-    with pytest.raises(errors.UnknownJob, match=r"more than 2 jobs have ended.*but their checkpoints remain"):
+    with pytest.raises(errors.UnknownJob, match=r"the 2 newest with variables.*but their checkpoints remain"):
         rig.machine.job("a")
+
+
+def test_a_trained_job_outlives_later_ones_that_have_no_variables(rig: Rig) -> None:
+    rig.submit(job("trained"))
+    rig.start("trained", "w0", "w1")
+    rig.handle(events.JobCancelled("trained"))
+    for name in ("a", "b", "c"):
+        rig.now += 1
+        rig.submit(job(name))
+        rig.handle(events.JobCancelled(name))
+    assert [status.name for status in rig.machine.jobs(rig.now)] == ["c", "b", "trained"]
+    assert rig.machine.job("trained").placed.shards
+
+
+def test_an_ended_job_counts_among_those_without_variables_once_its_server_is_lost() -> None:
+    rig = Rig(POLICY).servers("s0", "s1").workers("w0", "w1")
+    for name in ("a", "trained", "c", "d"):
+        rig.now += 0.1
+        rig.submit(job(name))
+        if name == "trained":
+            rig.start(name, "w0", "w1")
+        rig.handle(events.JobCancelled(name))
+    assert [status.name for status in rig.machine.jobs(rig.now)] == ["d", "c", "trained"]
+    rig.handle(events.MemberLeft("s0", 1))
+    assert [status.name for status in rig.machine.jobs(rig.now)] == ["d", "c"], "the oldest of three"
+
+
+def test_worker_of_a_job_that_fails_by_its_description_gets_another_job() -> None:
+    rig = Rig(POLICY).workers("w0", "w1")  # without servers, so that there are no shards to drop
+    rig.submit(job(workers=2))
+    rig.submit(job("b", workers=2))
+    rig.describe("a", "w0")
+    assert rig.describe("a", "w1", samples=99).conflict
+    assert rig.state("a") is JobState.FAILED
+    assert (rig.state("b"), rig.status("b").workers) == (JobState.STARTING, ("w0", "w1"))
 
 
 @pytest.mark.parametrize("how", ["dies", "leaves"])

@@ -33,6 +33,7 @@ class StubJob:
     state: JobState = JobState.PENDING
     finished_at: float = 0.0
     workers: dict[str, int] = field(default_factory=dict)
+    servers: tuple[str, ...] = ("s0",)
     seen: int = 0
     log: EventLog = field(default_factory=EventLog)
 
@@ -100,6 +101,21 @@ def test_the_jobs_that_ended_first_are_the_oldest() -> None:
     found.remove(cast(Any, jobs[2]))
     assert [job.ref.submission for job in found.oldest_ended()] == [4, 1]
     assert (found.states, found.live) == ({JobState.SUCCEEDED: 3}, [])
+
+
+def test_ended_jobs_with_variables_and_without_do_not_push_each_other_out() -> None:
+    jobs = stubs(5)
+    found = table(jobs, keep_ended=1)
+    for job, servers in zip(jobs, (("s0",), ("s0",), (), (), ("s0",)), strict=True):
+        job.servers = servers
+        job.end(float(job.ref.submission))
+    assert [job.ref.submission for job in found.oldest_ended()] == [1, 2, 3]
+    found.variables_lost(cast(Any, jobs[4]))
+    assert [job.ref.submission for job in found.oldest_ended()] == [1, 3, 4], "job 5 is the newest of those without"
+    found.variables_lost(cast(Any, jobs[4]))
+    for job in jobs[:4]:
+        found.remove(cast(Any, job))
+    assert found.states == {JobState.SUCCEEDED: 1}
 
 
 def test_jobs_that_come_and_go_do_not_move_the_next_page() -> None:

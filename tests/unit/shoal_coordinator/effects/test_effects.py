@@ -16,7 +16,7 @@ from shoal._checkpoint.catalogue import Catalogue, path_of
 from shoal._checkpoint.local_storage import LocalStorage
 from shoal._checkpoint.manifest import FILE, Manifest
 from shoal._checkpoint.tensor_files import write_tensors
-from shoal._wire.cursor import Cursor
+from shoal._wire.cursor import Cursor, PushCounts
 from shoal._wire.layout import Placement
 from shoal.checkpoint_policy import CheckpointChoice, CheckpointPolicy
 from shoal.job import Job
@@ -243,6 +243,27 @@ class TestTheCut:
         self.answers(servers)
         held = HoldResult(None, {}, state_pb2.ProgressRecord())
         assert checkpoint_cut.take_cut(TakeCut(REF, 5, SERVERS, 4, number=17), servers, lambda: held).data is None
+
+    @pytest.mark.parametrize(("has_samples", "samples"), [(True, 320), (False, 300)])
+    def test_progress_counts_what_servers_have_applied_instead_of_last_reports(
+        self, servers: Servers, has_samples: bool, samples: int
+    ) -> None:
+        self.answers(servers)
+        applied = {
+            SERVERS[0]: [pb.WorkerPushes(worker="w0", incarnation=3, pushes=9, samples=90)],
+            # One server has closed a step without w0; w1 is known as an earlier incarnation, w2 not at all.
+            SERVERS[1]: [
+                pb.WorkerPushes(worker="w0", incarnation=3, pushes=8, samples=80),
+                pb.WorkerPushes(worker="w1", incarnation=1, pushes=50, samples=500),
+            ],
+        }
+        servers.answers["Save"] = lambda server, _: pb.SaveReply(shards=[pb.SavedShard(pushes=applied[server])])
+        totals = state_pb2.ProgressRecord(totals=state_pb2.Totals(accepted=30, rejected=2, samples=300))
+        reported = {"w0": PushCounts(3, 7, 70), "w1": PushCounts(2, 4, 40), "w2": PushCounts(1, 1, 10)}
+        held = HoldResult(None, {}, totals, reported, has_samples=has_samples)
+        made = checkpoint_cut.take_cut(TakeCut(REF, 5, SERVERS, 4, number=17), servers, lambda: held)
+        assert made.progress_totals.totals == state_pb2.Totals(accepted=32, rejected=2, samples=samples)
+        assert totals.totals.accepted == 30, "the coordinator's own totals stay"
 
     @pytest.mark.parametrize(("last", "pause_s"), [(False, 0.0), (True, 20.0)])
     def test_is_the_last_one_only_where_the_job_goes_back_to_it(

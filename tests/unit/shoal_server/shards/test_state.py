@@ -9,13 +9,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from shoal import consistency, errors
+from shoal._wire import PushCounts
+from shoal._wire.limits import MAX_STEP
 from shoal_server.shards.consistency import mode_for
 from shoal_server.shards.events import (
     Admission,
     AnswerAdmission,
+    AnswerCut,
     AnswerFence,
     AnswerPulls,
     AnswerPush,
+    CutRequested,
     Effect,
     Event,
     FoldsDone,
@@ -89,6 +93,39 @@ def last_answer(effects: Sequence[Effect]) -> AnswerPush:
     answer = effects[-1]
     assert isinstance(answer, AnswerPush)
     return answer
+
+
+def pushes_at_cut(state: GroupState) -> dict[str, PushCounts]:
+    answer = handle(state, CutRequested({}))[-1]
+    assert isinstance(answer, AnswerCut)
+    return dict(answer.pushes)
+
+
+class TestPushesAtCut:
+    def test_count_once_applied(self) -> None:
+        state = shard(consistency.Synchronous(), "ab")
+        push(state, "a", 0, weight=8.0)
+        assert pushes_at_cut(state) == {"a": PushCounts(1), "b": PushCounts(1)}, "the step is open"
+        push(state, "b", 0, weight=4.0)
+        push(state, "a", 1, weight=8.0)
+        assert pushes_at_cut(state) == {"a": PushCounts(1, 1, 8), "b": PushCounts(1, 1, 4)}
+
+    def test_lack_skipped_and_dropped_ones(self) -> None:
+        state = shard(consistency.Synchronous(backup_workers=1), "ab")
+        push(state, "a", 0)
+        assert outcome(push(state, "b", 0)) == "dropped_late"
+        push(state, "a", 1, None, weight=0.0)
+        assert pushes_at_cut(state) == {"a": PushCounts(1, 1, 1), "b": PushCounts(1)}
+
+    def test_begin_again_with_each_incarnation(self) -> None:
+        state = shard(consistency.Asynchronous(), "a")
+        push(state, "a", 0)
+        handle(state, WorkerReleased("a", 1, 1))
+        assert pushes_at_cut(state) == {}
+        handle(state, WorkerAdmitted("a", 2, 0))
+        push(state, "a", 1, incarnation=2, weight=1e300)
+        push(state, "a", 2, incarnation=2, weight=1e300)
+        assert pushes_at_cut(state) == {"a": PushCounts(2, 2, MAX_STEP - 1)}, "as large as a report allows"
 
 
 class TestSynchronous:

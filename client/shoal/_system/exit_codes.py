@@ -1,0 +1,31 @@
+"""Exit codes of the commands and the roles, by error."""
+
+from collections.abc import Mapping
+
+from shoal import errors
+
+FAILED, INVALID, UNREACHABLE, UNKNOWN, CONFLICT, TIMEOUT, INTERRUPTED = 1, 2, 3, 4, 5, 6, 130
+
+_EXIT_CODES: Mapping[type[errors.ShoalError], int] = {
+    errors.BadRequest: INVALID,
+    errors.InvalidJob: INVALID,
+    errors.InvalidOptimizer: INVALID,
+    errors.InvalidVariable: INVALID,
+    errors.Unreachable: UNREACHABLE,
+    errors.StartFailed: UNREACHABLE,
+    errors.PortInUse: UNREACHABLE,
+    errors.UnknownJob: UNKNOWN,
+    errors.UnknownCheckpoint: UNKNOWN,
+    errors.JobExists: CONFLICT,
+    errors.JobRunning: CONFLICT,
+    errors.NotPlaced: CONFLICT,
+    errors.DeadlineExceeded: TIMEOUT,
+}
+
+
+def exit_code(error: errors.ShoalError) -> int:
+    """Returns the exit code for an error."""
+    return _EXIT_CODES.get(type(error), FAILED)
+
+
+__all__ = ["CONFLICT", "FAILED", "INTERRUPTED", "INVALID", "TIMEOUT", "UNKNOWN", "UNREACHABLE", "exit_code"]
