@@ -220,7 +220,7 @@ def test_descriptions_are_compared_by_digest(rig: Rig, monkeypatch: pytest.Monke
     for name in ("w1", "w2"):
         rig.describe("a", name, reordered)
     assert compared == []
-    with pytest.raises(errors.InvalidJob, match="'w' is"):
+    with pytest.raises(errors.InvalidJob, match="variable 'w' has shape"):
         rig.describe("a", "w1", {**reordered, "w": Variable((8, 5))})
 
 
