@@ -133,7 +133,7 @@ class TestProcesses:
             address = f"127.0.0.1:{taken.getsockname()[1]}"
             extra = ["--coordinator", shared_cluster.address, "--name", "another"] if role == "server" else []
             done = self.run(role, "--listen", address, *extra)
-        assert done.returncode == 1
+        assert done.returncode == 3
         assert f"cannot listen on {address}" in done.stderr
         assert "choose another port" in done.stderr
 
@@ -147,7 +147,7 @@ class TestProcesses:
         done = self.run(
             "coordinator", "--listen", "127.0.0.1:0", "--metrics-listen", shared_cluster.metrics["server-0"]
         )
-        assert done.returncode == 1
+        assert done.returncode == 3
         assert "cannot serve metrics" in done.stderr
 
     @pytest.mark.parametrize("role", ["server", "worker"])
@@ -156,7 +156,7 @@ class TestProcesses:
             closed.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{closed.getsockname()[1]}"
             done = self.run(role, "--coordinator", address, "--retry-for", "1")
-        assert done.returncode == 1
+        assert done.returncode == 3
         assert f"{address} did not answer within 1 s" in done.stderr
 
     @pytest.mark.parametrize(

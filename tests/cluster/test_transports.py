@@ -106,7 +106,7 @@ def test_lanes_listen_on_the_given_port() -> None:
 
         another = [sys.executable, "-m", "shoal", "server", "--coordinator", cluster.address, *flags["server"]]
         done = subprocess.run(another, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 1
+        assert done.returncode == 3
         assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
         assert "choose another port" in done.stderr
         assert "Traceback" not in done.stderr
