@@ -5,9 +5,9 @@ job, a session trains. Meanwhile the script reads what each role uses: its memor
 blocks that Python's allocator has handed out to it. A role is at rest between two jobs, so the smallest reading of a
 minute is what the role uses at rest.
 
-Before the first minute, a crowd of sessions fills what has a bound and is filled only on demand: pools of threads, and
-the coordinator's list of members that have left. Each role also runs a thread that collects garbage, because Python
-itself may keep old garbage for hours, and the blocks of garbage look like a leak.
+Some structures have a bounded size and fill only on demand: pools of threads, and the coordinator's list of members
+that have left. A crowd of sessions fills them before the first minute. Each role also runs a thread that collects
+garbage, because Python itself may keep old garbage for hours, and the blocks of garbage look like a leak.
 
 After the first third of the run, the use at rest has limits: resident memory must grow by less than 8 MiB an hour, and
 allocated blocks by less than 2 % an hour. The numbers of open files, threads and segments of shared memory must not

@@ -66,7 +66,8 @@ def _control_plane(result: Mapping[str, Any]) -> str:
         ("coordinator CPU while all train", f"{found['coordinator_cores']:g} cores", "under 0.3"),
         ("coordinator CPU time of a heartbeat or report while all train", f"{found['us_per_call']} µs", ""),
         (
-            f"the same while {found['watchers']} clients watch another job, relative to that without them",
+            f"coordinator CPU time of a heartbeat or report while {found['watchers']} clients watch another job, "
+            "divided by the time without these clients",
             f"{found['watched_ratio']:g}",
             "at most 1.1",
         ),

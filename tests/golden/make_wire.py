@@ -9,8 +9,9 @@ format, and the fields that a recording cannot hold. wire/checkpoint/ has the fi
 takes. `tests/contract/test_wire_recording.py` replays all recordings.
 
 Fixed: the coordinator's clock and id, the tokens and process names that clients draw, all names, values and gradients.
-Replaced by stand-ins: addresses, the token of lanes, the machine's boot id, name and nonce of shared memory, and the
-version of Shoal. Cleared: the time and the duration of a checkpoint. A second run writes the same bytes.
+Replaced by stand-ins: addresses, the token of lanes, the machine's boot id, the name and the nonce of each
+shared-memory segment, and the version of Shoal. Cleared: the time and the duration of a checkpoint. A second run writes
+the same bytes.
 
 Write the recordings again only for a deliberate change of the wire, and read the difference before you commit it.
 """

@@ -69,10 +69,10 @@ def up(
 ) -> None:
     """Runs a cluster on this machine until Ctrl-C.
 
-    A role that dies is started again after 1 s. The pause doubles with each further death in a row, up to 30 s. After
-    five deaths in a row the role is not started again. A death counts as one more in a row if the role lived for less
-    than 60 s, and otherwise as the first. With --json, the command prints one object when the cluster is ready, and one
-    for each role that dies or returns.
+    A role that dies is started again after 1 s; after further deaths in a row the pauses are 2, 4 and 8 s. After five
+    deaths in a row the role is not started again. A death counts as one more in a row if the role lived for less than
+    60 s, and otherwise as the first. With --json, the command prints one object when the cluster is ready, and one for
+    each role that dies or returns.
     """
     with Output(as_json):
         _check_listen(listen)

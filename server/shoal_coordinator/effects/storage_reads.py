@@ -1,7 +1,8 @@
 """Reads of checkpoint storage that a restore waits for, each with a deadline.
 
-A thread that waits for a storage cannot be ended. So each read runs on a thread of its own, and the restore leaves a
-thread that hangs behind. The number of these threads is limited, one for each job and a few in all.
+A thread that waits for a storage cannot be ended. So each read runs on a thread of its own. If that thread hangs, the
+restore stops waiting for it, and a later attempt reads again. The number of these threads is limited, one for each job
+and a few in all.
 """
 
 import functools

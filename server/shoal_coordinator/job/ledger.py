@@ -1,16 +1,18 @@
 """The ledger of one job: the state of every range of samples, and the worker that leases it. Pure: no clock, no I/O.
 
-The samples of every epoch are cut into ranges. Their numbers continue from epoch to epoch. A range is unleased, leased,
-requeued or done. When a worker dies or leaves, its lease is taken back, and the rest of its range is leased again
-before unleased ranges. So every sample is visited at least once in each epoch, and exactly once if no worker fails.
+The samples of every epoch are cut into ranges. The ranges are numbered, and their numbers continue from epoch to epoch.
+A range is unleased, leased, requeued or done. When a worker dies or leaves, its lease is taken back, and the rest of
+its range is leased again before unleased ranges. So every sample is visited at least once in each epoch, and exactly
+once if no worker fails.
 
 With n workers, rank r prefers the ranges r, r + n, r + 2n, and so on. A range that it skips is requeued for the rank
 that prefers this range. If workers run at the same speed, as in synchronous training, each rank therefore gets exactly
 the ranges that it prefers, whatever the order of the requests. This is also true after a restore.
 
-A slow worker delays no other worker: at most two ranges are kept for a rank, the one that it holds and those reserved
-for it. A worker that would have to skip a range of a rank with two ranges takes the earliest requeued range instead,
-whichever rank that range is reserved for.
+A slow worker delays no other worker, because at most two ranges are kept for a rank. The range that the rank holds, if
+any, and the ranges that are reserved for it count together. Suppose that a worker would have to skip a range, and that
+two ranges are already kept for the rank that prefers it. The worker then skips nothing. It takes the earliest requeued
+range, whichever rank that one is reserved for.
 """
 
 import itertools

@@ -11,8 +11,8 @@ If the last one dies, the job stays running, so that its user can return.
 `recovery` decides how a job that loses its shards goes on. It restarts from its newest complete checkpoint, or from the
 beginning if it has none, and its workers get new assignments. A session job fails, because users' loops cannot restart.
 
-Each method handles one thing that happens to the job. The owner of the part that it changes (see `view`) records it.
-This class decides what it means for the other owners and for the job as a whole.
+Each method handles one thing that happens to the job, and so changes one part of the job's state. The owner of that
+part (see `view`) records the change. This class decides what it means for the other owners and the job as a whole.
 """
 
 from collections.abc import Callable, Mapping, Sequence

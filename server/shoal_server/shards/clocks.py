@@ -1,8 +1,8 @@
 """Clocks of a lock group's workers, and the pulls that wait for them. Both are ordered by step.
 
 `Clocks` counts the workers at each step, and `WaitingPulls` keeps the pulls by the step that they wait for. So no event
-has to look at all workers or all pulls. Both are pure, and an operation costs O(log W) at most, amortised over W
-workers.
+has to look at all workers or all pulls. Both are pure. With W workers, the amortised cost of an operation is O(log W)
+at most.
 """
 
 import heapq

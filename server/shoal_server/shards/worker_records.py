@@ -1,4 +1,7 @@
-"""Records of a lock group about its workers, beside their clocks: fenced incarnations, and its pushes."""
+"""Records of a lock group about its workers, apart from their clocks.
+
+They are the incarnations that are fenced, the answers to the last pushes, and the pushes that were applied.
+"""
 
 from collections.abc import Set
 from dataclasses import replace

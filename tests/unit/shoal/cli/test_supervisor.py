@@ -133,8 +133,10 @@ def test_one_that_was_asked_to_stop_stays_away(
 
 def test_the_help_gives_the_rule_by_which_deaths_are_in_a_row() -> None:
     shown = " ".join((up.__doc__ or "").split())
-    assert f"again after {supervision.FIRST_PAUSE_S:g} s. The pause doubles" in shown
-    assert f"up to {supervision.MAX_PAUSE_S:g} s" in shown
+    policy = supervision.RestartPolicy(0.0)
+    deaths = [policy.died(1, 0.0) for _ in range(supervision.MAX_DEATHS)]
+    assert [death.restart_at for death in deaths] == [1.0, 2.0, 4.0, 8.0, None]
+    assert "again after 1 s; after further deaths in a row the pauses are 2, 4 and 8 s." in shown
     assert f"if the role lived for less than {supervision.STEADY_S:g} s" in shown
     assert supervision.MAX_DEATHS == 5
     assert "After five deaths in a row" in shown
