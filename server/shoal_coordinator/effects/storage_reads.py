@@ -52,6 +52,7 @@ class StorageReads:
             Cancelled: The result is not needed any more.
         """
         result: Future[T] = Future()
+        until = self._clock() + self._timeout_s
         with self._lock:
             if hanging := self._running.get(job):
                 raise errors.StorageFailed(f"an earlier read of {hanging} for job {job} hangs; check the storage")
@@ -59,7 +60,7 @@ class StorageReads:
                 raise errors.StorageFailed(f"{what} was not read, because {_MOST_READS} other reads hang; check them")
             self._running[job] = what
         threading.Thread(target=self._read, args=(job, read, result), name=f"read-{job}", daemon=True).start()
-        return self._wait(result, what, is_wanted)
+        return self._wait(result, what, until, is_wanted)
 
     def _read(self, job: str, read: Callable[[], T], result: "Future[T]") -> None:
         try:
@@ -75,8 +76,7 @@ class StorageReads:
         with self._lock:
             del self._running[job]
 
-    def _wait(self, result: "Future[T]", what: str, is_wanted: Callable[[], bool]) -> T:
-        until = self._clock() + self._timeout_s
+    def _wait(self, result: "Future[T]", what: str, until: float, is_wanted: Callable[[], bool]) -> T:
         while is_wanted():
             left_s = until - self._clock()
             if left_s <= 0:
