@@ -4,11 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from shoal import errors
-from shoal._job.checks import MOST_STEPS, STEPS
+from shoal._job.checks import MOST_STEPS, STEPS, UINT32
 from shoal.v1 import job_pb2
-
-# The largest values of the message's fields.
-_UINT32 = 2**32 - 1
 
 
 class Consistency:
@@ -66,7 +63,7 @@ class Synchronous(Consistency):
     name: ClassVar[str] = "sync"
 
     def __post_init__(self) -> None:
-        _check_count(self, "backup_workers", self.backup_workers, _UINT32)
+        _check_count(self, "backup_workers", self.backup_workers, UINT32)
 
     @property
     def overlaps(self) -> bool:

@@ -315,6 +315,7 @@ class GroupState:
 
     def _commit(self, worker: str, clock: WorkerClock, *, defers: bool = False) -> list[Effect]:
         staged = self._staged.pop(worker)
+        self._applied.count(2)  # so that the queue stays short
         self.permits.committed(staged.place)
         staleness = max(0, self.version - staged.version) if staged.payload is not None else 0
         self._record("push", [worker], staged.step)
@@ -369,8 +370,7 @@ class GroupState:
         if applies:
             self.permits.folded()
         for apply in applies:
-            for contribution in apply.contributions:
-                self._applied.applied(contribution)
+            self._applied.applied(apply.contributions)
         return list(applies)
 
     def _admit_pulls(self, step: int, pulls: Mapping[Any, WaitingPull]) -> AnswerPulls:

@@ -3,8 +3,10 @@
 They are the incarnations that are fenced, the answers to the last pushes, and the pushes that were applied.
 """
 
-from collections.abc import Set
+from collections import deque
+from collections.abc import Iterable, Set
 from dataclasses import replace
+from itertools import repeat
 
 from shoal import errors
 from shoal._wire import Cursor, PushCounts
@@ -107,11 +109,16 @@ class Answers:
 
 
 class AppliedPushes:
-    """The applied pushes of each admitted worker: their counts, and its position in its data."""
+    """The applied pushes of each admitted worker: their counts, and its position in its data.
+
+    One update can apply the pushes of a thousand workers, under the group's lock. So it only queues them here. Each
+    later push counts two of them, and a cut counts all.
+    """
 
     def __init__(self) -> None:
         self._counts: dict[str, PushCounts] = {}
         self._cursors: dict[str, Cursor] = {}
+        self._queued: deque[tuple[Contribution, bool]] = deque()  # with whether an update has applied it
 
     def admit(self, worker: str, incarnation: int) -> None:
         """Adds a worker without pushes."""
@@ -122,30 +129,44 @@ class AppliedPushes:
         self._counts.pop(worker, None)
         self._cursors.pop(worker, None)
 
-    def applied(self, contribution: Contribution) -> None:
-        """Counts a contribution that an update has applied. Has no effect if its worker is not admitted any more."""
-        counts = self._counts.get(contribution.worker)
-        if counts and counts.incarnation == contribution.incarnation:
-            self.passed(contribution)
-            samples = counts.samples + round(min(contribution.weight, MAX_STEP))
-            self._counts[contribution.worker] = replace(
-                counts, pushes=counts.pushes + 1, samples=min(samples, MAX_STEP - 1)
-            )
+    def applied(self, contributions: Iterable[Contribution]) -> None:
+        """Queues contributions that an update has applied. Those of workers that have left have no effect."""
+        self._queued += zip(contributions, repeat(True))
 
     def passed(self, contribution: Contribution) -> None:
-        """Keeps the cursor of a contribution whose samples count as used, applied or not."""
-        counts = self._counts.get(contribution.worker)
-        if contribution.cursor and counts and counts.incarnation == contribution.incarnation:
-            self._cursors[contribution.worker] = contribution.cursor
+        """Queues a contribution that was not applied, but whose samples count as used."""
+        self._queued.append((contribution, False))
+
+    def count(self, most: int | None = None) -> None:
+        """Counts queued contributions, oldest first.
+
+        Args:
+            most: number of contributions to count; None means all.
+        """
+        for _ in range(len(self._queued) if most is None else min(most, len(self._queued))):
+            self._count(*self._queued.popleft())
+
+    def _count(self, contribution: Contribution, applied: bool) -> None:
+        worker = contribution.worker
+        counts = self._counts.get(worker)
+        if not counts or counts.incarnation != contribution.incarnation:
+            return
+        if contribution.cursor:
+            self._cursors[worker] = contribution.cursor
+        if applied:
+            samples = counts.samples + round(min(contribution.weight, MAX_STEP))
+            self._counts[worker] = PushCounts(counts.incarnation, counts.pushes + 1, min(samples, MAX_STEP - 1))
 
     @property
     def counts(self) -> dict[str, PushCounts]:
         """A copy of the counts, by worker."""
+        self.count()
         return dict(self._counts)
 
     @property
     def cursors(self) -> dict[str, Cursor]:
         """A copy of the positions, by worker; without those that have none."""
+        self.count()
         return dict(self._cursors)
 
     @property

@@ -154,6 +154,14 @@ class TestSynchronous:
         effects = push(state, "h", 0)
         assert [len(effect.tickets) for effect in effects if isinstance(effect, AnswerPulls)] == [7]
 
+    def test_an_update_counts_no_push_under_the_lock_and_the_next_ones_do(self) -> None:
+        state = shard(consistency.Synchronous(), "abcdefgh")
+        for step in range(9):
+            for worker in "abcdefgh":
+                push(state, worker, step)
+            assert len(state._applied._queued) == 8  # noqa: SLF001 - the work that is left
+        assert {worker: it.pushes for worker, it in state._applied.counts.items()} == dict.fromkeys("abcdefgh", 9)  # noqa: SLF001
+
     def test_the_slowest_backup_worker_is_dropped_and_told_where_the_others_are(self) -> None:
         state = shard(consistency.Synchronous(backup_workers=1), "abc")
         push(state, "a", 0, "ga")
