@@ -966,7 +966,8 @@ class TestAnswersThatLie:
     ) -> None:
         @contextmanager
         def lies(_pull: PendingPull, _step: int, **_: Any) -> Iterator[Iterator[tuple[list[Buffer], int]]]:
-            yield iter([(encode_values([header_pb2.ShardHeader(shard=shard) for shard in headers], chunks), 0)])
+            encoded = pb.PullReply(headers=[header_pb2.ShardHeader(shard=shard) for shard in headers])
+            yield iter([(encode_values(encoded.SerializeToString(), chunks), 0)])
 
         with servers.worker("a") as worker:
             with monkeypatch.context() as lying:

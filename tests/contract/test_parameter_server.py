@@ -27,14 +27,15 @@ from shoal._transport.frames import Frame
 from shoal._wire.layout import Aggregation
 from shoal._wire.limits import MAX_MESSAGE_BYTES
 from shoal._wire.packing import CompleteArrays, Packer
+from shoal._wire.slabs import CallLayout
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
 from shoal_server.serving import grpc_endpoint
 from shoal_server.serving.pending_push import PendingPush
-from shoal_server.shards.arena import Arena
 from shoal_server.shards.consistency import SynchronousMode
 from shoal_server.shards.mode import PermitLimits
+from shoal_server.shards.stored_slab import StoredSlab
 from support.clusters.shard_servers import ShardServers
 from support.waiting import wait_until
 
@@ -212,17 +213,17 @@ class TestValues:
             "other": Variable((4,), trainable=False, aggregation="last"),
         }
         arrived = []
-        apply = Arena.apply
+        apply = StoredSlab.apply
 
-        def noted(arena: Arena, *given: Any, **more: Any) -> None:
-            arrived.append(arena.layout)
-            apply(arena, *given, **more)
+        def noted(stored: StoredSlab, *given: Any, **more: Any) -> None:
+            arrived.append(stored.slab)
+            apply(stored, *given, **more)
 
-        monkeypatch.setattr(Arena, "apply", noted)
+        monkeypatch.setattr(StoredSlab, "apply", noted)
         with ShardServers(variables, servers=2, shards=2) as servers, servers.worker("a") as worker:
             updates = {"mean": np.ones(2, np.float32)}
             worker.push({"w": np.zeros(2, np.float32)}, updates=updates)
-            assert {layout.aggregation for layout in arrived} == {Aggregation.TRAINABLE, Aggregation.MEAN}
+            assert {slab.aggregation for slab in arrived} == {Aggregation.TRAINABLE, Aggregation.MEAN}
             np.testing.assert_array_equal(servers.values()["mean"], [1, 1])
             with pytest.raises(errors.InvalidGradient, match="'other' is missing"):
                 worker.push({"w": np.zeros(2, np.float32)}, updates={**updates, "last": np.ones(3, np.float32)})
@@ -397,9 +398,10 @@ class TestBadMessages:
         spoil: Callable[..., Any],
     ) -> None:
         with ShardServers({"w": Variable((400_000,))}, shards=1) as servers, servers.worker("a") as worker:
-            layout = servers.placement.shards[0].layout
+            packer = Packer(servers.placement)
+            (layout,) = packer.servers.values()
             arrays = {"w": np.ones(400_000, np.float32)}
-            whole = Packer(servers.placement).chunks([layout], CompleteArrays(arrays), [Aggregation.TRAINABLE])
+            whole = packer.chunks(layout, CompleteArrays(arrays), [Aggregation.TRAINABLE])
             chunks = spoil([pb.Chunk(shard=0, arena=0, offset=c.offset, data=bytes(c.data)) for c in whole])
             messages = [pb.PushRequest(header=header(servers, "a"))] + [pb.PushRequest(chunks=[c]) for c in chunks]
             with pytest.raises(errors.BadChunk, match="shard"):
@@ -895,7 +897,7 @@ def small_chunks(servers: ShardServers, arrays: Mapping[str, np.ndarray], *, ele
     packer = Packer(servers.placement)
     for shard in servers.placement.shards:
         raw: dict[int, bytes] = {}
-        for chunk in packer.chunks([shard.layout], CompleteArrays(arrays), [Aggregation.TRAINABLE]):
+        for chunk in packer.chunks(CallLayout([shard.layout]), CompleteArrays(arrays), [Aggregation.TRAINABLE]):
             raw[chunk.arena] = raw.get(chunk.arena, b"") + bytes(chunk.data)
         for index, data in raw.items():
             size = elements * shard.layout.arenas[index].wire_dtype.itemsize

@@ -96,7 +96,7 @@ def header(connection: ServerConnection, *, commit: bool, step: int = 0, generat
 
 
 def load(client: ParameterClient, connection: ServerConnection, arrays: Mapping[str, np.ndarray]) -> PushPayload:
-    return PushPayload(client.servers.packer, connection.layouts, [Aggregation.TRAINABLE], CompleteArrays(arrays))
+    return PushPayload(client.servers.packer, connection.layout, [Aggregation.TRAINABLE], CompleteArrays(arrays))
 
 
 def memory(nbytes: int) -> np.ndarray:

@@ -12,7 +12,7 @@ import numpy as np
 
 from shoal import _transport, errors
 from shoal._transport import Target, Transport, TransportFactory, read_message
-from shoal._wire import Assembler, PullAssembly, PullDecoder, PushPayload, decode_push, region_offsets
+from shoal._wire import Assembler, PullAssembly, PullDecoder, PushPayload, decode_push
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server import serving
@@ -67,11 +67,11 @@ class MemoryTransport(Transport):
 
     def memory(self) -> tuple[int, np.ndarray]:
         self._lent += 1
-        return self._lent, np.empty(region_offsets(self._target.layouts)[1], np.uint8)
+        return self._lent, np.empty(self._target.layout.region_bytes, np.uint8)
 
     def pull(self, request: pb.PullRequest, pull_decoder: PullDecoder | None) -> list[header_pb2.ShardHeader]:
         self.line.calls.put(("pull", request.SerializeToString(), None))
-        assembly = PullAssembly(self._target.layouts, pull_decoder)
+        assembly = PullAssembly(self._target.layout, pull_decoder)
         with self._whole():
             while message := self._answer(None):
                 assembly.add(read_message(pb.PullReply, message, assembly.assembler)[0])
@@ -211,7 +211,7 @@ class MemoryEndpoint(Endpoint):
         line: Line,
         message: bytes,
         region: np.ndarray | None,
-        call: Callable[[pb.PushHeader, Source], pb.PushReply],
+        call: Callable[[pb.PushHeader, Source], bytes],
     ) -> bytes:
         header, first = decode_push(message)
         stream = _messages(line)
@@ -222,13 +222,13 @@ class MemoryEndpoint(Endpoint):
         count = self._service.received(NAME)
         try:
             source = from_chunks(first, rest, count) if region is None else from_region(region, count)
-            return call(required(header), source).SerializeToString()
+            return call(required(header), source)
         finally:
             for _ in stream if region is None else ():  # skips the messages of a refused push
                 pass
 
     def _commit(self, line: Line, message: bytes, _region: object) -> bytes:
-        return self._service.commit(pb.CommitRequest.FromString(message)).SerializeToString()
+        return self._service.commit(pb.CommitRequest.FromString(message))
 
 
 def _messages(line: Line) -> Iterator[bytes]:

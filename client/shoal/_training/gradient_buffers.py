@@ -23,7 +23,7 @@ class GradientBuffers(dict[str, np.ndarray]):
         super().__init__()
         self._payloads = payloads
         for payload in payloads.values():
-            for views in packer.lend(payload.layouts, _memory(payload)):
+            for views in packer.lend(payload.layout, _memory(payload)):
                 self.update(views)
         self._lent = dict(self)  # arrays in the payloads' memory: the first ones, in the same order
         for name in packer.unlendable:
@@ -41,7 +41,7 @@ class GradientBuffers(dict[str, np.ndarray]):
         return len(self) == len(self._lent) and all(map(is_, self.values(), self._lent.values()))
 
     def convert(self) -> None:
-        """Converts the values that the program has put in place of arrays to NumPy arrays."""
+        """Makes NumPy arrays of the values by which the program has replaced arrays."""
         others = {name: np.asarray(array) for name, array in self.items() if type(array) is not np.ndarray}
         self.update(others)
 
@@ -73,7 +73,7 @@ class GradientBuffers(dict[str, np.ndarray]):
         # A replacement may share memory with a target of the writes below.
         copied = {name: self._apart(array, payloads) for name, array in copied.items()}
         for payload in payloads.values() if copied else ():
-            payload.packer.write_some(payload.layouts, copied, _memory(payload))
+            payload.packer.write_some(payload.layout, copied, _memory(payload))
         return {connection: replace(payload, aggregations=aggregations) for connection, payload in payloads.items()}
 
     @staticmethod

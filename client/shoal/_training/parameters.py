@@ -92,8 +92,8 @@ class ParameterClient:
 
         Args:
             gradients: arrays by variable, for every trainable variable, in its shape and dtype.
-            updates: values of non-trainable variables, or increments if they are summed: for each aggregation, all of
-                its variables or none.
+            updates: values of non-trainable variables, or increments of those that are summed. If it has one variable
+                of an aggregation, it must have all of them.
             weight: weight in a synchronous step's mean, > 0: the number of samples.
             cursor: the worker's position in its data after this push; checkpoints keep it.
 
@@ -138,8 +138,8 @@ class ParameterClient:
         """Pulls from all servers, until all shards are at one step.
 
         Args:
-            step: steps that this worker has finished.
-            ahead: 1 for the values of the step after that, otherwise 0.
+            step: number of steps that this worker has finished, which is also the number of its current step.
+            ahead: 0 for the values of this step, 1 for those of the next one.
             moves_values: whether to fetch values; False only waits.
 
         Returns:
@@ -210,12 +210,12 @@ class ParameterClient:
             gradients: pairs of name and array.
 
         Raises:
-            InvalidGradient: as for `push`; the push is abandoned and has no effect, as it is if `gradients` raises.
+            InvalidGradient: as for `push`. After this error, or an error of `gradients`, the push has no effect.
         """
         self.pusher.feed(push, gradients)
 
     def go_on(self, step: int) -> None:
-        """Makes this step the next one, unless the next one is later."""
+        """Moves the next step forward to this one. Has no effect if the next step is later already."""
         self.step = max(self.step, step)
 
     def send(self, push: Push) -> PushResult:

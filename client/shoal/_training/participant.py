@@ -199,7 +199,7 @@ class Participant:
 
         Args:
             report: the report.
-            pace: the pace of the member's heartbeats, which the report stands in for; None if it sends none.
+            pace: the pace of the member's heartbeats. The report counts as one. None if the member sends no heartbeats.
 
         Returns:
             The coordinator's answer.

@@ -63,12 +63,13 @@ class PlacedServers:
         raise errors.StaleGeneration(f"the placement of {self.placement.job} keeps changing; try again later")
 
     def before_push(self, call: Callable[[ServerConnection], T]) -> dict[ServerConnection, T]:
-        """Calls every server on this thread, one after the other, with a transport for pushes that is open.
+        """Opens a transport for pushes to each server, unless one is open, and then makes the call for each server.
 
-        Transports that are not open are opened in parallel, so a server that does not answer delays no other one.
+        The transports are opened in parallel, so a server that does not answer does not delay the others. The calls are
+        made on this thread, one after the other.
 
         Args:
-            call: prepares a push to one server, without waiting for the server.
+            call: prepares the push to one server, without waiting for the server.
 
         Returns:
             The results by connection.
@@ -139,9 +140,9 @@ class PlacedServers:
         Args:
             connection: connection to the server.
             arrays: the arrays, by variable; None means that there are none yet.
-            aggregations: aggregations of the arenas that the payload carries.
+            aggregations: aggregations of the slabs that the payload carries.
         """
-        return PushPayload(self.packer, connection.layouts, aggregations, arrays)
+        return PushPayload(self.packer, connection.layout, aggregations, arrays)
 
     def close(self) -> None:
         """Closes all connections. Calls in progress end with Cancelled."""
@@ -156,8 +157,7 @@ class PlacedServers:
         self.placement = placement
         self.packer = Packer(placement)
         self.connections = [
-            ServerConnection(address, [shard.layout for shard in shards], self._setting)
-            for address, shards in placement.by_server().items()
+            ServerConnection(address, layout, self._setting) for address, layout in self.packer.servers.items()
         ]
 
 

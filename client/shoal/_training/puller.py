@@ -49,8 +49,8 @@ class Puller:
         learn that it skips their step.
 
         Args:
-            step: steps that this worker has finished.
-            ahead: 1 for the values of the step after that, otherwise 0.
+            step: number of steps that this worker has finished, which is also the number of its current step.
+            ahead: 0 for the values of this step, 1 for those of the next one.
             moves_values: whether to fetch values; False only waits.
 
         Returns:

@@ -40,11 +40,13 @@ class Report:
     timings: tuple[StepTiming, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("step", "accepted", "rejected", "dropped", "samples"):
-            object.__setattr__(self, name, min(getattr(self, name), MAX_STEP - 1))
+        if max(self.step, self.accepted, self.rejected, self.dropped, self.samples) >= MAX_STEP:
+            for name in ("step", "accepted", "rejected", "dropped", "samples"):
+                object.__setattr__(self, name, min(getattr(self, name), MAX_STEP - 1))
         object.__setattr__(self, "values", _bounded_values(self.values))
         object.__setattr__(self, "staleness", _bounded_staleness(self.staleness))
-        object.__setattr__(self, "timings", _bounded_timings(self.timings))
+        if self.timings:
+            object.__setattr__(self, "timings", _bounded_timings(self.timings))
 
     def merged_with(self, later: "Report") -> "Report":
         """Returns the sum of this report and a later one, for a report that could not be sent."""

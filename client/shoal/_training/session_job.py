@@ -86,12 +86,20 @@ def member_id(worker: object) -> str:
     return worker or f"session-{secrets.token_hex(4)}"
 
 
-def cancel(coordinator: CoordinatorClient, job: str) -> None:
-    """Cancels a job that this session started but could not enter."""
+def cancel(coordinator: CoordinatorClient, job: str, error: BaseException | None) -> None:
+    """Cancels a job that this session started but could not enter, unless other sessions go on with it.
+
+    Args:
+        coordinator: client of the coordinator.
+        job: name of the job.
+        error: why the session could not enter; None if it could, so that there is nothing to cancel.
+    """
+    if error is None or (isinstance(error, errors.InvalidJob) and "goes_on" in error.details):
+        return
     try:
         coordinator.call(coordinator.jobs.Cancel, job_pb2.CancelRequest(job=job), retry_for_s=0)
-    except errors.ShoalError as error:
-        _log.warning("could not cancel", job=job, reason=error.message)
+    except errors.ShoalError as failure:
+        _log.warning("could not cancel", job=job, reason=failure.message)
 
 
 __all__ = ["cancel", "member_id", "start_or_find"]

@@ -62,7 +62,7 @@ class Connection(Protocol):
     A connection that fails is closed, because the position within a frame is then unknown.
 
     Attributes:
-        peer: the other end for messages, host:port if the socket is TCP.
+        peer: how messages name the other end; host:port if the socket is TCP.
         frames: the kinds of frame on this port.
         identity: the name that the other end proved in its hello; empty if it has none.
         left: unread bytes of the current frame's payload.
@@ -91,7 +91,7 @@ class Connection(Protocol):
         ...
 
     def limit(self, within_s: float | None) -> None:
-        """Sets one deadline for all that follows, in however many frames and pieces it comes.
+        """Sets one deadline for all transfers that follow, whatever their number of frames.
 
         A call that is not complete at the deadline raises DeadlineExceeded, and closes the connection.
 

@@ -16,11 +16,11 @@ class GrpcTransport(Transport):
     """
 
     def __init__(self, target: Target) -> None:
-        self._rpc, self._layouts = target.rpc, target.layouts
-        self._nbytes = sum(layout.nbytes for layout in target.layouts)
+        self._rpc, self._layout = target.rpc, target.layout
+        self._nbytes = target.layout.nbytes
 
     def pull(self, request: pb.PullRequest, pull_decoder: PullDecoder | None) -> list[header_pb2.ShardHeader]:
-        assembly = PullAssembly(self._layouts, pull_decoder)
+        assembly = PullAssembly(self._layout, pull_decoder)
         for message in self._rpc.pull(request, self._nbytes):
             assembly.add(read_message(pb.PullReply, message, assembly.assembler)[0])
         return assembly.finish()

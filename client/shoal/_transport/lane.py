@@ -48,7 +48,7 @@ class Lane(Connection):
 
     Args:
         connection: a connected socket; the lane owns it.
-        peer: the other end for messages, host:port if the socket is TCP.
+        peer: how messages name the other end; host:port if the socket is TCP.
         frames: the kinds of frame on this port.
         stall_s: seconds without progress after which a transfer fails.
         polls: whether it polls for a frame that is likely to come soon. A server must not: its lanes would take cores

@@ -37,11 +37,10 @@ class LaneTransport(Transport):
     """
 
     def __init__(self, lane: Connection, target: Target) -> None:
-        self._lane, self._layouts, self._rpc = lane, target.layouts, target.rpc
+        self._lane, self._layout, self._rpc = lane, target.layout, target.rpc
         self._refusal: errors.ShoalError | None = None
-        nbytes = sum(layout.nbytes for layout in target.layouts)
-        self._transfer_s = transfer_s(nbytes)
-        self._may_wait = nbytes > PERMIT_FREE_BYTES
+        self._transfer_s = transfer_s(target.layout.nbytes)
+        self._may_wait = target.layout.nbytes > PERMIT_FREE_BYTES
 
     @property
     def broken(self) -> bool:
@@ -75,7 +74,7 @@ class LaneTransport(Transport):
 
     def assign(self, header: pb.PushHeader, payload: PushPayload) -> None:
         """Sends values by gRPC: a lane has no frame for a call that is made once for each job."""
-        self._rpc.assign(payload.requests(header), sum(layout.nbytes for layout in self._layouts))
+        self._rpc.assign(payload.requests(header), self._layout.nbytes)
 
     def close(self) -> None:
         self._lane.close()
@@ -95,7 +94,7 @@ class LaneTransport(Transport):
         self._lane.send(Frame.PULL, [request.SerializeToString()])
 
     def _receive_values(self, pull_decoder: PullDecoder | None) -> list[header_pb2.ShardHeader]:
-        assembly = PullAssembly(self._layouts, pull_decoder)
+        assembly = PullAssembly(self._layout, pull_decoder)
         kind = self._begin(None)  # may wait for other workers
         self._lane.limit(self._transfer_s)
         while kind is not Frame.END:

@@ -48,7 +48,7 @@ class Listener:
     """Accepts connections, and gives each one a thread and a handler.
 
     A peer that stalls or waits blocks only its own thread. A connection whose handshake is not complete within 5 s is
-    closed, in however many pieces it arrives, because a peer that has not proved anything must not hold a connection.
+    closed, even if bytes still arrive: a peer that has not proved anything must not hold a connection.
 
     Args:
         listening: a stream socket that is bound and listens; the listener owns it.

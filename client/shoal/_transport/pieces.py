@@ -1,4 +1,4 @@
-"""Lists of buffers that one system call sends or fills, and the rest of a list after some of its bytes were moved."""
+"""Lists of buffers that one system call sends or fills, and what is left of a list if the call handled only a part."""
 
 from typing import Any
 

@@ -36,11 +36,11 @@ class _Refusal:
 class Selector:
     """Opens transports to one server. Only one thread may use it at a time, except for `open_first`.
 
-    When a transport breaks, the selector opens another one, the best first. It skips a carrier that the server does
-    not offer, and one that was refused a short time ago. Since the server does answer by gRPC, the cause is a firewall
-    or the server's limit of lanes. The limit may be free again later, so `again` says when refused transports are
-    tried again: after 5 s, then after pauses that double up to 300 s. If no transport is left, the next `open` tries
-    all of them.
+    When a transport breaks, the selector opens another one, the best first. It skips transports that the server
+    does not offer, and those that were refused a short time ago. A server that answers by gRPC refuses a transport
+    because of a firewall, or because it has reached its limit of lanes. Lanes may become free, so `again` says when
+    refused transports are tried again: after 5 s, then after pauses that double up to 300 s. If none is left, the next
+    `open` tries all of them.
 
     Args:
         setting: selects transports, as SHOAL_TRANSPORT does.
@@ -66,6 +66,10 @@ class Selector:
         """Returns whether a new transport must replace this one."""
         return current is None or current.broken
 
+    def is_content(self, current: Transport) -> bool:
+        """Whether `again` would return nothing for this transport, because no better one was refused or lost."""
+        return not self._refusals and not current.lost
+
     def again(self, current: Transport) -> list[TransportFactory]:
         """Returns the transports to try again now, the best first, and begins the next pause of each.
 
@@ -73,9 +77,10 @@ class Selector:
             current: the transport in use, which stays in use if the attempt fails.
 
         Returns:
-            Transports that are better than this one; none, unless one of them was refused and its pause is over.
+            Transports that are better than this one. There are none if no better one was refused, or if the pauses are
+            not over yet.
         """
-        if not self._refusals and not current.lost:
+        if self.is_content(current):
             return []
         place = self.place(current)
         better = [
@@ -94,7 +99,7 @@ class Selector:
         return found
 
     def place(self, transport: Transport) -> int:
-        """Returns the place of a transport: 0 is the best one. Without its memory, a transport is one place worse."""
+        """Returns the place of a transport: 0 is the best one. One that has lost its memory is one place worse."""
         return self._places.get(transport, 0) + bool(transport.lost)
 
     def open_first(self, factories: Sequence[TransportFactory], target: Target, payloads: int) -> Transport | None:

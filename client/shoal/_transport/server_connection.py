@@ -15,7 +15,7 @@ from shoal import errors
 from shoal._transport.grpc_calls import GrpcCalls
 from shoal._transport.selector import Selector
 from shoal._transport.transport import Target, Transport, TransportFactory
-from shoal._wire import Memory, PullDecoder, PushPayload, ShardLayout, region_offsets
+from shoal._wire import CallLayout, Memory, PullDecoder, PushPayload
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 
@@ -33,27 +33,27 @@ _attempts = threading.BoundedSemaphore(4)
 class ServerConnection:
     """Connection to one server's shards of a job.
 
-    One thread at a time may pull and one may push, both at once, so each direction has a transport of its own. A third
+    One thread may pull while another one pushes, so each direction has a transport of its own. A third
     thread may ask for memory meanwhile.
 
     Args:
         address: address of the server.
-        layouts: layouts of the job's shards on that server.
+        layout: layout of the calls, which name all shards of the job on that server.
         setting: selects transports, as SHOAL_TRANSPORT does.
 
     Attributes:
-        address, layouts: as given.
+        address, layout: as given.
         indices: numbers of the shards.
         pull_transport: transport of pulls; None before the first one.
         push_transport: transport of pushes; None before the first one.
         closed: whether `close` was called.
     """
 
-    def __init__(self, address: str, layouts: Sequence[ShardLayout], setting: str) -> None:
-        self.address, self.layouts = address, layouts
-        self.indices = [layout.shard for layout in layouts]
+    def __init__(self, address: str, layout: CallLayout, setting: str) -> None:
+        self.address, self.layout = address, layout
+        self.indices = [shard.shard for shard in layout.shards]
         self._rpc = GrpcCalls(address)
-        self._target = Target(address, layouts, self._rpc)
+        self._target = Target(address, layout, self._rpc)
         self._opening = threading.Lock()  # guards the next five; held while one is opened, for seconds at most
         self._selector = Selector(setting)
         self._trying = False  # whether a thread tries to open a better transport
@@ -116,7 +116,7 @@ class ServerConnection:
         transport = self._for_pushes()
         if taken := transport.memory():
             return replace(payload, copy=taken[1], region=taken[0], owner=transport)
-        return replace(payload, copy=memory(region_offsets(payload.layouts)[1]))
+        return replace(payload, copy=memory(payload.layout.region_bytes))
 
     def push(self, header: pb.PushHeader, payload: PushPayload) -> pb.PushReply:
         """Pushes to all shards of this server."""
@@ -172,7 +172,7 @@ class ServerConnection:
 
     def _try_again(self, current: Transport, payloads: int) -> None:
         """Tries to open a better transport that was refused, beside the calls, if it is time for that."""
-        if self._trying or not _attempts.acquire(blocking=False):
+        if self._trying or self._selector.is_content(current) or not _attempts.acquire(blocking=False):
             return
         if not (factories := self._selector.again(current)):
             _attempts.release()

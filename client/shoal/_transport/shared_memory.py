@@ -14,7 +14,7 @@ from shoal._transport.frames import Frame
 from shoal._transport.lane_transport import LaneFactory, LaneTransport
 from shoal._transport.segment import Regions, Segment, SegmentLost, SegmentUnavailable
 from shoal._transport.transport import Target, TransportUnavailable
-from shoal._wire import PullDecoder, PushPayload, encode_push, region_arrays, region_offsets
+from shoal._wire import PullDecoder, PushPayload, encode_push
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 
@@ -73,17 +73,17 @@ class SharedMemoryTransport(LaneTransport):
         self, request: pb.PullRequest, pull_decoder: PullDecoder, region: np.ndarray
     ) -> list[header_pb2.ShardHeader]:
         self._ask(request)
-        arenas = region_arrays(region, self._layouts)
+        slabs = self._layout.arrays(region)
         try:
-            for key, elements in arenas.items():
-                pull_decoder.expect(key, elements)  # while the server writes them
+            for slab, elements in slabs.items():
+                pull_decoder.expect(slab, elements)  # while the server writes them
             headers = self._receive_values(None)
             self._check_regions()
         except BaseException:
             pull_decoder.forget()
             raise
-        for key, elements in arenas.items():
-            pull_decoder.adopt(key, elements)
+        for slab, elements in slabs.items():
+            pull_decoder.adopt(slab, elements)
         return headers
 
     def _push_from_region(self, header: pb.PushHeader) -> pb.PushReply:
@@ -136,7 +136,7 @@ class SharedMemoryFactory(LaneFactory):
     def open(self, target: Target, payloads: int) -> LaneTransport:
         if not target.offer.address or not target.offer.host or target.offer.host != host_id():
             raise TransportUnavailable("the server is not on this host")
-        _, nbytes = region_offsets(target.layouts)
+        nbytes = target.layout.region_bytes
         if nbytes < _SHARED_FROM_BYTES:
             raise TransportUnavailable(f"{nbytes} bytes of arenas are too few for a segment")
         size = -(-nbytes // _PAGE) * _PAGE

@@ -5,14 +5,13 @@
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
 
 from shoal._transport.grpc_calls import GrpcCalls
-from shoal._wire import PullDecoder, PushPayload, ShardLayout
+from shoal._wire import CallLayout, PullDecoder, PushPayload
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 
@@ -45,7 +44,7 @@ class Transport(ABC):
         """Pulls all shards. The reply waits until the consistency mode allows it.
 
         Args:
-            request: names the shards, in order; this method sets its slot.
+            request: names the shards, in order; this method sets its region.
             pull_decoder: receives the values; None means to wait without them.
 
         Returns:
@@ -57,7 +56,7 @@ class Transport(ABC):
         """Pushes to all shards.
 
         Args:
-            header: names the shards, in order; this method sets its slot.
+            header: names the shards, in order; this method sets its region.
             payload: the arrays, which may lie in `memory` of this transport.
 
         Returns:
@@ -83,13 +82,13 @@ class Target:
 
     Attributes:
         address: address of the server.
-        layouts: layouts of the job's shards on that server.
+        layout: layout of the calls, which name all shards of the job on that server.
         rpc: calls by gRPC, which every server answers.
         offer: the server's offer of transports; empty unless the factory `attaches`.
     """
 
     address: str
-    layouts: Sequence[ShardLayout]
+    layout: CallLayout
     rpc: GrpcCalls
     offer: pb.AttachReply = field(default_factory=pb.AttachReply)
 

@@ -1,7 +1,8 @@
 """Data formats that both ends of a connection share: layouts, chunks, messages, leases and cursors.
 
 - `layout`: the place of a variable's elements in arenas.
-- `framing`, `packing`, `pull_decoder`, `push_stream`: arenas as chunks, and back.
+- `slabs`: arenas that lie next to each other, at a server and in a region.
+- `framing`, `packing`, `pull_decoder`, `push_stream`: slabs as chunks, and back.
 - `chunks`: the bytes of messages.
 - `text_fields`: checks of short texts and addresses.
 - `limits`: the largest sizes and counts of a message or a report.
@@ -14,15 +15,8 @@ Nothing here opens a socket, calls a server or imports gRPC. Every package may i
 from shoal._wire.acknowledgements import EvaluationAck, EvaluationClaim, ReportAck
 from shoal._wire.chunks import Buffer, Carrier, Chunk, decode, decode_push, encode_push, encode_values, read_start
 from shoal._wire.cursor import Cursor, PushCounts
-from shoal._wire.framing import (
-    ArenaKey,
-    ArenaRange,
-    Assembler,
-    arenas_of,
-    messages,
-    region_arrays,
-    region_offsets,
-)
+from shoal._wire.framing import Assembler, SlabRange, chunks_of, messages
+from shoal._wire.headers import ShardHeaders
 from shoal._wire.layout import (
     Aggregation,
     ArenaLayout,
@@ -39,6 +33,7 @@ from shoal._wire.metric_values import NAMES, is_name, number
 from shoal._wire.packing import ArraySource, CompleteArrays, Memory, Packer
 from shoal._wire.pull_decoder import PullDecoder
 from shoal._wire.push_stream import PushStream
+from shoal._wire.slabs import ArenaKey, CallLayout, Slab, SlabArrays
 from shoal._wire.text_fields import check_address, check_text, shortened, without_controls
 from shoal._wire.transfer import PullAssembly, PushPayload
 
@@ -48,10 +43,10 @@ __all__ = [
     "Aggregation",
     "ArenaKey",
     "ArenaLayout",
-    "ArenaRange",
     "ArraySource",
     "Assembler",
     "Buffer",
+    "CallLayout",
     "Carrier",
     "Chunk",
     "CompleteArrays",
@@ -70,12 +65,16 @@ __all__ = [
     "PushPayload",
     "PushStream",
     "ReportAck",
+    "ShardHeaders",
     "ShardLayout",
     "ShardPlacement",
+    "Slab",
+    "SlabArrays",
+    "SlabRange",
     "Slice",
-    "arenas_of",
     "check_address",
     "check_text",
+    "chunks_of",
     "decode",
     "decode_push",
     "encode_push",
@@ -84,8 +83,6 @@ __all__ = [
     "messages",
     "number",
     "read_start",
-    "region_arrays",
-    "region_offsets",
     "row_elements",
     "shortened",
     "storage_dtype",

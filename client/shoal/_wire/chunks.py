@@ -15,7 +15,6 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError
 
 from shoal import errors
-from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 
 Buffer = bytes | bytearray | memoryview
@@ -35,12 +34,12 @@ _NOTHING = memoryview(b"")
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of an arena in a message.
+    """A piece of a slab in a message.
 
     Attributes:
-        shard: number of the shard.
-        arena: index of the arena in the shard.
-        offset: bytes from the arena's start.
+        shard: number of the shard of one of the slab's arenas.
+        arena: index of this arena in its shard.
+        offset: bytes from the arena's start. The piece may lie in later arenas of the slab, or go on in them.
         data: unsigned bytes, flat and contiguous. They are never copied here, so their owner must not change them until
             the message has been sent, or until the receiver has processed the chunk.
     """
@@ -68,9 +67,17 @@ def encode_push(header: pb.PushHeader | None, chunks: Sequence[Chunk]) -> list[B
     return _encode(pb.PushRequest(header=header).SerializeToString(), chunks)
 
 
-def encode_values(headers: Sequence[header_pb2.ShardHeader], chunks: Sequence[Chunk]) -> list[Buffer]:
-    """Encodes a `PullReply`. Arguments, result and errors are as for `encode_push`."""
-    return _encode(pb.PullReply(headers=headers).SerializeToString(), chunks)
+def encode_values(headers: bytes, chunks: Sequence[Chunk]) -> list[Buffer]:
+    """Encodes a `PullReply`.
+
+    Args:
+        headers: an encoded `PullReply` that has only the headers, or nothing.
+        chunks: the chunks, in order.
+
+    Returns:
+        As `encode_push`, which raises the same errors.
+    """
+    return _encode(headers, chunks)
 
 
 def decode_push(message: Buffer) -> tuple[pb.PushHeader | None, list[Chunk]]:
@@ -98,7 +105,7 @@ def decode(kind: type[Carrier], message: Buffer) -> tuple[Carrier, list[Chunk]]:
         message: the whole message, contiguous.
 
     Returns:
-        The message, which may lack its chunks, and its chunks, as for `decode_push`.
+        The message, whose field of chunks may be empty, and a list of the chunks, as for `decode_push`.
 
     Raises:
         BadChunk: the bytes are not such a message.

@@ -1,4 +1,4 @@
-"""What a checkpoint keeps of each worker: its position in its data, and its pushes so far.
+"""Records of a worker in a checkpoint: its position in its data, and its pushes so far.
 
 Workers send the position with each push. Shards keep it, and count the applied pushes.
 """

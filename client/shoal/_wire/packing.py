@@ -1,11 +1,10 @@
-"""Packing of named arrays into the arenas of a placement. `shoal._wire.pull_decoder` unpacks them.
+"""Packing of named arrays into the slabs of a placement. `shoal._wire.pull_decoder` unpacks them.
 
-`shoal._wire.framing` divides arenas into chunks or regions, and assembles them.
+`shoal._wire.framing` divides slabs into chunks, and assembles them.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from operator import attrgetter, eq
 from sys import intern
 from typing import Any, Protocol
@@ -15,10 +14,11 @@ import numpy as np
 from shoal import errors
 from shoal._system import listed
 from shoal._wire.chunks import Chunk
-from shoal._wire.framing import arenas_of, chunks_of, region_arrays
-from shoal._wire.layout import Aggregation, Placement, ShardLayout
+from shoal._wire.framing import chunks_of
+from shoal._wire.layout import Aggregation, Placement
 from shoal._wire.limits import CHUNK_BYTES
-from shoal._wire.plans import GATHERED_BYTES, ArenaPlan, SliceGroup, getter
+from shoal._wire.plans import GATHERED_BYTES, SlabPlan, SliceGroup, getter
+from shoal._wire.slabs import CallLayout, Slab
 from shoal.variables import Variable
 
 # Allocates this many bytes: flat, uninitialised, unsigned.
@@ -105,27 +105,36 @@ class Packer:
 
     Attributes:
         variables: the variables, by name.
-        plans: the plan of each arena.
+        servers: layout of the calls to each server, by its address.
         nothing: None for each variable, in the placement's order.
         split: variables that do not lie in one arena with all their rows.
+        unlendable: the trainable variables that `lend` cannot yield: they are split, or have another wire dtype.
     """
 
     def __init__(self, placement: Placement) -> None:
         self.variables = {intern(name): variable for name, variable in placement.variables.items()}
-        self.plans = {
-            key: ArenaPlan(arena, self.variables)
-            for key, arena in arenas_of(shard.layout for shard in placement.shards).items()
+        self.servers = {
+            address: CallLayout(shard.layout for shard in shards) for address, shards in placement.by_server().items()
         }
+        self._plans: dict[Slab, SlabPlan] = {}
+        plans = [self.plan(slab) for layout in self.servers.values() for slab in layout.slabs]
         self.nothing: dict[str, Any] = dict.fromkeys(self.variables)
         # Wire dtypes that differ from the variable's own.
         self._wires = {
-            part.variable: plan.arena.wire_dtype
-            for plan in self.plans.values()
-            if not plan.travels_as_it_is
-            for part in plan.parts
+            part.variable: plan.slab.wire_dtype for plan in plans if not plan.travels_as_it_is for part in plan.parts
         }
         self._expected: dict[frozenset[Aggregation], _Expected] = {}
-        self.split = {part.variable for plan in self.plans.values() for part in plan.partial}
+        self.split = {part.variable for plan in plans for part in plan.partial}
+        trainable = [plan for plan in plans if plan.slab.aggregation is Aggregation.TRAINABLE]
+        lent = {name for plan in trainable if plan.travels_as_it_is for name in plan.names}
+        self.unlendable = [part.variable for plan in trainable for part in plan.parts if part.variable not in lent]
+
+    def plan(self, slab: Slab) -> SlabPlan:
+        """Returns the packing plan of a slab of this placement."""
+        plan = self._plans.get(slab)
+        if plan is None:
+            plan = self._plans.setdefault(slab, SlabPlan(slab, self.variables))
+        return plan
 
     def check(self, arrays: Mapping[str, np.ndarray], aggregations: Collection[Aggregation]) -> None:
         """Checks that there is an array for each variable of some aggregations, and for no other variable.
@@ -191,77 +200,64 @@ class Packer:
                 wanted = " or ".join(sorted(aggregation.name for aggregation in aggregations))
                 yield f"{name!r} has the aggregation {known.aggregation.name}, not {wanted}"
 
-    def chunks(
-        self, layouts: Iterable[ShardLayout], arrays: ArraySource, aggregations: Collection[Aggregation]
-    ) -> Iterator[Chunk]:
-        """Yields the arenas of some shards as chunks.
+    def chunks(self, layout: CallLayout, arrays: ArraySource, aggregations: Collection[Aggregation]) -> Iterator[Chunk]:
+        """Yields the slabs of a call as chunks.
 
         Args:
-            layouts: layouts of the shards.
+            layout: layout of the call.
             arrays: the arrays, by variable, as accepted by `check`. Large ones are not copied, so they must not change
                 meanwhile.
-            aggregations: selects the arenas.
+            aggregations: selects the slabs.
 
         Yields:
             The chunks, as their arrays become available.
         """
-        keys = arenas_of(layouts, aggregations)
-        plans = {group: (key, self.plans[key]) for key in keys for group in self.plans[key].groups}
-        for group in arrays.ready([*plans]):
-            key, plan = plans[group]
-            offset = group.elements.start * plan.arena.wire_dtype.itemsize
-            for piece in _pieces(group, arrays.arrays, plan.arena.wire_dtype):
-                yield from chunks_of(key, piece, offset)
+        slabs = {group: slab for slab in layout.carrying(aggregations) for group in self.plan(slab).groups}
+        for group in arrays.ready([*slabs]):
+            slab = slabs[group]
+            offset = group.elements.start * slab.wire_dtype.itemsize
+            for piece in _pieces(group, arrays.arrays, slab.wire_dtype):
+                yield from chunks_of(slab, piece, offset)
                 offset += piece.nbytes
 
     def write(
-        self,
-        layouts: Sequence[ShardLayout],
-        arrays: ArraySource,
-        aggregations: Collection[Aggregation],
-        region: np.ndarray,
+        self, layout: CallLayout, arrays: ArraySource, aggregations: Collection[Aggregation], region: np.ndarray
     ) -> None:
-        """Writes the arenas of some shards into a region, at the offsets of `region_offsets`.
+        """Writes the slabs of a call into a region.
 
         Args:
-            layouts: layouts of all shards of the call.
+            layout: layout of the call.
             arrays: the arrays, by variable, as accepted by `check`.
-            aggregations: selects the arenas.
+            aggregations: selects the slabs.
             region: unsigned bytes, large enough.
         """
         targets: dict[SliceGroup, np.ndarray] = {}
-        for key, flat in region_arrays(region, layouts, aggregations).items():
-            plan = self.plans[key]
+        for slab, flat in layout.arrays(region, aggregations).items():
+            plan = self.plan(slab)
             targets |= dict.fromkeys([plan.all] if arrays.complete else plan.groups, flat)
         for group in arrays.ready([*targets]):
             _join(group.slices(arrays.arrays), targets[group][group.elements])
 
-    def lend(self, layouts: Sequence[ShardLayout], region: np.ndarray) -> Iterator[Iterable[tuple[str, np.ndarray]]]:
-        """Yields, for each arena, the trainable variables that lie in a region unchanged, as views of it.
+    def lend(self, layout: CallLayout, region: np.ndarray) -> Iterator[Iterable[tuple[str, np.ndarray]]]:
+        """Yields views of a region, slab by slab: the trainable variables that it holds in their own dtype.
 
         Values that are written to these views are packed. The other variables are `unlendable`.
         """
-        for key, flat in region_arrays(region, layouts, [Aggregation.TRAINABLE]).items():
-            if self.plans[key].travels_as_it_is:
-                yield self.plans[key].whole(flat)
+        for slab, flat in layout.arrays(region, [Aggregation.TRAINABLE]).items():
+            plan = self.plan(slab)
+            if plan.travels_as_it_is:
+                yield plan.whole(flat)
 
-    @cached_property
-    def unlendable(self) -> list[str]:
-        """The trainable variables that `lend` cannot yield: they are split, or have another wire dtype."""
-        trainable = {key: plan for key, plan in self.plans.items() if plan.arena.aggregation is Aggregation.TRAINABLE}
-        lent = {name for plan in trainable.values() if plan.travels_as_it_is for name in plan.names}
-        return [part.variable for plan in trainable.values() for part in plan.parts if part.variable not in lent]
-
-    def write_some(self, layouts: Sequence[ShardLayout], arrays: Mapping[str, np.ndarray], region: np.ndarray) -> None:
+    def write_some(self, layout: CallLayout, arrays: Mapping[str, np.ndarray], region: np.ndarray) -> None:
         """Writes some variables into a region.
 
         Args:
-            layouts: layouts of all shards of the call.
+            layout: layout of the call.
             arrays: the arrays, by variable.
             region: unsigned bytes, large enough.
         """
-        for key, flat in region_arrays(region, layouts).items():
-            plan = self.plans[key]
+        for slab, flat in layout.arrays(region).items():
+            plan = self.plan(slab)
             if all(map(arrays.__contains__, plan.all.names)):
                 _join(plan.all.slices(arrays), flat)
                 continue

@@ -1,4 +1,4 @@
-"""Packing plans: all properties of an arena that can be computed before its arrays are packed."""
+"""Packing plans: all properties of a slab that can be computed before its arrays are packed."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,8 +8,9 @@ from sys import intern
 
 import numpy as np
 
-from shoal._wire.layout import ArenaLayout, row_elements, rows_of
+from shoal._wire.layout import row_elements, rows_of
 from shoal._wire.limits import CHUNK_BYTES
+from shoal._wire.slabs import Slab
 from shoal.variables import Variable
 
 # Minimum size of a slice that is sent as chunks of its own, without a copy of its array.
@@ -23,29 +24,30 @@ class PlannedSlice:
     variable: str
     rows: slice | None  # None means the whole variable
     shape: tuple[int, ...]
-    elements: slice  # of the arena
+    elements: slice  # of the slab
 
 
-class ArenaPlan:
-    """Packing plan of an arena.
+class SlabPlan:
+    """Packing plan of a slab.
 
     Args:
-        arena: layout of the arena.
+        slab: the slab.
         variables: variables of the placement, by name.
 
     Attributes:
-        parts: the slices of the arena.
+        slab: as given.
+        parts: the slices of the slab's arenas.
         all: all slices as one group.
         groups: the slices as they are sent: large ones alone, small ones gathered.
         partial: the slices that are not whole variables.
-        names: the variables that lie in the arena with all their rows.
+        names: the variables that lie in the slab with all their rows.
     """
 
-    def __init__(self, arena: ArenaLayout, variables: Mapping[str, Variable]) -> None:
-        self.arena = arena
-        self.parts = _parts(arena, variables)
+    def __init__(self, slab: Slab, variables: Mapping[str, Variable]) -> None:
+        self.slab = slab
+        self.parts = _parts(slab, variables)
         self.all = SliceGroup(self.parts)
-        self.groups = [SliceGroup(parts) for parts in _groups(self.parts, arena.wire_dtype.itemsize)]
+        self.groups = [SliceGroup(parts) for parts in _groups(self.parts, slab.wire_dtype.itemsize)]
         self.partial = [part for part in self.parts if part.rows is not None]
         whole = [part for part in self.parts if part.rows is None]
         self.names = [part.variable for part in whole]
@@ -53,11 +55,11 @@ class ArenaPlan:
 
     @property
     def travels_as_it_is(self) -> bool:
-        """Whether the wire dtype is the arena's own dtype."""
-        return self.arena.wire_dtype == self.arena.dtype
+        """Whether the wire dtype is the slab's own dtype."""
+        return self.slab.wire_dtype == self.slab.dtype
 
     def whole(self, flat: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields the variables that lie in the arena with all their rows, as views of its elements."""
+        """Yields the variables that lie in the slab with all their rows, as views of its elements."""
         return zip(self.names, chain.from_iterable(block.views(flat) for block in self._blocks), strict=True)
 
 
@@ -71,7 +73,7 @@ class SliceGroup:
 
     Attributes:
         names: name of each slice's variable; a name may occur twice.
-        elements: range of elements in the arena.
+        elements: range of elements in the slab.
     """
 
     def __init__(self, parts: Sequence[PlannedSlice]) -> None:
@@ -92,12 +94,12 @@ class SliceGroup:
 class _Block:
     """Adjacent whole variables of one shape, which become views in one operation."""
 
-    elements: slice  # of the arena
+    elements: slice  # of the slab
     count: int
     shape: tuple[int, ...]  # of each
 
     def views(self, flat: np.ndarray) -> Iterable[np.ndarray]:
-        """Returns the variables as views of the arena's elements."""
+        """Returns the variables as views of the slab's elements."""
         if not self.shape:
             return [flat[self.elements].reshape(())]  # a row of a vector would be a number, not a view
         return flat[self.elements].reshape(self.count, *self.shape)
@@ -143,19 +145,20 @@ def _groups(parts: Sequence[PlannedSlice], itemsize: int) -> Iterator[list[Plann
         yield gathered
 
 
-def _parts(arena: ArenaLayout, variables: Mapping[str, Variable]) -> list[PlannedSlice]:
+def _parts(slab: Slab, variables: Mapping[str, Variable]) -> list[PlannedSlice]:
     parts = []
-    for piece in arena.slices:
-        name = intern(piece.variable)  # one string object per name, so that look-ups compare identity
-        shape = variables[name].shape
-        count = piece.row_stop - piece.row_start
-        elements = slice(piece.offset, piece.offset + count * row_elements(shape))
-        if count == rows_of(shape):
-            parts.append(PlannedSlice(name, None, shape, elements))
-        else:
-            rows = slice(piece.row_start, piece.row_stop)
-            parts.append(PlannedSlice(name, rows, (count, *shape[1:]), elements))
+    for arena, first in zip(slab.arenas, slab.starts, strict=True):
+        for piece in arena.slices:
+            name = intern(piece.variable)  # one string object per name, so that look-ups compare identity
+            shape = variables[name].shape
+            count, start = piece.row_stop - piece.row_start, first + piece.offset
+            elements = slice(start, start + count * row_elements(shape))
+            if count == rows_of(shape):
+                parts.append(PlannedSlice(name, None, shape, elements))
+            else:
+                rows = slice(piece.row_start, piece.row_stop)
+                parts.append(PlannedSlice(name, rows, (count, *shape[1:]), elements))
     return parts
 
 
-__all__ = ["GATHERED_BYTES", "ArenaPlan", "PlannedSlice", "SliceGroup", "getter"]
+__all__ = ["GATHERED_BYTES", "PlannedSlice", "SlabPlan", "SliceGroup", "getter"]

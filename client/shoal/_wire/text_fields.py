@@ -6,8 +6,8 @@ import unicodedata
 from shoal import errors
 from shoal._wire.limits import FIELD_BYTES
 
-# Categories of Unicode of which a field has no characters: controls, formats such as changes of direction, surrogates,
-# and separators of lines and paragraphs. A terminal or a log would act on them.
+# Categories of Unicode that a field must not contain: controls, formats such as changes of direction, surrogates, and
+# separators of lines and paragraphs. A terminal or a log would act on them.
 _REFUSED_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
 _HOST = r"[A-Za-z0-9_][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?\]"
 _ADDRESS = re.compile(rf"(?P<host>{_HOST}):(?P<port>[0-9]{{1,5}})")

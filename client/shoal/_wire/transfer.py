@@ -1,6 +1,6 @@
 """Payload of one call on any transport: the arrays of a push, or the assembly of the replies to a pull."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -8,11 +8,12 @@ import numpy as np
 
 from shoal import errors
 from shoal._wire.chunks import Buffer, Chunk, encode_push
-from shoal._wire.framing import Assembler, arenas_of, chunks_of, messages, region_arrays, region_offsets
-from shoal._wire.layout import Aggregation, ShardLayout
+from shoal._wire.framing import Assembler, chunks_of, messages
+from shoal._wire.layout import Aggregation
 from shoal._wire.limits import PERMIT_FREE_BYTES
 from shoal._wire.packing import ArraySource, Memory, Packer
 from shoal._wire.pull_decoder import PullDecoder
+from shoal._wire.slabs import CallLayout
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 
@@ -30,17 +31,17 @@ class PushPayload:
 
     Attributes:
         packer: packer of the placement.
-        layouts: layouts of the call's shards.
-        aggregations: aggregations of the arenas that the push carries.
+        layout: layout of the call.
+        aggregations: aggregations of the slabs that the push carries.
         arrays: the arrays, by variable; they must not change before the push is answered. None if the push carries no
             arrays, or if the originals may change and only the copy is used.
-        copy: unsigned bytes, with the offsets of `region_offsets`.
+        copy: unsigned bytes, laid out as a region.
         region: number, from 1, of the region in shared memory that holds the copy; 0 means that the copy is private.
         owner: owner of that region; None means that the copy is private.
     """
 
     packer: Packer
-    layouts: Sequence[ShardLayout]
+    layout: CallLayout
     aggregations: Collection[Aggregation]
     arrays: ArraySource | None = None
     copy: np.ndarray | None = None
@@ -62,13 +63,13 @@ class PushPayload:
             The same payload with the copy.
         """
         assert self.arrays is not None, "there is nothing to copy"
-        self.packer.write(self.layouts, self.arrays, self.aggregations, copy)
+        self.packer.write(self.layout, self.arrays, self.aggregations, copy)
         arrays = self.arrays if arrays_stay else None
-        return PushPayload(self.packer, self.layouts, self.aggregations, arrays, copy, region, owner)
+        return PushPayload(self.packer, self.layout, self.aggregations, arrays, copy, region, owner)
 
     def copied_to(self, memory: Memory) -> "PushPayload":
         """Returns the same payload with a copy in private memory."""
-        return self.copied(memory(region_offsets(self.layouts)[1]))
+        return self.copied(memory(self.layout.region_bytes))
 
     @property
     def complete(self) -> bool:
@@ -88,14 +89,14 @@ class PushPayload:
             Cancelled: some arrays never became available.
         """
         if self.arrays is not None:
-            yield from self.packer.chunks(self.layouts, self.arrays, self.aggregations)
+            yield from self.packer.chunks(self.layout, self.arrays, self.aggregations)
             return
         if self.copy is None:
             return
         if self.owner and self.owner.lost:
             raise errors.InternalError(f"a push was lost with its shared memory: {self.owner.lost}")
-        for key, elements in region_arrays(self.copy, self.layouts, self.aggregations).items():
-            yield from chunks_of(key, elements)
+        for slab, elements in self.layout.arrays(self.copy, self.aggregations).items():
+            yield from chunks_of(slab, elements)
 
     def requests(self, header: pb.PushHeader) -> Iterator[list[Buffer]]:
         """Yields the messages of a push, each in pieces; the first carries the header.
@@ -103,7 +104,7 @@ class PushPayload:
         The header of a large push comes alone, so that the server has it before it makes room for the gradient.
         """
         first: pb.PushHeader | None = header
-        alone = sum(layout.nbytes for layout in self.layouts) > PERMIT_FREE_BYTES
+        alone = self.layout.nbytes > PERMIT_FREE_BYTES
         for group in messages(self.chunks()):
             if first is not None and alone:
                 yield encode_push(first, [])
@@ -118,19 +119,18 @@ class PullAssembly:
     """Assembles the replies to one pull.
 
     Args:
-        layouts: layouts of the requested shards.
+        layout: layout of the call.
         pull_decoder: receives the values; None means that only headers were requested.
 
     Attributes:
         assembler: receives the chunks of the replies.
     """
 
-    def __init__(self, layouts: Sequence[ShardLayout], pull_decoder: PullDecoder | None) -> None:
-        self._layouts = layouts
+    def __init__(self, layout: CallLayout, pull_decoder: PullDecoder | None) -> None:
+        self._layout = layout
         self._headers: list[header_pb2.ShardHeader] = []
-        arenas = arenas_of(layouts) if pull_decoder else {}
-        runs = {key: pull_decoder.runs(key, arena) for key, arena in arenas.items()} if pull_decoder else {}
-        self.assembler = Assembler(arenas, runs)
+        runs = {slab: pull_decoder.runs(slab) for slab in layout.slabs} if pull_decoder else {}
+        self.assembler = Assembler(layout, runs)
 
     def add(self, reply: pb.PullReply) -> None:
         """Adds the headers of a reply whose chunks the assembler has."""
@@ -143,7 +143,7 @@ class PullAssembly:
             BadChunk: values or headers are missing.
         """
         self.assembler.finish()
-        wanted = {layout.shard for layout in self._layouts}
+        wanted = {layout.shard for layout in self._layout.shards}
         if {header.shard for header in self._headers} != wanted:
             raise errors.BadChunk(
                 f"the answer to a pull of shards {sorted(wanted)} lacks headers of some of them; repeat the pull"

@@ -86,8 +86,8 @@ class ShardHeader(_message.Message):
     version: _builtins.int
     """Number of updates that the shard has applied."""
     step: _builtins.int
-    """The worker's next step on this shard. After a pull it is stamp.step + ahead, after a staged push stamp.step, and
-    after a committed push stamp.step + 1. In synchronous mode with backup workers, the shard may have closed that step
+    """The worker's next step on this shard. After a pull it is stamp.step + PullRequest.ahead, after a staged push
+    stamp.step, and after a committed push stamp.step + 1. In synchronous mode with backup workers, the shard may have closed that step
     without this worker. The next step is then the step that the shard collects gradients for.
     """
     def __init__(

@@ -343,8 +343,7 @@ class JobSpec(_message.Message):
     wire_dtype: _tensor_pb2.DType.ValueType
     """The dtype in which values and gradients of TRAINABLE float32 variables travel, both ways: FLOAT16 or BFLOAT16.
     DTYPE_UNSPECIFIED means unchanged. The server keeps float32, and all other variables travel unchanged. For any
-    other dtype, Submit returns INVALID_ARGUMENT, INVALID_JOB.
-    the name in manifests of checkpoints
+    other dtype, Submit returns INVALID_ARGUMENT, INVALID_JOB. Manifests of checkpoints call this field `wire`.
     """
     no_overlap: _builtins.bool
     """Whether a worker pulls, computes and pushes one after the other. If false, its next pull and its previous push run
@@ -717,7 +716,7 @@ class Evaluation(_message.Message):
     step: _builtins.int
     """The evaluating worker's step, below 2^53; otherwise INVALID_ARGUMENT, BAD_REQUEST."""
     samples: _builtins.int
-    """the name in manifests of checkpoints"""
+    """Number of samples that were evaluated. Manifests of checkpoints call this field `examples`."""
     seconds: _builtins.float
     """The duration."""
     time: _builtins.float
@@ -772,7 +771,7 @@ class Progress(_message.Message):
     epoch: _builtins.int
     """The first unfinished epoch, from 0; the last epoch if all are finished."""
     samples_per_s: _builtins.float
-    """The mean since the job began to run."""
+    """The mean over the time in which the job ran and had workers. Work that was lost with the shards does not count."""
     loss: _builtins.float
     """The loss in the latest report."""
     staleness_p50: _builtins.float
@@ -1295,8 +1294,8 @@ class GetTimingsReply(_message.Message):
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerTimings]:
         """One entry for each worker, in order of their names, at most 1,024. The entry of a worker that has left is kept
-        until the job restarts. If there would be more entries, that of the worker that has not reported for the longest
-        time is dropped.
+        until the job restarts. Above this limit, the coordinator drops the entry of one worker: the worker whose last
+        report is the oldest.
         """
 
     @_builtins.property
@@ -2114,7 +2113,11 @@ class ReportRequest(_message.Message):
     incarnation: _builtins.int
     """The member's incarnation, from RegisterReply."""
     step: _builtins.int
-    """The worker's current step. It and all counts are below 2^53; otherwise INVALID_ARGUMENT, BAD_REQUEST."""
+    """The worker's current step. It and all counts are below 2^53; otherwise INVALID_ARGUMENT, BAD_REQUEST. The step, the
+    counts of pushes and the steps of timings are at most 2^20 above what the job can have reached: the step at which
+    the worker was admitted and 100,000 steps for each second since the job first ran, or the largest reported step;
+    otherwise INVALID_ARGUMENT, BAD_REQUEST.
+    """
     accepted: _builtins.int
     """Accepted pushes of this worker."""
     rejected: _builtins.int

@@ -27,7 +27,8 @@ if _version_not_supported:
 
 
 class JobsStub:
-    """Calls about jobs: those of users first, then those of workers and sessions.
+    """Calls about jobs: those of users first, then those of workers and sessions. A call that names an unknown job returns
+    NOT_FOUND, UNKNOWN_JOB.
     """
 
     def __init__(self, channel):
@@ -124,13 +125,12 @@ class JobsStub:
 
 
 class JobsServicer:
-    """Calls about jobs: those of users first, then those of workers and sessions.
+    """Calls about jobs: those of users first, then those of workers and sessions. A call that names an unknown job returns
+    NOT_FOUND, UNKNOWN_JOB.
     """
 
     def Submit(self, request, context):
-        """Calls of users. A call that names an unknown job returns NOT_FOUND, UNKNOWN_JOB.
-
-        Submits a job. Returns INVALID_ARGUMENT, INVALID_JOB for a bad specification, and ALREADY_EXISTS, JOB_EXISTS if a
+        """Submits a job. Returns INVALID_ARGUMENT, INVALID_JOB for a bad specification, and ALREADY_EXISTS, JOB_EXISTS if a
         job of that name runs. Returns NOT_FOUND, UNKNOWN_CHECKPOINT if the checkpoint to begin with does not exist.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -208,7 +208,8 @@ class JobsServicer:
         call returns ABORTED, FENCED.
 
         Describes the variables and the data of the worker's program. The first description of a job counts. A later one
-        that differs returns INVALID_ARGUMENT, INVALID_JOB. If the job has failed, Describe and Join return
+        that differs returns INVALID_ARGUMENT, INVALID_JOB. It fails the job of a worker; the job of a session goes on
+        without that session. If the job has failed, Describe and Join return
         FAILED_PRECONDITION, JOB_FAILED. If the job has ended in another way, their status and their code are both
         CANCELLED. If the worker group is full, they return RESOURCE_EXHAUSTED, OVERLOADED to a session.
         """
@@ -358,7 +359,8 @@ def add_JobsServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Jobs:
-    """Calls about jobs: those of users first, then those of workers and sessions.
+    """Calls about jobs: those of users first, then those of workers and sessions. A call that names an unknown job returns
+    NOT_FOUND, UNKNOWN_JOB.
     """
 
     @staticmethod

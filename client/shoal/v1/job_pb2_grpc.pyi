@@ -32,16 +32,16 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class JobsStub:
-    """Calls about jobs: those of users first, then those of workers and sessions."""
+    """Calls about jobs: those of users first, then those of workers and sessions. A call that names an unknown job returns
+    NOT_FOUND, UNKNOWN_JOB.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> JobsAsyncStub: ...
     Submit: _grpc.UnaryUnaryMultiCallable[_job_pb2.SubmitRequest, _job_pb2.SubmitReply]
-    """Calls of users. A call that names an unknown job returns NOT_FOUND, UNKNOWN_JOB.
-
-    Submits a job. Returns INVALID_ARGUMENT, INVALID_JOB for a bad specification, and ALREADY_EXISTS, JOB_EXISTS if a
+    """Submits a job. Returns INVALID_ARGUMENT, INVALID_JOB for a bad specification, and ALREADY_EXISTS, JOB_EXISTS if a
     job of that name runs. Returns NOT_FOUND, UNKNOWN_CHECKPOINT if the checkpoint to begin with does not exist.
     """
     List: _grpc.UnaryUnaryMultiCallable[_job_pb2.ListRequest, _job_pb2.ListReply]
@@ -72,7 +72,8 @@ class JobsStub:
     call returns ABORTED, FENCED.
 
     Describes the variables and the data of the worker's program. The first description of a job counts. A later one
-    that differs returns INVALID_ARGUMENT, INVALID_JOB. If the job has failed, Describe and Join return
+    that differs returns INVALID_ARGUMENT, INVALID_JOB. It fails the job of a worker; the job of a session goes on
+    without that session. If the job has failed, Describe and Join return
     FAILED_PRECONDITION, JOB_FAILED. If the job has ended in another way, their status and their code are both
     CANCELLED. If the worker group is full, they return RESOURCE_EXHAUSTED, OVERLOADED to a session.
     """
@@ -97,13 +98,13 @@ class JobsStub:
 
 @_typing.type_check_only
 class JobsAsyncStub(JobsStub):
-    """Calls about jobs: those of users first, then those of workers and sessions."""
+    """Calls about jobs: those of users first, then those of workers and sessions. A call that names an unknown job returns
+    NOT_FOUND, UNKNOWN_JOB.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Submit: _aio.UnaryUnaryMultiCallable[_job_pb2.SubmitRequest, _job_pb2.SubmitReply]  # type: ignore[assignment]
-    """Calls of users. A call that names an unknown job returns NOT_FOUND, UNKNOWN_JOB.
-
-    Submits a job. Returns INVALID_ARGUMENT, INVALID_JOB for a bad specification, and ALREADY_EXISTS, JOB_EXISTS if a
+    """Submits a job. Returns INVALID_ARGUMENT, INVALID_JOB for a bad specification, and ALREADY_EXISTS, JOB_EXISTS if a
     job of that name runs. Returns NOT_FOUND, UNKNOWN_CHECKPOINT if the checkpoint to begin with does not exist.
     """
     List: _aio.UnaryUnaryMultiCallable[_job_pb2.ListRequest, _job_pb2.ListReply]  # type: ignore[assignment]
@@ -134,7 +135,8 @@ class JobsAsyncStub(JobsStub):
     call returns ABORTED, FENCED.
 
     Describes the variables and the data of the worker's program. The first description of a job counts. A later one
-    that differs returns INVALID_ARGUMENT, INVALID_JOB. If the job has failed, Describe and Join return
+    that differs returns INVALID_ARGUMENT, INVALID_JOB. It fails the job of a worker; the job of a session goes on
+    without that session. If the job has failed, Describe and Join return
     FAILED_PRECONDITION, JOB_FAILED. If the job has ended in another way, their status and their code are both
     CANCELLED. If the worker group is full, they return RESOURCE_EXHAUSTED, OVERLOADED to a session.
     """
@@ -158,7 +160,9 @@ class JobsAsyncStub(JobsStub):
     """Ends this worker's part in the job: it is done, or failed with the given error."""
 
 class JobsServicer(metaclass=_abc_1.ABCMeta):
-    """Calls about jobs: those of users first, then those of workers and sessions."""
+    """Calls about jobs: those of users first, then those of workers and sessions. A call that names an unknown job returns
+    NOT_FOUND, UNKNOWN_JOB.
+    """
 
     @_abc_1.abstractmethod
     def Submit(
@@ -166,9 +170,7 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _job_pb2.SubmitRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_job_pb2.SubmitReply, _abc.Awaitable[_job_pb2.SubmitReply]]:
-        """Calls of users. A call that names an unknown job returns NOT_FOUND, UNKNOWN_JOB.
-
-        Submits a job. Returns INVALID_ARGUMENT, INVALID_JOB for a bad specification, and ALREADY_EXISTS, JOB_EXISTS if a
+        """Submits a job. Returns INVALID_ARGUMENT, INVALID_JOB for a bad specification, and ALREADY_EXISTS, JOB_EXISTS if a
         job of that name runs. Returns NOT_FOUND, UNKNOWN_CHECKPOINT if the checkpoint to begin with does not exist.
         """
 
@@ -259,7 +261,8 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         call returns ABORTED, FENCED.
 
         Describes the variables and the data of the worker's program. The first description of a job counts. A later one
-        that differs returns INVALID_ARGUMENT, INVALID_JOB. If the job has failed, Describe and Join return
+        that differs returns INVALID_ARGUMENT, INVALID_JOB. It fails the job of a worker; the job of a session goes on
+        without that session. If the job has failed, Describe and Join return
         FAILED_PRECONDITION, JOB_FAILED. If the job has ended in another way, their status and their code are both
         CANCELLED. If the worker group is full, they return RESOURCE_EXHAUSTED, OVERLOADED to a session.
         """

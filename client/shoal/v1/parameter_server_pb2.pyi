@@ -60,8 +60,14 @@ Global___PushOutcome: _TypeAlias = PushOutcome  # noqa: Y015
 
 @_typing.final
 class Chunk(_message.Message):
-    """A piece of an arena. The chunks of an arena may come in any order. They must not overlap, must not leave more than
-    65,536 gaps at any time, and must cover the arena at the end. Otherwise: INVALID_ARGUMENT, BAD_CHUNK.
+    """A piece of a slab. A slab is a run of arenas that lie next to each other. The two ends of a call compute its slabs from
+    the layouts of its shards, in the order of the request, as follows. Arenas are of one kind if they have the same
+    dtype, wire dtype and aggregation. The kinds are ordered by their first arenas. The arenas of a kind fill one slab
+    after the other: an arena that would make a slab larger than 1 MiB begins the next slab. An arena larger than 1 MiB
+    has a slab of its own.
+
+    The chunks of a slab may come in any order. They must not overlap, must not leave more than 65,536 gaps at any time,
+    and must cover the slab at the end. Otherwise: INVALID_ARGUMENT, BAD_CHUNK.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -71,11 +77,13 @@ class Chunk(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     shard: _builtins.int
-    """Index of the shard in its job."""
+    """Index in its job of the shard that has the arena."""
     arena: _builtins.int
-    """Index into ShardLayout.arenas."""
+    """Index into ShardLayout.arenas. `offset` counts from the start of this arena."""
     offset: _builtins.int
-    """Bytes from the arena's start."""
+    """Bytes from the start of this arena to the place of `data` in the slab. The place may be after the end of the arena,
+    in a later arena of the same slab. The data may also run from one arena into the next one.
+    """
     data: _builtins.bytes
     """Whole elements, little-endian."""
     def __init__(
@@ -442,8 +450,8 @@ Global___LaneHello: _TypeAlias = LaneHello  # noqa: Y015
 @_typing.final
 class Segment(_message.Message):
     """A file in shared memory that the client owns. It is divided into `regions` regions of equal size. The size of a
-    region is a whole number of memory pages. A region holds the arenas of one call's shards, in the order of the
-    request's `shards`. Each arena begins at a multiple of 64 bytes.
+    region is a whole number of memory pages. A region holds the slabs of one call, in their order (see Chunk). Each slab
+    begins at a multiple of 64 bytes.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1195,7 +1203,7 @@ class SavedShard(_message.Message):
 
     @_builtins.property
     def pushes(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerPushes]:
-        """The applied pushes of each admitted worker. For a worker that is absent, the coordinator uses the last report."""
+        """The applied pushes of each admitted worker. For other workers, the coordinator uses their last report."""
 
     def __init__(
         self,

@@ -232,6 +232,8 @@ class JobRecord(_message.Message):
     NEXT_READ_AT_FIELD_NUMBER: _builtins.int
     READ_BACKOFF_S_FIELD_NUMBER: _builtins.int
     QUARANTINED_FIELD_NUMBER: _builtins.int
+    TRAINED_S_FIELD_NUMBER: _builtins.int
+    TRAINING_SINCE_FIELD_NUMBER: _builtins.int
     state: _job_pb2.JobState.ValueType
     """The state of the job."""
     reason: _builtins.str
@@ -273,6 +275,12 @@ class JobRecord(_message.Message):
     """The time of the next attempt to read, in seconds of Unix time."""
     read_backoff_s: _builtins.float
     """Seconds between the last attempt to read and the next."""
+    trained_s: _builtins.float
+    """Seconds in which the job ran and had workers, before training_since. Work that was lost with the shards does not
+    count. Not set by versions that counted the time from started_at.
+    """
+    training_since: _builtins.float
+    """Since when the job runs and has workers, in seconds of Unix time. 0 if it does not."""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupMemberRecord]:
         """The live members of the worker group."""
@@ -326,12 +334,16 @@ class JobRecord(_message.Message):
         next_read_at: _builtins.float = ...,
         read_backoff_s: _builtins.float = ...,
         quarantined: _abc.Iterable[Global___QuarantineRecord] | None = ...,
+        trained_s: _builtins.float | None = ...,
+        training_since: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_trained_s", b"_trained_s", "source", b"source", "trained_s", b"trained_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_workers_finished", b"all_workers_finished", "assigned", b"assigned", "created", b"created", "failed_restarts", b"failed_restarts", "finished", b"finished", "finished_at", b"finished_at", "members", b"members", "next_read_at", b"next_read_at", "quarantined", b"quarantined", "read_backoff_s", b"read_backoff_s", "read_failure", b"read_failure", "reason", b"reason", "reserved_sequence", b"reserved_sequence", "restarts", b"restarts", "restored", b"restored", "server_return_deadline", b"server_return_deadline", "servers", b"servers", "source", b"source", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at", "value_sender", b"value_sender", "waiting_for", b"waiting_for", "worker_group", b"worker_group"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trained_s", b"_trained_s", "all_workers_finished", b"all_workers_finished", "assigned", b"assigned", "created", b"created", "failed_restarts", b"failed_restarts", "finished", b"finished", "finished_at", b"finished_at", "members", b"members", "next_read_at", b"next_read_at", "quarantined", b"quarantined", "read_backoff_s", b"read_backoff_s", "read_failure", b"read_failure", "reason", b"reason", "reserved_sequence", b"reserved_sequence", "restarts", b"restarts", "restored", b"restored", "server_return_deadline", b"server_return_deadline", "servers", b"servers", "source", b"source", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at", "trained_s", b"trained_s", "training_since", b"training_since", "value_sender", b"value_sender", "waiting_for", b"waiting_for", "worker_group", b"worker_group"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__trained_s: _TypeAlias = _typing.Literal["trained_s"]  # noqa: Y015
+    _WhichOneofArgType__trained_s: _TypeAlias = _typing.Literal["_trained_s", b"_trained_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__trained_s) -> _WhichOneofReturnType__trained_s | None: ...
 
 Global___JobRecord: _TypeAlias = JobRecord  # noqa: Y015
 
@@ -515,9 +527,7 @@ class LedgerRecord(_message.Message):
     RANKS_FIELD_NUMBER: _builtins.int
     ORDER_FIELD_NUMBER: _builtins.int
     samples: _builtins.int
-    """Samples of one epoch; 0 if the job has no data.
-    the name in manifests of checkpoints
-    """
+    """Samples of one epoch; 0 if the job has no data. Manifests of checkpoints call this field `examples`."""
     epochs: _builtins.int
     """Passes over the data set."""
     range_size: _builtins.int
@@ -652,7 +662,7 @@ class ProgressRecord(_message.Message):
     earlier_samples: _builtins.int
     """Samples in the totals that come from the checkpoint of another job."""
     earlier_steps: _builtins.int
-    """Accepted pushes in the totals that come from it."""
+    """Accepted pushes in the totals that come from the checkpoint of another job."""
     @_builtins.property
     def totals(self) -> Global___Totals:
         """Counts saturate at 2^64 - 1."""

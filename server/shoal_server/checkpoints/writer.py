@@ -23,7 +23,7 @@ from shoal._checkpoint import (
 )
 from shoal._wire import ArenaLayout, Slice, row_elements
 from shoal.variables import Variable
-from shoal_server.shards import Arena, Snapshot
+from shoal_server.shards import Arena, ShardSnapshot
 
 _log = structlog.get_logger(__name__)
 
@@ -50,7 +50,7 @@ class _WriteTask:
     number: int
     cut: int
     variables: Mapping[str, Variable]
-    waiting: list[Snapshot]
+    waiting: list[ShardSnapshot]
     outcome: Future[list[FileEntry] | errors.ShoalError] = field(default_factory=Future)
     begun: bool = False
     abandoned: bool = False
@@ -67,7 +67,7 @@ class CheckpointWriter:
         name: this server's name, for messages.
 
     Attributes:
-        restore_threads: threads for restores, because a storage that hangs holds them.
+        restore_threads: threads for restores alone, because a restore blocks its thread while the storage hangs.
     """
 
     def __init__(self, storage: CheckpointStorage | None, name: str = "") -> None:
@@ -90,7 +90,7 @@ class CheckpointWriter:
         return self._storage
 
     def begin(
-        self, job: str, number: int, cut: int, variables: Mapping[str, Variable], snapshots: Sequence[Snapshot]
+        self, job: str, number: int, cut: int, variables: Mapping[str, Variable], snapshots: Sequence[ShardSnapshot]
     ) -> None:
         """Starts to write a job's shards, and abandons the job's earlier checkpoint.
 
@@ -99,8 +99,8 @@ class CheckpointWriter:
         Args:
             job: name of the job.
             number: number of the checkpoint.
-            cut: number of the cut; part of the file names. A resubmitted job may reuse a checkpoint number, and late
-                files of the earlier one must not be taken for its own.
+            cut: number of the cut; part of the file names. A resubmitted job may reuse a checkpoint number. The cut
+                keeps its files apart from files that the earlier job wrote late.
             variables: the job's variables, by name.
             snapshots: snapshots of the shards, being saved.
         """
@@ -199,7 +199,7 @@ class CheckpointWriter:
             _end(task)
         return entries
 
-    def _write(self, task: _WriteTask, snapshot: Snapshot) -> FileEntry:
+    def _write(self, task: _WriteTask, snapshot: ShardSnapshot) -> FileEntry:
         shard = snapshot.layout.shard
         path = (*path_of(task.job, task.number), f"shard-{shard:05}-{task.cut}.safetensors")
         metadata = {"job": task.job, "shard": str(shard), "version": str(snapshot.version)}
@@ -249,7 +249,7 @@ def load(saved: SavedVariables, arena: Arena, variables: Mapping[str, Variable],
     saved.read(*wanted)
 
 
-def _tensors(snapshot: Snapshot, variables: Mapping[str, Variable]) -> Iterator[Named]:
+def _tensors(snapshot: ShardSnapshot, variables: Mapping[str, Variable]) -> Iterator[Named]:
     """Yields names, dtypes and shapes in memory order: each arena's values, then its slots one by one."""
     for arena, values, slots in zip(snapshot.layout.arenas, snapshot.values, snapshot.slots, strict=True):
         for kind, array in ((VALUE, values), *slots.items()):
@@ -263,7 +263,7 @@ def _slices(kind: str, dtype: np.dtype, arena: ArenaLayout, variables: Mapping[s
         yield tensor_name(kind, part.row_start, part.variable), dtype, cut
 
 
-def _data(snapshot: Snapshot) -> Iterator[memoryview]:
+def _data(snapshot: ShardSnapshot) -> Iterator[memoryview]:
     for values, slots in zip(snapshot.values, snapshot.slots, strict=True):
         for array in (values, *slots.values()):
             yield array.view(np.uint8).data

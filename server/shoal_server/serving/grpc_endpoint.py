@@ -99,8 +99,8 @@ class GrpcEndpoint(Endpoint):
         stream = self._watched(request, context)
         message = next(stream, b"")
         if opened := self._opened.pop(id(message), None):
-            return self._service.finish_push(opened.push, self._source(opened.chunks, stream))
-        return self._service.push(lambda: self._messages(chain((message,), stream)), self._wait)
+            return _reply(self._service.finish_push(opened.push, self._source(opened.chunks, stream)))
+        return _reply(self._service.push(lambda: self._messages(chain((message,), stream)), self._wait))
 
     def _wait(self, push: PendingPush) -> None:
         # Only if `_hold` was not called, because this version of grpcio is not supported.
@@ -109,11 +109,11 @@ class GrpcEndpoint(Endpoint):
 
     @_rpc.servicer
     def _commit(self, request: pb.CommitRequest, _context: grpc.ServicerContext) -> pb.PushReply:
-        return self._service.commit(request)
+        return _reply(self._service.commit(request))
 
     @_rpc.servicer
     def _assign(self, request: Iterator[bytes], context: grpc.ServicerContext) -> pb.PushReply:
-        return self._service.assign(*self._messages(self._watched(request, context)))
+        return _reply(self._service.assign(*self._messages(self._watched(request, context))))
 
     def _messages(self, stream: Iterator[bytes]) -> tuple[pb.PushHeader, pushes.Source]:
         """Returns the header of a push, and the source of its payload."""
@@ -161,6 +161,10 @@ class _OpenedPush:
     chunks: Sequence[Chunk]
     push: PendingPush
     since: float
+
+
+def _reply(encoded: bytes) -> pb.PushReply:
+    return pb.PushReply.FromString(encoded)
 
 
 def _repeat() -> errors.DeadlineExceeded:

@@ -11,7 +11,6 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterator
-from itertools import chain
 from typing import TypeVar
 
 import numpy as np
@@ -32,20 +31,14 @@ from shoal._transport import (
     read_frame,
     send_error,
 )
-from shoal._wire import (
-    Assembler,
-    Buffer,
-    decode_push,
-    encode_values,
-    region_arrays,
-)
+from shoal._wire import Assembler, Buffer, decode_push, encode_values
 from shoal._wire.limits import transfer_s
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.optimizers import conversions
 from shoal_server.serving import pushes
 from shoal_server.serving.endpoint import Endpoint, EndpointConfig, EndpointFactory
 from shoal_server.serving.pending_push import PendingPush, stamp_of
-from shoal_server.serving.pulls import PendingPull, headers_of, replies
+from shoal_server.serving.pulls import PendingPull, replies
 from shoal_server.serving.service import DataService, required
 
 M = TypeVar("M", bound=Message)
@@ -213,9 +206,9 @@ class LaneHandler:
         waited_s = 0.0
         region = None if request.headers_only or not request.region else self._region(request.region)
         pull = self._service.pull(request, self._wake, span)
-        if region is not None and pull.shards.region_bytes > region.size:
+        if region is not None and pull.shards.layout.region_bytes > region.size:
             raise errors.BadRequest(
-                f"a pull of {pull.shards.region_bytes} bytes does not fit into a region of {region.size} bytes"
+                f"a pull of {pull.shards.layout.region_bytes} bytes does not fit into a region of {region.size} bytes"
             )
         try:
             pull.start(stamp_of(request.stamp), request.ahead)
@@ -256,15 +249,15 @@ class LaneHandler:
                 yield pieces
 
         with replies(pull, step, headers_only=headers_only) as messages:
-            self._lane.stream(Frame.VALUES, counted(messages), within_s=transfer_s(pull.shards.nbytes))
+            self._lane.stream(Frame.VALUES, counted(messages), within_s=transfer_s(pull.shards.layout.nbytes))
 
     def _write_values(self, pull: PendingPull, step: int, region: np.ndarray) -> None:
-        targets = region_arrays(region, pull.shards.layouts).values()
+        targets = pull.shards.layout.arrays(region).values()
         with pull.read() as reading:
-            values = chain.from_iterable(snapshot.values for snapshot in reading.snapshots)
-            conversions.send_all([*zip(targets, values, strict=True)])
-        self._service.sent("shared_memory")(pull.shards.nbytes)
-        self._lane.send(Frame.VALUES, encode_values(headers_of(pull.shards, reading.version, step), []), end=True)
+            conversions.send_all([*zip(targets, reading.values, strict=True)])
+        self._service.sent("shared_memory")(pull.shards.layout.nbytes)
+        headers = pull.shards.headers.of_values(reading.version, step)
+        self._lane.send(Frame.VALUES, encode_values(headers, []), end=True)
 
     def _push(self, payload: memoryview) -> None:
         stream = _ChunkFrames(self._lane)
@@ -300,8 +293,8 @@ class LaneHandler:
     def _commit(self, payload: memoryview) -> None:
         self._send_reply(self._service.commit(_decoded(pb.CommitRequest, payload)))
 
-    def _send_reply(self, reply: pb.PushReply) -> None:
-        self._lane.send(Frame.PUSHED, [reply.SerializeToString()])
+    def _send_reply(self, reply: bytes) -> None:
+        self._lane.send(Frame.PUSHED, [reply])
 
     def _region(self, number: int) -> np.ndarray:
         """Returns the bytes of a region of the segment.

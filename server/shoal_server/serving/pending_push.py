@@ -57,9 +57,9 @@ class PendingPush:
         permit = header.weight > 0 and self.group.needs_permits
         if not permit and (known := self.group.answer_to(self.stamp)):  # a repeated push: its payload is not read
             return known
-        if len(header.versions) != len(shards.layouts):
+        if len(header.versions) != len(shards.shards):
             raise errors.BadRequest(
-                f"a push to {len(shards.layouts)} shards carries {len(header.versions)} versions; send one for each "
+                f"a push to {len(shards.shards)} shards carries {len(header.versions)} versions; send one for each "
                 "shard"
             )
         if not 0 <= header.weight < math.inf:
@@ -105,7 +105,7 @@ class PendingPush:
             self._answered()
 
     def on_answer(self, call: Callable[[], object]) -> None:
-        """Calls a function once the push does not wait any longer: on any thread, and at once if it does not wait now.
+        """Calls a function when the push stops waiting: on any thread, or immediately if it does not wait now.
 
         Args:
             call: the function, which may be called twice.

@@ -1,14 +1,12 @@
 """Pending pull: a pull that its shards have not answered yet. No thread waits for it. Transports send the answers."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import chain
 
 from shoal import _tracing, errors
 from shoal._wire import Buffer, encode_values, messages
-from shoal.v1 import header_pb2
-from shoal_server.shards import LockGroup, Reading, Selection, Snapshot, Stamp
+from shoal_server.shards import LockGroup, Reading, Selection, Stamp
 
 
 class PendingPull:
@@ -90,26 +88,11 @@ class PendingPull:
         return self.group.read(self.shards)
 
 
-def headers_of(shards: Selection, version: int, step: int) -> list[header_pb2.ShardHeader]:
-    """Returns the header of each shard in a reply.
-
-    Args:
-        shards: the shards.
-        version: version of the values that the reply is about.
-        step: the worker's next step.
-    """
-    generation = shards.generation
-    return [
-        header_pb2.ShardHeader(shard=layout.shard, generation=generation, version=version, step=step)
-        for layout in shards.layouts
-    ]
-
-
 @contextmanager
 def replies(pull: PendingPull, step: int, *, headers_only: bool) -> Iterator[Iterator[tuple[list[Buffer], int]]]:
     """Yields the messages that answer a pull: for each, its pieces and the bytes of its chunks.
 
-    The messages are valid until the `with` block of this call ends, because they share the shards' memory.
+    The messages are valid until the `with` block of this call ends, because they share the slabs' memory.
 
     Args:
         pull: the pull, which was answered.
@@ -117,16 +100,13 @@ def replies(pull: PendingPull, step: int, *, headers_only: bool) -> Iterator[Ite
         headers_only: whether to send no values.
     """
     if headers_only:
-        yield iter([(encode_values(headers_of(pull.shards, pull.group.version, step), []), 0)])
+        yield iter([(encode_values(pull.shards.headers.of_values(pull.group.version, step), []), 0)])
         return
     with pull.read() as reading:
-        yield _messages(headers_of(pull.shards, reading.version, step), reading.snapshots)
+        yield _messages(pull.shards.headers.of_values(reading.version, step), reading)
 
 
-def _messages(
-    headers: list[header_pb2.ShardHeader], snapshots: Sequence[Snapshot]
-) -> Iterator[tuple[list[Buffer], int]]:
-    chunks = chain.from_iterable(values.chunks() for values in snapshots)
-    for group in messages(chunks):
+def _messages(headers: bytes, reading: Reading) -> Iterator[tuple[list[Buffer], int]]:
+    for group in messages(reading.chunks()):
         yield encode_values(headers, group), sum(len(chunk.data) for chunk in group)
-        headers = []
+        headers = b""

@@ -1,26 +1,16 @@
 """Push handling: receives and checks a complete gradient before its shards see any of it."""
 
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
 from shoal import _tracing, errors
 from shoal._memory.buffers import BufferPool
-from shoal._wire import (
-    Aggregation,
-    ArenaKey,
-    ArenaRange,
-    Assembler,
-    Chunk,
-    Cursor,
-    arenas_of,
-    region_arrays,
-    storage_dtype,
-)
+from shoal._wire import Aggregation, Assembler, Chunk, Cursor, Slab, SlabArrays, SlabRange, storage_dtype
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.optimizers import conversions, kernels
 from shoal_server.serving.pending_push import PendingPush, stamp_of
-from shoal_server.serving.pulls import headers_of
 from shoal_server.shards import AnswerPush, Payload, Selection, ShardStore
 
 _OUTCOMES = {
@@ -30,8 +20,8 @@ _OUTCOMES = {
     "skipped": pb.SKIPPED,
 }
 
-# Receives the arenas of some aggregations of some shards; returns them by arena.
-Source = Callable[[Selection, Collection[Aggregation], BufferPool], Payload]
+# Receives the slabs of some aggregations of some shards; returns them by slab of the call.
+Source = Callable[[Selection, Collection[Aggregation], BufferPool], SlabArrays]
 
 
 def receive(push: PendingPush, source: Source) -> tuple[Selection, AnswerPush]:
@@ -45,7 +35,7 @@ def receive(push: PendingPush, source: Source) -> tuple[Selection, AnswerPush]:
         The shards in the header's order, and their answer.
 
     Raises:
-        BadChunk: the chunks do not fill the arenas exactly.
+        BadChunk: the chunks do not fill the slabs exactly.
         NonFiniteGradient: a gradient holds NaN or Inf; no shard keeps any of the push.
         Cancelled: the push was repeated while it waited.
         Fenced, UnknownJob, BadRequest: from the group.
@@ -59,7 +49,7 @@ def receive(push: PendingPush, source: Source) -> tuple[Selection, AnswerPush]:
             payload = {}
             if push.wanted:
                 with _tracing.span("assemble"):
-                    payload = source(push.shards, _aggregations(header), push.memory)
+                    payload = push.shards.payload(source(push.shards, _aggregations(header), push.memory), push.memory)
         cursor = Cursor.from_proto(header.cursor) if header.HasField("cursor") else None
         # The versions differ only if the values came from several servers, at an earlier placement: the oldest counts.
         answer = group.stage(push.stamp, header.weight, min(header.versions), payload, cursor)
@@ -89,24 +79,18 @@ def commit(store: ShardStore, request: pb.CommitRequest) -> tuple[Selection, Ans
         return shards, group.commit(stamp_of(request.stamp))
 
 
-def reply_of(shards: Selection, answer: AnswerPush) -> pb.PushReply:
-    """Returns the message that answers a push or a commit.
+def reply_of(shards: Selection, answer: AnswerPush) -> bytes:
+    """Returns the encoded `PushReply` to a push or a commit.
 
     Args:
         shards: the shards of the push.
         answer: their answer.
     """
-    outcome, staleness = _OUTCOMES[answer.outcome], answer.staleness
-    return pb.PushReply(
-        shards=[
-            pb.ShardPush(header=header, outcome=outcome, staleness=staleness)
-            for header in headers_of(shards, answer.version, answer.step)
-        ]
-    )
+    return shards.headers.of_push(answer.version, answer.step, _OUTCOMES[answer.outcome], answer.staleness)
 
 
 def assign(store: ShardStore, header: pb.PushHeader, source: Source) -> Selection:
-    """Receives values of all arenas and overwrites those of the shards.
+    """Receives values of all variables and overwrites those of the shards.
 
     Args:
         store: the shards.
@@ -135,17 +119,18 @@ def from_chunks(
 
     Args:
         first: chunks of the first message.
-        rest: feeds the chunks of the other messages to an assembler; yields each message without them, and their bytes.
+        rest: feeds the chunks of the other messages to an assembler; yields each message without its chunks, and
+            the number of their bytes.
         on_received: called with the bytes of each message's chunks.
 
     Raises:
         BadRequest: from the source, if a message after the first one has a header.
     """
 
-    def source(shards: Selection, aggregations: Collection[Aggregation], memory: BufferPool) -> Payload:
-        staged = _Staged(shards, aggregations, memory)
-        runs = {key: [ArenaRange(0, array.size, array)] for key, array in staged.arrays.items()}
-        assembler = Assembler(staged.arenas, runs, conversions.receive, kernels.all_finite)
+    def source(shards: Selection, aggregations: Collection[Aggregation], memory: BufferPool) -> SlabArrays:
+        arrays = _allocated(shards, aggregations, memory)
+        runs = {slab: [SlabRange(0, array.size, array)] for slab, array in arrays.items()}
+        assembler = Assembler(shards.layout, runs, conversions.receive, kernels.all_finite)
         for chunk in first:
             assembler.add(chunk)
         on_received(sum(len(chunk.data) for chunk in first))
@@ -154,9 +139,9 @@ def from_chunks(
             if message.HasField("header"):
                 raise errors.BadRequest("a push has more than one header; only its first message may have one")
         assembler.finish()
-        for key in assembler.non_finite:
-            raise staged.non_finite(key)
-        return staged.arrays
+        for slab in assembler.non_finite:
+            raise _non_finite(shards, slab, arrays[slab])
+        return arrays
 
     return source
 
@@ -171,38 +156,37 @@ def from_region(region: np.ndarray, on_received: Callable[[int], object] = lambd
         on_received: called with the number of bytes taken.
     """
 
-    def source(shards: Selection, aggregations: Collection[Aggregation], memory: BufferPool) -> Payload:
-        if shards.region_bytes > region.size:
+    def source(shards: Selection, aggregations: Collection[Aggregation], memory: BufferPool) -> SlabArrays:
+        if shards.layout.region_bytes > region.size:
             raise errors.BadRequest(
-                f"a push of {shards.region_bytes} bytes does not fit into a region of {region.size} bytes"
+                f"a push of {shards.layout.region_bytes} bytes does not fit into a region of {region.size} bytes"
             )
-        staged = _Staged(shards, aggregations, memory)
-        on_received(sum(arena.nbytes for arena in staged.arenas.values()))
-        arrived = region_arrays(region, shards.layouts, aggregations)
-        bad = conversions.receive_all([(staged.arrays[key], elements) for key, elements in arrived.items()])
+        arrays = _allocated(shards, aggregations, memory)
+        on_received(sum(slab.nbytes for slab in arrays))
+        arrived = shards.layout.arrays(region, aggregations)
+        bad = conversions.receive_all([(arrays[slab], elements) for slab, elements in arrived.items()])
         if bad is not None:
-            raise staged.non_finite([*arrived][bad])
-        return staged.arrays
+            slab = [*arrived][bad]
+            raise _non_finite(shards, slab, arrays[slab])
+        return arrays
 
     return source
 
 
-class _Staged:
-    """Memory for the payload of a push, by arena."""
+def _allocated(shards: Selection, aggregations: Collection[Aggregation], memory: BufferPool) -> SlabArrays:
+    arrays: SlabArrays = {}
+    for slab in shards.layout.carrying(aggregations):
+        dtype = storage_dtype(slab.dtype)
+        arrays[slab] = memory.take(slab.elements * dtype.itemsize).view(dtype)
+    return arrays
 
-    def __init__(self, shards: Selection, aggregations: Collection[Aggregation], memory: BufferPool) -> None:
-        self._shards = shards
-        self.arenas = arenas_of(shards.layouts, aggregations)
-        self.arrays: dict[ArenaKey, np.ndarray] = {}
-        for key, arena in self.arenas.items():
-            dtype = storage_dtype(arena.dtype)
-            self.arrays[key] = memory.take(arena.elements * dtype.itemsize).view(dtype)
 
-    def non_finite(self, key: ArenaKey) -> errors.NonFiniteGradient:
-        array = self.arrays[key]
-        element = int(np.flatnonzero(~np.isfinite(array))[0])
-        (shard,) = (shard for shard in self._shards.shards if shard.layout.shard == key[0])
-        return shard.non_finite(key[1], element, array[element])
+def _non_finite(shards: Selection, slab: Slab, array: np.ndarray) -> errors.NonFiniteGradient:
+    element = int(np.flatnonzero(~np.isfinite(array))[0])
+    place = bisect_right(slab.starts, element) - 1
+    number, index = slab.keys[place]
+    (shard,) = (shard for shard in shards.shards if shard.layout.shard == number)
+    return shard.non_finite(index, element - slab.starts[place], array[element])
 
 
 def _aggregations(header: pb.PushHeader) -> list[Aggregation]:

@@ -7,7 +7,7 @@ from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.metrics import ServerMetrics
 from shoal_server.serving import pushes
 from shoal_server.serving.pending_push import PendingPush
-from shoal_server.serving.pulls import PendingPull, headers_of
+from shoal_server.serving.pulls import PendingPull
 from shoal_server.shards import AnswerPush, Selection, ShardStore
 
 # Called with a number of bytes.
@@ -48,8 +48,8 @@ class DataService:
         self,
         read: Callable[[], tuple[pb.PushHeader, pushes.Source]],
         wait: Callable[[PendingPush], object] = PendingPush.wait,
-    ) -> pb.PushReply:
-        """Receives a push: stages it, and commits it if its header says so.
+    ) -> bytes:
+        """Receives a push: stages it, and commits it if its header says so. Returns an encoded `PushReply`.
 
         Args:
             read: returns the header and the source of the payload.
@@ -84,16 +84,16 @@ class DataService:
         """
         return PendingPush(self.store, header)
 
-    def finish_push(self, push: PendingPush, source: pushes.Source) -> pb.PushReply:
-        """Receives a push that does not wait any longer; raises as `pushes.receive`."""
+    def finish_push(self, push: PendingPush, source: pushes.Source) -> bytes:
+        """Receives a push that does not wait any longer; returns as `push`, and raises as `pushes.receive`."""
         with self.metrics.pushing("push"), _tracing.server_span("Push", push.header.stamp):
             shards, answer = pushes.receive(push, source)
         if push.waited_s:
             self.metrics.push_waited(push.waited_s)
         return self._reply(shards, answer)
 
-    def commit(self, request: pb.CommitRequest) -> pb.PushReply:
-        """Commits a staged push.
+    def commit(self, request: pb.CommitRequest) -> bytes:
+        """Commits a staged push. Returns an encoded `PushReply`.
 
         Raises:
             ShoalError: see `pushes.commit`.
@@ -102,14 +102,14 @@ class DataService:
             shards, answer = pushes.commit(self.store, request)
         return self._reply(shards, answer)
 
-    def assign(self, header: pb.PushHeader, source: pushes.Source) -> pb.PushReply:
-        """Overwrites values.
+    def assign(self, header: pb.PushHeader, source: pushes.Source) -> bytes:
+        """Overwrites values. Returns an encoded `PushReply`.
 
         Raises:
             ShoalError: see `pushes.assign`.
         """
         shards = pushes.assign(self.store, header, source)
-        return pb.PushReply(shards=[pb.ShardPush(header=header) for header in headers_of(shards, 0, 0)])
+        return shards.headers.of_push(0, 0, pb.PUSH_OUTCOME_UNSPECIFIED, 0)
 
     def sent(self, transport: str) -> Counted:
         """Returns the function that counts bytes of values that a transport sends.
@@ -123,7 +123,7 @@ class DataService:
         """Returns the function that counts bytes of gradients and values that a transport receives; see `sent`."""
         return self.metrics.received[transport]
 
-    def _reply(self, shards: Selection, answer: AnswerPush) -> pb.PushReply:
+    def _reply(self, shards: Selection, answer: AnswerPush) -> bytes:
         self.metrics.answered(answer)
         return pushes.reply_of(shards, answer)
 

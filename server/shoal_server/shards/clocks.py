@@ -11,11 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal import errors
-from shoal._wire.limits import MAX_STEP
+from shoal._wire.limits import MAX_LEAD, MAX_STEP
 
-# Limit of the steps between a worker and the furthest worker of its lock group. Honest workers are a few steps ahead at
-# most, when an update has reached other servers first. Without the limit, one call could use up all steps of a job.
-MAX_LEAD = 1 << 20
 # Outdated entries of a heap are removed when there are this many more of them than of current entries.
 _SLACK = 64
 

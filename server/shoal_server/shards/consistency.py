@@ -60,9 +60,9 @@ class SynchronousMode(Mode):
 
     A worker owes the open step until the worker has finished this step. The step closes when no admitted worker owes
     it. It also closes when it has a contribution and the number of admitted workers that owe it is at most the number
-    of backups left. A worker that was lost or has finished uses up one backup. A step therefore takes the contributions
-    of all workers but `backup_workers`, or, if fewer workers are left, of all that are left. Contributions to a closed
-    step are dropped.
+    of backups left. A worker that was lost or has finished uses up one backup. So a step takes
+    the contributions of all workers except the `backup_workers` slowest ones. If only fewer workers are left, it takes
+    all their contributions. Contributions to a closed step are dropped.
 
     A step that is about to close can be sealed first: it takes no more contributions, and closes after `folds_done`.
 

@@ -215,7 +215,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class AnswerPulls:
-    """Sends the values to pulls, oldest first, after the effects before this one.
+    """Sends the values to pulls, oldest first. The values include the updates of earlier effects.
 
     Attributes:
         tickets: of the pulls.
@@ -295,7 +295,7 @@ class Overwrite:
 
 @dataclass(frozen=True, slots=True)
 class AnswerCut:
-    """The state that a checkpoint saves, after the effects before this one.
+    """The state that a checkpoint saves. It includes the updates of earlier effects.
 
     Attributes:
         version: updates applied.

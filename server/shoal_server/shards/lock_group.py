@@ -1,25 +1,28 @@
 """Lock group: a job's shards on one server, with one lock, one state machine and one version.
 
 All changes to the shards go through this class. Because they share one clock, one stream of events and one table of
-waiting pulls, a pull or a push costs the same bookkeeping for 16 shards as for one. A shard stays the unit of
-placement, of layouts and of checkpoint files.
+waiting pulls, a pull or a push costs the same bookkeeping for 16 shards as for one. Small arenas of all shards share
+slabs. A shard stays the unit of placement, of layouts and of checkpoint files.
 """
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import numpy as np
+
 from shoal import errors
 from shoal._memory.buffers import BufferPool
-from shoal._wire import Cursor, ShardLayout
+from shoal._wire import Cursor, ShardLayout, Slab
 from shoal_server.shards import events, tickets
-from shoal_server.shards.arena import Arena
 from shoal_server.shards.commit_gate import CommitGate
 from shoal_server.shards.consistency import mode_for
 from shoal_server.shards.mode import Fold
+from shoal_server.shards.reading import Reading
 from shoal_server.shards.selection import Selection, Selections
-from shoal_server.shards.shard import JobShardConfig, Payload, Shard, Stamp
-from shoal_server.shards.snapshot import Cut, Reading, Snapshot
+from shoal_server.shards.shard import Arena, JobShardConfig, Shard, Stamp
+from shoal_server.shards.snapshot import Cut, ShardSnapshot
 from shoal_server.shards.state import GroupState
+from shoal_server.shards.stored_shards import Payload, StoredShards
 from shoal_server.shards.tickets import PullTicket, PushTicket
 from shoal_server.shards.updates import Updates
 
@@ -50,7 +53,7 @@ class LockGroup:
         self._memory = memory or BufferPool(0, 0.0)
         # Guards the numbers of readers of all snapshots; taken alone or after _lock, and no lock is taken under it.
         self._counting = threading.Lock()
-        # Guards _state, _shards, _closed, _failure, _unfilled, _reading, and the arenas' values and slots, except that
+        # Guards _state, _stored, _closed, _failure, _unfilled, _reading, and the slabs' values and slots, except that
         # a restore fills these without it: all else is refused meanwhile. Only the locks of snapshots, of the fold
         # queue and of the kernel threads are taken under it, all briefly, and nothing is sent. Kernels run under it
         # without the GIL; a large one waits until the threads that joined it are done.
@@ -59,21 +62,21 @@ class LockGroup:
         self._closed = False
         self._failure = ""  # why an update failed, so that the values are unusable; "" if none has
         self._unfilled = self._reading = False  # a restore is not complete; it reads now
-        self._updates = Updates(lambda: self.shards, on_apply, self._memory)
+        self._updates = Updates(lambda: self._stored, on_apply, self._memory)
         # Replaced as a whole when shards are added, so that it is read without the lock.
-        self._shards = {layout.shard: Shard(config, layout, self._counting) for layout in layouts}
+        self._stored = StoredShards(config, layouts, self._counting)
         self._selections = Selections(config)
         self._limit_permits()
 
     @property
     def shards(self) -> Sequence[Shard]:
         """The shards, in the order of their creation."""
-        return [*self._shards.values()]
+        return [*self._stored.by_number.values()]
 
     @property
     def nbytes(self) -> int:
         """Bytes of values and slots."""
-        return sum(shard.nbytes for shard in self._shards.values())
+        return self._stored.nbytes
 
     @property
     def queues(self) -> tuple[int, int, int]:
@@ -102,7 +105,7 @@ class LockGroup:
             BadRequest: no shard is named, or one is named twice.
             UnknownShard: this server does not host them.
         """
-        return self._selections.find(self._shards, indices)
+        return self._selections.find(self._stored, indices)
 
     def add(self, layouts: Iterable[ShardLayout]) -> None:
         """Creates the shards that the group does not have yet.
@@ -111,20 +114,17 @@ class LockGroup:
             BadRequest: training has begun, so that new shards would lack updates.
         """
         # Allocated without the lock, because filling gigabytes takes seconds. The store lets one caller in at a time.
-        fresh = {
-            layout.shard: Shard(self.config, layout, self._counting)
-            for layout in layouts
-            if layout.shard not in self._shards
-        }
+        fresh = [layout for layout in layouts if layout.shard not in self._stored.by_number]
         if not fresh:
             return
+        stored = StoredShards(self.config, fresh, self._counting, self._stored)
         with self._lock:
             if self._state.begun:
                 raise errors.BadRequest(
-                    f"{self.config.name}: training has begun; shards {sorted(fresh)} can only be added before that, or "
-                    "at a later generation"
+                    f"{self.config.name}: training has begun; shards {[layout.shard for layout in fresh]} can only be "
+                    "added before that, or at a later generation"
                 )
-            self._shards = self._shards | fresh
+            self._stored = stored
             self._selections.clear()
             self._limit_permits()
 
@@ -170,7 +170,7 @@ class LockGroup:
             stamp: name of the push.
             weight: weight in the step's mean, >= 0.
             version: version of the shards at the worker's pull.
-            payload: gradients by arena; None if the weight is 0.
+            payload: gradients by slab; None if the weight is 0.
             cursor: the worker's position in its data.
 
         Returns:
@@ -254,12 +254,12 @@ class LockGroup:
         tickets.refuse_all([*waiting, *tickets.answered_by(effects)], self._gone(), self.config.name)
         self.commit_gate.close()  # last, so that held commits find the group closed
 
-    def assign(self, shards: Selection, values: Payload) -> None:
+    def assign(self, shards: Selection, values: Mapping[Slab, np.ndarray]) -> None:
         """Overwrites initial values.
 
         Args:
             shards: the shards to overwrite.
-            values: values of all their arenas.
+            values: values of all slabs of the call.
 
         Raises:
             BadRequest: training has begun.
@@ -267,17 +267,17 @@ class LockGroup:
         with self._lock:
             self._check_open()
             self._state.handle(events.ValuesAssigned())
-            for shard in shards.shards:
-                shard.leave_to_readers(self._memory)
-                for index, arena in enumerate(shard.arenas):
-                    arena.assign(values[shard.layout.shard, index])
+            self._stored.leave_to_readers(self._memory)
+            shards.scatter(values, {index: slab.values for index, slab in enumerate(self._stored.slabs)})
 
     def read(self, shards: Selection) -> Reading:
         """Returns the current values of some shards, at one version; later updates do not change them."""
         with self._lock:
             self._check_open()
             version = self._state.version
-            return Reading(version, [shard.latest(version) for shard in shards.shards], self._counting)
+            slabs = self._stored.slabs
+            snapshots = {index: slabs[index].latest(version) for index in shards.stored}
+            return Reading(version, shards, snapshots, self._counting)
 
     def progress(self) -> Mapping[str, events.WorkerProgress]:
         """Returns each admitted worker's progress on these shards."""
@@ -291,10 +291,10 @@ class LockGroup:
         Args:
             progress: the largest progress of each worker on any server.
         """
-        begun: list[Snapshot] = []
+        begun: list[ShardSnapshot] = []
 
         def begin() -> None:
-            begun.extend(shard.latest(self._state.version).begin_saving() for shard in self._shards.values())
+            begun.extend(self._stored.begin_saving(self._state.version))
 
         effects = self._handle(events.CutRequested(progress), then=begin)
         return Cut(events.only(effects, events.AnswerCut), begun)
@@ -321,11 +321,10 @@ class LockGroup:
                 )
             self._state.handle(events.ValuesRestored(version, step))
             self._unfilled = self._reading = True
-            for shard in self._shards.values():
-                shard.leave_to_readers(self._memory)
+            self._stored.leave_to_readers(self._memory)
         closed = unfilled = True
         try:
-            for arena in [arena for shard in self._shards.values() for arena in shard.arenas]:
+            for arena in [arena for shard in self.shards for arena in shard.arenas]:
                 read(arena)
             closed = unfilled = False
         except errors.Cancelled:
@@ -394,5 +393,4 @@ class LockGroup:
         return tickets.refusal(self.config.name, self._failure)
 
     def _limit_permits(self) -> None:
-        nbytes = sum(arena.values.nbytes for shard in self.shards for arena in shard.arenas)
-        self._state.permits.limits = self._state.mode.permit_limits(nbytes)
+        self._state.permits.limits = self._state.mode.permit_limits(self._stored.value_bytes)

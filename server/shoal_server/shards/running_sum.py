@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from shoal._wire import Aggregation
-from shoal_server.optimizers import kernels, update_rules
+from shoal_server.optimizers import kernels, sums, update_rules
 
 
 class RunningSum(Protocol):
@@ -89,6 +89,8 @@ class RunningMean:
 class RunningIncrements:
     """The values plus increments, added one by one, in the memory of the first increment.
 
+    The sum stays within the range of the dtype: `shoal_server.optimizers.sums`.
+
     Args:
         values: the arena's values, which must not change before `take`.
     """
@@ -105,13 +107,13 @@ class RunningIncrements:
             self._total = array
             return
         if self._count == 2:  # not before, because one increment is added in place
-            self._total += self._values
-        self._total += array
+            sums.add(self._values, self._total, into_increment=True)
+        sums.add(self._total, array)
 
     def take(self, values: np.ndarray) -> np.ndarray | None:
         if self._total is not None:
             if self._count == 1:
-                values += self._total
+                sums.add(values, self._total)
             else:
                 np.copyto(values, self._total)
         return None

@@ -4,67 +4,62 @@ Requests that name the same shards share a selection, with values that are compu
 """
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from dataclasses import dataclass
+
+import numpy as np
 
 from shoal import errors
-from shoal._wire import region_offsets
+from shoal._memory.buffers import BufferPool
+from shoal._wire import CallLayout, ShardHeaders, Slab
 from shoal_server.shards.shard import JobShardConfig, Shard
+from shoal_server.shards.stored_shards import Payload, StoredShards
 
 # Selections that a group remembers. Clients name the same shards in each call, so a job has one or two.
 _REMEMBERED = 16
+
+
+@dataclass(slots=True)
+class _Extent:
+    """Elements [start, stop) of the group's slab `index`, as the next elements of a slab of the call."""
+
+    index: int
+    start: int
+    stop: int
 
 
 class Selection:
     """Some shards of a lock group. Immutable, and shared by the calls that name the same shards.
 
     Args:
-        job: name of the job.
-        generation: generation of the shards.
-        shards: the shards, in the order of the request.
-        hosted: number of shards of the group.
+        config: the job's configuration.
+        stored: all shards of the job on this server.
+        indices: numbers of the shards, in the request's order.
+
+    Raises:
+        BadRequest: no shard is named, or one is named twice.
+        UnknownShard: this server does not host them.
 
     Attributes:
-        generation: generation of the shards.
         shards: the shards.
-        layouts: their layouts.
+        layout: layout of the call.
+        headers: encodes the answers.
         whole: whether these are all shards of the group.
-        nbytes: bytes of their values on the wire.
+        stored: indexes of the group's slabs that hold their values.
     """
 
-    def __init__(self, job: str, generation: int, shards: Sequence[Shard], hosted: int) -> None:
-        self._job, self.generation, self._hosted = job, generation, hosted
-        self.shards = shards
-        self.layouts = [shard.layout for shard in shards]
-        self.whole = len(shards) == hosted
-        self.nbytes = sum(layout.nbytes for layout in self.layouts)
-
-    @classmethod
-    def of(cls, config: JobShardConfig, shards: Mapping[int, Shard], indices: Sequence[int]) -> "Selection":
-        """Returns the selection that a request names.
-
-        Args:
-            config: the job's configuration.
-            shards: all shards of the job on this server, by number.
-            indices: numbers of the shards, in the request's order.
-
-        Raises:
-            BadRequest: no shard is named, or one is named twice.
-            UnknownShard: this server does not host them.
-        """
-        name = config.name
-        if not indices or len(set(indices)) != len(indices):
-            raise errors.BadRequest(
-                f"a request names the shards {list(indices)} of {name}; name at least one, and each only once"
-            )
-        missing = [index for index in indices if index not in shards]
-        if missing:
-            raise errors.UnknownShard(f"this server does not host shards {missing} of {name}; it has {sorted(shards)}")
-        return cls(name, config.generation, [shards[index] for index in indices], len(shards))
-
-    @cached_property
-    def region_bytes(self) -> int:
-        """Bytes that the shards take in a region of shared memory."""
-        return region_offsets(self.layouts)[1]
+    def __init__(self, config: JobShardConfig, stored: StoredShards, indices: Sequence[int]) -> None:
+        self._job, self._hosted = config.name, len(stored.by_number)
+        self.shards = _named(config.name, stored.by_number, indices)
+        self.layout = CallLayout(shard.layout for shard in self.shards)
+        self.headers = ShardHeaders(indices, config.generation)
+        self.whole = len(self.shards) == self._hosted
+        self._pieces = [_pieces(slab, stored) for slab in self.layout.slabs]
+        self.stored = sorted({piece.index for pieces in self._pieces for piece in pieces})
+        self._sizes = {index: stored.slabs[index].slab.elements for index in self.stored}
+        self._in_order = all(
+            [(piece.start, piece.stop) for piece in pieces] == [(0, self._sizes[pieces[0].index])]
+            for pieces in self._pieces
+        )
 
     def check_whole(self, call: str) -> None:
         """Raises BadRequest unless these are all shards of the group: a worker has one clock for all of them.
@@ -77,6 +72,50 @@ class Selection:
                 f"a worker's {call} names {len(self.shards)} of the {self._hosted} shards of {self._job} on this "
                 "server; name all of them in one call (only a reader's pull may name some)"
             )
+
+    def gathered(self, stored: Mapping[int, np.ndarray]) -> list[np.ndarray]:
+        """Returns the values of the call's slabs. If the request has the group's order, they are not copied.
+
+        Args:
+            stored: values of the group's slabs, by index.
+        """
+        return [
+            stored[pieces[0].index][pieces[0].start : pieces[0].stop]
+            if len(pieces) == 1
+            else np.concatenate([stored[piece.index][piece.start : piece.stop] for piece in pieces])
+            for pieces in self._pieces
+        ]
+
+    def scatter(self, arrays: Mapping[Slab, np.ndarray], targets: Mapping[int, np.ndarray]) -> None:
+        """Copies arrays of the call's slabs to where the group keeps them.
+
+        Args:
+            arrays: arrays of some of the call's slabs.
+            targets: arrays of the group's slabs, by index.
+        """
+        for slab, pieces in zip(self.layout.slabs, self._pieces, strict=True):
+            first = 0
+            for piece in pieces if slab in arrays else ():
+                count = piece.stop - piece.start
+                targets[piece.index][piece.start : piece.stop] = arrays[slab][first : first + count]
+                first += count
+
+    def payload(self, arrays: Mapping[Slab, np.ndarray], memory: BufferPool) -> Payload:
+        """Returns the payload of a push to all shards. If the request has the group's order, nothing is copied.
+
+        Args:
+            arrays: arrays of some of the call's slabs.
+            memory: provides memory for copies.
+        """
+        used = [(slab, pieces) for slab, pieces in zip(self.layout.slabs, self._pieces, strict=True) if slab in arrays]
+        if self._in_order:
+            return {pieces[0].index: arrays[slab] for slab, pieces in used}
+        dtypes = {piece.index: arrays[slab].dtype for slab, pieces in used for piece in pieces}
+        payload: Payload = {
+            index: memory.take(self._sizes[index] * dtype.itemsize).view(dtype) for index, dtype in dtypes.items()
+        }
+        self.scatter(arrays, payload)
+        return payload
 
 
 class Selections:
@@ -93,12 +132,12 @@ class Selections:
     def __len__(self) -> int:
         return len(self._by_key)
 
-    def find(self, shards: Mapping[int, Shard], indices: Sequence[int]) -> Selection:
-        """Returns a selection; the arguments and errors are those of `Selection.of`."""
+    def find(self, stored: StoredShards, indices: Sequence[int]) -> Selection:
+        """Returns a selection; the arguments and errors are those of `Selection`."""
         key = tuple(indices)
         found = self._by_key.get(key)
         if found is None:
-            found = Selection.of(self._config, shards, key)
+            found = Selection(self._config, stored, key)
             if len(self._by_key) >= _REMEMBERED:
                 self._by_key = {}
             self._by_key[key] = found
@@ -107,3 +146,25 @@ class Selections:
     def clear(self) -> None:
         """Forgets the selections, because shards were added."""
         self._by_key = {}
+
+
+def _named(job: str, shards: Mapping[int, Shard], indices: Sequence[int]) -> list[Shard]:
+    if not indices or len(set(indices)) != len(indices):
+        raise errors.BadRequest(
+            f"a request names the shards {list(indices)} of {job}; name at least one, and each only once"
+        )
+    if missing := [index for index in indices if index not in shards]:
+        raise errors.UnknownShard(f"this server does not host shards {missing} of {job}; it has {sorted(shards)}")
+    return [shards[index] for index in indices]
+
+
+def _pieces(slab: Slab, stored: StoredShards) -> list[_Extent]:
+    """Returns the pieces of the group's slabs that make up a slab of the call."""
+    pieces: list[_Extent] = []
+    for key, arena in zip(slab.keys, slab.arenas, strict=True):
+        index, start = stored.places[key]
+        if pieces and (pieces[-1].index, pieces[-1].stop) == (index, start):
+            pieces[-1].stop += arena.elements
+        else:
+            pieces.append(_Extent(index, start, start + arena.elements))
+    return pieces

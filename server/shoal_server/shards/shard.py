@@ -1,22 +1,15 @@
-"""Shard: slices of variables with their arenas and their current snapshot; the unit of placement."""
+"""Shard: slices of variables in arenas; the unit of placement and of checkpoint files."""
 
-import threading
-from collections.abc import MutableMapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from shoal import consistency, errors, optim
-from shoal._memory.buffers import BufferPool
-from shoal._wire import ArenaKey, ShardLayout
+from shoal._wire import ArenaLayout, ShardLayout
 from shoal.variables import Variable
-from shoal_server.shards.arena import Arena
-from shoal_server.shards.mode import Apply, Contribution
-from shoal_server.shards.snapshot import Snapshot
-
-# The gradients or values of a push, by arena: finite, in the dtype that the server keeps. A shard that has taken its
-# arrays removes them, so that nothing else keeps their memory.
-Payload = MutableMapping[ArenaKey, np.ndarray]
+from shoal_server.shards.snapshot import ShardSnapshot
+from shoal_server.shards.stored_slab import StoredSlab
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,79 +33,58 @@ class Stamp:
     step: int
 
 
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """An arena: a part of a slab.
+
+    Attributes:
+        layout: layout of the arena.
+        slab: the slab that holds its elements.
+        start: the slab's element at which it starts.
+    """
+
+    layout: ArenaLayout
+    slab: StoredSlab
+    start: int
+
+    @property
+    def values(self) -> np.ndarray:
+        """The values, as a flat view of the slab's current memory."""
+        return self.slab.values[self._elements]
+
+    @property
+    def slots(self) -> Mapping[str, np.ndarray]:
+        """The slots by name, as flat views of the slab's current memory."""
+        return {name: slot[self._elements] for name, slot in self.slab.slots.items()}
+
+    @property
+    def _elements(self) -> slice:
+        return slice(self.start, self.start + self.layout.elements)
+
+
 class Shard:
     """Slices of variables that are placed and saved together. The lock of its group guards it.
 
     Args:
-        config: the job's configuration.
+        job: name of the job.
         layout: the shard's layout.
-        counting: guards the numbers of readers of this shard's snapshots; the shards of a group share it.
+        arenas: its arenas.
+
+    Attributes:
+        layout, arenas: as given.
     """
 
-    def __init__(self, config: JobShardConfig, layout: ShardLayout, counting: threading.Lock) -> None:
-        self.layout = layout
-        self.generation = config.generation
-        self.arenas = [Arena(arena, config.variables, config.optimizer, config.seed) for arena in layout.arenas]
-        self._keys = [(layout.shard, index) for index in range(len(layout.arenas))]
-        self._name = f"{config.name}/{layout.shard}"
-        self._counting = counting
-        # Of the arenas' current values, once a reader has asked for it.
-        self._snapshot: Snapshot | None = None
+    def __init__(self, job: str, layout: ShardLayout, arenas: Sequence[Arena]) -> None:
+        self.layout, self.arenas = layout, arenas
+        self._name = f"{job}/{layout.shard}"
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of values and slots."""
-        return sum(arena.nbytes for arena in self.arenas)
-
-    def latest(self, version: int) -> Snapshot:
-        """Returns the snapshot of the current values. The caller begins to use it before it releases the lock.
+    def begin_saving(self, version: int) -> ShardSnapshot:
+        """Returns a snapshot of the current values and slots. Its owner must call `end_saving`.
 
         Args:
             version: number of updates in the values.
         """
-        if self._snapshot is None:
-            values, slots = [arena.values for arena in self.arenas], [arena.slots for arena in self.arenas]
-            self._snapshot = Snapshot(version, self.layout, values, slots, self._counting)
-        return self._snapshot
-
-    def leave_to_readers(self, memory: BufferPool) -> None:
-        """Moves the arenas to new memory if readers use the current one. Called before the values change."""
-        snapshot, self._snapshot = self._snapshot, None
-        if snapshot and snapshot.in_use:
-            saved = snapshot.being_saved
-            for arena in self.arenas:
-                arena.move(memory, slots=saved)
-
-    def fold(self, contribution: Contribution, expected: int) -> None:
-        """Adds a contribution to the running sums, and drops its gradients.
-
-        Args:
-            contribution: the contribution; its payload loses the arenas of this shard.
-            expected: number of contributions to the step, as far as known.
-        """
-        for key, arena in zip(self._keys, self.arenas, strict=True):
-            array = contribution.payload.pop(key, None)
-            if array is not None:
-                arena.fold(array, contribution.weight, expected)
-
-    def apply(self, update: Apply, version: int) -> None:
-        """Applies one update to each arena for which a contribution has values.
-
-        Args:
-            update: the contributions, in order of rank. Those after the first `folded` ones lose their gradients.
-            version: updates applied before this one.
-        """
-        rest = update.contributions[update.folded :]
-        for key, arena in zip(self._keys, self.arenas, strict=True):
-            parts = [part for part in rest if key in part.payload]
-            if parts or arena.folded:
-                arena.apply(
-                    [part.payload.pop(key) for part in parts],
-                    [part.weight for part in parts],
-                    version=version,
-                    scale=update.learning_rate_scale,
-                    expected=update.expected,
-                )
+        return ShardSnapshot(self.layout, [(arena.slab.latest(version), arena.start) for arena in self.arenas])
 
     def non_finite(self, index: int, element: int, value: float) -> errors.NonFiniteGradient:
         """Returns the error for a push whose arena holds NaN or Inf.

@@ -1,21 +1,19 @@
-"""Snapshot of a shard: its values at one version, copied only when an update is about to change them."""
+"""Snapshot of a slab: its values at one version, copied only when an update is about to change them."""
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from shoal._wire import Chunk, ShardLayout
-from shoal._wire.limits import CHUNK_BYTES
-from shoal_server.optimizers import conversions
+from shoal._wire import ShardLayout
 from shoal_server.shards.events import AnswerCut
 
 
 class Snapshot:
-    """A shard's values at one version, for any number of concurrent readers. `with` ends one reader's use.
+    """A slab's values at one version, for any number of concurrent readers.
 
-    It shares the shard's memory. Before an update, the shard checks `in_use`; if there are readers, it leaves the
+    It shares the slab's memory. Before an update, the slab checks `in_use`; if there are readers, it leaves the
     memory to them and continues with a copy. Consequences:
 
     - In synchronous training, updates happen between pulls, so nothing is copied.
@@ -24,113 +22,97 @@ class Snapshot:
 
     Args:
         version: updates applied.
-        layout: layout of the shard.
-        values: flat values of each arena, in the dtypes that the server keeps.
-        slots: slots of each arena, by name; read only while it is being saved.
+        values: the flat values, in the dtype that the server keeps.
+        slots: the slots by name; read only while they are being saved.
         counting: guards the counts of readers; the snapshots of a lock group share it.
+
+    Attributes:
+        version, values, slots: as given; valid while the snapshot is in use.
+        readers: number of readers, including the savers. Guarded by `counting`.
     """
 
     def __init__(
         self,
         version: int,
-        layout: ShardLayout,
-        values: Sequence[np.ndarray],
-        slots: Sequence[Mapping[str, np.ndarray]] = (),
-        counting: "threading.Lock | None" = None,
+        values: np.ndarray,
+        slots: Mapping[str, np.ndarray],
+        counting: threading.Lock,
     ) -> None:
-        self.version, self.layout, self._values, self._slots = version, layout, values, slots
-        # Guards the counts; taken alone or after the group's lock, and no lock is taken under it.
-        self._lock = counting or threading.Lock()
-        self._readers = 0  # includes the savers
+        self.version, self.values, self.slots = version, values, slots
+        # Taken alone or after the group's lock, and no lock is taken under it.
+        self._counting = counting
+        self.readers = 0
         self._savers = 0
 
-    def begin(self) -> "Snapshot":
-        """Adds a reader. The shard calls it under its lock."""
-        with self._lock:
-            self._readers += 1
-        return self
-
-    def begin_saving(self) -> "Snapshot":
-        """Adds a reader that also reads slots, until `end_saving`. The shard calls it under its lock."""
-        with self._lock:
-            self._readers += 1
+    def begin_saving(self) -> None:
+        """Adds a reader that also reads slots, until `end_saving`. Called with the lock of the group."""
+        with self._counting:
+            self.readers += 1
             self._savers += 1
-        return self
 
     def end_saving(self) -> None:
         """Ends one `begin_saving`."""
-        with self._lock:
-            self._readers -= 1
+        with self._counting:
+            self.readers -= 1
             self._savers -= 1
 
     @property
     def in_use(self) -> bool:
         """Whether there are readers."""
-        with self._lock:
-            return self._readers > 0
+        with self._counting:
+            return self.readers > 0
 
     @property
     def being_saved(self) -> bool:
         """Whether a reader also reads the slots."""
-        with self._lock:
+        with self._counting:
             return self._savers > 0
 
-    @property
-    def slots(self) -> Sequence[Mapping[str, np.ndarray]]:
-        """Flat slots of each arena, by name; valid while the snapshot is being saved."""
-        return self._slots
 
-    def chunks(self) -> Iterator[Chunk]:
-        """Yields the values as chunks. Half-precision chunks are copies.
-
-        All other chunks are views of the shard's memory, valid while the snapshot is in use.
-        """
-        for index, (arena, values) in enumerate(zip(self.layout.arenas, self._values, strict=True)):
-            step = CHUNK_BYTES // arena.wire_dtype.itemsize
-            for start in range(0, arena.elements, step):
-                elements = values[start : start + step]
-                if elements.dtype != arena.wire_dtype:
-                    elements = np.empty(elements.size, arena.wire_dtype)
-                    conversions.send(elements, values[start : start + step])
-                data = elements.view(np.uint8).data
-                yield Chunk(self.layout.shard, index, start * arena.wire_dtype.itemsize, data)
-
-    @property
-    def values(self) -> Sequence[np.ndarray]:
-        """Flat values of each arena, as the server keeps them; valid while the snapshot is in use."""
-        return self._values
-
-    def __enter__(self) -> "Snapshot":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._readers -= 1
-
-
-class Reading:
-    """One reader's use of the snapshots of some shards, at one version. `with` ends it.
+class ShardSnapshot:
+    """The values and slots of one shard while they are being saved. The owner must call `end_saving`.
 
     Args:
-        version: updates applied; the same for all shards.
-        snapshots: snapshots of the shards. The caller holds the group's lock.
-        counting: the lock that guards their counts.
+        layout: layout of the shard.
+        parts: for each arena, a snapshot of its slab, and the slab's element at which it starts.
+
+    Attributes:
+        layout: as given.
     """
 
-    def __init__(self, version: int, snapshots: Sequence[Snapshot], counting: threading.Lock) -> None:
-        self.version, self.snapshots, self._counting = version, snapshots, counting
-        self._count(1)
+    def __init__(self, layout: ShardLayout, parts: Sequence[tuple[Snapshot, int]]) -> None:
+        self.layout = layout
+        self._parts = [
+            (snapshot, slice(start, start + arena.elements))
+            for arena, (snapshot, start) in zip(layout.arenas, parts, strict=True)
+        ]
+        for snapshot, _ in self._parts:
+            snapshot.begin_saving()
 
-    def __enter__(self) -> "Reading":
-        return self
+    @property
+    def version(self) -> int:
+        """Updates applied."""
+        return self._parts[0][0].version
 
-    def __exit__(self, *_: object) -> None:
-        self._count(-1)
+    @property
+    def in_use(self) -> bool:
+        """Whether later updates must leave the memory as it is."""
+        return any(snapshot.in_use for snapshot, _ in self._parts)
 
-    def _count(self, change: int) -> None:
-        with self._counting:
-            for snapshot in self.snapshots:
-                snapshot._readers += change
+    @property
+    def values(self) -> list[np.ndarray]:
+        """Flat values of each arena, as the server keeps them."""
+        return [snapshot.values[elements] for snapshot, elements in self._parts]
+
+    @property
+    def slots(self) -> list[dict[str, np.ndarray]]:
+        """Flat slots of each arena, by name."""
+        return [{name: slot[elements] for name, slot in snapshot.slots.items()} for snapshot, elements in self._parts]
+
+    def end_saving(self) -> None:
+        """Lets later updates change the memory."""
+        for snapshot, _ in self._parts:
+            snapshot.end_saving()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,4 +120,4 @@ class Cut:
     """The state of a group's shards for a checkpoint. The owner must end each snapshot with `end_saving`."""
 
     answer: AnswerCut
-    snapshots: Sequence[Snapshot]
+    snapshots: Sequence[ShardSnapshot]

@@ -7,15 +7,15 @@ from shoal import _tracing
 from shoal._memory.buffers import BufferPool
 from shoal_server.shards import events
 from shoal_server.shards.fold_queue import FoldQueue
-from shoal_server.shards.mode import Apply, Contribution, Fold
-from shoal_server.shards.shard import Shard
+from shoal_server.shards.mode import Apply, Fold
+from shoal_server.shards.stored_shards import StoredShards
 
 
 class Updates:
     """The folds and updates of one lock group.
 
     Args:
-        shards: returns the shards.
+        stored: returns the shards.
         on_apply: called with the seconds that each update took.
         memory: provides memory for copies of the values.
 
@@ -25,10 +25,10 @@ class Updates:
     """
 
     def __init__(
-        self, shards: Callable[[], Sequence[Shard]], on_apply: Callable[[float], None], memory: BufferPool
+        self, stored: Callable[[], StoredShards], on_apply: Callable[[float], None], memory: BufferPool
     ) -> None:
-        self._shards, self._on_apply, self._memory = shards, on_apply, memory
-        self.folds = FoldQueue(self._fold)
+        self._stored, self._on_apply, self._memory = stored, on_apply, memory
+        self.folds = FoldQueue(lambda contribution, expected: stored().fold(contribution, expected))
 
     def carry_out(self, effects: Sequence[events.Effect], version: int) -> None:
         """Queues the folds and applies the updates, in the order of the effects. Called with the lock of the group.
@@ -42,22 +42,17 @@ class Updates:
             if isinstance(effect, Fold):
                 self.folds.add(effect)
             elif isinstance(effect, Apply):
-                shards = self._shards()
-                with _tracing.span("apply", shards=len(shards), pushes=len(effect.contributions)):
-                    self._apply(shards, effect, version)
+                stored = self._stored()
+                with _tracing.span("apply", shards=len(stored.by_number), pushes=len(effect.contributions)):
+                    self._apply(stored, effect, version)
                 version += 1
 
-    def _apply(self, shards: Sequence[Shard], update: Apply, version: int) -> None:
+    def _apply(self, stored: StoredShards, update: Apply, version: int) -> None:
         start = time.perf_counter()
         self.folds.work()
-        for shard in shards:
-            shard.leave_to_readers(self._memory)
-            shard.apply(update, version)
+        stored.leave_to_readers(self._memory)
+        stored.apply(update, version)
         self._on_apply(time.perf_counter() - start)
-
-    def _fold(self, contribution: Contribution, expected: int) -> None:
-        for shard in self._shards():
-            shard.fold(contribution, expected)
 
 
 __all__ = ["Updates"]

@@ -19,7 +19,7 @@ FENCED_WORKERS = 4_096
 
 
 class Fences:
-    """The newest fenced incarnation of each of the FENCED_WORKERS workers that were fenced last.
+    """The newest fenced incarnation of each worker. Only the FENCED_WORKERS workers that were fenced last are kept.
 
     Args:
         name: name of the group, for messages.
@@ -112,7 +112,7 @@ class AppliedPushes:
     """The applied pushes of each admitted worker: their counts, and its position in its data.
 
     One update can apply the pushes of a thousand workers, under the group's lock. So it only queues them here. Each
-    later push counts two of them, and a cut counts all.
+    later push takes two of them from the queue and counts them; a cut does so with all.
     """
 
     def __init__(self) -> None:

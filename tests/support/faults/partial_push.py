@@ -36,7 +36,7 @@ def main(address: str, job: str, *pairs: str) -> None:
         return parameter_server_pb2_grpc.ParameterServerStub(_rpc.channel(link.address))
 
     def requests(link: Any) -> Iterator[pb.PushRequest]:
-        load = PushPayload(parameters.servers.packer, link.layouts, aggregations, CompleteArrays(gradients))
+        load = PushPayload(parameters.servers.packer, link.layout, aggregations, CompleteArrays(gradients))
         push = Push(parameters.step, 1.0, parameters._versions, lambda _: load, aggregations)
         for message in load.requests(parameters.pusher.header(link, push, commit=False)):
             yield pb.PushRequest.FromString(b"".join(message))

@@ -16,6 +16,7 @@ from shoal._transport.grpc_calls import GrpcCalls
 from shoal._transport.registry import register, registered, unregister
 from shoal._transport.selector import Selector
 from shoal._transport.transport import Target, Transport, TransportFactory, TransportUnavailable
+from shoal._wire.slabs import CallLayout
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 
@@ -110,7 +111,7 @@ def clock() -> FakeClock:
 
 
 def target(rpc: Rpc) -> Target:
-    return Target("server:1", [], cast(GrpcCalls, rpc))
+    return Target("server:1", CallLayout([]), cast(GrpcCalls, rpc))
 
 
 def opened(selector: Selector, rpc: Rpc) -> str:

@@ -50,6 +50,10 @@ datas = st.builds(
 chunk_lists = st.lists(st.builds(Chunk, uint32s, uint32s, uint64s, datas), max_size=5)
 
 
+def encoded(headers: Sequence[header_pb2.ShardHeader]) -> bytes:
+    return pb.PullReply(headers=headers).SerializeToString()
+
+
 def generated(chunks: Sequence[Chunk]) -> list[pb.Chunk]:
     return [pb.Chunk(shard=c.shard, arena=c.arena, offset=c.offset, data=bytes(c.data)) for c in chunks]
 
@@ -110,7 +114,7 @@ def test_values_are_written_and_read_as_the_generated_class_does(
     headers: Sequence[header_pb2.ShardHeader], chunks: Sequence[Chunk]
 ) -> None:
     message = pb.PullReply(headers=headers, chunks=generated(chunks)).SerializeToString()
-    assert checked_message(encode_values(headers, chunks)) == message
+    assert checked_message(encode_values(encoded(headers), chunks)) == message
     assert decode_values(message) == (headers, chunks)
 
 
@@ -131,7 +135,9 @@ def test_one_large_chunk_is_two_pieces_and_its_data_are_lent() -> None:
     assert len(pieces) == 2
     assert pieces[1] is data
     nothing = Chunk(1, 1, 0, memoryview(b""))
-    assert len(encode_values([header_pb2.ShardHeader()], [nothing, nothing, Chunk(1, 2, 3, data), nothing])) == 3
+    assert (
+        len(encode_values(encoded([header_pb2.ShardHeader()]), [nothing, nothing, Chunk(1, 2, 3, data), nothing])) == 3
+    )
     assert encode_push(None, []) == []
 
 
@@ -327,7 +333,9 @@ CHUNKS = [
 WHOLE = [
     checked_message(encode_push(pb.PushHeader(stamp=STAMP, shards=[1, 300], weight=2.5, versions=[7]), CHUNKS)),
     checked_message(
-        encode_values([header_pb2.ShardHeader(shard=1, generation=2, version=300), header_pb2.ShardHeader()], CHUNKS)
+        encode_values(
+            encoded([header_pb2.ShardHeader(shard=1, generation=2, version=300), header_pb2.ShardHeader()]), CHUNKS
+        )
     ),
 ]
 

@@ -1,4 +1,4 @@
-"""Framing of arenas: the assembler rebuilds the exact arenas from chunks, and regions have room for all arenas."""
+"""Framing of slabs: the assembler rebuilds the exact slabs from chunks."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from shoal import errors
 from shoal._wire import framing
 from shoal._wire.chunks import Chunk
-from shoal._wire.framing import ArenaRange, Assembler, arenas_of, copy_elements, messages, region_offsets
+from shoal._wire.framing import Assembler, SlabRange, copy_elements, messages
 from shoal._wire.layout import Aggregation, ArenaLayout, ShardLayout, Slice
 from shoal._wire.limits import CHUNK_BYTES
+from shoal._wire.slabs import CallLayout, Slab
 
 DTYPES = [np.dtype(dtype) for dtype in ("float32", "float64", "float16", "int64")] + [np.dtype(ml_dtypes.bfloat16)]
 
@@ -44,8 +45,14 @@ def cut(draw: Callable[..., Any], elements: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(edges))
 
 
+def one(layout: ArenaLayout) -> tuple[CallLayout, Slab]:
+    """A call with one arena, and its slab."""
+    call = CallLayout([ShardLayout(0, (layout,))])
+    return call, call.slabs[0]
+
+
 class Assembly:
-    """Arenas to come, memory for them, and the elements that are to get there."""
+    """Slabs to come, memory for them, and the elements that are to get there."""
 
     def __init__(
         self,
@@ -53,28 +60,31 @@ class Assembly:
         shards: Sequence[ShardLayout],
         receive: Callable[[np.ndarray, np.ndarray], bool] = copy_elements,
     ) -> None:
-        self.arenas = arenas_of(shards)
-        self.memory: dict[tuple[int, int], list[ArenaRange]] = {}
-        self.sent: dict[tuple[int, int], np.ndarray] = {}
-        for number, (key, layout) in enumerate(self.arenas.items()):
-            self.sent[key] = (np.arange(layout.elements) + number).astype(layout.wire_dtype)
+        layout = CallLayout(shards)
+        self.memory: dict[Slab, list[SlabRange]] = {}
+        self.sent: dict[Slab, np.ndarray] = {}
+        for number, slab in enumerate(layout.slabs):
+            self.sent[slab] = (np.arange(slab.elements) + number).astype(slab.wire_dtype)
             # As Arrival has it: memory of the variables, in as many runs as it likes.
-            self.memory[key] = [ArenaRange(a, b, np.zeros(b - a, layout.dtype)) for a, b in cut(draw, layout.elements)]
-        self.assembler = Assembler(self.arenas, self.memory, receive)
+            self.memory[slab] = [SlabRange(a, b, np.zeros(b - a, slab.dtype)) for a, b in cut(draw, slab.elements)]
+        self.assembler = Assembler(layout, self.memory, receive)
 
     def chunks(self, draw: Callable[..., Any]) -> list[list[Chunk]]:
-        """Lists of chunks, one an arena."""
-        found = []
-        for key, elements in self.sent.items():
-            size = elements.itemsize
-            found.append(
-                [Chunk(*key, a * size, memoryview(elements[a:b].tobytes())) for a, b in cut(draw, len(elements))]
-            )
-        return found
+        """Lists of chunks, one a slab. A chunk names any arena of its slab at or before its start."""
+        return [
+            [self._chunk(draw, slab, start, elements[start:stop]) for start, stop in cut(draw, len(elements))]
+            for slab, elements in self.sent.items()
+        ]
+
+    @staticmethod
+    def _chunk(draw: Callable[..., Any], slab: Slab, start: int, elements: np.ndarray) -> Chunk:
+        arena: int = draw(st.sampled_from([index for index, first in enumerate(slab.starts) if first <= start]))
+        offset = (start - slab.starts[arena]) * elements.itemsize
+        return Chunk(*slab.keys[arena], offset, memoryview(elements.tobytes()))
 
     def check_complete(self) -> None:
-        for key, elements in self.sent.items():
-            got = np.concatenate([run.target for run in self.memory[key]])
+        for slab, elements in self.sent.items():
+            got = np.concatenate([run.target for run in self.memory[slab]])
             np.testing.assert_array_equal(got, elements.astype(got.dtype))
 
 
@@ -86,7 +96,7 @@ def dealt(draw: Callable[..., Any], lists: Sequence[Sequence[Chunk]]) -> list[Ch
 
 class TestAssembler:
     @given(st.data(), layouts)
-    def test_arenas_are_complete_for_any_chunks_runs_and_order(
+    def test_slabs_are_complete_for_any_chunks_runs_and_order(
         self, data: st.DataObject, shards: Sequence[ShardLayout]
     ) -> None:
         assembly = Assembly(data.draw, shards)
@@ -147,7 +157,8 @@ class TestAssembler:
     )
     def test_invalid_chunk_is_refused_and_memory_is_unchanged(self, chunk: Chunk, said: str) -> None:
         target = np.full(10, 7, np.float32)
-        assembler = Assembler({(0, 0): arena(10)}, {(0, 0): [ArenaRange(0, 10, target)]})
+        layout, slab = one(arena(10))
+        assembler = Assembler(layout, {slab: [SlabRange(0, 10, target)]})
         with pytest.raises(errors.BadChunk, match=said):
             assembler.add(chunk)
         assert (target == 7).all()
@@ -155,7 +166,8 @@ class TestAssembler:
     @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 10)), max_size=20))
     def test_overlapping_chunk_is_refused_at_any_position(self, pieces: Sequence[tuple[int, int]]) -> None:
         target = np.zeros(10, np.float32)
-        assembler = Assembler({(0, 0): arena(10)}, {(0, 0): [ArenaRange(0, 10, target)]})
+        layout, slab = one(arena(10))
+        assembler = Assembler(layout, {slab: [SlabRange(0, 10, target)]})
         came: set[int] = set()
         for start, count in pieces:
             elements = set(range(start, start + count))
@@ -177,53 +189,56 @@ class TestAssembler:
 
     def test_gaps_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(framing, "_MAX_PIECES", 3)
-        assembler = Assembler({(0, 0): arena(100)}, {(0, 0): [ArenaRange(0, 100, np.zeros(100, np.float32))]})
+        layout, slab = one(arena(100))
+        assembler = Assembler(layout, {slab: [SlabRange(0, 100, np.zeros(100, np.float32))]})
         for start in range(0, 24, 8):
             assembler.add(Chunk(0, 0, start, memoryview(bytes(4))))
         with pytest.raises(errors.BadChunk, match="more than 3 gaps"):
             assembler.add(Chunk(0, 0, 24, memoryview(bytes(4))))
 
     def test_assembler_that_expects_nothing_is_complete(self) -> None:
-        assembler = Assembler({}, {})
+        assembler = Assembler(CallLayout([]), {})
         assembler.finish()
         assert assembler.non_finite == {}
         with pytest.raises(errors.BadChunk, match="not one of the expected arenas"):
             assembler.add(Chunk(0, 0, 0, memoryview(bytes(4))))
 
     @pytest.mark.parametrize("size", [1, 3, 10])
-    def test_the_first_element_of_an_arena_that_is_not_finite_is_remembered(self, size: int) -> None:
+    def test_the_first_element_of_a_slab_that_is_not_finite_is_remembered(self, size: int) -> None:
         """Wherever it lies: in whatever chunk, in whatever run."""
         elements = np.arange(10, dtype=np.float32)
         elements[[6, 8]] = np.nan, np.inf
-        runs = [ArenaRange(0, 5, np.empty(5, np.float32)), ArenaRange(5, 10, np.empty(5, np.float32))]
+        runs = [SlabRange(0, 5, np.empty(5, np.float32)), SlabRange(5, 10, np.empty(5, np.float32))]
 
         def receive(target: np.ndarray, source: np.ndarray) -> bool:
             copy_elements(target, source)
             return bool(np.isfinite(target).all())
 
-        assembler = Assembler({(0, 0): arena(10)}, {(0, 0): runs}, receive)
+        layout, slab = one(arena(10))
+        assembler = Assembler(layout, {slab: runs}, receive)
         for start in range(0, 10, size):
             data = memoryview(elements[start : start + size].tobytes())
             assembler.add(Chunk(0, 0, start * 4, data))
         assembler.finish()
-        assert assembler.non_finite == {(0, 0): 6}
+        assert assembler.non_finite == {slab: 6}
 
     def test_elements_written_by_the_kernel_are_checked(self) -> None:
         target = np.array([0, 1, np.nan, np.inf], np.float32)
-        layouts = {(0, 0): arena(4)}
-        runs = {(0, 0): [ArenaRange(0, 4, target)]}
-        assembler = Assembler(layouts, runs, accept=lambda elements: bool(np.isfinite(elements).all()))
+        layout, slab = one(arena(4))
+        assembler = Assembler(
+            layout, {slab: [SlabRange(0, 4, target)]}, accept=lambda elements: bool(np.isfinite(elements).all())
+        )
         assembler.filled(Chunk(0, 0, 0, memoryview(b"")), 16)
         assembler.finish()
-        assert assembler.non_finite == {(0, 0): 2}
+        assert assembler.non_finite == {slab: 2}
 
     def test_kernel_does_not_convert_or_scatter_widely(self) -> None:
-        halves = Assembler(
-            {(0, 0): arena(4, "float32", wire="float16")}, {(0, 0): [ArenaRange(0, 4, np.zeros(4, np.float32))]}
-        )
+        layout, slab = one(arena(4, "float32", wire="float16"))
+        halves = Assembler(layout, {slab: [SlabRange(0, 4, np.zeros(4, np.float32))]})
         assert halves.memory(Chunk(0, 0, 0, memoryview(b"")), 8) is None
-        runs = [ArenaRange(index, index + 1, np.zeros(1, np.float32)) for index in range(65)]
-        scattered = Assembler({(0, 0): arena(65)}, {(0, 0): runs})
+        runs = [SlabRange(index, index + 1, np.zeros(1, np.float32)) for index in range(65)]
+        layout, slab = one(arena(65))
+        scattered = Assembler(layout, {slab: runs})
         targets = scattered.memory(Chunk(0, 0, 0, memoryview(b"")), 64 * 4)
         assert targets
         assert len(targets) == 64
@@ -236,52 +251,21 @@ class TestAssembler:
             elements = np.arange(9).astype(dtype)
             message = bytes(shift) + elements.tobytes()
             target = np.zeros(9, dtype)
-            assembler = Assembler({(0, 0): arena(9, dtype)}, {(0, 0): [ArenaRange(0, 9, target)]})
+            layout, slab = one(arena(9, dtype))
+            assembler = Assembler(layout, {slab: [SlabRange(0, 9, target)]})
             assembler.add(Chunk(0, 0, 0, memoryview(message)[shift:]))
             assembler.finish()
             np.testing.assert_array_equal(target, elements)
 
     @pytest.mark.parametrize("wire", ["float16", "bfloat16"])
     def test_halves_of_the_wire_are_widened(self, wire: str) -> None:
-        layout = arena(4, "float32", wire=wire)
+        layout, slab = one(arena(4, "float32", wire=wire))
         target = np.zeros(4, np.float32)
-        sent = np.array([1, -2.5, np.inf, 2**-10], layout.wire_dtype)
-        assembler = Assembler({(0, 0): layout}, {(0, 0): [ArenaRange(0, 4, target)]})
+        sent = np.array([1, -2.5, np.inf, 2**-10], slab.wire_dtype)
+        assembler = Assembler(layout, {slab: [SlabRange(0, 4, target)]})
         assembler.add(Chunk(0, 0, 0, memoryview(sent.tobytes())))
         assembler.finish()
         np.testing.assert_array_equal(target, sent.astype(np.float32))
-
-
-class TestSlots:
-    @given(layouts)
-    def test_arenas_lie_in_order_aligned_and_apart(self, shards: Sequence[ShardLayout]) -> None:
-        offsets, end = region_offsets(shards)
-        assert [*offsets] == [*arenas_of(shards)]
-        free = 0
-        for key, layout in arenas_of(shards).items():
-            assert offsets[key] % 64 == 0
-            assert free <= offsets[key] < free + 64
-            free = offsets[key] + layout.nbytes
-        assert free <= end < free + 64
-        assert end % 64 == 0
-
-    def test_offsets_of_two_shards(self) -> None:
-        shards = [
-            ShardLayout(4, (arena(17), arena(3, "float64"))),
-            ShardLayout(2, (arena(16, "float32", wire="bfloat16"),)),
-        ]
-        assert region_offsets(shards) == ({(4, 0): 0, (4, 1): 128, (2, 0): 192}, 256)
-
-    def test_no_shards_need_no_memory(self) -> None:
-        assert region_offsets([]) == ({}, 0)
-
-
-def test_arenas_of_some_aggregations_keep_their_numbers() -> None:
-    kinds = [Aggregation.SUM, Aggregation.TRAINABLE, Aggregation.MEAN, Aggregation.TRAINABLE]
-    shards = [ShardLayout(5, tuple(arena(1, aggregation=kind) for kind in kinds))]
-    assert [*arenas_of(shards, [Aggregation.TRAINABLE])] == [(5, 1), (5, 3)]
-    assert [*arenas_of(shards, [])] == []
-    assert [*arenas_of(shards)] == [(5, 0), (5, 1), (5, 2), (5, 3)]
 
 
 class TestMessages:

@@ -1,5 +1,6 @@
 """Packing of arrays into chunks and regions, and their decoding by the receiver."""
 
+import itertools
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -16,11 +17,12 @@ from shoal import errors
 from shoal._transport.segment import Regions
 from shoal._wire import framing, packing, plans, pull_decoder
 from shoal._wire.chunks import Chunk
-from shoal._wire.framing import Assembler, arenas_of, region_arrays, region_offsets
-from shoal._wire.layout import Aggregation, Placement, ShardLayout, ShardPlacement, wire_dtype
+from shoal._wire.framing import Assembler
+from shoal._wire.layout import Aggregation, Placement, ShardPlacement, wire_dtype
 from shoal._wire.limits import CHUNK_BYTES
 from shoal._wire.packing import CompleteArrays, Packer
 from shoal._wire.pull_decoder import PullDecoder
+from shoal._wire.slabs import CallLayout
 from shoal.partitioners import FixedShards
 from shoal.variables import Variable
 from shoal_coordinator.cluster import plan_shards
@@ -34,8 +36,8 @@ def placed(job: dict[str, Variable], shards: int = 1, wire: str = "float32") -> 
     return Placement("job", 1, job, tuple(ShardPlacement(layout, "server", "host:1") for layout in layouts))
 
 
-def layouts_of(placement: Placement) -> list[ShardLayout]:
-    return [shard.layout for shard in placement.shards]
+def layout_of(placement: Placement) -> CallLayout:
+    return CallLayout(shard.layout for shard in placement.shards)
 
 
 def random_array(variable: Variable, rng: np.random.Generator) -> np.ndarray:
@@ -75,16 +77,12 @@ def limits(chunk_bytes: int, scattered_bytes: int | None = None) -> Iterator[Non
 def sent(placement: Placement, arrays: Mapping[str, np.ndarray], aggregations: list[Aggregation]) -> list[Chunk]:
     packer = Packer(placement)
     packer.check(arrays, aggregations)
-    return [
-        chunk
-        for layout in layouts_of(placement)
-        for chunk in packer.chunks([layout], CompleteArrays(arrays), aggregations)
-    ]
+    return list(packer.chunks(layout_of(placement), CompleteArrays(arrays), aggregations))
 
 
 def received(placement: Placement, chunks: list[Chunk], decoder: PullDecoder) -> dict[str, np.ndarray]:
-    arenas = arenas_of(layouts_of(placement))
-    assembler = Assembler(arenas, {key: decoder.runs(key, arena) for key, arena in arenas.items()})
+    layout = layout_of(placement)
+    assembler = Assembler(layout, {slab: decoder.runs(slab) for slab in layout.slabs})
     for chunk in chunks:
         assembler.add(chunk)
     assembler.finish()
@@ -92,18 +90,18 @@ def received(placement: Placement, chunks: list[Chunk], decoder: PullDecoder) ->
 
 
 def slot_with(placement: Placement, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Memory as another process fills it: what is in no arena stays what it was."""
-    slot = np.full(region_offsets(layouts_of(placement))[1], 0xA5, np.uint8)
-    Packer(placement).write(layouts_of(placement), CompleteArrays(arrays), EVERY, slot)
+    """Memory as another process fills it: what is in no slab stays what it was."""
+    slot = np.full(layout_of(placement).region_bytes, 0xA5, np.uint8)
+    Packer(placement).write(layout_of(placement), CompleteArrays(arrays), EVERY, slot)
     return slot
 
 
 def adopted(placement: Placement, slot: np.ndarray, decoder: PullDecoder) -> dict[str, np.ndarray]:
-    arenas = region_arrays(slot, layouts_of(placement))
-    for key, elements in arenas.items():
-        decoder.expect(key, elements)
-    for key, elements in arenas.items():
-        decoder.adopt(key, elements)
+    arrays = layout_of(placement).arrays(slot)
+    for slab, elements in arrays.items():
+        decoder.expect(slab, elements)
+    for slab, elements in arrays.items():
+        decoder.adopt(slab, elements)
     return decoder.values()
 
 
@@ -178,18 +176,18 @@ def test_chunks_are_in_order_small_enough_and_of_whole_elements(
     placement, arrays = placed(job, shards, wire), drawn_arrays(job, seed, transposed=False)
     with limits(chunk_bytes):
         chunks = sent(placement, arrays, EVERY)
-    arenas = arenas_of(layouts_of(placement))
-    ends = dict.fromkeys(arenas, 0)
+    slabs = {slab.keys[0]: slab for slab in layout_of(placement).slabs}
+    ends = dict.fromkeys(slabs, 0)
     for chunk in chunks:
         key = chunk.shard, chunk.arena
         assert chunk.offset == ends[key]
         assert 0 < len(chunk.data) <= chunk_bytes
-        assert len(chunk.data) % arenas[key].wire_dtype.itemsize == 0
+        assert len(chunk.data) % slabs[key].wire_dtype.itemsize == 0
         assert (chunk.data.format, chunk.data.ndim, chunk.data.c_contiguous) == ("B", 1, True)
         ends[key] += len(chunk.data)
-    assert ends == {key: arena.nbytes for key, arena in arenas.items()}
-    order = list(dict.fromkeys((chunk.shard, chunk.arena) for chunk in chunks))
-    assert order == sorted(order), "an arena comes in pieces, with another in between"
+    assert ends == {key: slab.nbytes for key, slab in slabs.items()}
+    order = [key for key, _ in itertools.groupby((chunk.shard, chunk.arena) for chunk in chunks)]
+    assert order == list(slabs), "a slab comes in pieces, with another in between"
 
 
 @given(
@@ -215,28 +213,29 @@ def test_region_holds_the_bytes_that_travel_as_chunks(
     job: dict[str, Variable], shards: int, wire: str, seed: int
 ) -> None:
     placement, arrays = placed(job, shards, wire), drawn_arrays(job, seed, transposed=False)
-    slot, (offsets, end) = slot_with(placement, arrays), region_offsets(layouts_of(placement))
-    inside = np.zeros(end, bool)
+    slot, layout = slot_with(placement, arrays), layout_of(placement)
+    offsets = dict(zip(layout.slabs, layout.offsets, strict=True))
+    inside = np.zeros(layout.region_bytes, bool)
     for chunk in sent(placement, arrays, EVERY):
-        start = offsets[chunk.shard, chunk.arena] + chunk.offset
+        slab, first = layout.places[chunk.shard, chunk.arena]
+        start = offsets[slab] + first + chunk.offset
         assert bytes(slot[start : start + len(chunk.data)]) == bytes(chunk.data)
         inside[start : start + len(chunk.data)] = True
-    assert np.all(slot[~inside] == 0xA5), "something was written beside the arenas"
-    assert all(offset % 64 == 0 for offset in offsets.values())
+    assert np.all(slot[~inside] == 0xA5), "something was written beside the slabs"
 
 
 def test_only_the_aggregations_asked_for_are_packed() -> None:
     job = {"mean": Variable(2, trainable=False, aggregation="mean"), "kernel": Variable((2, 2))}
     placement = placed(job)
-    (layout,) = layouts_of(placement)
+    layout = layout_of(placement)
     arrays = {"kernel": np.ones((2, 2), np.float32)}
     (chunk,) = sent(placement, arrays, TRAINABLE)
-    assert layout.arenas[chunk.arena].aggregation is Aggregation.TRAINABLE
+    assert layout.places[chunk.shard, chunk.arena][0].aggregation is Aggregation.TRAINABLE
     assert np.frombuffer(chunk.data, np.float32).tolist() == [1.0] * 4
 
-    slot = np.full(region_offsets([layout])[1], 0xA5, np.uint8)
-    Packer(placement).write([layout], CompleteArrays(arrays), TRAINABLE, slot)
-    offset = region_offsets([layout])[0][0, chunk.arena]
+    slot = np.full(layout.region_bytes, 0xA5, np.uint8)
+    Packer(placement).write(layout, CompleteArrays(arrays), TRAINABLE, slot)
+    offset = layout.offsets[layout.slabs.index(layout.places[chunk.shard, chunk.arena][0])]
     assert slot[offset : offset + 16].view(np.float32).tolist() == [1.0] * 4
     assert np.count_nonzero(slot != 0xA5) == 16
 
@@ -327,7 +326,7 @@ def test_large_arena_is_received_in_place_and_held_once(wire: str) -> None:
         memory = Counted()
         decoder = PullDecoder(Packer(placement), memory)
         with limits(CHUNK_BYTES, scattered_bytes):
-            runs = [run for key, arena in arenas_of(layouts_of(placement)).items() for run in decoder.runs(key, arena)]
+            runs = [run for slab in layout_of(placement).slabs for run in decoder.runs(slab)]
             values = received(placement, sent(placement, arrays, EVERY), decoder)
         check_values(values, arrays, SPLIT, wire)
         table = [run for run in runs if np.shares_memory(run.target, values["table"])]
@@ -361,8 +360,8 @@ def test_values_that_arrive_elsewhere_than_expected_are_used(wire: str, where: s
     placement = placed(SPLIT, 2, wire)
     lost, arrays = (drawn_arrays(SPLIT, seed, transposed=False) for seed in (1, 2))
     decoder = PullDecoder(Packer(placement), fresh)
-    for key, elements in region_arrays(slot_with(placement, lost), layouts_of(placement)).items():
-        decoder.expect(key, elements)
+    for slab, elements in layout_of(placement).arrays(slot_with(placement, lost)).items():
+        decoder.expect(slab, elements)
     if where == "as chunks":
         values = received(placement, sent(placement, arrays, EVERY), decoder)
     else:
@@ -525,8 +524,8 @@ def test_ten_thousand_small_arrays_are_packed_within_a_tenth_of_a_second() -> No
     def seconds() -> float:
         start = time.thread_time()
         packer.check(arrays, TRAINABLE)
-        for shard in placement.shards:
-            for _ in packer.chunks([shard.layout], CompleteArrays(arrays), TRAINABLE):
+        for layout in packer.servers.values():
+            for _ in packer.chunks(layout, CompleteArrays(arrays), TRAINABLE):
                 pass
         return time.thread_time() - start
 

@@ -15,7 +15,7 @@ from shoal._checkpoint.manifest import FileEntry, Manifest
 from shoal._wire.layout import ArenaLayout, ShardLayout, Slice
 from shoal.variables import Variable
 from shoal_server.checkpoints.writer import CheckpointWriter
-from shoal_server.shards.snapshot import Snapshot
+from shoal_server.shards.snapshot import ShardSnapshot, Snapshot
 from support.waiting import wait_until
 
 VARIABLES = {"w": Variable((4,))}
@@ -55,12 +55,15 @@ def writer(folder: BlockingStorage) -> Iterator[CheckpointWriter]:
     writer.close()
 
 
-def snapshot(shard: int = 0, value: float = 0.0) -> Snapshot:
+def snapshot(shard: int = 0, value: float = 0.0) -> ShardSnapshot:
     arena = ArenaLayout(F32, VARIABLES["w"].aggregation, (Slice("w", 0, 4, 0),), 4, F32)
-    return Snapshot(1, ShardLayout(shard, (arena,)), [np.full(4, value, F32)], [{}]).begin_saving()
+    values = Snapshot(1, np.full(4, value, F32), {}, threading.Lock())
+    return ShardSnapshot(ShardLayout(shard, (arena,)), [(values, 0)])
 
 
-def begin(writer: CheckpointWriter, job: str, number: int, cut: int, *snapshots: Snapshot) -> tuple[Snapshot, ...]:
+def begin(
+    writer: CheckpointWriter, job: str, number: int, cut: int, *snapshots: ShardSnapshot
+) -> tuple[ShardSnapshot, ...]:
     writer.begin(job, number, cut, VARIABLES, snapshots)
     return snapshots
 

@@ -16,7 +16,6 @@ from shoal.v1.header_pb2 import ShardHeader
 from shoal.variables import Variable
 from shoal_server.serving.pulls import PendingPull, replies
 from shoal_server.shards.lock_group import LockGroup
-from shoal_server.shards.selection import Selection
 from shoal_server.shards.shard import JobShardConfig, Stamp
 from support.pull_replies import decode_values
 
@@ -58,8 +57,8 @@ def wakes() -> Wakes:
     return Wakes()
 
 
-def pull_of(group: Any, wakes: Wakes, *, hosted: int = 0) -> PendingPull:
-    return PendingPull(group, Selection("job", 1, [], hosted), wakes)
+def pull_of(group: Any, wakes: Wakes, *, shards: Sequence[int] = (0, 1)) -> PendingPull:
+    return PendingPull(group, real_group([3, 3]).select(shards), wakes)
 
 
 def test_the_group_is_asked_once_however_many_shards_it_has(wakes: Wakes) -> None:
@@ -112,12 +111,12 @@ def test_who_gives_up_takes_the_ticket_back(wakes: Wakes) -> None:
 
 def test_a_worker_asks_for_all_shards_and_a_reader_for_any(wakes: Wakes) -> None:
     group = FakeGroup()
-    pull = pull_of(group, wakes, hosted=3)
+    pull = pull_of(group, wakes, shards=[1])
     pull.start(STAMP, 0)
-    with pytest.raises(errors.BadRequest, match="names 0 of the 3 shards of job on this server; name all of them"):
+    with pytest.raises(errors.BadRequest, match="names 1 of the 2 shards of job on this server; name all of them"):
         pull.take()
     assert not group.asked
-    pull_of(group, wakes, hosted=3).start(Stamp("", 0, 0), 0)
+    pull_of(group, wakes, shards=[1]).start(Stamp("", 0, 0), 0)
     assert len(group.asked) == 1
 
 
@@ -180,11 +179,20 @@ def test_replies_begin_with_all_headers_and_carry_each_shard_whole() -> None:
     assert [(h.shard, h.generation, h.version, h.step) for h in messages[0][0]] == [(n, 3, 0, 4) for n in range(3)]
     assert not any(headers for headers, _ in messages[1:])
     assert all(chunks for _, chunks in messages)
-    for number, size in enumerate(sizes):
+    for number, size in enumerate(sizes):  # too large together: each has a slab of its own
         chunks = [chunk for _, chunks in messages for chunk in chunks if chunk.shard == number]
         assert [chunk.offset for chunk in chunks] == list(range(0, size * 4, CHUNK_BYTES))
         values = np.frombuffer(b"".join(chunk.data for chunk in chunks), np.float32)
         np.testing.assert_array_equal(values, group.shards[number].arenas[0].values)
+
+
+def test_values_of_small_shards_are_one_chunk() -> None:
+    group = real_group([3, 4, 5])
+    [(headers, [chunk])] = decoded(real_pull(group), headers_only=False)
+    assert [header.shard for header in headers] == [0, 1, 2]
+    assert (chunk.shard, chunk.arena, chunk.offset) == (0, 0, 0)
+    values = np.concatenate([shard.arenas[0].values for shard in group.shards])
+    np.testing.assert_array_equal(np.frombuffer(chunk.data, np.float32), values)
 
 
 def test_replies_to_a_barrier_are_headers_alone() -> None:
@@ -197,6 +205,6 @@ def test_abandoned_replies_let_their_shards_go() -> None:
     group = real_group([CHUNK_BYTES])
     with suppress(KeyboardInterrupt), replies(real_pull(group), 0, headers_only=False) as messages:
         next(messages)
-        assert group.shards[0].latest(0).in_use
+        assert group.shards[0].arenas[0].slab.latest(0).in_use
         raise KeyboardInterrupt
-    assert not group.shards[0].latest(0).in_use
+    assert not group.shards[0].arenas[0].slab.latest(0).in_use

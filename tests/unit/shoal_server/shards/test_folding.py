@@ -64,14 +64,14 @@ def stamp(rank: int, step: int = 0) -> Stamp:
 def push(group: LockGroup, rank: int, arrays: Mapping[str, np.ndarray] | None, weight: float = 1.0) -> None:
     payload = None
     if arrays is not None:
-        payload = {(0, NAMES.index(name)): array.copy() for name, array in arrays.items()}
+        payload = {NAMES.index(name): array.copy() for name, array in arrays.items()}  # a slab for each
     group.stage(stamp(rank), weight if arrays is not None else 0.0, 0, payload)
     group.commit(stamp(rank))
 
 
 def values_of(group: LockGroup) -> list[np.ndarray]:
     with group.read(group.select([0])) as reading:
-        return [array.copy() for array in reading.snapshots[0].values]
+        return [array.copy() for array in reading.values]
 
 
 def mean_at_the_close(pushed: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
@@ -193,7 +193,7 @@ def held_after_each(order: Sequence[int]) -> list[int]:
     for rank in order[:-1]:
         gradient = np.full(SIZE, 1.0, np.float32).view(Counted)
         alive.append(weakref.ref(gradient))
-        payload: dict[tuple[int, int], np.ndarray] = {(0, 0): gradient}
+        payload: dict[int, np.ndarray] = {0: gradient}
         del gradient
         group.stage(stamp(rank), 1.0, 0, payload)
         group.commit(stamp(rank))
@@ -234,7 +234,7 @@ def test_a_fold_runs_without_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         assert began.wait(30)
         assert group.version == 0  # takes the lock
-        group.stage(stamp(2), 1.0, 0, {(0, 0): np.ones(SIZE, np.float32)})
+        group.stage(stamp(2), 1.0, 0, {0: np.ones(SIZE, np.float32)})
         assert group.progress()["w1"].committed == 1
     finally:
         may_end.set()

@@ -1,5 +1,6 @@
-"""Lock group: its shards have one version, requests may name some of them, and a ticket that raises harms no other."""
+"""Lock group: one version for all shards, requests that name some shards, and failures of updates and answers."""
 
+import itertools
 import re
 from typing import Any
 
@@ -7,14 +8,14 @@ import numpy as np
 import pytest
 
 from shoal import consistency, errors, initializers, optim
+from shoal._memory.buffers import BufferPool
 from shoal._wire.layout import ArenaLayout, ShardLayout, Slice
-from shoal._wire.limits import MAX_STEP
+from shoal._wire.limits import MAX_LEAD, MAX_STEP
 from shoal.variables import Variable
-from shoal_server.shards.clocks import MAX_LEAD
 from shoal_server.shards.lock_group import LockGroup
-from shoal_server.shards.selection import Selection
-from shoal_server.shards.shard import JobShardConfig, Shard, Stamp
+from shoal_server.shards.shard import JobShardConfig, Stamp
 from shoal_server.shards.store import ShardStore
+from shoal_server.shards.stored_slab import StoredSlab
 
 SHARDS = 4
 
@@ -41,8 +42,9 @@ def group_of(mode: consistency.Consistency | None = None, workers: str = "a") ->
 
 def push(group: LockGroup, worker: str, step: int) -> None:
     stamp = Stamp(worker, 1, step)
-    payload = {(n, 0): np.full(2, -1.0, np.float32) for n in range(SHARDS)}
-    group.stage(stamp, 1.0, group.version, payload)
+    shards = group.select(range(SHARDS))
+    gradients = {slab: np.full(slab.elements, -1.0, np.float32) for slab in shards.layout.slabs}
+    group.stage(stamp, 1.0, group.version, shards.payload(gradients, BufferPool(0, 0.0)))
     group.commit(stamp)
 
 
@@ -72,17 +74,50 @@ def test_one_push_updates_all_shards_to_one_version() -> None:
     push(group, "a", 0)
     with group.read(group.select(range(SHARDS))) as reading:
         assert reading.version == 1
-        assert {snapshot.version for snapshot in reading.snapshots} == {1}
-        for snapshot in reading.snapshots:
-            np.testing.assert_array_equal(snapshot.values[0], [1, 1])
+        np.testing.assert_array_equal(reading.values, [[1] * 2 * SHARDS])
 
 
 def test_a_reader_reads_some_shards_in_its_order() -> None:
     group = group_of()
-    with group.read(group.select([2, 0])) as reading:
-        assert [snapshot.layout.shard for snapshot in reading.snapshots] == [2, 0]
+    some = group.select([2, 0])
+    (slab,) = some.layout.slabs
+    assert slab.keys == ((2, 0), (0, 0))
+    group.assign(some, {slab: np.array([20, 21, 0, 1], np.float32)})
+    with group.read(group.select(range(SHARDS))) as everything:
+        np.testing.assert_array_equal(everything.values, [[0, 1, 0, 0, 20, 21, 0, 0]])
+    with group.read(some) as reading:
         push(group, "a", 0)
-        np.testing.assert_array_equal(reading.snapshots[0].values[0], [0, 0])
+        np.testing.assert_array_equal(reading.values, [[20, 21, 0, 1]])
+    with group.read(some) as later:
+        np.testing.assert_array_equal(later.values, [[21, 22, 1, 2]])
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 1, 0, 2]])
+def test_a_push_may_name_the_shards_in_any_order(order: list[int]) -> None:
+    group = group_of()
+    shards = group.select(order)
+    (slab,) = shards.layout.slabs
+    gradient = np.repeat(np.array(order, np.float32), 2)
+    payload = shards.payload({slab: gradient}, BufferPool(0, 0.0))
+    assert (payload[0] is gradient) == (order == [0, 1, 2, 3]), "copied only if it must be"
+    group.stage(Stamp("a", 1, 0), 1.0, 0, payload)
+    group.commit(Stamp("a", 1, 0))
+    with group.read(shards) as reading:
+        np.testing.assert_array_equal(reading.values[0], -gradient)
+    assert [[*shard.arenas[0].values] for shard in group.shards] == [[-n, -n] for n in range(SHARDS)]
+
+
+def test_shards_that_were_added_are_read_and_pushed_with_the_others() -> None:
+    group = LockGroup(config(), layouts(2))
+    group.assign(some := group.select([0, 1]), {some.layout.slabs[0]: np.ones(4, np.float32)})
+    group.add(layouts())
+    shards = group.select(range(SHARDS))
+    (slab,) = shards.layout.slabs
+    group.admit("a", 1, 0)
+    group.stage(Stamp("a", 1, 0), 1.0, 0, shards.payload({slab: np.arange(8, dtype=np.float32)}, BufferPool(0, 0.0)))
+    group.commit(Stamp("a", 1, 0))
+    with group.read(shards) as reading:
+        np.testing.assert_array_equal(reading.values, [[1, 0, -1, -2, -4, -5, -6, -7]])
 
 
 def test_a_selection_is_prepared_once_and_a_bounded_number_is_kept() -> None:
@@ -107,8 +142,8 @@ def test_a_selection_that_makes_no_sense(indices: list[int], error: type[errors.
 
 
 def test_a_worker_that_names_a_part_is_told_to_name_all() -> None:
-    with pytest.raises(errors.BadRequest, match="a worker's push names 0 of the 4 shards of job"):
-        Selection("job", 1, [], SHARDS).check_whole("push")
+    with pytest.raises(errors.BadRequest, match="a worker's push names 2 of the 4 shards of job"):
+        group_of().select([1, 2]).check_whole("push")
 
 
 def test_a_pull_whose_answer_raises_keeps_nobody_from_waking() -> None:
@@ -122,35 +157,35 @@ def test_a_pull_whose_answer_raises_keeps_nobody_from_waking() -> None:
     assert isinstance(bad.error, errors.InternalError)
 
 
-class Update:
-    """Takes the place of a group's updates, and raises from the call with this number on."""
+def fail(monkeypatch: pytest.MonkeyPatch, method: str, allowed: int = 0) -> None:
+    """Lets this method of slabs raise after this number of calls."""
+    real, numbers = getattr(StoredSlab, method), itertools.count()
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, method: str, allowed: int = 0) -> None:
-        self._real, self._allowed = getattr(Shard, method), allowed
-        update = self  # a function, so that it is bound as the method that it replaces
-
-        def replacement(shard: Shard, *args: Any) -> None:
-            update(shard, *args)
-
-        monkeypatch.setattr(Shard, method, replacement)
-
-    def __call__(self, shard: Shard, *args: Any) -> None:
-        self._allowed -= 1
-        if self._allowed < 0:
+    def replacement(*args: Any, **more: Any) -> None:
+        if next(numbers) >= allowed:
             raise MemoryError("no memory for 8 GiB")
-        self._real(shard, *args)
+        real(*args, **more)
+
+    monkeypatch.setattr(StoredSlab, method, replacement)
+
+
+@pytest.fixture
+def separate_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gives each shard a slab of its own."""
+    monkeypatch.setattr("shoal._wire.slabs.SLAB_BYTES", 1)
 
 
 FAILED = "an update of job job failed on this server.*MemoryError: no memory for 8 GiB"
 
 
+@pytest.mark.usefixtures("separate_slabs")
 def test_a_failed_update_answers_the_pulls_that_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     group = group_of(consistency.Synchronous(), "ab")
     push(group, "a", 0)
     released, waiting = Ticket(), Ticket()
     group.pull(released, Stamp("a", 1, 1))
     group.pull(waiting, Stamp("a", 1, 2))
-    Update(monkeypatch, "apply", allowed=SHARDS - 1)
+    fail(monkeypatch, "apply", allowed=SHARDS - 1)
     with pytest.raises(errors.InternalError, match=FAILED):
         push(group, "b", 0)
     for ticket in (released, waiting):
@@ -161,7 +196,7 @@ def test_a_failed_update_answers_the_pulls_that_wait_for_it(monkeypatch: pytest.
 
 def test_later_calls_after_a_failed_update_name_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     group = group_of(consistency.Asynchronous(), "ab")
-    Update(monkeypatch, "apply")
+    fail(monkeypatch, "apply")
     with pytest.raises(errors.InternalError, match=FAILED):
         push(group, "a", 0)
     with pytest.raises(errors.InternalError, match=FAILED):
@@ -175,13 +210,14 @@ def test_later_calls_after_a_failed_update_name_its_cause(monkeypatch: pytest.Mo
         pass
 
 
+@pytest.mark.usefixtures("separate_slabs")
 @pytest.mark.parametrize("allowed", [0, SHARDS - 1])
 def test_a_failed_fold_answers_the_pulls_that_wait_for_it(monkeypatch: pytest.MonkeyPatch, allowed: int) -> None:
     group = group_of(consistency.Synchronous(), "abc")
     push(group, "a", 0)
     waiting = Ticket()
     group.pull(waiting, Stamp("a", 1, 1))
-    Update(monkeypatch, "fold", allowed=allowed)
+    fail(monkeypatch, "fold", allowed=allowed)
     with pytest.raises(errors.InternalError, match=FAILED):
         push(group, "b", 0)
     assert isinstance(waiting.error, errors.InternalError)
@@ -196,7 +232,7 @@ def test_a_failed_update_answers_the_pushes_that_wait_for_a_permit(monkeypatch: 
     for ticket, worker in zip(tickets, "bcdefghijklmnop", strict=True):
         group.open_push(ticket, Stamp(worker, 1, 0))
     assert not tickets[-1].granted
-    Update(monkeypatch, "fold")
+    fail(monkeypatch, "fold")
     with pytest.raises(errors.InternalError, match=FAILED):
         push(group, "a", 0)
     assert isinstance(tickets[-1].error, errors.InternalError)

@@ -1,4 +1,4 @@
-"""Snapshot of a shard's values: each reader sees the version at which it began, and only updates copy values."""
+"""Snapshot of a slab's values: each reader sees the version at which it began, and only updates copy values."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 
 from shoal import consistency, initializers, optim
 from shoal._memory.buffers import SMALLEST_BYTES, BufferPool
-from shoal._wire import Chunk
+from shoal._wire import Chunk, framing
 from shoal._wire.layout import Aggregation, ArenaLayout, ShardLayout, Slice
 from shoal.variables import Variable
 from shoal_server.optimizers import conversions
-from shoal_server.shards import snapshot
 from shoal_server.shards.lock_group import LockGroup
-from shoal_server.shards.shard import JobShardConfig, Payload, Stamp
-from shoal_server.shards.snapshot import Snapshot
+from shoal_server.shards.reading import Reading
+from shoal_server.shards.shard import JobShardConfig, Stamp
 
 CHUNK_BYTES = 4000  # small, so that few elements make several chunks
 
@@ -26,7 +25,8 @@ CHUNK_BYTES = 4000  # small, so that few elements make several chunks
 @pytest.fixture(autouse=True, scope="module")
 def small_chunks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(snapshot, "CHUNK_BYTES", CHUNK_BYTES)
+        patch.setattr("shoal_server.shards.reading.CHUNK_BYTES", CHUNK_BYTES)
+        patch.setattr(framing, "CHUNK_BYTES", CHUNK_BYTES)
         yield
 
 
@@ -42,7 +42,7 @@ class Memory(BufferPool):
         return np.full(nbytes, 0xEE, np.uint8)
 
 
-class Reading:
+class Reader:
     """A reader of a shard under way: what it has got, and what it is to get."""
 
     def __init__(self, made: LockGroup) -> None:
@@ -99,7 +99,7 @@ def test_each_reader_gets_the_version_that_it_began_with(moves: Sequence[tuple[s
     for move, index in moves:
         match move:
             case "begin":
-                readings.append(Reading(made))
+                readings.append(Reader(made))
             case "update":
                 update(made)
             case "read" if readings:
@@ -112,10 +112,10 @@ def test_each_reader_gets_the_version_that_it_began_with(moves: Sequence[tuple[s
 
 def test_reading_everything_at_once_is_reading_it_in_chunks() -> None:
     made = shard()
-    first = Reading(made)
+    first = Reader(made)
     with begun(made) as second:
         update(made)
-        assert [array.tobytes() for array in all_of(second, whole=True)] == first.expected
+        assert [array.tobytes() for array in all_of(made, second, whole=True)] == first.expected
     first.finish()
 
 
@@ -126,7 +126,13 @@ def test_halves_are_rounded_as_numpy_rounds_them() -> None:
         ArenaLayout(np.dtype(dtype), Aggregation.TRAINABLE, (Slice(dtype, 0, array.size, 0),), array.size)
         for dtype, array in zip(("float32", "bfloat16"), values, strict=True)
     )
-    whole, halves = all_of(Snapshot(0, ShardLayout(0, arenas), values), whole=False)
+    variables = {"float32": Variable((23,)), "bfloat16": Variable((9,), "bfloat16")}
+    config = JobShardConfig("job", 1, variables, optim.SGD(1.0), consistency.Asynchronous(), 0)
+    made = LockGroup(config, [ShardLayout(0, arenas)])
+    shards = made.select([0])
+    made.assign(shards, dict(zip(shards.layout.slabs, values, strict=True)))
+    with begun(made) as reader:
+        whole, halves = all_of(made, reader, whole=False)
     assert whole.tobytes() == values[0].tobytes()
     assert halves.tobytes() == values[1].astype(ml_dtypes.bfloat16).tobytes()
 
@@ -135,14 +141,14 @@ class TestMemory:
     def test_nothing_is_copied_without_an_update(self) -> None:
         made = shard(memory := Memory())
         for _ in range(3):
-            Reading(made).finish()
+            Reader(made).finish()
         assert memory.taken == []
 
     def test_nothing_is_copied_without_a_reader(self) -> None:
         made = shard(memory := Memory())
         update(made)
-        Reading(made).finish()
-        abandoned = Reading(made)
+        Reader(made).finish()
+        abandoned = Reader(made)
         abandoned.advance()
         abandoned.leave()
         update(made)
@@ -150,7 +156,7 @@ class TestMemory:
 
     def test_the_values_are_copied_once_for_all_readers_and_all_updates(self) -> None:
         made = shard(memory := Memory())
-        readings = [Reading(made) for _ in range(3)]
+        readings = [Reader(made) for _ in range(3)]
         for _ in range(3):
             update(made)
         assert memory.taken == [array.nbytes for array in kept(made)[0]]
@@ -194,15 +200,13 @@ def shard(memory: BufferPool | None = None, size: int = 3000) -> LockGroup:
     return made
 
 
-def begun(made: LockGroup) -> Snapshot:
-    """A reader's snapshot, in use until its `with` ends."""
-    with made.read(made.select([0])) as reading:
-        return reading.snapshots[0].begin()
+def begun(made: LockGroup) -> Reading:
+    return made.read(made.select([0]))
 
 
 def update(made: LockGroup) -> None:
     """After it, all elements are one larger: the version."""
-    payload = {(0, index): np.full(array.size, -1, array.dtype) for index, array in enumerate(kept(made)[0])}
+    payload = {index: np.full(array.size, -1, array.dtype) for index, array in enumerate(kept(made)[0])}
     stamp = Stamp("a", 1, made.version)
     made.stage(stamp, 1.0, made.version, payload)
     made.commit(stamp)
@@ -212,7 +216,8 @@ class TestInAShard:
     def test_readers_of_one_version_share_a_snapshot(self) -> None:
         made = shard()
         with begun(made) as first, begun(made) as second:
-            assert first is second
+            for one, other in zip(first.values, second.values, strict=True):
+                assert np.shares_memory(one, other)
             update(made)
             with begun(made) as third:
                 assert (first.version, second.version, third.version) == (0, 0, 1)
@@ -220,15 +225,12 @@ class TestInAShard:
     def test_assigned_values_are_not_seen_by_who_began_before(self) -> None:
         made = shard()
         with begun(made) as before:
-            values: Payload = {
-                (0, 0): np.ones(3000, np.float32),
-                (0, 1): np.ones(500),
-                (0, 2): np.ones(700, np.float32),
-            }
-            made.assign(made.select([0]), values)
+            shards = made.select([0])
+            values: list[np.ndarray] = [np.ones(3000, np.float32), np.ones(500), np.ones(700, np.float32)]
+            made.assign(shards, dict(zip(shards.layout.slabs, values, strict=True)))
             with begun(made) as after:
-                assert not any(array.any() for array in all_of(before, whole=False))
-                assert all(array.all() for array in all_of(after, whole=False))
+                assert not any(array.any() for array in all_of(made, before, whole=False))
+                assert all(array.all() for array in all_of(made, after, whole=False))
 
     @pytest.mark.parametrize("whole", [False, True], ids=["in chunks", "at once"])
     def test_readers_in_threads_never_see_two_versions_at_once(self, whole: bool) -> None:
@@ -241,7 +243,7 @@ class TestInAShard:
         def reads(found: set[int]) -> None:
             while not over.is_set():
                 with begun(made) as reader:
-                    arenas = all_of(reader, whole=whole)
+                    arenas = all_of(made, reader, whole=whole)
                     if any((array != np.asarray(reader.version, array.dtype)).any() for array in arenas):
                         failures.append(reader.version)
                         return
@@ -260,9 +262,9 @@ class TestInAShard:
         assert all(seen)
 
 
-def all_of(reader: Snapshot, *, whole: bool) -> list[np.ndarray]:
+def all_of(made: LockGroup, reader: Reading, *, whole: bool) -> list[np.ndarray]:
     """The arenas that a reader gets."""
-    arenas = [np.empty(arena.elements, arena.wire_dtype) for arena in reader.layout.arenas]
+    arenas = [np.empty(arena.elements, arena.wire_dtype) for arena in made.shards[0].layout.arenas]
     if whole:
         conversions.send_all([*zip(arenas, reader.values, strict=True)])
         return arenas

@@ -1,52 +1,68 @@
-"""Arena of a shard: a flat array of values with its optimizer slots, and how updates change both."""
+"""Stored slab: the values of a slab with their optimizer slots, and how updates change both."""
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from shoal import initializers, optim
 from shoal._memory.buffers import BufferPool
-from shoal._wire import Aggregation, ArenaLayout, row_elements, storage_dtype
+from shoal._wire import Aggregation, Slab, Slice, row_elements, storage_dtype
 from shoal.variables import Variable
 from shoal_server.optimizers import arrays, conversions, update_rules
 from shoal_server.shards.running_sum import RunningSum, running_sum
+from shoal_server.shards.snapshot import Snapshot
 
 
-class Arena:
-    """Values and slots of one dtype and one rule, all flat arrays of the same length.
+class StoredSlab:
+    """Values and slots of one dtype and one rule, all flat arrays of the same length. The lock of the group guards it.
 
-    Half-precision arenas keep float32 master values, which are cast when they are sent.
+    Half-precision slabs keep float32 master values, which are cast when they are sent.
 
     Args:
-        layout: the slices and their places.
+        slab: the slab.
         variables: the job's variables, by name. Initial values depend on the seed and the variable's name, not on the
             layout.
-        optimizer: the job's optimizer; changes trainable arenas only.
+        optimizer: the job's optimizer; changes trainable slabs only.
         seed: the job's seed.
+        counting: guards the numbers of readers of the snapshots; the slabs of a group share it.
+
+    Attributes:
+        slab: as given.
+        values: the values.
+        slots: the slots, by name.
     """
 
     def __init__(
-        self, layout: ArenaLayout, variables: Mapping[str, Variable], optimizer: optim.Optimizer, seed: int
+        self,
+        slab: Slab,
+        variables: Mapping[str, Variable],
+        optimizer: optim.Optimizer,
+        seed: int,
+        counting: threading.Lock,
     ) -> None:
-        self.layout = layout
-        dtype = storage_dtype(layout.dtype)
-        self.values = arrays.full(layout.elements, 0, dtype)
+        self.slab = slab
+        dtype = storage_dtype(slab.dtype)
+        self.values = arrays.full(slab.elements, 0, dtype)
         sizes = []
-        for part in layout.slices:
+        for part, first in _slices(slab):
             shape = variables[part.variable].shape
             start, stop = (row * row_elements(shape) for row in (part.row_start, part.row_stop))
-            target = self.values[part.offset : part.offset + stop - start]
+            target = self.values[first : first + stop - start]
             initializers.fill(target, variables[part.variable].initializer, part.variable, shape, seed, start)
             sizes.append((part.variable, stop - start))
         self.slots: dict[str, np.ndarray] = {}
         self._rule: update_rules.UpdateRule | None = None
         self._sum: RunningSum | None = None  # of the open step; None if it has no contribution
-        if layout.aggregation is Aggregation.TRAINABLE:
+        if slab.aggregation is Aggregation.TRAINABLE:
             self._rule = update_rules.rule_for(optimizer)
             self._decay_ranges = update_rules.decay_ranges_for(sizes, optimizer)
             self.slots = {
-                name: arrays.full(layout.elements, self._rule.initial(name), dtype) for name in self._rule.slots
+                name: arrays.full(slab.elements, self._rule.initial(name), dtype) for name in self._rule.slots
             }
+        self._counting = counting
+        # Of the current values, once a reader has asked for it.
+        self._snapshot: Snapshot | None = None
 
     @property
     def nbytes(self) -> int:
@@ -58,7 +74,23 @@ class Arena:
         """Whether the running sum of the open step has a contribution."""
         return self._sum is not None
 
-    def move(self, memory: BufferPool, *, slots: bool = False) -> None:
+    def latest(self, version: int) -> Snapshot:
+        """Returns the snapshot of the current values. The caller begins to use it before it releases the lock.
+
+        Args:
+            version: number of updates in the values.
+        """
+        if self._snapshot is None:
+            self._snapshot = Snapshot(version, self.values, self.slots, self._counting)
+        return self._snapshot
+
+    def leave_to_readers(self, memory: BufferPool) -> None:
+        """Moves to new memory if readers use the current one. Called before the values change."""
+        snapshot, self._snapshot = self._snapshot, None
+        if snapshot and snapshot.in_use:
+            self._move(memory, slots=snapshot.being_saved)
+
+    def _move(self, memory: BufferPool, *, slots: bool) -> None:
         """Continues with a copy of the values; readers keep the old arrays unchanged.
 
         Args:
@@ -71,10 +103,6 @@ class Arena:
         self.values = copies[0]
         if slots:
             self.slots = dict(zip(self.slots, copies[1:], strict=True))
-
-    def assign(self, values: np.ndarray) -> None:
-        """Overwrites the values; the slots stay."""
-        np.copyto(self.values, values)
 
     def fold(self, array: np.ndarray, weight: float, expected: int) -> None:
         """Adds a contribution to the step's running sum. The values do not change.
@@ -90,7 +118,7 @@ class Arena:
         if array.shape != self.values.shape or array.dtype != self.values.dtype:
             raise ValueError(f"cannot add {array.dtype}{array.shape} to {self.values.dtype}{self.values.shape}")
         if self._sum is None:
-            self._sum = running_sum(self.layout.aggregation, self.values)
+            self._sum = running_sum(self.slab.aggregation, self.values)
         self._sum.add(array, weight, expected)
 
     def apply(
@@ -114,3 +142,13 @@ class Arena:
             self._rule.apply(
                 self.values, result, self.slots, version=version, lr_scale=scale, decay_ranges=self._decay_ranges
             )
+
+
+def _slices(slab: Slab) -> Iterator[tuple[Slice, int]]:
+    """Yields the slices of a slab's arenas, each with its first element in the slab."""
+    for arena, first in zip(slab.arenas, slab.starts, strict=True):
+        for part in arena.slices:
+            yield part, first + part.offset
+
+
+__all__ = ["StoredSlab"]

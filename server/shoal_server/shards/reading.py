@@ -1,0 +1,60 @@
+"""Reading: one reader's use of the values of some shards, for as long as they are being sent."""
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from shoal._wire import Chunk, chunks_of
+from shoal._wire.limits import CHUNK_BYTES
+from shoal_server.optimizers import conversions
+from shoal_server.shards.selection import Selection
+from shoal_server.shards.snapshot import Snapshot
+
+
+class Reading:
+    """One reader's use of the values of some shards, at one version. `with` ends it.
+
+    Args:
+        version: updates applied; the same for all shards.
+        shards: the shards.
+        snapshots: snapshots of their slabs, by the slab's index in the group. The caller holds the group's lock.
+        counting: the lock that guards their counts.
+    """
+
+    def __init__(
+        self, version: int, shards: Selection, snapshots: Mapping[int, Snapshot], counting: threading.Lock
+    ) -> None:
+        self.version, self._shards, self._snapshots, self._counting = version, shards, snapshots, counting
+        self._count(1)
+
+    @property
+    def values(self) -> Sequence[np.ndarray]:
+        """The flat values of each slab of the call, as the server keeps them; valid until the end of the reading."""
+        return self._shards.gathered({index: snapshot.values for index, snapshot in self._snapshots.items()})
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Yields the values as chunks. Half-precision chunks are copies.
+
+        All other chunks are views of the slabs' memory, valid until the end of the reading.
+        """
+        for slab, values in zip(self._shards.layout.slabs, self.values, strict=True):
+            if values.dtype == slab.wire_dtype:
+                yield from chunks_of(slab, values)
+                continue
+            step = CHUNK_BYTES // slab.wire_dtype.itemsize
+            for start in range(0, slab.elements, step):
+                elements = np.empty(min(step, slab.elements - start), slab.wire_dtype)
+                conversions.send(elements, values[start : start + step])
+                yield from chunks_of(slab, elements, start * slab.wire_dtype.itemsize)
+
+    def __enter__(self) -> "Reading":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._count(-1)
+
+    def _count(self, change: int) -> None:
+        with self._counting:
+            for snapshot in self._snapshots.values():
+                snapshot.readers += change

@@ -1,0 +1,109 @@
+"""Stored shards: the shards of a lock group, and the slabs that hold their values."""
+
+import threading
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+
+import numpy as np
+
+from shoal._memory.buffers import BufferPool
+from shoal._wire import ArenaKey, CallLayout, ShardLayout
+from shoal_server.shards.mode import Apply, Contribution
+from shoal_server.shards.shard import Arena, JobShardConfig, Shard
+from shoal_server.shards.snapshot import ShardSnapshot
+from shoal_server.shards.stored_slab import StoredSlab
+
+# The gradients of a push by slab, as indexes of `StoredShards.slabs`. They are finite, in the dtype that the server
+# keeps. A slab that has taken its array removes it, so that nothing else keeps its memory.
+Payload = MutableMapping[int, np.ndarray]
+
+
+class StoredShards:
+    """The shards of a lock group. Its lock guards the values; the rest does not change.
+
+    Args:
+        config: the job's configuration.
+        layouts: layouts of the shards, which are allocated and filled with their initial values.
+        counting: guards the numbers of readers of all snapshots.
+        earlier: shards that stay as they are.
+
+    Attributes:
+        by_number: the shards, in the order of their creation.
+        slabs: the slabs that hold their values.
+        places: for each arena, the index of its slab, and the slab's element at which it starts.
+    """
+
+    def __init__(
+        self,
+        config: JobShardConfig,
+        layouts: Iterable[ShardLayout],
+        counting: threading.Lock,
+        earlier: "StoredShards | None" = None,
+    ) -> None:
+        layout = CallLayout(layouts)
+        slabs = [StoredSlab(slab, config.variables, config.optimizer, config.seed, counting) for slab in layout.slabs]
+        self.slabs: Sequence[StoredSlab] = [*(earlier.slabs if earlier else ()), *slabs]
+        self.places: dict[ArenaKey, tuple[int, int]] = {
+            key: (index, start)
+            for index, stored in enumerate(self.slabs)
+            for key, start in zip(stored.slab.keys, stored.slab.starts, strict=True)
+        }
+        self.by_number: dict[int, Shard] = dict(earlier.by_number) if earlier else {}
+        self.by_number |= {shard.shard: Shard(config.name, shard, [*self._arenas(shard)]) for shard in layout.shards}
+
+    def _arenas(self, layout: ShardLayout) -> Iterator[Arena]:
+        for index, arena in enumerate(layout.arenas):
+            slab, start = self.places[layout.shard, index]
+            yield Arena(arena, self.slabs[slab], start)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of values and slots."""
+        return sum(slab.nbytes for slab in self.slabs)
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of values, which a gradient takes as well."""
+        return sum(slab.values.nbytes for slab in self.slabs)
+
+    def leave_to_readers(self, memory: BufferPool) -> None:
+        """Moves the slabs that readers use to new memory. Called before the values change."""
+        for slab in self.slabs:
+            slab.leave_to_readers(memory)
+
+    def begin_saving(self, version: int) -> list[ShardSnapshot]:
+        """Returns a snapshot of each shard; see `Shard.begin_saving`."""
+        return [shard.begin_saving(version) for shard in self.by_number.values()]
+
+    def fold(self, contribution: Contribution, expected: int) -> None:
+        """Adds a contribution to the running sums, and drops its gradients.
+
+        Args:
+            contribution: the contribution.
+            expected: number of contributions to the step, as far as known.
+        """
+        for index, slab in enumerate(self.slabs):
+            array = contribution.payload.pop(index, None)
+            if array is not None:
+                slab.fold(array, contribution.weight, expected)
+
+    def apply(self, update: Apply, version: int) -> None:
+        """Applies one update to each slab for which a contribution has values.
+
+        Args:
+            update: the contributions, in order of rank. Those after the first `folded` ones lose their gradients.
+            version: updates applied before this one.
+        """
+        rest = update.contributions[update.folded :]
+        for index, slab in enumerate(self.slabs):
+            parts = [part for part in rest if index in part.payload]
+            if parts or slab.folded:
+                slab.apply(
+                    [part.payload.pop(index) for part in parts],
+                    [part.weight for part in parts],
+                    version=version,
+                    scale=update.learning_rate_scale,
+                    expected=update.expected,
+                )
+
+
+__all__ = ["Payload", "StoredShards"]
