@@ -71,7 +71,7 @@ class Named:
 
     Attributes:
         numbers: numbers of the enum by name.
-        refusal: message of the error for an unknown number, which replaces {}.
+        refusal: message of the error for an unknown number. The number replaces {} in it.
     """
 
     numbers: Mapping[Any, int]

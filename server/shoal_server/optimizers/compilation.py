@@ -17,6 +17,7 @@ from numba import types
 from numba.np.numpy_support import as_dtype
 
 from shoal._numerics.kernels import prepare
+from shoal._system import hidden
 from shoal_server.optimizers.kernel_threads import kernel_threads
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -27,28 +28,29 @@ registered: list[tuple[Any, list[tuple[Any, ...]]]] = []  # kernels, each with i
 def warm_up() -> float:
     """Compiles every kernel, or loads it from the cache, and returns the seconds that this took.
 
-    A server calls it before it serves; otherwise each kernel compiles at its first call. After it, a call with
-    undocumented types raises TypeError instead of compiling again.
+    A server calls it before it serves; otherwise each kernel compiles at its first call. After it, a
+    call with other types than a kernel's signatures raises TypeError instead of compiling again.
 
     Raises:
         BadRequest: SHOAL_KERNEL_THREADS is invalid (`kernel_threads.thread_count`).
     """
     started = time.perf_counter()
     kernel_threads()
-    for dispatcher, signatures in registered:
-        prepare(dispatcher, signatures)
-        dispatcher.disable_compile()
-        # Numba learns at the first call how arguments convert to a signature's types. This is not thread-safe: each
-        # thread may intern its own type for the same arguments.
-        for arguments in itertools.chain.from_iterable(map(samples, signatures)):
-            dispatcher(*arguments)
+    with hidden("scipy.linalg"):  # Numba imports it where it is installed; no kernel uses it
+        for dispatcher, signatures in registered:
+            prepare(dispatcher, signatures)
+            dispatcher.disable_compile()
+            # Numba learns at the first call how arguments convert to a signature's types. This is not thread-safe: each
+            # thread may intern its own type for the same arguments.
+            for arguments in itertools.chain.from_iterable(map(samples, signatures)):
+                dispatcher(*arguments)
     return time.perf_counter() - started
 
 
 def samples(signature: tuple[Any, ...]) -> Iterator[list[Any]]:
-    """Yields arguments for calls that teach Numba every type of array that converts to the signature.
+    """Yields arguments for calls of a kernel, so that Numba learns how each type of array converts to the signature.
 
-    They are zeros, so the calls claim no elements.
+    All arguments are zeros, so the kernel processes no elements.
     """
     for read_only, unaligned in itertools.product((False, True), repeat=2):
         yield [_sample(each, read_only=read_only, unaligned=unaligned) for each in signature]

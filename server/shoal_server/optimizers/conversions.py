@@ -124,8 +124,8 @@ def receive(target: np.ndarray, source: np.ndarray) -> bool:
 
     Args:
         target: float32, float64 or int64; flat and contiguous, as is the source. Changed.
-        source: of the same dtype and size, or float16 or bfloat16 for a float32 target; no part of the target. It may
-            start at any byte and be read-only. Each element is read once, so the memory may change meanwhile.
+        source: of the same dtype and size, or float16 or bfloat16 for a float32 target. It must not overlap the target.
+            It may start at any byte and be read-only. Each element is read once, so the memory may change meanwhile.
 
     Raises:
         ValueError: sizes or dtypes do not match. Nothing was changed.
@@ -148,7 +148,7 @@ def send(target: np.ndarray, source: np.ndarray) -> None:
     Args:
         target: float32, float64 or int64, or float16 or bfloat16 for a float32 source; flat and contiguous, as is the
             source. It may start at any byte. Changed.
-        source: of the same size and, except for halves, the same dtype; no part of the target.
+        source: of the same size and, except for halves, the same dtype. It must not overlap the target.
 
     Raises:
         ValueError: sizes or dtypes do not match. Nothing was changed.

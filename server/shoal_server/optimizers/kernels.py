@@ -21,6 +21,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from shoal_server.optimizers import sums  # noqa: F401  # `warm_up` compiles its kernels, too
 from shoal_server.optimizers.compilation import (
     CLAIMS,
     FLOATS,
@@ -296,7 +297,8 @@ def ftrl(
     Args:
         values, gradient, accumulator, linear, bounds, decay, claims: see `compilation.update`.
         rate, l1, l2, l2_shrinkage, beta: as in `shoal.optim.FTRL`; the learning rate is > 0.
-        power: minus the learning-rate power; None means 0.5, whose square roots vectorize and lose no digits.
+        power: minus the learning-rate power; None means 0.5. Square roots then replace powers: they vectorize, and the
+            difference of two of them loses no digits.
     """
     two = values.dtype.type(2)
     for k, start, stop in _runs(_address(bounds), _address(claims)):

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from shoal import optim
 from shoal._wire import Aggregation
-from shoal_server.optimizers import kernels
+from shoal_server.optimizers import kernels, sums
 from shoal_server.optimizers.kernel_threads import share
 
 O = TypeVar("O", bound=optim.Optimizer)  # noqa: E741
@@ -82,7 +82,7 @@ class UpdateRule(ABC):
         lr_scale: float,
         decay_ranges: DecayRanges,
     ) -> None:
-        """Applies one gradient to one arena, in place: that of one push, or the mean of a step's.
+        """Applies one gradient to one arena, in place: the gradient of a push, or the mean gradient of a step.
 
         Args:
             values: float32 or float64, flat; changed.
@@ -252,8 +252,8 @@ def aggregate(
         values: float32, float64 or, for SUM and LAST, int64; flat.
         contributions: in order, of the same dtype and size. If there are none, nothing changes.
         weights: weight of each in a MEAN, >= 0; SUM and LAST ignore them.
-        aggregation: MEAN assigns the weighted mean (or nothing if all weights are 0), SUM adds each, LAST assigns the
-            last.
+        aggregation: MEAN assigns the weighted mean (or nothing if all weights are 0), SUM adds each, within
+            the range of the dtype (see `sums`), LAST assigns the last.
 
     Raises:
         ValueError: dtypes or sizes do not match; MEAN of integers; or TRAINABLE, which needs an `UpdateRule`.
@@ -280,7 +280,7 @@ def _mean(values: np.ndarray, contributions: Sequence[np.ndarray], weights: Sequ
 
 def _sum(values: np.ndarray, contributions: Sequence[np.ndarray], _weights: Sequence[float]) -> None:
     for contribution in contributions:
-        values += contribution
+        sums.add(values, contribution)
 
 
 def _last(values: np.ndarray, contributions: Sequence[np.ndarray], _weights: Sequence[float]) -> None:

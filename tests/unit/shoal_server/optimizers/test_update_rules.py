@@ -14,6 +14,7 @@ from shoal import optim
 from shoal._wire.layout import Aggregation
 from shoal_server.optimizers import kernels, update_rules
 from shoal_server.optimizers.kernel_threads import KernelThreads
+from shoal_server.shards.running_sum import running_sum
 
 GOLDEN = json.loads((Path(__file__).parents[3] / "golden" / "optimizers.json").read_text())
 CASES = {case["name"]: case for case in GOLDEN["cases"]}
@@ -305,6 +306,58 @@ def test_counters_are_exact_beyond_the_range_of_doubles() -> None:
     values = np.array([2**53], np.int64)
     update_rules.aggregate(values, [np.array([1], np.int64)], [1.0], Aggregation.SUM)
     assert values[0] == 2**53 + 1
+
+
+def limits_of(dtype: Any) -> tuple[Any, Any]:
+    limits = np.iinfo(dtype) if np.issubdtype(dtype, np.integer) else np.finfo(dtype)
+    return limits.min, limits.max
+
+
+@pytest.mark.parametrize("dtype", [np.int64, *FLOATS])
+@pytest.mark.parametrize("running", [False, True])
+def test_a_sum_that_overflows_stays_at_the_limit(dtype: Any, running: bool) -> None:
+    lowest, highest = limits_of(dtype)
+    half = dtype(highest // 2 + 1 if dtype is np.int64 else highest / 2 * 1.5)
+    values = np.array([half, -half, highest, lowest, 1], dtype)
+    brought = [
+        np.array([half, -half, -half, half, 2], dtype),
+        np.array([-half, half, lowest, highest, 3], dtype),
+        np.array([-1, 1, -1, 1, 4], dtype),
+    ]
+    for count in (1, 3):
+        found = values.copy()
+        if running:
+            total = running_sum(Aggregation.SUM, found)
+            for array in brought[:count]:
+                total.add(array.copy(), 1.0, count)
+            assert total.take(found) is None
+        else:
+            update_rules.aggregate(found, brought[:count], [1.0] * count, Aggregation.SUM)
+        assert found.tolist() == [highest, lowest, highest, lowest, 3 if count == 1 else 10]
+
+
+def test_a_sum_keeps_nan() -> None:
+    values = np.array([np.nan, 1.0], np.float32)
+    update_rules.aggregate(values, [np.ones(2, np.float32)], [1.0], Aggregation.SUM)
+    assert np.isnan(values[0])
+    assert values[1] == 2
+
+
+@given(
+    st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=6),
+    st.integers(-(2**63), 2**63 - 1),
+)
+def test_a_sum_of_integers_is_that_of_whole_numbers_within_the_range(increments: list[int], first: int) -> None:
+    lowest, highest = limits_of(np.int64)
+    expected = first
+    for increment in increments:
+        if expected not in {lowest, highest}:
+            expected = min(max(expected + increment, lowest), highest)
+    values = np.array([first], np.int64)
+    update_rules.aggregate(
+        values, [np.array([it], np.int64) for it in increments], [1.0] * len(increments), Aggregation.SUM
+    )
+    assert values[0] == expected
 
 
 @pytest.mark.parametrize(
