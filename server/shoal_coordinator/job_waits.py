@@ -143,7 +143,7 @@ class JobWaits:
 
 
 def wake_all(wakes: Iterable[Wake]) -> None:
-    """Makes the calls."""
+    """Calls each of these functions, which wake calls that wait."""
     for wake in wakes:
         wake()
 

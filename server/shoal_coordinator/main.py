@@ -47,7 +47,7 @@ class Options:
             envvar="SHOAL_HEARTBEAT_INTERVAL",
             help="Shortest time in seconds between two heartbeats of a member. The value must be less than half of "
             "--heartbeat-timeout. In a large cluster the coordinator uses a longer interval: one second for each 340 "
-            "members, which it does not raise above 10 s or a third of --heartbeat-timeout.",
+            "members, but at most 10 s and at most a third of --heartbeat-timeout.",
         ),
     ] = 0.5
     keep_finished_jobs: Annotated[
@@ -55,9 +55,9 @@ class Options:
         typer.Option(
             envvar="SHOAL_KEEP_FINISHED_JOBS",
             min=0,
-            help="Number of newest ended jobs that are kept with their variables. The same number of ended jobs "
-            "without variables on servers, such as jobs that failed before they ran, is kept in addition. Older ones "
-            "are forgotten; their checkpoints remain.",
+            help="Number of newest ended jobs that are kept with their variables. Ended jobs without variables on "
+            "servers, such as jobs that failed before they ran, count separately: the same number of them is kept. "
+            "Older jobs are forgotten; their checkpoints remain.",
         ),
     ] = 8
     checkpoints: flags.Checkpoints = ""

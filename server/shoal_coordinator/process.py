@@ -36,9 +36,10 @@ class CoordinatorConfig:
         advertise: The host under which others reach the coordinator. Empty means the bound host.
         store: Path of the file with its state, or "memory" for a state that ends with the process.
         heartbeat_timeout_s: Seconds without a heartbeat after which a member is dead.
-        heartbeat_interval_s: Seconds between two heartbeats of a member in a small cluster, less than half the timeout
-            so that one may be lost. Members of a large cluster are told a longer one.
-        keep_finished: The number of newest ended jobs whose variables stay readable, and of those that have none.
+        heartbeat_interval_s: Seconds between two heartbeats of a member in a small cluster. It is less than half the
+            timeout, so that a member may miss one heartbeat. In a large cluster the interval is longer.
+        keep_finished: The number of newest ended jobs that are kept with their variables. The same number of ended jobs
+            without variables is kept.
         checkpoints: URL or path of the checkpoint storage, the same as the servers'. Empty means none.
         server_return_s: Seconds that jobs wait for a drained server to come back, 0 to 600.
         placement: The policy that assigns shards to servers.

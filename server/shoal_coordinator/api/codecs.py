@@ -112,8 +112,8 @@ def cluster_message(status: ClusterStatus, count: int) -> coordinator_pb2.GetSta
     """Encodes a page of the members of the cluster and what they hold.
 
     Args:
-        status: the cluster, with the members from the page's first one on. Those after the page tell that there is a
-            next page.
+        status: the cluster, with the members from the page's first one on. If it has more members than the page, there
+            is a next page.
         count: the page's number of members.
     """
     shown = _page(map(_member_message, status.members), count)
@@ -130,7 +130,7 @@ def jobs_message(found: Sequence[ListedJob], count: int) -> job_pb2.ListReply:
     """Encodes a page of jobs.
 
     Args:
-        found: the jobs from the page's first one on. Those after the page tell that there is a next page.
+        found: the jobs from the page's first one on. If these are more than the page has, there is a next page.
         count: the page's number of jobs.
     """
     shown = _page((_listed_job_message(job.status) for job in found), count)

@@ -66,7 +66,10 @@ class DrainCoordinator:
             self._save(job, now, now)
 
     def resume(self, job: JobMachine, now: float) -> None:
-        """Starts saving a job if that is not done yet: servers may have begun to drain without checkpoint storage."""
+        """Starts saving a job after a restart of the coordinator, unless a checkpoint is in progress or requested.
+
+        If the earlier coordinator had no checkpoint storage, it did not save the jobs of draining servers.
+        """
         if not job.awaits_checkpoint:
             self.begin(job, now)
 

@@ -17,7 +17,7 @@ class JobTable(Mapping[str, JobMachine]):
 
     Args:
         on_event: called with the submission of a job that has a new event.
-        keep_ended: number of ended jobs with variables that the cluster keeps, and of those without.
+        keep_ended: number of ended jobs with variables that the cluster keeps. It keeps as many without variables.
     """
 
     def __init__(self, on_event: Callable[[int], None] = lambda _: None, keep_ended: int = 0) -> None:
@@ -77,7 +77,7 @@ class JobTable(Mapping[str, JobMachine]):
             self._ended_states[job.state] -= 1
 
     def variables_lost(self, job: JobMachine) -> None:
-        """Counts a job as one without variables, if it has ended: they are not on servers any more."""
+        """Counts a job that has ended as one without variables, because they are not on servers any more."""
         self._settle()
         if self._with_variables.pop(job.ref.submission, None) is not None:
             others = sorted([*self._without_variables.values(), job], key=_end_of)
@@ -101,7 +101,7 @@ class JobTable(Mapping[str, JobMachine]):
         return +self._ended_states + Counter(job.state for job in self._live.values())
 
     def oldest_ended(self) -> list[JobMachine]:
-        """Returns the ended jobs, without the `keep_ended` last ones with variables, and as many without."""
+        """Returns the ended jobs that the cluster no longer keeps; see `keep_ended`."""
         self._settle()
         return [
             job

@@ -11,8 +11,8 @@ class ClusterPolicy:
 
     Attributes:
         heartbeat_timeout_s: seconds without a heartbeat after which a member is lost.
-        keep_finished: number of ended jobs whose variables stay readable, and of those that have none; older ones are
-            forgotten.
+        keep_finished: number of newest ended jobs that are kept with their variables. The same number of ended jobs
+            without variables is kept. Older jobs are forgotten.
         checkpoints: whether the cluster has checkpoint storage.
         server_return_s: seconds that jobs wait for a drained server to return.
         placement: the policy that assigns shards to servers.

@@ -9,6 +9,7 @@ from typing import Any
 
 from shoal import errors
 from shoal._wire import EvaluationAck, EvaluationClaim, Lease, NoRange, ReportAck
+from shoal._wire.limits import MAX_LEAD
 from shoal.status import JobState, Role
 from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.membership import Member, Membership
@@ -59,6 +60,12 @@ class WorkerRequests:
         member, job = self._members.check(event.worker, event.incarnation), self._jobs.named(event.job)
         if job.ended:
             raise _over(job, now)
+        if job.spec.is_session and (
+            conflict := job.conflict(member.id, event.description)
+        ):  # refused before it takes a rank from others
+            raise errors.InvalidJob(
+                f"job {event.job} goes on without this session: {conflict}", job=event.job, goes_on=1
+            )
         self._ensure_assignment(member, job, event.assignment, now)
         answer, effects = job.describe(event, now)
         self._emit(effects)
@@ -82,11 +89,12 @@ class WorkerRequests:
         has_part = job.has_part(event.worker, event.assignment)
         return job.lease(event.worker, event.done, now) if has_part else NoRange.FINISHED
 
-    def _evaluation_claimed(self, event: events.EvaluationClaimed, _: float) -> EvaluationClaim:
+    def _evaluation_claimed(self, event: events.EvaluationClaimed, now: float) -> EvaluationClaim:
         self._members.check(event.worker, event.incarnation)
         job = self._jobs.named(event.job)
         if not job.has_part(event.worker, event.assignment):
             return EvaluationClaim(stop=True)
+        _check_steps(job, event.worker, [event.step], now)
         return job.claim_evaluation(event.worker, event.step, finished_training=event.finished_training)
 
     def _evaluation_reported(self, event: events.EvaluationReported, now: float) -> EvaluationAck:
@@ -94,6 +102,7 @@ class WorkerRequests:
         job = self._jobs.named(event.job)
         if not job.has_part(event.worker, event.assignment):
             return EvaluationAck(stop=True)
+        _check_steps(job, event.worker, [event.result.step], now)
         ack, effects = job.report_evaluation(event.worker, event.result, now)
         self._emit(effects)
         return ack
@@ -103,6 +112,8 @@ class WorkerRequests:
         job = self._jobs.named(event.job)
         if not job.has_part(event.worker, event.assignment):
             return ReportAck.DONE
+        counts = (event.accepted, event.rejected, event.dropped)  # of pushes: a worker makes one in each step
+        _check_steps(job, event.worker, [event.step, *counts, *(timing.step for timing in event.timings[-1:])], now)
         job.report(event, now)
         self._emit(job.checkpoint_when_due(now))
         return ReportAck.STOP_AFTER_BATCH if job.stopping else ReportAck.CONTINUE
@@ -179,6 +190,23 @@ class WorkerRequests:
         self._members.mark_enrolled(member)
         self._scheduler.enrol(member, job, now)
         self._schedule(now)
+
+
+def _check_steps(job: JobMachine, worker: str, steps: Iterable[int], now: float) -> None:
+    """Raises BadRequest if a worker cannot have made as many steps as it reports. Called before anything changes."""
+    limit = job.step_limit(worker, now)
+    for step in steps:
+        if step > limit:
+            name = job.spec.name
+            raise errors.BadRequest(
+                f"{worker} reports step {step} of job {name}, but the job cannot have come so far: the limit is step "
+                f"{limit} now, which is MAX_LEAD ({MAX_LEAD}) steps ahead of all that its workers can have made. "
+                "Report the step of the worker's last push",
+                job=name,
+                worker=worker,
+                step=step,
+                limit="MAX_LEAD",
+            )
 
 
 def _last_line(text: str) -> str:

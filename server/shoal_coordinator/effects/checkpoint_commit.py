@@ -64,19 +64,19 @@ def commit(
         ShoalError: The checkpoint has failed. Its files are removed now or by a later commit.
     """
     job, cut = effect.job.name, effect.cut
-    manifest = _published(effect, catalogue)
-    if manifest is None:
-        try:
+    try:
+        manifest = _published(effect, catalogue)
+        if manifest is None:
             servers = servers_of(effect.placement)
             files = [file for server in servers for file in _collected(server, job, cut.number, calls)]
             manifest = _manifest(effect, files)
             _check_files(catalogue, manifest)
             _published(effect, catalogue)  # collecting takes a while; never overwrite a manifest
             catalogue.publish(manifest)
-        except errors.ShoalError:
-            checkpoint_cut.resume_commits(servers_of(effect.placement), cut, calls)
-            _tidy(lambda: _withdraw(effect, catalogue))
-            raise
+    except errors.ShoalError:
+        checkpoint_cut.resume_commits(servers_of(effect.placement), cut, calls)
+        _tidy(lambda: _withdraw(effect, catalogue))
+        raise
     saved = SavedCheckpoint(cut.number, cut.step, manifest.nbytes, cut.time)
     policy = effect.spec.checkpoints or CheckpointPolicy()
     best = effect.best.number if effect.best else 0
@@ -146,16 +146,12 @@ def _check_files(catalogue: Catalogue, manifest: Manifest) -> None:
         StorageFailed: A file is missing or has another size.
     """
     for entry in manifest.files:
-        path = (*path_of(manifest.job, manifest.number), entry.name)
-        try:
-            with catalogue.folder.open(path) as file:
-                found = file.nbytes
-        except errors.UnknownCheckpoint:
-            found = -1
+        found = catalogue.file_bytes(manifest.job, manifest.number, entry)
         if found != entry.nbytes:
+            where = "/".join((catalogue.folder.url, *path_of(manifest.job, manifest.number), entry.name))
             what = "does not exist" if found < 0 else f"has {found} bytes instead of {entry.nbytes}"
             raise errors.StorageFailed(
-                f"{'/'.join((catalogue.folder.url, *path))} {what}, although a server has written it: give the "
+                f"{where} {what}, although a server has written it: give the "
                 "coordinator and all servers the same checkpoint storage, which all of them can reach"
             )
 

@@ -6,8 +6,8 @@ dies before that, the next one repeats the effect.
 
 Each job has a queue of effects, and another one for its slow effects. The effects of a queue run one after the other.
 There is one exception: consecutive admissions in a queue share their calls to servers, and so do consecutive removals
-of workers. So when a coordinator dies, only the effects at the head of each queue (one effect, or one such group) can
-have been carried out already, in whole or in part.
+of workers. So when a coordinator dies, most pending effects have not begun. Only the first effect of each queue, or
+the first such group, can have been carried out in whole or in part.
 
 There are several pools of threads: effects that wait for different things run in different pools (`_Pool`), so they do
 not wait for each other. The thread for a queue comes from the pool of the first effect in the queue. A server that does
@@ -131,6 +131,7 @@ class EffectRunner:
         storage: The checkpoint storage. None means that the cluster has none.
         on_retry: Called for each repeated call to a server.
         reads: Limits the time that restores wait for the storage.
+        saves: Limits the time that scans and commits of checkpoints wait for the storage.
     """
 
     def __init__(
@@ -140,8 +141,10 @@ class EffectRunner:
         storage: CheckpointStorage | None = None,
         on_retry: Callable[[], None] = lambda: None,
         reads: StorageReads | None = None,
+        saves: StorageReads | None = None,
     ) -> None:
-        self._reads = reads or StorageReads()
+        # Separate, because a job may be restored while an effect of an earlier checkpoint still runs.
+        self._reads, self._saves = reads or StorageReads(), saves or StorageReads()
         self._host, self._count, self._on_retry = host, count, on_retry
         self._catalogue = Catalogue(storage) if storage else None
         self._channels = ServerChannels(host.incarnation)
@@ -306,12 +309,12 @@ class EffectRunner:
             case DropShards():
                 shard_effects.drop(effect, calls)
             case ScanCheckpoints():
-                return checkpoint_commit.scan(effect, self._checkpoints)
+                return checkpoint_commit.scan(effect, self._saving_catalogue(effect))
             case TakeCut():
                 held = CutHeld(effect.job)
                 return checkpoint_cut.take_cut(effect, calls, lambda: self._host.held(held))
             case CommitCheckpoint():
-                return checkpoint_commit.commit(effect, calls, self._checkpoints, self._host.published)
+                return checkpoint_commit.commit(effect, calls, self._saving_catalogue(effect), self._host.published)
         return events.EffectDone(effect=effect.number)
 
     @property
@@ -325,6 +328,9 @@ class EffectRunner:
             return not self._stopped.is_set() and self._host.is_live(effect.job)
 
         return TimedCatalogue(self._checkpoints, self._reads, effect.job.name, is_wanted)
+
+    def _saving_catalogue(self, effect: ScanCheckpoints | CommitCheckpoint) -> Catalogue:
+        return TimedCatalogue(self._checkpoints, self._saves, effect.job.name, lambda: True)
 
     def _remove_workers(self, batch: list[Effect], calls: ServerCalls) -> None:
         def fenced(removals: Sequence[RemoveWorker]) -> None:

@@ -19,7 +19,7 @@ _CHECK_S = 0.25
 
 
 class ServerSilent(Exception):
-    """A server has not answered for so long that the effect should wait for it elsewhere."""
+    """A server has not answered within the patience. The effect should wait for it in another pool of threads."""
 
 
 @dataclass(frozen=True, slots=True)

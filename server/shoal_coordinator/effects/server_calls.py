@@ -77,7 +77,7 @@ class ServerCalls:
 
         Raises:
             ShoalError: A server has returned an error; the other calls are cancelled.
-            Unreachable: A server did not reply for so long.
+            Unreachable: A server did not reply for `retry_for_s` seconds.
             Cancelled: The calls are no longer wanted.
             ServerSilent: A server did not answer within the patience.
         """
@@ -133,7 +133,7 @@ class ServerCalls:
 
     @contextmanager
     def concurrently(self, servers: Sequence[ServerRef]) -> Iterator["ConcurrentCalls"]:
-        """Provides channels for calls to all of some servers at once, without retries.
+        """Provides channels for calls that go to all these servers at once, without retries.
 
         Raises:
             Cancelled: A server is gone.

@@ -51,7 +51,8 @@ def remove(
     No server releases a worker before all have fenced it, so the number of its committed steps is final.
 
     Args:
-        batch: The effects, which name the same job and servers. Workers whose committed steps are known are fenced.
+        batch: The effects, which name the same job and servers. A worker whose committed steps are known was fenced
+            before, and is only released.
         calls: The calls to servers.
         fenced: Makes the committed steps of the workers durable, between the two calls: a server that has released a
             worker would say 0.

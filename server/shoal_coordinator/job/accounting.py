@@ -49,7 +49,7 @@ class Accounting:
         """Returns the progress.
 
         Args:
-            seconds: seconds since the job began to run; 0 if it has not.
+            seconds: seconds in which the job ran and had workers; 0 if it has not run.
             ended: whether the job has ended.
         """
         epoch = self.ledger.epoch if self.ledger else 0

@@ -1,9 +1,9 @@
 """Coordination of a job's checkpoints with its evaluations. Pure: no clock, no I/O.
 
 `CheckpointSchedule` and `EvaluationSchedule` each handle their own events. This module handles what an evaluation means
-for checkpoints, and what a checkpoint means for evaluations. When an evaluation has the best result so far, it requests
-a checkpoint, which then refers to that evaluation. Two kinds of checkpoints are tried again if they fail: those of a
-best evaluation, and the final one. `JobMachine` decides what follows for the job as a whole.
+for checkpoints, and what a checkpoint means for evaluations. When an evaluation has the best result so far, this
+module requests a checkpoint, which then refers to that evaluation. Two kinds of checkpoints are tried again if they
+fail: those of a best evaluation, and the final one. `JobMachine` decides what follows for the job as a whole.
 """
 
 from collections.abc import Callable, Sequence

@@ -159,8 +159,8 @@ class CheckpointSchedule:
         """Returns a number for the checkpoint in progress. No other checkpoint of this job ever has this number.
 
         Args:
-            above: the largest number in the storage, from imports or earlier jobs of this name. The numbers of this job
-                are in its record, since files of a failed cut may become visible only after the next scan.
+            above: the largest number in the storage, from imports or earlier jobs of this name. The scan of the storage
+                may miss files of this job's failed cuts, so the record also keeps the largest number of this job.
         """
         self._number = max(self._number, above) + 1
         self._changed()

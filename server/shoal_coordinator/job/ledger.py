@@ -9,10 +9,10 @@ With n workers, rank r prefers the ranges r, r + n, r + 2n, and so on. A range t
 that prefers this range. If workers run at the same speed, as in synchronous training, each rank therefore gets exactly
 the ranges that it prefers, whatever the order of the requests. This is also true after a restore.
 
-A slow worker delays no other worker, because at most two ranges are kept for a rank. The range that the rank holds, if
-any, and the ranges that are reserved for it count together. Suppose that a worker would have to skip a range, and that
-two ranges are already kept for the rank that prefers it. The worker then skips nothing. It takes the earliest requeued
-range, whichever rank that one is reserved for.
+A slow worker delays no other worker, because at most two ranges are kept for a rank: those that are reserved for it,
+and the one that it holds. Suppose that a worker would have to skip a range, and that two ranges are already kept for
+the rank that prefers it. The worker then skips nothing. It takes the earliest requeued range, whichever rank that one
+is reserved for.
 """
 
 import itertools

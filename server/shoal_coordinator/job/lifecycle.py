@@ -43,6 +43,8 @@ class Lifecycle:
         self._reason = ""  # why it ended
         self._waiting_for = ""  # what it waits for; empty: nothing
         self.submitted_at, self.started_at, self.finished_at = now, 0.0, 0.0
+        # Seconds of earlier times in which workers trained; since when they train now, 0 if none does.
+        self._trained_s, self._training_since = 0.0, 0.0
 
     @property
     def ended(self) -> bool:
@@ -67,6 +69,31 @@ class Lifecycle:
     def seconds(self, now: float) -> float:
         """Returns the seconds from its first run to its end or `now`; 0 if it never ran."""
         return (self.finished_at or now) - self.started_at if self.started_at else 0.0
+
+    def trained_s(self, now: float) -> float:
+        """Returns the seconds in which it ran and had workers, without work that was lost with the shards."""
+        return self._trained_s + ((self.finished_at or now) - self._training_since if self._training_since else 0.0)
+
+    def pause(self, now: float) -> None:
+        """Records that no worker is left, although the job may run."""
+        self._trained_s, self._training_since = self.trained_s(now), 0.0
+
+    def go_on(self, now: float) -> None:
+        """Records that a worker may train, if the job runs."""
+        if self.running:
+            self._training_since = self._training_since or now
+            self._changed()
+
+    def rewind(self, saved_at: float) -> None:
+        """Records that the shards are lost: work after `saved_at` is repeated. Also takes `close` back.
+
+        Args:
+            saved_at: the time of the checkpoint from which the job continues; 0 if it starts again.
+        """
+        self.reopen()
+        if self._training_since:
+            self._trained_s += max(0.0, saved_at - self._training_since)
+        self._trained_s, self._training_since = self._trained_s if saved_at else 0.0, 0.0
 
     def enter(self, state: JobState, reason: str, now: float) -> None:
         """Enters a state and logs it.
@@ -95,7 +122,7 @@ class Lifecycle:
 
     def run(self, now: float) -> None:
         """Enters the running state, for the first time or after a restart."""
-        self.started_at = self.started_at or now
+        self.started_at, self._training_since = self.started_at or now, now
         self.enter(JobState.RUNNING, "", now)
 
     def close(self, now: float) -> None:
@@ -124,13 +151,19 @@ class Lifecycle:
         record.state, record.reason, record.waiting_for = state_code(self.state), self._reason, self._waiting_for
         record.submitted_at, record.started_at = self.submitted_at, self.started_at
         record.finished_at, record.all_workers_finished = self.finished_at, self.all_workers_finished
+        record.trained_s, record.training_since = self._trained_s, self._training_since
 
     def restore_from(self, record: state_pb2.JobRecord, now: float) -> None:
-        """Restores this state from the job's record. Times after `now` become `now`: the clock may have gone back."""
+        """Restores this state from the job's record. Times after `now` become `now`: the clock may have gone back.
+
+        Earlier versions of Shoal did not store the time of training. They counted it from the job's first run.
+        """
         self.state = JobState.from_proto(record.state)
         self._reason, self._waiting_for = record.reason, record.waiting_for
         self.submitted_at, self.started_at = min(record.submitted_at, now), min(record.started_at, now)
         self.finished_at = min(record.finished_at, now)
+        since = record.training_since if record.HasField("trained_s") else record.started_at
+        self._trained_s, self._training_since = record.trained_s, min(since, now)
         self.all_workers_finished = record.all_workers_finished
 
     def validate(self) -> None:

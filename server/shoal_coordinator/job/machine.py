@@ -224,7 +224,7 @@ class JobMachine(JobView):
         return self._checkpoint_coordinator.begin_when_due(now)
 
     def checkpoints_scanned(self, largest: int, *, last: bool = False) -> list[Effect]:
-        """Records the largest number in the storage. `last`: a server drains, so the job restarts from this one."""
+        """Records the largest number in the storage; see `CheckpointCoordinator.scanned`."""
         return self._checkpoint_coordinator.scanned(largest, last=last)
 
     def cut_taken(self, cut: CutTaken) -> list[Effect]:
@@ -291,12 +291,12 @@ class JobMachine(JobView):
         for worker in list(self._worker_group.active):
             self._release(worker)  # no effects: its state on the servers goes with the shards
         self._worker_group.clear()
-        self._lifecycle.reopen()
         servers = self._plan.drop()
         self._plan.restart()
         self._accounting.restart()
         if self._checkpoint_coordinator.lose(saved, reason, now):
             self._checkpointed()
+        self._lifecycle.rewind(self.newest_checkpoint.time if self.newest_checkpoint else 0.0)
         self._lifecycle.enter(JobState.PENDING, explanation, now)
         return [DropShards(self.ref, servers)]
 

@@ -79,7 +79,7 @@ class ProgressTotals:
         Args:
             total_samples: samples until the job's end; 0 if unknown.
             epoch: the current epoch.
-            seconds: seconds since the job first ran.
+            seconds: seconds in which the job ran and had workers.
             ended: whether the job has ended.
 
         Returns:

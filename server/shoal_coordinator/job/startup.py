@@ -20,6 +20,7 @@ from shoal_coordinator.messages import (
     JobDescribed,
     JobRecordKind,
     JoinResult,
+    ProgramDescription,
     RestoredCheckpoint,
 )
 
@@ -56,8 +57,21 @@ class JobStartup:
         state = JobState.STARTING if self._lifecycle.state is JobState.PENDING else self._lifecycle.state
         self._lifecycle.enter(state, f"worker {member.worker} enters as rank {member.rank}", now)
 
+    def conflict(self, worker: str, description: ProgramDescription) -> str:
+        """Returns how a worker's description differs from the first one, and what to do; empty if it does not."""
+        first = self._plan.description
+        conflict = first.conflict(description) if first else ""
+        if not conflict:
+            return ""
+        advice = (
+            "All sessions of a job need the same variables: leave `variables` out to join it, or use another job name"
+            if self._spec.is_session
+            else "All workers need the same version of the program, and the same data"
+        )
+        return f"{worker} describes the job differently from its first worker: {conflict}. {advice}"
+
     def describe(self, event: JobDescribed) -> str:
-        """Records a worker's description of the program; returns how it differs from the first one, or an empty string.
+        """Records a worker's description of the program; returns its `conflict`, or an empty string.
 
         Raises:
             InvalidJob: the program has no variables.
@@ -68,13 +82,8 @@ class JobStartup:
         if plan.description is None:
             plan.describe(description)
             self._accounting.begin(description.samples)
-        elif conflict := plan.description.conflict(description):
-            advice = (
-                "All sessions of a job need the same variables; use another job name for others"
-                if self._spec.is_session
-                else "All workers need the same version of the program, and the same data"
-            )
-            return f"{event.worker} describes the job differently from its first worker: {conflict}. {advice}"
+        elif conflict := self.conflict(event.worker, description):
+            return conflict
         self._worker_group.describe(event.worker)
         self.elect_value_sender()
         self._changed(JobRecordKind.STATE)
@@ -82,6 +91,9 @@ class JobStartup:
 
     def worker_gone(self, now: float) -> None:
         """Selects another value sender if the old one is gone. Begins to run if all remaining workers may train."""
+        if not self._worker_group.active:
+            self._lifecycle.pause(now)
+            self._changed(JobRecordKind.STATE)
         self.elect_value_sender()
         self.run_when_ready(now)
 
@@ -112,7 +124,8 @@ class JobStartup:
             worker: id of the worker.
             assigned: whether it has sent the given values.
             now: seconds of Unix time.
-            waits: whether it waits, so that it does not ask again when the servers hold the shards.
+            waits: whether its call waits. The worker is then admitted when the servers hold the shards, without
+                another call.
 
         Returns:
             The effects.
@@ -167,6 +180,7 @@ class JobStartup:
             now: seconds of Unix time.
         """
         self._worker_group.admit(steps, now)
+        self._lifecycle.go_on(now)
         self._changed(JobRecordKind.STATE)
         self.run_when_ready(now)
 
@@ -196,7 +210,8 @@ class JobStartup:
             self._accounting.resume_data(resume_plan.ledger)
         if resume_plan.problem:
             return resume_plan.problem
-        self._accounting.resume_progress(restored.progress_totals, of_another=not self._lifecycle.started)
+        of_another = not self._checkpoint_coordinator.checkpoints.saved  # otherwise it continues from its own
+        self._accounting.resume_progress(restored.progress_totals, of_another=of_another)
         self._checkpoint_coordinator.resume_from(restored.step, now)
         self._lifecycle.note(resume_plan.note, now)
         return ""

@@ -34,7 +34,7 @@ class StepTimings:
         return max((timing.own for timings in self._steps.values() for timing in timings), default=0.0)
 
     def add(self, worker: str, timings: Sequence[StepTiming], now: float) -> None:
-        """Adds a worker's timings. They replace what was kept from their first step on.
+        """Adds a worker's timings. They replace the kept timings of their first step and of all later steps.
 
         A repeated report therefore counts once, and a new incarnation of the worker can start at an earlier step.
 

@@ -6,7 +6,6 @@ Each part of a job's state has an owner: `Plan` for what it trains and where, `W
 module.
 """
 
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Self
 
@@ -34,8 +33,6 @@ from shoal_coordinator.messages import HoldResult, JobRecordKind, JoinResult, Pr
 # The default of `Job.step_timeout_s`: so many times the longest recent step, but at least so many seconds. A program
 # may compile, or read a slow file system, for minutes; restarting it then would be worse than waiting.
 _STEPS_LONG, _STEP_TIMEOUT_S = 20, 600.0
-# Maximum number of quarantined workers that a status names.
-_MAX_NAMED = 10
 
 
 class JobView:
@@ -138,6 +135,10 @@ class JobView:
         """Returns the coordinator's part of a cut: the job's data and progress."""
         return self._accounting.held(self._worker_group.ranks, self._worker_group.reported)
 
+    def conflict(self, worker: str, description: ProgramDescription) -> str:
+        """Returns how a worker's description differs from the job's, and what to do; empty if it does not."""
+        return self._startup.conflict(worker, description)
+
     # Shards.
 
     @property
@@ -238,14 +239,16 @@ class JobView:
 
     @property
     def has_quarantines(self) -> bool:
-        """Whether a worker is, or was, quarantined, so that the time alone may change who is allowed."""
+        """Whether a worker is, or was, quarantined. A quarantine can end without an event."""
         return self._worker_group.has_quarantines
+
+    def step_limit(self, worker: str, now: float) -> int:
+        """Returns the largest step that one of its workers may report; see `WorkerGroup.step_limit`."""
+        return self._worker_group.step_limit(worker, self._lifecycle.seconds(now))
 
     def quarantine_note(self, now: float) -> str:
         """Returns which workers are quarantined and until when, for its users; empty if none are."""
-        found = [f"worker {worker} until {_clock(end)}" for worker, end in self._worker_group.quarantined(now).items()]
-        left = len(found) - _MAX_NAMED
-        return f"quarantined: {', '.join(found[:_MAX_NAMED])}{f' and {left} more' if left > 0 else ''}" if found else ""
+        return self._worker_group.quarantine_note(now)
 
     def hung_workers(self, now: float, interval_s: float = 0.0) -> tuple[list[str], str]:
         """Returns the hung workers, and the reason. Reports of steps arrive up to `interval_s` seconds late."""
@@ -389,8 +392,4 @@ class JobView:
         self.log.validate()
 
     def _progress(self, now: float) -> Progress:
-        return self._accounting.progress(self._lifecycle.seconds(now), ended=self.ended)
-
-
-def _clock(at: float) -> str:
-    return f"{time.strftime('%H:%M:%S', time.gmtime(at))} UTC"
+        return self._accounting.progress(self._lifecycle.trained_s(now), ended=self.ended)

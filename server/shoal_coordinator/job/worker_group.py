@@ -1,11 +1,13 @@
 """The worker group of one job: its live workers, their ranks, and the ranks that have finished (no I/O)."""
 
 import enum
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from shoal._wire import PushCounts
+from shoal._wire.limits import MAX_LEAD, MAX_STEPS_PER_S
 from shoal.job import Job
 from shoal.v1 import state_pb2
 from shoal_coordinator.messages import WorkerReported
@@ -15,6 +17,8 @@ _QUARANTINE_S, _MAX_QUARANTINE_S = 60.0, 3600.0
 _DOUBLED = 6  # doublings until the maximum is reached
 # Hangs of a worker in one job after which it is quarantined, as after so many deaths of its trainer in a row.
 HANGS = 3
+# Maximum number of quarantined workers that a status names.
+_MAX_NAMED = 10
 
 
 @dataclass(slots=True)
@@ -205,9 +209,12 @@ class WorkerGroup:
         self._hangs.pop(worker, None)
         return seconds
 
-    def quarantined(self, now: float) -> dict[str, float]:
-        """Returns the workers that are quarantined, and until when."""
-        return {worker: it.until for worker, it in sorted(self._quarantines.items()) if now < it.until}
+    def quarantine_note(self, now: float) -> str:
+        """Returns which workers are quarantined and until when, for users; empty if none are."""
+        ends = {worker: time.gmtime(it.until) for worker, it in sorted(self._quarantines.items()) if now < it.until}
+        found = [f"worker {worker} until {time.strftime('%H:%M:%S UTC', end)}" for worker, end in ends.items()]
+        left = len(found) - _MAX_NAMED
+        return f"quarantined: {', '.join(found[:_MAX_NAMED])}{f' and {left} more' if left > 0 else ''}" if found else ""
 
     @property
     def has_quarantines(self) -> bool:
@@ -229,7 +236,7 @@ class WorkerGroup:
         self.active[worker].asked_at = now
 
     def restart_watch(self, now: float) -> None:
-        """Treats all workers as if they had just made a step. Until now, they had another reason to make none."""
+        """Treats all workers as if they had just made a step, so that the time until now does not count as a stall."""
         for member in self.active.values():
             member.stepped_at = now
 
@@ -284,6 +291,15 @@ class WorkerGroup:
         for member in self.active.values():
             if member.assignment in steps:
                 member.stage, member.step, member.stepped_at = Stage.ADMITTED, steps[member.assignment], now
+
+    def step_limit(self, worker: str, seconds: float) -> int:
+        """Returns the largest step that a worker may report when the job has run for so many seconds.
+
+        The limit rises while the coordinator is away, so it never refuses an honest worker after that. It begins at
+        the step at which servers admitted the worker, which is stored. After a restore it is that of the checkpoint.
+        """
+        possible = self.active[worker].step + int(MAX_STEPS_PER_S * max(seconds, 0.0))
+        return max(possible, self.step) + MAX_LEAD
 
     def keep_report(self, report: WorkerReported, now: float) -> WorkerReported | None:
         """Keeps a worker's report as its last one; returns the previous one, or None."""

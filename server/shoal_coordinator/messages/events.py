@@ -35,8 +35,8 @@ class TimePassed(ClusterEvent[Mapping[str, Role]]):
     """Time has passed without another event. The reply has the role, by id, of each member that has died meanwhile.
 
     Attributes:
-        heartbeat_wait_s: longest wait for a thread of a heartbeat or a registration since the last such event, in
-            seconds.
+        heartbeat_wait_s: longest time in seconds that a heartbeat or a registration waited for a thread, since the last
+            event of this kind.
         refused_heartbeats: number of heartbeats and registrations that were refused since then.
     """
 
@@ -130,7 +130,7 @@ class JobDescribed(ClusterEvent[DescribeResult]):
 class JoinRequested(ClusterEvent[JoinResult]):
     """A worker asks to enter a job; `assigned` means that it has sent the given values.
 
-    A worker that waits does not ask again when the servers hold the shards: they then admit it by themselves.
+    If `waits` is set, the servers admit the worker when they hold the shards, without another request.
     """
 
     job: str

@@ -31,7 +31,8 @@ class DescribeResult:
     """The cluster's response to a program description.
 
     Attributes:
-        conflict: why the description was rejected; the job has failed for this reason. Empty if it was accepted.
+        conflict: why the description of a worker was rejected; the job has failed for this reason. Empty if it was
+            accepted. A session with a conflict is refused by an error, and its job goes on.
     """
 
     conflict: str = ""

@@ -22,7 +22,7 @@ from shoal_coordinator.page.responses import encode
 MAX_MEMBERS, MAX_JOBS, MAX_CHECKPOINTS = 1_000, 200, 100
 # The length of a job's reason in a list of jobs.
 _REASON_CHARACTERS = 300
-# The limits of steps in timings: of each worker, of which a page draws the latest 24, and of all workers.
+# The limits of steps in timings: of each worker, and of all workers. A page draws the latest 24 of each worker.
 _STEPS, _STEPS_IN_ALL = 32, 4_096
 # Seconds for which timings are cached. Those of a thousand workers take 60 ms to encode.
 _TIMINGS_FOR_S = 1.0
@@ -62,7 +62,7 @@ class Overview:
         key: The part of `text` whose change is worth a new message. It omits the time since the last heartbeat of
             members that are not late.
         members: Records of members by id.
-        quiet: The same records as in `key`, without that time.
+        quiet: The records of `members`, with the time omitted as in `key`.
     """
 
     text: bytes
@@ -73,7 +73,7 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class JobUpdate:
-    """The changes of a job since a mark.
+    """The changes of a job since a mark, which is a position in the job's events.
 
     Attributes:
         mark: The mark after these changes.

@@ -103,7 +103,7 @@ def rules_for(host: str, hosts: Iterable[str] = (), *, read_only: bool = False) 
         read_only: Whether the page refuses all actions.
 
     Raises:
-        BadRequest: One of `hosts` is not a name alone, for example has a port, so that it would match nothing.
+        BadRequest: One of `hosts` is more than a name, for example a name with a port. It would match no request.
     """
     try:
         numeric = not ipaddress.ip_address(host.strip("[]")).is_loopback

@@ -493,6 +493,31 @@ def test_a_different_description_fails_the_job(
     assert said in rig.status("a").reason
 
 
+@pytest.mark.parametrize("running", [False, True])
+def test_a_session_with_other_variables_is_refused_and_the_others_go_on(open_sea: Rig, running: bool) -> None:
+    sea = open_sea
+    sea.submit(session("s", workers=2))
+    sea.describe("s", "x")
+    if running:
+        sea.start("s", "x", "y")
+        sea.leave("y")  # so that there is a free rank
+        sea.perform()
+    state, history = sea.state("s"), sea.history("s")
+    for _ in range(2):
+        with pytest.raises(
+            errors.InvalidJob, match=r"job s goes on .*z describes .*shape \(8, 5\) instead of \(8, 4\)"
+        ):
+            sea.describe("s", "z", {"w": Variable((8, 5)), "b": Variable(4)})
+    assert (sea.state("s"), sea.history("s")) == (state, history)
+    assert "z" not in sea.machine.job("s").workers, "it has no rank, which another session can take"
+    sea.describe("s", "z")
+    sea.perform()
+    sea.enter("s", "z")
+    sea.enter("s", "x")
+    sea.perform()
+    assert sea.state("s") is JobState.RUNNING
+
+
 def test_a_program_without_variables_is_refused(rig: Rig) -> None:
     rig.submit(job())
     with pytest.raises(errors.InvalidJob, match="define at least one"):

@@ -278,7 +278,7 @@ def test_a_manifest_that_is_not_read_in_time_defers_the_restore(group: Callable[
     there.runner.submit([creates(there, CheckpointChoice("old", 1), number=2)])
     [again] = there.host.take(1)
     assert isinstance(again, events.RestoreDeferred)
-    assert f"an earlier read of the manifest of {where} for job a hangs" in again.reason
+    assert f"an earlier access to the manifest of {where} for job a hangs" in again.reason
 
 
 def test_a_restore_whose_manifest_is_not_read_ends_with_its_job(group: Callable[[int], Group]) -> None:

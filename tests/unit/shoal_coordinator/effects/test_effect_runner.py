@@ -14,6 +14,7 @@ from shoal.job import Job
 from shoal.v1 import state_pb2
 from shoal_coordinator.effects import checkpoint_commit
 from shoal_coordinator.effects.effect_runner import EffectRunner, Report
+from shoal_coordinator.effects.storage_reads import StorageReads
 from shoal_coordinator.messages import (
     AdmitWorker,
     CheckpointsScanned,
@@ -110,6 +111,21 @@ def test_a_storage_that_hangs_does_not_delay_training(runner: EffectRunner, mach
     folder.answers.set()
     counted = [machine.next() for _ in range(21)]
     assert CheckpointsScanned(A, 0, effect=1) in counted
+
+
+def test_a_scan_of_a_storage_that_hangs_fails_after_its_deadline(machine: FakeHost, folder: Hanging) -> None:
+    runner = EffectRunner(machine, storage=folder, saves=StorageReads(0.0))
+    try:
+        runner.submit([ScanCheckpoints(A, number=1), ScanCheckpoints(A, number=2)])
+        first, second = machine.next(), machine.next()
+        assert isinstance(first, events.CheckpointFailed)
+        assert first.effect == 1
+        assert f"the checkpoint storage did not return {folder.url}/a within 0 s; check the storage" in first.reason
+        assert isinstance(second, events.CheckpointFailed)
+        assert f"an earlier access to {folder.url}/a for job a hangs; check the storage" in second.reason
+    finally:
+        folder.answers.set()
+        runner.stop()
 
 
 def test_a_scan_waits_for_effects_of_an_earlier_job_of_the_name(

@@ -1,5 +1,6 @@
 """Effects for checkpoints: cuts, manifests and restores, with servers that give scripted answers."""
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +30,7 @@ from shoal_coordinator.cluster import Candidate, assign_shards, plan_shards
 from shoal_coordinator.effects import checkpoint_commit, checkpoint_cut, checkpoint_restore
 from shoal_coordinator.effects.effect_runner import EffectRunner, Report
 from shoal_coordinator.effects.server_calls import ConcurrentCalls, ServerCalls
+from shoal_coordinator.effects.storage_reads import StorageReads, TimedCatalogue
 from shoal_coordinator.job import Ledger
 from shoal_coordinator.messages import (
     CheckpointCommitted,
@@ -197,6 +199,28 @@ def restore(
 ) -> RestoredCheckpoint:
     effect = CreateShards(REF, placement(variables), spec(**options), sources, number=9)
     return checkpoint_restore.restore(effect, create, servers, catalogue)
+
+
+@pytest.mark.parametrize("access", ["manifest", "file_bytes", "publish"])
+def test_a_commit_fails_if_the_storage_hangs_and_lets_commits_go_on(
+    servers: Servers, catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch, access: str
+) -> None:
+    hangs, answers = threading.Event(), threading.Event()
+
+    def hang(*_: object) -> None:
+        hangs.set()
+        assert answers.wait(30)
+
+    monkeypatch.setattr(catalogue, access, hang)
+    reads = StorageReads(60.0, lambda: 60.0 if hangs.is_set() else 0.0)
+    resumed: list[int] = []
+    monkeypatch.setattr(checkpoint_cut, "resume_commits", lambda _servers, made, _calls: resumed.append(made.number))
+    timed = TimedCatalogue(catalogue, reads, "a", lambda: True)
+    verb = "write" if access == "publish" else "return"
+    with pytest.raises(errors.StorageFailed, match=rf"the checkpoint storage did not {verb} .*/a/0+1.* within 60 s"):
+        write(servers, timed, 1)
+    assert resumed == [1]
+    answers.set()
 
 
 class TestTheCut:

@@ -36,7 +36,7 @@ def test_a_job_reads_again_after_its_hanging_read_has_ended() -> None:
     reads = StorageReads(60.0, lambda: next(ticks))
     with pytest.raises(errors.StorageFailed, match="did not return x within 60 s"):
         reads.run("a", "x", lambda: answers.wait(30), forever)
-    with pytest.raises(errors.StorageFailed, match="an earlier read of x for job a hangs"):
+    with pytest.raises(errors.StorageFailed, match="an earlier access to x for job a hangs"):
         reads.run("a", "y", lambda: True, forever)
     answers.set()
 
@@ -55,13 +55,13 @@ def test_reads_of_other_jobs_go_on_until_too_many_hang() -> None:
     for number in range(32):
         with pytest.raises(errors.StorageFailed, match="within 0 s"):
             reads.run(f"job-{number}", "x", lambda: answers.wait(30), forever)
-    with pytest.raises(errors.StorageFailed, match="y was not read, because 32 other reads hang"):
+    with pytest.raises(errors.StorageFailed, match="y was not reached, because 32 other accesses hang"):
         reads.run("another", "y", lambda: True, forever)
     answers.set()
 
 
 def test_a_read_that_is_not_needed_any_more_is_left() -> None:
     answers = threading.Event()
-    with pytest.raises(errors.Cancelled, match="x is not needed any more"):
+    with pytest.raises(errors.Cancelled, match="to return x is not needed any more"):
         StorageReads(60.0).run("a", "x", lambda: answers.wait(30), lambda: False)
     answers.set()

@@ -8,10 +8,11 @@ import pytest
 
 from shoal._wire import Lease, NoRange
 from shoal._wire.layout import Placement
+from shoal.checkpoint_policy import CheckpointChoice
 from shoal.consistency import Asynchronous
 from shoal.events import EvaluationEnded, LogLine, MetricsReported, StateChanged
 from shoal.job import Job
-from shoal.status import Evaluation, JobState, Progress, StepTiming, Timings
+from shoal.status import Evaluation, JobState, Progress, SavedCheckpoint, StepTiming, Timings
 from shoal.variables import Variable
 from shoal_coordinator.cluster import Candidate, assign_shards, plan_shards
 from shoal_coordinator.job import event_log
@@ -19,7 +20,14 @@ from shoal_coordinator.job.event_log import EventLog
 from shoal_coordinator.job.machine import JobMachine
 from shoal_coordinator.job.progress import ProgressTotals
 from shoal_coordinator.job.submission import Submission
-from shoal_coordinator.messages import JobDescribed, JobRef, ProgramDescription, WorkerReported
+from shoal_coordinator.messages import (
+    CheckpointPublished,
+    JobDescribed,
+    JobRef,
+    ProgramDescription,
+    RestoredCheckpoint,
+    WorkerReported,
+)
 
 START = 1_000.0
 VARIABLES = {"w": Variable((8, 4))}
@@ -99,6 +107,64 @@ def test_the_rate_stands_still_when_the_job_has_ended() -> None:
     job.finish("w0", "", START + 10)
     assert job.state is JobState.SUCCEEDED
     assert job.status(START + 1_000).progress.samples_per_s == pytest.approx(10.0)
+
+
+def test_time_without_workers_does_not_count_for_the_rate() -> None:
+    job = running(samples=1_000)
+    job.report(report(step=1, accepted=1, samples=100), START + 10)
+    job.lose("w0", START + 10)
+    assert job.status(START + 9_000).progress.samples_per_s == pytest.approx(10.0)
+    job.enrol("w1", 2, 2, START + 9_000)
+    job.describe(JobDescribed("a", "w1", 2, ProgramDescription(VARIABLES, 1_000)), START + 9_000)
+    job.join("w1", False, START + 9_000)
+    assert job.status(START + 9_005).progress.samples_per_s == pytest.approx(10.0), "it does not train yet"
+    job.admitted({2: 1}, START + 9_005)
+    progress = job.status(START + 9_015).progress
+    assert progress.samples_per_s == pytest.approx(5.0)
+    assert progress.seconds_left == pytest.approx(180.0)
+
+
+def test_time_that_is_lost_with_the_shards_does_not_count_for_the_rate() -> None:
+    job = running(samples=1_000, possible=True)
+    job.report(report(step=1, accepted=1, samples=100), START + 10)
+    done = progress_at_the_cut(job)
+    saved = SavedCheckpoint(1, step=1, nbytes=1, time=START + 10)
+    job.checkpoint_published(CheckpointPublished(1, JobRef("a", 1), saved))
+    job.lose_shards("s0 is gone", 60.0, START + 5_000)
+    assert job.status(START + 5_100).progress.samples_per_s == 0.0
+    restored = RestoredCheckpoint(CheckpointChoice("a", 1), 1, frozenset(VARIABLES), None, done, 0)
+    restart(job, restored, START + 6_000)
+    assert job.status(START + 6_010).progress.samples_per_s == pytest.approx(5.0), "100 samples in 10 s and 10 s"
+
+
+def test_samples_of_another_job_do_not_count_for_the_rate_after_a_restart_either() -> None:
+    """The job lost its shards before it had a checkpoint of its own, so it continues from the other job's again."""
+    job = running(samples=1_000, possible=True)
+    job.lose_shards("s0 is gone", 60.0, START + 50)
+    totals = ProgressTotals()
+    totals.add(report(step=5, accepted=5, samples=500))
+    restored = RestoredCheckpoint(CheckpointChoice("b", 3), 5, frozenset(VARIABLES), None, totals.to_proto({}), 0)
+    restart(job, restored, START + 100)
+    job.report(WorkerReported("a", "w1", 2, step=6, accepted=1, samples=100), START + 110)
+    progress = job.status(START + 110).progress
+    assert (progress.samples, progress.earlier_steps) == (600, 5)
+    assert progress.samples_per_s == pytest.approx(10.0)
+
+
+def progress_at_the_cut(job: JobMachine) -> Any:
+    return job.held().progress_totals
+
+
+def restart(job: JobMachine, restored: RestoredCheckpoint, now: float) -> None:
+    """Lets a job that lost its shards continue from a checkpoint, with a new worker."""
+    job.enrol("w1", 2, 2, now)
+    job.describe(JobDescribed("a", "w1", 2, ProgramDescription(VARIABLES, 1_000)), now)
+    shards = assign_shards(plan_shards(VARIABLES, 2), [Candidate("s0", "h:1", 0)])
+    job.place(Placement("a", 2, VARIABLES, shards), now)
+    job.shards_created(now, restored)
+    job.join("w1", False, now)
+    job.admitted({2: restored.step}, now)
+    assert job.state is JobState.RUNNING
 
 
 def test_steps_before_the_checkpoint_of_another_job_are_known() -> None:

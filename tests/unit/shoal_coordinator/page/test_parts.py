@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 from shoal import errors
 from shoal._cli import cluster as cluster_commands
 from shoal._cli.app import app
-from shoal._cli.cluster import _page_address
 from shoal._role import flags
 from shoal.events import EvaluationEnded, LogLine, MetricsReported, StateChanged
 from shoal.status import Evaluation, JobState, MemberStatus, Progress, Role, ServerLoad
@@ -237,17 +236,28 @@ class TestWhereItListens:
         monkeypatch.delenv("SHOAL_PAGE_LISTEN")
         assert flags.page_listen(None) == flags.DEFAULT_PAGE
 
-    def test_a_cluster_on_this_machine_takes_another_port_than_one_that_is_taken(
+    def test_a_cluster_on_this_machine_checks_the_page_port_only_if_it_was_given(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """If the default port is in use, the coordinator takes another one."""
+        asked: list[object] = []
         with socket.create_server(("127.0.0.1", 0)) as taken:
             address = f"127.0.0.1:{taken.getsockname()[1]}"
             monkeypatch.setattr(flags, "DEFAULT_PAGE", address)
             monkeypatch.delenv("SHOAL_PAGE_LISTEN", raising=False)
-            assert _page_address(None) == flags.ANY_PORT
-            with pytest.raises(errors.PortInUse, match=f"cannot listen on {address}: .* with --page-listen"):
-                _page_address(address)
-        assert _page_address(None) == _page_address(address) == address
+
+            class NoCluster:
+                def __init__(self, *_counts: int, **options: Any) -> None:
+                    asked.append(options["page_listen"])
+                    raise KeyboardInterrupt
+
+            monkeypatch.setattr(cluster_commands, "LocalCluster", NoCluster)
+            refused = CliRunner().invoke(app, ["up", "--listen", "127.0.0.1:0", "--page-listen", address])
+            assert refused.exit_code == 3
+            assert "with --page-listen" in refused.stderr
+            assert asked == []
+            CliRunner().invoke(app, ["up", "--listen", "127.0.0.1:0"])
+            assert asked == [address]
 
     @pytest.mark.parametrize(
         ("said", "told"),

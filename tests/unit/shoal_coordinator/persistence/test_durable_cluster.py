@@ -14,9 +14,11 @@ from hypothesis.stateful import rule
 from shoal import errors
 from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.local_storage import LocalStorage
+from shoal._wire.limits import MAX_LEAD
 from shoal.checkpoint_policy import NEVER, CheckpointPolicy
+from shoal.evaluation_policy import EvaluationPolicy
 from shoal.events import CheckpointEnded, LogLine
-from shoal.status import JobState, JobStatus, Progress, Role
+from shoal.status import JobState, JobStatus, Progress, Role, StepTiming
 from shoal.v1 import job_pb2, state_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_coordinator.cluster import Cluster, ClusterPolicy
@@ -233,9 +235,46 @@ def test_counts_beyond_the_wire_do_no_harm(rig: Rig) -> None:
     rig.submit(job())
     rig.start("a", "w0", "w1")
     for worker in ("w0", "w1"):
-        rig.report("a", worker, accepted=2**64 - 1, staleness={0: 2**64 - 1})
+        rig.report("a", worker, samples=2**64 - 1, staleness={0: 2**64 - 1})
         rig.finish("a", worker)
-    assert rig.crash().status("a").progress.steps == 2**64 - 1
+    assert rig.crash().status("a").progress.samples == 2**64 - 1
+
+
+FAR = 2**53 - 1
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("first", [0, 10**12])
+def test_a_report_of_a_step_that_no_worker_can_have_reached_is_refused(rig: Rig, first: int, restarts: bool) -> None:
+    rig.submit(job(evaluation=EvaluationPolicy(every_steps=10, metric="loss")))
+    rig.start("a", "w0", "w1", step=first)  # where the servers admit a worker, as after a restore
+    rig.report("a", "w0", step=first + 3, accepted=3)
+    if restarts:
+        rig.crash()
+    before = rig.status("a").progress.steps
+    for name in ("step", "accepted", "rejected", "dropped"):
+        with pytest.raises(errors.BadRequest, match=f"w0 reports step {FAR} of job a.*the limit is step .*MAX_LEAD"):
+            rig.report("a", "w0", **{name: FAR})
+    with pytest.raises(errors.BadRequest, match="MAX_LEAD"):
+        rig.report("a", "w0", timings=(StepTiming(3, 0.0), StepTiming(FAR, 0.0)))
+    with pytest.raises(errors.BadRequest, match="MAX_LEAD"):
+        rig.ask("a", "w0", FAR)
+    with pytest.raises(errors.BadRequest, match="MAX_LEAD"):
+        rig.report("a", "w0", step=first + 3 + MAX_LEAD + 1)
+    assert rig.status("a").progress.steps == before
+    assert rig.ask("a", "w1", first + 11).number == 1, "evaluations go on"
+
+
+def test_a_worker_that_trained_for_long_without_the_coordinator_may_report(rig: Rig) -> None:
+    rig.submit(job())
+    rig.start("a", "w0", "w1")
+    rig.report("a", "w0", step=3, accepted=3)
+    rig.now += 7 * 86_400.0
+    rig.crash()
+    steps = 7 * 86_400 * 5_000
+    rig.report("a", "w0", step=steps, accepted=steps)
+    rig.report("a", "w1", step=steps + 2, accepted=steps)
+    assert rig.status("a").progress.steps >= 2 * steps
 
 
 class TestEvents:
