@@ -3,6 +3,10 @@
 import os
 from collections.abc import Iterator
 
+# Before NumPy is loaded. Each process of the tests has few cores, and threads of OpenBLAS that wait for work take them
+# from other processes. Child processes inherit the variable.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import hypothesis
 import pytest
 
@@ -50,15 +54,8 @@ def mended() -> Iterator[Mended]:
 @pytest.fixture
 def small_cluster(mended: Mended, request: pytest.FixtureRequest) -> Iterator[shoal.LocalCluster]:
     """Yields two servers and two workers, for tests that kill some. After a failed test, the cluster is replaced."""
-    failed = request.session.testsfailed
-    try:
-        cluster = mended.whole()
-    except shoal.ShoalError:
-        mended.stop()
-        raise
-    yield cluster
-    if request.session.testsfailed > failed:
-        mended.stop()
+    with mended.lent(request.session) as cluster:
+        yield cluster
 
 
 @pytest.fixture

@@ -68,7 +68,8 @@ class TestPrograms:
     def test_failing_program_fails_its_job_with_the_reason(
         self, client: shoal.Client, program: str, settings: dict[str, Any], messages: list[str]
     ) -> None:
-        submitted = client.submit(shoal.Job(program, workers=2, settings=settings, batch_size=8))
+        workers = 2 if "Traceback" in messages else 1  # at the start and at a step, trainers of several workers fail
+        submitted = client.submit(shoal.Job(program, workers=workers, settings=settings, batch_size=8))
         with pytest.raises(shoal.JobFailed) as failure:
             submitted.wait(timeout_s=40)
         for message in messages:

@@ -2,6 +2,7 @@
 
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import shoal
 from shoal import errors, optim
 from shoal._role import RoleProcess
 from support.clusters.cluster_probe import placement
-from support.clusters.local import local_cluster
+from support.clusters.local import Mended, local_cluster
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -36,26 +37,40 @@ def plane(name: str, **settings: Any) -> shoal.Job:
     )
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints") / "saved"
+
+
+@pytest.fixture(scope="module")
+def mended(saved: Path) -> Iterator[Mended]:
+    cluster = Mended(servers=2, workers=2, checkpoints=saved)
+    yield cluster
+    cluster.stop()
+
+
 def homes(client: shoal.Client, name: str) -> list[str]:
     return [shard.server for shard in placement(client, name).shards]
 
 
-def test_terminated_server_leaves_checkpoint_of_the_last_step(tmp_path: Path) -> None:
+def test_terminated_server_leaves_checkpoint_of_the_last_step(
+    small_cluster: shoal.LocalCluster, tmp_path: Path
+) -> None:
     hurry = tmp_path / "hurry"
-    with local_cluster(servers=2, workers=2, checkpoints=tmp_path / "saved") as cluster, cluster.client() as client:
+    with small_cluster.client() as client:
         unbroken = client.submit(plane("unbroken"))
         full = unbroken.wait(timeout_s=30).progress
         expected = unbroken.pull()
         job = client.submit(plane("broken", seconds=0.02, hurry=str(hurry)))
         wait_until(lambda: job.status().progress.steps >= 10, timeout_s=20, what="10 steps")
-        before, server = homes(client, "broken"), cluster.process("server", 1)
+        before, server = homes(client, "broken"), small_cluster.process("server", 1)
         server.send_signal(signal.SIGTERM)
         wait_until(lambda: server.returncode is not None, timeout_s=20, what="the server's end")
         assert server.returncode == 0
         saved = job.status().checkpoint
         assert saved, "it was taken because the server went: the job asks for none"
         wait_until(lambda: "server-1 to restart" in job.status().reason, what="the reason why it waits")
-        cluster.restart("server", 1)
+        small_cluster.restart("server", 1)
         hurry.touch()
         progress = job.wait(timeout_s=30).progress
         assert (progress.steps, progress.samples) == (full.steps, full.samples), "each step counts once"
@@ -100,25 +115,29 @@ def test_server_that_cannot_save_its_jobs_waits_for_grace_period_or_second_signa
         assert any(reason.startswith("server server-1 is gone") for reason in reasons)
 
 
-def test_session_is_saved_and_continues_when_opened_again(tmp_path: Path) -> None:
+def test_session_is_saved_and_continues_when_opened_again(small_cluster: shoal.LocalCluster) -> None:
     spec: dict[str, Any] = {"variables": {"w": np.zeros(4, np.float32)}, "optimizer": optim.SGD(1.0)}
     taken = 0
+    ended: list[RoleProcess] = []
 
-    def train_forever(client: shoal.Client, server: RoleProcess) -> None:
+    def train_forever(client: shoal.Client) -> None:
         nonlocal taken
         with client.session("s", **spec) as session:
+            [home] = homes(client, "s")
+            [server] = [process for process in small_cluster.processes if process.name == home]
+            ended.append(server)
             while True:
                 session.push({"w": np.ones(4, np.float32)})
                 taken += 1
                 if taken == 3:
                     server.send_signal(signal.SIGTERM)
 
-    with local_cluster(servers=1, workers=0, checkpoints=tmp_path) as cluster, cluster.client() as client:
-        server = cluster.process("server", 0)
+    with small_cluster.client() as client:
         with pytest.raises(errors.JobFailed, match="open the session again with restore='s/1'"):
-            train_forever(client, server)
+            train_forever(client)
+        [server] = ended
         wait_until(lambda: server.returncode is not None, what="the server's end")
         assert server.returncode == 0
-        cluster.restart("server", 0)
+        small_cluster.restart("server", server.index)
         with client.session("s", **spec, restore="s/1") as session:
             np.testing.assert_array_equal(session.pull()["w"], np.full(4, -taken, np.float32))

@@ -33,7 +33,7 @@ from shoal_coordinator.effects.server_calls import ServerCalls
 from shoal_coordinator.effects.server_channels import ServerChannels
 from shoal_coordinator.messages import HoldResult, JobRef, ServerRef, TakeCut
 from shoal_server.checkpoints import cut_session, writer
-from shoal_server.shards.arena import Arena
+from shoal_server.shards.shard import Arena
 from support import run_lengths
 from support.clusters.shard_servers import ShardServers
 from support.waiting import wait_until

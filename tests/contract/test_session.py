@@ -581,6 +581,18 @@ def test_another_description_of_a_live_job_is_refused(
         client.session("job", worker="other", **options)
 
 
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_session_that_is_refused_cancels_its_job_unless_others_go_on_with_it(
+    coordinator: FakeCoordinator, client: shoal.Client, servers: ShardServers, goes_on: bool
+) -> None:
+    """The first session can be refused: another one may describe the job before it."""
+    coordinator.refusal = shoal.InvalidJob("another shape", **({"goes_on": 1} if goes_on else {}))
+    with pytest.raises(shoal.InvalidJob, match="another shape"):
+        client.session("job", variables={"w": np.zeros(3)})
+    assert (coordinator.jobs["job"].state == job_pb2.CANCELLED) is not goes_on
+    assert coordinator.members == {}
+
+
 @pytest.mark.parametrize(
     ("option", "advice"),
     [

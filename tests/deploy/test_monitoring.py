@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import promql_parser
 import pytest
 import yaml
 
@@ -27,6 +28,8 @@ RUNBOOKS = (ROOT / "docs" / "how-to" / "alerts.md").read_text()
 MONITORING = (ROOT / "docs" / "how-to" / "monitoring.md").read_text()
 # The labels of targets with their values; None: any.
 TARGETS = dict.fromkeys(TARGET_LABELS) | {"component": {"coordinator", "server", "worker"}}
+# Variables that Grafana replaces by a range.
+GRAFANA_RANGE = re.compile(r"\$__(?:rate_interval|range)\b")
 UNITS = ("_seconds", "_bytes", "_versions", "_ratio", "_info")
 
 
@@ -186,6 +189,10 @@ def test_a_state_that_was_renamed_is_found_in_every_alert_that_waits_for_it(
 
 @pytest.mark.parametrize("what", EXPRESSIONS)
 class TestExpressions:
+    def test_are_promql(self, what: str) -> None:
+        """Also checks the names of functions, and the types of their arguments."""
+        promql_parser.parse(GRAFANA_RANGE.sub("5m", EXPRESSIONS[what]))
+
     def test_ask_for_what_is_measured(self, what: str, labels: dict[str, dict[str, set[str]]]) -> None:
         assert selectors(EXPRESSIONS[what])
         assert list(unmeasured(EXPRESSIONS[what], labels)) == []
@@ -199,6 +206,11 @@ class TestExpressions:
 class TestRules:
     def test_pass_promtools_tests(self) -> None:
         promtool("test", "rules", *sorted((PROMETHEUS / "tests").glob("*.yml")))
+
+    @pytest.mark.parametrize("alert", ALERTS)
+    def test_durations_of_an_alert_are_durations(self, alert: str) -> None:
+        for name in {"for", "keep_firing_for"} & ALERTS[alert].keys():
+            promql_parser.parse_duration(ALERTS[alert][name])
 
     def test_pass_promtools_check(self) -> None:
         promtool("check", "rules", *sorted((PROMETHEUS / "rules").glob("*.yml")))

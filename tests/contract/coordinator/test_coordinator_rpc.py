@@ -397,7 +397,9 @@ def test_steps_are_bounded_and_the_error_names_the_limit(group: Rig) -> None:
             with pytest.raises(errors.BadRequest, match=f"w0 .*job a has step {step}; the limit MAX_STEP is {2**53}"):
                 group.job(method, job="a", worker="w0", **fields)
     assert group.job("Get", job="a").status.progress.steps == 0
-    group.job("Report", job="a", worker="w0", step=2**53 - 1, accepted=1)
+    with pytest.raises(errors.BadRequest, match=f"w0 reports step {2**53 - 1} of job a.* MAX_LEAD"):
+        group.job("Report", job="a", worker="w0", step=2**53 - 1, accepted=1)
+    group.job("Report", job="a", worker="w0", step=1, accepted=1)
     assert group.job("Get", job="a").status.progress.steps == 1
 
 

@@ -264,15 +264,15 @@ class Rig:
         self.handle(events.CheckpointCommitted(effect.job, saved, best=best, last=last, effect=effect.number))
 
     def start(
-        self, name: str, *workers: str, variables: Mapping[str, Variable] = VARIABLES, samples: int = 100
+        self, name: str, *workers: str, variables: Mapping[str, Variable] = VARIABLES, samples: int = 100, step: int = 0
     ) -> "Rig":
-        """Brings a job to RUNNING."""
+        """Brings a job to RUNNING. Its workers begin at `step`."""
         for worker in workers:
             self.describe(name, worker, variables, samples)
         self.perform()
         for worker in workers:
             self.enter(name, worker)
-        self.perform()
+        self.perform(step=step)
         return self
 
     def status(self, name: str) -> JobStatus:

@@ -46,6 +46,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer, job_pb2_grpc.Job
         self.breaks: list[int] = []
         self.watched: list[job_pb2.WatchRequest] = []
         self.described: list[job_pb2.DescribeRequest] = []
+        self.refusal: errors.ShoalError | None = None  # the answer to each description, if set
         self.finished: list[job_pb2.FinishRequest] = []
         self.reports: list[job_pb2.ReportRequest] = []
         self.over = False
@@ -232,6 +233,8 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer, job_pb2_grpc.Job
     @_rpc.servicer
     def Describe(self, request: Any, context: Any) -> Any:
         self.described.append(request)
+        if self.refusal:
+            raise self.refusal
         return job_pb2.DescribeReply()
 
     @_rpc.servicer

@@ -1,8 +1,11 @@
 """Clusters of real processes on loopback, with settings for tests."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 import shoal
 
@@ -24,16 +27,17 @@ class Mended:
     Args:
         servers: number of servers.
         workers: number of workers.
+        options: further arguments of `local_cluster`.
     """
 
-    def __init__(self, servers: int, workers: int) -> None:
-        self._size = (servers, workers)
+    def __init__(self, servers: int, workers: int, **options: Any) -> None:
+        self._size, self._options = (servers, workers), options
         self._cluster: shoal.LocalCluster | None = None
 
     def whole(self) -> shoal.LocalCluster:
         """Returns the cluster with all roles alive and without earlier jobs."""
         if self._cluster is None:
-            cluster = local_cluster(*self._size)
+            cluster = local_cluster(*self._size, **self._options)
             cluster.start()
             self._cluster = cluster
         for process in self._cluster.processes:
@@ -44,6 +48,19 @@ class Mended:
                 client.cancel(status.job.name)
                 client.drop(status.job.name)
         return self._cluster
+
+    @contextmanager
+    def lent(self, session: pytest.Session) -> Iterator[shoal.LocalCluster]:
+        """Yields the whole cluster to one test. After a failed test, the next test gets a new cluster."""
+        failed = session.testsfailed
+        try:
+            cluster = self.whole()
+        except shoal.ShoalError:
+            self.stop()
+            raise
+        yield cluster
+        if session.testsfailed > failed:
+            self.stop()
 
     def stop(self) -> None:
         """Ends the cluster. The next call of `whole` starts a new one."""

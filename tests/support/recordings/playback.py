@@ -206,8 +206,8 @@ class Players:
             while turns:
                 turn = turns[0]
                 if turn.side == "server":
+                    turns.pop(0)  # before the client can have the data, and `check` can run
                     client.sendall(turn.data)
-                    turns.pop(0)
                     continue
                 said = b""
                 try:

@@ -27,7 +27,8 @@ def lacking(name: str, paths: set[str], texts: list[str]) -> list[str]:
         for part in ([] if any(path.endswith(f"/{name}") for path in paths) else name.split("."))
         if not any(path.endswith((f"/{part}.py", f"/{part}/__init__.py")) for path in paths)
         and not any(
-            re.search(rf"\b(?:class|def|message|rpc|enum) {part}\b|\b{part}(?:: | = )", text, re.MULTILINE)
+            part in text  # which is faster than the pattern
+            and re.search(rf"\b(?:class|def|message|rpc|enum) {part}\b|\b{part}(?:: | = )", text, re.MULTILINE)
             for text in texts
         )
     ]

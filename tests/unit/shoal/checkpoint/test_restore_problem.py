@@ -1,4 +1,4 @@
-"""Why a job cannot begin with a checkpoint: all differences, and advice that fits them."""
+"""Reasons why a job cannot begin with a checkpoint: all differences, and advice that fits them."""
 
 import numpy as np
 import pytest
