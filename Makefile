@@ -54,7 +54,7 @@ models: $(SETUP)
 	$(BIN)/python examples/fashion.py --data $(FASHION) --out runs/models
 	$(BIN)/python examples/fine_tuning.py --data $(FASHION) --out runs/models
 
-# A worker that has nothing left takes from the other: tests on real processes last from one second to forty.
+# Tests on real processes last from one second to forty, so a process of xdist without tests takes some of the other one.
 TESTS := $(BIN)/python tests/support/leaks.py $(BIN)/python -m pytest --dist worksteal -n 2
 
 # PYTEST="tests/unit -k ledger" picks some. Otherwise all.

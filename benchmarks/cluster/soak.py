@@ -46,6 +46,8 @@ RESULTS = _ROOT / "runs" / "soak" / "latest.json"
 # Growth allowed, an hour: bytes of resident memory, and a share of the allocated blocks.
 MEMORY_BYTES, BLOCKS_SHARE = 8 << 20, 0.02
 _READ_EVERY_S = 1.0
+# A short run has shorter minutes. Without a pause, its readings would use most of the processor time.
+_LEAST_PAUSE_S = 0.2
 # Sessions of the crowd that train at the same time. The load after it makes fewer calls at a time. With more, the
 # coordinator could forget an ended job before its session drops it (--keep-finished-jobs).
 _CROWD_AT_ONCE = 8
@@ -118,7 +120,7 @@ class Readings:
 
     def _read(self) -> None:
         start = time.monotonic()
-        while not self._stop.wait(_READ_EVERY_S * self._minute_s / 60):
+        while not self._stop.wait(max(_LEAST_PAUSE_S, _READ_EVERY_S * self._minute_s / 60)):
             minute = int((time.monotonic() - start) / self._minute_s)
             for name, (process, metrics) in self._processes.items():
                 use = self.roles[name]

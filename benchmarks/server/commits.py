@@ -1,8 +1,8 @@
 """Processor time of a commit in the state machine of a lock group: python benchmarks/server/commits.py [--workers 1000]
 
 No kernel runs and nothing is sent. All workers push a step and then wait for the next one, so the last commit of a step
-lets the pulls of all workers through. The script prints one JSON line for each consistency mode. The longest commit is
-the median over the steps.
+lets the pulls of all workers through. The script prints one JSON line for each consistency mode. It takes the
+longest commit of each step; "longest_ms" is the median of these.
 """
 
 import argparse

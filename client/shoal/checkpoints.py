@@ -48,7 +48,8 @@ class Checkpoint:
         job: name of the job that took it.
         number: its number within the job, from 1.
         created_at: Unix time in seconds.
-        step: the step at which a restored job continues: that of the slowest worker, or the open one if synchronous.
+        step: the step at which a restored job continues: in synchronous mode the open step, otherwise that of the
+            slowest worker.
         version: number of updates that the variables had received.
         nbytes: size of all its files, in bytes.
         variables: shape and dtype of each variable, by name.

@@ -81,7 +81,7 @@ class Job:
         epochs: number of passes over the data set.
         batch_size: samples in a step of one worker.
         range_size: samples in one lease, a multiple of batch_size. 0 means that the coordinator chooses.
-        max_steps: steps after which a worker stops, with those before the checkpoint of `restore`; 0: no limit.
+        max_steps: maximum steps of a worker, including those before the checkpoint of `restore`. 0 means no limit.
         step_timeout_s: if no worker takes a step for this many seconds, the workers that the others wait for are
             restarted. 0 lets Shoal choose.
         shards: number of shards of the variables. 0 lets Shoal choose: one, on one server, if the variables take at

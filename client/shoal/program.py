@@ -57,9 +57,9 @@ class Dataset(Protocol):
     """The samples of one epoch, by number. Every worker of a job has the same data set.
 
     The worker prefetches batches in a separate thread while the program computes. It reads from one thread at a time.
-    The attribute `prefetch` is the number of batches to read ahead; the default is 2. If the data set shares more than
-    constants with `loss_and_gradients`, set `prefetch = 0`: each batch is then read at its step, in the thread of the
-    loop. The batches are the same in all cases.
+    The attribute `prefetch` is the number of batches to read ahead; the default is 2. If the data set and
+    `loss_and_gradients` both use an object that one of them changes, set `prefetch = 0`: each batch is then read at its
+    step, in the thread of the loop. The batches are the same in all cases.
 
     Held-out samples (`EvaluatedProgram`) are also read in a separate thread, possibly at the same time as the training
     samples. If both belong to one object, that object needs its own lock. The parts of `shoal.data.split` and
@@ -108,7 +108,7 @@ class RandomDataset(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """The blocks of a data set: runs of samples that it reads in one operation each.
+    """The blocks of a data set: consecutive samples that it reads in one operation each.
 
     Reading single samples in random order is slow for sequential files. The order of an epoch is therefore drawn from
     the blocks: a permutation of the runs of blocks, then a permutation of the samples within each window of blocks. The

@@ -37,7 +37,8 @@ class Session:
 
     The constructor waits until the job has all its sessions and the variables are placed. The job succeeds when the
     last session has closed. If a session closes because of an exception, the job fails with its traceback. The
-    variables remain available to `Client.pull` until the job is dropped.
+    variables remain available to `Client.pull` until the job is dropped. A session that has other variables than its
+    job is refused, and the others go on.
 
     Open one session per process or thread; a session is not thread-safe. If the process stalls for longer than the
     cluster's heartbeat timeout, the coordinator declares the session lost. The others continue without it, and its next
@@ -77,7 +78,7 @@ class Session:
         self._lost: errors.ShoalError | None = None  # the error that ended this session
         with _tracing.root("enter", job=job, worker=self.worker), ExitStack() as opened:
             if start_or_find(coordinator, job, variables, options):
-                opened.push(lambda _kind, error, _trace: cancel(coordinator, job) if error else None)
+                opened.push(lambda _kind, error, _trace: cancel(coordinator, job, error))
             member = coordinator_pb2.RegisterRequest(role=coordinator_pb2.SESSION, member=self.worker)
             membership = opened.enter_context(MembershipClient(coordinator, member, on_incarnation=self._live_as))
             membership.start()

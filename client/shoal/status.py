@@ -49,7 +49,8 @@ class Progress:
             the number of samples until then. That number is an estimate, because batches may be smaller and workers
             join and leave.
         epoch: current pass over the data set, from 0.
-        samples_per_s: mean rate since the job started to run, in samples per second.
+        samples_per_s: mean rate over the time in which the job ran and had workers, in samples per second. Work that
+            was lost with the shards does not count.
         loss: loss of the latest report.
         staleness_p50: median staleness of all accepted pushes, in versions.
         staleness_max: largest staleness of all accepted pushes, in versions.

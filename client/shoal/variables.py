@@ -44,7 +44,8 @@ class Variable:
         initializer: the rule for the initial values.
         trainable: whether pushes carry gradients, which the job's optimizer applies.
         aggregation: the rule for a variable that is not trainable. "mean" assigns the mean of the values pushed in a
-            step, "last" assigns the last value, and "sum" adds increments. None means "last".
+            step, "last" assigns the last value, and "sum" adds increments. None means "last". If a sum leaves the range
+            of the dtype, the element stays at the limit that it passed.
         partitioner: the rule that cuts the variable along its first axis, so that several servers can share it. None
             means one slice.
 

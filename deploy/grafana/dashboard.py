@@ -1,4 +1,4 @@
-"""Writes the dashboard that Grafana is provisioned with. Run it after a change.
+"""Generator of the dashboard that Grafana is provisioned with. Run it after a change.
 
 python deploy/grafana/dashboard.py
 """

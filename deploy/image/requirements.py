@@ -1,4 +1,4 @@
-"""Prints the dependencies of Shoal, one a line: `requirements.py EXTRA,EXTRA`, in the folder of pyproject.toml."""
+"""List of the dependencies of Shoal, one on each line: `requirements.py EXTRA,EXTRA`, beside pyproject.toml."""
 
 import sys
 import tomllib

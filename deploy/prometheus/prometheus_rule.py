@@ -1,4 +1,4 @@
-"""Writes the rules as a PrometheusRule, for clusters where the Prometheus operator reads them. Run it after a change.
+"""Generator of a PrometheusRule from the rules, for clusters with the Prometheus operator. Run it after a change.
 
 python deploy/prometheus/prometheus_rule.py
 """

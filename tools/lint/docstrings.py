@@ -5,8 +5,8 @@
 It looks at these functions and methods, for which ruff already demands a docstring:
 
 - the public ones in the public modules of the two packages that users import, and of the three roles;
-- those that are defined in private modules of these packages, if a public module exports the function, or the class of
-  the method, again.
+- those that are defined in private modules of these packages, if a public module exports the function or, for a
+  method, its class.
 
 It requires three things of a docstring:
 

@@ -30,7 +30,7 @@ class FeatureCross(Layer):
     Args:
         first: name of a feature of integers.
         second: name of another feature of the same shape.
-        rows: y is in [0, rows), > 0.
+        rows: number of values of y, 1 or more: y is in [0, rows).
 
     Raises:
         InvalidLayer: rows is 0 or less.

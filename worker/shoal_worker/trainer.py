@@ -1,7 +1,7 @@
 """Process that trains one job.
 
 The daemon starts it and sends instructions to its standard input; the process ends when this input closes. Each job has
-a process of its own for three reasons: modules are imported afresh, no memory or CUDA context outlives the job, and the
+a process of its own for three reasons: modules are imported again, no memory or CUDA context outlives the job, and the
 job can always be cancelled.
 """
 

@@ -119,7 +119,8 @@ class TrainingLoop:
     - Synchronous: the barrier opens when the others have pushed, so the idle worker keeps their pace.
     - Bounded staleness: the idle worker runs ahead up to the bound. Then the barrier holds it until the slowest moves.
     - Asynchronous: the barrier never waits, so a pause sets the pace: a round without data lasts at least
-      `_IDLE_ROUND_S`. The pause follows the skip, so it delays only workers whose steps are shorter.
+      `_IDLE_ROUND_S`. The pause follows the skip. In the other modes it therefore delays only steps that are shorter
+      than the pause.
 
     The loop does not depend on the mode. The barrier transfers no values, so an idle worker uses no bandwidth.
 

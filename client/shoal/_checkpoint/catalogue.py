@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 
 from shoal import errors
-from shoal._checkpoint.manifest import FILE, MAX_BYTES, Manifest
+from shoal._checkpoint.manifest import FILE, MAX_BYTES, FileEntry, Manifest
 from shoal._checkpoint.storage import CheckpointStorage
 from shoal._checkpoint.tensor_files import open_tensors
 
@@ -87,6 +87,19 @@ class Catalogue:
         """Completes a checkpoint, whose other files are written, by writing its manifest."""
         self.folder.write((*path_of(manifest.job, manifest.number), FILE), [manifest.to_bytes()])
 
+    def file_bytes(self, job: str, number: int, entry: FileEntry) -> int:
+        """Returns the size of a file of a checkpoint; -1 if it does not exist.
+
+        Args:
+            job, number: the checkpoint.
+            entry: the file's entry in the manifest.
+        """
+        try:
+            with self.folder.open((*path_of(job, number), entry.name)) as file:
+                return int(file.nbytes)
+        except errors.UnknownCheckpoint:
+            return -1
+
     def verify(self, manifest: Manifest) -> None:
         """Reads all files of a checkpoint and compares them with their checksums.
 
@@ -98,7 +111,10 @@ class Catalogue:
                 reader.verify()
 
     def newest(self, job: str) -> Iterator[Manifest | errors.ShoalError]:
-        """Yields the manifest of each checkpoint of a job, newest first, or the error that names an unusable one."""
+        """Yields the manifest of each checkpoint of a job, newest first.
+
+        For a checkpoint that cannot be used, yields the error instead. Its details name the checkpoint.
+        """
         return (self.found(job, number) for number in reversed(self.numbers(job)))
 
     def best(self, job: str) -> Iterator[Manifest | errors.ShoalError]:
@@ -106,7 +122,7 @@ class Catalogue:
         return (it for it in self.newest(job) if isinstance(it, errors.ShoalError) or it.evaluation)
 
     def found(self, job: str, number: int) -> Manifest | errors.ShoalError:
-        """Returns the manifest of a checkpoint, or the error why it cannot be used, which names it."""
+        """Returns the manifest of a checkpoint, or the error if it cannot be used. The error's details name it."""
         try:
             return self.manifest(job, number)
         except errors.ShoalError as error:

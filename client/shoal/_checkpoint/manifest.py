@@ -136,7 +136,7 @@ def sums_of(nbytes: int) -> int:
 
 
 def sum_of(*parts: bytes | memoryview) -> str:
-    """Returns the XXH3 checksum (64 bits) of a block in parts. It detects damage, not manipulation."""
+    """Returns the XXH3 checksum (64 bits) of a block, given in parts. It detects damage, not manipulation."""
     digest = xxhash.xxh3_64()
     for part in parts:
         digest.update(part)

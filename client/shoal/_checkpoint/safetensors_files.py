@@ -144,7 +144,7 @@ def rows(saved: SavedVariables, variable: str, dtype: np.dtype, shape: tuple[int
 
 
 def write_pieces(file: Path | BinaryIO, pieces: Iterable[Any]) -> None:
-    """Writes a file: at a path atomically, or to an open file as far as possible.
+    """Writes a file. A file at a path is written atomically. An open file may keep a part if writing fails.
 
     Raises:
         StorageFailed: the file cannot be written.

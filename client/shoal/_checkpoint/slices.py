@@ -52,8 +52,8 @@ class _Saved:
 class SavedVariables:
     """The variables and slots of a checkpoint. `with` closes its files.
 
-    All files are opened at once, so that damage is found early; or, if `lazily`, each when rows of it are read.
-    Manifests of earlier versions do not say what is in a file: then all are opened at once in any case.
+    The constructor opens all files, so that damage is found early. If `lazily` is set, a file is opened only when rows
+    are read from it. Manifests of earlier versions do not say what is in a file, so then all files are opened at once.
 
     Args:
         folder: the checkpoint storage.

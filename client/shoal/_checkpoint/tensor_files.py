@@ -112,7 +112,7 @@ class TensorReader:
         self.contents: Contents = decode_header(self._bytes(0, size), entry.nbytes, where)
 
     def place(self, name: str, target: np.ndarray, first: int = 0) -> Piece:
-        """Returns the offset of a tensor's elements in the file with their memory, for `fill`.
+        """Returns a piece for `fill`: the offset of a tensor's elements in the file, and the memory to fill with them.
 
         Args:
             name: name of the tensor.

@@ -69,14 +69,15 @@ def up(
 ) -> None:
     """Runs a cluster on this machine until Ctrl-C.
 
-    A role that dies is started again after 1 s; after further deaths in a row the pauses are 2, 4 and 8 s. After five
-    deaths in a row the role is not started again. A death counts as one more in a row if the role lived for less than
-    60 s, and otherwise as the first. With --json, the command prints one object when the cluster is ready, and one for
-    each role that dies or returns.
+    A role that dies is started again after a pause: 1 s at the first death in a row, then 2, 4 and 8 s. After five
+    deaths in a row the role is not started again. If a role lives for 60 s or longer, its next death counts as the
+    first. With --json, the command prints one object when the cluster is ready, and one for each role that dies or
+    returns.
     """
     with Output(as_json):
         _check_listen(listen)
-        page = _page_address(page_listen)
+        if page_listen:  # the coordinator itself chooses another port than a default one that is in use
+            _rpc.check_free(page_listen, "--page-listen")
     cluster = LocalCluster(
         servers,
         workers,
@@ -85,7 +86,7 @@ def up(
         checkpoints=checkpoints,
         store=store,
         listen=listen,
-        page_listen=page,
+        page_listen=flags.page_listen(page_listen),
         flags={"coordinator": _page_flags(page_listen, page_hosts, page_read_only)},
         log_level=log_level,
         log_dir=log_dir,
@@ -158,23 +159,6 @@ def _check_listen(listen: str) -> None:
             f"{error.message}. Another `shoal up` may be running there: `shoal status --coordinator {listen}` shows it",
             **error.details,
         ) from None
-
-
-def _page_address(given: str | None) -> str:
-    """Returns the address for the page. Without a given one, it is any free port if the default port is in use.
-
-    Raises:
-        PortInUse: the port of the given address is in use.
-    """
-    address = flags.page_listen(given)
-    try:
-        if address:
-            _rpc.check_free(address, "--page-listen")
-    except errors.PortInUse:
-        if given is None:
-            return flags.ANY_PORT
-        raise
-    return address
 
 
 def _page_flags(given: str | None, hosts: str, read_only: bool) -> list[str]:

@@ -33,10 +33,10 @@ JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job
 
 @contextmanager
 def tensorboard(folder: Path | None, *, waiting: bool = True) -> Iterator[list[TensorBoard]]:
-    """Yields the callback for `--tensorboard DIR`, and closes its files at the end of the block.
+    """Yields a list with the callback for `--tensorboard DIR`, and closes its files at the end of the block.
 
     Args:
-        folder: the value of the option, or None. With None, the list is empty.
+        folder: the value of the option, or None. If it is None, the list is empty.
         waiting: whether the command waits for the job.
 
     Raises:

@@ -12,8 +12,8 @@ import numpy as np
 def lend(memory: memoryview, give_back: Callable[..., object], *args: object) -> np.ndarray:
     """Lends memory as an array. All views of the array keep it alive, whatever their dtypes and shapes.
 
-    NumPy replaces the base of a view by the base's base as long as that is an array. Here the last base is a
-    memoryview, so every view refers to the array that this function creates.
+    The base of an array is the object that owns its memory. For a view of a view, NumPy sets the base to the first
+    array of the chain. Here this is the array that this function creates, because its own base is a memoryview.
 
     Args:
         memory: contiguous and not empty. No other array may refer to it.

@@ -73,8 +73,8 @@ def precompiled(environ: MutableMapping[str, str] = os.environ) -> Iterator[str]
     of one or two megabytes, which is removed at the end of the block. The setting is in the environment, so child
     processes, such as trainers, inherit it.
 
-    The level is an empty string if there is no such folder, none for this host, or if the environment configures Numba
-    otherwise. Numba then compiles as usual.
+    The level is an empty string in three cases: SHOAL_KERNELS is not set, its folder has no code for this host, or the
+    environment has other settings of Numba. Numba then compiles as usual.
 
     Args:
         environ: the environment variables.

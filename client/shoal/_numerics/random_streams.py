@@ -14,9 +14,10 @@ def key_of(seed: int, variable: str) -> int:
 
 
 def stream(key: int, block: int) -> np.random.Generator:
-    """Returns the stream of a block. The block is in the counter's upper half, which drawing never reaches.
+    """Returns the stream of a block, from the generator Philox.
 
-    Philox is counter-based (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
+    Philox computes its numbers from a key and a counter (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
+    SC 2011). The upper half of the counter holds the block. Draws count in the lower half and never reach the upper.
     """
     return np.random.Generator(np.random.Philox(key=key, counter=[0, 0, block, 0]))
 

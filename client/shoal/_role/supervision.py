@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-# Seconds from a role's death to its restart: first, doubled for each further death in a row, up to the maximum.
-FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 30.0
+# Seconds from a role's first death to its restart. The pause doubles for each further death in a row.
+FIRST_PAUSE_S = 1.0
 # A role that lived for so many seconds works: its earlier deaths do not count any more.
 STEADY_S = 60.0
 # Deaths in a row after which a role is not started again, because it would not live: its configuration, its disk or
-# the host prevent it. All attempts together take half a minute.
+# the host prevent it. So the longest pause is 8 s.
 MAX_DEATHS = 5
 
 
@@ -43,7 +43,7 @@ class RestartPolicy:
     def died(self, exit_status: int, now: float) -> Death:
         """Records a death. A role that ended with status 0 was asked to stop, and is not started again."""
         self._deaths = 1 if now - self._started_at >= STEADY_S else self._deaths + 1
-        pause_s = min(FIRST_PAUSE_S * 2.0 ** (self._deaths - 1), MAX_PAUSE_S)
+        pause_s = FIRST_PAUSE_S * 2.0 ** (self._deaths - 1)
         again = exit_status != 0 and self._deaths < MAX_DEATHS
         self.death = Death(exit_status, self._deaths, now + pause_s if again else None)
         return self.death
@@ -57,4 +57,4 @@ class RestartPolicy:
         self._started_at, self.death = now, None
 
 
-__all__ = ["FIRST_PAUSE_S", "MAX_DEATHS", "MAX_PAUSE_S", "STEADY_S", "Death", "RestartPolicy"]
+__all__ = ["FIRST_PAUSE_S", "MAX_DEATHS", "STEADY_S", "Death", "RestartPolicy"]

@@ -119,8 +119,8 @@ def check_free(address: str, option: str = "") -> None:
 def reserve(host: str, port: int) -> socket.socket:
     """Returns a socket that is bound to a port, but does not listen. Port 0 takes any free port.
 
-    While it is open, Linux does not give the port to a process that asks for any free one, or for an outgoing
-    connection. A process that names the port can listen there, and again after a restart.
+    While the socket is open, Linux chooses this port neither for a process that asks for any free port, nor for an
+    outgoing connection. A process that names the port can listen there, and again after a restart.
 
     Raises:
         OSError: the port is in use, or the address is not one of this machine.

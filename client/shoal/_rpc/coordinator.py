@@ -37,7 +37,7 @@ class CoordinatorClient:
         retry_for_s: seconds during which a call is repeated while the coordinator does not answer.
 
     Attributes:
-        retries: counts of repeated calls. The owner of this client also counts its calls to servers there.
+        retries: counts of repeated calls. The owner of this client also counts its own repeated calls to servers here.
     """
 
     def __init__(self, address: str, *, retry_for_s: float = 20.0) -> None:
@@ -116,8 +116,8 @@ def _result(future: Any, abandon: Callable[[], bool], address: str) -> Any:
 class MembershipClient:
     """Membership of a process in the cluster: registration and heartbeats.
 
-    If the coordinator declares the process lost, it registers again as a new incarnation. A heartbeat is sent when the
-    pace says so, which is not as long as reports are answered.
+    If the coordinator declares the process lost, the process registers again as a new incarnation. A heartbeat is sent
+    when `pace` says that it is due. As long as reports are answered, no heartbeat is due.
 
     Args:
         client: client of the coordinator, which stays open.
@@ -128,7 +128,7 @@ class MembershipClient:
         load: called for each heartbeat of a server. It returns the number of shards, their bytes, and the load.
 
     Attributes:
-        pace: when heartbeats and reports are due. Who sends reports passes it on to them.
+        pace: when heartbeats and reports are due. Code that sends reports for this member uses it, too.
     """
 
     def __init__(

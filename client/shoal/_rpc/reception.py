@@ -53,7 +53,7 @@ REFUSALS: tuple[Refusal, ...] = get_args(Refusal)
 
 
 def is_supported() -> bool:
-    """Returns whether this version of grpcio has the inside that this module uses."""
+    """Returns whether this version of grpcio has the private names that this module uses."""
     if not all(hasattr(_grpc, name) for name in _NAMES) or not hasattr(_cygrpc, "ReceiveMessageOperation"):
         return False
     responders = (getattr(_grpc, f"_{kind}_response_in_pool", None) for kind in ("unary", "stream"))
@@ -81,10 +81,10 @@ class CallLimits:
 class Reception:
     """The reception of one server. Thread-safe.
 
-    Essential calls are counted apart from the ordinary ones, so that no number of these keeps them out.
+    Essential and ordinary calls are counted separately, so ordinary calls never use up the limits of essential ones.
 
     Args:
-        limits: the limits, of ordinary calls and again of essential ones.
+        limits: the limits. They apply to ordinary calls and, separately, to essential ones.
         refusal: encodes an error for `_abort`: its status, text and trailing metadata.
         clock: monotonic clock, in seconds.
     """
@@ -131,7 +131,7 @@ class Reception:
             return len(self._expected)
 
     def take_essential_delays(self) -> tuple[float, int]:
-        """Returns how essential calls fared since the last call of this.
+        """Returns the delays and refusals of essential calls since this method was last called.
 
         Returns:
             The longest wait for a thread in seconds, and the number of refused calls.

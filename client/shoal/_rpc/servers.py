@@ -87,8 +87,8 @@ class Pooled:
     Args:
         handler: the handler.
         pool: its threads.
-        hold: called with the first message of each call and with `go_on`, as for `Deferred`. If it returns None, the
-            call is handled at once, on the same thread. None means that calls do not wait.
+        hold: called with the first message of each call and with `go_on`, as for `Deferred`. If this function returns
+            None, the call is handled at once, on the same thread. Without `hold`, calls do not wait.
     """
 
     def __init__(self, handler: Callable[..., Any], pool: ThreadPoolExecutor, hold: Hold | None = None) -> None:
@@ -111,7 +111,8 @@ class Deferred:
     Args:
         handler: handles a call.
         hold: called before that, with the request and with `go_on`; any thread may call `go_on`, once, to let the call
-            be handled. Returns a function that is called if the caller goes first, and then has to call `go_on`.
+            be handled. Returns a function that is called if the caller disconnects before that. This function has to
+            call `go_on`.
     """
 
     replies_encoded = True
@@ -248,7 +249,7 @@ class RpcServer:
     def take_essential_delays(self) -> tuple[float, int]:
         """Returns the longest wait of an essential call for a thread, in seconds, and the number of refused ones.
 
-        Both are since the last call of this.
+        Both are since this method was last called.
         """
         return self._reception.take_essential_delays()
 
@@ -265,8 +266,8 @@ class RpcServer:
     def stop(self, grace_s: float = 1.0) -> None:
         """Refuses new calls, waits up to `grace_s` seconds for running ones, and frees the port and the threads.
 
-        It then cancels the calls that still run. If grpcio does not see the end of one of them within 5 s, it stops
-        without it, so that the process can end.
+        It then cancels the calls that still run. If grpcio does not report the end of a cancelled call within 5 s, this
+        method no longer waits for that call, so that the process can end.
         """
         self.set_ready(False)
         if not self._server.stop(grace_s).wait(grace_s + _CANCELLED_S):

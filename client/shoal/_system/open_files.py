@@ -21,10 +21,10 @@ def raise_open_files() -> int:
 
 
 def open_files_warning(needed: int, what: str) -> str:
-    """Returns what to do if the limit on open files is lower than a role's own limits need, or an empty string.
+    """Returns a warning that says what to do if the limit on open files is too low for a role, or an empty string.
 
     Args:
-        needed: number of open files.
+        needed: number of files that the role may open.
         what: what needs them, and the option that lowers it.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -34,11 +34,11 @@ def load(module: str, what: str, *, extra: str = "data") -> Any:
 def hidden(*packages: str) -> Iterator[None]:
     """Lets imports in the block find none of these packages, unless they are loaded already.
 
-    Some dependencies import other packages only because they are installed, and use nothing of them here. That costs a
-    process up to a third of the time of its start.
+    Some dependencies import optional packages whenever these are installed, although Shoal does not need them. Such
+    imports can take a third of the time in which a process starts.
 
     Args:
-        packages: names of top-level packages.
+        packages: names of packages, such as "rich" or "scipy.linalg".
     """
     absent = [package for package in packages if package not in sys.modules]
     sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]  # None is how Python marks a missing module

@@ -23,9 +23,9 @@ class Subset:
 
         first = Subset(dataset, slice(1000))
 
-    All subsets of one data set share a lock. If another data set wraps it as its attribute `dataset`, subsets of the
-    wrapper use the same lock. Only one thread at a time therefore reads the data set, even if one subset is used for
-    training and another for evaluation.
+    All subsets of one data set share a lock. A wrapper that has the data set as its attribute `dataset` counts as the
+    same data set. Only one thread at a time therefore reads the data set, even if one subset is used for training and
+    another for evaluation.
 
     Args:
         dataset: a data set without blocks.

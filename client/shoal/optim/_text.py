@@ -14,7 +14,7 @@ SYNTAX = (
     + ". Keys are the arguments in shoal.optim. schedule=NAME ("
     + ", ".join(sorted(Schedule.registry))
     + ") takes its keys in the same list: sgd:learning_rate=0.1,schedule=cosine,steps=1000,warmup_steps=50. "
-    "Separate patterns of decay_exclude with |."
+    "decay_exclude takes patterns of variable names, separated by |."
 )
 
 

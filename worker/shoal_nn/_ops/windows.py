@@ -56,7 +56,7 @@ class Windows:
         return self.padded == self.inputs
 
     def taps(self) -> Iterator[tuple[int, int, tuple[slice, slice, slice]]]:
-        """Yields each position in a window, and the index in [batch, *padded, ...] of this position of all windows."""
+        """Yields each position in a window, and the index that selects it in all windows of [batch, *padded, ...]."""
         (down, across), (rows, columns) = self.strides, self.outputs
         for i in range(self.window[0]):
             for j in range(self.window[1]):
@@ -112,8 +112,8 @@ def blocks(xp: Namespace, count: int, nbytes: int, least: int = 0) -> Iterator[s
         xp: the namespace of the arrays.
         count: number of samples.
         nbytes: working memory of a sample, in bytes.
-        least: smallest working memory of a block, in bytes: the size of the data that every block reads or writes
-            again.
+        least: smallest working memory of a block, in bytes. Pass the size of the data that every block uses completely,
+            such as a kernel.
     """
     length = max(1, max(BLOCK if xp is np else _GPU_BLOCK, least) // max(nbytes, 1))
     for start in range(0, count, length):

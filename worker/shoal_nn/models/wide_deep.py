@@ -44,7 +44,8 @@ def wide_deep(
         A model from features by name, each [batch], to logits [batch, classes].
 
     Raises:
-        InvalidLayer: a number is out of range, there are no categories, or a cross names another feature.
+        InvalidLayer: a number is out of range, there are no categories, or a cross names a feature that is not in
+            `categories`.
     """
     for pair in crosses:
         if unknown := [name for name in pair if name not in categories]:

@@ -23,11 +23,12 @@ class IndexPermutation:
 
     It uses two constructions of Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002. A small size
     uses the prefix cipher: the numbers in the order of their keyed hashes. A larger size uses the generalized Feistel
-    cipher over left * right numbers, of which fewer than `left` (about the square root of the size) are not below the
-    size. Cycle walking takes such a number through the cipher again until it is below the size. The hash is
-    SplitMix64's finalizer.
+    cipher, which permutes the numbers below left * right. Here left is about the square root of the size, and the
+    product is the smallest multiple of left that is not below the size. A result outside [0, size) goes through the
+    cipher again until it is inside (cycle walking). Fewer than left numbers are outside. The hash is SplitMix64's
+    finalizer.
 
-    It is not a cipher: it hides nothing from anyone who wants to know the key.
+    The permutation gives no secrecy: anyone can find the key.
 
     Args:
         size: how many numbers, from 0 to 2**63 - 1.
