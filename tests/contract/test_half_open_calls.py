@@ -239,6 +239,6 @@ def test_a_call_that_grpcio_never_ends_does_not_hold_up_a_stop(
 
     with monkeypatch.context() as patch:
         patch.setattr("grpc._server._Server.stop", stop_without_end)
-        patch.setattr("shoal._rpc.servers._CANCELLED_S", 0.01)
+        patch.setattr("shoal._rpc.servers.CANCELLED_S", 0.01)
         server.stop(0.01)
     assert "stopped although a cancelled call has not ended" in capsys.readouterr().out

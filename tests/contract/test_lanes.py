@@ -101,7 +101,7 @@ def step(servers: Watched) -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shortens the servers' time limits for HELLO and for a client that stalls."""
-    monkeypatch.setattr(listener, "_HELLO_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(listener, "HELLO_TIMEOUT_S", 0.3)
     monkeypatch.setattr(lane_endpoint, "STALL_S", 0.2)
     monkeypatch.setattr(listener, "Lane", functools.partial(Lane, stall_s=0.2))
 
@@ -109,7 +109,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def shared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes clients share memory for variables of any size."""
-    monkeypatch.setattr(_shared_memory, "_SHARED_FROM_BYTES", 0)
+    monkeypatch.setattr(_shared_memory, "SHARED_FROM_BYTES", 0)
 
 
 @contextmanager
@@ -297,14 +297,14 @@ class TestGreeting:
     def test_the_limit_for_hello_is_shorter_than_that_for_a_stall(
         self, monkeypatch: pytest.MonkeyPatch, servers: ShardServers
     ) -> None:
-        monkeypatch.setattr(listener, "_HELLO_TIMEOUT_S", 0.1)
+        monkeypatch.setattr(listener, "HELLO_TIMEOUT_S", 0.1)
         with connected(servers) as connection:
             assert said_until_closed(connection) == b""
 
     def test_a_hello_in_single_bytes_has_one_deadline_in_all(
         self, monkeypatch: pytest.MonkeyPatch, servers: ShardServers
     ) -> None:
-        monkeypatch.setattr(listener, "_HELLO_TIMEOUT_S", 0.3)
+        monkeypatch.setattr(listener, "HELLO_TIMEOUT_S", 0.3)
         with connected(servers) as connection:
             send_slowly(connection, frame(Frame.HELLO, size=4000) + bytes(4000))
             assert said_until_closed(connection) == b""
@@ -340,7 +340,7 @@ class TestGreeting:
                 assert servers.open_lanes == before + 1
 
     def test_whom_no_lane_was_left_for_gets_one_when_it_is_free_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(selector, "_FIRST_RETRY_S", 0.5)  # longer than a pull and a push
+        monkeypatch.setattr(selector, "FIRST_RETRY_S", 0.5)  # longer than a pull and a push
         with trained(VARIABLES, max_lanes=4) as servers:
             with servers.worker("early") as early, capture_logs() as logs, servers.worker("late") as late:
                 early.pull()
@@ -384,7 +384,7 @@ class TestGreeting:
     def test_a_server_that_says_nothing_is_gone_round(
         self, servers: ShardServers, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(lane_transport, "_WELCOME_TIMEOUT_S", 0.1)
+        monkeypatch.setattr(lane_transport, "WELCOME_TIMEOUT_S", 0.1)
         with socket.create_server(("127.0.0.1", 0)) as silent:
             servers.lanes[0].offer.address = f"127.0.0.1:{silent.getsockname()[1]}"
             with capture_logs() as logs, servers.worker("a") as worker:
@@ -767,7 +767,7 @@ class TestSharing:
         def refuse(*_: object) -> Segment:
             raise SegmentUnavailable("/dev/shm is full")
 
-        monkeypatch.setattr(selector, "_FIRST_RETRY_S", 0.01)
+        monkeypatch.setattr(selector, "FIRST_RETRY_S", 0.01)
         with ShardServers(VARIABLES) as servers, servers.worker("a") as worker:
             [connection] = worker.servers.connections
             with monkeypatch.context() as patch, capture_logs() as logs:
@@ -1020,7 +1020,7 @@ class TestLanesThatBreak:
 
             return stream(lane, sent, noted(), **options)
 
-        monkeypatch.setattr(_lane, "_BATCH_BYTES", 1)  # what was before has been sent
+        monkeypatch.setattr(_lane, "BATCH_BYTES", 1)  # what was before has been sent
         monkeypatch.setattr(Lane, "send", sends)
         monkeypatch.setattr(Lane, "stream", streams)
         return seen
@@ -1153,7 +1153,7 @@ def two_in_step() -> Iterator[tuple[ShardServers, ParameterClient, ParameterClie
 def use(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_TRANSPORT", "auto" if transport == "shared memory" else transport)
     if transport == "shared memory":
-        monkeypatch.setattr(_shared_memory, "_SHARED_FROM_BYTES", 0)
+        monkeypatch.setattr(_shared_memory, "SHARED_FROM_BYTES", 0)
 
 
 @contextmanager

@@ -267,7 +267,7 @@ class TestWhatItSays:
 
     def test_a_folder_that_hangs_is_said_in_time(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         hangs = threading.Event()
-        monkeypatch.setattr("shoal_coordinator.page.app._ANSWER_S", 0.5)
+        monkeypatch.setattr("shoal_coordinator.page.app.ANSWER_S", 0.5)
         monkeypatch.setattr(Catalogue, "numbers", lambda self, name: hangs.wait(20) and [])
         with running(checkpoints=str(tmp_path)) as rig:
             rig.submit(job("a"))
@@ -359,7 +359,7 @@ class TestStreams:
 
     def test_unchanged_job_is_sent_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is sent once although the times of its workers' last heartbeats change."""
-        monkeypatch.setattr("shoal._display.records._LATE_BY_CHANCE_S", 60.0)  # a busy machine is no news here
+        monkeypatch.setattr("shoal._display.records.LATE_BY_CHANCE_S", 60.0)  # a busy machine is no news here
         looks: list[None] = []
         look = Reader.overview
 
@@ -611,12 +611,12 @@ class TestItsPort:
         socket.create_server((host, int(port))).close()
 
     def test_silent_client_is_disconnected(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("shoal_coordinator.page.server._PATIENCE_S", 0.1)
+        monkeypatch.setattr("shoal_coordinator.page.server.PATIENCE_S", 0.1)
         with running() as rig, connected(rig) as silent:
             assert silent.recv(1) == b""
 
     def test_client_with_unfinished_second_request_is_disconnected(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("shoal_coordinator.page.server._PATIENCE_S", 0.5)
+        monkeypatch.setattr("shoal_coordinator.page.server.PATIENCE_S", 0.5)
         with running() as rig, connected(rig) as slow:
             first = time.monotonic()
             while time.monotonic() < first + 1:  # who asks again and again stays for longer than that
@@ -629,7 +629,7 @@ class TestItsPort:
             assert slow.recv(4096) == b""
 
     def test_client_that_waits_for_an_answer_is_not_disconnected(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("shoal_coordinator.page.server._PATIENCE_S", 0.2)
+        monkeypatch.setattr("shoal_coordinator.page.server.PATIENCE_S", 0.2)
         with running() as rig, httpx.stream("GET", f"{rig.process.page}/api/events", timeout=10) as response:
             stream = told(response)
             for number in range(3):
@@ -637,7 +637,7 @@ class TestItsPort:
                 rig.submit(job(f"a{number}"))
 
     def test_a_bound_on_connections(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("shoal_coordinator.page.server._CONNECTIONS", 1)
+        monkeypatch.setattr("shoal_coordinator.page.server.CONNECTIONS", 1)
         with running() as rig, httpx.Client(base_url=rig.process.page, timeout=10) as first:
             with first.stream("GET", "/api/events") as response:
                 stream = told(response)

@@ -183,7 +183,7 @@ def answer_reports(coordinator: FakeCoordinator, how: Callable[[job_pb2.ReportRe
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes every push report."""
-    monkeypatch.setattr("shoal.session._REPORT_EVERY_S", 0.0)
+    monkeypatch.setattr("shoal.session.REPORT_EVERY_S", 0.0)
 
 
 def test_whatever_is_logged_or_measured_the_coordinator_takes_it(

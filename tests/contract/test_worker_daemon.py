@@ -214,7 +214,7 @@ def test_a_daemon_stops_though_its_trainer_does_not_end(
 ) -> None:
     """As for a process that is stuck in a driver, signals have no effect until the daemon has stopped."""
     stuck: list[TrainerProcess] = []
-    monkeypatch.setattr("shoal_worker.daemon._KILLED_S", 0.1)
+    monkeypatch.setattr("shoal_worker.daemon.KILLED_S", 0.1)
     monkeypatch.setattr(TrainerProcess, "stop", lambda process, _: stuck.append(process))
     daemon = start(BATCH_IN_HAND, stop_grace_s=0.1)
     trainer = psutil.Process(pid_of(cluster))

@@ -22,7 +22,7 @@ T = TypeVar("T")
 _log = structlog.get_logger(__name__)
 
 # Minimum size of a call; for smaller ones, shared memory costs more than it saves.
-_SHARED_FROM_BYTES = 1 << 18
+SHARED_FROM_BYTES = 1 << 18
 _PAGE = 4096
 
 
@@ -137,7 +137,7 @@ class SharedMemoryFactory(LaneFactory):
         if not target.offer.address or not target.offer.host or target.offer.host != host_id():
             raise TransportUnavailable("the server is not on this host")
         nbytes = target.layout.region_bytes
-        if nbytes < _SHARED_FROM_BYTES:
+        if nbytes < SHARED_FROM_BYTES:
             raise TransportUnavailable(f"{nbytes} bytes of arenas are too few for a segment")
         size = -(-nbytes // _PAGE) * _PAGE
         # Before the lane, because allocation can take longer than a server waits for the hello.

@@ -47,7 +47,7 @@ def whole_bucket(s3: str) -> ObjectStore:
 def bucket(whole_bucket: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     """A folder of its own for each test, over one client: to make one takes botocore a third of a second."""
     with monkeypatch.context() as patch:
-        patch.setattr(object_store, "_system", lambda *_: whole_bucket.file_system)
+        patch.setattr(object_store, "open_file_system", lambda *_: whole_bucket.file_system)
         return ObjectStore(f"{whole_bucket.url}/{uuid.uuid4().hex}")
 
 
@@ -334,7 +334,7 @@ def test_an_upload_that_the_store_breaks_off_leaves_nothing(
 
 
 def test_the_commands_take_a_url(bucket: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_store, "_system", lambda *_: bucket.file_system)
+    monkeypatch.setattr(object_store, "open_file_system", lambda *_: bucket.file_system)
     url = bucket.url
     kernel = np.arange(60, dtype=np.float32).reshape(10, 6)
     save(Catalogue(open_storage(url)), 1, kernel)
@@ -388,7 +388,7 @@ def test_refused_access_raises_an_error_without_secrets(bucket: ObjectStore, mon
 def test_store_that_does_not_answer_fails_soon(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://me:hunter2@127.0.0.1:1")
     once = {"config_kwargs": {"retries": {"total_max_attempts": 1}}}
-    monkeypatch.setattr(object_store, "_OPTIONS", {"s3": once})
+    monkeypatch.setattr(object_store, "OPTIONS", {"s3": once})
     with pytest.raises(errors.StorageFailed, match="check the network") as told:
         ObjectStore(f"{s3}/x").names([])
     assert "hunter2" not in told.value.message

@@ -352,7 +352,7 @@ def test_csv_rows_with_any_text_are_read(
     system = fsspec.filesystem("memory")
     system.pipe("/t.csv", text.encode())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shoal.data._csv_index._CHUNK", chunk)
+        patch.setattr("shoal.data._csv_index.CHUNK_BYTES", chunk)
         types = {"n": "int16", "t": "string"}
         dataset = shoal.data.Csv("memory://t.csv", types=types, block_bytes=block_bytes, prefetch=0)
     batch = dataset.batch(np.arange(len(dataset)))
