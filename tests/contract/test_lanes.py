@@ -24,7 +24,7 @@ from structlog.testing import capture_logs
 from shoal import _rpc, consistency, errors, initializers, partitioners
 from shoal._training import ParameterClient
 from shoal._training.overlap import Pipeline
-from shoal._transport import Connection, Transport, lane_transport, listener, selector
+from shoal._transport import Transport, lane_transport, listener, selector
 from shoal._transport import lane as _lane
 from shoal._transport import shared_memory as _shared_memory
 from shoal._transport.frames import Frame
@@ -364,7 +364,7 @@ class TestGreeting:
         with trained(VARIABLES, max_lanes=3) as servers, servers.worker("late") as late:
             late.pull()
             assert late.push(ONES).outcome == "accepted"
-            connection_of(late.servers.connections[0].pull_transport).close()
+            close_lane(late.servers.connections[0].pull_transport)
             assert late.pull()["w"].shape == (ELEMENTS,)
 
     def test_a_server_without_lanes_is_called_by_grpc(self) -> None:
@@ -673,9 +673,10 @@ class TestSlots:
             assert lane.push(push_messages()).shards[0].outcome == pb.ACCEPTED
 
 
-def connection_of(transport: Transport | None) -> Connection:
-    assert isinstance(transport, lane_transport.LaneTransport)
-    return transport._lane
+def close_lane(transport: Transport | None) -> None:
+    """Closes the lane of a transport, but no segment."""
+    assert isinstance(transport, LaneTransport)
+    LaneTransport.close(transport)
 
 
 def memory_of(transport: Transport | None) -> Any:
@@ -700,7 +701,7 @@ def names_of_segments(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def shrink(client_lane: Transport | None) -> None:
     """Truncates a client's segment, as a process with its descriptor could. The segment has no name any more."""
     assert isinstance(client_lane, _shared_memory.SharedMemoryTransport)
-    wanted = client_lane._segment.name
+    wanted = client_lane.segment.name
     for file in os.listdir("/proc/self/fd"):
         path = f"/proc/self/fd/{file}"
         if is_open(file) and wanted in os.readlink(path):
@@ -866,23 +867,30 @@ class TestSharing:
     def test_a_segment_that_shrinks_when_a_server_is_about_to_look(
         self, servers: ShardServers, monkeypatch: pytest.MonkeyPatch, call: Frame
     ) -> None:
+        opened, view = Segment.open, Segment.view
+        mapped: list[Segment] = []  # by the server
+        shrunk: list[Segment] = []
+        armed = threading.Event()
+
+        def opens(*given: Any) -> Segment:
+            mapped.append(opened(*given))
+            return mapped[-1]
+
+        def shrinks(segment: Segment, offset: int, nbytes: int) -> memoryview:
+            if armed.is_set() and segment in mapped and not shrunk:
+                shrunk.append(segment)
+                shrink(link.pull_transport if call is Frame.PULL else link.push_transport)
+            return view(segment, offset, nbytes)
+
+        monkeypatch.setattr(Segment, "open", opens)
+        monkeypatch.setattr(Segment, "view", shrinks)
         with servers.worker("a") as worker:
             before = worker.pull()["w"].copy()
-            link, slot = worker.servers.connections[0], lane_endpoint.LaneHandler._region
-            shrunk: list[int] = []
-
-            def shrinks(calls: lane_endpoint.LaneHandler, number: int) -> np.ndarray:
-                if not shrunk:
-                    shrunk.append(number)
-                    shrink(link.pull_transport if call is Frame.PULL else link.push_transport)
-                return slot(calls, number)
-
-            if call is Frame.PULL:
-                assert worker.push(ONES).outcome == "accepted"
-                monkeypatch.setattr(lane_endpoint.LaneHandler, "_region", shrinks)
-            else:
-                monkeypatch.setattr(lane_endpoint.LaneHandler, "_region", shrinks)
-                assert worker.push(ONES).outcome == "accepted"
+            [link] = worker.servers.connections
+            if call is Frame.PUSH:
+                armed.set()
+            assert worker.push(ONES).outcome == "accepted"
+            armed.set()
             assert servers.versions() == [2]
             np.testing.assert_array_equal(worker.pull()["w"], before - np.float32(1))
             assert len(shrunk) == 1
@@ -903,7 +911,7 @@ class TestSharing:
             arrays = {"w": np.ones(ELEMENTS, np.float32)}
             push = worker.prepare(arrays, None, 1.0, memory=private)
             arrays["w"][:] = 7
-            connection_of(worker.servers.connections[0].push_transport).close()
+            close_lane(worker.servers.connections[0].push_transport)
             assert worker.send(push).outcome == "accepted"
         np.testing.assert_array_equal(servers.values()["w"], before - np.float32(1))
 
@@ -983,10 +991,14 @@ class TestAnswersThatLie:
     def test_an_answer_to_a_push_that_is_none(
         self, servers: ShardServers, monkeypatch: pytest.MonkeyPatch, kind: Frame, payload: bytes
     ) -> None:
+        send = Lane.send
+
+        def lies(lane: Lane, sent: Frame, pieces: Sequence[Buffer] = (), **options: Any) -> None:
+            send(lane, *((kind, [payload]) if sent is Frame.PUSHED else (sent, pieces)), **options)
+
         with servers.worker("a") as worker:
             with monkeypatch.context() as lying:
-                reply_kind = lambda calls, reply: calls._lane.send(kind, [payload])  # noqa: E731
-                lying.setattr(lane_endpoint.LaneHandler, "_send_reply", reply_kind)
+                lying.setattr(Lane, "send", lies)
                 with pytest.raises(errors.BadFrame):
                     worker.push(ONES)
             assert worker.push(ONES).outcome == "accepted"  # it counts, and counts once

@@ -5,7 +5,7 @@ The tests check which pushes take effect, how calls wait, and which errors they 
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
@@ -18,7 +18,7 @@ from shoal._training.gradient_buffers import GradientBuffers
 from shoal._training.overlap import Pipeline
 from shoal._transport.frames import Frame
 from shoal._transport.lane import Lane
-from shoal._wire import DataRange, Lease, NoRange
+from shoal._wire import Buffer, DataRange, Lease, NoRange
 from shoal.partitioners import FixedShards
 from shoal.variables import Variable
 from shoal_server.shards.events import Admission
@@ -639,15 +639,19 @@ class TestGradientsThatTakeTheirTime:
         self, servers: ShardServers, overlap: bool, monkeypatch: pytest.MonkeyPatch, times: int
     ) -> None:
         broken: list[Lane] = []
-        send = Lane._send
+        stream = Lane.stream
 
-        def breaking(lane: Lane, waiting: list[bytes | bytearray | memoryview], kind: Frame, *options: Any) -> bool:
-            if kind is Frame.PUSH and len(broken) < times and self.received(servers) >= 2 << 20:
-                broken.append(lane)
-                lane.close()
-            return send(lane, waiting, kind, *options)
+        def breaking(lane: Lane, kind: Frame, payloads: Iterable[Sequence[Buffer]], **options: Any) -> None:
+            def watched() -> Iterator[Sequence[Buffer]]:
+                for pieces in payloads:
+                    if kind is Frame.PUSH and len(broken) < times and self.received(servers) >= 2 << 20:
+                        broken.append(lane)
+                        lane.close()
+                    yield pieces
 
-        monkeypatch.setattr(Lane, "_send", breaking)
+            stream(lane, kind, watched(), **options)
+
+        monkeypatch.setattr(Lane, "stream", breaking)
 
         def slowly() -> Iterator[tuple[str, np.ndarray]]:
             for number, (name, spec) in enumerate(LAYERS.items()):

@@ -75,9 +75,7 @@ class _Pages:
     def __init__(self, reader: Reader, stopping: asyncio.Event, max_watchers: int) -> None:
         self._reader = reader
         self._ask = BoundedThreadPool("the coordinator", _THREADS, _QUEUED, ANSWER_S).run
-        self._ask_storage = BoundedThreadPool(
-            "the checkpoint storage", _STORAGE_THREADS, _STORAGE_QUEUED, ANSWER_S
-        ).run
+        self._ask_storage = BoundedThreadPool("the checkpoint storage", _STORAGE_THREADS, _STORAGE_QUEUED, ANSWER_S).run
         self._streams = Streams(reader, self._ask, stopping, max_watchers)
 
     async def overview(self, _request: Request) -> Response:

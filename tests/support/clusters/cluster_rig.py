@@ -156,8 +156,10 @@ class Rig:
 
     def part(self, name: str, worker: str) -> int:
         """Returns the number of a worker's assignment in a job, or 0."""
-        job = self.machine._jobs.get(name)
-        return job.assignment_of(worker) if job else 0
+        try:
+            return self.machine.job(name).assignment_of(worker)
+        except errors.UnknownJob:
+            return 0
 
     def describe(
         self, name: str, worker: str, variables: Mapping[str, Variable] = VARIABLES, samples: int = 100
@@ -316,7 +318,7 @@ class Voyage(RuleBasedStateMachine):
 
     @rule(member=members)
     def drain(self, member: str) -> None:
-        if self.rig.machine._members.is_alive(member):
+        if self.rig.machine.members.is_alive(member):
             self.attempt(lambda: self.rig.drain(member))
 
     @rule(silent=st.sets(members, max_size=2))

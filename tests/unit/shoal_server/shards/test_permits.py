@@ -264,8 +264,7 @@ class Server:
     def check_memory(self) -> None:
         """Counts gradients as the server holds them, without the state machine's own count."""
         received = [worker for worker, at in self.asked.items() if at in ("granted", "full")]
-        held = len(self.state.mode._held)  # type: ignore[attr-defined]  # noqa: SLF001 - what is in memory
-        assert len(received) + held + self.queue <= LIMITS.permits
+        assert len(received) + self.state.mode.held + self.queue <= LIMITS.permits
 
     def fold_one(self) -> None:
         self.queue, self.folded = self.queue - 1, self.folded + 1

@@ -159,8 +159,8 @@ class TestSynchronous:
         for step in range(9):
             for worker in "abcdefgh":
                 push(state, worker, step)
-            assert len(state._applied._queued) == 8  # noqa: SLF001 - the work that is left
-        assert {worker: it.pushes for worker, it in state._applied.counts.items()} == dict.fromkeys("abcdefgh", 9)  # noqa: SLF001
+            assert state.applied.queued == 8, "the work that is left"
+        assert {worker: it.pushes for worker, it in state.applied.counts.items()} == dict.fromkeys("abcdefgh", 9)
 
     def test_the_slowest_backup_worker_is_dropped_and_told_where_the_others_are(self) -> None:
         state = shard(consistency.Synchronous(backup_workers=1), "abc")
