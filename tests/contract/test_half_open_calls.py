@@ -238,7 +238,7 @@ def test_a_call_that_grpcio_never_ends_does_not_hold_up_a_stop(
         return threading.Event()
 
     with monkeypatch.context() as patch:
-        patch.setattr("grpc._server._Server.stop", stop_without_end)
+        patch.setattr("grpc._server._Server.stop", stop_without_end)  # private: grpcio has no public class of its server
         patch.setattr("shoal._rpc.servers.CANCELLED_S", 0.01)
         server.stop(0.01)
     assert "stopped although a cancelled call has not ended" in capsys.readouterr().out
