@@ -77,22 +77,22 @@ class Watched(ShardServers):
 @pytest.fixture
 def servers() -> Iterator[Watched]:
     """Yields one server, on which a bystander trains before, during and after each test."""
-    with trained(VARIABLES) as servers:
+    with check_training(VARIABLES) as servers:
         yield servers
 
 
 @contextmanager
-def trained(variables: Mapping[str, np.ndarray | Variable], **options: Any) -> Iterator[Watched]:
+def check_training(variables: Mapping[str, np.ndarray | Variable], **options: Any) -> Iterator[Watched]:
     with Watched(variables, shards=1, **options) as servers, servers.worker("bystander") as bystander:
         servers.bystander = bystander
-        step(servers)
+        check_step(servers)
         yield servers
         before = servers.versions()
-        step(servers)
+        check_step(servers)
         assert servers.versions() == [version + 1 for version in before]
 
 
-def step(servers: Watched) -> None:
+def check_step(servers: Watched) -> None:
     """Takes a step of the bystander."""
     values = servers.bystander.pull()
     assert servers.bystander.push({name: np.zeros_like(value) for name, value in values.items()}).outcome == "accepted"
@@ -312,7 +312,11 @@ class TestGreeting:
 
     @pytest.mark.parametrize("limit", [2, 3], ids=["none", "only for pulls"])
     def test_whom_no_lane_is_left_for_calls_by_grpc_and_says_so(self, limit: int) -> None:
-        with trained(VARIABLES, max_lanes=limit) as servers, capture_logs() as logs, servers.worker("late") as late:
+        with (
+            check_training(VARIABLES, max_lanes=limit) as servers,
+            capture_logs() as logs,
+            servers.worker("late") as late,
+        ):
             for _ in range(2):
                 late.pull()
                 assert late.push(ONES).outcome == "accepted"
@@ -329,7 +333,7 @@ class TestGreeting:
             begin(thread)
 
         begin = threading.Thread.start
-        with trained(VARIABLES) as servers:
+        with check_training(VARIABLES) as servers:
             with monkeypatch.context() as patch, capture_logs() as logs, servers.worker("early") as early:
                 patch.setattr(threading.Thread, "start", start)
                 early.pull()
@@ -341,7 +345,7 @@ class TestGreeting:
 
     def test_whom_no_lane_was_left_for_gets_one_when_it_is_free_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(selector, "FIRST_RETRY_S", 0.5)  # longer than a pull and a push
-        with trained(VARIABLES, max_lanes=4) as servers:
+        with check_training(VARIABLES, max_lanes=4) as servers:
             with servers.worker("early") as early, capture_logs() as logs, servers.worker("late") as late:
                 early.pull()
                 early.push(ONES)
@@ -351,17 +355,17 @@ class TestGreeting:
                 assert type(connection.pull_transport) is type(connection.push_transport) is GrpcTransport
                 early.close()
 
-                def on_lanes() -> bool:
+                def check_on_lanes() -> bool:
                     late.pull()
                     assert late.push(ONES).outcome == "accepted"
                     return type(connection.pull_transport) is type(connection.push_transport) is LaneTransport
 
-                wait_until(on_lanes, what="its lanes")
+                wait_until(check_on_lanes, what="its lanes")
             assert len(fallbacks(logs)) == 1  # the attempts that failed meanwhile are not said
 
     def test_a_lane_that_breaks_when_no_other_is_left_is_replaced_by_grpc(self) -> None:
         """Pulls have a lane, but pushes were refused one. Then the lane of the pulls breaks."""
-        with trained(VARIABLES, max_lanes=3) as servers, servers.worker("late") as late:
+        with check_training(VARIABLES, max_lanes=3) as servers, servers.worker("late") as late:
             late.pull()
             assert late.push(ONES).outcome == "accepted"
             close_lane(late.servers.connections[0].pull_transport)
@@ -601,7 +605,7 @@ class TestSlots:
         np.testing.assert_array_equal(servers.values()["w"], before - np.float32(0.5))
 
     def test_shards_that_are_too_large_for_one(self, offered: Offered) -> None:
-        with trained({"w": Variable((ELEMENTS + 25,))}) as servers:  # 4,100 bytes
+        with check_training({"w": Variable((ELEMENTS + 25,))}) as servers:  # 4,100 bytes
             servers.admit("a")
             with servers.lane(segment=offered.said) as lane:
                 with pytest.raises(errors.BadRequest, match="4160 bytes does not fit into a region of 4096"):
@@ -669,7 +673,7 @@ class TestSlots:
             with pytest.raises(errors.BadRequest, match="this lane has 0"):
                 lane.push([slot_push(2)])
             assert servers.versions() == [1]
-            step(servers)
+            check_step(servers)
             assert lane.push(push_messages()).shards[0].outcome == pb.ACCEPTED
 
 
@@ -778,16 +782,16 @@ class TestSharing:
                 assert type(connection.pull_transport) is type(connection.push_transport) is LaneTransport
             assert "/dev/shm is full" in fallbacks(logs)
 
-            def shares() -> bool:
+            def check_shares() -> bool:
                 worker.pull()
                 assert worker.push(ONES).outcome == "accepted"
                 return type(connection.pull_transport) is type(connection.push_transport) is SharedMemoryTransport
 
-            wait_until(shares, what="its shared memory")
+            wait_until(check_shares, what="its shared memory")
 
     @pytest.mark.parametrize("full", ["statvfs", "fallocate"])
     def test_a_full_dev_shm_is_gone_round_and_says_so(self, monkeypatch: pytest.MonkeyPatch, full: str) -> None:
-        with trained(VARIABLES, transport="tcp") as servers:
+        with check_training(VARIABLES, transport="tcp") as servers:
             fill(monkeypatch, full)
             with capture_logs() as logs, servers.client("a", step=servers.admit("a"), transport="auto") as worker:
                 before = worker.pull()["w"]
@@ -1058,7 +1062,7 @@ class TestLanesThatBreak:
         self, monkeypatch: pytest.MonkeyPatch, transport: str
     ) -> None:
         use(transport, monkeypatch)
-        with trained(VARIABLES) as servers, servers.worker("a") as worker:
+        with check_training(VARIABLES) as servers, servers.worker("a") as worker:
             before = worker.pull()["w"].copy()
             seen = self.breaking(monkeypatch, Frame.PUSHED, 0)
             assert worker.push(ONES).outcome == "accepted"
@@ -1073,7 +1077,7 @@ class TestLanesThatBreak:
     ) -> None:
         use(transport, monkeypatch)
         variables = {"w": Variable((700_000,), initializer=initializers.Uniform(-1, 1))}  # 3 chunks
-        with trained(variables) as servers, servers.worker("a") as worker:
+        with check_training(variables) as servers, servers.worker("a") as worker:
             expected = servers.values()["w"]
             seen = self.breaking(monkeypatch, Frame.VALUES, at)
             np.testing.assert_array_equal(worker.pull()["w"], expected)
@@ -1082,7 +1086,7 @@ class TestLanesThatBreak:
     @pytest.mark.parametrize("after", [0, 1, 8, 9, 2000, 4000])
     def test_a_push_that_breaks_off_on_its_way_counts_once(self, after: int) -> None:
         """A proxy forwards some bytes of the push, and then closes the connection."""
-        with trained(VARIABLES) as servers, servers.worker("a") as worker:
+        with check_training(VARIABLES) as servers, servers.worker("a") as worker:
             before = worker.pull()["w"].copy()
             address = servers.lanes[0].offer.address
             hello_bytes = 8 + len(hello(servers))
@@ -1204,7 +1208,7 @@ def pipe(source: socket.socket, target: socket.socket, most: int) -> None:
 @pytest.mark.usefixtures("impatient")
 class TestStalls:
     def test_slow_reader_gets_the_version_it_started_with(self) -> None:
-        with trained(BIG) as servers, servers.worker("b") as b:
+        with check_training(BIG) as servers, servers.worker("b") as b:
             servers.admit("a")
             with servers.lane() as lane:
                 sent = servers.sample("shoal_server_sent_bytes_total")
@@ -1221,14 +1225,14 @@ class TestStalls:
             assert (b.pull()["big"] == -1).all()
 
     def test_a_worker_that_stops_reading_a_pull_is_let_go(self) -> None:
-        with trained(BIG) as servers:
+        with check_training(BIG) as servers:
             servers.admit("a")
             with servers.lane() as lane:
                 lane.send(Frame.PULL, pull_request().SerializeToString())
                 assert servers.open_lanes == 3
                 taken = 0
                 while servers.open_lanes == 3:
-                    step(servers)  # pulls and pushes of others go on
+                    check_step(servers)  # pulls and pushes of others go on
                     taken += 1
                 assert taken
             wait_until(lambda: lane_threads() == 2, what="its thread's end")
@@ -1268,7 +1272,7 @@ class TestStalls:
     def test_a_worker_that_is_silent_between_calls_is_kept(self, servers: ShardServers) -> None:
         servers.admit("a")
         with servers.lane() as lane:
-            outlast_a_stall(servers)
+            check_outlasts_a_stall(servers)
             assert lane.pull(pull_request())
 
     def test_a_pull_that_waits_for_others_is_kept(self) -> None:
@@ -1276,13 +1280,13 @@ class TestStalls:
             a.push(ONES)
             lane.send(Frame.PULL, pull_request().SerializeToString())
             wait_until(lambda: servers.waiting() == 1)
-            outlast_a_stall(servers)
+            check_outlasts_a_stall(servers)
             assert servers.waiting() == 1
             b.push(ONES)
             assert lane.receive()[0] is Frame.VALUES
 
 
-def outlast_a_stall(servers: ShardServers) -> None:
+def check_outlasts_a_stall(servers: ShardServers) -> None:
     """Waits until the server disconnects a client that stalls from now on."""
     with connected(servers) as connection:
         connection.sendall(frame(Frame.HELLO, hello(servers)) + b"\3")

@@ -93,13 +93,13 @@ def test_every_push_counts_once_within_the_staleness_bound(mode: consistency.Con
     with servers_with(mode) as servers:
         pipelines = [overlapping(servers, name) for name in "ab"]
 
-        def loop(rank: int) -> None:
+        def check_loop(rank: int) -> None:
             with pipelines[rank] as pipeline:
                 for number in range(steps):
                     step(pipeline, {"w": sent[rank, number]})
                 assert settled(pipeline) == "accepted"
 
-        together(lambda: loop(0), lambda: loop(1))
+        together(lambda: check_loop(0), lambda: check_loop(1))
         np.testing.assert_array_equal(servers.values()["w"], -sent.sum(axis=(0, 1)))
         assert servers.versions() == [2 * steps] * 3
         for history in histories(servers):
@@ -483,7 +483,7 @@ class TestBuffers:
         with Pipeline(servers.worker("a"), overlap=overlap) as pipeline:
             yield pipeline
 
-    def step(
+    def check_step(
         self,
         pipeline: Pipeline,
         change: Callable[[GradientBuffers], Any] = lambda buffers: buffers,
@@ -508,7 +508,7 @@ class TestBuffers:
         self, servers: ShardServers, pipeline: Pipeline
     ) -> None:
         before = servers.values()
-        kept = [self.step(pipeline) for _ in range(5)]
+        kept = [self.check_step(pipeline) for _ in range(5)]
         pipeline.settle()
         self.check(servers, before, 5)
         assert len({id(buffers["whole"]) for buffers in kept}) == 5
@@ -521,13 +521,13 @@ class TestBuffers:
             return buffers
 
         before = servers.values()
-        self.step(pipeline, replace)
+        self.check_step(pipeline, replace)
         pipeline.settle()
         self.check(servers, before, 1)
 
     def test_a_copy_of_the_mapping_counts_too(self, servers: ShardServers, pipeline: Pipeline) -> None:
         before = servers.values()
-        self.step(pipeline, dict)
+        self.check_step(pipeline, dict)
         pipeline.settle()
         self.check(servers, before, 1)
 
@@ -535,7 +535,7 @@ class TestBuffers:
         self, servers: ShardServers, pipeline: Pipeline, overlap: bool
     ) -> None:
         before = servers.values()
-        buffers = self.step(pipeline)
+        buffers = self.check_step(pipeline)
         pipeline.settle()
         buffers["whole"][:] = 1
         pipeline.pull()
@@ -559,14 +559,14 @@ class TestBuffers:
             return buffers
 
         before = servers.values()
-        self.step(pipeline, replace)
+        self.check_step(pipeline, replace)
         pipeline.settle()
         self.check(servers, before, 1)
 
     def test_updates_go_with_them(self, servers: ShardServers, pipeline: Pipeline) -> None:
         before = servers.values()
         before["mean"][:] = 5
-        self.step(pipeline, updates={"mean": np.full(4, 5, np.float32)})
+        self.check_step(pipeline, updates={"mean": np.full(4, 5, np.float32)})
         pipeline.settle()
         self.check(servers, before, 1)
 
@@ -587,7 +587,7 @@ class TestBuffers:
             return buffers
 
         with pytest.raises(errors.InvalidGradient, match=said):
-            self.step(pipeline, spoiled)
+            self.check_step(pipeline, spoiled)
         assert not any(servers.versions())
 
     def test_nan_is_refused(self, servers: ShardServers, pipeline: Pipeline) -> None:
@@ -596,7 +596,7 @@ class TestBuffers:
             return buffers
 
         def pushed() -> None:
-            self.step(pipeline, spoiled)
+            self.check_step(pipeline, spoiled)
             pipeline.settle()
 
         with pytest.raises(errors.NonFiniteGradient, match="whole"):

@@ -240,7 +240,7 @@ def cluster(tmp_path: Path) -> Iterator[str]:
         yield coordinator.address
 
 
-def work(address: str, job: str) -> None:
+def check_work(address: str, job: str) -> None:
     """Does what a worker does: waits for the job, and trains it."""
     way = CoordinatorClient(address)
     replies: list[coordinator_pb2.HeartbeatReply] = []
@@ -258,7 +258,7 @@ def test_training_a_job_is_one_trace_a_step_through_every_role(cluster: str, mon
     monkeypatch.syspath_prepend(str(TESTS))
     with recorded() as recording, shoal.Client(cluster) as client:
         job = client.submit(shoal.Job("support.programs.traced:Traced", name="j", batch_size=4, overlap=False))
-        work(cluster, "j")
+        check_work(cluster, "j")
         assert job.checkpoint(20).number == 1
     spans = recording.spans
     ours = {span.name for span in spans if span.name.islower()}  # others are named after calls and effects

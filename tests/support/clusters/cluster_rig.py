@@ -375,7 +375,7 @@ class Voyage(RuleBasedStateMachine):
         loss=st.sampled_from([0.5, 0.25, float("nan"), None]),
     )
     def evaluate(self, name: str, member: str, step: int, finished_training: bool, loss: float) -> None:
-        def once() -> None:
+        def check_once() -> None:
             asked = self.rig.ask(name, member, step, finished_training=finished_training)
             assert self.rig.ask(name, member, step, finished_training=finished_training) == asked, (
                 "a call that is repeated"
@@ -383,7 +383,7 @@ class Voyage(RuleBasedStateMachine):
             if asked.number and loss is not None:
                 self.rig.evaluate(name, member, asked.number, loss=loss)
 
-        self.attempt(once)
+        self.attempt(check_once)
 
     @rule(name=names, member=members, error=st.sampled_from(["", "", "", "boom"]), shards_lost=st.booleans())
     def finish(self, name: str, member: str, error: str, shards_lost: bool) -> None:
