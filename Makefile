@@ -136,11 +136,12 @@ check-imports: $(SETUP)
 check-spelling: $(SETUP)
 	$(BIN)/codespell
 
-# One term a concept (docs/explanation/glossary.md), and docstrings that explain each parameter.
+# One term a concept (docs/explanation/glossary.md), docstrings that explain each parameter, and no private names in tests.
 check-words: $(SETUP)
 	$(BIN)/python tools/lint/duplicate_classes.py
 	$(BIN)/python tools/lint/retired_words.py
 	$(BIN)/python tools/lint/docstrings.py
+	$(BIN)/python tools/lint/private_names.py
 
 # Material's notice of its successor is no warning of ours (docs/decisions/0040-documentation-site.md).
 GENERATED_DOCS := docs/decisions/index.md docs/project $(addprefix docs/reference/,cli errors metrics protocol python)

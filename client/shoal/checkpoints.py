@@ -367,6 +367,7 @@ def _job(name: object) -> str:
 
 
 def described(manifest: Manifest, skipped: tuple[str, ...] = ()) -> Checkpoint:
+    """Returns the checkpoint that a manifest lists, with the checkpoints that were skipped for it."""
     variables = {}
     for it in manifest.variables:
         shape = tuple(int(size) for size in it.get("shape", ()))

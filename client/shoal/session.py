@@ -22,7 +22,7 @@ from shoal.variables import Variable
 
 _log = structlog.get_logger(__name__)
 
-_REPORT_EVERY_S = 0.5  # least time between two reports; the coordinator may ask for more. A push sends the report
+REPORT_EVERY_S = 0.5  # least time between two reports; the coordinator may ask for more. A push sends the report
 
 
 class Session:
@@ -373,7 +373,7 @@ class Session:
 
     def _account(self, report: Report) -> None:
         self._unreported.add_metrics(report)
-        if self._clock() - self._reported_at >= _REPORT_EVERY_S and self._membership.pace.report_due_s <= 0:
+        if self._clock() - self._reported_at >= REPORT_EVERY_S and self._membership.pace.report_due_s <= 0:
             self._send_reports()
 
     def _send_reports(self) -> None:

@@ -150,7 +150,7 @@ def test_updates_are_counted(client: shoal.Client, mode: Consistency) -> None:
         "w": shoal.Variable((30,), partitioner=partitioners.FixedShards(3), initializer=initializers.Ones()),
     }
 
-    def loop(session: shoal.Session, rank: int) -> None:
+    def check_pushes(session: shoal.Session, rank: int) -> None:
         for step in range(pushes):
             if mode != shoal.Asynchronous():  # which never waits, so that there is nothing to ask
                 session.barrier()
@@ -158,7 +158,7 @@ def test_updates_are_counted(client: shoal.Client, mode: Consistency) -> None:
 
     name = f"counted-{mode.name}"
     options = {"variables": variables, "optimizer": optim.SGD(1.0), "consistency": mode, "shards": 3}
-    in_sessions(client, name, workers, loop, **options)
+    in_sessions(client, name, workers, check_pushes, **options)
     assert len({shard.address for shard in placement(client, name).shards}) == 3
     total = sent.sum(axis=(0, 1))
     share = total / workers if mode == shoal.Synchronous() else total

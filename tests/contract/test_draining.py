@@ -39,13 +39,17 @@ def coordinator() -> Iterator[FakeCoordinator]:
 
 
 @pytest.fixture
-def member(coordinator: FakeCoordinator) -> Iterator[MembershipClient]:
-    client = CoordinatorClient(coordinator.address)
+def client(coordinator: FakeCoordinator) -> Iterator[CoordinatorClient]:
+    with closing(CoordinatorClient(coordinator.address)) as client:
+        yield client
+
+
+@pytest.fixture
+def member(client: CoordinatorClient) -> Iterator[MembershipClient]:
     request = members.RegisterRequest(role=members.SERVER, member="s0", address="h:1")
     with MembershipClient(client, request) as member:
         member.start()
         yield member
-    client.close()
 
 
 def test_the_coordinator_names_the_jobs_that_a_server_has_to_wait_for(tmp_path: Path) -> None:
@@ -74,11 +78,11 @@ def test_the_coordinator_names_the_jobs_that_a_server_has_to_wait_for(tmp_path: 
 
 class TestAServer:
     @pytest.fixture
-    def leave(self, member: MembershipClient) -> Callable[..., None]:
+    def leave(self, client: CoordinatorClient, member: MembershipClient) -> Callable[..., None]:
         """Makes the server leave, as `shoal server` does."""
 
         def leave(grace_s: float = 60.0, enough: threading.Event | None = None, **options: Any) -> None:
-            return wait_until_drained(member._client, member, enough or threading.Event(), grace_s, **options)
+            return wait_until_drained(client, member, enough or threading.Event(), grace_s, **options)
 
         return leave
 

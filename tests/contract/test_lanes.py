@@ -24,7 +24,7 @@ from structlog.testing import capture_logs
 from shoal import _rpc, consistency, errors, initializers, partitioners
 from shoal._training import ParameterClient
 from shoal._training.overlap import Pipeline
-from shoal._transport import Connection, Transport, lane_transport, listener, selector
+from shoal._transport import Transport, lane_transport, listener, selector
 from shoal._transport import lane as _lane
 from shoal._transport import shared_memory as _shared_memory
 from shoal._transport.frames import Frame
@@ -77,22 +77,22 @@ class Watched(ShardServers):
 @pytest.fixture
 def servers() -> Iterator[Watched]:
     """Yields one server, on which a bystander trains before, during and after each test."""
-    with trained(VARIABLES) as servers:
+    with check_training(VARIABLES) as servers:
         yield servers
 
 
 @contextmanager
-def trained(variables: Mapping[str, np.ndarray | Variable], **options: Any) -> Iterator[Watched]:
+def check_training(variables: Mapping[str, np.ndarray | Variable], **options: Any) -> Iterator[Watched]:
     with Watched(variables, shards=1, **options) as servers, servers.worker("bystander") as bystander:
         servers.bystander = bystander
-        step(servers)
+        check_step(servers)
         yield servers
         before = servers.versions()
-        step(servers)
+        check_step(servers)
         assert servers.versions() == [version + 1 for version in before]
 
 
-def step(servers: Watched) -> None:
+def check_step(servers: Watched) -> None:
     """Takes a step of the bystander."""
     values = servers.bystander.pull()
     assert servers.bystander.push({name: np.zeros_like(value) for name, value in values.items()}).outcome == "accepted"
@@ -101,7 +101,7 @@ def step(servers: Watched) -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shortens the servers' time limits for HELLO and for a client that stalls."""
-    monkeypatch.setattr(listener, "_HELLO_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(listener, "HELLO_TIMEOUT_S", 0.3)
     monkeypatch.setattr(lane_endpoint, "STALL_S", 0.2)
     monkeypatch.setattr(listener, "Lane", functools.partial(Lane, stall_s=0.2))
 
@@ -109,7 +109,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def shared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes clients share memory for variables of any size."""
-    monkeypatch.setattr(_shared_memory, "_SHARED_FROM_BYTES", 0)
+    monkeypatch.setattr(_shared_memory, "SHARED_FROM_BYTES", 0)
 
 
 @contextmanager
@@ -297,14 +297,14 @@ class TestGreeting:
     def test_the_limit_for_hello_is_shorter_than_that_for_a_stall(
         self, monkeypatch: pytest.MonkeyPatch, servers: ShardServers
     ) -> None:
-        monkeypatch.setattr(listener, "_HELLO_TIMEOUT_S", 0.1)
+        monkeypatch.setattr(listener, "HELLO_TIMEOUT_S", 0.1)
         with connected(servers) as connection:
             assert said_until_closed(connection) == b""
 
     def test_a_hello_in_single_bytes_has_one_deadline_in_all(
         self, monkeypatch: pytest.MonkeyPatch, servers: ShardServers
     ) -> None:
-        monkeypatch.setattr(listener, "_HELLO_TIMEOUT_S", 0.3)
+        monkeypatch.setattr(listener, "HELLO_TIMEOUT_S", 0.3)
         with connected(servers) as connection:
             send_slowly(connection, frame(Frame.HELLO, size=4000) + bytes(4000))
             assert said_until_closed(connection) == b""
@@ -312,7 +312,11 @@ class TestGreeting:
 
     @pytest.mark.parametrize("limit", [2, 3], ids=["none", "only for pulls"])
     def test_whom_no_lane_is_left_for_calls_by_grpc_and_says_so(self, limit: int) -> None:
-        with trained(VARIABLES, max_lanes=limit) as servers, capture_logs() as logs, servers.worker("late") as late:
+        with (
+            check_training(VARIABLES, max_lanes=limit) as servers,
+            capture_logs() as logs,
+            servers.worker("late") as late,
+        ):
             for _ in range(2):
                 late.pull()
                 assert late.push(ONES).outcome == "accepted"
@@ -329,7 +333,7 @@ class TestGreeting:
             begin(thread)
 
         begin = threading.Thread.start
-        with trained(VARIABLES) as servers:
+        with check_training(VARIABLES) as servers:
             with monkeypatch.context() as patch, capture_logs() as logs, servers.worker("early") as early:
                 patch.setattr(threading.Thread, "start", start)
                 early.pull()
@@ -340,8 +344,8 @@ class TestGreeting:
                 assert servers.open_lanes == before + 1
 
     def test_whom_no_lane_was_left_for_gets_one_when_it_is_free_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(selector, "_FIRST_RETRY_S", 0.5)  # longer than a pull and a push
-        with trained(VARIABLES, max_lanes=4) as servers:
+        monkeypatch.setattr(selector, "FIRST_RETRY_S", 0.5)  # longer than a pull and a push
+        with check_training(VARIABLES, max_lanes=4) as servers:
             with servers.worker("early") as early, capture_logs() as logs, servers.worker("late") as late:
                 early.pull()
                 early.push(ONES)
@@ -351,20 +355,20 @@ class TestGreeting:
                 assert type(connection.pull_transport) is type(connection.push_transport) is GrpcTransport
                 early.close()
 
-                def on_lanes() -> bool:
+                def check_on_lanes() -> bool:
                     late.pull()
                     assert late.push(ONES).outcome == "accepted"
                     return type(connection.pull_transport) is type(connection.push_transport) is LaneTransport
 
-                wait_until(on_lanes, what="its lanes")
+                wait_until(check_on_lanes, what="its lanes")
             assert len(fallbacks(logs)) == 1  # the attempts that failed meanwhile are not said
 
     def test_a_lane_that_breaks_when_no_other_is_left_is_replaced_by_grpc(self) -> None:
         """Pulls have a lane, but pushes were refused one. Then the lane of the pulls breaks."""
-        with trained(VARIABLES, max_lanes=3) as servers, servers.worker("late") as late:
+        with check_training(VARIABLES, max_lanes=3) as servers, servers.worker("late") as late:
             late.pull()
             assert late.push(ONES).outcome == "accepted"
-            connection_of(late.servers.connections[0].pull_transport).close()
+            close_lane(late.servers.connections[0].pull_transport)
             assert late.pull()["w"].shape == (ELEMENTS,)
 
     def test_a_server_without_lanes_is_called_by_grpc(self) -> None:
@@ -384,7 +388,7 @@ class TestGreeting:
     def test_a_server_that_says_nothing_is_gone_round(
         self, servers: ShardServers, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(lane_transport, "_WELCOME_TIMEOUT_S", 0.1)
+        monkeypatch.setattr(lane_transport, "WELCOME_TIMEOUT_S", 0.1)
         with socket.create_server(("127.0.0.1", 0)) as silent:
             servers.lanes[0].offer.address = f"127.0.0.1:{silent.getsockname()[1]}"
             with capture_logs() as logs, servers.worker("a") as worker:
@@ -601,7 +605,7 @@ class TestSlots:
         np.testing.assert_array_equal(servers.values()["w"], before - np.float32(0.5))
 
     def test_shards_that_are_too_large_for_one(self, offered: Offered) -> None:
-        with trained({"w": Variable((ELEMENTS + 25,))}) as servers:  # 4,100 bytes
+        with check_training({"w": Variable((ELEMENTS + 25,))}) as servers:  # 4,100 bytes
             servers.admit("a")
             with servers.lane(segment=offered.said) as lane:
                 with pytest.raises(errors.BadRequest, match="4160 bytes does not fit into a region of 4096"):
@@ -669,13 +673,14 @@ class TestSlots:
             with pytest.raises(errors.BadRequest, match="this lane has 0"):
                 lane.push([slot_push(2)])
             assert servers.versions() == [1]
-            step(servers)
+            check_step(servers)
             assert lane.push(push_messages()).shards[0].outcome == pb.ACCEPTED
 
 
-def connection_of(transport: Transport | None) -> Connection:
-    assert isinstance(transport, lane_transport.LaneTransport)
-    return transport._lane
+def close_lane(transport: Transport | None) -> None:
+    """Closes the lane of a transport, but no segment."""
+    assert isinstance(transport, LaneTransport)
+    LaneTransport.close(transport)
 
 
 def memory_of(transport: Transport | None) -> Any:
@@ -700,7 +705,7 @@ def names_of_segments(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def shrink(client_lane: Transport | None) -> None:
     """Truncates a client's segment, as a process with its descriptor could. The segment has no name any more."""
     assert isinstance(client_lane, _shared_memory.SharedMemoryTransport)
-    wanted = client_lane._segment.name
+    wanted = client_lane.segment.name
     for file in os.listdir("/proc/self/fd"):
         path = f"/proc/self/fd/{file}"
         if is_open(file) and wanted in os.readlink(path):
@@ -767,7 +772,7 @@ class TestSharing:
         def refuse(*_: object) -> Segment:
             raise SegmentUnavailable("/dev/shm is full")
 
-        monkeypatch.setattr(selector, "_FIRST_RETRY_S", 0.01)
+        monkeypatch.setattr(selector, "FIRST_RETRY_S", 0.01)
         with ShardServers(VARIABLES) as servers, servers.worker("a") as worker:
             [connection] = worker.servers.connections
             with monkeypatch.context() as patch, capture_logs() as logs:
@@ -777,16 +782,16 @@ class TestSharing:
                 assert type(connection.pull_transport) is type(connection.push_transport) is LaneTransport
             assert "/dev/shm is full" in fallbacks(logs)
 
-            def shares() -> bool:
+            def check_shares() -> bool:
                 worker.pull()
                 assert worker.push(ONES).outcome == "accepted"
                 return type(connection.pull_transport) is type(connection.push_transport) is SharedMemoryTransport
 
-            wait_until(shares, what="its shared memory")
+            wait_until(check_shares, what="its shared memory")
 
     @pytest.mark.parametrize("full", ["statvfs", "fallocate"])
     def test_a_full_dev_shm_is_gone_round_and_says_so(self, monkeypatch: pytest.MonkeyPatch, full: str) -> None:
-        with trained(VARIABLES, transport="tcp") as servers:
+        with check_training(VARIABLES, transport="tcp") as servers:
             fill(monkeypatch, full)
             with capture_logs() as logs, servers.client("a", step=servers.admit("a"), transport="auto") as worker:
                 before = worker.pull()["w"]
@@ -866,23 +871,30 @@ class TestSharing:
     def test_a_segment_that_shrinks_when_a_server_is_about_to_look(
         self, servers: ShardServers, monkeypatch: pytest.MonkeyPatch, call: Frame
     ) -> None:
+        opened, view = Segment.open, Segment.view
+        mapped: list[Segment] = []  # by the server
+        shrunk: list[Segment] = []
+        armed = threading.Event()
+
+        def opens(*given: Any) -> Segment:
+            mapped.append(opened(*given))
+            return mapped[-1]
+
+        def shrinks(segment: Segment, offset: int, nbytes: int) -> memoryview:
+            if armed.is_set() and segment in mapped and not shrunk:
+                shrunk.append(segment)
+                shrink(link.pull_transport if call is Frame.PULL else link.push_transport)
+            return view(segment, offset, nbytes)
+
+        monkeypatch.setattr(Segment, "open", opens)
+        monkeypatch.setattr(Segment, "view", shrinks)
         with servers.worker("a") as worker:
             before = worker.pull()["w"].copy()
-            link, slot = worker.servers.connections[0], lane_endpoint.LaneHandler._region
-            shrunk: list[int] = []
-
-            def shrinks(calls: lane_endpoint.LaneHandler, number: int) -> np.ndarray:
-                if not shrunk:
-                    shrunk.append(number)
-                    shrink(link.pull_transport if call is Frame.PULL else link.push_transport)
-                return slot(calls, number)
-
-            if call is Frame.PULL:
-                assert worker.push(ONES).outcome == "accepted"
-                monkeypatch.setattr(lane_endpoint.LaneHandler, "_region", shrinks)
-            else:
-                monkeypatch.setattr(lane_endpoint.LaneHandler, "_region", shrinks)
-                assert worker.push(ONES).outcome == "accepted"
+            [link] = worker.servers.connections
+            if call is Frame.PUSH:
+                armed.set()
+            assert worker.push(ONES).outcome == "accepted"
+            armed.set()
             assert servers.versions() == [2]
             np.testing.assert_array_equal(worker.pull()["w"], before - np.float32(1))
             assert len(shrunk) == 1
@@ -903,7 +915,7 @@ class TestSharing:
             arrays = {"w": np.ones(ELEMENTS, np.float32)}
             push = worker.prepare(arrays, None, 1.0, memory=private)
             arrays["w"][:] = 7
-            connection_of(worker.servers.connections[0].push_transport).close()
+            close_lane(worker.servers.connections[0].push_transport)
             assert worker.send(push).outcome == "accepted"
         np.testing.assert_array_equal(servers.values()["w"], before - np.float32(1))
 
@@ -983,10 +995,14 @@ class TestAnswersThatLie:
     def test_an_answer_to_a_push_that_is_none(
         self, servers: ShardServers, monkeypatch: pytest.MonkeyPatch, kind: Frame, payload: bytes
     ) -> None:
+        send = Lane.send
+
+        def lies(lane: Lane, sent: Frame, pieces: Sequence[Buffer] = (), **options: Any) -> None:
+            send(lane, *((kind, [payload]) if sent is Frame.PUSHED else (sent, pieces)), **options)
+
         with servers.worker("a") as worker:
             with monkeypatch.context() as lying:
-                reply_kind = lambda calls, reply: calls._lane.send(kind, [payload])  # noqa: E731
-                lying.setattr(lane_endpoint.LaneHandler, "_send_reply", reply_kind)
+                lying.setattr(Lane, "send", lies)
                 with pytest.raises(errors.BadFrame):
                     worker.push(ONES)
             assert worker.push(ONES).outcome == "accepted"  # it counts, and counts once
@@ -1020,7 +1036,7 @@ class TestLanesThatBreak:
 
             return stream(lane, sent, noted(), **options)
 
-        monkeypatch.setattr(_lane, "_BATCH_BYTES", 1)  # what was before has been sent
+        monkeypatch.setattr(_lane, "BATCH_BYTES", 1)  # what was before has been sent
         monkeypatch.setattr(Lane, "send", sends)
         monkeypatch.setattr(Lane, "stream", streams)
         return seen
@@ -1046,7 +1062,7 @@ class TestLanesThatBreak:
         self, monkeypatch: pytest.MonkeyPatch, transport: str
     ) -> None:
         use(transport, monkeypatch)
-        with trained(VARIABLES) as servers, servers.worker("a") as worker:
+        with check_training(VARIABLES) as servers, servers.worker("a") as worker:
             before = worker.pull()["w"].copy()
             seen = self.breaking(monkeypatch, Frame.PUSHED, 0)
             assert worker.push(ONES).outcome == "accepted"
@@ -1061,7 +1077,7 @@ class TestLanesThatBreak:
     ) -> None:
         use(transport, monkeypatch)
         variables = {"w": Variable((700_000,), initializer=initializers.Uniform(-1, 1))}  # 3 chunks
-        with trained(variables) as servers, servers.worker("a") as worker:
+        with check_training(variables) as servers, servers.worker("a") as worker:
             expected = servers.values()["w"]
             seen = self.breaking(monkeypatch, Frame.VALUES, at)
             np.testing.assert_array_equal(worker.pull()["w"], expected)
@@ -1070,7 +1086,7 @@ class TestLanesThatBreak:
     @pytest.mark.parametrize("after", [0, 1, 8, 9, 2000, 4000])
     def test_a_push_that_breaks_off_on_its_way_counts_once(self, after: int) -> None:
         """A proxy forwards some bytes of the push, and then closes the connection."""
-        with trained(VARIABLES) as servers, servers.worker("a") as worker:
+        with check_training(VARIABLES) as servers, servers.worker("a") as worker:
             before = worker.pull()["w"].copy()
             address = servers.lanes[0].offer.address
             hello_bytes = 8 + len(hello(servers))
@@ -1153,7 +1169,7 @@ def two_in_step() -> Iterator[tuple[ShardServers, ParameterClient, ParameterClie
 def use(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_TRANSPORT", "auto" if transport == "shared memory" else transport)
     if transport == "shared memory":
-        monkeypatch.setattr(_shared_memory, "_SHARED_FROM_BYTES", 0)
+        monkeypatch.setattr(_shared_memory, "SHARED_FROM_BYTES", 0)
 
 
 @contextmanager
@@ -1192,7 +1208,7 @@ def pipe(source: socket.socket, target: socket.socket, most: int) -> None:
 @pytest.mark.usefixtures("impatient")
 class TestStalls:
     def test_slow_reader_gets_the_version_it_started_with(self) -> None:
-        with trained(BIG) as servers, servers.worker("b") as b:
+        with check_training(BIG) as servers, servers.worker("b") as b:
             servers.admit("a")
             with servers.lane() as lane:
                 sent = servers.sample("shoal_server_sent_bytes_total")
@@ -1209,14 +1225,14 @@ class TestStalls:
             assert (b.pull()["big"] == -1).all()
 
     def test_a_worker_that_stops_reading_a_pull_is_let_go(self) -> None:
-        with trained(BIG) as servers:
+        with check_training(BIG) as servers:
             servers.admit("a")
             with servers.lane() as lane:
                 lane.send(Frame.PULL, pull_request().SerializeToString())
                 assert servers.open_lanes == 3
                 taken = 0
                 while servers.open_lanes == 3:
-                    step(servers)  # pulls and pushes of others go on
+                    check_step(servers)  # pulls and pushes of others go on
                     taken += 1
                 assert taken
             wait_until(lambda: lane_threads() == 2, what="its thread's end")
@@ -1256,7 +1272,7 @@ class TestStalls:
     def test_a_worker_that_is_silent_between_calls_is_kept(self, servers: ShardServers) -> None:
         servers.admit("a")
         with servers.lane() as lane:
-            outlast_a_stall(servers)
+            check_outlasts_a_stall(servers)
             assert lane.pull(pull_request())
 
     def test_a_pull_that_waits_for_others_is_kept(self) -> None:
@@ -1264,13 +1280,13 @@ class TestStalls:
             a.push(ONES)
             lane.send(Frame.PULL, pull_request().SerializeToString())
             wait_until(lambda: servers.waiting() == 1)
-            outlast_a_stall(servers)
+            check_outlasts_a_stall(servers)
             assert servers.waiting() == 1
             b.push(ONES)
             assert lane.receive()[0] is Frame.VALUES
 
 
-def outlast_a_stall(servers: ShardServers) -> None:
+def check_outlasts_a_stall(servers: ShardServers) -> None:
     """Waits until the server disconnects a client that stalls from now on."""
     with connected(servers) as connection:
         connection.sendall(frame(Frame.HELLO, hello(servers)) + b"\3")

@@ -25,7 +25,7 @@ from shoal.status import JobStatus, StepTiming
 from shoal.v1 import coordinator_pb2 as members
 from shoal_coordinator.job import JobMachine
 from shoal_coordinator.page.app import STATIC
-from shoal_coordinator.page.reader import Reader
+from shoal_coordinator.page.reader import EventPosition, JobUpdate, Reader
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
 from support.clusters.coordinator_rig import Rig, job
 from support.waiting import wait_until
@@ -267,7 +267,7 @@ class TestWhatItSays:
 
     def test_a_folder_that_hangs_is_said_in_time(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         hangs = threading.Event()
-        monkeypatch.setattr("shoal_coordinator.page.app._ANSWER_S", 0.5)
+        monkeypatch.setattr("shoal_coordinator.page.app.ANSWER_S", 0.5)
         monkeypatch.setattr(Catalogue, "numbers", lambda self, name: hangs.wait(20) and [])
         with running(checkpoints=str(tmp_path)) as rig:
             rig.submit(job("a"))
@@ -302,8 +302,7 @@ class TestWhatItSays:
         rig.submit(job("b", workers=9))
         rig.submit(job("c"))
         rig.job("Cancel", job="c")
-        assert rig.process._page
-        overview = json.loads(rig.process._page._reader.overview().text)
+        overview = json.loads(Reader(rig.process.coordinator, None, {}).overview().text)
         assert (len(overview["jobs"]), len(overview["cluster"]["members"])) == (1, 1)
         assert overview["cluster"]["counts"] == {
             "members": 4,
@@ -334,9 +333,7 @@ class TestStreams:
             assert w1["state"] == "lost"
 
     def test_unchanged_cluster_is_sent_once(self, alone: tuple[Rig, httpx.Client]) -> None:
-        page = alone[0].process._page
-        assert page
-        reader = page._reader
+        reader = Reader(alone[0].process.coordinator, None, {})
         wait_until(lambda: b'"rates":{' in reader.overview().text, what="two heartbeats a second apart")
         assert reader.overview().key == reader.overview().key
 
@@ -359,7 +356,7 @@ class TestStreams:
 
     def test_unchanged_job_is_sent_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is sent once although the times of its workers' last heartbeats change."""
-        monkeypatch.setattr("shoal._display.records._LATE_BY_CHANCE_S", 60.0)  # a busy machine is no news here
+        monkeypatch.setattr("shoal._display.records.LATE_BY_CHANCE_S", 60.0)  # a busy machine is no news here
         looks: list[None] = []
         look = Reader.overview
 
@@ -433,13 +430,27 @@ class TestStreams:
         assert "division" not in failure["message"]
         assert [it["event"] for it in logs if it["log_level"] == "error"] == ["a stream of the page has failed"]
 
-    def test_a_job_that_is_dropped_meanwhile(self, alone: tuple[Rig, httpx.Client]) -> None:
+    def test_a_job_that_is_dropped_meanwhile(
+        self, alone: tuple[Rig, httpx.Client], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The stream looks for changes only after the job was cancelled and dropped."""
         rig, page = alone
         rig.submit(job("a"))
+        update, dropped, looks = Reader.update, threading.Event(), []
+
+        def waits(reader: Reader, name: str, mark: EventPosition) -> JobUpdate:
+            looks.append(name)
+            if len(looks) > 1:
+                assert dropped.wait(10)
+            return update(reader, name, mark)
+
+        monkeypatch.setattr(Reader, "update", waits)
         with page.stream("GET", "/api/jobs/a/events") as response:
             stream = told(response)
             until(stream, "job")
-            rig.process.coordinator._machine._jobs.remove(rig.process.coordinator._machine.job("a"))
+            rig.job("Cancel", job="a")
+            rig.job("Drop", job="a")
+            dropped.set()
             assert until(stream, "failure")[-1][2]["code"] == "UNKNOWN_JOB"
 
     def test_number_of_watchers_is_limited(self, alone: tuple[Rig, httpx.Client]) -> None:
@@ -611,12 +622,12 @@ class TestItsPort:
         socket.create_server((host, int(port))).close()
 
     def test_silent_client_is_disconnected(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("shoal_coordinator.page.server._PATIENCE_S", 0.1)
+        monkeypatch.setattr("shoal_coordinator.page.server.PATIENCE_S", 0.1)
         with running() as rig, connected(rig) as silent:
             assert silent.recv(1) == b""
 
     def test_client_with_unfinished_second_request_is_disconnected(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("shoal_coordinator.page.server._PATIENCE_S", 0.5)
+        monkeypatch.setattr("shoal_coordinator.page.server.PATIENCE_S", 0.5)
         with running() as rig, connected(rig) as slow:
             first = time.monotonic()
             while time.monotonic() < first + 1:  # who asks again and again stays for longer than that
@@ -629,7 +640,7 @@ class TestItsPort:
             assert slow.recv(4096) == b""
 
     def test_client_that_waits_for_an_answer_is_not_disconnected(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("shoal_coordinator.page.server._PATIENCE_S", 0.2)
+        monkeypatch.setattr("shoal_coordinator.page.server.PATIENCE_S", 0.2)
         with running() as rig, httpx.stream("GET", f"{rig.process.page}/api/events", timeout=10) as response:
             stream = told(response)
             for number in range(3):
@@ -637,7 +648,7 @@ class TestItsPort:
                 rig.submit(job(f"a{number}"))
 
     def test_a_bound_on_connections(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("shoal_coordinator.page.server._CONNECTIONS", 1)
+        monkeypatch.setattr("shoal_coordinator.page.server.CONNECTIONS", 1)
         with running() as rig, httpx.Client(base_url=rig.process.page, timeout=10) as first:
             with first.stream("GET", "/api/events") as response:
                 stream = told(response)

@@ -72,7 +72,7 @@ def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 def use(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_TRANSPORT", "auto" if transport == "shared memory" else transport)
     if transport == "shared memory":  # of variables however small
-        monkeypatch.setattr(shared_memory, "_SHARED_FROM_BYTES", 0)
+        monkeypatch.setattr(shared_memory, "SHARED_FROM_BYTES", 0)
 
 
 @pytest.fixture(params=[1, 3], ids=["one server", "three servers"])
@@ -243,11 +243,11 @@ class TestBits:
         for transport in ("grpc", "tcp", "shared memory"):
             use(transport, monkeypatch)
             # Who is first differs from run to run; sums are made in order of rank.
-            runs.append(self.run(wire, reverse=transport == "tcp"))
+            runs.append(self.check_run(wire, reverse=transport == "tcp"))
         assert runs[0] == runs[1]
         assert runs[0] == runs[2]
 
-    def run(self, wire: str | None, *, reverse: bool) -> list[bytes]:
+    def check_run(self, wire: str | None, *, reverse: bool) -> list[bytes]:
         """Returns all bits that were pulled, in each step and at the end."""
         random = np.random.default_rng(11)
         variables = self.variables(random)

@@ -5,7 +5,7 @@ The tests check which pushes take effect, how calls wait, and which errors they 
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
@@ -18,7 +18,7 @@ from shoal._training.gradient_buffers import GradientBuffers
 from shoal._training.overlap import Pipeline
 from shoal._transport.frames import Frame
 from shoal._transport.lane import Lane
-from shoal._wire import DataRange, Lease, NoRange
+from shoal._wire import Buffer, DataRange, Lease, NoRange
 from shoal.partitioners import FixedShards
 from shoal.variables import Variable
 from shoal_server.shards.events import Admission
@@ -93,13 +93,13 @@ def test_every_push_counts_once_within_the_staleness_bound(mode: consistency.Con
     with servers_with(mode) as servers:
         pipelines = [overlapping(servers, name) for name in "ab"]
 
-        def loop(rank: int) -> None:
+        def check_loop(rank: int) -> None:
             with pipelines[rank] as pipeline:
                 for number in range(steps):
                     step(pipeline, {"w": sent[rank, number]})
                 assert settled(pipeline) == "accepted"
 
-        together(lambda: loop(0), lambda: loop(1))
+        together(lambda: check_loop(0), lambda: check_loop(1))
         np.testing.assert_array_equal(servers.values()["w"], -sent.sum(axis=(0, 1)))
         assert servers.versions() == [2 * steps] * 3
         for history in histories(servers):
@@ -483,7 +483,7 @@ class TestBuffers:
         with Pipeline(servers.worker("a"), overlap=overlap) as pipeline:
             yield pipeline
 
-    def step(
+    def check_step(
         self,
         pipeline: Pipeline,
         change: Callable[[GradientBuffers], Any] = lambda buffers: buffers,
@@ -508,7 +508,7 @@ class TestBuffers:
         self, servers: ShardServers, pipeline: Pipeline
     ) -> None:
         before = servers.values()
-        kept = [self.step(pipeline) for _ in range(5)]
+        kept = [self.check_step(pipeline) for _ in range(5)]
         pipeline.settle()
         self.check(servers, before, 5)
         assert len({id(buffers["whole"]) for buffers in kept}) == 5
@@ -521,13 +521,13 @@ class TestBuffers:
             return buffers
 
         before = servers.values()
-        self.step(pipeline, replace)
+        self.check_step(pipeline, replace)
         pipeline.settle()
         self.check(servers, before, 1)
 
     def test_a_copy_of_the_mapping_counts_too(self, servers: ShardServers, pipeline: Pipeline) -> None:
         before = servers.values()
-        self.step(pipeline, dict)
+        self.check_step(pipeline, dict)
         pipeline.settle()
         self.check(servers, before, 1)
 
@@ -535,7 +535,7 @@ class TestBuffers:
         self, servers: ShardServers, pipeline: Pipeline, overlap: bool
     ) -> None:
         before = servers.values()
-        buffers = self.step(pipeline)
+        buffers = self.check_step(pipeline)
         pipeline.settle()
         buffers["whole"][:] = 1
         pipeline.pull()
@@ -559,14 +559,14 @@ class TestBuffers:
             return buffers
 
         before = servers.values()
-        self.step(pipeline, replace)
+        self.check_step(pipeline, replace)
         pipeline.settle()
         self.check(servers, before, 1)
 
     def test_updates_go_with_them(self, servers: ShardServers, pipeline: Pipeline) -> None:
         before = servers.values()
         before["mean"][:] = 5
-        self.step(pipeline, updates={"mean": np.full(4, 5, np.float32)})
+        self.check_step(pipeline, updates={"mean": np.full(4, 5, np.float32)})
         pipeline.settle()
         self.check(servers, before, 1)
 
@@ -587,7 +587,7 @@ class TestBuffers:
             return buffers
 
         with pytest.raises(errors.InvalidGradient, match=said):
-            self.step(pipeline, spoiled)
+            self.check_step(pipeline, spoiled)
         assert not any(servers.versions())
 
     def test_nan_is_refused(self, servers: ShardServers, pipeline: Pipeline) -> None:
@@ -596,7 +596,7 @@ class TestBuffers:
             return buffers
 
         def pushed() -> None:
-            self.step(pipeline, spoiled)
+            self.check_step(pipeline, spoiled)
             pipeline.settle()
 
         with pytest.raises(errors.NonFiniteGradient, match="whole"):
@@ -639,15 +639,19 @@ class TestGradientsThatTakeTheirTime:
         self, servers: ShardServers, overlap: bool, monkeypatch: pytest.MonkeyPatch, times: int
     ) -> None:
         broken: list[Lane] = []
-        send = Lane._send
+        stream = Lane.stream
 
-        def breaking(lane: Lane, waiting: list[bytes | bytearray | memoryview], kind: Frame, *options: Any) -> bool:
-            if kind is Frame.PUSH and len(broken) < times and self.received(servers) >= 2 << 20:
-                broken.append(lane)
-                lane.close()
-            return send(lane, waiting, kind, *options)
+        def breaking(lane: Lane, kind: Frame, payloads: Iterable[Sequence[Buffer]], **options: Any) -> None:
+            def watched() -> Iterator[Sequence[Buffer]]:
+                for pieces in payloads:
+                    if kind is Frame.PUSH and len(broken) < times and self.received(servers) >= 2 << 20:
+                        broken.append(lane)
+                        lane.close()
+                    yield pieces
 
-        monkeypatch.setattr(Lane, "_send", breaking)
+            stream(lane, kind, watched(), **options)
+
+        monkeypatch.setattr(Lane, "stream", breaking)
 
         def slowly() -> Iterator[tuple[str, np.ndarray]]:
             for number, (name, spec) in enumerate(LAYERS.items()):

@@ -25,7 +25,7 @@ def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """Returns the name of the clients' transport in metrics."""
     ways = {"grpc": "grpc", "lane": "tcp", "shared_memory": "auto"}
     monkeypatch.setenv("SHOAL_TRANSPORT", ways[request.param])
-    monkeypatch.setattr(shared_memory, "_SHARED_FROM_BYTES", 0)
+    monkeypatch.setattr(shared_memory, "SHARED_FROM_BYTES", 0)
     way: str = request.param
     return way
 

@@ -4,6 +4,8 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
 from itertools import pairwise
 from typing import Any, cast
 
@@ -13,6 +15,7 @@ from grpc import ServicerContext
 
 import shoal
 from shoal import _rpc
+from shoal._training import ParameterClient
 from shoal.status import StepTiming
 from shoal.v1 import job_pb2
 from shoal.v1 import parameter_server_pb2 as pb
@@ -42,6 +45,25 @@ def servers(coordinator: FakeCoordinator) -> Iterator[ShardServers]:
         coordinator.placement = servers.placement.to_proto()
         servers.admit("me", incarnation=1)
         yield servers
+
+
+@pytest.fixture
+def parameters(monkeypatch: pytest.MonkeyPatch) -> list[ParameterClient]:
+    """Receives the parameter clients that participants make."""
+    made: list[ParameterClient] = []
+
+    def noted(*given: Any, **options: Any) -> ParameterClient:
+        made.append(ParameterClient(*given, **options))
+        return made[-1]
+
+    monkeypatch.setattr("shoal._training.participant.ParameterClient", noted)
+    return made
+
+
+@pytest.fixture
+def brief_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes participants repeat a call to a server for a tenth of a second only."""
+    monkeypatch.setattr("shoal._training.participant.ParameterClient", partial(ParameterClient, retry_for_s=0.1))
 
 
 @pytest.fixture
@@ -90,7 +112,7 @@ def test_leave_finishes_and_reports(coordinator: FakeCoordinator, client: shoal.
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_time_of_a_gradient_generator_counts_as_compute(
-    coordinator: FakeCoordinator, client: shoal.Client, servers: ShardServers, overlap: bool
+    coordinator: FakeCoordinator, servers: ShardServers, overlap: bool
 ) -> None:
     now = 0.0
 
@@ -106,9 +128,12 @@ def test_time_of_a_gradient_generator_counts_as_compute(
         raise ValueError("no gradient")
         yield
 
-    with client.session("job", variables={"w": np.zeros(3)}, worker="me", overlap=overlap) as session:
-        session._clock = lambda: now
-        session._since = now
+    with (
+        closing(_rpc.CoordinatorClient(coordinator.address)) as client,
+        shoal.Session(
+            client, "job", {"w": np.zeros(3)}, {"overlap": overlap}, worker="me", clock=lambda: now
+        ) as session,
+    ):
         session.pull()
         now += 1.0
         with pytest.raises(ValueError, match="no gradient"):
@@ -183,7 +208,7 @@ def answer_reports(coordinator: FakeCoordinator, how: Callable[[job_pb2.ReportRe
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes every push report."""
-    monkeypatch.setattr("shoal.session._REPORT_EVERY_S", 0.0)
+    monkeypatch.setattr("shoal.session.REPORT_EVERY_S", 0.0)
 
 
 def test_whatever_is_logged_or_measured_the_coordinator_takes_it(
@@ -337,11 +362,21 @@ def test_a_session_whose_member_was_declared_lost_pushes_no_more(
 
 
 def test_fenced_session_raises_on_close(
-    client: shoal.Client, servers: ShardServers, coordinator: FakeCoordinator
+    client: shoal.Client, servers: ShardServers, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    lives: list[int] = []  # that the session knows of
+
+    def member(*given: Any, on_incarnation: Callable[[int], None]) -> _rpc.MembershipClient:
+        def noted(incarnation: int) -> None:
+            on_incarnation(incarnation)
+            lives.append(incarnation)
+
+        return _rpc.MembershipClient(*given, on_incarnation=noted)
+
+    monkeypatch.setattr("shoal.session.MembershipClient", member)
     session = client.session("job", variables={"w": np.zeros(3)}, worker="me")
     coordinator.fenced.add("me")
-    wait_until(lambda: session._fenced, what="another life")
+    wait_until(lambda: lives == [1, 2], what="another life")
     with pytest.raises(shoal.Fenced, match="was declared lost"):
         session.close()
     assert (coordinator.finished, coordinator.members) == ([], {})
@@ -352,7 +387,7 @@ FAILED = r"job job failed: server s1 is about to leave; open the session again"
 
 @pytest.mark.parametrize("how", ["fenced", "dropped", "away"])
 def test_push_to_a_failed_job_raises_the_reason(
-    session: shoal.Session, servers: ShardServers, coordinator: FakeCoordinator, how: str
+    brief_retries: None, session: shoal.Session, servers: ShardServers, coordinator: FakeCoordinator, how: str
 ) -> None:
     coordinator.enter("job", "FAILED", "server s1 is about to leave; open the session again")
     if how == "fenced":
@@ -360,7 +395,6 @@ def test_push_to_a_failed_job_raises_the_reason(
     elif how == "dropped":
         servers.each("DropShards", pb.DropShardsRequest(job="job"))
     else:
-        session._parameters._parameters.servers._retry_for_s = 0.1
         servers.close()
     for _ in range(2):
         with pytest.raises(shoal.JobFailed, match=FAILED):
@@ -372,6 +406,7 @@ def test_push_to_a_failed_job_raises_the_reason(
 @pytest.mark.parametrize(("state", "error"), [("FAILED", shoal.JobFailed), ("CANCELLED", shoal.errors.Cancelled)])
 @pytest.mark.parametrize("call", ["pull", "barrier", "skip"])
 def test_a_call_to_a_dead_server_ends_soon_after_its_job(
+    parameters: list[ParameterClient],
     session: shoal.Session,
     servers: ShardServers,
     coordinator: FakeCoordinator,
@@ -380,7 +415,7 @@ def test_a_call_to_a_dead_server_ends_soon_after_its_job(
     error: type[shoal.ShoalError],
 ) -> None:
     """The call begins before the coordinator knows that the server is lost, so it would be repeated for 30 s."""
-    placed, retried = session._parameters._parameters.servers, threading.Event()
+    placed, retried = parameters[-1].servers, threading.Event()
     count = placed.on_retry
 
     def on_retry() -> None:

@@ -59,7 +59,7 @@ WAYS = {
 
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Way]:
-    monkeypatch.setattr(_shared_memory, "_SHARED_FROM_BYTES", 0)
+    monkeypatch.setattr(_shared_memory, "SHARED_FROM_BYTES", 0)
     with memory_transport.registered():
         yield WAYS[request.param]
 

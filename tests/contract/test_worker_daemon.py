@@ -95,6 +95,11 @@ def start(cluster: FakeCluster, registry: CollectorRegistry, tmp_path: Path) -> 
     assert [child for child in psutil.Process().children() if "shoal_worker" in child.cmdline()] == []
 
 
+def has_thread() -> bool:
+    """Returns whether a daemon's thread is alive."""
+    return any(thread.name == "daemon" for thread in threading.enumerate())
+
+
 def test_job_is_trained_reported_and_finished(
     cluster: FakeCluster, start: Callable[..., Daemon], registry: CollectorRegistry
 ) -> None:
@@ -137,10 +142,10 @@ def test_metrics_tell_of_the_trainer_and_of_lines_that_wait(
 def test_a_job_that_runs_out_of_memory_fails_and_the_daemon_lives_on(
     cluster: FakeCluster, start: Callable[..., Daemon]
 ) -> None:
-    daemon = start("np.empty(1 << 57)")
+    start("np.empty(1 << 57)")
     [finish] = cluster.record.wait_for(job_pb2.FinishRequest)
     assert "ran out of memory on cpu, with a batch of 4 samples: Unable to allocate 1.00 EiB" in finish.error
-    assert daemon._thread.is_alive()
+    assert has_thread()
 
 
 def test_overlapping_job_is_trained_reported_and_finished(
@@ -174,8 +179,10 @@ def test_a_daemon_that_leaves_finishes_the_batch_in_hand_and_says_how_far_it_is(
     pid_of(cluster)
     enough = threading.Event()
     draining = threading.Thread(target=daemon.leave, args=[enough])
-    draining.start()
-    wait_until(lambda: daemon._machine.stopping_after_batch, what="the trainer's being asked")
+    with capture_logs() as logs:
+        draining.start()
+        asked = "draining: finishing the current batch"
+        wait_until(lambda: asked in [entry["event"] for entry in logs], what="the trainer's being asked")
 
     def left() -> bool:
         """Ends the batch in hand, and another one if the trainer began it before it read the request."""
@@ -214,7 +221,7 @@ def test_a_daemon_stops_though_its_trainer_does_not_end(
 ) -> None:
     """As for a process that is stuck in a driver, signals have no effect until the daemon has stopped."""
     stuck: list[TrainerProcess] = []
-    monkeypatch.setattr("shoal_worker.daemon._KILLED_S", 0.1)
+    monkeypatch.setattr("shoal_worker.daemon.KILLED_S", 0.1)
     monkeypatch.setattr(TrainerProcess, "stop", lambda process, _: stuck.append(process))
     daemon = start(BATCH_IN_HAND, stop_grace_s=0.1)
     trainer = psutil.Process(pid_of(cluster))
@@ -261,12 +268,13 @@ def test_a_program_that_is_not_allowed_is_refused_before_a_process_is_made(
     monkeypatch.setattr(subprocess, "Popen", no_process)
     cluster.members.program = program
     cluster.jobs.job = replace(JOB, program=program, settings={"args": ["touch", "owned"]})
-    daemon = start()
+    start()
     [finish] = cluster.record.wait_for(job_pb2.FinishRequest)
     assert finish.error.startswith(f"PROGRAM_NOT_ALLOWED: program {program}: ")
     assert not finish.trainer_failed
-    wait_until(lambda: daemon._job_run is None, what="the end of the job's run")
-    assert daemon._thread.is_alive()
+    beats = len(cluster.record.of(coordinator_pb2.HeartbeatRequest))
+    cluster.record.wait_for(coordinator_pb2.HeartbeatRequest, beats + 2)
+    assert has_thread()
 
 
 def test_a_trainer_that_is_killed_means_a_new_incarnation(

@@ -525,14 +525,14 @@ def test_commands_of_the_backup_guide_restore_a_backup(
     type_in(1)
     assert "later" not in {job.name for job in client.jobs()}
 
-    def reports() -> list[MetricsReported]:
+    def check_reports() -> list[MetricsReported]:
         """Returns the workers' reports since the job continued from the backup."""
         begun = {sequence: number for sequence, number in went_on().items() if sequence not in before}
         assert max(begun.values(), default=0) <= kept
         events = long_job.events(after=min(begun), follow=False) if begun else []
         return [event for event in events if isinstance(event, MetricsReported)]
 
-    wait_until(lambda: len(reports()) > 0, timeout_s=120, what="steps after the backup was put back")
+    wait_until(lambda: len(check_reports()) > 0, timeout_s=120, what="steps after the backup was put back")
     [coordinator] = stack.containers("coordinator")
     owners = stack.inside(coordinator, "find", "/var/lib/shoal", "-mindepth", "1", "-not", "-uid", "65532")
     assert owners == ""

@@ -86,7 +86,7 @@ def test_gradients_of_wide_and_deep_are_those_that_it_has_on_the_cpu(device: Dev
         assert relative_error(device.to_host(there[name]), wanted) <= 1e-4, name
 
 
-def train_and_check(place: str, factory: str, settings: dict[str, Any]) -> dict[str, np.ndarray]:
+def check_training(place: str, factory: str, settings: dict[str, Any]) -> dict[str, np.ndarray]:
     """The variables of a job of two steps on one worker of this device."""
     job = Job(
         f"shoal_nn.programs:{factory}",
@@ -115,7 +115,7 @@ def test_a_job_learns_on_the_device_what_it_learns_on_the_cpu(device: Device, tm
         "crosses": [["a", "b"]],
         "hidden": [8],
     }
-    there, here = (train_and_check(place, "wide_and_deep", settings) for place in ("cuda:0", "cpu"))
+    there, here = (check_training(place, "wide_and_deep", settings) for place in ("cuda:0", "cpu"))
     assert there.keys() == here.keys()
     for name, wanted in here.items():
         np.testing.assert_allclose(there[name], wanted, rtol=1e-3, atol=1e-5, err_msg=name)
@@ -123,6 +123,6 @@ def test_a_job_learns_on_the_device_what_it_learns_on_the_cpu(device: Device, tm
 
 def test_image_job_in_float16_with_dropout_trains(device: Device, tmp_path: Path) -> None:
     settings = {"data": bright(tmp_path / "images.npz"), "format": "npz", "classes": 2, "precision": "float16"}
-    values = train_and_check("cuda:0", "image_classifier", settings)
+    values = check_training("cuda:0", "image_classifier", settings)
     assert all(np.isfinite(value).all() for value in values.values())
     assert values["head/bias"].any(), "it begins with zeros"

@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
+from unittest import mock
 
 from prometheus_client import (
     CollectorRegistry,
@@ -18,6 +20,7 @@ from shoal_coordinator.process import CoordinatorConfig, start_coordinator
 from shoal_server.process import Server, ServerConfig
 from shoal_worker.daemon import WorkerConfig, start_worker
 from shoal_worker.messages import TrainerReport
+from shoal_worker.metrics import WorkerMetrics
 
 # What Prometheus adds to each target, by deploy/prometheus/prometheus.yml.
 TARGET_LABELS = frozenset({"component", "instance", "job"})
@@ -63,8 +66,15 @@ def roles() -> Iterator[dict[str, Scraped]]:
         running.callback(coordinator.stop)
         server = Server(ServerConfig("server-0", coordinator.address), registries["server"])
         running.callback(server.stop)
-        worker = start_worker(WorkerConfig(coordinator.address, "worker-0", device="cpu"), registries["worker"])
+        made: list[WorkerMetrics] = []
+
+        def noted(*given: Any) -> WorkerMetrics:
+            made.append(WorkerMetrics(*given))
+            return made[-1]
+
+        with mock.patch("shoal_worker.daemon.WorkerMetrics", noted):
+            worker = start_worker(WorkerConfig(coordinator.address, "worker-0", device="cpu"), registries["worker"])
         running.callback(worker.stop)
         # As of a trainer on a GPU, which a machine need not have.
-        worker._metrics.add(TrainerReport(Report(), {}, {"used": 1, "pool": 2, "limit": 0}))
+        made[0].add(TrainerReport(Report(), {}, {"used": 1, "pool": 2, "limit": 0}))
         yield {role: Scraped.of(generate_latest(registry).decode()) for role, registry in registries.items()}

@@ -2,32 +2,35 @@
 
     python tools/lint/docstrings.py
 
-It looks at these functions and methods, for which ruff already demands a docstring:
+It looks at these functions and methods:
 
 - the public ones in the public modules of the two packages that users import, and of the three roles;
 - those that are defined in private modules of these packages, if a public module exports the function or, for a
   method, its class.
 
-It requires three things of a docstring:
+Each has a docstring, unless it is a property, an RPC, which the contract explains, or an override: a method that a base
+class or a Protocol explains. Ruff's D1 rules skip methods, and functions that `__all__` lacks.
+
+The lint requires three things of a docstring:
 
 - A section Args names every parameter.
 - A section Returns or Yields says what is returned, unless the first line begins with that verb.
 - A section Raises has an entry for each exception that the function itself raises.
 
-A method without a docstring is not checked, because it overrides a method that has one. A method that only passes its
-arguments on may refer to the method that explains them: "...; see `Startup.join`."
+A method that only passes its arguments on may refer to the method that explains them: "...; see `Startup.join`."
 """
 
 import ast
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("client/shoal", "worker/shoal_nn", "worker/shoal_worker", "server/shoal_coordinator", "server/shoal_server")
 COMMANDS = "main.py"  # of a role: the options of a command have help texts instead
 FEW = 2  # parameters that a first line can explain
+WITHOUT_DOCSTRING = {"property", "cached_property", "setter", "overload", "servicer"}  # decorators
 RETURNS = re.compile(r"\b(Returns|Yields|Iterates)\b")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -109,12 +112,76 @@ def parameters(function: Function) -> list[str]:
     return [name for name in names if name not in ("self", "cls") and not name.startswith("_")]
 
 
+def last_name(node: ast.expr) -> str:
+    """Returns the last part of a dotted name, without a subscript; empty if it is no name."""
+    match node:
+        case ast.Subscript(value=ast.expr() as value):
+            return last_name(value)
+        case ast.Name(id=str(name)) | ast.Attribute(attr=str(name)):
+            return name
+    return ""
+
+
 def raised(function: Function) -> set[str]:
-    """Returns the names of the exceptions of `shoal.errors` that a function raises itself."""
+    """Returns the names of the exception classes that a function raises itself."""
     calls = (
         node.exc.func for node in ast.walk(function) if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)
     )
-    return {call.attr for call in calls if isinstance(call, ast.Attribute) and ast.unparse(call.value) == "errors"}
+    return {name for name in map(last_name, calls) if name[:1].isupper()}
+
+
+class Explained:
+    """The methods that base classes and Protocols explain.
+
+    Args:
+        trees: all modules.
+    """
+
+    def __init__(self, trees: Iterable[ast.Module]) -> None:
+        self._classes: dict[str, list[ast.ClassDef]] = {}
+        for tree in trees:
+            for node in ast.walk(tree):
+                if isinstance(node, ast.ClassDef):
+                    self._classes.setdefault(node.name, []).append(node)
+        self._by_protocols = {
+            name
+            for found in self._classes.values()
+            for each in found
+            if "Protocol" in map(last_name, each.bases)
+            for name in documented(each)
+        }
+
+    def has(self, owner: ast.ClassDef, method: str) -> bool:
+        """Returns whether a base class, or any Protocol with this method, explains a method.
+
+        A base class outside of Shoal explains all methods.
+        """
+        if method in self._by_protocols:
+            return True
+        for base in set(map(last_name, owner.bases)) - {"Protocol", "Generic", "ABC"}:
+            for found in self._classes.get(base, ()):
+                if method in documented(found) or self.has(found, method):
+                    return True
+            if base not in self._classes:
+                return True
+        return False
+
+
+def documented(owner: ast.ClassDef) -> set[str]:
+    """Returns the names of a class's methods that have a docstring."""
+    return {each.name for each in owner.body if isinstance(each, Function) and ast.get_docstring(each)}
+
+
+def undocumented(tree: ast.Module, explained: Explained) -> Iterator[tuple[str, Function]]:
+    """Yields the public functions and methods of a module that nothing explains: qualified name, function."""
+    owners = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    for name, function, text in public_functions(tree):
+        owner = owners.get(name.partition(".")[0])
+        kinds = set(map(last_name, function.decorator_list))
+        if text is not None or function.name == "__init__" or kinds & WITHOUT_DOCSTRING:
+            continue
+        if owner is None or not explained.has(owner, function.name):
+            yield name, function
 
 
 def refers(function: Function, text: str) -> bool:
@@ -150,13 +217,15 @@ def main() -> int:
     """Prints each problem as file:line: function: problem; returns 1 if there is one."""
     count = 0
     trees = {path: ast.parse(path.read_text()) for path in modules()}
+    explained = Explained(trees.values())
     again = public_names({path: exported(tree) for path, tree in trees.items()})
     for path, tree in trees.items():
         names = None if is_public(path) else again.get(module_name(path), set())
+        found = [(*each, "there is no docstring") for each in undocumented(tree, explained)]
         for name, function, text in public_functions(tree):
-            if names is not None and name.partition(".")[0] not in names:
-                continue
-            for problem in problems(function, text):
+            found += [(name, function, problem) for problem in problems(function, text)]
+        for name, function, problem in found:
+            if names is None or name.partition(".")[0] in names:
                 sys.stdout.write(f"{path.relative_to(ROOT)}:{function.lineno}: {name}: {problem}\n")
                 count += 1
     return 1 if count else 0

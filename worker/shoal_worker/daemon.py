@@ -51,7 +51,7 @@ _MAX_EVENTS = 256
 _LOOK_EVERY_S = 0.25
 
 # Seconds that a killed trainer may take to end. Only one that is stuck in a driver takes longer.
-_KILLED_S = 10.0
+KILLED_S = 10.0
 
 StartProcess = Callable[..., TrainerProcess]
 
@@ -178,7 +178,7 @@ class Daemon:
         """Stops the trainer, leaves the cluster and closes all connections."""
         self._health.set_ready(False)
         self._events.put(StopRequested())
-        self._thread.join(self._config.stop_grace_s + _KILLED_S)
+        self._thread.join(self._config.stop_grace_s + KILLED_S)
         if self._thread.is_alive():
             _log.error("trainer does not end although it was killed; leaving without it")
         self._membership.stop(self._cursor)

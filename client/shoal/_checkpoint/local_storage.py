@@ -15,7 +15,7 @@ from shoal._checkpoint import direct_io
 from shoal._checkpoint.storage import TEMPORARY, Buffer, StorageFile, checked, is_name, missing
 from shoal._system import private_files, volumes
 
-_MAX_TARGETS = os.sysconf("SC_IOV_MAX")  # of one system call
+MAX_TARGETS = os.sysconf("SC_IOV_MAX")  # of one system call
 
 
 class LocalStorage:
@@ -148,7 +148,7 @@ class _LocalFile:
     def read_into(self, start: int, targets: Sequence[memoryview]) -> None:
         waiting = deque(filter(len, targets))
         while waiting:
-            count = os.preadv(self._descriptor, [*islice(waiting, _MAX_TARGETS)], start)
+            count = os.preadv(self._descriptor, [*islice(waiting, MAX_TARGETS)], start)
             if not count:
                 raise errors.CorruptCheckpoint(f"{self._where} is truncated at byte {start}", file=self._where)
             start += count

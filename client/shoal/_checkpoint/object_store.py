@@ -31,7 +31,7 @@ _S3: Mapping[str, Any] = {
 _S3_ROUNDS = 2
 # Stores whose files appear when they are closed, and whose uploads can be aborted. In others, a file is renamed.
 _UPLOADS = ("s3", "s3a", "gs", "gcs")
-_OPTIONS: Mapping[str, Mapping[str, Any]] = {"s3": _S3, "s3a": _S3}
+OPTIONS: Mapping[str, Mapping[str, Any]] = {"s3": _S3, "s3a": _S3}
 
 
 class ObjectStore:
@@ -53,7 +53,7 @@ class ObjectStore:
             )
         names = [checked(name) for name in rest.removesuffix("/").split("/")]
         self.url = f"{self._scheme}://{'/'.join(names)}"
-        self._system = _system(self._scheme, self.url)
+        self._system = open_file_system(self._scheme, self.url)
         self._root: str = self._system._strip_protocol(self.url)
 
     @property
@@ -199,11 +199,11 @@ class _Move:
         self._system.rm_file(self._temporary)
 
 
-def _system(scheme: str, url: str) -> Any:
+def open_file_system(scheme: str, url: str) -> Any:
     """Returns the fsspec file system for a scheme, or raises BadRequest if there is none."""
     try:
         fsspec = importlib.import_module("fsspec")
-        options = {**_OPTIONS.get(scheme, {}), "skip_instance_cache": True, "use_listings_cache": False}
+        options = {**OPTIONS.get(scheme, {}), "skip_instance_cache": True, "use_listings_cache": False}
         system = fsspec.filesystem(scheme, **options)
     except ImportError as error:
         raise errors.BadRequest(

@@ -16,7 +16,7 @@ from shoal._system import atomic_write
 from shoal.variables import Variable
 
 # Bytes that are read or written at a time.
-_PIECE_BYTES = 16 << 20
+PIECE_BYTES = 16 << 20
 # First bytes of files that people take for safetensors files.
 _OTHER_FORMATS = {
     b"PK\x03\x04": "a zip archive, such as the .npz file of `shoal pull`, or a file of torch.save",
@@ -88,7 +88,7 @@ class SafetensorsFile:
         """Yields the bytes of the tensors in the dtypes that servers store."""
         for tensor in self._tensors.values():
             kept = storage_dtype(tensor.dtype)
-            step = _PIECE_BYTES // tensor.dtype.itemsize * tensor.dtype.itemsize
+            step = PIECE_BYTES // tensor.dtype.itemsize * tensor.dtype.itemsize
             for start in range(tensor.start, tensor.stop, step):
                 self._file.seek(start)
                 piece = np.frombuffer(self._file.read(min(step, tensor.stop - start)), tensor.dtype)
@@ -136,7 +136,7 @@ def rows(saved: SavedVariables, variable: str, dtype: np.dtype, shape: tuple[int
     """
     width = max(1, math.prod(shape[1:]))
     count = math.prod(shape) // width
-    step = max(1, _PIECE_BYTES // (width * dtype.itemsize))
+    step = max(1, PIECE_BYTES // (width * dtype.itemsize))
     for start in range(0, count, step):
         piece = np.empty(min(step, count - start) * width, dtype)
         saved.read((VALUE, variable, start, piece))

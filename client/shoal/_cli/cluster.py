@@ -96,7 +96,7 @@ def up(
         if not as_json:
             out.errors.print(_beginning(servers, workers))
         with cluster:
-            _announce(cluster, out)
+            announce(cluster, out)
             Supervisor(cluster, out).run()
 
 
@@ -173,7 +173,8 @@ def _page_flags(given: str | None, hosts: str, read_only: bool) -> list[str]:
     return [*named, *["--page-read-only"][:read_only], *["--page-or-any"][: given is None]]
 
 
-def _announce(cluster: LocalCluster, out: Output) -> None:
+def announce(cluster: LocalCluster, out: Output) -> None:
+    """Prints the addresses of a cluster that is ready, and commands to begin with."""
     watch = f"Watch it at {cluster.page}\n" if cluster.page else ""
     metrics = f"Metrics of the coordinator: http://{cluster.metrics['coordinator']}/metrics\n"
     workers = sum(process.name.startswith("worker-") for process in cluster.processes)

@@ -21,7 +21,7 @@ EXIT_CODES_HELP = (
     "command (name in use, still running, no variables yet); 6 time limit exceeded; 130 interrupted."
 )
 
-_PIPE_COLUMNS = 240
+PIPE_COLUMNS = 240
 _NO_LIMIT = 100_000
 
 Row = Mapping[str, Any]
@@ -38,7 +38,7 @@ class Output:
     def __init__(self, as_json: bool, *, width: int | None = None) -> None:
         self.as_json = as_json
         # For a pipe, rich assumes 80 columns.
-        width = width or (None if sys.stdout.isatty() else _PIPE_COLUMNS)
+        width = width or (None if sys.stdout.isatty() else PIPE_COLUMNS)
         # The text comes from users: rich must not interpret tags or emoji names in it.
         self._people = _console(width=width)
         self.errors = _console(stderr=True)

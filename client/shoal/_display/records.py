@@ -31,7 +31,7 @@ from shoal.timings import PHASES, Straggler
 # Seconds of silence after which a member is late, in a cluster whose interval of heartbeats is short or not known.
 LATE_S = 2.0
 # Seconds by which a second heartbeat may be late by chance, as on a busy host.
-_LATE_BY_CHANCE_S = 0.25
+LATE_BY_CHANCE_S = 0.25
 
 
 def job(status: JobStatus) -> dict[str, Any]:
@@ -262,7 +262,7 @@ def cluster(status: ClusterStatus, late_s: float | None = None) -> dict[str, Any
 
 def late_after_s(status: ClusterStatus, at_least_s: float = LATE_S) -> float:
     """Returns the seconds of silence after which a member counts as late: two intervals, and at least `at_least_s`."""
-    return max(at_least_s, 2 * status.heartbeat_interval_s + _LATE_BY_CHANCE_S)
+    return max(at_least_s, 2 * status.heartbeat_interval_s + LATE_BY_CHANCE_S)
 
 
 def totals(status: ClusterStatus) -> dict[str, Any]:

@@ -18,7 +18,7 @@ _WRITER = "shoal.callbacks.TensorBoard"
 _FLUSH_S = 10.0
 # Records of a run and group of tags that are recognized when they come again. The coordinator keeps the last 20,000 log
 # lines and metrics of a job, and as many other events, so older records of a group cannot come again.
-_MOST_KNOWN = 50_000
+MAX_KNOWN = 50_000
 # The suffix of our files. Files of other writers in the same folder are not read.
 _SUFFIX = ".shoal"
 # A record has its length and that length's checksum before it, and its own checksum after it.
@@ -151,7 +151,7 @@ class _EventFiles:
     def _know(self, record: bytes, event: Any) -> None:
         there = self._there.setdefault(_group(event), {})
         there[record] = None
-        if len(there) > _MOST_KNOWN:
+        if len(there) > MAX_KNOWN:
             del there[next(iter(there))]
 
     def _ours(self) -> list[Path]:

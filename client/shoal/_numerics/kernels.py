@@ -38,7 +38,7 @@ _X86: Mapping[str, frozenset[str]] = {
 _ARM = "generic"  # ARMv8-A has NEON; LLVM has no common names for higher levels
 _COMPILE = f"from shoal._numerics import kernels; kernels.compile_all({GROUP!r})"
 _COMPILE_S = 600.0
-_LOCK_S = 60.0  # longer than the compilation of all kernels takes
+LOCK_S = 60.0  # longer than the compilation of all kernels takes
 _POLL_S = 0.01
 
 
@@ -172,7 +172,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _lock(descriptor: int) -> None:
-    give_up = time.monotonic() + _LOCK_S
+    give_up = time.monotonic() + LOCK_S
     while time.monotonic() < give_up:  # limited, because the holder may be stopped
         try:
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -14,9 +14,9 @@ import structlog
 
 from shoal import _rpc, errors
 
-_MOST_CONNECTIONS = 16
+MAX_CONNECTIONS = 16
 # Seconds that a connection may last, the same as Prometheus's default timeout of a scrape.
-_SECONDS_A_CONNECTION = 10.0
+CONNECTION_S = 10.0
 _log = structlog.get_logger(__name__)
 
 
@@ -83,8 +83,8 @@ class RoleHttpServer:
             listening,
             lambda: self.not_ready,
             self._registry,
-            connections=_MOST_CONNECTIONS,
-            seconds=_SECONDS_A_CONNECTION,
+            connections=MAX_CONNECTIONS,
+            seconds=CONNECTION_S,
         )
         with self._lock:
             self._stop_server = server.stop

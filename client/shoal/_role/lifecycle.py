@@ -141,7 +141,7 @@ def run_role(
     configure_logging(log_format, log_level, **identity)
     log = structlog.get_logger(__name__)
     log.debug("raised the limit on open files", files=raise_open_files())  # each connection is one
-    signals = _StopSignals()
+    signals = StopSignals()
     if supervised:
         signals.follow_parent()
     try:
@@ -180,7 +180,7 @@ class _SignalReceived(BaseException):
     """Raised by a signal while a role starts, as KeyboardInterrupt is by Ctrl-C."""
 
 
-class _StopSignals:
+class StopSignals:
     """Requests to stop a role: signals, and the end of a supervisor's standard input.
 
     Kubernetes and systemd send SIGTERM for a graceful stop, so only the first SIGTERM leaves time for one.

@@ -44,7 +44,7 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
 # Threads of essential calls, which wait for nothing but the coordinator's store, and of probes.
 _ESSENTIAL_THREADS, _HEALTH_THREADS = 8, 2
 # Seconds in which cancelled calls end when a server stops.
-_CANCELLED_S = 5.0
+CANCELLED_S = 5.0
 # The option of a role that sets the address of its gRPC server, for messages.
 _LISTEN = "--listen"
 _HEALTH_CHECK = f"{health.SERVICE_NAME}/Check"
@@ -270,8 +270,8 @@ class RpcServer:
         method no longer waits for that call, so that the process can end.
         """
         self.set_ready(False)
-        if not self._server.stop(grace_s).wait(grace_s + _CANCELLED_S):
-            _log.warning("stopped although a cancelled call has not ended", after_s=grace_s + _CANCELLED_S)
+        if not self._server.stop(grace_s).wait(grace_s + CANCELLED_S):
+            _log.warning("stopped although a cancelled call has not ended", after_s=grace_s + CANCELLED_S)
         self._reception.stop()
         self._pools.shutdown()
 

@@ -31,13 +31,13 @@ _FIRST_BUFFER = 1 << 16  # bytes; grows with the received messages
 # Sleeping and waking takes longer than a small call. If the other end answered within this time before, a client polls
 # for as long before it sleeps, and yields the core between two polls. This makes steps of a millisecond faster, and
 # costs nothing for longer ones.
-_BRIEF_S = 0.002
+BRIEF_S = 0.002
 # Within a large payload, a reader is woken once for this many bytes, not for each packet, because waking it costs the
 # sender's time.
 _WAKE_BYTES = 128 << 10
 _MAX_PIECES = 512  # buffers of one system call; the kernel accepts 1,024
 # Bytes of one system call: with fewer and larger ones, both ends sleep and wake less often.
-_BATCH_BYTES = 4 << 20
+BATCH_BYTES = 4 << 20
 # Of the first one, if the other end may answer that it must wait: only the header of a push.
 _FIRST_BATCH_BYTES = 1
 _Heed = Callable[[], bool] | None
@@ -150,14 +150,14 @@ class Lane(Connection):
     ) -> None:
         give_up = time.monotonic() + within_s
         waiting: list[Buffer] = []
-        size, batch = 0, _FIRST_BATCH_BYTES if heed else _BATCH_BYTES
+        size, batch = 0, _FIRST_BATCH_BYTES if heed else BATCH_BYTES
         for pieces in payloads:
             frame = _frame(kind, pieces)
             waiting += frame
             size += sum(map(len, frame))
             if at_once or size >= batch or len(waiting) >= _MAX_PIECES:
                 goes_on = self._send(waiting, kind, give_up, heed)
-                waiting, size, batch = [], 0, min(max(2 * batch, CHUNK_BYTES), _BATCH_BYTES)
+                waiting, size, batch = [], 0, min(max(2 * batch, CHUNK_BYTES), BATCH_BYTES)
                 if not goes_on:
                     heed = None
                     break
@@ -253,7 +253,7 @@ class Lane(Connection):
     def _read_some(self, within_s: float | None) -> None:
         """Waits for the first bytes of a frame, and reads all available ones: small frames arrive several at once."""
         begun = time.monotonic()
-        if self._last in self._brief and self._watch(begun + _BRIEF_S):
+        if self._last in self._brief and self._watch(begun + BRIEF_S):
             return
         if within_s is not None and within_s < self._stall_s and not self._speaks(within_s):
             raise self._stalled("has sent nothing for", within_s)
@@ -268,7 +268,7 @@ class Lane(Connection):
             except OSError as error:
                 raise self._broken(error) from None
             self._end += self._some(count)
-        if self._polls and self._last not in self._streamed and time.monotonic() - begun < _BRIEF_S:
+        if self._polls and self._last not in self._streamed and time.monotonic() - begun < BRIEF_S:
             self._brief.add(self._last)
         else:
             self._brief.discard(self._last)

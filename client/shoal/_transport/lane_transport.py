@@ -23,7 +23,7 @@ T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 
 _CONNECT_TIMEOUT_S = 5.0
-_WELCOME_TIMEOUT_S = 5.0
+WELCOME_TIMEOUT_S = 5.0
 # Enough for an update of the largest shards.
 _ANSWER_TIMEOUT_S = 120.0
 
@@ -175,7 +175,7 @@ class LaneFactory(TransportFactory):
         with ExitStack() as undo:
             lane, token = self.dial(target)
             undo.callback(lane.close)
-            welcome = open_handshake(lane, self._security(token), hello, within_s=_WELCOME_TIMEOUT_S)
+            welcome = open_handshake(lane, self._security(token), hello, within_s=WELCOME_TIMEOUT_S)
             undo.pop_all()
         return lane, welcome
 

@@ -20,7 +20,7 @@ _log = structlog.get_logger(__name__)
 
 _ACCEPT_PAUSE_S = 0.1
 # Seconds for the whole handshake: the protection of the bytes, the hello and its answer.
-_HELLO_TIMEOUT_S = 5.0
+HELLO_TIMEOUT_S = 5.0
 
 
 class ConnectionHandler(Protocol):
@@ -158,7 +158,7 @@ class Listener:
             taken = not self._stopping and len(self._served) < self._limit and _started(thread)
             if taken:
                 self._served[thread] = lane
-                self._greeting[lane] = time.monotonic() + _HELLO_TIMEOUT_S
+                self._greeting[lane] = time.monotonic() + HELLO_TIMEOUT_S
         if not taken:
             self._refuse(lane)
 

@@ -8,7 +8,7 @@ from shoal._transport.transport import TransportFactory
 
 _SETTINGS = ("auto", "tcp", "grpc")
 
-_registry: Registry[TransportFactory] = Registry("shoal.transports")
+TRANSPORTS: Registry[TransportFactory] = Registry("shoal.transports")
 
 
 def register(factory: TransportFactory) -> None:
@@ -19,12 +19,12 @@ def register(factory: TransportFactory) -> None:
     Args:
         factory: opens the transport, on connections that are made from now on.
     """
-    _registry.register(factory)
+    TRANSPORTS.register(factory)
 
 
 def unregister(name: str) -> None:
     """Removes the transport of this name, if there is one."""
-    _registry.unregister(name)
+    TRANSPORTS.unregister(name)
 
 
 def registered(setting: str) -> list[TransportFactory]:
@@ -34,7 +34,7 @@ def registered(setting: str) -> list[TransportFactory]:
         BadRequest: the setting allows none.
         StartFailed: a transport of an installed package cannot be loaded.
     """
-    factories = _registry.items()
+    factories = TRANSPORTS.items()
     found = [factory for factory in factories if setting in factory.settings]
     if not found:
         known = sorted({name for factory in factories for name in factory.settings})
@@ -54,7 +54,7 @@ def chosen_setting() -> str:
     setting = os.environ.get("SHOAL_TRANSPORT") or "auto"
     if setting in _SETTINGS:
         return setting
-    others = {name for factory in _registry.items() for name in factory.settings} - {*_SETTINGS}
+    others = {name for factory in TRANSPORTS.items() for name in factory.settings} - {*_SETTINGS}
     *names, last = (*_SETTINGS, *sorted(others))
     if setting not in (*names, last):
         raise errors.BadRequest(

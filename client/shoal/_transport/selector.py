@@ -17,7 +17,7 @@ _log = structlog.get_logger(__name__)
 
 # Seconds from a refusal until a transport is tried again: the first time, and at most. Attempts run beside the calls.
 # The pauses keep all clients of a server that is at its limit from asking it each second.
-_FIRST_RETRY_S, _LONGEST_RETRY_S = 5.0, 300.0
+FIRST_RETRY_S, _LONGEST_RETRY_S = 5.0, 300.0
 
 
 @dataclass(slots=True)
@@ -186,7 +186,7 @@ class Selector:
             return  # the other direction was refused as well
         refusal = self._refusals.get(name)
         if refusal is None or now - refusal.until > _LONGEST_RETRY_S:
-            backoff = _rpc.Backoff(self._jitter, first_s=_FIRST_RETRY_S, longest_s=_LONGEST_RETRY_S)
+            backoff = _rpc.Backoff(self._jitter, first_s=FIRST_RETRY_S, longest_s=_LONGEST_RETRY_S)
             self._refusals[name] = refusal = _Refusal(backoff, now)
         refusal.until = now + refusal.backoff.next()
 

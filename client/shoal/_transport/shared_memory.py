@@ -22,7 +22,7 @@ T = TypeVar("T")
 _log = structlog.get_logger(__name__)
 
 # Minimum size of a call; for smaller ones, shared memory costs more than it saves.
-_SHARED_FROM_BYTES = 1 << 18
+SHARED_FROM_BYTES = 1 << 18
 _PAGE = 4096
 
 
@@ -34,11 +34,14 @@ class SharedMemoryTransport(LaneTransport):
         target: the server.
         segment: segment that the server has mapped; the transport owns it.
         regions: regions of the segment, each large enough for all the target's shards.
+
+    Attributes:
+        segment: the segment.
     """
 
     def __init__(self, lane: Connection, target: Target, segment: Segment, regions: Regions) -> None:
         super().__init__(lane, target)
-        self._segment = segment
+        self.segment = segment
         self._regions: Regions | None = regions
         self._address = target.offer.address
 
@@ -67,7 +70,7 @@ class SharedMemoryTransport(LaneTransport):
         """Closes the lane. Shared memory stays until no array uses it."""
         super().close()
         self._regions = None
-        self._segment.close()
+        self.segment.close()
 
     def _pull_into(
         self, request: pb.PullRequest, pull_decoder: PullDecoder, region: np.ndarray
@@ -109,7 +112,7 @@ class SharedMemoryTransport(LaneTransport):
         """Returns why the shared memory is lost; empty if it is not. Called before each access."""
         try:
             if not self.lost:
-                self._segment.check()
+                self.segment.check()
         except SegmentLost as error:
             self.lost = str(error)
         except SegmentUnavailable:
@@ -137,7 +140,7 @@ class SharedMemoryFactory(LaneFactory):
         if not target.offer.address or not target.offer.host or target.offer.host != host_id():
             raise TransportUnavailable("the server is not on this host")
         nbytes = target.layout.region_bytes
-        if nbytes < _SHARED_FROM_BYTES:
+        if nbytes < SHARED_FROM_BYTES:
             raise TransportUnavailable(f"{nbytes} bytes of arenas are too few for a segment")
         size = -(-nbytes // _PAGE) * _PAGE
         # Before the lane, because allocation can take longer than a server waits for the hello.

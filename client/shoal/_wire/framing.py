@@ -15,7 +15,7 @@ from shoal._wire.chunks import Chunk
 from shoal._wire.limits import CHUNK_BYTES
 from shoal._wire.slabs import ArenaKey, CallLayout, Slab
 
-_MAX_PIECES = 1 << 16  # separate pieces of a slab, with gaps between them
+MAX_PIECES = 1 << 16  # separate pieces of a slab, with gaps between them
 _MAX_TARGETS = 64  # buffers into which the kernel receives one chunk; more would cost more than a copy
 _CHUNK_OVERHEAD = 64  # upper bound of one chunk's framing, in bytes
 
@@ -96,8 +96,8 @@ class _Cover:
         if at % 2 or (at < len(self._edges) and self._edges[at] < stop):
             return f"a chunk of bytes {start} to {stop} overlaps bytes that have already arrived"
         apart = self._edges[max(0, at - 1) : at] != [start] and self._edges[at : at + 1] != [stop]
-        if apart and len(self._edges) >= 2 * _MAX_PIECES:
-            return f"chunks leave more than {_MAX_PIECES} gaps: send neighbouring chunks in order"
+        if apart and len(self._edges) >= 2 * MAX_PIECES:
+            return f"chunks leave more than {MAX_PIECES} gaps: send neighbouring chunks in order"
         return ""
 
     def add(self, start: int, size: int) -> None:

@@ -10,7 +10,7 @@ from shoal._wire.plans import PlannedSlice
 from shoal._wire.slabs import Slab
 
 # Minimum size of a slab with a partial variable that is received slice by slice, so that it is in memory only once.
-_SCATTERED_BYTES = 64 << 20
+SCATTERED_BYTES = 64 << 20
 
 
 class PullDecoder:
@@ -36,7 +36,7 @@ class PullDecoder:
     def runs(self, slab: Slab) -> list[SlabRange]:
         """Returns the memory of a slab, which must be filled before `values` is called."""
         plan = self._packer.plan(slab)
-        if slab.nbytes >= _SCATTERED_BYTES and plan.partial:
+        if slab.nbytes >= SCATTERED_BYTES and plan.partial:
             return [SlabRange(it.elements.start, it.elements.stop, self._target(it).reshape(-1)) for it in plan.parts]
         self._flat[slab] = flat = self._memory(slab.elements * slab.dtype.itemsize).view(slab.dtype)
         return [SlabRange(0, slab.elements, flat)]

@@ -9,7 +9,7 @@ import numpy as np
 from shoal import errors
 
 # Bytes that are read at a time.
-_CHUNK = 4 << 20
+CHUNK_BYTES = 4 << 20
 _NEWLINE, _RETURN = ord("\n"), ord("\r")
 
 
@@ -83,7 +83,7 @@ class _Scan:
     def row_starts(self) -> Iterator[np.ndarray]:
         """Yields the positions at which rows start, as int64 arrays."""
         start, last = 0, 0  # the start of the current line; the byte before the chunk
-        while chunk := self._file.read(_CHUNK):
+        while chunk := self._file.read(CHUNK_BYTES):
             data = np.frombuffer(chunk, np.uint8)
             ends = self._outside_quotes(chunk, data, np.flatnonzero(data == _NEWLINE))
             starts = np.append(start, self.size + ends + 1)

@@ -261,9 +261,9 @@ class Cluster:
         self._outcomes.draining.validate(self._jobs.live)
         # Each attempt has exactly one effect, so the outcome of the effect is the outcome of the attempt.
         attempts = ScanCheckpoints | TakeCut | CommitCheckpoint
-        saving = Counter(effect.job for effect in self._pending_effects if isinstance(effect, attempts))
+        begun = Counter(effect.job for effect in self._pending_effects if isinstance(effect, attempts))
         for job in self._jobs.live:
-            assert saving[job.ref] == job.checkpoint_in_progress, "a checkpoint attempt without its effect, or with two"
+            assert begun[job.ref] == job.checkpoint_in_progress, "a checkpoint attempt without its effect, or with two"
 
     # Members.
 

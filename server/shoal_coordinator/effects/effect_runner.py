@@ -73,7 +73,7 @@ _THREADS = {
 }
 # Seconds after which an effect of the pool WORKERS that waits for a server runs again, from its beginning, in the pool
 # SILENT. The effects of that pool are safe to repeat at any point.
-_PATIENCE_S = 2.0
+PATIENCE_S = 2.0
 _SLOW = (ScanCheckpoints, CommitCheckpoint)
 # The number of effects that may wait for one job name.
 _MAX_QUEUED = 100_000
@@ -291,7 +291,7 @@ class EffectRunner:
 
     def _results(self, batch: list[Effect], pool: _Pool) -> Sequence[_Result]:
         effect = batch[0]
-        calls = self._calls(effect, _PATIENCE_S if pool is _Pool.WORKERS else None)
+        calls = self._calls(effect, PATIENCE_S if pool is _Pool.WORKERS else None)
         match effect:
             case AdmitWorker():
                 return worker_effects.admit([it for it in batch if isinstance(it, AdmitWorker)], calls)

@@ -15,7 +15,7 @@ from shoal_coordinator.effects.server_channels import LentChannel, ServerChannel
 from shoal_coordinator.messages import ServerRef
 
 CALL_TIMEOUT_S = 5.0
-_RETRY_FOR_S = 20.0
+RETRY_FOR_S = 20.0
 
 
 class ServerCalls:
@@ -81,7 +81,7 @@ class ServerCalls:
             Cancelled: The calls are no longer wanted.
             ServerSilent: A server did not answer within the patience.
         """
-        for_s = _RETRY_FOR_S if retry_for_s is None else retry_for_s
+        for_s = RETRY_FOR_S if retry_for_s is None else retry_for_s
         policy = CallPolicy(self.check_wanted, self._on_retry, for_s, self._patience_s)
         return self._run(policy, servers, method, request_for, timeout_s)
 
@@ -99,7 +99,7 @@ class ServerCalls:
         Raises:
             ServerSilent: A server did not answer within the patience.
         """
-        policy = CallPolicy(self.check_wanted, self._on_retry, _RETRY_FOR_S, self._patience_s, keep_errors=True)
+        policy = CallPolicy(self.check_wanted, self._on_retry, RETRY_FOR_S, self._patience_s, keep_errors=True)
         return self._run(policy, servers, method, lambda _: request, CALL_TIMEOUT_S)
 
     def _run(

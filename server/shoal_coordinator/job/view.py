@@ -106,7 +106,7 @@ class JobView:
 
     def status(self, now: float) -> JobStatus:
         """Returns the status that users see."""
-        life, saving = self._lifecycle, self._checkpoint_coordinator
+        life, coordinator = self._lifecycle, self._checkpoint_coordinator
         return JobStatus(
             job=self.spec,
             state=life.state,
@@ -116,11 +116,11 @@ class JobView:
             finished_at=life.finished_at,
             workers=self._worker_group.names,
             progress=self._progress(now),
-            checkpoint=saving.checkpoints.newest,
-            checkpoint_failure=saving.checkpoints.failure,
+            checkpoint=coordinator.checkpoints.newest,
+            checkpoint_failure=coordinator.checkpoints.failure,
             restarts=self._recovery.restarts,
-            evaluation=saving.latest,
-            best=saving.best,
+            evaluation=coordinator.latest,
+            best=coordinator.best,
         )
 
     def data(self) -> DataAccount:

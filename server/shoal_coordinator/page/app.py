@@ -29,7 +29,7 @@ STATIC = Path(__file__).parent / "static"
 _THREADS, _STORAGE_THREADS = 8, 2
 _QUEUED, _STORAGE_QUEUED = 64, 8
 # Seconds that a reply may take: less than the browser's timeout, so that the browser gets the reason.
-_ANSWER_S = 10.0
+ANSWER_S = 10.0
 # The size of a request's body, and the seconds that it may take.
 _BODY_BYTES, _BODY_S = 4_096, 10.0
 
@@ -74,10 +74,8 @@ class _Pages:
 
     def __init__(self, reader: Reader, stopping: asyncio.Event, max_watchers: int) -> None:
         self._reader = reader
-        self._ask = BoundedThreadPool("the coordinator", _THREADS, _QUEUED, _ANSWER_S).run
-        self._ask_storage = BoundedThreadPool(
-            "the checkpoint storage", _STORAGE_THREADS, _STORAGE_QUEUED, _ANSWER_S
-        ).run
+        self._ask = BoundedThreadPool("the coordinator", _THREADS, _QUEUED, ANSWER_S).run
+        self._ask_storage = BoundedThreadPool("the checkpoint storage", _STORAGE_THREADS, _STORAGE_QUEUED, ANSWER_S).run
         self._streams = Streams(reader, self._ask, stopping, max_watchers)
 
     async def overview(self, _request: Request) -> Response:

@@ -19,9 +19,9 @@ from shoal_coordinator.page.reader import Reader
 _log = structlog.get_logger(__name__)
 
 # The limit of concurrent connections. An open page needs several.
-_CONNECTIONS = 256
+CONNECTIONS = 256
 # Seconds that a connection may stay open without a request, at its start or after a response.
-_PATIENCE_S = 10.0
+PATIENCE_S = 10.0
 # A host name, or a numeric address.
 _NAME = re.compile(r"[^\s/:@?#\[\]]+(?<!\.)|\[[0-9a-f:.]+\]")
 # The wildcard addresses, each with an address for the page's URL.
@@ -77,7 +77,7 @@ class PageServer:
         self._server = WebServer(
             listening,
             lambda stopping: make_app(self._reader, rules, stopping, max_watchers),
-            ConnectionLimits(_CONNECTIONS, _PATIENCE_S),
+            ConnectionLimits(CONNECTIONS, PATIENCE_S),
         )
         self._thread = threading.Thread(target=self._serve, name="page", daemon=True)
         self._thread.start()

@@ -23,8 +23,8 @@ Pair: TypeAlias = tuple[np.ndarray, np.ndarray]
 Bits: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
 
 _FLOAT16, _BFLOAT16, _FLOAT32 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
-_PIECE = 1 << 18  # elements that a thread converts at a time: 0.1 to 0.2 ms
-_LARGE = 1 << 22  # elements in total above which other threads help
+PIECE_ELEMENTS = 1 << 18  # elements that a thread converts at a time: 0.1 to 0.2 ms
+LARGE_ELEMENTS = 1 << 22  # elements in total above which other threads help
 _KEPT = (_FLOAT32, np.dtype(np.float64), np.dtype(np.int64))
 
 # Numba widens a sum of 32-bit integers to 64 bits, which halves the elements per vector: hence all the np.uint32.
@@ -200,9 +200,9 @@ def _together(pairs: Sequence[Pair], convert: Callable[[np.ndarray, np.ndarray],
     arena.
     """
     pieces = deque(
-        (index, target[start : start + _PIECE], source[start : start + _PIECE])
+        (index, target[start : start + PIECE_ELEMENTS], source[start : start + PIECE_ELEMENTS])
         for index, (target, source) in enumerate(pairs)
-        for start in range(0, target.size, _PIECE)
+        for start in range(0, target.size, PIECE_ELEMENTS)
     )
 
     def work() -> set[int]:
@@ -215,7 +215,7 @@ def _together(pairs: Sequence[Pair], convert: Callable[[np.ndarray, np.ndarray],
             if not convert(target, source):
                 found.add(index)
 
-    large = sum(target.size for target, _ in pairs) >= _LARGE
+    large = sum(target.size for target, _ in pairs) >= LARGE_ELEMENTS
     return set().union(*kernel_threads().share(work)) if large else work()
 
 

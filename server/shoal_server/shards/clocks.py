@@ -14,7 +14,7 @@ from shoal import errors
 from shoal._wire.limits import MAX_LEAD, MAX_STEP
 
 # Outdated entries of a heap are removed when there are this many more of them than of current entries.
-_SLACK = 64
+SLACK = 64
 
 
 def check_step(name: str, step: int, furthest: int = MAX_STEP) -> None:
@@ -160,7 +160,7 @@ class Clocks(Mapping[str, WorkerClock]):
             heapq.heappush(self._order, steps)
         if steps <= self._mark:
             self._up_to_mark += 1
-        if len(self._order) > 2 * len(self._at) + _SLACK:
+        if len(self._order) > 2 * len(self._at) + SLACK:
             self._order = sorted(self._at)
 
     def _remove(self, steps: int) -> None:
@@ -211,7 +211,7 @@ class WaitingPulls:
         if step not in self._at:
             self._at[step] = {}
             heapq.heappush(self._order, step)
-            if len(self._order) > 2 * len(self._at) + _SLACK:
+            if len(self._order) > 2 * len(self._at) + SLACK:
                 self._order = sorted(self._at)
         self._at[step][ticket] = pull
 

@@ -14,7 +14,7 @@ from shoal_server.shards.mode import NO_LIMIT, Apply, Contribution, Fold, Mode, 
 
 # Permits of a step: in a small group one for each worker, else three, so that gradients can be received while one is
 # folded. There are more of them if all take fewer bytes than this.
-_SMALL_GROUP, _PERMITS, _FREE_BYTES = 6, 3, 128 << 20
+_SMALL_GROUP, _PERMITS, FREE_BYTES = 6, 3, 128 << 20
 
 
 class AsynchronousMode(Mode):
@@ -146,7 +146,7 @@ class SynchronousMode(Mode):
     def permit_limits(self, nbytes: int) -> PermitLimits | None:
         if nbytes <= PERMIT_FREE_BYTES:
             return None
-        return PermitLimits(max(_SMALL_GROUP, _FREE_BYTES // nbytes), max(_PERMITS, _FREE_BYTES // nbytes))
+        return PermitLimits(max(_SMALL_GROUP, FREE_BYTES // nbytes), max(_PERMITS, FREE_BYTES // nbytes))
 
     @property
     def held(self) -> int:

@@ -35,6 +35,7 @@ class LockGroup:
         layouts: layouts of the shards.
         on_apply: called with the seconds that each update took.
         memory: provides memory for copies of the values.
+        on_admission: called with each pull and push that is let through, under the group's lock. Tests use it.
 
     Attributes:
         config: the job's configuration.
@@ -47,6 +48,7 @@ class LockGroup:
         layouts: Iterable[ShardLayout],
         on_apply: Callable[[float], None] = lambda _: None,
         memory: BufferPool | None = None,
+        on_admission: Callable[[events.Admission], object] | None = None,
     ) -> None:
         self.config = config
         self.commit_gate = CommitGate()
@@ -58,7 +60,7 @@ class LockGroup:
         # queue and of the kernel threads are taken under it, all briefly, and nothing is sent. Kernels run under it
         # without the GIL; a large one waits until the threads that joined it are done.
         self._lock = threading.Lock()
-        self._state = GroupState(config.name, mode_for(config.consistency))
+        self._state = GroupState(config.name, mode_for(config.consistency), on_admission=on_admission)
         self._closed = False
         self._failure = ""  # why an update failed, so that the values are unusable; "" if none has
         self._unfilled = self._reading = False  # a restore is not complete; it reads now

@@ -66,7 +66,7 @@ class GroupState:
     on_admission: Callable[[Admission], object] | None = None
     _used: bool = False  # whether a pull or push of a worker was let through
     _staged: dict[str, Contribution] = field(default_factory=dict)  # at most one per worker, not yet committed
-    _applied: AppliedPushes = field(default_factory=AppliedPushes)  # of admitted workers
+    applied: AppliedPushes = field(default_factory=AppliedPushes)  # of admitted workers
     _waiting: WaitingPulls = field(default_factory=WaitingPulls)
     permits: Permits = field(init=False)
     _fences: Fences = field(init=False)
@@ -172,7 +172,7 @@ class GroupState:
         for _, pull in self._waiting.items():
             assert pull.worker in self.clocks
             assert not self.mode.may_pull(pull.step, self.clocks), "a pull waits that could be answered"
-        assert self._applied.workers == self.clocks.keys()
+        assert self.applied.workers == self.clocks.keys()
         self.permits.validate()
 
     def _worker_admitted(self, event: WorkerAdmitted) -> list[Effect]:
@@ -189,7 +189,7 @@ class GroupState:
         entry = self.mode.enter(event.worker, (event.rank, event.incarnation), self.clocks, self.furthest)
         self.furthest = max(self.furthest, entry)
         self.clocks.admit(event.worker, WorkerClock(event.incarnation, event.rank, entry))
-        self._applied.admit(event.worker, event.incarnation)
+        self.applied.admit(event.worker, event.incarnation)
         return [*self._settle(), AnswerAdmission(entry)]
 
     def _worker_fenced(self, event: WorkerFenced) -> list[Effect]:
@@ -217,7 +217,7 @@ class GroupState:
             effects += [effect for effect in self._commit(event.worker, clock) if not isinstance(effect, AnswerPush)]
         self._staged.pop(event.worker, None)
         self._answers.forget(event.worker)
-        self._applied.release(event.worker)
+        self.applied.release(event.worker)
         self.clocks.release(event.worker)
         self.permits.drop(clock.place)
         return [*effects, *self._settle()]
@@ -302,7 +302,7 @@ class GroupState:
                 effects += [effect for effect in self._commit(worker, clock) if not isinstance(effect, AnswerPush)]
             effects += self._finish_earlier_steps(clock, progress.finished)
         step = self.mode.entry_step(self.clocks, self.furthest)
-        return [*effects, AnswerCut(self.version, step, self._applied.cursors, self._applied.counts)]
+        return [*effects, AnswerCut(self.version, step, self.applied.cursors, self.applied.counts)]
 
     def _values_restored(self, event: ValuesRestored) -> list[Effect]:
         # A restarted coordinator may repeat this.
@@ -315,13 +315,13 @@ class GroupState:
 
     def _commit(self, worker: str, clock: WorkerClock, *, defers: bool = False) -> list[Effect]:
         staged = self._staged.pop(worker)
-        self._applied.count(2)  # so that the queue stays short
+        self.applied.count(2)  # so that the queue stays short
         self.permits.committed(staged.place)
         staleness = max(0, self.version - staged.version) if staged.payload is not None else 0
         self._record("push", [worker], staged.step)
         decision = self.mode.take(staged, staleness)
         if not decision.accepted:
-            self._applied.passed(staged)  # its samples count as used, although the push was dropped
+            self.applied.passed(staged)  # its samples count as used, although the push was dropped
         self._advance(clock, staged.step + 1)
         effects = self._apply(decision.applies)
         last_fold = self.mode.seal(self.clocks) if defers else None
@@ -370,7 +370,7 @@ class GroupState:
         if applies:
             self.permits.folded()
         for apply in applies:
-            self._applied.applied(apply.contributions)
+            self.applied.applied(apply.contributions)
         return list(applies)
 
     def _admit_pulls(self, step: int, pulls: Mapping[Any, WaitingPull]) -> AnswerPulls:

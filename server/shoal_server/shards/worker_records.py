@@ -129,6 +129,11 @@ class AppliedPushes:
         self._counts.pop(worker, None)
         self._cursors.pop(worker, None)
 
+    @property
+    def queued(self) -> int:
+        """Number of contributions that are not counted yet."""
+        return len(self._queued)
+
     def applied(self, contributions: Iterable[Contribution]) -> None:
         """Queues contributions that an update has applied. Those of workers that have left have no effect."""
         self._queued += zip(contributions, repeat(True))

@@ -145,7 +145,7 @@ def test_a_server_that_refuses_fails_the_job_and_nothing_else(group: Rig) -> Non
 
 
 def test_an_unreachable_server_is_tried_again_for_a_while(group: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_calls, "_RETRY_FOR_S", 0.3)
+    monkeypatch.setattr(server_calls, "RETRY_FOR_S", 0.3)
     for server in group.servers:
         server.stop(0.1)
     group.submit(job(workers=1))

@@ -1,6 +1,7 @@
 """Coordinator that restarts on its store, over real gRPC: it restores its state, and makes pending calls to servers."""
 
 import os
+import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -178,12 +179,20 @@ def test_a_store_that_contradicts_itself_is_named(store: Path) -> None:
             Rig(str(store))
 
 
-def test_reply_is_not_sent_before_its_change_is_stored(group: Rig) -> None:
+def test_reply_is_not_sent_before_its_change_is_stored(group: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store fails: the coordinator logs it once and answers no more calls. A restart knows all earlier answers."""
     group.submit(job("kept", workers=3))
-    kept = group.process._store
-    assert isinstance(kept, SqliteStore)
-    kept._database.execute("PRAGMA query_only = 1")
+    opened: list[sqlite3.Connection] = []
+    connect = sqlite3.connect
+
+    def noted(*given: Any, **options: Any) -> sqlite3.Connection:
+        opened.append(connect(*given, **options))
+        return opened[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite3, "connect", noted)
+        group.restart()
+    opened[-1].execute("PRAGMA query_only = 1")
     with pytest.raises(errors.Unreachable, match="cannot write the store"):
         group.client.call(group.client.jobs.Submit, jobs.SubmitRequest(spec=job("lost").to_proto()), retry_for_s=0)
     wait_until(lambda: group.failures, what="the failure's being told")

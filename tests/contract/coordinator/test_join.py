@@ -107,7 +107,7 @@ def test_a_reply_carries_the_placement_once(rig: Rig) -> None:
     assert Waiting(rig, "w0", generation=entered.placement.generation + 1).reply().HasField("placement")
 
 
-def ends_with(rig: Rig, end: Callable[[], object]) -> Waiting:
+def check_wait_ends(rig: Rig, end: Callable[[], object]) -> Waiting:
     submit(rig, "w0", "w1")
     call = Waiting(rig, "w0")
     waiting(rig, 1)
@@ -118,7 +118,7 @@ def ends_with(rig: Rig, end: Callable[[], object]) -> Waiting:
 
 
 def test_a_wait_ends_with_the_job(rig: Rig) -> None:
-    assert ends_with(rig, lambda: rig.job("Cancel", job="a")).reply().state == jobs.CANCELLED
+    assert check_wait_ends(rig, lambda: rig.job("Cancel", job="a")).reply().state == jobs.CANCELLED
 
 
 def test_a_wait_ends_when_the_worker_leaves(rig: Rig) -> None:
@@ -128,7 +128,7 @@ def test_a_wait_ends_when_the_worker_leaves(rig: Rig) -> None:
         rig.client.call(rig.client.members.Leave, request)
 
     with pytest.raises(errors.Fenced):
-        ends_with(rig, leave).reply()
+        check_wait_ends(rig, leave).reply()
 
 
 def test_a_wait_ends_when_its_caller_does_not_wait_any_more(rig: Rig) -> None:

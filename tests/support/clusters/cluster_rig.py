@@ -156,8 +156,10 @@ class Rig:
 
     def part(self, name: str, worker: str) -> int:
         """Returns the number of a worker's assignment in a job, or 0."""
-        job = self.machine._jobs.get(name)
-        return job.assignment_of(worker) if job else 0
+        try:
+            return self.machine.job(name).assignment_of(worker)
+        except errors.UnknownJob:
+            return 0
 
     def describe(
         self, name: str, worker: str, variables: Mapping[str, Variable] = VARIABLES, samples: int = 100
@@ -316,7 +318,7 @@ class Voyage(RuleBasedStateMachine):
 
     @rule(member=members)
     def drain(self, member: str) -> None:
-        if self.rig.machine._members.is_alive(member):
+        if self.rig.machine.members.is_alive(member):
             self.attempt(lambda: self.rig.drain(member))
 
     @rule(silent=st.sets(members, max_size=2))
@@ -373,7 +375,7 @@ class Voyage(RuleBasedStateMachine):
         loss=st.sampled_from([0.5, 0.25, float("nan"), None]),
     )
     def evaluate(self, name: str, member: str, step: int, finished_training: bool, loss: float) -> None:
-        def once() -> None:
+        def check_once() -> None:
             asked = self.rig.ask(name, member, step, finished_training=finished_training)
             assert self.rig.ask(name, member, step, finished_training=finished_training) == asked, (
                 "a call that is repeated"
@@ -381,7 +383,7 @@ class Voyage(RuleBasedStateMachine):
             if asked.number and loss is not None:
                 self.rig.evaluate(name, member, asked.number, loss=loss)
 
-        self.attempt(once)
+        self.attempt(check_once)
 
     @rule(name=names, member=members, error=st.sampled_from(["", "", "", "boom"]), shards_lost=st.booleans())
     def finish(self, name: str, member: str, error: str, shards_lost: bool) -> None:

@@ -6,49 +6,80 @@ that it has committed. The process ends when its standard input closes.
 
 import json
 import sys
+import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
+from unittest import mock
 
 import grpc
 from prometheus_client import CollectorRegistry
 
 from shoal import _rpc
+from shoal._memory.buffers import BufferPool
 from shoal._role import lifecycle
+from shoal._wire import ShardLayout
 from shoal_server.process import Server, ServerConfig
 from shoal_server.shards.events import Admission
-from shoal_server.shards.state import GroupState
+from shoal_server.shards.lock_group import LockGroup
+from shoal_server.shards.shard import JobShardConfig
 from shoal_server.shards.store import ShardStore
 
 SERVICE = "shoal.tests.History"
 
 
-class History:
-    """The last pulls and pushes that a lock group let through, oldest first."""
+class RecordedGroup(LockGroup):
+    """A lock group that keeps the last pulls and pushes that it let through."""
 
-    def __init__(self) -> None:
-        self.admissions = deque[Admission](maxlen=16_384)
+    def __init__(
+        self,
+        config: JobShardConfig,
+        layouts: Iterable[ShardLayout],
+        on_apply: Callable[[float], None],
+        memory: BufferPool,
+    ) -> None:
+        self._admissions = deque[Admission](maxlen=16_384)
+        self._recording = threading.Lock()  # guards _admissions
+        super().__init__(config, layouts, on_apply, memory, self._record)
 
-    def __call__(self, admission: Admission) -> None:
-        self.admissions.append(admission)
+    @property
+    def admissions(self) -> list[Admission]:
+        """The pulls and pushes, oldest first."""
+        with self._recording:
+            return [*self._admissions]
+
+    def _record(self, admission: Admission) -> None:
+        with self._recording:
+            self._admissions.append(admission)
+
+
+class RecordedRpcServer(_rpc.RpcServer):
+    """A gRPC server that also tells what the lock groups of a store let through, once it has the store."""
+
+    store: ShardStore | None = None
+
+    def __init__(self, bind: str, services: Sequence[Any], **options: Any) -> None:
+        super().__init__(bind, [*services, (SERVICE, add_to_server, self)], **options)
+
+    def get(self, request: bytes, _context: grpc.ServicerContext) -> bytes:
+        """Answers `ask`. Requests and replies are JSON, so they need no proto."""
+        assert self.store
+        job, shard = json.loads(request)
+        return json.dumps([asdict(admission) for admission in admissions(self.store, job, shard)]).encode()
+
+
+def add_to_server(servicer: RecordedRpcServer, server: Any) -> None:
+    """Adds the service, as generated code does."""
+    server.add_registered_method_handlers(SERVICE, {"Get": grpc.unary_unary_rpc_method_handler(servicer.get)})
 
 
 @contextmanager
 def recording() -> Iterator[None]:
-    """Gives each lock group that this process creates meanwhile a history."""
-    original = GroupState.__post_init__
-
-    def initialize(state: GroupState) -> None:
-        original(state)
-        state.on_admission = History()
-
-    GroupState.__post_init__ = initialize  # type: ignore[method-assign, assignment]
-    try:
+    """Makes each lock group that this process creates meanwhile a `RecordedGroup`."""
+    with mock.patch("shoal_server.shards.store.LockGroup", RecordedGroup):
         yield
-    finally:
-        GroupState.__post_init__ = original  # type: ignore[method-assign]
 
 
 def ask(address: str, job: str, shard: int) -> list[Admission]:
@@ -63,25 +94,20 @@ def admissions(store: ShardStore, job: str, shard: int) -> list[Admission]:
     """Returns the pulls that a shard in this process answered and the pushes that it committed, while `recording`."""
     found = store.group_at_any_generation(job)
     assert shard in [known.layout.shard for known in found.shards]
-    with found._lock:
-        history = found._state.on_admission
-        assert isinstance(history, History)
-        return list(history.admissions)
-
-
-def history_of(store: ShardStore) -> grpc.GenericRpcHandler:
-    """Creates the service. Its requests and replies are JSON, so it needs no proto."""
-
-    def get(request: bytes, _context: grpc.ServicerContext) -> bytes:
-        job, shard = json.loads(request)
-        return json.dumps([asdict(admission) for admission in admissions(store, job, shard)]).encode()
-
-    return grpc.method_handlers_generic_handler(SERVICE, {"Get": grpc.unary_unary_rpc_method_handler(get)})
+    assert isinstance(found, RecordedGroup)
+    return found.admissions
 
 
 def start(coordinator: str, name: str, registry: CollectorRegistry, metrics_address: str) -> Server:
-    server = Server(ServerConfig(name=name, coordinator=coordinator, metrics_address=metrics_address), registry)
-    server._rpc._server.add_generic_rpc_handlers((history_of(server.store),))
+    made: list[RecordedRpcServer] = []
+
+    def recorded(*given: Any, **options: Any) -> RecordedRpcServer:
+        made.append(RecordedRpcServer(*given, **options))
+        return made[-1]
+
+    with mock.patch("shoal._rpc.RpcServer", recorded):
+        server = Server(ServerConfig(name=name, coordinator=coordinator, metrics_address=metrics_address), registry)
+    made[0].store = server.store
     return server
 
 

@@ -273,14 +273,14 @@ def train(say: Say, address: str, doom: int = 0) -> None:
             transport="auto",
         ) as client:
             for step in itertools.count(1):
-                take_step(client)
+                check_step(client)
                 say(str(step))
     except errors.Unreachable:
         say("unreachable")
     signal.pause()
 
 
-def take_step(client: ParameterClient) -> None:
+def check_step(client: ParameterClient) -> None:
     """Takes a step. It keeps no values after it returns, because they would keep their segment."""
     values = client.pull()["w"]
     assert np.ptp(values) == 0, "a push has counted in part"

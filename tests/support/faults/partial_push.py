@@ -1,4 +1,4 @@
-"""Session that sends half of a push and waits to be killed: partial_push.py ADDRESS JOB SERVER=METRICS ...
+"""Participant that sends half of a push and waits to be killed: partial_push.py ADDRESS JOB SERVER=METRICS ...
 
 It prints "half" when the second server has counted the first chunk of its part.
 """
@@ -10,24 +10,31 @@ from typing import Any
 
 import numpy as np
 
-import shoal
 from shoal import _rpc
-from shoal._training.parameters import Push
-from shoal._wire.layout import Aggregation
+from shoal._training.parameters import ParameterClient, Push
+from shoal._training.participant import Participant
+from shoal._wire import Aggregation, Placement
 from shoal._wire.packing import CompleteArrays
 from shoal._wire.transfer import PushPayload
+from shoal.v1 import coordinator_pb2, job_pb2, parameter_server_pb2_grpc
 from shoal.v1 import parameter_server_pb2 as pb
-from shoal.v1 import parameter_server_pb2_grpc
 from support.scraping import sample
 from support.waiting import wait_until
 
 
 def main(address: str, job: str, *pairs: str) -> None:
     pages = dict(pair.split("=", 1) for pair in pairs)
-    session = shoal.Client(address).session(job, worker="victim")
-    session.pull()
-    parameters = session._parameters._parameters
-    placement, aggregations = parameters.servers.placement, [Aggregation.TRAINABLE]
+    coordinator = _rpc.CoordinatorClient(address)
+    member = coordinator_pb2.RegisterRequest(role=coordinator_pb2.SESSION, member="victim")
+    membership = _rpc.MembershipClient(coordinator, member)
+    membership.start()
+    entered = Participant(coordinator, job, "victim", membership.incarnation).enter()
+    reply = coordinator.call(coordinator.jobs.GetPlacement, job_pb2.GetPlacementRequest(job=job))
+    placement, aggregations = Placement.from_proto(reply), [Aggregation.TRAINABLE]
+    parameters = ParameterClient(
+        placement, worker="victim", incarnation=membership.incarnation, step=entered.step, refresh=lambda: placement
+    )
+    pulled = parameters.fetch(parameters.step)
     gradients = {name: np.ones(v.shape, v.dtype) for name, v in placement.variables.items()}
     first, second = parameters.servers.connections
     names = {shard.address: shard.server for shard in placement.shards}
@@ -37,7 +44,7 @@ def main(address: str, job: str, *pairs: str) -> None:
 
     def requests(link: Any) -> Iterator[pb.PushRequest]:
         load = PushPayload(parameters.servers.packer, link.layout, aggregations, CompleteArrays(gradients))
-        push = Push(parameters.step, 1.0, parameters._versions, lambda _: load, aggregations)
+        push = Push(parameters.step, 1.0, pulled.versions, lambda _: load, aggregations)
         for message in load.requests(parameters.pusher.header(link, push, commit=False)):
             yield pb.PushRequest.FromString(b"".join(message))
 

@@ -7,7 +7,7 @@ import numpy as np
 import shoal
 
 
-def begun(program: Any) -> dict[str, Any]:
+def check_begin(program: Any) -> dict[str, Any]:
     """Returns the initial values of all variables, by name."""
     params, state = program.net.init(np.random.default_rng(1), program.shape)
     values = {**params, **state}
@@ -15,7 +15,7 @@ def begun(program: Any) -> dict[str, Any]:
     return values
 
 
-def stepped(program: Any, values: Any, batch: Any = None, *, seed: int = 3) -> Any:
+def check_step(program: Any, values: Any, batch: Any = None, *, seed: int = 3) -> Any:
     """Takes one step as a worker does. The result has the names, shapes and dtypes that servers accept."""
     taken: object = program
     assert isinstance(taken, shoal.program.RandomProgram)
@@ -33,11 +33,11 @@ def stepped(program: Any, values: Any, batch: Any = None, *, seed: int = 3) -> A
 
 def trained(program: Any, steps: int, rate: float, *, batch: Any = 64) -> dict[str, Any]:
     """Returns all variables after some steps of SGD on random samples."""
-    values = begun(program)
+    values = check_begin(program)
     rng = np.random.default_rng(0)
     for number in range(steps):
         numbers = rng.integers(0, len(program.dataset), batch)
-        step = stepped(program, values, program.dataset.batch(numbers, seed=0), seed=number)
+        step = check_step(program, values, program.dataset.batch(numbers, seed=0), seed=number)
         moved = {name: values[name] - rate * gradient for name, gradient in step.gradients.items()}
         values = {**values, **moved, **step.updates}
     return values

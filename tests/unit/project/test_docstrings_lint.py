@@ -3,7 +3,17 @@
 import ast
 
 import pytest
-from lint.docstrings import ROOT, exported, is_public, module_name, problems, public_functions, public_names
+from lint.docstrings import (
+    ROOT,
+    Explained,
+    exported,
+    is_public,
+    module_name,
+    problems,
+    public_functions,
+    public_names,
+    undocumented,
+)
 
 WHOLE = """
     First line.
@@ -67,3 +77,46 @@ def test_nothing_need_be_returned_by_what_returns_nothing() -> None:
 def test_a_constructor_is_explained_by_its_class() -> None:
     tree = ast.parse("class A:\n    'It is.'\n    def __init__(self, a, b, c): ...\n    def _f(self, a, b, c): ...\n")
     assert [(name, text) for name, _, text in public_functions(tree)] == [("A.__init__", "It is.")]
+
+
+@pytest.mark.parametrize(
+    ("statement", "problem"),
+    [
+        ("raise ValueError('no')", ["Raises lacks ValueError"]),
+        ("raise module.StorageLost('no')", ["Raises lacks StorageLost"]),
+        ("raise self.failed('no')", []),
+        ("raise error", []),
+    ],
+)
+def test_exception_of_any_class_is_to_be_explained(statement: str, problem: list[str]) -> None:
+    source = f"def f(a, b, *, c) -> int:\n    {WHOLE!r}\n    {statement}\n"
+    [(_, function, text)] = public_functions(ast.parse(source))
+    assert [*problems(function, text)] == problem
+
+
+def test_function_that_nothing_explains_is_found() -> None:
+    tree = ast.parse("""
+class Reader(Protocol):
+    def read(self):
+        'Reads.'
+class Base:
+    def begin(self):
+        'Begins.'
+class Middle(Base): ...
+class File(Middle):
+    def begin(self): ...
+    def read(self): ...
+    def seek(self): ...
+    @property
+    def size(self): ...
+    def _hidden(self): ...
+class Service(generated.Servicer):
+    def Get(self): ...
+class Hidden:
+    @rpc.servicer
+    def Get(self): ...
+def plain(): ...
+def told():
+    'Says.'
+""")
+    assert [name for name, _ in undocumented(tree, Explained([tree]))] == ["File.seek", "plain"]

@@ -124,14 +124,14 @@ class TestTensorBoard:
         board.close()
 
     def test_remembers_only_events_that_can_repeat(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(tensorboard, "_MOST_KNOWN", 2)
+        monkeypatch.setattr(tensorboard, "MAX_KNOWN", 2)
         reports = [MetricsReported(n, float(n), "worker-0", n, {"loss": 1.0}, Progress(steps=n)) for n in range(1, 6)]
         watch(tmp_path, [*reports, ENDED])
         watch(tmp_path, [*reports[-2:], ENDED])
         assert [step for _, step, *_ in scalars(tmp_path / "worker-0")] == [1, 2, 3, 4, 5]
 
     def test_knows_an_old_evaluation_after_many_metrics(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(tensorboard, "_MOST_KNOWN", 2)
+        monkeypatch.setattr(tensorboard, "MAX_KNOWN", 2)
         reports = [MetricsReported(n, float(n), "worker-0", n, {"loss": 1.0}, Progress(steps=n)) for n in range(5, 9)]
         watch(tmp_path, [EVALUATED, *reports, EVALUATED, ENDED])
         watch(tmp_path, [EVALUATED, *reports[-2:], ENDED])

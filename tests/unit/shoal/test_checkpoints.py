@@ -252,7 +252,7 @@ class TestTheFolder:
 
 class TestOtherFrameworks:
     def test_an_export_is_read_by_the_library(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("shoal._checkpoint.safetensors_files._PIECE_BYTES", 70)
+        monkeypatch.setattr("shoal._checkpoint.safetensors_files.PIECE_BYTES", 70)
         save(tmp_path)
         Checkpoints(str(tmp_path)).export("digits", tmp_path / "model.safetensors")
         exported = load_file(tmp_path / "model.safetensors")
@@ -266,7 +266,7 @@ class TestOtherFrameworks:
             Checkpoints(str(tmp_path)).export("digits", tmp_path / "none" / "model.safetensors")
 
     def test_imported_tensors_are_exported_unchanged(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("shoal._checkpoint.safetensors_files._PIECE_BYTES", 50)
+        monkeypatch.setattr("shoal._checkpoint.safetensors_files.PIECE_BYTES", 50)
         tensors: dict[str, np.ndarray] = {
             "a": np.arange(40, dtype=np.float64).reshape(8, 5),
             "b.c": KERNEL,

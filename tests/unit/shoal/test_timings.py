@@ -1,6 +1,7 @@
 """Step timings: a worker measures them, the coordinator keeps them, and a client compares them."""
 
 import dataclasses
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -106,13 +107,22 @@ class TestTimingsOfTheCoordinator:
 
     def test_are_scanned_only_when_the_share_of_a_worker_is_halved(self) -> None:
         kept = StepTimings()
-        replaced = []
+        lines, counts, outer = 0, [], sys.gettrace()
+
+        def count(*_: Any) -> Any:
+            nonlocal lines
+            lines += 1
+            return count
+
         for worker in range(step_timings.WORKERS):
-            before = kept._steps
-            kept.add(f"w{worker}", steps([0]), 10.0)
-            if kept._steps is not before:
-                replaced.append(worker)
-        assert replaced == [64, 128, 256, 512]
+            report, lines = steps([0]), 0
+            sys.settrace(count)
+            try:
+                kept.add(f"w{worker}", report, 10.0)
+            finally:
+                sys.settrace(outer)
+            counts.append(lines)
+        assert [worker for worker, lines in enumerate(counts) if lines > 64] == [64, 128, 256, 512]
         kept.validate()
 
     def test_have_the_time_of_the_last_reported_training_step(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,7 +153,7 @@ class TestMixedPrecision:
         {"conv": Conv2D(8), "norm": BatchNorm(), "relu": ReLU(), "pool": GlobalAvgPool(), "head": Dense(2)}
     )
 
-    def train(self, compute: Compute, scale: LossScale, steps: int = 60) -> tuple[list[float], list[float]]:
+    def check_training(self, compute: Compute, scale: LossScale, steps: int = 60) -> tuple[list[float], list[float]]:
         """Two kinds of images, stripes down and across; the losses, and the scales on the way."""
         rng = np.random.default_rng(0)
         labels = np.arange(32) % 2
@@ -180,13 +180,13 @@ class TestMixedPrecision:
 
     @pytest.mark.parametrize("compute", ["float16", "bfloat16"])
     def test_ends_where_float32_ends(self, compute: Compute) -> None:
-        wanted, _ = self.train("float32", LossScale(1.0))
-        losses, _ = self.train(compute, LossScale(256.0) if compute == "float16" else LossScale(1.0))
+        wanted, _ = self.check_training("float32", LossScale(1.0))
+        losses, _ = self.check_training(compute, LossScale(256.0) if compute == "float16" else LossScale(1.0))
         assert wanted[-1] < 0.1
         np.testing.assert_allclose(losses, wanted, atol=0.02)
 
     def test_a_scale_that_is_too_large_costs_a_few_steps(self) -> None:
-        losses, scales = self.train("float16", LossScale(2.0**24, interval=20))
+        losses, scales = self.check_training("float16", LossScale(2.0**24, interval=20))
         assert scales[1] == 2.0**23
         assert min(scales) < 2.0**22
         assert losses[1] == losses[0]

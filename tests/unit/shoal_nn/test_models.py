@@ -83,7 +83,9 @@ def documented() -> dict[str, Any]:
     return names
 
 
-def train(program: Any, values: Mapping[str, np.ndarray], steps: int) -> tuple[dict[str, np.ndarray], list[float]]:
+def check_training(
+    program: Any, values: Mapping[str, np.ndarray], steps: int
+) -> tuple[dict[str, np.ndarray], list[float]]:
     """Takes some steps; returns the values after them, and the accuracy at each."""
     variables, accuracy, values = program.variables(), [], dict(values)
     assert variables.keys() == values.keys()
@@ -104,21 +106,21 @@ def begun(net: Sequential, shape: tuple[int, int, int]) -> dict[str, np.ndarray]
 def test_the_program_of_the_docs_learns(documented: dict[str, Any]) -> None:
     shapes = documented["Shapes"](images=256)
     assert isinstance(shapes, shoal.program.RandomProgram)
-    _, accuracy = train(shapes, begun(documented["Shapes"](images=256).net, (8, 8, 1)), 40)
+    _, accuracy = check_training(shapes, begun(documented["Shapes"](images=256).net, (8, 8, 1)), 40)
     assert accuracy[0] < 0.8
     assert accuracy[-1] > 0.9
 
 
 def test_the_fine_tuning_of_the_docs_learns(documented: dict[str, Any]) -> None:
     whole = documented["Shapes"](images=256)
-    learned, _ = train(whole, begun(whole.net, (8, 8, 1)), 40)
+    learned, _ = check_training(whole, begun(whole.net, (8, 8, 1)), 40)
     head, everything = (documented["FineTuned"](256, head_only=only) for only in (True, False))
     beginning = begun(head.net, (8, 8, 1))
     restored = {name: learned.get(name, value) for name, value in beginning.items()}
-    tuned, accuracy = train(head, restored, 20)
+    tuned, accuracy = check_training(head, restored, 20)
     assert accuracy[-1] > 0.9
     assert {name for name in tuned if (tuned[name] != restored[name]).any()} == {"new_head/kernel", "new_head/bias"}
-    further, accuracy = train(everything, tuned, 10)
+    further, accuracy = check_training(everything, tuned, 10)
     assert accuracy[-1] > 0.9
     assert all((further[name] != tuned[name]).any() for name in tuned)
 

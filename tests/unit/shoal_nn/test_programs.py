@@ -26,7 +26,7 @@ from shoal_nn import (
 from shoal_nn.models import mlp
 from shoal_nn.programs import MODELS, image_classifier
 from support.programs.model_data import bright
-from support.programs.model_steps import begun, stepped, trained
+from support.programs.model_steps import check_begin, check_step, trained
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (40, 8, 8, 3), np.uint8)
@@ -82,8 +82,8 @@ def pictures(folder: Path, part: str, classes: tuple[str, ...] = ("ant", "bee"),
 def check_program(program: Supervised, shape: tuple[int, int, int], training: int, judging: int) -> None:
     """The program has these samples, and takes a step and an evaluation."""
     assert (program.shape, len(program.dataset), len(program.held_out)) == (shape, training, judging)
-    values = begun(program)
-    assert np.isfinite(stepped(program, values).loss)
+    values = check_begin(program)
+    assert np.isfinite(check_step(program, values).loss)
     x, _ = program.held_out.batch(np.arange(judging))
     assert x.dtype == np.float32
     found = shoal.evaluate(program, values, batch_size=3)
@@ -151,14 +151,14 @@ TINY: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_takes_a_step(npz: str, model: str) -> None:
     program = small(npz, model, **TINY.get(model, {}))
-    step = stepped(program, begun(program))
+    step = check_step(program, check_begin(program))
     assert np.isfinite(step.loss)
     assert 0 <= float(step.metrics["accuracy"]) <= 1
     assert all(np.isfinite(gradient).all() for gradient in step.gradients.values())
 
 
 def test_options_are_the_model_s(npz: str) -> None:
-    assert begun(small(npz, options={"hidden": [5]}))["head/kernel"].shape == (5, 4)
+    assert check_begin(small(npz, options={"hidden": [5]}))["head/kernel"].shape == (5, 4)
 
 
 # Settings that make no sense.
@@ -320,7 +320,7 @@ def test_frozen_variables_keep_the_names_that_a_partial_restore_matches(npz: str
         for name in tuned.keys() & whole.keys()
     )
     assert {name for name in tuned if tuned[name].trainable} == {"digits/kernel", "digits/bias"}
-    assert not stepped(program, begun(program)).updates
+    assert not check_step(program, check_begin(program)).updates
     assert small(npz, **settings, head="digits").variables().keys() == tuned.keys()
 
 
@@ -338,8 +338,8 @@ def test_other_precisions_are_close_to_float32(npz: str, precision: str, near: f
         small(npz, "small_cnn", options={"dropout": 0}),
         small(npz, "small_cnn", options={"dropout": 0}, precision=precision),
     )
-    values = begun(plain)
-    wanted, found = stepped(plain, values), stepped(other, values)
+    values = check_begin(plain)
+    wanted, found = check_step(plain, values), check_step(other, values)
     assert float(found.loss) == pytest.approx(float(wanted.loss), rel=near)
     for name, gradient in wanted.gradients.items():
         assert apart(found.gradients[name], gradient) <= near
@@ -351,7 +351,7 @@ def test_on_a_gpu_gradients_come_one_by_one(
     npz: str, monkeypatch: pytest.MonkeyPatch, precision: str, one_by_one: bool
 ) -> None:
     program = small(npz, precision=precision)
-    values, batch = begun(program), program.dataset.batch(np.arange(8), seed=7)
+    values, batch = check_begin(program), program.dataset.batch(np.arange(8), seed=7)
     wanted = program.loss_and_gradients(values, batch, seed=3)
     monkeypatch.setattr(supervised, "namespace_of", lambda _: "cupy")
     found = program.loss_and_gradients(values, batch, seed=3)
@@ -364,14 +364,14 @@ def test_on_a_gpu_gradients_come_one_by_one(
 
 def test_float16_skips_overflowing_steps_until_the_scale_fits(npz: str) -> None:
     program = small(npz, precision="float16")
-    values = begun(program)
+    values = check_begin(program)
     values["head/kernel"] = values["head/kernel"] * 1000  # so large that 2^15 of what goes back through it overflow
-    steps = [stepped(program, values) for _ in range(12)]
+    steps = [check_step(program, values) for _ in range(12)]
     refused = [not all(np.isfinite(it).all() for it in step.gradients.values()) for step in steps]
     assert refused == sorted(refused, reverse=True), "once a scale does, it stays"
     assert 0 < sum(refused) <= 10, "more in a row a job does not bear"
     assert all(np.isfinite(step.loss) for step in steps)
-    wanted = stepped(small(npz), values).gradients
+    wanted = check_step(small(npz), values).gradients
     for name, gradient in wanted.items():
         assert apart(steps[-1].gradients[name], gradient) <= 0.1
 
@@ -382,7 +382,7 @@ def test_float16_skips_overflowing_steps_until_the_scale_fits(npz: str) -> None:
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_it_learns(tmp_path: Path, precision: str) -> None:
     program = small(bright(tmp_path / "bright.npz"), "mlp", classes=2, augment=["flip"], precision=precision)
-    before = shoal.evaluate(program, begun(program))
+    before = shoal.evaluate(program, check_begin(program))
     after = shoal.evaluate(program, trained(program, 60, 0.02))
     assert after["loss"] < before["loss"]
     assert after["accuracy"] > 0.9 > before["accuracy"]
@@ -390,7 +390,7 @@ def test_it_learns(tmp_path: Path, precision: str) -> None:
 
 def test_metrics_cover_the_whole_set_for_any_batch_size(npz: str) -> None:
     program = small(npz, held_out_share=0.5, top=3)
-    values = begun(program)
+    values = check_begin(program)
     x, labels = program.held_out.batch(np.arange(20))
     logits, _, _ = program.net.apply(values, values, x, False)
     order = np.argsort(-logits, axis=1)
@@ -434,7 +434,7 @@ def test_a_data_set_is_read_as_it_says_itself() -> None:
 def test_a_model_that_is_fed_bytes_says_so_instead_of_computing_in_them() -> None:
     data = Arrays((IMAGES, LABELS))
     program = Supervised(mlp(4), (8, 8, 3), data, data, MulticlassClassification())
-    values, batch = begun(program), program.dataset.batch(np.arange(4))
+    values, batch = check_begin(program), program.dataset.batch(np.arange(4))
     for use in (lambda: program.loss_and_gradients(values, batch, seed=0), lambda: program.evaluate(values, batch)):
         with pytest.raises(errors.InvalidShape, match=r"needs floats, not uint8 .*augment\.ToFloat"):
             use()

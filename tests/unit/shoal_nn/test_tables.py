@@ -15,7 +15,7 @@ from shoal.program import BlockDataset
 from shoal_nn import Supervised
 from shoal_nn.programs import wide_and_deep
 from support.programs.model_data import pairs
-from support.programs.model_steps import begun, stepped, trained
+from support.programs.model_steps import check_begin, check_step, trained
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_a_table_is_read_in_blocks_and_takes_a_step(tables: dict[str, str]) -> N
     assert [len(batch["label"]) for batch in (first, second)] == [3, 5]
     assert np.abs(second["age"]).max() < 2
     np.testing.assert_array_equal(second["age"], program.dataset.batch(np.arange(3, 8))["age"])
-    step = stepped(program, begun(program), first)
+    step = check_step(program, check_begin(program), first)
     assert float(step.loss) == pytest.approx(np.log(2), abs=0.5)
 
 
@@ -54,7 +54,7 @@ def test_a_cross_learns_more_than_its_categories_alone(tables: dict[str, str]) -
 
 def test_its_metrics_cover_the_whole_set(tables: dict[str, str]) -> None:
     program = wide(tables)
-    values = begun(program)
+    values = check_begin(program)
     batch = program.held_out.batch(np.arange(300))
     logits = program.net.apply(values, values, batch, False)[0][:, 0]
     positive = batch["label"] == 1

@@ -63,7 +63,7 @@ def leased(dataset: Seekable | Squares, ranges: Sequence[Lease], batch_size: int
     return LeasedBatches(dataset, batch_size, seed, lambda done: answers.pop(0))
 
 
-def drain(batches: LeasedBatches) -> list[np.ndarray]:
+def check_drain(batches: LeasedBatches) -> list[np.ndarray]:
     """All batches, of all ranges."""
     found = []
     while batches.lease() is not NoRange.FINISHED:
@@ -94,12 +94,12 @@ def test_batches_depend_on_neither_prefetch_nor_worker(
         lambda ahead: Seekable(Lines(size), block=block, window=window, prefetch=ahead),
     ]
     for make in makers:
-        alone = drain(leased(make(0), ranges, batch_size))
+        alone = check_drain(leased(make(0), ranges, batch_size))
         assert sorted(np.concatenate(alone).tolist()) == [number**2 for number in range(size)]
-        by_range = {part.range.start: drain(leased(make(0), [part], batch_size)) for part in ranges}
+        by_range = {part.range.start: check_drain(leased(make(0), [part], batch_size)) for part in ranges}
         for owner in range(3):
             mine = [part for part, its in zip(ranges, owners, strict=True) if its == owner]
-            found = drain(leased(make(prefetch), mine, batch_size))
+            found = check_drain(leased(make(prefetch), mine, batch_size))
             expected = [batch for part in mine for batch in by_range[part.range.start]]
             assert [batch.tolist() for batch in found] == [batch.tolist() for batch in expected]
 
@@ -108,7 +108,7 @@ def test_a_range_is_read_in_the_order_that_it_refers_to() -> None:
     """Ranges of both versions, in turn: each has the samples of its own order."""
     ranges = [Lease(1, DataRange(5, 0, 30), 0), Lease(2, DataRange(5, 0, 100), 1), Lease(3, DataRange(5, 30, 100), 0)]
     batches = leased(Squares(), ranges, batch_size=100)
-    first, second, third = drain(batches)
+    first, second, third = check_drain(batches)
     permuted = np.random.Generator(np.random.Philox(key=np.array([3, 5], np.uint64))).permutation(100)
     np.testing.assert_array_equal(np.concatenate([first, third]), permuted**2)
     np.testing.assert_array_equal(second, IndexPermutation(100, seed=3, epoch=5).at(np.arange(100)) ** 2)
@@ -154,7 +154,7 @@ def test_only_blocks_of_leased_ranges_are_read() -> None:
     lines = Lines(1000)
     dataset = Seekable(lines, block=10, prefetch=5)
     order = order_of(dataset, 3)
-    found = drain(leased(dataset, [Lease(1, DataRange(0, 205, 333))]))
+    found = check_drain(leased(dataset, [Lease(1, DataRange(0, 205, 333))]))
     [*pieces] = order.numbers(0, 205, 333)
     numbers = np.concatenate(pieces)
     np.testing.assert_array_equal(np.concatenate(found), numbers**2)
@@ -190,7 +190,7 @@ def test_a_block_is_read_while_another_is_trained_on() -> None:
 def test_a_block_is_read_once_though_leases_end_within_it() -> None:
     lines = Lines(100)
     ranges = [Lease(lease, DataRange(0, start, start + 10)) for lease, start in enumerate(range(0, 100, 10), 1)]
-    drain(leased(Seekable(lines, block=30), ranges))
+    check_drain(leased(Seekable(lines, block=30), ranges))
     assert len(lines.ranges) == len(set(lines.ranges)) == 4
 
 
@@ -269,4 +269,4 @@ def test_a_data_set_with_something_else_named_blocks_is_read_as_ever() -> None:
     class WithOtherNames(Squares):
         blocks = batches = (1, 2)
 
-    assert len(np.concatenate(drain(leased(WithOtherNames(10), [Lease(1, DataRange(0, 0, 10))])))) == 10
+    assert len(np.concatenate(check_drain(leased(WithOtherNames(10), [Lease(1, DataRange(0, 0, 10))])))) == 10

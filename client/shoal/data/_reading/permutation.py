@@ -14,7 +14,7 @@ MAX_SIZE = 2**63 - 1
 _MAX_SORTED = 4096
 # Statistical tests over 1,500 keys find no structure from 6 rounds on. 10 is the number of rounds of FF1, a standard
 # for format-preserving encryption (NIST SP 800-38G).
-_ROUNDS = 10
+ROUNDS = 10
 _HALF = np.uint64(32)
 
 
@@ -55,7 +55,7 @@ class IndexPermutation:
         # An even number of rows or columns allows odd permutations. Otherwise each round would be an even one.
         left = root + root % 2
         self._left, self._right = np.uint64(left), np.uint64(-(-size // left))
-        self._keys = [_key(size, seed, epoch, place) for place in range(_ROUNDS)]
+        self._keys = [_key(size, seed, epoch, place) for place in range(ROUNDS)]
 
     def at(self, places: np.ndarray) -> np.ndarray:
         """Returns the numbers at some places of the permutation.

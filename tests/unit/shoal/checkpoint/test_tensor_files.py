@@ -100,7 +100,7 @@ def test_any_pieces_are_filled_with_the_bytes_of_the_file(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tensor_files, "BLOCK_BYTES", 512)
         patch.setattr(manifest, "BLOCK_BYTES", 512)
-        patch.setattr(local_storage, "_MAX_TARGETS", 3)
+        patch.setattr(local_storage, "MAX_TARGETS", 3)
         root = tmp_path_factory.mktemp("pieces")
         entry = write(root, {"x": np.random.default_rng(1).integers(0, 256, 4_000).astype(np.int64)})
         data = (root / "f.safetensors").read_bytes()

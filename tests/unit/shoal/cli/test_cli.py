@@ -643,7 +643,7 @@ class TestTables:
     def test_a_job_fits_a_common_screen(
         self, coordinator: FakeCoordinator, run: Callable[..., Result], job: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(output, "_PIPE_COLUMNS", 80)
+        monkeypatch.setattr(output, "PIPE_COLUMNS", 80)
         lines = run("jobs").stdout.splitlines()
         assert max(map(len, lines)) <= 80
         assert lines[1].split()[:2] == ["digits", "running"]

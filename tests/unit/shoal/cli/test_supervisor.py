@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from shoal import errors
-from shoal._cli.cluster import Supervisor, _announce, up
+from shoal._cli.cluster import Supervisor, announce, up
 from shoal._cli.output import Output
 from shoal._role import supervision
 from shoal.local_cluster import LocalCluster
@@ -147,5 +147,5 @@ def test_a_cluster_that_is_ready_says_where_the_metrics_of_the_coordinator_are(
 ) -> None:
     for name, value in {"address": "h:7070", "page": "http://h:7080", "metrics": {"coordinator": "h:9"}}.items():
         setattr(cluster, name, value)
-    _announce(cast(LocalCluster, cluster), Output(as_json=False))
+    announce(cast(LocalCluster, cluster), Output(as_json=False))
     assert "Watch it at http://h:7080\nMetrics of the coordinator: http://h:9/metrics\n" in capsys.readouterr().out

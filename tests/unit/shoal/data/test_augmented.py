@@ -4,7 +4,6 @@ import itertools
 import threading
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -291,36 +290,52 @@ def test_split_gives_two_disjoint_parts() -> None:
     assert numbers_of(split(plain(), 0.1, seed=1)[1]) != numbers_of(held_out)
 
 
-class Watched:
-    """Its reader finds out which of its parts another thread could read meanwhile."""
+REENTRANT = threading.RLock
 
-    def __init__(self) -> None:
-        self.parts: list[Subset] = []
-        self.open: list[bool] = []
+
+class Locked:
+    """A reentrant lock that lists the locks that are held."""
+
+    def __init__(self, held: list["Locked"]) -> None:
+        self.lock, self.held = REENTRANT(), held
+
+    def __enter__(self) -> None:
+        self.lock.acquire()
+        self.held.append(self)
+
+    def __exit__(self, *_: object) -> None:
+        self.held.pop()
+        self.lock.release()
+
+
+class Watched:
+    """A data set that records the locks under which it is read."""
+
+    def __init__(self, held: list[Locked]) -> None:
+        self.held, self.locks = held, list[set[Locked]]()
 
     def __len__(self) -> int:
         return 40
 
     def batch(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        with ThreadPoolExecutor(1) as other:
-            self.open += other.submit(lambda: [part._lock.acquire(blocking=False) for part in self.parts]).result()
+        self.locks.append({*self.held})
         return IMAGES[indices], NUMBERS[indices]
 
 
-def test_parts_of_one_data_set_are_not_read_at_the_same_time() -> None:
+def test_parts_of_one_data_set_are_not_read_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither do parts of parts, which one thread reads at once, nor parts of what is made of it."""
-    whole = Watched()
+    held: list[Locked] = []
+    monkeypatch.setattr(threading, "RLock", lambda: Locked(held))
+    whole, apart = Watched(held), Watched(held)
     training, held_out = split(whole, 0.1)
     part = Subset(Augmented(training, PLAIN), slice(10))
-    whole.parts = [training, held_out, part, Subset(Mapped(whole, len), [1])]
-    for reader in (training, held_out, part):
+    for reader in (training, held_out, part, Subset(Mapped(whole, len), [0, 1]), split(apart, 0.1)[0]):
         reader.batch(np.arange(2))
-        assert whole.open == [False] * 4
-        whole.open.clear()
-    apart = Watched()
-    apart.parts = [training]
-    split(apart, 0.1)[0].batch(np.arange(2))
-    assert apart.open == [True]
+    [lock] = whole.locks[0]
+    assert whole.locks == [{lock}] * 4
+    [other] = apart.locks
+    assert len(other) == 1
+    assert lock not in other
 
 
 @pytest.mark.parametrize("share", [0, 1, 1.5, -0.1, 0.01, 0.99, float("nan")])

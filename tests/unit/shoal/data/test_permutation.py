@@ -222,7 +222,7 @@ def test_neighbors_are_independent(size: int, row: int) -> None:
 
 
 def test_the_test_of_neighbors_finds_a_network_of_too_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_ROUNDS", 4)
+    monkeypatch.setattr(module, "ROUNDS", 4)
     assert steps_between(4225, 65, seeds=300) > 50
 
 

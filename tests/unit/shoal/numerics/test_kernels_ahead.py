@@ -224,7 +224,7 @@ def test_one_process_at_a_time_uses_a_cache(tmp_path: Path) -> None:
 
 
 def test_cache_lock_held_forever_is_not_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_LOCK_S", 0.0)
+    monkeypatch.setattr(kernels, "LOCK_S", 0.0)
     kernel = FakeKernel(tmp_path)
     with locked(tmp_path):
         kernels.prepare(kernel, NUMBERS)

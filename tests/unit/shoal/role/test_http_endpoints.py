@@ -107,7 +107,7 @@ def test_failing_page_does_not_affect_other_pages(
 
 
 def test_slow_request_is_disconnected(pages: RoleHttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_endpoints, "_SECONDS_A_CONNECTION", 0.2)
+    monkeypatch.setattr(http_endpoints, "CONNECTION_S", 0.2)
     with connect(pages) as slow:
         slow.sendall(b"GET /metrics HTTP/1.1\r\nX-Slow: ")
         assert ended(slow), "though the time of a single read is not over"
@@ -117,7 +117,7 @@ def test_client_that_does_not_read_is_disconnected(
     pages: RoleHttpServer, registry: prometheus_client.CollectorRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prometheus_client.Info("large", "More than the sockets hold.", registry=registry).info({"text": "x" * (32 << 20)})
-    monkeypatch.setattr(http_endpoints, "_SECONDS_A_CONNECTION", 1.0)
+    monkeypatch.setattr(http_endpoints, "CONNECTION_S", 1.0)
     with connect(pages) as slow:
         slow.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
         # Its end is closed, though it has not sent everything.
@@ -168,7 +168,7 @@ def test_stop_without_a_connection_frees_the_port(registry: prometheus_client.Co
 
 
 def test_connections_are_limited_and_become_free(pages: RoleHttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_endpoints, "_MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(http_endpoints, "MAX_CONNECTIONS", 3)
     pages.not_ready = ""
     idle = [connect(pages) for _ in range(3)]
     with connect(pages) as refused:

@@ -15,7 +15,7 @@ import pytest
 import structlog
 
 from shoal import errors
-from shoal._role.lifecycle import _StopSignals, run_role
+from shoal._role.lifecycle import StopSignals, run_role
 from support.waiting import wait_until
 
 
@@ -83,7 +83,7 @@ def test_a_signal_that_another_thread_takes_ends_it() -> None:
     role = Nothing()
 
     def waits() -> bool:
-        stack = [frame.f_code.co_name for frame, _ in traceback.walk_stack(sys._current_frames()[main])]
+        stack = [frame.f_code.co_name for frame, _ in traceback.walk_stack(sys._current_frames()[main])]  # noqa: SLF001 - documented so
         return stack[:3] == ["wait", "wait", "run_role"]  # in a condition, in an event
 
     def take() -> None:
@@ -106,22 +106,28 @@ def test_a_signal_that_another_thread_takes_ends_it() -> None:
     assert noticed == [True]
 
 
-def lock_of(event: threading.Event) -> threading.Condition:
-    """The lock that an event's `wait` holds for a moment, which has no public name."""
-    lock = vars(event)["_cond"]
-    assert isinstance(lock, threading.Condition)
-    return lock
+class Guarded(threading.Event):
+    """An event with a lock that `set` takes, as `wait` holds one for a moment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+    def set(self) -> None:
+        with self.lock:
+            super().set()
 
 
 def test_signal_during_a_wait_is_received() -> None:
-    signals = _StopSignals()
-    with lock_of(signals.stop):
+    signals = StopSignals()
+    signals.stop, signals.stop_now = stop, stop_now = Guarded(), Guarded()
+    with stop.lock:
         signal.raise_signal(signal.SIGTERM)
-    assert signals.stop.wait(10)
-    assert not signals.stop_now.is_set()
-    with lock_of(signals.stop_now):
+    assert stop.wait(10)
+    assert not stop_now.is_set()
+    with stop_now.lock:
         signal.raise_signal(signal.SIGTERM)
-    assert signals.stop_now.wait(10)
+    assert stop_now.wait(10)
 
 
 def test_pages_are_found_where_the_role_is(capfd: pytest.CaptureFixture[str]) -> None:

@@ -94,7 +94,7 @@ def factories(monkeypatch: pytest.MonkeyPatch) -> tuple[Factory, Factory, Factor
         Factory("good", carrier="wire", rank=20),
         Factory("last", attaches=False, rank=30),
     )
-    monkeypatch.setattr(registry, "_registry", Registry("shoal.tests"))
+    monkeypatch.setattr(registry, "TRANSPORTS", Registry("shoal.tests"))
     for factory in reversed(found):
         register(factory)
     return found

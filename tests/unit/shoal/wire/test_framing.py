@@ -188,7 +188,7 @@ class TestAssembler:
             assembler.finish()
 
     def test_gaps_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(framing, "_MAX_PIECES", 3)
+        monkeypatch.setattr(framing, "MAX_PIECES", 3)
         layout, slab = one(arena(100))
         assembler = Assembler(layout, {slab: [SlabRange(0, 100, np.zeros(100, np.float32))]})
         for start in range(0, 24, 8):

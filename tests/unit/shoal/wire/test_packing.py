@@ -70,7 +70,7 @@ def limits(chunk_bytes: int, scattered_bytes: int | None = None) -> Iterator[Non
         ExitStack() as stack,
     ):
         if scattered_bytes is not None:
-            stack.enter_context(mock.patch.object(pull_decoder, "_SCATTERED_BYTES", scattered_bytes))
+            stack.enter_context(mock.patch.object(pull_decoder, "SCATTERED_BYTES", scattered_bytes))
         yield
 
 

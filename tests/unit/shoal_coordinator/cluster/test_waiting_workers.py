@@ -25,7 +25,7 @@ def submit(rig: Rig, workers: int = 3) -> None:
     rig.submit(Job("m:f", name="a", workers=workers, consistency=Asynchronous()))
 
 
-def wait(rig: Rig, workers: Sequence[str] = WORKERS) -> None:
+def check_waits(rig: Rig, workers: Sequence[str] = WORKERS) -> None:
     for worker in workers:
         assert not rig.enter("a", worker, waits=True).ends_wait
 
@@ -36,14 +36,14 @@ def answerable(rig: Rig) -> list[str]:
 
 def test_servers_admit_the_workers_that_wait(rig: Rig) -> None:
     submit(rig)
-    wait(rig, ("w0", "w1"))
+    check_waits(rig, ("w0", "w1"))
     for worker in WORKERS:
         rig.describe("a", worker)
     done = rig.perform()
     assert [type(effect) for effect in done] == [CreateShards, AdmitWorker, AdmitWorker]
     assert rig.state("a") is JobState.PLACING
     assert answerable(rig) == []
-    wait(rig, ("w2",))
+    check_waits(rig, ("w2",))
     rig.perform()
     assert rig.state("a") is JobState.RUNNING
     assert answerable(rig) == [*WORKERS]
@@ -65,7 +65,7 @@ def test_the_value_sender_is_answered_first(rig: Rig) -> None:
     submit(rig)
     for worker in WORKERS:
         rig.describe("a", worker, GIVEN)
-    wait(rig)
+    check_waits(rig)
     rig.perform()
     assert answerable(rig) == ["w0"]
     joined = rig.enter("a", "w0", waits=True)
@@ -74,7 +74,7 @@ def test_the_value_sender_is_answered_first(rig: Rig) -> None:
     assert answerable(rig) == ["w0", "w1"], "one has no part any more, and the other one has to send the values"
     rig.workers("w0")
     rig.describe("a", "w0", GIVEN)
-    wait(rig, ("w0",))
+    check_waits(rig, ("w0",))
     assert rig.enter("a", "w1", assigned=True, waits=True).assign_values is False
     assert answerable(rig) == []
     rig.perform()
@@ -86,7 +86,7 @@ def test_a_job_runs_when_the_last_worker_that_was_not_ready_dies(rig: Rig) -> No
     rig.submit(Job("m:f", name="a", workers=3, min_workers=2, consistency=Asynchronous()))
     for worker in WORKERS:
         rig.describe("a", worker)
-    wait(rig, ("w0", "w1"))
+    check_waits(rig, ("w0", "w1"))
     rig.perform()
     assert rig.state("a") is JobState.PLACING
     rig.leave("w2")
@@ -98,7 +98,7 @@ def test_all_are_answered_when_the_job_ends_or_loses_its_shards(rig: Rig) -> Non
     submit(rig)
     for worker in WORKERS:
         rig.describe("a", worker)
-    wait(rig)
+    check_waits(rig)
     rig.perform()
     rig.kill("s0")
     assert rig.state("a").finished
@@ -109,10 +109,10 @@ def test_a_restart_forgets_who_waits_and_learns_it_again(rig: Rig) -> None:
     submit(rig)
     for worker in WORKERS:
         rig.describe("a", worker)
-    wait(rig)
+    check_waits(rig)
     rig.crash()
     assert [type(effect) for effect in rig.perform()] == [CreateShards]
-    wait(rig)
+    check_waits(rig)
     assert [type(effect) for effect in rig.perform()] == [AdmitWorker] * 3
     assert answerable(rig) == [*WORKERS]
 

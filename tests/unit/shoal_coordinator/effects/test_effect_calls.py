@@ -198,7 +198,7 @@ def test_all_servers_are_called_at_a_time(group: Callable[[int], Group], method:
 def test_a_server_that_hangs_delays_only_what_needs_it(
     group: Callable[[int], Group], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(effect_runner, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(effect_runner, "PATIENCE_S", 0.2)
     there = group(2)
     hung, sound = there.servers
     there.notes[0].holds["AdmitWorkers"] = threading.Event()
@@ -215,7 +215,7 @@ def test_a_removal_that_waits_for_a_server_does_not_ask_again_how_far_the_worker
     group: Callable[[int], Group], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that has released the worker would say 0, and the worker's last push would count on some servers."""
-    monkeypatch.setattr(effect_runner, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(effect_runner, "PATIENCE_S", 0.2)
     there = group(2)
     there.notes[0].holds["ReleaseWorkers"] = threading.Event()
     there.runner.submit([removes(there, 0)])

@@ -26,7 +26,7 @@ def leased(ledger: Ledger, worker: str, rank: int = 0, workers: int = 1) -> Leas
     return found
 
 
-def drain(ledger: Ledger, worker: str = "w", rank: int = 0, workers: int = 1) -> list[DataRange]:
+def check_drain(ledger: Ledger, worker: str = "w", rank: int = 0, workers: int = 1) -> list[DataRange]:
     """Trains on all there is; the ranges in order."""
     ranges = []
     while isinstance(lease := ask(ledger, worker, rank, workers), Lease):
@@ -39,7 +39,7 @@ def drain(ledger: Ledger, worker: str = "w", rank: int = 0, workers: int = 1) ->
 def test_ranges_come_in_order_and_cover_every_epoch() -> None:
     ledger = Ledger(samples_per_epoch=10, epochs=2, range_size=4)
     cuts = [(0, 4), (4, 8), (8, 10)]
-    assert drain(ledger) == [DataRange(epoch, *cut) for epoch in (0, 1) for cut in cuts]
+    assert check_drain(ledger) == [DataRange(epoch, *cut) for epoch in (0, 1) for cut in cuts]
     assert ledger.finished
     assert ledger.lease("w", 0, 1) is NoRange.FINISHED
     assert (ledger.samples, ledger.epoch) == (20, 1)
@@ -153,7 +153,7 @@ def test_the_account_adds_up() -> None:
     assert account.held == (HeldRange("b", 1, 1, 0, 4),)
 
 
-def half_done_record() -> LedgerRecord:
+def check_half_done_record() -> LedgerRecord:
     """Rank 0 holds [0, 8) and has a range waiting; rank 1 holds [24, 32), having done [8, 16)."""
     ledger = Ledger(48, 1, 8)
     ledger.lease("a", 0, 2)
@@ -168,7 +168,7 @@ def half_done_record() -> LedgerRecord:
 
 
 def test_a_restored_ledger_goes_on_where_the_checkpoint_is() -> None:
-    ledger = Ledger.resumed(half_done_record(), epochs=1, workers=2)
+    ledger = Ledger.resumed(check_half_done_record(), epochs=1, workers=2)
     ledger.validate()
     assert ledger.account().total == DataCount(done=14, requeued=18, unleased=16)
     starts = {rank: leased(ledger, f"new {rank}", rank, 2).range for rank in (1, 0)}
@@ -178,7 +178,7 @@ def test_a_restored_ledger_goes_on_where_the_checkpoint_is() -> None:
 @pytest.mark.parametrize("order", [0, 1, 2])
 def test_a_ledger_keeps_its_order_for_life(order: int) -> None:
     """Also one that a later version knows: the worker refuses it, and the ledger loses nothing."""
-    record = half_done_record()
+    record = check_half_done_record()
     assert record.order == LATEST_ORDER
     record.order = order
     resumed = Ledger.resumed(record, epochs=2, workers=2)
@@ -189,16 +189,16 @@ def test_a_ledger_keeps_its_order_for_life(order: int) -> None:
 
 
 def test_a_record_from_before_orders_had_versions_has_the_first() -> None:
-    record = half_done_record()
+    record = check_half_done_record()
     record.ClearField("order")
     assert LedgerRecord.FromString(record.SerializeToString()).order == 0
     assert leased(Ledger.from_proto(record), "a", 0, 2).order == 0
 
 
 def test_a_restored_ledger_may_have_other_workers_and_epochs() -> None:
-    alone = Ledger.resumed(half_done_record(), epochs=2, workers=1)
-    assert [part.start for part in drain(alone)] == [6, 16, 24, 32, 40, 0, 8, 16, 24, 32, 40]
-    three = Ledger.resumed(half_done_record(), epochs=1, workers=3)
+    alone = Ledger.resumed(check_half_done_record(), epochs=2, workers=1)
+    assert [part.start for part in check_drain(alone)] == [6, 16, 24, 32, 40, 0, 8, 16, 24, 32, 40]
+    three = Ledger.resumed(check_half_done_record(), epochs=1, workers=3)
     assert leased(three, "c", 2, 3).range.start == 40
 
 
@@ -338,7 +338,7 @@ class Training(RuleBasedStateMachine):
             return
         for worker in list(self.held):
             self.complete(worker)
-        for part in drain(self.ledger, workers=2):
+        for part in check_drain(self.ledger, workers=2):
             self.visit(part)
         assert self.ledger.finished
         every = {

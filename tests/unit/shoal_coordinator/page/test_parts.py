@@ -186,7 +186,7 @@ class TestThreads:
             began.set()
             hangs.wait(20)
 
-        async def ask() -> None:
+        async def check() -> None:
             threads = BoundedThreadPool("the folder", most=1, queued=1, timeout_s=0.1)
             for _ in range(2):
                 with pytest.raises(errors.DeadlineExceeded, match=r"the folder did not answer within 0\.1 s"):
@@ -198,10 +198,10 @@ class TestThreads:
             patient = BoundedThreadPool("the folder", most=1, queued=1, timeout_s=20)
             assert await patient.run(lambda: 7) == 7
 
-        asyncio.run(ask())
+        asyncio.run(check())
 
     def test_a_thread_that_came_back_is_there_for_the_next(self) -> None:
-        async def ask() -> None:
+        async def check() -> None:
             threads = BoundedThreadPool("the folder", most=1, queued=10, timeout_s=20)
             assert await asyncio.gather(*(threads.run(lambda it: it + 1, number) for number in range(10))) == [
                 *range(1, 11)
@@ -210,12 +210,12 @@ class TestThreads:
                 await threads.run(lambda: 1 / 0)
             assert await threads.run(lambda: 7) == 7
 
-        asyncio.run(ask())
+        asyncio.run(check())
 
     def test_too_many_wait(self) -> None:
         hangs = threading.Event()
 
-        async def ask() -> None:
+        async def check() -> None:
             threads = BoundedThreadPool("the folder", most=1, queued=1, timeout_s=20)
             waiting = [asyncio.create_task(threads.run(hangs.wait, 20)) for _ in range(2)]
             await asyncio.sleep(0)
@@ -224,7 +224,7 @@ class TestThreads:
             hangs.set()
             assert await asyncio.gather(*waiting) == [True, True]
 
-        asyncio.run(ask())
+        asyncio.run(check())
 
 
 class TestWhereItListens:

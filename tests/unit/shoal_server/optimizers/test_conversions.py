@@ -172,8 +172,8 @@ def test_many_arrays_convert_as_one_by_one_with_any_helpers(
     targets = [np.full(size, -1, np.float32) for size in sizes]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(conversions, "kernel_threads", lambda: KERNEL_THREADS[helpers])
-        patch.setattr(conversions, "_PIECE", 7)
-        patch.setattr(conversions, "_LARGE", 20)
+        patch.setattr(conversions, "PIECE_ELEMENTS", 7)
+        patch.setattr(conversions, "LARGE_ELEMENTS", 20)
         first = min((which for which, _ in found), default=None)
         assert conversions.receive_all([*zip(targets, sources, strict=True)]) == first
         back = [np.zeros(size, wire) for size in sizes]

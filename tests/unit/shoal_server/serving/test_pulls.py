@@ -161,7 +161,7 @@ def test_a_pull_of_a_group_that_is_closed_is_refused() -> None:
     pull.abandon()  # harmless
 
 
-def decoded(pull: PendingPull, *, headers_only: bool) -> list[tuple[list[ShardHeader], list[Chunk]]]:
+def check_decoded(pull: PendingPull, *, headers_only: bool) -> list[tuple[list[ShardHeader], list[Chunk]]]:
     """The replies: headers and chunks of each message, and the bytes that it is said to carry."""
     found = []
     with replies(pull, 4, headers_only=headers_only) as messages:
@@ -175,7 +175,7 @@ def decoded(pull: PendingPull, *, headers_only: bool) -> list[tuple[list[ShardHe
 def test_replies_begin_with_all_headers_and_carry_each_shard_whole() -> None:
     sizes = (3, CHUNK_BYTES // 4 + 5, 7)
     group = real_group(sizes)
-    messages = decoded(real_pull(group), headers_only=False)
+    messages = check_decoded(real_pull(group), headers_only=False)
     assert [(h.shard, h.generation, h.version, h.step) for h in messages[0][0]] == [(n, 3, 0, 4) for n in range(3)]
     assert not any(headers for headers, _ in messages[1:])
     assert all(chunks for _, chunks in messages)
@@ -188,7 +188,7 @@ def test_replies_begin_with_all_headers_and_carry_each_shard_whole() -> None:
 
 def test_values_of_small_shards_are_one_chunk() -> None:
     group = real_group([3, 4, 5])
-    [(headers, [chunk])] = decoded(real_pull(group), headers_only=False)
+    [(headers, [chunk])] = check_decoded(real_pull(group), headers_only=False)
     assert [header.shard for header in headers] == [0, 1, 2]
     assert (chunk.shard, chunk.arena, chunk.offset) == (0, 0, 0)
     values = np.concatenate([shard.arenas[0].values for shard in group.shards])
@@ -196,7 +196,7 @@ def test_values_of_small_shards_are_one_chunk() -> None:
 
 
 def test_replies_to_a_barrier_are_headers_alone() -> None:
-    [(headers, chunks)] = decoded(real_pull(real_group([3, 3])), headers_only=True)
+    [(headers, chunks)] = check_decoded(real_pull(real_group([3, 3])), headers_only=True)
     assert [(header.shard, header.version, header.step) for header in headers] == [(0, 0, 4), (1, 0, 4)]
     assert not chunks
 

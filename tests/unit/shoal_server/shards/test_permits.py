@@ -264,8 +264,7 @@ class Server:
     def check_memory(self) -> None:
         """Counts gradients as the server holds them, without the state machine's own count."""
         received = [worker for worker, at in self.asked.items() if at in ("granted", "full")]
-        held = len(self.state.mode._held)  # type: ignore[attr-defined]  # noqa: SLF001 - what is in memory
-        assert len(received) + held + self.queue <= LIMITS.permits
+        assert len(received) + self.state.mode.held + self.queue <= LIMITS.permits
 
     def fold_one(self) -> None:
         self.queue, self.folded = self.queue - 1, self.folded + 1
@@ -339,7 +338,7 @@ class Round:
                 server.asked.pop(worker)
             server.handle(WorkerReleased(worker, 1, committed))
 
-    def finish(self) -> None:
+    def check_finish(self) -> None:
         while moves := self.moves():
             self.chance.choice(moves)()
         stuck = [server.asked for server in self.servers if not server.state.version]
@@ -366,7 +365,7 @@ def test_a_step_closes_in_any_order_on_several_servers(
 ) -> None:
     step = Round(workers, backups, servers, chance)
     step.silent = chance.sample(step.alive, chance.randint(0, backups))
-    step.finish()
+    step.check_finish()
     assert all(server.state.version == 1 for server in step.servers)
 
 
@@ -384,5 +383,5 @@ def test_a_step_closes_although_calls_break_and_workers_die(
             step.die()
         else:
             step.break_call()
-    step.finish()
+    step.check_finish()
     assert all(server.state.version == 1 for server in step.servers)

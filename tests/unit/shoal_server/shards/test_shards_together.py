@@ -117,10 +117,10 @@ class Simulation:
                     self.applied[index] += [part.payload for part in contributions]
                 case AnswerPulls(tickets, step):
                     for ticket in tickets:
-                        self.answered(index, ticket, step)
+                        self.check_answered(index, ticket, step)
         return effects
 
-    def answered(self, index: int, ticket: tuple[str, int, int, int], step: int) -> None:
+    def check_answered(self, index: int, ticket: tuple[str, int, int, int], step: int) -> None:
         """A shard lets a pull through, for the step that was wanted or one after it."""
         name, life, number, wanted = ticket
         assert step >= wanted
@@ -222,7 +222,7 @@ class Simulation:
         for index in self.shuffled():
             self.send(index, WorkerReleased(worker.name, worker.life, committed))
 
-    def cut(self) -> None:
+    def check_cut(self) -> None:
         """What a coordinator does for a checkpoint, while all commits are held back: the cut's version and step."""
         furthest: dict[str, WorkerProgress] = {}
         for shard in self.shards:
@@ -250,13 +250,13 @@ class Simulation:
                 assert known == last, f"{worker.name} is at {known}, and its push {last} counts"
         self.cuts += 1
 
-    def run(self, deaths: int) -> None:
+    def check_run(self, deaths: int) -> None:
         """Lets everybody act in drawn order until all are through; AssertionError if all wait for each other."""
         waited = 0
         while self.workers:
             worker = self.random.choice(self.workers)
             if self.random.random() < self.cut_chance:
-                self.cut()
+                self.check_cut()
             if deaths and self.random.random() < 0.03:
                 deaths -= 1
                 self.kill(worker)
@@ -297,7 +297,7 @@ def test_everybody_gets_through_and_every_push_is_complete(
         simulation = Simulation(
             seed, mode, shards=1 + seed % 3, workers=3 + seed % 2, overlap=overlap, cut_chance=cut_chance
         )
-        simulation.run(deaths)
+        simulation.check_run(deaths)
         assert bool(simulation.cuts) == bool(cut_chance)
         asked_ahead += simulation.asked_ahead
         for applied in simulation.applied:

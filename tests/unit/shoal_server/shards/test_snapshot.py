@@ -53,7 +53,7 @@ class Reader:
         self._chunks = self._values.chunks()
         self._got: list[Chunk] = []
 
-    def advance(self) -> bool:
+    def check_advance(self) -> bool:
         """Takes the next chunk; False: there is none."""
         chunk = next(self._chunks, None)
         if chunk is None:
@@ -62,8 +62,8 @@ class Reader:
         self._got.append(chunk)  # not copied: it is good while the reader is there
         return True
 
-    def finish(self) -> None:
-        while self.advance():
+    def check_finish(self) -> None:
+        while self.check_advance():
             pass
         got = [b""] * len(self.expected)
         for chunk in self._got:
@@ -103,11 +103,11 @@ def test_each_reader_gets_the_version_that_it_began_with(moves: Sequence[tuple[s
             case "update":
                 update(made)
             case "read" if readings:
-                readings[index % len(readings)].advance()
+                readings[index % len(readings)].check_advance()
             case "leave" if readings:
                 readings.pop(index % len(readings)).leave()
     for reading in readings:
-        reading.finish()
+        reading.check_finish()
 
 
 def test_reading_everything_at_once_is_reading_it_in_chunks() -> None:
@@ -116,7 +116,7 @@ def test_reading_everything_at_once_is_reading_it_in_chunks() -> None:
     with begun(made) as second:
         update(made)
         assert [array.tobytes() for array in all_of(made, second, whole=True)] == first.expected
-    first.finish()
+    first.check_finish()
 
 
 def test_halves_are_rounded_as_numpy_rounds_them() -> None:
@@ -141,15 +141,15 @@ class TestMemory:
     def test_nothing_is_copied_without_an_update(self) -> None:
         made = shard(memory := Memory())
         for _ in range(3):
-            Reader(made).finish()
+            Reader(made).check_finish()
         assert memory.taken == []
 
     def test_nothing_is_copied_without_a_reader(self) -> None:
         made = shard(memory := Memory())
         update(made)
-        Reader(made).finish()
+        Reader(made).check_finish()
         abandoned = Reader(made)
-        abandoned.advance()
+        abandoned.check_advance()
         abandoned.leave()
         update(made)
         assert memory.taken == []
@@ -161,7 +161,7 @@ class TestMemory:
             update(made)
         assert memory.taken == [array.nbytes for array in kept(made)[0]]
         for reading in readings:
-            reading.finish()
+            reading.check_finish()
 
     def test_what_is_sent_is_the_shards_own_memory(self) -> None:
         made = shard()

@@ -159,8 +159,8 @@ class TestSynchronous:
         for step in range(9):
             for worker in "abcdefgh":
                 push(state, worker, step)
-            assert len(state._applied._queued) == 8  # noqa: SLF001 - the work that is left
-        assert {worker: it.pushes for worker, it in state._applied.counts.items()} == dict.fromkeys("abcdefgh", 9)  # noqa: SLF001
+            assert state.applied.queued == 8, "the work that is left"
+        assert {worker: it.pushes for worker, it in state.applied.counts.items()} == dict.fromkeys("abcdefgh", 9)
 
     def test_the_slowest_backup_worker_is_dropped_and_told_where_the_others_are(self) -> None:
         state = shard(consistency.Synchronous(backup_workers=1), "abc")
@@ -501,7 +501,7 @@ class DrawnHistory(RuleBasedStateMachine):
         for _ in range(workers):
             self.join()
 
-    def perform(self, effects: Sequence[Effect]) -> AnswerPush | None:
+    def check_effect(self, effects: Sequence[Effect]) -> AnswerPush | None:
         answer = None
         for effect in effects:
             match effect:
@@ -515,12 +515,12 @@ class DrawnHistory(RuleBasedStateMachine):
                     self.applied += [part.payload for part in contributions]
                 case AnswerPulls(tickets, step):
                     for life, asked in tickets:
-                        self.answered(life, asked, step)
+                        self.check_answered(life, asked, step)
                 case AnswerPush():
                     answer = effect
         return answer
 
-    def answered(self, life: tuple[str, int], asked: int, step: int) -> None:
+    def check_answered(self, life: tuple[str, int], asked: int, step: int) -> None:
         assert life in self.steps
         assert step >= asked
         if isinstance(self.mode, consistency.BoundedStaleness):
@@ -548,7 +548,7 @@ class DrawnHistory(RuleBasedStateMachine):
     def pull(self, data: st.DataObject) -> None:
         life = data.draw(st.sampled_from(sorted(self.steps)))
         step = self.steps[life]
-        self.perform(self.state.handle(PullRequested((life, step), *life, step)))
+        self.check_effect(self.state.handle(PullRequested((life, step), *life, step)))
 
     @precondition(lambda self: self.may_push)
     @rule(data=st.data())
@@ -558,28 +558,30 @@ class DrawnHistory(RuleBasedStateMachine):
 
     def pull_ahead_of(self, life: tuple[str, int]) -> None:
         step = self.steps[life]
-        self.perform(self.state.handle(PullRequested((life, step + 1), *life, step, 1)))
+        self.check_effect(self.state.handle(PullRequested((life, step + 1), *life, step, 1)))
 
     @precondition(lambda self: self.may_push)
     @rule(data=st.data(), skip=st.booleans(), repeats=st.integers(0, 2), defers=st.booleans())
     def push(self, data: st.DataObject, skip: bool, repeats: int, defers: bool) -> None:
         life = data.draw(st.sampled_from(sorted(self.may_push)))
-        self.push_once(life, skip=skip, repeats=repeats, defers=defers)
+        self.check_push_once(life, skip=skip, repeats=repeats, defers=defers)
 
     @rule()
     def finish_folding(self) -> None:
         """As the thread does that has folded what was left of a step that is to close."""
-        self.perform(self.state.handle(FoldsDone()))
+        self.check_effect(self.state.handle(FoldsDone()))
 
-    def push_once(self, life: tuple[str, int], *, skip: bool = False, repeats: int = 0, defers: bool = False) -> None:
+    def check_push_once(
+        self, life: tuple[str, int], *, skip: bool = False, repeats: int = 0, defers: bool = False
+    ) -> None:
         step = self.steps[life]
         payload = None if skip else f"{life}@{step}"
         self.may_push.discard(life)
         self.steps[life] = step + 1  # before the pulls that this push lets through
         answers = []
         for _ in range(repeats + 1):
-            self.perform(self.state.handle(PushStaged(*life, step, 0.0 if skip else 1.0, 0, payload)))
-            answers.append(self.perform(self.state.handle(PushCommitted(*life, step, defers))))
+            self.check_effect(self.state.handle(PushStaged(*life, step, 0.0 if skip else 1.0, 0, payload)))
+            answers.append(self.check_effect(self.state.handle(PushCommitted(*life, step, defers))))
         first = answers[0]
         assert first is not None
         assert all(answer == first for answer in answers)
@@ -596,14 +598,14 @@ class DrawnHistory(RuleBasedStateMachine):
         life = data.draw(st.sampled_from(sorted(self.steps)))
         step = self.steps.pop(life)
         if staged and life in self.may_push:
-            self.perform(self.state.handle(PushStaged(*life, step, 1.0, 0, "never")))
+            self.check_effect(self.state.handle(PushStaged(*life, step, 1.0, 0, "never")))
         self.may_push.discard(life)
         self.fetched.pop(life, None)
         effects = self.state.handle(WorkerFenced(*life))
-        self.perform(effects)
+        self.check_effect(effects)
         fenced = effects[-1]
         assert isinstance(fenced, AnswerFence)
-        self.perform(self.state.handle(WorkerReleased(*life, fenced.committed_steps)))
+        self.check_effect(self.state.handle(WorkerReleased(*life, fenced.committed_steps)))
 
     @invariant()
     def sound(self) -> None:
@@ -629,11 +631,11 @@ class DrawnHistory(RuleBasedStateMachine):
                 if step >= goal:
                     continue
                 if life not in self.may_push:
-                    self.perform(self.state.handle(PullRequested((life, step), *life, step)))
+                    self.check_effect(self.state.handle(PullRequested((life, step), *life, step)))
                 if overlap and life in self.may_push and life not in self.fetched:
                     self.pull_ahead_of(life)
                 if life in (self.may_push & self.fetched.keys() if overlap else self.may_push):
-                    self.push_once(life)
+                    self.check_push_once(life)
             if all(step >= goal for step in self.steps.values()):
                 break
         backup = getattr(self.mode, "backup_workers", 0)
