@@ -40,11 +40,11 @@ help:
 	@echo "make audit   look for known vulnerabilities of the locked packages; it needs a network"
 	@echo "make clean   remove what the other targets made"
 
-# Installs these lock files of requirements/, each file by its hash, and then Shoal itself, which needs no other package. The
-# locks name no index: pip takes the one that it is configured with.
+# Installs these lock files of requirements/, each file by its hash, and then Shoal itself. The lock files are complete, so pip
+# looks for no dependencies. They name no index: pip takes the one that it is configured with.
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 define INSTALL
-$(PIP) install --quiet --no-compile --require-hashes $(patsubst %,--requirement requirements/%.txt,build dev $(1))
+$(PIP) install --quiet --no-compile --no-deps --require-hashes $(patsubst %,--requirement requirements/%.txt,build dev $(1))
 $(PIP) install --quiet --no-compile --no-deps --no-build-isolation --editable .
 endef
 
