@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 sys.path.append(str(ROOT / "tools" / "supply_chain"))
 
 import licences  # noqa: E402 - tools are no package

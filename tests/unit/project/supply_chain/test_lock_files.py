@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 sys.path.append(str(ROOT / "tools" / "supply_chain"))
 
 import lock_files  # noqa: E402 - tools are no package

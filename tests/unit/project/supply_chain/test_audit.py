@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 sys.path.append(str(ROOT / "tools" / "supply_chain"))
 
 import audit  # noqa: E402 - tools are no package
