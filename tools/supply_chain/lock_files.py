@@ -194,11 +194,14 @@ def faults(project: Mapping[str, Any], files: Mapping[str, LockFile]) -> list[st
         for requirement in each.requirements:
             if reason := _unsatisfied(requirement, locked, project):
                 found.append(f"{FOLDER}/{name}.txt {reason}")
+    direct = {canonicalize_name(requirement.name) for each in want.values() for requirement in each.requirements}
     versions: dict[str, set[str]] = {}
-    for file in files.values():
+    for name, file in files.items():
         for package in file.packages.values():
             versions.setdefault(package.name, set()).add(package.version)
-    return found + [f"{name} has several versions: {sorted(all_)}" for name, all_ in versions.items() if len(all_) > 1]
+            if package.name not in direct and any("(pyproject.toml)" in line for line in package.lines):
+                found.append(f"{FOLDER}/{name}.txt has {package.name}, which pyproject.toml no longer names")
+    return found + [f"{name} has several versions: {sorted(each)}" for name, each in versions.items() if len(each) > 1]
 
 
 def _unsatisfied(requirement: Requirement, locked: set[LockedPackage], project: Mapping[str, Any]) -> str:

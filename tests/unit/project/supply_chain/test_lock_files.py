@@ -81,6 +81,12 @@ def test_a_lock_file_that_is_missing() -> None:
     assert lock_files.faults(PROJECT, files) == ["there is no requirements/data.txt"]
 
 
+def test_a_package_that_the_project_no_longer_names() -> None:
+    left_over = lock_text("hatchling==1.33.0", "six==1.17.0").replace("# via x", "# via shoal (pyproject.toml)")
+    files = {**locked(), "build": lock_files.parse(left_over)}
+    assert lock_files.faults(PROJECT, files) == ["requirements/build.txt has six, which pyproject.toml no longer names"]
+
+
 def test_a_package_that_two_lock_files_have_for_different_environments() -> None:
     files = locked(
         base=("numpy==2.4.6", "pytest==9.2.0 ; sys_platform == 'win32'"), dev=("-r base", "-r data", "pytest==9.2.0")
