@@ -3,7 +3,8 @@
 #     docker build --target shoal --tag shoal:0.1.0 .
 #     docker build --target gpu --build-arg BASE=nvidia/cuda:12.6.3-runtime-ubuntu24.04 --tag shoal:0.1.0-gpu .
 #
-# It builds with and without BuildKit.
+# It builds with and without BuildKit. A tag can move to other contents; a digest cannot (docs/how-to/image.md, "How do I pin
+# the base image?"): --build-arg BASE=python:3.11-slim-bookworm@sha256:...
 ARG BASE=python:3.11-slim-bookworm
 
 
@@ -19,10 +20,10 @@ RUN command -v python3 || { \
 FROM base AS build
 ARG EXTRAS=data,images,otel,s3,tensorboard
 WORKDIR /src
-COPY pyproject.toml ./
-COPY deploy/image/install.sh deploy/image/requirements.py deploy/image/
+COPY deploy/image/install.sh deploy/image/
+COPY requirements requirements
 RUN deploy/image/install.sh dependencies "${EXTRAS}"
-COPY README.md LICENSE THIRD_PARTY.md ./
+COPY pyproject.toml README.md LICENSE THIRD_PARTY.md ./
 COPY client client
 COPY server server
 COPY worker worker

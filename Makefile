@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BENCH ?=
 CHAOS ?=
 
-.PHONY: fuzz demo models test test-gpu reference long e2e coverage chaos scale soak lint check-style check-types check-imports check-spelling check-words docs docs-serve bench bench-peers check-protos protos proto-baseline version release clean help
+.PHONY: fuzz demo models test test-gpu reference long e2e coverage chaos scale soak lint check-style check-types check-imports check-spelling check-words check-locks docs docs-serve bench bench-peers check-protos protos proto-baseline version release lock audit clean help
 
 help:
 	@echo "make demo    start a cluster, train a classifier in every consistency mode, draw the curves (under 90 s)"
@@ -35,13 +35,23 @@ help:
 	@echo "make protos  regenerate client/shoal/v1 from protos/"
 	@echo "make proto-baseline  accept a break of the contract in protos/ (CONTRIBUTING.md)"
 	@echo "make version VERSION=0.2.0  set the version everywhere"
-	@echo "make release  build wheel and sdist in dist/, and test each in a clean environment (docs/how-to/release.md)"
+	@echo "make release  build wheel, sdist and SBOM in dist/, and test each distribution in a clean environment (docs/how-to/release.md)"
+	@echo "make lock    renew the lock files in requirements/ and the list of licences; UPGRADE=1 takes the newest versions"
+	@echo "make audit   look for known vulnerabilities of the locked packages; it needs a network"
 	@echo "make clean   remove what the other targets made"
 
-$(SETUP): pyproject.toml
+# Installs these lock files of requirements/, each file by its hash, and then Shoal itself. The lock files are complete, so pip
+# looks for no dependencies. They name no index: pip takes the one that it is configured with.
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+define INSTALL
+$(PIP) install --quiet --no-compile --no-deps --require-hashes $(patsubst %,--requirement requirements/%.txt,build dev $(1))
+$(PIP) install --quiet --no-compile --no-deps --no-build-isolation --editable .
+endef
+
+$(SETUP): pyproject.toml $(wildcard requirements/*.txt)
 	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 14) else "Shoal needs Python 3.11 to 3.13; set PYTHON=")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[dev]'
+	$(call INSTALL)
 	@touch $@
 
 demo: $(SETUP)
@@ -76,13 +86,13 @@ coverage: $(SETUP)
 GPU ?= gpu
 
 test-gpu: $(SETUP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,$(GPU)]'
+	$(call INSTALL,$(GPU))
 	$(BIN)/python -m pytest tests/gpu
 	$(BIN)/python benchmarks/gpu.py
 
-# A plain install of PyTorch is large: the suite does without.
+# A plain install of PyTorch is large: the suite does without. No lock file has it: the index decides which build is right.
 reference: $(SETUP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,reference]'
+	$(PIP) install --quiet --editable '.[dev,reference]'
 	$(BIN)/python -m pytest -n 2 tests/reference
 
 # The long forms of what runs on real processes, and of what compiles all kernels.
@@ -98,7 +108,7 @@ fuzz: $(SETUP)
 # What is deployed, as it is: no other target starts an engine or a browser. -s: what things took is printed. With SHOAL_E2E
 # a program that is not here fails what needs it. A SHOAL_PICTURES of the command line is in the environment, too.
 e2e: $(SETUP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,e2e]'
+	$(call INSTALL,e2e)
 	SHOAL_E2E=1 $(BIN)/python tests/support/leaks.py $(BIN)/python -m pytest -s tests/deploy tests/e2e
 
 # A CHAOS_RUNS of the command line is in the environment, too.
@@ -118,7 +128,7 @@ scale: $(SETUP)
 bench-peers: $(SETUP)
 	$(BIN)/python benchmarks/bench_peers.py
 
-lint: check-style check-types check-imports check-spelling check-words docs
+lint: check-style check-types check-imports check-spelling check-words check-locks docs
 
 # Style, and markers of conflicts in tracked files; git grep exits with 1 if it finds none.
 check-style: $(SETUP)
@@ -146,6 +156,11 @@ check-words: $(SETUP)
 # Material's notice of its successor is no warning of ours (docs/decisions/0040-documentation-site.md).
 GENERATED_DOCS := docs/decisions/index.md docs/project $(addprefix docs/reference/,cli errors metrics protocol python)
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
+
+# The lock files agree with pyproject.toml, and all licences are allowed. Neither reads the network.
+check-locks: $(SETUP)
+	$(BIN)/python tools/supply_chain/lock_files.py
+	$(BIN)/python tools/supply_chain/licences.py --check
 
 # The generated pages, which git ignores, then the site. Neither reads the network.
 docs: $(SETUP)
@@ -185,10 +200,28 @@ check-protos: $(SETUP)
 version: $(SETUP)
 	$(BIN)/python tools/release/version.py $(VERSION)
 
-# Wheel and sdist in dist/, each tried in an environment of its own. The editable install is renewed: its version may be older.
+# Wheel, sdist and SBOM in dist/, each distribution tried in an environment of its own. The editable install is renewed: its
+# version may be older.
 release: $(SETUP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,release]'
+	$(call INSTALL,release sbom)
 	$(BIN)/python tools/release/release.py
+
+# Renews the lock files after a change of pyproject.toml, and the list of licences. UPGRADE=1 takes the newest versions.
+UPGRADE ?=
+
+lock: $(SETUP)
+	$(call INSTALL,release)
+	$(BIN)/python tools/supply_chain/renew_locks.py $(if $(UPGRADE),--upgrade)
+	$(call INSTALL,e2e release sbom)
+	$(BIN)/python tools/supply_chain/licences.py
+	@touch $(SETUP)
+
+# Asks a database on the network, so no other target does it. AUDIT=osv asks that of OSV.
+AUDIT ?= pypi
+
+audit: $(SETUP)
+	$(call INSTALL,release)
+	$(BIN)/python tools/supply_chain/audit.py --service $(AUDIT)
 
 clean:
 	rm -rf $(VENV) .peers build dist runs site $(GENERATED_DOCS) .mypy_cache .ruff_cache .pytest_cache .coverage .coverage.*

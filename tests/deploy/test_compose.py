@@ -15,6 +15,7 @@ from shoal._tracing import environment as tracing
 from shoal_coordinator.main import coordinator
 from shoal_server.main import server
 from shoal_worker.main import worker
+from support.deployment import docker_engine
 from support.deployment.compose_stack import COMPOSE_FILE, compose_file, default_of_variables
 
 FILE = compose_file()
@@ -204,6 +205,10 @@ def test_the_image_has_what_the_examples_import(worker: str) -> None:
     assert "demo" in built(SERVICES[worker]["image"])["args"]["EXTRAS"].split(",")
     [mount] = [mount for mount in SERVICES[worker]["volumes"] if mount.endswith(":/programs:ro")]
     assert (Path(COMPOSE_FILE.parent) / mount.split(":")[0] / "digits.py").is_file()
+
+
+def test_the_image_starts_from_the_dockerfiles_base() -> None:
+    assert built(SERVICES["coordinator"]["image"])["args"]["BASE"] == docker_engine.base_of()
 
 
 def test_the_gpus_image_starts_from_cudas() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from support.deployment import docker_engine
 from support.deployment.dockerfile import stages
 
 ROOT = Path(__file__).parents[2]
@@ -90,78 +91,98 @@ def test_what_is_copied_gets_in_and_nothing_else() -> None:
     assert [path for path in let_in if not (ROOT / path).exists()] == []
 
 
-def requirements(extras: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(IMAGE / "requirements.py"), extras]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+def test_its_base_can_be_pinned_by_a_digest() -> None:
+    assert argument_of_the_file("BASE") == docker_engine.base_of()
+    bases = [stage.base for stage in stages(TEXT)]
+    assert bases[0] == "${BASE}"
+    assert set(bases[1:]) <= set(STAGES)
+    assert "--build-arg BASE=python:3.11-slim-bookworm@sha256:" in TEXT
 
 
-def test_its_extras_are_the_projects() -> None:
-    extras = argument("build", "EXTRAS")
-    listed = requirements(extras).stdout.splitlines()
-    optional = project()["optional-dependencies"]
-    assert listed == project()["dependencies"] + [line for extra in extras.split(",") for line in optional[extra]]
+def argument_of_the_file(name: str) -> str:
+    [value] = re.findall(rf"^ARG {name}=(\S+)$", TEXT.partition("FROM")[0], re.MULTILINE)
+    return str(value)
 
 
-def test_an_extra_that_there_is_not_ends_the_build() -> None:
-    done = requirements("data,nonesuch")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "'nonesuch'" in done.stderr
-    assert "tensorboard" in done.stderr
+def test_its_extras_are_locked() -> None:
+    extras = argument("build", "EXTRAS").split(",")
+    assert set(extras) <= set(project()["optional-dependencies"])
+    assert [extra for extra in extras if not (ROOT / "requirements" / f"{extra}.txt").is_file()] == []
 
 
-def installed(folder: Path, cuda: Mapping[str, str]) -> tuple[int, str, list[str]]:
-    """Runs install.sh with fake programs. Returns its exit status, its errors, and what pip was to install."""
-    (folder / "deploy").symlink_to(ROOT / "deploy")
-    (folder / "pyproject.toml").symlink_to(ROOT / "pyproject.toml")
+def installed(folder: Path, cuda: Mapping[str, str], extras: str = "data") -> tuple[int, str, list[str]]:
+    """Runs install.sh with fake programs. Returns its exit status, its errors, and the arguments of pip's calls."""
+    for name in ("deploy", "requirements"):
+        (folder / name).symlink_to(ROOT / name)
     programs = folder / "bin"
     programs.mkdir()
-    script = (IMAGE / "install.sh").read_text().replace("/opt/build/bin/python3", "pip_of_build")
-    (programs / "install.sh").write_text(script.replace("/tmp/requirements.txt", f"{folder}/requirements.txt"))
-    (programs / "pip_of_build").write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {folder}/arguments\n')
-    (programs / "python3").write_text(f'#!/bin/sh\n[ "$1" = -m ] || exec {sys.executable} "$@"\n')
+    script = (IMAGE / "install.sh").read_text().replace("/opt/build/bin/python3", "python_of_build")
+    (programs / "install.sh").write_text(script.replace("/tmp/cuda-headers.txt", f"{folder}/cuda-headers.txt"))
+    (programs / "python_of_build").write_text(
+        f'#!/bin/sh\nprintf "%s " "$@" >> {folder}/calls\necho >> {folder}/calls\n'
+    )
+    (programs / "python3").write_text("#!/bin/sh\n")
     for program in programs.iterdir():
         program.chmod(0o700)
     done = subprocess.run(
-        ["sh", programs / "install.sh", "dependencies", "data"],
+        ["sh", programs / "install.sh", "dependencies", extras],
         env={"PATH": f"{programs}:/usr/bin:/bin", **cuda},
         cwd=folder,
         capture_output=True,
         text=True,
         check=False,
     )
-    noted = [folder / name for name in ("requirements.txt", "arguments")]
-    return (
-        done.returncode,
-        done.stderr,
-        [line for file in noted if file.exists() for line in file.read_text().split("\n")],
-    )
+    calls = folder / "calls"
+    return done.returncode, done.stderr, calls.read_text().splitlines() if calls.exists() else []
+
+
+def locked(call: str) -> list[str]:
+    """Returns the requirements files of a call of pip."""
+    return re.findall(r"--requirement (\S+)", call)
 
 
 class TestInstall:
-    def test_without_cuda_there_is_no_cupy(self, tmp_path: Path) -> None:
-        code, complaint, lines = installed(tmp_path, {})
+    def test_every_package_is_checked_by_its_hash(self, tmp_path: Path) -> None:
+        code, complaint, calls = installed(tmp_path, {})
         assert (code, complaint) == (0, "")
-        assert set(lines) >= set(project()["dependencies"]) | {"--requirement"}
-        assert [line for line in lines if re.match("cupy|nvidia", line)] == []
+        assert all("--require-hashes" in call for call in calls)
+        assert [locked(call) for call in calls] == [
+            ["requirements/build.txt", "requirements/sbom.txt"],
+            ["requirements/base.txt", "requirements/data.txt"],  # and no CuPy: there is no CUDA
+        ]
+        assert "--python /opt/shoal/bin/python3" in calls[1]
 
     @pytest.mark.parametrize(
         ("cuda", "extra", "headers"),
         [
-            ("12.6.3", "gpu", "nvidia-cuda-runtime-cu12==12.6.*"),
-            ("13.0.1", "gpu13", "nvidia-cuda-runtime==13.0.*"),
+            ("12.6.3", "gpu", "nvidia-cuda-runtime-cu12==12.6."),
+            ("13.0.1", "gpu13", "nvidia-cuda-runtime==13.0."),
         ],
     )
     def test_with_cuda_there_is_what_its_version_wants(
         self, tmp_path: Path, cuda: str, extra: str, headers: str
     ) -> None:
-        code, complaint, lines = installed(tmp_path, {"CUDA_VERSION": cuda})
+        code, complaint, calls = installed(tmp_path, {"CUDA_VERSION": cuda})
         assert (code, complaint) == (0, "")
-        assert set(lines) >= {*project()["optional-dependencies"][extra], headers}
+        assert locked(calls[1])[2:] == [f"requirements/{extra}.txt", f"{tmp_path}/cuda-headers.txt"]
+        [line] = (tmp_path / "cuda-headers.txt").read_text().splitlines()
+        assert line.startswith(headers)
+        assert "--hash=sha256:" in line
 
     def test_a_version_of_cuda_that_there_is_no_cupy_for(self, tmp_path: Path) -> None:
-        code, complaint, lines = installed(tmp_path, {"CUDA_VERSION": "11.8.0"})
-        assert (code, lines) == (2, [])
+        code, complaint, calls = installed(tmp_path, {"CUDA_VERSION": "11.8.0"})
+        assert (code, calls) == (2, [])
         assert "CUDA_VERSION, which the base sets, is 11.8.0" in complaint
+
+    def test_a_version_of_cuda_without_locked_headers(self, tmp_path: Path) -> None:
+        code, complaint, calls = installed(tmp_path, {"CUDA_VERSION": "12.7.1"})
+        assert (code, calls) == (2, [])
+        assert "cuda-headers.txt has no headers for CUDA_VERSION 12.7.1" in complaint
+
+    def test_an_extra_that_there_is_not_ends_the_build(self, tmp_path: Path) -> None:
+        code, complaint, calls = installed(tmp_path, {}, "data,nonesuch")
+        assert (code, calls) == (2, [])
+        assert "EXTRAS has 'nonesuch', but there is no requirements/nonesuch.txt" in complaint
 
 
 @contextmanager

@@ -255,6 +255,15 @@ def test_image_has_no_build_files(engine: Engine, image: str) -> None:
     assert says("python3", "-c", READ_FILES, *FILES_OF_BUILDING).strip() == "[]"
 
 
+def test_image_lists_its_packages(engine: Engine, image: str) -> None:
+    shown = engine.docker("run", "--rm", "--network", "none", "--entrypoint", "cat", image, "/opt/shoal/sbom.cdx.json")
+    sbom = json.loads(shown)
+    assert sbom["metadata"]["component"]["name"] == "shoal"
+    names = {each["name"] for each in sbom["components"]}
+    assert names >= {"grpcio", "numpy", "scikit-learn"}
+    assert not names & {"pip", "cyclonedx-bom"}
+
+
 def test_image_has_its_labels(engine: Engine, image: str) -> None:
     [found] = json.loads(engine.docker("image", "inspect", image))
     print(f"\nthe image has {found['Size'] / 1e6:.0f} MB")

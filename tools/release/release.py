@@ -2,16 +2,18 @@
 
 docs/how-to/release.md has the procedure. The script takes these steps:
 
-1. It builds a wheel and an sdist from the tracked files.
+1. It builds a wheel and an sdist from the tracked files, with the build system of the lock files.
 2. It checks what they contain, file by file, and their metadata.
-3. It installs each in a clean environment outside of the repository, and trains there (`smoke.py`).
-4. It writes SHA256SUMS.
+3. It installs each in a clean environment outside of the repository, and trains there (`smoke.py`). The wheel gets the
+   locked dependencies. The sdist gets what the index has, as for users.
+4. It writes the SBOM of the wheel's environment, and SHA256SUMS.
 
 At the end it lists what is still missing before the files may be published.
 """
 
 import argparse
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -21,8 +23,16 @@ import tarfile
 import tempfile
 import time
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from packaging.markers import default_environment
+from packaging.utils import canonicalize_name
+
+sys.path.append(str(Path(__file__).parents[1] / "supply_chain"))
+
+import lock_files
 import version
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +77,23 @@ def _differences(what: str, found: set[str], wanted: set[str]) -> list[str]:
     return lacking + [f"{what} has {path}, which no commit has" for path in sorted(found - wanted)]
 
 
+def sbom_faults(sbom: Mapping[str, Any], number: str) -> list[str]:
+    """Returns where an SBOM differs from the lock file of Shoal's dependencies, requirements/base.txt.
+
+    Args:
+        sbom: the SBOM, in CycloneDX's JSON.
+        number: the version of Shoal.
+    """
+    files = lock_files.read(ROOT / lock_files.FOLDER)
+    environment = {name: str(value) for name, value in default_environment().items()}
+    locked = {(each.name, each.version) for each in lock_files.closure(files, "base") if each.applies(environment)}
+    found = {(canonicalize_name(each["name"]), each["version"]) for each in sbom.get("components", ())}
+    root = sbom["metadata"]["component"]
+    faults = [] if (root["name"], root["version"]) == ("shoal", number) else [f"the SBOM is not of shoal {number}"]
+    faults += [f"the SBOM lacks {name} {version}" for name, version in sorted(locked - found)]
+    return faults + [f"the SBOM has {name} {version}, which is not locked" for name, version in sorted(found - locked)]
+
+
 def unready(project: str, changelog: str, number: str, state: str, tags: set[str]) -> list[str]:
     """Returns what is missing before a build may be published.
 
@@ -97,13 +124,16 @@ def main() -> None:
     version.check()
     number = version.version(ROOT)
     shutil.rmtree(DIST, ignore_errors=True)
-    _run(sys.executable, "-m", "build", "--outdir", DIST, ROOT)
+    _run(sys.executable, "-m", "build", "--no-isolation", "--outdir", DIST, ROOT)
     wheel, sdist = DIST / f"shoal-{number}-py3-none-any.whl", DIST / f"shoal-{number}.tar.gz"
+    sbom = DIST / f"shoal-{number}.cdx.json"
     _check_contents(wheel, sdist)
     _run(sys.executable, "-m", "twine", "check", "--strict", wheel, sdist)
-    for built in (wheel, sdist):
-        _smoke(built)
-    sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in (wheel, sdist)]
+    _smoke(wheel, sbom)
+    _smoke(sdist)
+    if faults := sbom_faults(json.loads(sbom.read_text()), number):
+        raise SystemExit("\n".join(faults))
+    sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in (wheel, sdist, sbom)]
     (DIST / "SHA256SUMS").write_text("".join(sums))
     print("".join(sums), end="")
     tags = set(_git("tag", "--points-at", "HEAD").split())
@@ -125,18 +155,32 @@ def _check_contents(wheel: Path, sdist: Path) -> None:
         print(f"{path.name}: {len(files)} files, {path.stat().st_size / 1e6:.1f} MB, commit {commit}")
 
 
-def _smoke(built: Path) -> None:
-    """Installs a distribution in an environment of its own, and trains there."""
+def _smoke(built: Path, sbom: Path | None = None) -> None:
+    """Installs a distribution in an environment of its own, and trains there.
+
+    Args:
+        built: the distribution.
+        sbom: the SBOM to write. The environment then has the locked dependencies; otherwise it has those of the index.
+    """
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="shoal-release-") as folder:
         _run(sys.executable, "-m", "venv", f"{folder}/venv")
         python = f"{folder}/venv/bin/python"
-        _run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", built)
+        install = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+        if sbom:
+            _run(*install, "--require-hashes", "--requirement", ROOT / lock_files.FOLDER / "base.txt")
+            _run(*install, "--no-index", built)
+        else:
+            _run(*install, built)
         shutil.copy(Path(__file__).with_name("smoke.py"), folder)
         # Nothing of this repository or of this environment.
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SHOAL_"))}
         environment = {**kept, "PATH": f"{folder}/venv/bin:{os.environ['PATH']}"}
         _run(python, "smoke.py", version.version(ROOT), cwd=folder, env=environment, timeout=_SMOKE_LIMIT_S)
+        if sbom:
+            _run(python, "-m", "pip", "uninstall", "--quiet", "--yes", "setuptools", "pip")  # the venv's own
+            settings = ("--pyproject", ROOT / "pyproject.toml", "--output-reproducible", "--output-file", sbom)
+            _run(sys.executable, "-m", "cyclonedx_py", "environment", *settings, python)
     print(f"{built.name}: installs and trains in a clean environment ({time.monotonic() - started:.0f} s)")
 
 

@@ -4,10 +4,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from packaging.markers import default_environment
 
-sys.path.append(str(Path(__file__).parents[3] / "tools" / "release"))
+ROOT = Path(__file__).parents[3]
+sys.path += [str(ROOT / "tools" / name) for name in ("release", "supply_chain")]
 
-import release
+import lock_files  # noqa: E402 - tools are no package
+import release  # noqa: E402
 
 TRACKED = {"README.md", "client/shoal/a.py", "client/other.py", "server/shoal_server/py.typed", "tests/test_a.py"}
 WHEEL = {"shoal/a.py", "shoal_server/py.typed", "shoal/_system/commit.txt", "shoal-0.1.0.dist-info/METADATA"}
@@ -32,6 +35,21 @@ def test_an_sdist_has_what_the_repository_has() -> None:
     assert release.sdist_faults(SDIST - {"README.md"} | {"notes.txt"}, TRACKED) == [
         "the sdist lacks README.md",
         "the sdist has notes.txt, which no commit has",
+    ]
+
+
+def test_an_sbom_lists_the_locked_dependencies_and_nothing_else() -> None:
+    locked = lock_files.closure(lock_files.read(ROOT / "requirements"), "base")
+    here = {name: str(value) for name, value in default_environment().items()}
+    components = [{"name": each.name, "version": each.version} for each in locked if each.applies(here)]
+    sbom = {"metadata": {"component": {"name": "shoal", "version": "0.2.0"}}, "components": components}
+    assert release.sbom_faults(sbom, "0.2.0") == []
+    removed = components.pop()
+    components.append({"name": "pip", "version": "26.3"})
+    assert release.sbom_faults(sbom, "0.3.0") == [
+        "the SBOM is not of shoal 0.3.0",
+        f"the SBOM lacks {removed['name']} {removed['version']}",
+        "the SBOM has pip 26.3, which is not locked",
     ]
 
 
