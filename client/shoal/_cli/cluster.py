@@ -50,6 +50,7 @@ def up(
         ),
     ] = None,
     allow_program: flags.AllowPrograms = None,
+    trainer_env: flags.TrainerEnvironment = None,
     listen: Annotated[
         str, typer.Option(envvar="SHOAL_LISTEN", help="host:port of the coordinator. Port 0 takes any free port.")
     ] = options.DEFAULT_ADDRESS,
@@ -83,6 +84,7 @@ def up(
         workers,
         path=path or ["."],
         allow_programs=allow_program or (),
+        trainer_env=trainer_env or (),
         checkpoints=checkpoints,
         store=store,
         listen=listen,
