@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import fsspec
 import psutil
 import pytest
 from prometheus_client import CollectorRegistry
@@ -318,6 +319,27 @@ def test_a_trainer_gets_the_allowed_variables_of_its_daemon_and_no_other(
     own, parents = json.loads(first)
     assert own == HARMLESS | further
     assert {line.partition("=")[0] for line in parents if line} == own.keys(), "of the process that started it"
+
+
+@pytest.mark.parametrize("passed", [False, True])
+def test_a_program_reads_an_object_store_with_the_keys_that_the_operator_passes(
+    cluster: FakeCluster, start: Callable[..., Daemon], s3: str, passed: bool
+) -> None:
+    names = [name for name in os.environ if name.startswith("AWS_")]
+    with fsspec.open(f"{s3}/rows.csv", "w") as file:
+        file.write("x\n1\n2\n")
+    options = [name for name in names if passed or "KEY" not in name]
+    start(
+        f"import shoal.data; print('rows', len(shoal.data.Csv('{s3}/rows.csv')))",
+        isolation=TrainerIsolation(tuple(options)),
+    )
+    [finish] = cluster.record.wait_for(job_pb2.FinishRequest)
+    if passed:
+        assert finish.error == ""
+        assert "rows 2" in [line for report in cluster.record.of(job_pb2.ReportRequest) for line in report.log]
+    else:
+        assert f"{s3}/rows.csv cannot be read: Unable to locate credentials" in finish.error
+        assert "--trainer-env AWS_ACCESS_KEY_ID" in finish.error
 
 
 @pytest.mark.parametrize(

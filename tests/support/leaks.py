@@ -69,7 +69,8 @@ def main(command: list[str], grace_s: float = GRACE_S) -> int:
     mark = uuid.uuid4().hex
     marks = f"{os.environ.get(MARK, '')} {mark}".strip()
     folder, segments = _own_folder(None), _own_folder(SHM) if SHM.is_dir() else None
-    variables = {MARK: marks, "SHOAL_TRAINER_ENV": MARK, "TMPDIR": str(folder)} | ({FOLDER_VARIABLE: str(segments)} if segments else {})
+    variables = {MARK: marks, "SHOAL_TRAINER_ENV": MARK, "TMPDIR": str(folder)}
+    variables |= {FOLDER_VARIABLE: str(segments)} if segments else {}
     untracked_before = untracked_files()
     try:
         status = subprocess.run(command, env={**os.environ, **variables}, check=False).returncode

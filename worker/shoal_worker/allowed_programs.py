@@ -18,8 +18,8 @@ from shoal._job.checks import check_not_standard_library
 UNDER_PATH = "."
 DEFAULT_PATTERNS = (UNDER_PATH, "shoal_nn")
 _MAX_PATTERN_CHARACTERS = 256
-# Between a submitter and a pattern. Neither can contain it, so that no pattern can be misread: a colon separates a module
-# from its factory, and names of submitters may contain dots, hyphens and @.
+# Between a submitter and a pattern. Neither can contain it, so no pattern can be misread. A colon would be ambiguous:
+# it separates a module from its factory.
 OF_SUBMITTER = "="
 # Characters of a pattern besides those of identifiers.
 _PUNCTUATION = frozenset(".:*?[]!-")
@@ -62,7 +62,8 @@ class AllowedPrograms:
             submitter: the name of the job's submitter; empty if it is not known.
 
         Raises:
-            ProgramNotAllowed: no pattern allows the program to this submitter, or its module belongs to Python's standard library.
+            ProgramNotAllowed: no pattern allows the program to this submitter, or its module belongs to Python's
+                standard library.
             ProgramError: the module does not exist.
         """
         check_not_standard_library(reference)
@@ -80,8 +81,9 @@ class AllowedPrograms:
                 f"{advice_on_missing(reference)}",
                 program=reference,
             )
-        elsewhere = found and not is_under_path
-        where = f"{module} is {found}, which is not under --path ({searched})" if elsewhere else f"{module} is not allowed"
+        where = f"{module} is not allowed"
+        if found and not is_under_path:
+            where = f"{module} is {found}, which is not under --path ({searched})"
         whose = f" to jobs of {submitter}" if submitter else ""
         raise errors.ProgramNotAllowed(
             f"program {reference}: {where}; this worker allows {', '.join(patterns) or 'no programs'}{whose}. Put the "

@@ -87,7 +87,7 @@ class WorkerConfig:
     listen: str = "127.0.0.1:0"
     advertise: str = ""
     device_memory_limit: float = 0.0
-    isolation: TrainerIsolation = TrainerIsolation()
+    isolation: TrainerIsolation = field(default_factory=TrainerIsolation)
 
 
 @dataclass

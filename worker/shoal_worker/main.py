@@ -49,8 +49,8 @@ TrainerMemory = Annotated[
         envvar="SHOAL_TRAINER_MEMORY",
         min=0,
         metavar="BYTES",
-        help="Limit of a trainer's private memory, in bytes. Shared memory and GPU memory do not count. A trainer takes "
-        "about 200 MiB before it loads a program. 0 means no limit.",
+        help="Limit of a trainer's private memory, in bytes. Shared memory and GPU memory do not count. A trainer "
+        "needs about 200 MiB before it loads a program. 0 means no limit.",
     ),
 ]
 TrainerOpenFiles = Annotated[

@@ -58,7 +58,7 @@ class TrainerProcess:
     def __init__(
         self,
         instructions: Instructions,
-        isolation: TrainerIsolation = TrainerIsolation(),  # noqa: B008 - it is immutable
+        isolation: TrainerIsolation,
         *,
         on_report: Callable[[TrainerReport], None],
         on_line: Callable[[str], None],
@@ -71,7 +71,7 @@ class TrainerProcess:
         self._reaped = False
         self._killer: threading.Timer | None = None
         self._guarding = threading.Lock()  # guards _lifeline
-        self._clean_up = lambda: None  # after the guard has ended
+        self._clean_up: Callable[[], object] = int  # called after the guard has ended; nothing to do yet
         reports, theirs = os.pipe()
         lifeline, self._lifeline = os.pipe()
         try:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from shoal.job import Job
 from shoal.v1 import state_pb2
-from shoal_coordinator.messages import JobRef
+from shoal_coordinator.messages import Assignment, JobRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,14 @@ class Submission:
     spec: Job
     token: str = ""
     submitter: str = ""
+
+    def repeats(self, token: str, submitter: str) -> bool:
+        """Returns whether a submission with this token, by this user, is the same one again."""
+        return bool(token) and (self.token, self.submitter) == (token, submitter)
+
+    def assigned(self, number: int) -> Assignment:
+        """Returns the assignment of this number to the job."""
+        return Assignment(self.ref.name, number, self.spec.program, self.submitter)
 
     def to_proto(self) -> state_pb2.SubmissionRecord:
         """Returns the record of this submission, without its number."""

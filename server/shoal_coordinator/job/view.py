@@ -61,8 +61,7 @@ class JobView:
         checkpoints: bool = False,
         counters: JobCounters | None = None,
     ) -> None:
-        self.ref, self.spec = submission.ref, submission.spec
-        self.token, self.submitter = submission.token, submission.submitter
+        self.submission, self.ref, self.spec = submission, submission.ref, submission.spec
         self._changed, self._counters = changed, counters or JobCounters()
         self.log = EventLog(lambda number: changed(f"{JobRecordKind.EVENT}/{number}"), self._state_changed)
         self._lifecycle = Lifecycle(now, self.log, self._state_changed, self._counters)

@@ -45,14 +45,12 @@ ESCAPE = """
 class Started:
     """A process that runs `code`, or another command, its lines of output, and its end."""
 
-    def __init__(
-        self, code: str = "", isolation: TrainerIsolation = TrainerIsolation(), command: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, code: str = "", isolation: TrainerIsolation | None = None, command: Sequence[str] = ()) -> None:
         self.lines: queue.Queue[str] = queue.Queue()
         self.ends: queue.Queue[TrainerExit] = queue.Queue()
         self.process = TrainerProcess(
             INSTRUCTIONS,
-            isolation,
+            isolation or TrainerIsolation(),
             on_report=lambda _: None,
             on_line=self.lines.put,
             on_end=self.ends.put,

@@ -1,4 +1,7 @@
-"""Environment of a trainer: the variables that it gets from its daemon. docs/how-to/trainer-isolation.md has the list."""
+"""Environment of a trainer: the variables that it gets from its daemon.
+
+docs/how-to/trainer-isolation.md has the list for users.
+"""
 
 import re
 from collections.abc import Iterable, Mapping

@@ -26,7 +26,7 @@ _ORPHAN_GRACE_S = 2.0
 _LOOK_AGAIN_S = 0.1
 
 
-class Guard:
+class TrainerGuard:
     """One guard.
 
     Args:
@@ -118,7 +118,7 @@ def _become_trainer(settings: dict[str, Any], handled: set[signal.Signals]) -> N
             os.setgid(settings["group"])
             os.setuid(settings["user"])
         command = settings["command"]
-        os.execvp(command[0], command)
+        os.execvp(command[0], command)  # noqa: S606 - the daemon's own command, without a shell
     except BaseException as error:
         os.write(2, f"cannot start the trainer: {error}\n".encode(errors="replace"))
     os._exit(126)
@@ -161,4 +161,4 @@ def _end_like(status: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    _end_like(Guard(json.loads(sys.argv[1])).run())
+    _end_like(TrainerGuard(json.loads(sys.argv[1])).run())

@@ -14,7 +14,7 @@ def hide_environment() -> bool:
     Returns:
         Whether it is hidden; False if the system is not Linux.
     """
-    return sys.platform == "linux" and ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) == 0
+    return sys.platform == "linux" and bool(ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) == 0)
 
 
 __all__ = ["hide_environment"]

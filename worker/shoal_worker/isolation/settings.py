@@ -31,7 +31,7 @@ class TrainerIsolation:
     """
 
     environment: tuple[str, ...] = field(default=(), repr=False)  # may hold secrets
-    limits: TrainerLimits = TrainerLimits()
+    limits: TrainerLimits = field(default_factory=TrainerLimits)
     user: TrainerUser | None = None
 
     def __post_init__(self) -> None:

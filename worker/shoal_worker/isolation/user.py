@@ -52,7 +52,7 @@ class TrainerUser:
 
     def _check_python(self) -> None:
         try:
-            subprocess.run(  # noqa: S603 - our own command line
+            subprocess.run(
                 [sys.executable, "-I", "-S", "-c", ""],
                 user=self.uid,
                 group=self.gid,
