@@ -1,6 +1,8 @@
 """Environment of trainers, and advice on the limits that they may have exceeded."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -27,6 +29,12 @@ def test_settings_of_libraries_are_passed(name: str) -> None:
 def test_others_are_passed_only_by_name(name: str) -> None:
     assert trainer_environment({name: "x"}) == {}
     assert trainer_environment({name: "x"}, [name]) == {name: "x"}
+
+
+def test_a_daemon_that_hides_its_environment_belongs_to_root_in_proc() -> None:
+    code = "import ctypes, shoal_worker.isolation as i; i.hide_environment(); print(ctypes.CDLL(None).prctl(3))"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert told.stdout == "0\n", "PR_GET_DUMPABLE"
 
 
 def test_values_of_additions_are_in_no_text() -> None:

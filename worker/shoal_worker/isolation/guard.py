@@ -11,6 +11,7 @@ import json
 import os
 import resource
 import select
+import shutil
 import signal
 import sys
 import time
@@ -30,12 +31,13 @@ class TrainerGuard:
     """One guard.
 
     Args:
-        settings: the trainer's command, user, group and limits, and the file descriptors of the lifeline and of the
-            trainer's reports.
+        settings: the trainer's command, user, group, folder and limits, and the file descriptors of the lifeline and
+            of the trainer's reports.
     """
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self._lifeline: int = settings["lifeline"]
+        self._scratch: str = settings.get("scratch", "")  # a folder to remove after the trainer
         os.set_inheritable(self._lifeline, False)
         self._status: int | None = None  # of the trainer, as `os.waitpid` returns it
         self._wakeup, signals = os.pipe()
@@ -64,6 +66,8 @@ class TrainerGuard:
                     self._give_grace()
                 break
         self._kill_all()
+        if self._scratch:
+            shutil.rmtree(self._scratch, ignore_errors=True)
         assert self._status is not None
         return self._status
 

@@ -56,8 +56,8 @@ class TrainerIsolation:
         if self.user is None:
             scratch, own = "", dict(daemon)
         else:
-            settings |= {"user": self.user.uid, "group": self.user.gid}
             scratch = _own_folder(self.user)
+            settings |= {"user": self.user.uid, "group": self.user.gid, "scratch": scratch}
             own = {**daemon, **_variables(self.user, scratch)}
         environment = trainer_environment(own, self.environment)
         # -I and -S: the guard loads nothing of the user's, and not even the packages of this environment.
@@ -80,7 +80,7 @@ class GuardedCommand:
     scratch: str = ""
 
     def clean_up(self) -> None:
-        """Removes the trainer's folder. Call it after the guard has ended."""
+        """Removes the trainer's folder, if the guard has not started or did not come to it."""
         if self.scratch:
             shutil.rmtree(self.scratch, ignore_errors=True)
 
