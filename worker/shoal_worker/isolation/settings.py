@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from shoal_worker.isolation.environment import check_additions, trainer_environm
 from shoal_worker.isolation.limits import TrainerLimits
 from shoal_worker.isolation.user import TrainerUser
 
+_TMP = "/tmp"  # noqa: S108 - the folder in it gets a random name
 _GUARD = str(Path(__file__).with_name("guard.py"))
 
 
@@ -86,14 +88,23 @@ class GuardedCommand:
 
 
 def _own_folder(user: TrainerUser) -> str:
-    """Creates a temporary folder that only this user, and root, may enter."""
-    folder = tempfile.mkdtemp(prefix="shoal-trainer-")
+    """Creates a temporary folder that only this user, and root, may enter.
+
+    It is in the daemon's TMPDIR, or in /tmp if other users cannot enter that one.
+    """
+    place = next((each for each in (tempfile.gettempdir(), _TMP) if _is_open(Path(each))), None)
+    folder = tempfile.mkdtemp(prefix="shoal-trainer-", dir=place)
     try:
         os.chown(folder, user.uid, user.gid)
     except OSError:
         os.rmdir(folder)
         raise
     return folder
+
+
+def _is_open(folder: Path) -> bool:
+    """Returns whether all users may enter a folder."""
+    return all(each.stat().st_mode & stat.S_IXOTH for each in (folder, *folder.parents))
 
 
 def _variables(user: TrainerUser, scratch: str) -> dict[str, str]:
