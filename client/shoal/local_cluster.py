@@ -40,14 +40,17 @@ class LocalCluster:
         path: folder from which workers import programs, or several of them.
         allow_programs: patterns of the programs that jobs may name, as for `shoal worker --allow-program`, or one. An
             empty sequence means the default: the modules under `path`, and `shoal_nn`.
+        trainer_env: environment variables that programs get besides those that they always get, as for `shoal worker
+            --trainer-env`, or one: "AWS_ACCESS_KEY_ID" passes the worker's value, "NAME=VALUE" sets one.
         checkpoints: folder or URL of the checkpoint storage, which is kept. "" means no checkpoints, unless `flags` or
             `env` sets a storage.
         store: file for the coordinator's state, which is kept. A later cluster with the same file continues from it.
             "" means a temporary file.
         listen: host:port of the coordinator. Port 0 means any free port.
         page_listen: host:port of the web page. Port 0 means any free port, "" means no page.
-        env: environment variables for the roles, in addition to those of this process. If OMP_NUM_THREADS,
-            OPENBLAS_NUM_THREADS and MKL_NUM_THREADS are not set, the cores are divided among the workers.
+        env: environment variables for the roles, in addition to those of this process. Programs get only some of them;
+            see `trainer_env`. If OMP_NUM_THREADS, OPENBLAS_NUM_THREADS and MKL_NUM_THREADS are not set, the cores are
+            divided among the workers.
         flags: further flags by role: {"coordinator": ["--heartbeat-timeout", "2"]}; see `shoal coordinator --help`.
         log_level: "debug", "info", "warning" or "error".
         log_dir: folder for one log file per role, which is kept. None means temporary log files.
@@ -66,6 +69,7 @@ class LocalCluster:
         *,
         path: str | Path | Sequence[str | Path] = (".",),
         allow_programs: str | Sequence[str] = (),
+        trainer_env: str | Sequence[str] = (),
         checkpoints: str | Path = "",
         store: str | Path = "",
         listen: str = _LOOPBACK,
@@ -85,6 +89,9 @@ class LocalCluster:
         self._path = _program_folders(path)
         self._allow_programs = _texts(
             "allow_programs", allow_programs, "a pattern, such as 'vision.*', or a list of them"
+        )
+        self._trainer_env = _texts(
+            "trainer_env", trainer_env, "a name, such as 'AWS_ACCESS_KEY_ID', NAME=VALUE, or a list of them"
         )
         self._checkpoints, self._store = str(checkpoints), str(store)
         self._listen, self._page_listen = listen, page_listen
@@ -272,6 +279,7 @@ class LocalCluster:
         if role == "worker":
             flags += [flag for folder in self._path for flag in ("--path", folder)]
             flags += [flag for pattern in self._allow_programs for flag in ("--allow-program", pattern)]
+            flags += [flag for variable in self._trainer_env for flag in ("--trainer-env", variable)]
         process = RoleProcess(
             role,
             index,

@@ -1,5 +1,6 @@
 """Worker daemon with real trainers against a fake cluster: jobs that it starts, reports, failures, and its end."""
 
+import json
 import os
 import select
 import signal
@@ -12,7 +13,9 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import fsspec
 import psutil
 import pytest
 from prometheus_client import CollectorRegistry
@@ -24,6 +27,7 @@ from shoal.job import Job
 from shoal.v1 import coordinator_pb2, job_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_worker.daemon import Daemon, WorkerConfig, start_worker
+from shoal_worker.isolation import TrainerIsolation, TrainerLimits
 from shoal_worker.trainer_process import TrainerProcess
 from support.clusters.fake_cluster import FakeCluster, fake_cluster
 from support.waiting import wait_until
@@ -230,7 +234,7 @@ def test_a_daemon_stops_though_its_trainer_does_not_end(
     assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == [
         "trainer does not end although it was killed; leaving without it"
     ]
-    assert [process.pid for process in stuck] == [trainer.pid]
+    assert [process.pid for process in stuck] == [trainer.ppid()], "its guard"
     trainer.kill()
     wait_until(lambda: not is_alive(trainer))
 
@@ -275,6 +279,126 @@ def test_a_program_that_is_not_allowed_is_refused_before_a_process_is_made(
     beats = len(cluster.record.of(coordinator_pb2.HeartbeatRequest))
     cluster.record.wait_for(coordinator_pb2.HeartbeatRequest, beats + 2)
     assert has_thread()
+
+
+SECRETS = {
+    "AWS_ACCESS_KEY_ID": "key",
+    "AWS_SECRET_ACCESS_KEY": "secret",
+    "GOOGLE_APPLICATION_CREDENTIALS": "/key.json",
+    "OTEL_EXPORTER_OTLP_HEADERS": "authorization=secret",
+    "SHOAL_TOKEN": "secret",
+    "SHOAL_TLS_KEY": "/key.pem",
+    "SHOAL_CHECKPOINTS": "s3://bucket",
+    "DATABASE_URL": "postgres://me:secret@host",
+}
+HARMLESS = {
+    "PATH": os.defpath,
+    "HOME": "/nonexistent",
+    "LC_ALL": "C.UTF-8",
+    "TZ": "UTC",
+    "OMP_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "SHOAL_TRANSPORT": "auto",
+}
+
+
+@pytest.mark.parametrize(
+    ("options", "further"),
+    [
+        ((), {}),
+        (
+            ("AWS_ACCESS_KEY_ID", "MY_SETTING=a=b", "NOT_SET"),
+            {"AWS_ACCESS_KEY_ID": "key", "MY_SETTING": "a=b"},
+        ),
+    ],
+)
+def test_a_trainer_gets_the_allowed_variables_of_its_daemon_and_no_other(
+    cluster: FakeCluster, start: Callable[..., Daemon], options: tuple[str, ...], further: dict[str, str]
+) -> None:
+    with mock.patch.dict(os.environ, {**SECRETS, **HARMLESS}, clear=True):
+        start(
+            "import json; print('environment', json.dumps([dict(os.environ), "
+            "open(f'/proc/{os.getppid()}/environ').read().split(chr(0))]))",
+            isolation=TrainerIsolation(options),
+        )
+        cluster.record.wait_for(job_pb2.FinishRequest)
+    lines = [line for report in cluster.record.of(job_pb2.ReportRequest) for line in report.log]
+    [first, *_] = [line.partition(" ")[2] for line in lines if line.startswith("environment ")]
+    own, parents = json.loads(first)
+    assert own == HARMLESS | further
+    assert {line.partition("=")[0] for line in parents if line} == own.keys(), "of the process that started it"
+
+
+@pytest.mark.parametrize("passed", [False, True])
+def test_a_program_reads_an_object_store_with_the_keys_that_the_operator_passes(
+    cluster: FakeCluster, start: Callable[..., Daemon], s3: str, passed: bool
+) -> None:
+    names = [name for name in os.environ if name.startswith("AWS_")]
+    with fsspec.open(f"{s3}/rows.csv", "w") as file:
+        file.write("x\n1\n2\n")
+    options = [name for name in names if passed or "KEY" not in name]
+    start(
+        f"import shoal.data; print('rows', len(shoal.data.Csv('{s3}/rows.csv')))",
+        isolation=TrainerIsolation(tuple(options)),
+    )
+    [finish] = cluster.record.wait_for(job_pb2.FinishRequest)
+    if passed:
+        assert finish.error == ""
+        assert "rows 2" in [line for report in cluster.record.of(job_pb2.ReportRequest) for line in report.log]
+    else:
+        assert f"{s3}/rows.csv cannot be read: Unable to locate credentials" in finish.error
+        assert "--trainer-env AWS_ACCESS_KEY_ID" in finish.error
+
+
+@pytest.mark.parametrize(
+    ("limits", "body", "said"),
+    [
+        (
+            TrainerLimits(memory=600 << 20),
+            "np.ones(1 << 27)",
+            "the limit of a trainer's memory on this worker is 629,145,600 bytes (--trainer-memory)",
+        ),
+        (
+            TrainerLimits(open_files=64),
+            "kept = [open(os.devnull) for _ in range(64)]",
+            "the limit of a trainer's open files on this worker is 64 (--trainer-open-files)",
+        ),
+    ],
+)
+def test_a_trainer_that_exceeds_a_limit_fails_its_job_with_the_limit_and_its_option(
+    cluster: FakeCluster, start: Callable[..., Daemon], limits: TrainerLimits, body: str, said: str
+) -> None:
+    start(body, isolation=TrainerIsolation(limits=limits))
+    [finish] = cluster.record.wait_for(job_pb2.FinishRequest)
+    assert "loss_and_gradients, step 0" in finish.error
+    assert finish.error.endswith(said)
+
+
+@pytest.mark.parametrize(("submitter", "other"), [("alice", "bob"), ("bob", "alice")])
+def test_a_submitter_runs_its_own_programs_and_is_refused_those_of_others_before_import(
+    cluster: FakeCluster, start: Callable[..., Daemon], tmp_path: Path, submitter: str, other: str
+) -> None:
+    for each in ("alice", "bob"):
+        (tmp_path / f"of_{each}.py").write_text(
+            f"open({str(tmp_path / each)!r}, 'w').close()\n" + PROGRAM.replace("BODY", "pass")
+        )
+    patterns = ("alice=of_alice", "bob=of_bob:program")
+    cluster.members.submitter = submitter
+    cluster.members.program = f"of_{other}:program"
+    cluster.jobs.job = replace(JOB, program=f"of_{other}:program")
+    daemon = start(allow_programs=patterns)
+    [refused] = cluster.record.wait_for(job_pb2.FinishRequest)
+    assert refused.error.startswith(f"PROGRAM_NOT_ALLOWED: program of_{other}:program: ")
+    assert f"to jobs of {submitter}" in refused.error
+    assert f"of_{other}" not in refused.error.partition("this worker allows")[2], "it does not name others' patterns"
+    wait_until(lambda: daemon._job_run is None, what="the end of the job's run")
+    cluster.members.program = f"of_{submitter}:program"
+    cluster.jobs.job = replace(JOB, program=f"of_{submitter}:program")
+    cluster.members.assignments[1] = ("digits", 2)
+    [_, trained] = cluster.record.wait_for(job_pb2.FinishRequest, 2)
+    assert trained.error == ""
+    assert (tmp_path / submitter).exists()
+    assert not (tmp_path / other).exists()
 
 
 def test_a_trainer_that_is_killed_means_a_new_incarnation(

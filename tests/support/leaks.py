@@ -2,8 +2,9 @@
 
 The guard looks only at what the run itself made, so other programs on the machine, and other runs, do not disturb it:
 
-- Processes: each process of the run inherits a mark in its environment, even if its parent changes. No process with the
-  mark may be alive after the run. The report names the ports that such a process listens on.
+- Processes: each process of the run inherits a mark in its environment, even if its parent changes. Trainers get it
+  because SHOAL_TRAINER_ENV names it. No process with the mark may be alive after the run. The report names the ports
+  that such a process listens on.
 - Temporary files and shared memory: the environment gives the run a folder of its own for each (TMPDIR and
   SHOAL_SHARED_MEMORY). Both must be empty after the run, whether or not the process that wrote there is alive.
 - Files in the git checkout that the command runs in, if git neither tracks nor ignores them. The guard cannot see which
@@ -68,7 +69,8 @@ def main(command: list[str], grace_s: float = GRACE_S) -> int:
     mark = uuid.uuid4().hex
     marks = f"{os.environ.get(MARK, '')} {mark}".strip()
     folder, segments = _own_folder(None), _own_folder(SHM) if SHM.is_dir() else None
-    variables = {MARK: marks, "TMPDIR": str(folder)} | ({FOLDER_VARIABLE: str(segments)} if segments else {})
+    variables = {MARK: marks, "SHOAL_TRAINER_ENV": MARK, "TMPDIR": str(folder)}
+    variables |= {FOLDER_VARIABLE: str(segments)} if segments else {}
     untracked_before = untracked_files()
     try:
         status = subprocess.run(command, env={**os.environ, **variables}, check=False).returncode

@@ -31,7 +31,7 @@ class TransportObserver(Digits):
         return {**super().variables(), "hidden/w": layer}
 
     def loss_and_gradients(self, params: Mapping[str, Any], batch: Any) -> Any:
-        print(json.dumps({"segments": segments(), "ports": ports()}), flush=True)
+        print(json.dumps({"segments": segments(), "ports": ports(), "user": os.getuid()}), flush=True)
         return super().loss_and_gradients(params, batch)
 
 

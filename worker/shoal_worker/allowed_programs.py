@@ -18,6 +18,9 @@ from shoal._job.checks import check_not_standard_library
 UNDER_PATH = "."
 DEFAULT_PATTERNS = (UNDER_PATH, "shoal_nn")
 _MAX_PATTERN_CHARACTERS = 256
+# Between a submitter and a pattern. Neither can contain it, so no pattern can be misread. A colon would be ambiguous:
+# it separates a module from its factory.
+OF_SUBMITTER = "="
 # Characters of a pattern besides those of identifiers.
 _PUNCTUATION = frozenset(".:*?[]!-")
 
@@ -29,7 +32,8 @@ class AllowedPrograms:
     Attributes:
         paths: folders that programs are imported from, before all others.
         patterns: what is allowed. A pattern is a module, which includes all modules of a package, or module:factory;
-            `*` and `?` stand for any characters. "." stands for the modules under `paths`.
+            `*` and `?` stand for any characters. "." stands for the modules under `paths`. SUBMITTER=PATTERN allows
+            the pattern only to jobs of that submitter.
 
     Raises:
         BadRequest: a pattern is invalid.
@@ -39,47 +43,60 @@ class AllowedPrograms:
     patterns: Sequence[str] = DEFAULT_PATTERNS
 
     def __post_init__(self) -> None:
-        for pattern in self.patterns:
+        for given in self.patterns:
+            submitter, pattern = _split(given)
             known = all(letter.isidentifier() or letter.isdigit() or letter in _PUNCTUATION for letter in pattern)
-            if not pattern or not known or len(pattern) > _MAX_PATTERN_CHARACTERS:
+            if not pattern or not known or submitter == "" or len(given) > _MAX_PATTERN_CHARACTERS:
                 raise errors.BadRequest(
-                    f"{pattern!r:.300} is not a pattern of programs; give --allow-program a module such as "
+                    f"{given!r:.300} is not a pattern of programs; give --allow-program a module such as "
                     f"vision.models, module:factory, or {UNDER_PATH!r} for the modules under --path, in at most "
-                    f"{_MAX_PATTERN_CHARACTERS} characters",
-                    pattern=pattern,
+                    f"{_MAX_PATTERN_CHARACTERS} characters; SUBMITTER=PATTERN allows it only to one submitter",
+                    pattern=given,
                 )
 
-    def check(self, reference: str) -> None:
+    def check(self, reference: str, submitter: str = "") -> None:
         """Checks that a program may be imported. It imports nothing itself.
 
         Args:
             reference: package.module:factory.
+            submitter: the name of the job's submitter; empty if it is not known.
 
         Raises:
-            ProgramNotAllowed: no pattern allows the program, or its module belongs to Python's standard library.
+            ProgramNotAllowed: no pattern allows the program to this submitter, or its module belongs to Python's
+                standard library.
             ProgramError: the module does not exist.
         """
         check_not_standard_library(reference)
-        if any(_matches(pattern, reference) for pattern in self.patterns if pattern != UNDER_PATH):
+        patterns = self._patterns_for(submitter)
+        if any(_matches(pattern, reference) for pattern in patterns if pattern != UNDER_PATH):
             return
         module = reference.partition(":")[0]
         found, is_under_path = self._find(module)
-        if is_under_path and UNDER_PATH in self.patterns:
+        if is_under_path and UNDER_PATH in patterns:
             return
         searched = ", ".join(self.paths) or "none"
-        if not found and UNDER_PATH in self.patterns:
+        if not found and UNDER_PATH in patterns:
             raise errors.ProgramError(
                 f"program {reference}: No module named {module!r} in the folders of --path ({searched}); "
                 f"{advice_on_missing(reference)}",
                 program=reference,
             )
-        where = f"{module} is {found}, which is not under --path ({searched})" if found else f"{module} is not allowed"
+        where = f"{module} is not allowed"
+        if found and not is_under_path:
+            where = f"{module} is {found}, which is not under --path ({searched})"
+        whose = f" to jobs of {submitter}" if submitter else ""
         raise errors.ProgramNotAllowed(
-            f"program {reference}: {where}; this worker allows {', '.join(self.patterns) or 'no programs'}. Put the "
+            f"program {reference}: {where}; this worker allows {', '.join(patterns) or 'no programs'}{whose}. Put the "
             "module in a folder of --path, or start the worker with a further --allow-program (from Python: path= and "
             "allow_programs= of LocalCluster)",
             program=reference,
+            submitter=submitter,
         )
+
+    def _patterns_for(self, submitter: str) -> list[str]:
+        """Returns the patterns for all submitters, and those for this one, which must be known."""
+        split = map(_split, self.patterns)
+        return [pattern for of, pattern in split if of is None or (submitter and of == submitter)]
 
     def _find(self, module: str) -> tuple[str, bool]:
         """Finds the file of a module, and whether the import takes it from `paths`. No file means that none exists."""
@@ -103,6 +120,12 @@ def advice_on_missing(reference: str) -> str:
     if module.endswith(".py"):
         return f"leave out .py: {module.removesuffix('.py')}:{factory}"
     return "put it there, or correct the name"
+
+
+def _split(given: str) -> tuple[str | None, str]:
+    """Returns the submitter of a pattern, None if it is for all submitters, and the pattern itself."""
+    submitter, separator, pattern = given.partition(OF_SUBMITTER)
+    return (submitter, pattern) if separator else (None, given)
 
 
 def _matches(pattern: str, reference: str) -> bool:
@@ -146,4 +169,4 @@ def _is_other(name: str, file: str) -> bool:
     return os.path.realpath(spec.origin or "") != os.path.realpath(file)
 
 
-__all__ = ["DEFAULT_PATTERNS", "UNDER_PATH", "AllowedPrograms", "advice_on_missing"]
+__all__ = ["DEFAULT_PATTERNS", "OF_SUBMITTER", "UNDER_PATH", "AllowedPrograms", "advice_on_missing"]

@@ -22,12 +22,14 @@ class AssignedJob:
         assignment: the coordinator's number of the assignment.
         incarnation: the worker's incarnation.
         program: the job's program, package.module:factory.
+        submitter: the name of the job's submitter; empty if it is not known.
     """
 
     job: str
     assignment: int
     incarnation: int
     program: str = ""
+    submitter: str = ""
 
 
 # Events.
@@ -62,11 +64,13 @@ class TrainerEnded:
         status: its exit status; negative if a signal killed it.
         outcome: its last message; None if it sent none.
         progressed: whether a server accepted one of its pushes.
+        advice: which limit of the worker it may have exceeded; empty if there is none. It is added to the error.
     """
 
     status: int
     outcome: TrainerOutcome | None
     progressed: bool
+    advice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,9 +214,11 @@ class AssignmentMachine:
             return [Leave(event.outcome.cursor)]
         if event.outcome is not None and not event.outcome.fenced:
             self._crashes = ("", 0)
-            return [Finish(event.outcome.error, event.outcome.shards_lost)]
+            error = event.outcome.error
+            return [Finish(_with_advice(error, event.advice) if error else "", event.outcome.shards_lost)]
         if event.outcome is None and event.status >= 0:
-            return [Finish(f"the program ended its process with exit status {event.status}; its log may say why")]
+            ended_itself = f"the program ended its process with exit status {event.status}; its log may say why"
+            return [Finish(_with_advice(ended_itself, event.advice))]
         return self._on_crash(ended.job, _reason(event), event.progressed)
 
     def _on_crash(self, job: str, reason: str, progressed: bool) -> list[Effect]:
@@ -231,6 +237,13 @@ def _reason(event: TrainerEnded) -> str:
     if event.outcome is not None:
         return f"the trainer cannot continue: {event.outcome.error}"
     try:
-        return f"the trainer was killed by {signal.Signals(-event.status).name}"
+        name = signal.Signals(-event.status).name
     except ValueError:
-        return f"the trainer was killed by signal {-event.status}"
+        name = f"signal {-event.status}"
+    return _with_advice(f"the trainer was killed by {name}", event.advice)
+
+
+def _with_advice(error: str, advice: str) -> str:
+    if not advice:
+        return error
+    return f"{error}\n{advice}" if "\n" in error else f"{error}; {advice}"  # a traceback has lines

@@ -39,6 +39,7 @@ from shoal_worker.assignment import (
     StopTrainerAfterBatch,
     TrainerEnded,
 )
+from shoal_worker.isolation import TrainerIsolation
 from shoal_worker.messages import Instructions, TrainerOutcome, TrainerReport
 from shoal_worker.metrics import WorkerMetrics
 from shoal_worker.trainer_process import TrainerExit, TrainerProcess
@@ -72,6 +73,7 @@ class WorkerConfig:
         listen: host:port of the health service; port 0 takes any free port.
         advertise: host name that others connect to; empty means the bound one.
         device_memory_limit: limit of GPU memory: bytes, or a share if at most 1; 0 means no limit.
+        isolation: the environment, limits and user of trainers.
     """
 
     coordinator: str
@@ -85,6 +87,7 @@ class WorkerConfig:
     listen: str = "127.0.0.1:0"
     advertise: str = ""
     device_memory_limit: float = 0.0
+    isolation: TrainerIsolation = field(default_factory=TrainerIsolation)
 
 
 @dataclass
@@ -189,7 +192,7 @@ class Daemon:
 
     def _on_heartbeat(self, reply: coordinator_pb2.HeartbeatReply) -> None:
         part = reply.assignment, self._membership.incarnation
-        assigned = AssignedJob(reply.job, *part, reply.program) if reply.job else None
+        assigned = AssignedJob(reply.job, *part, reply.program, reply.submitter) if reply.job else None
         try:
             self._events.put_nowait(Assigned(assigned))
         except queue.Full:  # the next heartbeat repeats it
@@ -280,12 +283,13 @@ class Daemon:
             device_memory_limit=config.device_memory_limit,
             paths=config.paths,
             allow_programs=config.allow_programs,
+            submitter=assigned.submitter,
             retry_for_s=config.retry_for_s,
             reports_fd=-1,
         )
 
         try:  # the trainer checks it again, by the job's specification
-            self._allowed_programs.check(assigned.program)
+            self._allowed_programs.check(assigned.program, assigned.submitter)
         except errors.ShoalError as error:
             _log.warning("program refused", job=assigned.job, program=assigned.program, reason=error.message)
             run.outbox.add_line(error.message)
@@ -295,12 +299,14 @@ class Daemon:
         def on_end(exited: TrainerExit) -> None:
             self._metrics.count("log_lines_dropped", run.outbox.lines_lost)
             self._metrics.trainer_ended()
-            self._events.put(TrainerEnded(exited.status, exited.outcome, run.progressed))
+            advice = config.isolation.limits.advice(exited.status, exited.outcome.error if exited.outcome else "")
+            self._events.put(TrainerEnded(exited.status, exited.outcome, run.progressed, advice))
 
         self._metrics.trainer_started()
         try:
             run.process = self._start_process(
                 instructions,
+                config.isolation,
                 on_report=lambda report: self._on_report(run, report),
                 on_line=run.outbox.add_line,
                 on_end=on_end,

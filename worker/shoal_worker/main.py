@@ -1,13 +1,19 @@
 """Command `shoal worker`: its options and `SHOAL_*` variables."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
+import structlog
 import typer
 
+from shoal import errors
 from shoal._numerics import kernels
 from shoal._role import flags
 from shoal._role.identity import RoleIdentity
+from shoal._system.exit_codes import exit_code
+
+if TYPE_CHECKING:
+    from shoal_worker.isolation import TrainerIsolation
 
 DeviceFlag = Annotated[
     str,
@@ -37,6 +43,43 @@ Paths = Annotated[
 Grace = Annotated[
     float, typer.Option(min=0, envvar="SHOAL_GRACE_PERIOD", help="Seconds to finish the current batch after SIGTERM.")
 ]
+TrainerMemory = Annotated[
+    int,
+    typer.Option(
+        envvar="SHOAL_TRAINER_MEMORY",
+        min=0,
+        metavar="BYTES",
+        help="Limit of a trainer's private memory, in bytes. Shared memory and GPU memory do not count. A trainer "
+        "needs about 200 MiB before it loads a program. 0 means no limit.",
+    ),
+]
+TrainerOpenFiles = Annotated[
+    int,
+    typer.Option(
+        envvar="SHOAL_TRAINER_OPEN_FILES",
+        min=0,
+        help="Limit of a trainer's open files and sockets. 0 means the worker's own limit.",
+    ),
+]
+TrainerProcesses = Annotated[
+    int,
+    typer.Option(
+        envvar="SHOAL_TRAINER_PROCESSES",
+        min=0,
+        help="Limit of processes and threads of the user that trainers run as, counted over all processes of this user "
+        "on this host. The system does not apply it to root. 0 means the worker's own limit.",
+    ),
+]
+TrainerUserFlag = Annotated[
+    str,
+    typer.Option(
+        "--trainer-user",
+        envvar="SHOAL_TRAINER_USER",
+        metavar="USER",
+        help="User that trainers run as, by name or id. The worker must run as root, or have the capabilities to start "
+        "processes of another user. Default: the worker's own user.",
+    ),
+]
 
 
 def worker(
@@ -46,6 +89,11 @@ def worker(
     device_memory_limit: DeviceMemoryLimit = 0.0,
     path: Paths = None,
     allow_program: flags.AllowPrograms = None,
+    trainer_env: flags.TrainerEnvironment = None,
+    trainer_memory: TrainerMemory = 0,
+    trainer_open_files: TrainerOpenFiles = 0,
+    trainer_processes: TrainerProcesses = 0,
+    trainer_user: TrainerUserFlag = "",
     listen: flags.Listen = "",
     advertise: flags.Advertise = "",
     metrics_listen: flags.MetricsListen = flags.ANY_PORT,
@@ -59,9 +107,14 @@ def worker(
     from shoal._role.lifecycle import identify, run_role  # noqa: PLC0415
     from shoal_worker.allowed_programs import DEFAULT_PATTERNS  # noqa: PLC0415
     from shoal_worker.daemon import Daemon, WorkerConfig, start_worker  # noqa: PLC0415
+    from shoal_worker.isolation import hide_environment  # noqa: PLC0415
 
+    hide_environment()
     given = RoleIdentity(name=name, listen=listen, advertise=advertise, coordinator=coordinator)
     who = identify("worker", given, log_format=log_format, log_level=log_level)
+    isolation = _isolation(
+        tuple(trainer_env or ()), trainer_user, (trainer_memory, trainer_open_files, trainer_processes)
+    )
     config = WorkerConfig(
         coordinator=who.coordinator,
         name=who.name,
@@ -73,6 +126,7 @@ def worker(
         leave_grace_s=grace_period,
         listen=who.listen,
         advertise=who.advertise,
+        isolation=isolation,
     )
     with kernels.precompiled():
         run_role(
@@ -86,3 +140,23 @@ def worker(
             log_level=log_level,
             supervised=supervised,
         )
+
+
+def _isolation(environment: tuple[str, ...], user: str, limits: tuple[int, int, int]) -> "TrainerIsolation":
+    """Returns how trainers are isolated.
+
+    Args:
+        environment: the values of --trainer-env.
+        user: the value of --trainer-user.
+        limits: bytes of memory, open files, and processes.
+
+    Raises:
+        SystemExit: an option is invalid; the log has the reason.
+    """
+    from shoal_worker.isolation import TrainerIsolation, TrainerLimits, TrainerUser  # noqa: PLC0415
+
+    try:
+        return TrainerIsolation(environment, TrainerLimits(*limits), TrainerUser.find(user) if user else None)
+    except errors.BadRequest as error:
+        structlog.get_logger(__name__).error("cannot start", code=error.code, reason=error.message)
+        raise SystemExit(exit_code(error)) from None

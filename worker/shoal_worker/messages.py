@@ -37,6 +37,7 @@ class Instructions:
         device_memory_limit: limit of GPU memory: bytes, or a share if at most 1; 0 means no limit.
         paths: folders that the program is imported from, before all others.
         allow_programs: patterns of allowed programs; see `shoal_worker.allowed_programs`.
+        submitter: the name of the job's submitter; empty if it is not known.
         retry_for_s: seconds for which unanswered calls are repeated.
         reports_fd: file descriptor that the trainer writes its messages to.
     """
@@ -52,6 +53,7 @@ class Instructions:
     allow_programs: tuple[str, ...]
     retry_for_s: float
     reports_fd: int
+    submitter: str = ""
 
     def to_line(self) -> bytes:
         """Returns one line of JSON."""

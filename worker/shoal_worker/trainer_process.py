@@ -1,4 +1,4 @@
-"""Handle of a trainer's process in the daemon: starts it, reads its output, and stops it with all its children."""
+"""Handle of a trainer in the daemon: starts it under a guard, reads its output, and stops it with all its children."""
 
 import os
 import signal
@@ -13,13 +13,14 @@ from typing import IO
 import structlog
 
 from shoal._wire.limits import LOG_LINE_BYTES
+from shoal_worker.isolation import KILL, TrainerIsolation
 from shoal_worker.messages import LEAVE, STOP_AFTER_BATCH, Instructions, TrainerOutcome, TrainerReport, decode
 
 _log = structlog.get_logger(__name__)
 
 # -P: Python searches for modules only in the folders of the instructions.
 TRAINER = (sys.executable, "-P", "-u", "-m", "shoal_worker")
-# Seconds to read on after the process group has ended. Only processes that left the group can still hold the pipes.
+# Seconds to read on after the guard has ended. Only processes that it could not end can still hold the pipes.
 _DRAIN_S = 2.0
 
 
@@ -37,13 +38,14 @@ class TrainerExit:
 
 
 class TrainerProcess:
-    """One trainer, in a process group of its own.
+    """One trainer and its guard, each in a session of its own.
 
-    The trainer ends when its standard input closes, so it cannot outlive this process. All callbacks run on threads of
-    this object.
+    The guard ends the trainer, and all that it started, when the lifeline closes, so no process outlives this one. The
+    trainer also ends when its standard input closes. All callbacks run on threads of this object.
 
     Args:
         instructions: the trainer's instructions; `reports_fd` is set here.
+        isolation: the trainer's environment, limits and user.
         on_report: called with each report.
         on_line: called with each line of output, of at most LOG_LINE_BYTES.
         on_end: called once and last, after the process has ended and all of its output was read.
@@ -56,6 +58,7 @@ class TrainerProcess:
     def __init__(
         self,
         instructions: Instructions,
+        isolation: TrainerIsolation,
         *,
         on_report: Callable[[TrainerReport], None],
         on_line: Callable[[str], None],
@@ -67,21 +70,30 @@ class TrainerProcess:
         self._reaping = threading.Lock()  # guards _reaped: after reaping, another process may have the id
         self._reaped = False
         self._killer: threading.Timer | None = None
+        self._guarding = threading.Lock()  # guards _lifeline
+        self._clean_up: Callable[[], object] = int  # called after the guard has ended; nothing to do yet
         reports, theirs = os.pipe()
+        lifeline, self._lifeline = os.pipe()
         try:
+            guarded = isolation.guarded(command, lifeline, theirs)
+            self._clean_up = guarded.clean_up
             self._process = subprocess.Popen(  # noqa: S603 - the command is ours
-                command,
+                guarded.words,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                pass_fds=(theirs,),
+                env=guarded.environment,
+                pass_fds=(lifeline, theirs),
                 start_new_session=True,
             )
         except OSError:
             os.close(reports)
+            self._cut_lifeline()
+            self._clean_up()
             raise
         finally:
             os.close(theirs)
+            os.close(lifeline)
         self.pid = self._process.pid
         self._send(replace(instructions, reports_fd=theirs).to_line())
         assert self._process.stdout
@@ -95,7 +107,7 @@ class TrainerProcess:
                 reader.start()
             threading.Thread(target=self._reap, name="trainer", daemon=True).start()
         except RuntimeError as error:  # the limit on threads is reached
-            self._signal(signal.SIGKILL)
+            self._cut_lifeline(KILL)
             self._wait()
             for reader, stream in zip(self._readers, streams, strict=True):
                 if not reader.ident:  # otherwise the reader closes it
@@ -111,9 +123,9 @@ class TrainerProcess:
         self._send(STOP_AFTER_BATCH)
 
     def stop(self, grace_s: float) -> None:
-        """Sends SIGTERM, and SIGKILL after `grace_s` seconds. Returns at once."""
+        """Sends SIGTERM, and SIGKILL to all of its processes after `grace_s` seconds. Returns at once."""
         self._signal(signal.SIGTERM)
-        self._killer = threading.Timer(grace_s, self._signal, [signal.SIGKILL])
+        self._killer = threading.Timer(grace_s, self._cut_lifeline, [KILL])
         self._killer.daemon = True
         self._killer.start()
 
@@ -147,7 +159,6 @@ class TrainerProcess:
     def _reap(self) -> None:
         with suppress(ChildProcessError):  # already waited for elsewhere in this process
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        self._signal(signal.SIGKILL)  # kills the processes that the program left behind
         for reader in self._readers:
             reader.join(_DRAIN_S)
         status = self._wait()
@@ -159,13 +170,24 @@ class TrainerProcess:
         with self._reaping:
             status = self._process.wait()
             self._reaped = True
+        self._cut_lifeline()
+        self._clean_up()
         assert self._process.stdin
         with suppress(BrokenPipeError):  # it still buffers what the process did not read
             self._process.stdin.close()
         return status
 
     def _signal(self, number: int) -> None:
+        """Sends a signal to the guard, which passes SIGTERM on to the trainer's process group."""
         with self._reaping:
             if not self._reaped:
                 with suppress(ProcessLookupError):
-                    os.killpg(self.pid, number)
+                    os.kill(self.pid, number)
+
+    def _cut_lifeline(self, last: bytes = b"") -> None:
+        """Writes to the lifeline and closes it. The guard then ends the trainer; after `KILL`, at once."""
+        with self._guarding, suppress(BrokenPipeError):
+            lifeline, self._lifeline = self._lifeline, -1
+            if lifeline >= 0:
+                with os.fdopen(lifeline, "wb", buffering=0) as pipe:
+                    pipe.write(last)

@@ -22,6 +22,14 @@ from shoal.status import MemberStatus
 # Seconds between two checks by `up` whether a role has died.
 _POLL_S = 0.5
 
+_PathsOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        exists=True,
+        file_okay=False,
+        help="Folder to import programs from. Repeatable. Default: the working directory.",
+    ),
+]
 _CheckpointsOption = Annotated[
     str,
     typer.Option(
@@ -41,15 +49,9 @@ _StoreOption = Annotated[
 def up(
     servers: Annotated[int, typer.Option(min=1, help="Number of servers.")] = 2,
     workers: Annotated[int, typer.Option(min=0, help="Number of workers. With 0, only sessions train.")] = 2,
-    path: Annotated[
-        list[Path] | None,
-        typer.Option(
-            exists=True,
-            file_okay=False,
-            help="Folder to import programs from. Repeatable. Default: the working directory.",
-        ),
-    ] = None,
+    path: _PathsOption = None,
     allow_program: flags.AllowPrograms = None,
+    trainer_env: flags.TrainerEnvironment = None,
     listen: Annotated[
         str, typer.Option(envvar="SHOAL_LISTEN", help="host:port of the coordinator. Port 0 takes any free port.")
     ] = options.DEFAULT_ADDRESS,
@@ -83,6 +85,7 @@ def up(
         workers,
         path=path or ["."],
         allow_programs=allow_program or (),
+        trainer_env=trainer_env or (),
         checkpoints=checkpoints,
         store=store,
         listen=listen,

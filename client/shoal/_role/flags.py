@@ -111,7 +111,18 @@ AllowPrograms = Annotated[
         metavar="PATTERN",
         help="Program that jobs may name: module:factory, or a module (such as vision), which allows everything in "
         "it. '.' means the modules under --path; * stands for any text, ? for any character. Repeatable; in "
-        "SHOAL_ALLOW_PROGRAM, patterns are separated by spaces. Default: '.' and shoal_nn.",
+        "SHOAL_ALLOW_PROGRAM, patterns are separated by spaces. SUBMITTER=PATTERN allows it only to jobs of that "
+        "submitter. Default: '.' and shoal_nn.",
+    ),
+]
+TrainerEnvironment = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--trainer-env",
+        envvar="SHOAL_TRAINER_ENV",
+        metavar="NAME[=VALUE]",
+        help="Environment variable that trainers get, besides those that they always get. NAME passes the worker's own "
+        "value. Repeatable; in SHOAL_TRAINER_ENV, separated by spaces. Example: AWS_ACCESS_KEY_ID.",
     ),
 ]
 # Whether the page takes any free port if its port is in use. `shoal up` sets it unless the user chose the port: another
@@ -155,5 +166,6 @@ __all__ = [
     "PageReadOnly",
     "RetryFor",
     "Supervised",
+    "TrainerEnvironment",
     "page_listen",
 ]

@@ -11,6 +11,11 @@ from typing import Any, BinaryIO, TypeAlias
 from shoal import errors
 from shoal._system import check_type, load
 
+# What to do if the keys of an object store are missing. A trainer does not inherit those of its worker.
+_GIVE_KEYS = (
+    "give this process keys that may read it; a worker passes its own keys to programs only if its options name them, "
+    "such as --trainer-env AWS_ACCESS_KEY_ID --trainer-env AWS_SECRET_ACCESS_KEY (docs/how-to/data.md)"
+)
 # A path, a pattern, a folder or a URL, or several of them.
 Where: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 
@@ -62,8 +67,12 @@ def errors_naming(name: str, *kinds: type[Exception]) -> Iterator[None]:
             f"{name} does not exist (any more); check the path, and whether another process removes files"
         ) from None
     except PermissionError:
+        if "://" in name:
+            raise errors.InvalidData(f"the object store refuses to read {name}; {_GIVE_KEYS}") from None
         raise errors.InvalidData(f"the worker's user may not read {name}; give it permission") from None
     except Exception as error:
+        if "://" in name and "Credential" in type(error).__name__:  # each store's package has a type of its own
+            raise errors.InvalidData(f"{name} cannot be read: {error}; {_GIVE_KEYS}") from None
         if not isinstance(error, (OSError, EOFError, *kinds)):
             raise
         reason = " ".join(str(error).split())

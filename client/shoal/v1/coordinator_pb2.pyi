@@ -218,6 +218,7 @@ class HeartbeatReply(_message.Message):
     ASSIGNMENT_FIELD_NUMBER: _builtins.int
     PROGRAM_FIELD_NUMBER: _builtins.int
     HEARTBEAT_INTERVAL_S_FIELD_NUMBER: _builtins.int
+    SUBMITTER_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     """The job that the worker should work on. If empty, the worker stops what it runs."""
     assignment: _builtins.int
@@ -226,6 +227,8 @@ class HeartbeatReply(_message.Message):
     """JobSpec.program of that job, so that a worker can refuse it before it starts a trainer."""
     heartbeat_interval_s: _builtins.float
     """RegisterReply.heartbeat_interval_s from now on. 0 means no change."""
+    submitter: _builtins.str
+    """The name of that job's submitter, by which the worker allows programs. Empty if the coordinator does not know it."""
     def __init__(
         self,
         *,
@@ -233,10 +236,11 @@ class HeartbeatReply(_message.Message):
         assignment: _builtins.int = ...,
         program: _builtins.str = ...,
         heartbeat_interval_s: _builtins.float = ...,
+        submitter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "heartbeat_interval_s", b"heartbeat_interval_s", "job", b"job", "program", b"program"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "heartbeat_interval_s", b"heartbeat_interval_s", "job", b"job", "program", b"program", "submitter", b"submitter"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

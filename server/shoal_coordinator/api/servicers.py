@@ -16,6 +16,7 @@ from shoal.v1 import coordinator_pb2 as members_pb
 from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc
 from shoal.v1 import job_pb2 as pb
 from shoal_coordinator.api import checks, codecs
+from shoal_coordinator.api.callers import submitter_of
 from shoal_coordinator.api.entry import Descriptions, JoinHandler, Placements
 from shoal_coordinator.cluster import job_before, member_after, page_size
 from shoal_coordinator.coordinator import Coordinator
@@ -66,6 +67,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             job=assignment.job,
             assignment=assignment.number,
             program=assignment.program,
+            submitter=assignment.submitter,
             heartbeat_interval_s=interval_s,
         )
 
@@ -130,11 +132,11 @@ class JobsService(job_pb2_grpc.JobsServicer):
         return self._joining.handler
 
     @_rpc.servicer
-    def Submit(self, request: pb.SubmitRequest, _: grpc.ServicerContext) -> pb.SubmitReply:
+    def Submit(self, request: pb.SubmitRequest, context: grpc.ServicerContext) -> pb.SubmitReply:
         spec = Job.from_proto(request.spec)
         checks.check_submission(spec, request.token)
         self._check_source(spec)
-        status = self._coordinator.handle(events.JobSubmitted(spec, request.token))
+        status = self._coordinator.handle(events.JobSubmitted(spec, request.token, submitter_of(context)))
         return pb.SubmitReply(status=codecs.job_message(status))
 
     @_rpc.servicer

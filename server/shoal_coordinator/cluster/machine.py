@@ -288,7 +288,7 @@ class Cluster:
     def _heartbeat_received(self, event: events.HeartbeatReceived, now: float) -> Assignment | None:
         self._members.heartbeat(event.member, event.incarnation, event.shards, event.bytes, now, event.load)
         job = self._jobs.find_of(event.member)
-        return Assignment(job.ref.name, job.assignment_of(event.member), job.spec.program) if job else None
+        return job.submission.assigned(job.assignment_of(event.member)) if job else None
 
     def _member_left(self, event: events.MemberLeft, now: float) -> None:
         if member := self._members.leave(event.member, event.incarnation, now):
@@ -328,7 +328,7 @@ class Cluster:
     def _job_submitted(self, event: events.JobSubmitted, now: float) -> JobStatus:
         name = event.spec.name
         earlier = self._jobs.get(name)
-        if earlier and event.token and earlier.token == event.token:
+        if earlier and earlier.submission.repeats(event.token, event.submitter):
             return earlier.status(now)
         if earlier and not earlier.ended:
             raise errors.JobExists(
@@ -344,7 +344,7 @@ class Cluster:
             self._forget(earlier)
         self._submissions += 1
         self._dirty.counts()
-        job = self._new_job(Submission(JobRef(name, self._submissions), event.spec, event.token), now)
+        job = self._new_job(Submission(JobRef(name, self._submissions), event.spec, event.token, event.submitter), now)
         self._schedule(now)
         return job.status(now)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from shoal.job import Job
 from shoal.v1 import state_pb2
-from shoal_coordinator.messages import JobRef
+from shoal_coordinator.messages import Assignment, JobRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,15 +15,25 @@ class Submission:
         ref: its name and submission number.
         spec: the job specification.
         token: identifies repeats of the same submission.
+        submitter: the name of its user; empty if it is not known.
     """
 
     ref: JobRef
     spec: Job
     token: str = ""
+    submitter: str = ""
+
+    def repeats(self, token: str, submitter: str) -> bool:
+        """Returns whether a submission with this token, by this user, is the same one again."""
+        return bool(token) and (self.token, self.submitter) == (token, submitter)
+
+    def assigned(self, number: int) -> Assignment:
+        """Returns the assignment of this number to the job."""
+        return Assignment(self.ref.name, number, self.spec.program, self.submitter)
 
     def to_proto(self) -> state_pb2.SubmissionRecord:
         """Returns the record of this submission, without its number."""
-        return state_pb2.SubmissionRecord(spec=self.spec.to_proto(), token=self.token)
+        return state_pb2.SubmissionRecord(spec=self.spec.to_proto(), token=self.token, submitter=self.submitter)
 
     @classmethod
     def from_proto(cls, number: int, record: state_pb2.SubmissionRecord) -> "Submission":
@@ -33,4 +43,4 @@ class Submission:
             ShoalError, ValueError: the record is invalid.
         """
         spec = Job.from_proto(record.spec)
-        return cls(JobRef(spec.name, number), spec, record.token)
+        return cls(JobRef(spec.name, number), spec, record.token, record.submitter)

@@ -61,7 +61,7 @@ class JobView:
         checkpoints: bool = False,
         counters: JobCounters | None = None,
     ) -> None:
-        self.ref, self.spec, self.token = submission.ref, submission.spec, submission.token
+        self.submission, self.ref, self.spec = submission, submission.ref, submission.spec
         self._changed, self._counters = changed, counters or JobCounters()
         self.log = EventLog(lambda number: changed(f"{JobRecordKind.EVENT}/{number}"), self._state_changed)
         self._lifecycle = Lifecycle(now, self.log, self._state_changed, self._counters)

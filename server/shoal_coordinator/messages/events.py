@@ -85,6 +85,7 @@ class JobSubmitted(ClusterEvent[JobStatus]):
 
     spec: Job
     token: str = ""  # a repeated token marks a repeat of the same submission
+    submitter: str = ""  # name of the user; empty if it is not known
 
 
 @dataclass(frozen=True, slots=True)

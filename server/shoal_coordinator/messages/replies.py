@@ -19,11 +19,19 @@ class RegisterResult:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The job that a worker should train, and its program. A new number means that the worker has to start again."""
+    """The job that a worker should train. A new number means that the worker has to start again.
+
+    Attributes:
+        job: name of the job.
+        number: number of the assignment.
+        program: the job's program.
+        submitter: the name of the job's submitter; empty if it is not known.
+    """
 
     job: str
     number: int
     program: str = ""
+    submitter: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,6 +154,14 @@ def test_an_unreachable_server_is_tried_again_for_a_while(group: Rig, monkeypatc
     assert "did not answer within 0.3 s" in group.job("Get", job="a").status.reason
 
 
+def test_an_assignment_has_the_submitter_of_its_job(group: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    group.submit(job("a", workers=1))
+    monkeypatch.setattr("shoal_coordinator.api.servicers.submitter_of", lambda _: "alice")
+    group.submit(job("b", workers=1))
+    beats = [group.beat(worker) for worker in ("w0", "w1")]
+    assert {(beat.job, beat.submitter) for beat in beats} == {("a", ""), ("b", "alice")}
+
+
 # Refusals: every code that the contract names.
 
 

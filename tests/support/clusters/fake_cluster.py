@@ -48,7 +48,7 @@ class FakeMembers(coordinator_pb2_grpc.CoordinatorServicer):
     """Registers everybody, with a new incarnation each time, and answers heartbeats with `assignments[incarnation]`."""
 
     def __init__(self, record: Record, program: str) -> None:
-        self.record, self.program = record, program
+        self.record, self.program, self.submitter = record, program, ""
         self.incarnation = 0
         self.assignments: dict[int, tuple[str, int]] = {}
 
@@ -64,7 +64,9 @@ class FakeMembers(coordinator_pb2_grpc.CoordinatorServicer):
     def Heartbeat(self, request: Any, context: Any) -> Any:
         self.record.add(request)
         job, assignment = self.assignments.get(request.incarnation, ("", 0))
-        return coordinator_pb2.HeartbeatReply(job=job, assignment=assignment, program=self.program)
+        return coordinator_pb2.HeartbeatReply(
+            job=job, assignment=assignment, program=self.program, submitter=self.submitter
+        )
 
     @_rpc.servicer
     def Leave(self, request: Any, context: Any) -> Any:

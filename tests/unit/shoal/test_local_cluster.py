@@ -111,10 +111,11 @@ def test_a_folder_of_programs_may_be_given_alone(
     started: list[list[str]], tmp_path: Path, kind: type, several: bool
 ) -> None:
     folder = kind(tmp_path)
-    with LocalCluster(0, 1, path=[folder] if several else folder, allow_programs="vision.*"):
+    with LocalCluster(0, 1, path=[folder] if several else folder, allow_programs="vision.*", trainer_env="A=b"):
         [worker] = [flags for flags in started if "--path" in flags]
     assert (worker.count("--path"), value_of(worker, "--path")) == (1, str(tmp_path))
     assert (worker.count("--allow-program"), value_of(worker, "--allow-program")) == (1, "vision.*")
+    assert (worker.count("--trainer-env"), value_of(worker, "--trainer-env")) == (1, "A=b")
 
 
 @pytest.mark.parametrize(
@@ -129,6 +130,7 @@ def test_a_folder_of_programs_may_be_given_alone(
         ({"servers": "2"}, "servers is '2'; it must be a whole number, 0 or more"),
         ({"workers": True}, "workers is True; it must be a whole number"),
         ({"allow_programs": [5]}, r"allow_programs is 5; give a pattern, such as 'vision.\*', or a list"),
+        ({"trainer_env": [5]}, "trainer_env is 5; give a name, such as 'AWS_ACCESS_KEY_ID', NAME=VALUE, or a list"),
         ({"flags": ["--x"]}, "flags is .*; give a dict of lists, such as"),
         ({"flags": {"worker": "--device cuda:0"}}, "flags has 'worker': '--device cuda:0'; give a dict of lists"),
         ({"flags": {"workers": []}}, "flags has 'workers': .* with the keys coordinator, server, worker"),

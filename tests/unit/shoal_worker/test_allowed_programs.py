@@ -119,7 +119,30 @@ def test_patterns_replace_the_default(folder: Path, elsewhere: Path, pattern: st
         AllowedPrograms([str(folder)], [pattern]).check(program)
 
 
-@pytest.mark.parametrize("pattern", ["", "./programs", "a b", "vision\n", "x" * 257])
+@pytest.mark.parametrize(
+    ("pattern", "submitter", "program"),
+    [
+        ("alice=installed_models", "alice", "installed_models.deep:Model"),
+        ("alice=installed_models:Model", "alice", "installed_models:Model"),
+        ("alice@example.org=installed_*", "alice@example.org", "installed_models:Model"),
+        ("alice=.", "alice", "flowers:f"),
+        ("shoal_nn", "alice", "shoal_nn.programs:image_classifier"),
+    ],
+)
+def test_a_pattern_of_a_submitter_allows_its_own_jobs_only(
+    folder: Path, pattern: str, submitter: str, program: str
+) -> None:
+    allowed = AllowedPrograms([str(folder)], [pattern])
+    allowed.check(program, submitter)
+    if "=" in pattern:
+        for other in ("bob", "", "alic", "Alice", "*"):
+            with pytest.raises(errors.ProgramNotAllowed, match="this worker allows no programs"):
+                allowed.check(program, other)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["", "./programs", "a b", "vision\n", "x" * 257, "=vision", "alice=", "alice=bob=vision"]
+)
 def test_a_pattern_is_checked_when_the_worker_starts(pattern: str) -> None:
     with pytest.raises(errors.BadRequest, match="--allow-program"):
         AllowedPrograms([], [pattern])

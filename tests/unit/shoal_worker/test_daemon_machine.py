@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -69,6 +70,19 @@ def test_a_new_assignment_of_the_same_job_starts_a_new_trainer() -> None:
 def test_an_error_is_reported_to_the_coordinator() -> None:
     machine = registered(Assigned(A))
     assert fed(machine, TrainerEnded(0, TrainerOutcome("ValueError"), progressed=True)) == [Finish("ValueError")]
+
+
+@pytest.mark.parametrize(
+    ("ended", "effect"),
+    [
+        (TrainerEnded(0, TrainerOutcome("E"), True, "a limit"), Finish("E; a limit")),
+        (TrainerEnded(0, TrainerOutcome("E\n  trace"), True, "a limit"), Finish("E\n  trace\na limit")),
+        (TrainerEnded(0, TrainerOutcome(), True, "a limit"), Finish("")),
+        (TrainerEnded(-6, None, True, "a limit"), Renew("the trainer was killed by SIGABRT; a limit")),
+    ],
+)
+def test_an_error_names_the_limit_that_the_trainer_may_have_exceeded(ended: TrainerEnded, effect: Effect) -> None:
+    assert fed(registered(Assigned(A)), ended) == [effect]
 
 
 def test_other_work_waits_until_the_old_trainer_is_gone() -> None:

@@ -1,14 +1,19 @@
 """Default names of workers, and the check of the worker's options."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from typer.testing import CliRunner
 
+from shoal import errors
 from shoal._cli.app import app
 from shoal._role.lifecycle import default_name
 from shoal_worker import daemon
+from shoal_worker.isolation import TrainerUser
 
 
 @pytest.mark.parametrize("host", ["gpu-7.example.org", "Some_Host", "x" * 200, "-", None])
@@ -16,6 +21,30 @@ def test_a_name_is_one_that_the_contract_allows(host: str | None) -> None:
     name = default_name("worker", host)
     assert re.fullmatch(r"[a-z0-9-]{1,63}", name)
     assert default_name("worker", host) != name
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--trainer-env", "1=secret"], "--trainer-env has '1', which is no name of a variable"),
+        (["--trainer-memory", "1000"], "--trainer-memory is 1,000; a trainer needs at least 268,435,456"),
+        (["--trainer-open-files", "3"], "--trainer-open-files is 3; a trainer needs at least 64"),
+        (["--trainer-user", "no-such-user"], "--trainer-user is 'no-such-user', and this host has no such user"),
+    ],
+)
+def test_invalid_isolation_of_trainers_stops_the_start(options: list[str], problem: str) -> None:
+    command = [sys.executable, "-m", "shoal", "worker", *options]
+    given = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert given.returncode == 2
+    assert problem in given.stderr
+    assert "secret" not in given.stderr
+
+
+def test_another_user_needs_capabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+    none = mock.Mock(return_value="Name: python\nCapEff:\t0000000000000001\n")
+    monkeypatch.setattr(Path, "read_text", none)
+    with pytest.raises(errors.BadRequest, match="lacks CAP_KILL, CAP_SETGID, CAP_SETUID; run it as root or with"):
+        TrainerUser.find("nobody")
 
 
 class TestPath:

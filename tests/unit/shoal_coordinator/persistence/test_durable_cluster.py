@@ -203,6 +203,19 @@ def test_a_repeated_submission_is_known(rig: Rig) -> None:
         rig.submit(job())
 
 
+def test_the_submitter_of_a_job_is_known_and_comes_with_its_assignment(rig: Rig) -> None:
+    first = rig.handle(events.JobSubmitted(job(), "token", "alice"))
+    for crashed in (False, True):
+        if crashed:
+            rig.crash()
+        assignment = rig.handle(events.HeartbeatReceived("w0", rig.lives["w0"]))
+        assert assignment is not None
+        assert (assignment.job, assignment.submitter) == ("a", "alice")
+        assert rig.handle(events.JobSubmitted(job(), "token", "alice")) == first
+        with pytest.raises(errors.JobExists):
+            rig.handle(events.JobSubmitted(job(), "token", "bob"))
+
+
 def test_registering_again_is_the_same_life(rig: Rig) -> None:
     rig.crash()
     for number, name in enumerate(("s0", "s1", "w0", "w1"), start=1):
