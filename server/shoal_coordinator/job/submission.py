@@ -15,15 +15,19 @@ class Submission:
         ref: its name and submission number.
         spec: the job specification.
         token: identifies repeats of the same submission.
+        submitter: who submitted it; empty if it is not known.
+        spec_bytes: bytes of the specification.
     """
 
     ref: JobRef
     spec: Job
     token: str = ""
+    submitter: str = ""
+    spec_bytes: int = 0
 
     def to_proto(self) -> state_pb2.SubmissionRecord:
         """Returns the record of this submission, without its number."""
-        return state_pb2.SubmissionRecord(spec=self.spec.to_proto(), token=self.token)
+        return state_pb2.SubmissionRecord(spec=self.spec.to_proto(), token=self.token, submitter=self.submitter)
 
     @classmethod
     def from_proto(cls, number: int, record: state_pb2.SubmissionRecord) -> "Submission":
@@ -33,4 +37,4 @@ class Submission:
             ShoalError, ValueError: the record is invalid.
         """
         spec = Job.from_proto(record.spec)
-        return cls(JobRef(spec.name, number), spec, record.token)
+        return cls(JobRef(spec.name, number), spec, record.token, record.submitter, record.spec.ByteSize())

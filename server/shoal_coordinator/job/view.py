@@ -46,6 +46,7 @@ class JobView:
         counters: the cluster's counters, to add to.
 
     Attributes:
+        submission: as given.
         ref: its name and submission number.
         spec: the job specification.
         token: identifies repeats of the same submission.
@@ -61,6 +62,7 @@ class JobView:
         checkpoints: bool = False,
         counters: JobCounters | None = None,
     ) -> None:
+        self.submission = submission
         self.ref, self.spec, self.token = submission.ref, submission.spec, submission.token
         self._changed, self._counters = changed, counters or JobCounters()
         self.log = EventLog(lambda number: changed(f"{JobRecordKind.EVENT}/{number}"), self._state_changed)
