@@ -143,7 +143,7 @@ check-words: $(SETUP)
 	$(BIN)/python tools/lint/docstrings.py
 
 # Material's notice of its successor is no warning of ours (docs/decisions/0040-documentation-site.md).
-GENERATED_DOCS := docs/decisions/index.md docs/project $(addprefix docs/reference/,cli errors metrics protocol python)
+GENERATED_DOCS := docs/decisions/index.md docs/project $(addprefix docs/reference/,cli errors limits metrics protocol python)
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
 # The generated pages, which git ignores, then the site. Neither reads the network.
