@@ -154,7 +154,7 @@ check-words: $(SETUP)
 	$(BIN)/python tools/lint/private_names.py
 
 # Material's notice of its successor is no warning of ours (docs/decisions/0040-documentation-site.md).
-GENERATED_DOCS := docs/decisions/index.md docs/project $(addprefix docs/reference/,cli errors metrics protocol python)
+GENERATED_DOCS := docs/decisions/index.md docs/project $(addprefix docs/reference/,cli errors limits metrics protocol python)
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
 # The lock files agree with pyproject.toml, and all licences are allowed. Neither reads the network.

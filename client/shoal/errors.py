@@ -56,6 +56,10 @@ class BadFrame(ShoalError, code="BAD_FRAME", status="INVALID_ARGUMENT"):
     """A lane received bytes that are not a frame, or an unexpected frame. The lane was closed."""
 
 
+class LimitExceeded(BadRequest, code="LIMIT_EXCEEDED", status="RESOURCE_EXHAUSTED"):
+    """A request or a job exceeds a limit, which the message names. A retry does not help: see Limits."""
+
+
 class MessageTooLarge(ShoalError, code="MESSAGE_TOO_LARGE", status="RESOURCE_EXHAUSTED"):
     """A message exceeds the size limit of the receiver. Arrays are not affected: they travel as chunks."""
 
@@ -248,6 +252,7 @@ __all__ = [
     "JobExists",
     "JobFailed",
     "JobRunning",
+    "LimitExceeded",
     "MessageTooLarge",
     "NonFiniteGradient",
     "NotPlaced",

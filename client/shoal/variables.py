@@ -5,7 +5,7 @@
 
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,14 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal import errors, initializers, partitioners
+from shoal._limits import catalogue
 from shoal._numerics import SUPPORTED_DTYPES, Aggregation, dtype_code, dtype_from_code, rows_of
 from shoal.initializers import Given, Initializer, Zeros
 from shoal.partitioners import Partitioner
 from shoal.v1 import tensor_pb2
 
 _MAX_NAME_CHARACTERS = 255
-_MAX_DIMENSIONS = 32
-_MAX_BYTES = 1 << 40
 _INT64_AGGREGATIONS = (Aggregation.SUM, Aggregation.LAST)
 _ZEROS = Zeros()
 
@@ -51,6 +50,7 @@ class Variable:
 
     Raises:
         InvalidVariable: an argument is out of range, or two contradict each other.
+        LimitExceeded: the variable has too many dimensions, elements or bytes.
 
     Attributes:
         shape: the shape, as a tuple.
@@ -135,12 +135,15 @@ class Variable:
                 'set trainable=False and aggregation="sum" or "last", or choose a float dtype',
                 dtype=self.dtype,
             )
-        if self.nbytes > _MAX_BYTES:
-            raise errors.InvalidVariable(
-                f"a variable of shape {self.shape} and {self.dtype} has {self.nbytes / 2**40:,.1f} TiB; "
-                "the limit is 1 TiB; check the shape, or split it into several variables",
-                shape=self.shape,
-            )
+        advice = "check the shape, or split the variable into several"
+        if self.nbytes > catalogue.TENSOR_BYTES.default:
+            # A product of 32 large dimensions is no float.
+            tib = f"{self.nbytes / 2**40:,.1f}" if self.nbytes < 1 << 80 else "over 2^40"
+            problem = f"a variable of shape {self.shape} and {self.dtype} has {tib} TiB"
+            raise catalogue.TENSOR_BYTES.refusal(problem, advice, shape=self.shape)
+        if self.size > catalogue.TENSOR_ELEMENTS.default:
+            problem = f"a variable of shape {self.shape} has {self.size} elements"
+            raise catalogue.TENSOR_ELEMENTS.refusal(problem, advice, shape=self.shape)
         self.initializer.check(self.dtype)
         if self.partitioner:
             self.slices()
@@ -162,12 +165,13 @@ def from_proto(message: tensor_pb2.Variable) -> tuple[str, Variable]:
 
     Raises:
         InvalidVariable: the variable is invalid. The text of the error begins with the variable's name.
+        LimitExceeded: the variable is too large. The text begins likewise.
     """
     try:
         _check_name(message.name)
         return message.name, _variable_from_proto(message)
-    except errors.InvalidVariable as error:
-        raise errors.InvalidVariable(
+    except (errors.InvalidVariable, errors.LimitExceeded) as error:
+        raise type(error)(
             f"variable {message.name!r}: {error.message}", **{**error.details, "variable": message.name}
         ) from None
 
@@ -197,14 +201,13 @@ def _check_name(name: str) -> None:
 
 
 def _shape(shape: int | Sequence[int]) -> tuple[int, ...]:
+    rank = len(shape) if isinstance(shape, Sized) else 1
+    if rank > catalogue.TENSOR_RANK.default:  # before the shape is copied or shown: a message may have millions
+        raise catalogue.TENSOR_RANK.refusal(f"a shape has {rank} dimensions", dimensions=rank)
     try:
         dimensions = tuple(map(operator.index, shape if isinstance(shape, Iterable) else (shape,)))
     except TypeError as error:
         raise errors.InvalidVariable(f"shape is {shape!r}; it must consist of integers", shape=shape) from error
-    if len(dimensions) > _MAX_DIMENSIONS:
-        raise errors.InvalidVariable(
-            f"shape {dimensions} has {len(dimensions)} dimensions; the limit is {_MAX_DIMENSIONS}", shape=dimensions
-        )
     if min(dimensions, default=1) <= 0:
         raise errors.InvalidVariable(
             f"shape {dimensions} has a dimension of 0 or less, so there is nothing to train; leave the variable out",

@@ -291,12 +291,12 @@ ROWS: dict[str, list[Panel]] = {
         ),
         Panel("Unwritten decisions of the coordinator", {"decisions": "sum(shoal_coordinator_unwritten_changes)"}),
         Panel(
-            "Calls refused before a handler",
+            "Refusals by limit",
             {
-                "coordinator {{reason}}": "sum by (reason) (increase(shoal_coordinator_refused_calls_total[$__range]))",
-                "servers {{reason}}": "sum by (reason) (increase(shoal_server_refused_calls_total[$__range]))",
+                "coordinator {{limit}}": "sum by (limit) (increase(shoal_coordinator_limits_exceeded_total[$__range]))",
+                "servers {{limit}}": "sum by (limit) (increase(shoal_server_limits_exceeded_total[$__range]))",
             },
-            text="Calls are refused if their first message is late, or if one host or all hosts have too many.",
+            text="Requests, calls and connections that were refused: see docs/reference/limits.",
         ),
     ],
 }

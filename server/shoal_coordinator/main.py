@@ -11,6 +11,7 @@ import typer
 from prometheus_client import CollectorRegistry
 
 from shoal import errors
+from shoal._limits import catalogue
 from shoal._role import flags, lifecycle
 from shoal._role.identity import RoleIdentity
 from shoal._role.options import command_of
@@ -60,6 +61,21 @@ class Options:
             "Older jobs are forgotten; their checkpoints remain.",
         ),
     ] = 8
+    max_jobs: Annotated[
+        int, typer.Option(envvar="SHOAL_MAX_JOBS", min=1, help="Limit of jobs that have not ended.")
+    ] = catalogue.MAX_LIVE_JOBS.default
+    max_host_jobs: Annotated[
+        int,
+        typer.Option(
+            envvar="SHOAL_MAX_HOST_JOBS", min=1, help="Limit of jobs that one host submitted and that have not ended."
+        ),
+    ] = catalogue.HOST_JOBS.default
+    max_job_variables: Annotated[
+        int, typer.Option(envvar="SHOAL_MAX_JOB_VARIABLES", min=1, help="Limit of the variables of one job.")
+    ] = catalogue.JOB_VARIABLES.default
+    max_job_bytes: Annotated[
+        int, typer.Option(envvar="SHOAL_MAX_JOB_BYTES", min=1, help="Limit of the bytes of all variables of one job.")
+    ] = catalogue.JOB_BYTES.default
     checkpoints: flags.Checkpoints = ""
     server_return_timeout: Annotated[
         float,
@@ -89,6 +105,7 @@ class Options:
             BadRequest: The options contradict each other.
             StoreFailed: The folder of the default store cannot be created.
         """
+        from shoal_coordinator.cluster import JobLimits  # noqa: PLC0415 - numpy is slow
         from shoal_coordinator.persistence import make_default_path  # noqa: PLC0415
         from shoal_coordinator.process import CoordinatorConfig  # noqa: PLC0415 - numpy is slow
 
@@ -99,6 +116,7 @@ class Options:
             heartbeat_timeout_s=self.heartbeat_timeout,
             heartbeat_interval_s=self.heartbeat_interval,
             keep_finished=self.keep_finished_jobs,
+            jobs=JobLimits(self.max_jobs, self.max_host_jobs, self.max_job_variables, self.max_job_bytes),
             checkpoints=self.checkpoints,
             server_return_s=self.server_return_timeout,
             page_listen=flags.page_listen(self.page_listen),

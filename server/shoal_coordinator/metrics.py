@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from shoal._rpc import Refusal
+from shoal._limits import refusals
 from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.status import JobState, JobStatus, Role
 from shoal_coordinator.coordinator import Coordinator
@@ -23,6 +23,7 @@ from shoal_coordinator.observer import Observer
 
 # From a small model on a local disk to a large one in a slow object store.
 _CHECKPOINT_SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 180.0, 600.0, 1800.0, 3600.0)
+_REFUSALS = "Requests, calls and connections refused, by limit. The reference of limits explains each."
 
 
 def count_events(registry: CollectorRegistry, clock: Callable[[], float] = time.time) -> Observer:
@@ -141,7 +142,6 @@ class StateCollector(Collector):
     Args:
         coordinator: The shell.
         watchers: Returns the number of calls that watch jobs.
-        refused_calls: Returns the number of calls that the server refused, by reason.
         checkpoints: Whether the cluster has checkpoint storage.
     """
 
@@ -149,12 +149,10 @@ class StateCollector(Collector):
         self,
         coordinator: Coordinator,
         watchers: Callable[[], int],
-        refused_calls: Callable[[], Mapping[Refusal, int]],
         *,
         checkpoints: bool,
     ) -> None:
         self._coordinator, self._watchers, self._checkpoints = coordinator, watchers, checkpoints
-        self._refused_calls = refused_calls
 
     def collect(self) -> Iterator[Metric]:
         """Yields one family for each metric."""
@@ -168,7 +166,7 @@ class StateCollector(Collector):
             restarts, ended = dict(cluster.counters.restarts), dict(cluster.counters.ended)
             quarantined, hung = dict(cluster.counters.quarantined), cluster.counters.hung
         yield _members(members)
-        yield self._refusals()
+        yield _counted("limits_exceeded", _REFUSALS, "limit", refusals("coordinator"))
         yield _effects(pending)
         yield _jobs(states)
         yield from _ends(ended, restarts)
@@ -216,15 +214,6 @@ class StateCollector(Collector):
             ("waiting_workers", "Workers that wait for their entry into a job.", waiting),
         ):
             yield GaugeMetricFamily(f"shoal_coordinator_{name}", text, value)
-
-    def _refusals(self) -> Metric:
-        return _counted(
-            "refused_calls",
-            "gRPC calls refused before they reached a handler, by reason: late_message (the first message took too "
-            "long), calls_of_host (one host had too many calls) or calls (all hosts together had too many).",
-            "reason",
-            self._refused_calls(),
-        )
 
 
 def _jobs(states: Mapping[JobState, int]) -> Metric:

@@ -11,9 +11,10 @@ from prometheus_client import CollectorRegistry
 
 from shoal import _rpc, errors
 from shoal._checkpoint import CheckpointStorage, open_shared_storage, probe
+from shoal._limits import catalogue
 from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc
 from shoal_coordinator.api import CoordinatorService, JobsService
-from shoal_coordinator.cluster import DEAD_KEPT_S, ClusterPolicy, EvenPlacement, PlacementPolicy
+from shoal_coordinator.cluster import DEAD_KEPT_S, ClusterPolicy, EvenPlacement, JobLimits, PlacementPolicy
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.metrics import StateCollector, count_events
 from shoal_coordinator.persistence import MEMORY, Store, open_store
@@ -43,6 +44,7 @@ class CoordinatorConfig:
         checkpoints: URL or path of the checkpoint storage, the same as the servers'. Empty means none.
         server_return_s: Seconds that jobs wait for a drained server to come back, 0 to 600.
         placement: The policy that assigns shards to servers.
+        jobs: The limits of jobs.
         max_watchers: Concurrent calls that watch jobs.
         threads: Concurrent calls of all other kinds. They wait only for the store.
         page_listen: host:port of the page. Port 0 takes any free port; empty means no page.
@@ -61,13 +63,14 @@ class CoordinatorConfig:
     checkpoints: str = ""
     server_return_s: float = 60.0
     placement: PlacementPolicy = field(default_factory=EvenPlacement)
-    max_watchers: int = 64
+    jobs: JobLimits = field(default_factory=JobLimits)
+    max_watchers: int = catalogue.WATCHERS.default
     threads: int = 32
     page_listen: str = ""
     page_hosts: tuple[str, ...] = ()
     page_or_any: bool = False
     page_read_only: bool = False
-    max_page_watchers: int = 32
+    max_page_watchers: int = catalogue.PAGE_STREAMS.default
 
     def __post_init__(self) -> None:
         if not 0 < self.heartbeat_interval_s < self.heartbeat_timeout_s / 2:
@@ -112,6 +115,7 @@ class CoordinatorProcess:
             checkpoints=bool(config.checkpoints),
             server_return_s=config.server_return_s,
             placement=config.placement,
+            jobs=config.jobs,
         )
         with ExitStack() as undo:
             self._store = open_store(config.store)
@@ -121,7 +125,7 @@ class CoordinatorProcess:
             if storage:
                 _probe(storage, needed=self.coordinator.has_live_jobs)
             members = CoordinatorService(self.coordinator, heartbeat_timeout_s=config.heartbeat_timeout_s)
-            self._jobs = JobsService(self.coordinator, storage, max_watchers=config.max_watchers)
+            self._jobs = JobsService(self.coordinator, storage, max_watchers=config.max_watchers, limits=config.jobs)
             undo.callback(self._jobs.close)
             self._server = _rpc.RpcServer(
                 config.listen,
@@ -139,7 +143,6 @@ class CoordinatorProcess:
         state = StateCollector(
             self.coordinator,
             lambda: self._jobs.watchers,
-            lambda: self._server.refused_calls,
             checkpoints=storage is not None,
         )
         registry.register(state)

@@ -35,6 +35,24 @@ Lanes = Annotated[
         help="Limit of open lanes, the fast connections of workers. A worker opens two, and uses gRPC if it gets none.",
     ),
 ]
+HostLanes = Annotated[
+    int,
+    typer.Option(
+        envvar="SHOAL_HOST_LANES",
+        min=0,
+        max=65_536,
+        help="Limit of open lanes of one host. Without them, its workers use gRPC.",
+    ),
+]
+MaxShardBytes = Annotated[
+    int,
+    typer.Option(
+        envvar="SHOAL_MAX_SHARD_BYTES",
+        min=0,
+        help="Limit of the bytes of all values and optimizer slots on this server. It refuses shards beyond the limit "
+        "before it allocates them. The value 0 means 80% of the memory of the container or the machine.",
+    ),
+]
 Grace = Annotated[
     float,
     typer.Option(
@@ -54,6 +72,8 @@ def server(
     rpc_threads: RpcThreads = 16,
     lane_port: LanePort = 0,
     lanes: Lanes = 1024,
+    host_lanes: HostLanes = 768,
+    max_shard_bytes: MaxShardBytes = 0,
     checkpoints: flags.Checkpoints = "",
     retry_for: flags.RetryFor = 30.0,
     grace_period: Grace = 60.0,
@@ -78,6 +98,8 @@ def server(
             rpc_threads=rpc_threads,
             lane_port=lane_port,
             lanes=lanes,
+            host_lanes=host_lanes,
+            max_shard_bytes=max_shard_bytes,
             checkpoints=checkpoints,
             retry_for_s=retry_for,
             leave_grace_s=grace_period,

@@ -14,9 +14,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from shoal import errors
-from shoal._rpc import Refusal
+from shoal._limits import refusals
+from shoal._system import memory_limit
 from shoal.status import ServerLoad
-from shoal_server.memory_limit import memory_limit
 from shoal_server.pools import CallPool
 from shoal_server.shards import AnswerPush, ShardStore
 
@@ -244,16 +244,14 @@ class ServerMetrics:
         self,
         store: ShardStore,
         pools: Mapping[str, CallPool],
-        refused_calls: Callable[[], Mapping[Refusal, int]],
     ) -> None:
         """Registers metrics that are read at each scrape.
 
         Args:
             store: the shards.
             pools: thread pools for gRPC calls, by kind of call.
-            refused_calls: returns the number of gRPC calls that were refused, by reason.
         """
-        self._registry.register(_LoadCollector(store, pools, refused_calls))
+        self._registry.register(_LoadCollector(store, pools))
 
 
 class _LoadCollector(Collector):
@@ -263,9 +261,8 @@ class _LoadCollector(Collector):
         self,
         store: ShardStore,
         pools: Mapping[str, CallPool],
-        refused_calls: Callable[[], Mapping[Refusal, int]],
     ) -> None:
-        self._store, self._pools, self._refused_calls = store, pools, refused_calls
+        self._store, self._pools = store, pools
         self._memory_limit = memory_limit()
 
     def collect(self) -> Iterator[Metric]:
@@ -286,13 +283,12 @@ class _LoadCollector(Collector):
         ):
             yield GaugeMetricFamily(f"shoal_server_{name}", text, value)
         refused = CounterMetricFamily(
-            "shoal_server_refused_calls",
-            "gRPC calls refused before they reached a handler, by reason: late_message (the first message took too "
-            "long), calls_of_host (one host had too many calls) or calls (all hosts together had too many).",
-            labels=["reason"],
+            "shoal_server_limits_exceeded",
+            "Requests, calls and connections refused, by limit. The reference of limits explains each.",
+            labels=["limit"],
         )
-        for reason, count in self._refused_calls().items():
-            refused.add_metric([reason], count)
+        for limit, count in refusals("server").items():
+            refused.add_metric([limit], count)
         yield refused
         yield self._of_pools("threads", "Threads for gRPC calls.", lambda pool: pool.threads)
         yield self._of_pools("busy_threads", "Threads that serve gRPC calls now.", lambda pool: pool.busy)

@@ -9,8 +9,9 @@ from prometheus_client import CollectorRegistry
 
 from shoal import _rpc
 from shoal._checkpoint import open_shared_storage, probe
+from shoal._limits import catalogue
 from shoal._rpc import CoordinatorClient, MembershipClient
-from shoal._system import open_files_warning
+from shoal._system import memory_limit, open_files_warning
 from shoal._transport import remove_stale
 from shoal.status import ServerLoad
 from shoal.v1 import coordinator_pb2
@@ -34,6 +35,8 @@ _log = structlog.get_logger(__name__)
 # Open files of one lane: its socket, and a shared-memory segment while the two sides open it. The second number is for
 # everything else: gRPC's connections, checkpoint files and the files of the process itself.
 _FILES_PER_LANE, _OTHER_FILES = 2, 512
+# The default part of the memory limit for values and slots. Gradients and copies of values need the rest.
+_SHARD_PERCENT = 80
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,9 @@ class ServerConfig:
     advertise: str = ""
     rpc_threads: int = 16
     lane_port: int = 0
-    lanes: int = 1024
+    lanes: int = catalogue.LANES.default
+    host_lanes: int = catalogue.HOST_LANES.default
+    max_shard_bytes: int = 0
     checkpoints: str = ""
     retry_for_s: float = 30.0
     leave_grace_s: float = 60.0
@@ -73,7 +78,8 @@ class Server:
         if warning := open_files_warning(needed, f"{config.lanes} lanes (--lanes)"):
             _log.warning("connections may be refused", reason=warning)
         self._metrics = metrics = ServerMetrics(registry)
-        self.store = ShardStore(metrics.applied)
+        most_bytes = config.max_shard_bytes or memory_limit() * _SHARD_PERCENT // 100
+        self.store = ShardStore(metrics.applied, most_bytes)
         # Pulls, pushes, commits and other calls have separate threads, so that none waits for another.
         self._pools = {kind: CallPool(config.rpc_threads, kind) for kind in ("pull", "push", "commit")}
         if abandoned := remove_stale():
@@ -91,7 +97,7 @@ class Server:
                 advertise=config.advertise,
             )
             undo.pop_all()
-        metrics.watch(self.store, self._pools, lambda: self._rpc.refused_calls)
+        metrics.watch(self.store, self._pools)
         self.address = self._rpc.address
         self._endpoints.start(self.address)
         self._rpc.start()
@@ -138,6 +144,7 @@ class Server:
             advertise=config.advertise,
             lane_port=config.lane_port,
             lanes=config.lanes,
+            host_lanes=config.host_lanes,
             senders=self._pools["pull"],
             receivers=self._pools["push"],
             committers=self._pools["commit"],

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 import shoal
 from shoal import _rpc, errors
+from shoal._limits import refusals
 from shoal._rpc import reception
 from shoal.v1 import coordinator_pb2, coordinator_pb2_grpc, parameter_server_pb2, parameter_server_pb2_grpc
 from shoal_server.process import Server, ServerConfig
@@ -159,15 +160,25 @@ def server_of() -> Iterator[ServerOf]:
         server.stop(0.1)
 
 
+Refused = Callable[[str], int]
+
+
+@pytest.fixture
+def refused() -> Refused:
+    """The refusals by a limit since the test began."""
+    before = refusals("server")
+    return lambda limit: refusals("server")[limit] - before[limit]
+
+
 def test_this_grpcio_has_the_inside_that_the_reception_uses() -> None:
     assert reception.is_supported(), "see shoal._rpc.reception: its promises do not hold with this version"
 
 
-def test_a_call_whose_message_is_late_ends_and_is_counted(server_of: ServerOf) -> None:
+def test_a_call_whose_message_is_late_ends_and_is_counted(server_of: ServerOf, refused: Refused) -> None:
     server, members = server_of(_rpc.CallLimits(message_s=0.05))
     half_open = HalfOpenCalls(server.address, [*COORDINATOR, *OTHERS], 20)
     try:
-        wait_until(lambda: server.refused_calls["late_message"] == 18, what="their end")
+        wait_until(lambda: refused("MESSAGE_S") == 18, what="their end")
     finally:
         half_open.close()
     assert server.calls_without_message == 0
@@ -176,7 +187,9 @@ def test_a_call_whose_message_is_late_ends_and_is_counted(server_of: ServerOf) -
         coordinator_pb2_grpc.CoordinatorStub(channel).GetStatus(coordinator_pb2.GetStatusRequest(), timeout=5)
 
 
-def test_a_host_with_too_many_calls_is_refused_and_its_heartbeats_are_not(server_of: ServerOf) -> None:
+def test_a_host_with_too_many_calls_is_refused_and_its_heartbeats_are_not(
+    server_of: ServerOf, refused: Refused
+) -> None:
     server, members = server_of(_rpc.CallLimits(host_calls=4))
     with _rpc.channel(server.address) as channel:
         stub = coordinator_pb2_grpc.CoordinatorStub(channel)
@@ -185,7 +198,7 @@ def test_a_host_with_too_many_calls_is_refused_and_its_heartbeats_are_not(server
         with pytest.raises(errors.Overloaded, match=r"127\.0\.0\.1 has 4 calls at a time"):
             wait_until(lambda: _refused(stub, server.address), what="a refusal")
         assert stub.Heartbeat(coordinator_pb2.HeartbeatRequest(), timeout=1).job == "here"
-        assert server.refused_calls["calls_of_host"] == 1
+        assert refused("HOST_CALLS") == 1
         members.release.set()
         for call in held:
             call.result()
@@ -193,18 +206,18 @@ def test_a_host_with_too_many_calls_is_refused_and_its_heartbeats_are_not(server
     assert server.take_essential_delays()[1] == 0
 
 
-def _refused(stub: coordinator_pb2_grpc.CoordinatorStub, address: str) -> bool:
+def _refused(stub: coordinator_pb2_grpc.CoordinatorStub, address: str, page_token: str = "") -> bool:
     """Makes a call that may wait. Raises the error with which it is refused."""
     with _rpc.as_shoal_errors(address):
         try:
-            stub.GetStatus(coordinator_pb2.GetStatusRequest(), timeout=0.1)
+            stub.GetStatus(coordinator_pb2.GetStatusRequest(page_token=page_token), timeout=0.1)
         except grpc.RpcError as error:
             if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise
     return False
 
 
-def test_calls_over_the_limit_in_all_are_refused(server_of: ServerOf) -> None:
+def test_calls_over_the_limit_in_all_are_refused(server_of: ServerOf, refused: Refused) -> None:
     server, members = server_of(_rpc.CallLimits(calls=1))
     with _rpc.channel(server.address) as channel:
         stub = coordinator_pb2_grpc.CoordinatorStub(channel)
@@ -214,7 +227,49 @@ def test_calls_over_the_limit_in_all_are_refused(server_of: ServerOf) -> None:
             wait_until(lambda: _refused(stub, server.address), what="a refusal")
         members.release.set()
         held.result()
-    assert server.refused_calls["calls"] == 1
+    assert refused("CALLS") == 1
+
+
+def test_messages_that_wait_for_a_thread_are_limited(server_of: ServerOf, refused: Refused) -> None:
+    server, members = server_of(_rpc.CallLimits(received_bytes=1_000))
+    with _rpc.channel(server.address) as channel:
+        stub = coordinator_pb2_grpc.CoordinatorStub(channel)
+        held = [stub.GetStatus.future(coordinator_pb2.GetStatusRequest(), timeout=20) for _ in range(8)]
+        wait_until(lambda: members.entered == 8, what="calls on all threads")
+        waiting = stub.GetStatus.future(coordinator_pb2.GetStatusRequest(page_token="x" * 900), timeout=20)
+        with pytest.raises(errors.Overloaded, match=r"messages of 903 bytes wait .* the limit RECEIVED_BYTES is 1000"):
+            wait_until(lambda: _refused(stub, server.address, "x" * 900), what="a refusal")
+        assert stub.Heartbeat(coordinator_pb2.HeartbeatRequest(), timeout=1).job == "here"
+        members.release.set()
+        for call in (*held, waiting):
+            call.result()
+        stub.GetStatus(coordinator_pb2.GetStatusRequest(page_token="x" * 900), timeout=5)  # the space is free again
+    assert refused("RECEIVED_BYTES") == 1
+
+
+def test_calls_without_a_message_end_when_memory_is_short(server_of: ServerOf, refused: Refused) -> None:
+    server, members = server_of(_rpc.CallLimits(memory_bytes=1))
+    members.release.set()
+    half_open = HalfOpenCalls(server.address, ["/shoal.v1.Coordinator/GetStatus"], 20)
+    try:
+        wait_until(lambda: refused("MEMORY_PERCENT") == 20, what="their end, before the limit of 10 s")
+    finally:
+        half_open.close()
+    with _rpc.channel(server.address) as channel:  # a call whose message comes at once is answered
+        coordinator_pb2_grpc.CoordinatorStub(channel).GetStatus(coordinator_pb2.GetStatusRequest(), timeout=5)
+
+
+def test_headers_that_are_too_large_are_refused(server_of: ServerOf) -> None:
+    server, members = server_of(_rpc.CallLimits())
+    members.release.set()
+    with _rpc.channel(server.address) as channel:
+        stub = coordinator_pb2_grpc.CoordinatorStub(channel)
+        stub.GetStatus(coordinator_pb2.GetStatusRequest(), timeout=5, metadata=(("x", "x" * 12_000),))
+        with (
+            pytest.raises(errors.MessageTooLarge, match="the limit HEADER_BYTES is 16384"),
+            _rpc.as_shoal_errors(server.address),
+        ):
+            stub.GetStatus(coordinator_pb2.GetStatusRequest(), timeout=5, metadata=(("x", "x" * 17_000),))
 
 
 def test_a_server_stops_while_calls_wait_for_their_message(server_of: ServerOf) -> None:

@@ -322,7 +322,7 @@ class TestGreeting:
                 assert late.push(ONES).outcome == "accepted"
             assert servers.open_lanes == limit
         [why] = fallbacks(logs)
-        assert f"has reached its limit of {limit} lanes" in why
+        assert f"this server has {limit} lanes; the limit LANES is {limit}" in why
 
     def test_a_lane_without_a_thread_is_refused_and_the_next_one_is_taken(
         self, monkeypatch: pytest.MonkeyPatch
@@ -337,7 +337,7 @@ class TestGreeting:
             with monkeypatch.context() as patch, capture_logs() as logs, servers.worker("early") as early:
                 patch.setattr(threading.Thread, "start", start)
                 early.pull()
-            assert "has reached its limit of" in fallbacks(logs)[0]
+            assert "has no thread for another lane" in fallbacks(logs)[0]
             before = servers.open_lanes
             with servers.worker("late") as late:
                 late.pull()

@@ -20,6 +20,7 @@ from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.local_storage import LocalStorage
 from shoal._checkpoint.manifest import Manifest
 from shoal._display import records
+from shoal._limits import refusals
 from shoal.checkpoints import Checkpoint, Checkpoints
 from shoal.status import JobStatus, StepTiming
 from shoal.v1 import coordinator_pb2 as members
@@ -463,7 +464,7 @@ class TestStreams:
             for path in ("/api/events", "/api/jobs/a/events"):
                 refused = page.get(path)
                 assert (refused.status_code, refused.json()["code"]) == (503, "OVERLOADED")
-                assert "2 pages are already open" in refused.json()["message"]
+                assert "2 pages are open; the limit PAGE_STREAMS is 2" in refused.json()["message"]
             assert page.get("/api/cluster").status_code == 200, "who only asks is answered"
 
         def room() -> bool:
@@ -647,14 +648,17 @@ class TestItsPort:
                 next(stream)
                 rig.submit(job(f"a{number}"))
 
-    def test_a_bound_on_connections(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("shoal_coordinator.page.server.CONNECTIONS", 1)
+    @pytest.mark.parametrize("limit", ["PAGE_CONNECTIONS", "HOST_PAGE_CONNECTIONS"])
+    def test_a_bound_on_connections(self, limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(f"shoal_coordinator.page.server.{limit.replace('PAGE_', '')}", 1)
+        before = refusals("coordinator")[limit]
         with running() as rig, httpx.Client(base_url=rig.process.page, timeout=10) as first:
             with first.stream("GET", "/api/events") as response:
                 stream = told(response)
                 next(stream)
                 with pytest.raises(httpx.TransportError):
                     httpx.get(f"{rig.process.page}/healthz", timeout=10)
+                assert refusals("coordinator")[limit] == before + 1
             first.close()
             wait_until(lambda: answers(rig), what="room for one more")
 

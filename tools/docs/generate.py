@@ -11,6 +11,7 @@ from pathlib import Path
 import api_pages
 import cli_pages
 import error_pages
+import limit_pages
 import metric_pages
 import project_pages
 import proto_pages
@@ -21,6 +22,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 FOLDERS = (
     "reference/cli",
     "reference/errors",
+    "reference/limits",
     "reference/metrics",
     "reference/protocol",
     "reference/python",
@@ -32,7 +34,7 @@ FILES = ("decisions/index.md",)
 def pages() -> dict[str, str]:
     """Returns all generated pages, by their path under `docs/`."""
     found: dict[str, str] = {}
-    for part in (api_pages, cli_pages, error_pages, metric_pages, project_pages, proto_pages):
+    for part in (api_pages, cli_pages, error_pages, limit_pages, metric_pages, project_pages, proto_pages):
         found |= part.pages()
     return found
 

@@ -5,11 +5,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from shoal import errors
+from shoal._limits import catalogue
 
 # The largest values of the message's fields.
 UINT32, UINT64 = 2**32 - 1, 2**64 - 1
 # The largest number of steps. `shoal._wire.limits.MAX_STEP` is the number after it.
-MOST_STEPS = 2**53 - 1
+MOST_STEPS = catalogue.MAX_STEP.default - 1
 STEPS = f"a whole number from 0 to {MOST_STEPS}; the limit MAX_STEP is 2^53"
 _STANDARD_LIBRARY = sys.stdlib_module_names | {*sys.builtin_module_names}
 

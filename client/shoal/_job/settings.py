@@ -5,15 +5,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shoal import errors
+from shoal._limits import catalogue
 
-_MAX_BYTES = 1 << 20
+_MAX_BYTES = catalogue.SETTINGS_BYTES.default
 
 
 def dumped(settings: object) -> str:
     """Returns settings as the JSON text that travels.
 
     Raises:
-        InvalidJob: they are not a mapping of argument names to JSON values, or are larger than 1 MiB.
+        InvalidJob: they are not a mapping of argument names to JSON values.
+        LimitExceeded: they are larger than 1 MiB.
     """
     if not isinstance(settings, Mapping) or not all(isinstance(key, str) for key in settings):
         raise errors.InvalidJob(f"settings are {settings!r}; give a mapping of argument names to JSON values")
@@ -24,9 +26,9 @@ def dumped(settings: object) -> str:
             f"settings are not JSON: {error}; use strings, finite numbers, booleans, None, lists and mappings"
         ) from None
     if len(text) > _MAX_BYTES:
-        raise errors.InvalidJob(
-            f"settings are {len(text)} bytes of JSON; the limit is {_MAX_BYTES} bytes, "
-            "so put large data where the program can load it",
+        raise catalogue.SETTINGS_BYTES.refusal(
+            f"settings are {len(text)} bytes of JSON",
+            "put large data where the program can load it",
             bytes=len(text),
         )
     return text

@@ -20,6 +20,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from shoal._limits import catalogue
 from shoal._role.web_server import ConnectionLimits, WebServer, in_thread
 
 _HINT = "not found; this server has /metrics and /healthz\n"
@@ -48,7 +49,9 @@ def make_server(
     Returns:
         The server. The caller runs it.
     """
-    limits = ConnectionLimits(connections, idle_timeout_s=seconds, longest_s=seconds, refusal=_BUSY)
+    limits = ConnectionLimits(
+        catalogue.HTTP_CONNECTIONS, connections, idle_timeout_s=seconds, longest_s=seconds, refusal=_BUSY
+    )
     return WebServer(listening, lambda _: _make_app(not_ready, registry, connections), limits)
 
 

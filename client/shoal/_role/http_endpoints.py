@@ -13,8 +13,9 @@ import prometheus_client
 import structlog
 
 from shoal import _rpc, errors
+from shoal._limits import catalogue
 
-MAX_CONNECTIONS = 16
+MAX_CONNECTIONS = catalogue.HTTP_CONNECTIONS.default
 # Seconds that a connection may last, the same as Prometheus's default timeout of a scrape.
 CONNECTION_S = 10.0
 _log = structlog.get_logger(__name__)

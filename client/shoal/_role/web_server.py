@@ -7,14 +7,18 @@ uvicorn takes about 130 ms, so roles import this module at the first connection.
 import asyncio
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from shoal import errors
+from shoal._limits import Limit, catalogue, count_refusal
 
 T = TypeVar("T")
 
@@ -27,17 +31,38 @@ class ConnectionLimits:
     """Limits of connections.
 
     Attributes:
+        limit: entry of `connections` in the table of limits.
         connections: largest number of connections at a time.
         idle_timeout_s: seconds that a connection may be open without a complete request, at first and after each
             response.
         longest_s: seconds after which a connection is closed in any case. None means no limit.
-        refusal: bytes that a connection above the limit gets. Empty means that it is reset.
+        refusal: bytes that a connection above a limit gets. Empty means that it is reset.
+        host_limit: entry of `host_connections` in the table of limits. None means that there is no such limit.
+        host_connections: largest number of connections of one host at a time.
     """
 
+    limit: Limit
     connections: int
     idle_timeout_s: float
     longest_s: float | None = None
     refusal: bytes = b""
+    host_limit: Limit | None = None
+    host_connections: int = 0
+
+    def refused(self, host: str, of_host: int, of_all: int) -> errors.ShoalError | None:
+        """Returns why a connection is refused; None if it is not.
+
+        Args:
+            host: where it comes from.
+            of_host: connections of that host, with this one.
+            of_all: connections of all hosts, with this one.
+        """
+        if of_all > self.connections:
+            return self.limit.refusal(f"{of_all} connections are open", "try again later", limit=self.connections)
+        if self.host_limit and of_host > self.host_connections:
+            problem = f"{host} has {of_host} connections"
+            return self.host_limit.refusal(problem, "try again later", limit=self.host_connections)
+        return None
 
 
 class WebServer:
@@ -78,6 +103,7 @@ class WebServer:
 
         class LimitedConnection(_Connection):
             limits = connection_limits
+            of_host: ClassVar[Counter[str]] = Counter()
 
         config = uvicorn.Config(
             self._make_app(stopping),
@@ -90,6 +116,7 @@ class WebServer:
             server_header=False,
             proxy_headers=False,
             timeout_graceful_shutdown=_GRACE_S,
+            h11_max_incomplete_event_size=catalogue.HTTP_HEADER_BYTES.default,
         )
         self._server = uvicorn.Server(config)
         with self._lock:
@@ -111,16 +138,23 @@ class _Connection(H11Protocol):
     """A connection that keeps to the limits."""
 
     limits: ConnectionLimits
+    of_host: ClassVar[Counter[str]]  # open connections of the server
+    _host = ""
     _idle_timer: asyncio.TimerHandle | None = None
     _end_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) <= self.limits.connections:
+        self._host = str((transport.get_extra_info("peername") or [""])[0])
+        self.of_host[self._host] += 1
+        refused = self.limits.refused(self._host, self.of_host[self._host], len(self.connections))
+        if refused is None:
             if self.limits.longest_s is not None:
                 self._end_timer = self.loop.call_later(self.limits.longest_s, transport.abort)
             self._restart_idle_timer()
-        elif self.limits.refusal:
+            return
+        count_refusal(refused)
+        if self.limits.refusal:
             transport.write(self.limits.refusal)
             transport.close()
         else:
@@ -130,6 +164,9 @@ class _Connection(H11Protocol):
         for timer in (self._idle_timer, self._end_timer):
             if timer:
                 timer.cancel()
+        self.of_host[self._host] -= 1
+        if not self.of_host[self._host]:
+            del self.of_host[self._host]
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:

@@ -6,6 +6,7 @@ layers above this one may import `shoal._rpc`.
 """
 
 from shoal._rpc.backoff import Backoff
+from shoal._rpc.call_limits import CallLimits
 from shoal._rpc.channels import (
     as_shoal_errors,
     channel,
@@ -24,12 +25,10 @@ from shoal._rpc.channels import (
 )
 from shoal._rpc.coordinator import CoordinatorClient, MembershipClient
 from shoal._rpc.heartbeat_pace import HeartbeatPace
-from shoal._rpc.reception import REFUSALS, CallLimits, Refusal
 from shoal._rpc.retries import RETRY_TARGETS, Retries, RetryTarget
 from shoal._rpc.servers import Deferred, NonBlocking, Pooled, RawMessages, RpcServer, encoded, refuse, servicer
 
 __all__ = [
-    "REFUSALS",
     "RETRY_TARGETS",
     "Backoff",
     "CallLimits",
@@ -40,7 +39,6 @@ __all__ = [
     "NonBlocking",
     "Pooled",
     "RawMessages",
-    "Refusal",
     "Retries",
     "RetryTarget",
     "RpcServer",

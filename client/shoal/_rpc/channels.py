@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import grpc
 
 from shoal import errors
+from shoal._limits import catalogue
 from shoal._rpc.backoff import Backoff
 from shoal._wire.limits import MAX_MESSAGE_BYTES
 from shoal.v1 import header_pb2
@@ -46,6 +47,13 @@ _STATUS_TO_ERROR: dict[grpc.StatusCode, type[errors.ShoalError]] = {
     grpc.StatusCode.CANCELLED: errors.Unreachable,
     grpc.StatusCode.RESOURCE_EXHAUSTED: errors.MessageTooLarge,
     grpc.StatusCode.INVALID_ARGUMENT: errors.BadRequest,
+}
+
+# Limits that grpc itself enforces, by words of its text.
+_GRPC_LIMITS = {
+    "message larger than max": catalogue.MAX_MESSAGE_BYTES,
+    "metadata size exceeds": catalogue.HEADER_BYTES,
+    "Too many pending requests": catalogue.PENDING_CALLS,
 }
 
 
@@ -207,8 +215,11 @@ def error_from(failure: grpc.RpcError, address: str) -> errors.ShoalError:
         if key == _DETAIL_KEY:
             return error_of(header_pb2.ErrorDetail.FromString(value))
     code, text = call.code(), _plain(call.details() or "no detail given")
-    kind = _STATUS_TO_ERROR.get(code, errors.InternalError)
-    return kind(f"call to {address} failed with {code.name}: {text}", address=address)
+    problem = f"call to {address} failed with {code.name}: {text}"
+    for words, limit in _GRPC_LIMITS.items():
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED and words in text:
+            return limit.refusal(problem, address=address)
+    return _STATUS_TO_ERROR.get(code, errors.InternalError)(problem, address=address)
 
 
 def _plain(details: str) -> str:

@@ -13,17 +13,18 @@ import inspect
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any, Literal, get_args
+from typing import Any
 
 import structlog
 
 from shoal import errors
+from shoal._rpc.call_limits import CallLimits
+from shoal._system import resident_bytes
 
 _log = structlog.get_logger(__name__)
 _grpc: Any = importlib.import_module("grpc._server")
@@ -33,23 +34,12 @@ _cygrpc: Any = importlib.import_module("grpc._cython.cygrpc")
 _ARGUMENTS = ["rpc_event", "state", "behavior", "argument_thunk", "request_deserializer", "response_serializer"]
 _NAMES = ("_receive_message", "_abort", "_is_rpc_state_active", "_RECEIVE_MESSAGE_TOKEN", "_EMPTY_FLAGS")
 
-# Seconds for a call's first message after its headers. A description of 60,000 variables has some MB, which takes less
-# on any link that can train; a caller that is only slow repeats the call.
-MESSAGE_S = 10.0
-# Ordinary calls of one host at a time. A host has many workers in one process or behind one translated address, and
-# each has a few calls that wait.
-HOST_CALLS = 8_192
-# Ordinary calls at a time, and as many essential ones: some 10 KB each.
-CALLS = 16_384
-# Seconds between two checks for late messages.
-_LATE_POLL_S = 1.0
+# Seconds between two checks for late messages, and of the memory of the process.
+_LATE_POLL_S = 0.5
 
 # Lets a call wait. Takes its first message and a function to call when the wait ends. Returns a function to call if the
 # caller ends, or None if the call need not wait: it is then handled at once.
 Hold = Callable[[Any, Callable[[], None]], Callable[[], None] | None]
-
-Refusal = Literal["late_message", "calls_of_host", "calls"]
-REFUSALS: tuple[Refusal, ...] = get_args(Refusal)
 
 
 def is_supported() -> bool:
@@ -63,30 +53,16 @@ def is_supported() -> bool:
 _SUPPORTED = is_supported()
 
 
-@dataclass(frozen=True, slots=True)
-class CallLimits:
-    """Limits of a server's calls.
-
-    Attributes:
-        message_s: seconds for a call's first message.
-        host_calls: calls of one host at a time.
-        calls: calls at a time.
-    """
-
-    message_s: float = MESSAGE_S
-    host_calls: int = HOST_CALLS
-    calls: int = CALLS
-
-
 class Reception:
     """The reception of one server. Thread-safe.
 
     Essential and ordinary calls are counted separately, so ordinary calls never use up the limits of essential ones.
 
     Args:
-        limits: the limits. They apply to ordinary calls and, separately, to essential ones.
+        limits: the limits.
         refusal: encodes an error for `_abort`: its status, text and trailing metadata.
         clock: monotonic clock, in seconds.
+        resident: returns the bytes of memory that the process has.
     """
 
     def __init__(
@@ -94,15 +70,16 @@ class Reception:
         limits: CallLimits,
         refusal: Callable[[errors.ShoalError], tuple[Any, bytes, Any]],
         clock: Callable[[], float] = time.monotonic,
+        resident: Callable[[], int] = resident_bytes,
     ) -> None:
-        self._limits, self._refusal, self._clock = limits, refusal, clock
+        self._limits, self._refusal, self._clock, self._resident = limits, refusal, clock, resident
         self._lock = threading.Lock()  # guards what follows; nothing is called under it
         self._calls: Counter[tuple[bool, bytes]] = Counter()  # by whether they are essential, and by host
         self._totals = {False: 0, True: 0}
+        self._received = {False: 0, True: 0}  # bytes of messages that wait for a thread
         self._expected: dict[_Call, float] = {}  # calls without a message, in order of arrival, and since when
         self._queued: dict[_Call, float] = {}  # essential calls that wait for a thread, and since when
         self._longest_wait_s, self._essential_refused = 0.0, 0  # since they were last taken
-        self._refused: Counter[Refusal] = Counter()
         self._stopped = threading.Event()
         self._watch = threading.Thread(target=self._end_late_calls, name="late-calls", daemon=True)
 
@@ -117,12 +94,6 @@ class Reception:
         self._stopped.set()
         if self._watch.is_alive():
             self._watch.join()
-
-    @property
-    def refused(self) -> Mapping[Refusal, int]:
-        """The number of refused calls by reason."""
-        with self._lock:
-            return {reason: self._refused[reason] for reason in REFUSALS}
 
     @property
     def waiting(self) -> int:
@@ -165,38 +136,40 @@ class Reception:
         """Counts a call, or returns why it is refused."""
         key = call.essential, call.host
         with self._lock:
-            if self._totals[call.essential] >= self._limits.calls:
-                self._refused["calls"] += 1
-                what, limit = "this server has", self._limits.calls
-            elif self._calls[key] >= self._limits.host_calls:
-                self._refused["calls_of_host"] += 1
-                what, limit = f"{call.host.decode(errors='replace')} has", self._limits.host_calls
-            else:
+            refused = self._limits.too_many(call.host, self._calls[key], self._totals[call.essential])
+            if refused is None:
                 self._totals[call.essential] += 1
                 self._calls[key] += 1
                 self._expected[call] = self._clock()
-                return None
-            self._essential_refused += call.essential
-        return errors.Overloaded(f"{what} {limit} calls at a time, the maximum; try again later", calls=limit)
+            else:
+                self._essential_refused += call.essential
+        return refused
 
-    def arrived(self, call: "_Call") -> None:
-        """Notes that a call's message has arrived, or will not."""
+    def arrived(self, call: "_Call", nbytes: int) -> errors.ShoalError | None:
+        """Notes that a call's message of this size has arrived, or will not. Returns why the message is refused."""
         with self._lock:
             self._expected.pop(call, None)
+            if refused := self._limits.too_large(nbytes, self._received[call.essential]):
+                return refused
+            call.nbytes = nbytes
+            self._received[call.essential] += nbytes
             if call.essential:
                 self._queued[call] = self._clock()
+        return None
 
     def began(self, call: "_Call") -> None:
         """Notes that a call got its thread."""
-        if call.essential:
-            now = self._clock()
-            with self._lock:
+        now = self._clock()
+        with self._lock:
+            self._free(call)
+            if call.essential:
                 self._longest_wait_s = max(self._longest_wait_s, now - self._queued.pop(call, now))
 
     def ended(self, call: "_Call") -> None:
         """Notes the end of an admitted call."""
         key = call.essential, call.host
         with self._lock:
+            self._free(call)
             self._queued.pop(call, None)
             self._totals[call.essential] -= 1
             self._calls[key] -= 1
@@ -214,14 +187,34 @@ class Reception:
                 late.append(call)
             for call in late:
                 del self._expected[call]
-            self._refused["late_message"] += len(late)
-        error = errors.DeadlineExceeded(
-            f"the call sent no message within {self._limits.message_s:g} s of its headers; repeat the call, and send "
-            "its message at once"
-        )
         for call in late:
-            self.abort(call, error)
+            self.abort(call, self._limits.late())
         return len(late)
+
+    def end_for_memory(self) -> int:
+        """Ends ordinary calls whose first message has not arrived if the process has too much memory.
+
+        Parts of their messages may take much of it. New calls are not refused, so the role stays reachable even if the
+        memory remains high.
+
+        Returns:
+            The number of ended calls.
+        """
+        resident = self._resident()
+        if resident <= self._limits.memory_bytes:
+            return 0
+        with self._lock:
+            ended = [call for call in self._expected if not call.essential]
+            for call in ended:
+                del self._expected[call]
+        for call in ended:
+            self.abort(call, self._limits.no_memory(resident))
+        return len(ended)
+
+    def _free(self, call: "_Call") -> None:
+        """Notes that a call's message no longer waits. Called with the lock."""
+        self._received[call.essential] -= call.nbytes
+        call.nbytes = 0
 
     def abort(self, call: "_Call", error: errors.ShoalError) -> None:
         """Ends a call with an error."""
@@ -236,6 +229,8 @@ class Reception:
             try:
                 if ended := self.end_late():
                     _log.warning("ended calls whose message did not arrive", calls=ended)
+                if ended := self.end_for_memory():
+                    _log.warning("ended calls without a message, because memory is short", calls=ended)
             except Exception:
                 _log.exception("cannot end late calls")
 
@@ -248,13 +243,14 @@ class _Call:
         state: grpcio's state of it.
         host: where it comes from, without the port.
         essential: whether it is essential.
+        nbytes: bytes of its first message while that waits for a thread. The lock of the reception guards it.
         ended: finished when the call no longer counts; grpcio counts its calls by it.
     """
 
-    __slots__ = ("ended", "essential", "event", "host", "state")
+    __slots__ = ("ended", "essential", "event", "host", "nbytes", "state")
 
     def __init__(self, event: Any, state: Any, *, essential: bool) -> None:
-        self.event, self.state, self.essential = event, state, essential
+        self.event, self.state, self.essential, self.nbytes = event, state, essential, 0
         peer = event.call.peer()
         self.host: bytes = peer.rpartition(b":")[0]
         self.ended: Future[None] = Future()
@@ -291,9 +287,13 @@ class _ReceivingPool(ThreadPoolExecutor):
 
         def arrived(message: Any) -> Any:
             result = receive(message)  # decodes the message, and puts it in the state
-            self._reception.arrived(call)
             try:
-                self._go_on(call, fn, args)
+                if refused := self._reception.arrived(call, _size(state.request)):
+                    state.request = None
+                    self._reception.abort(call, refused)
+                    self._end(call)
+                else:
+                    self._go_on(call, fn, args)
             except Exception:  # the event thread must survive
                 _log.exception("cannot run a call")
                 self._end(call)
@@ -380,4 +380,11 @@ class _ReceivingPool(ThreadPoolExecutor):
         call.ended.set_result(None)
 
 
-__all__ = ["REFUSALS", "CallLimits", "Hold", "Reception", "Refusal", "is_supported"]
+def _size(message: Any) -> int:
+    """Returns the bytes of a received message; 0 if there is none."""
+    if message is None:
+        return 0
+    return len(message) if isinstance(message, bytes) else int(message.ByteSize())
+
+
+__all__ = ["Hold", "Reception", "is_supported"]

@@ -1,7 +1,7 @@
 """gRPC servers: handlers, their errors and threads, the health service and reflection."""
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -12,17 +12,15 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from shoal import _tracing, errors
+from shoal._limits import catalogue, count_refusal
 from shoal._rpc import channels
-from shoal._rpc.reception import CallLimits, Hold, Reception, Refusal
+from shoal._rpc.call_limits import CallLimits
+from shoal._rpc.reception import Hold, Reception
 from shoal._wire.limits import MAX_MESSAGE_BYTES
 
 _log = structlog.get_logger(__name__)
 
-# The most calls of one connection at a time; gRPC makes its client wait with more. A process that calls for a thousand
-# members has one connection.
-CONNECTION_CALLS = 1_024
-# Milliseconds for a new connection to speak HTTP/2, and for a connection without calls to stay. gRPC does not count
-# connections: these two end silent ones, and the limit of open files bounds the rest.
+# Milliseconds for a new connection to speak HTTP/2, and for a connection without calls to stay.
 _HANDSHAKE_MS, _IDLE_MS = 10_000, 600_000
 
 _SERVER_OPTIONS: list[tuple[str, Any]] = [
@@ -34,7 +32,14 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
-    ("grpc.max_concurrent_streams", CONNECTION_CALLS),
+    # gRPC makes a client wait with more calls. A process that calls for a thousand members has one connection.
+    ("grpc.max_concurrent_streams", catalogue.CONNECTION_CALLS.default),
+    # Further calls are refused, and further connections are closed.
+    ("grpc.server.max_pending_requests", catalogue.PENDING_CALLS.default // 3),  # from here on, some
+    ("grpc.server.max_pending_requests_hard_limit", catalogue.PENDING_CALLS.default),
+    ("grpc.max_allowed_incoming_connections", catalogue.CONNECTIONS.default),
+    ("grpc.max_metadata_size", catalogue.HEADER_BYTES.default),
+    ("grpc.absolute_max_metadata_size", catalogue.HEADER_BYTES.default),
     ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
     ("grpc.max_connection_idle_ms", _IDLE_MS),
     # Without this, two servers on one port would share its connections. Raise PortInUse instead.
@@ -73,7 +78,8 @@ def servicer(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def refuse(context: grpc.ServicerContext, error: errors.ShoalError) -> None:
-    """Sets an error on a call. The handler must then abort the call or end its stream."""
+    """Sets an error on a call. The handler must then abort the call or end its stream. An exceeded limit is counted."""
+    count_refusal(error)
     context.set_code(channels.status_of(error))
     context.set_details(channels.status_text(error))
     context.set_trailing_metadata(channels.error_metadata(error))
@@ -237,11 +243,6 @@ class RpcServer:
         self.set_ready(False)
 
     @property
-    def refused_calls(self) -> Mapping[Refusal, int]:
-        """The number of refused calls by reason."""
-        return self._reception.refused
-
-    @property
     def calls_without_message(self) -> int:
         """The number of calls whose first message has not arrived."""
         return self._reception.waiting
@@ -362,7 +363,8 @@ class _InPool:
 
 
 def _refusal(error: errors.ShoalError) -> tuple[Any, bytes, Any]:
-    """Returns the status, the text and the trailing metadata with which a call is refused."""
+    """Returns the status, the text and the trailing metadata with which a call is refused, and counts the refusal."""
+    count_refusal(error)
     return (
         channels.status_of(error).value[0],
         channels.status_text(error).encode(),

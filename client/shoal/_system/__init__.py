@@ -10,6 +10,7 @@ from shoal._system.arguments import check_count, check_seconds, check_type
 from shoal._system.atomic_file import atomic_write
 from shoal._system.deprecation import deprecated, warn_deprecated
 from shoal._system.host import host_id
+from shoal._system.memory import memory_limit, resident_bytes
 from shoal._system.open_files import open_files_warning, raise_open_files
 from shoal._system.optional import hidden, load
 from shoal._system.reasons import listed
@@ -26,7 +27,9 @@ __all__ = [
     "host_id",
     "listed",
     "load",
+    "memory_limit",
     "open_files_warning",
     "raise_open_files",
+    "resident_bytes",
     "warn_deprecated",
 ]

@@ -11,6 +11,7 @@ _EXIT_CODES: Mapping[type[errors.ShoalError], int] = {
     errors.InvalidJob: INVALID,
     errors.InvalidOptimizer: INVALID,
     errors.InvalidVariable: INVALID,
+    errors.LimitExceeded: INVALID,
     errors.Unreachable: UNREACHABLE,
     errors.StartFailed: UNREACHABLE,
     errors.PortInUse: UNREACHABLE,

@@ -23,7 +23,7 @@ from shoal._transport.handshake import (
 )
 from shoal._transport.lane import STALL_S, Lane
 from shoal._transport.lane_transport import LaneFactory, LaneTransport
-from shoal._transport.listener import ConnectionHandler, Listener
+from shoal._transport.listener import ConnectionHandler, Listener, ListenerLimits
 from shoal._transport.registry import chosen_setting, register, registered, unregister
 from shoal._transport.segment import Regions, Segment, SegmentLost, SegmentUnavailable, remove_stale
 from shoal._transport.selector import Selector
@@ -43,6 +43,7 @@ __all__ = [
     "LaneFactory",
     "LaneTransport",
     "Listener",
+    "ListenerLimits",
     "Regions",
     "Security",
     "Segment",

@@ -12,13 +12,14 @@ from typing import Protocol, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from shoal import _rpc, errors
+from shoal._limits import catalogue, count_refusal
 from shoal._transport.connection import ByteStream, Connection
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 
 M = TypeVar("M", bound=Message)
 
-_MAX_HELLO_BYTES = 4096  # the sender is not authenticated yet, so it gets little memory
+_MAX_HELLO_BYTES = catalogue.HELLO_BYTES.default  # the sender is not authenticated yet, so it gets little memory
 _MAX_WELCOME_BYTES = 1 << 20
 
 
@@ -154,7 +155,8 @@ def accept_handshake(
 
 
 def send_error(connection: Connection, error: errors.ShoalError) -> None:
-    """Sends an error to the other end."""
+    """Sends an error to the other end, and counts it if it names a limit."""
+    count_refusal(error)
     connection.send(connection.frames.error, [_rpc.detail_of(error).SerializeToString()])
 
 

@@ -1,16 +1,19 @@
-"""Listener: the accepting end of connections, with a limit, and one thread for each connection."""
+"""Listener: the accepting end of connections, with limits, and one thread for each connection."""
 
 import select
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import structlog
 
 from shoal import errors
+from shoal._limits import Limit
 from shoal._transport.connection import Connection, Frames
 from shoal._transport.handshake import Security, accept_handshake, send_error
 from shoal._transport.lane import Lane
@@ -44,6 +47,22 @@ class ConnectionHandler(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class ListenerLimits:
+    """Limits of the connections of a listener.
+
+    Attributes:
+        limit, host_limit: their entries in the table of limits.
+        most: largest number of connections at a time.
+        most_of_host: largest number of connections of one host at a time.
+    """
+
+    limit: Limit
+    host_limit: Limit
+    most: int
+    most_of_host: int
+
+
 class Listener:
     """Accepts connections, and gives each one a thread and a handler.
 
@@ -55,7 +74,7 @@ class Listener:
         frames: the kinds of frame on this port.
         handler: creates the handler of a connection.
         security: checks the hello of each connection.
-        limit: largest number of connections at a time; further ones are refused.
+        limits: the limits of connections; further ones are refused.
         name: name of a connection in messages, and of its thread. The accepting thread has the same name with an s.
         advice: what a refused client should do, for its error message.
     """
@@ -67,14 +86,15 @@ class Listener:
         handler: Callable[[Connection], ConnectionHandler],
         *,
         security: Security,
-        limit: int,
+        limits: "ListenerLimits",
         name: str,
         advice: str,
     ) -> None:
         self._frames, self._handler, self._security = frames, handler, security
-        self._limit, self._name, self._advice = limit, name, advice
-        self._lock = threading.Lock()  # guards _served, _greeting and _stopping
+        self._limits, self._name, self._advice = limits, name, advice
+        self._lock = threading.Lock()  # guards _served, _of_host, _greeting and _stopping
         self._served: dict[threading.Thread, Lane] = {}
+        self._of_host: Counter[str] = Counter()  # connections in _served
         self._greeting: dict[Lane, float] = {}  # deadlines of handshakes in progress, the earliest first
         self._stopping = False
         self._pause = threading.Event()  # never set
@@ -155,18 +175,30 @@ class Listener:
     def _begin(self, lane: Lane) -> None:
         thread = threading.Thread(target=self._serve, args=(lane,), name=self._name, daemon=True)
         with self._lock:
-            taken = not self._stopping and len(self._served) < self._limit and _started(thread)
-            if taken:
+            refusal = self._refusal(_host(lane))
+            if refusal is None and not _started(thread):
+                refusal = errors.Overloaded(f"this server has no thread for another {self._name}; {self._advice}")
+            if refusal is None:
                 self._served[thread] = lane
+                self._of_host[_host(lane)] += 1
                 self._greeting[lane] = time.monotonic() + HELLO_TIMEOUT_S
-        if not taken:
-            self._refuse(lane)
+        if refusal:
+            with suppress(errors.ShoalError):
+                send_error(lane, refusal)
+            lane.close()
 
-    def _refuse(self, lane: Lane) -> None:
-        error = errors.Overloaded(f"this server has reached its limit of {self._limit} {self._name}s; {self._advice}")
-        with suppress(errors.ShoalError):
-            send_error(lane, error)
-        lane.close()
+    def _refusal(self, host: str) -> errors.ShoalError | None:
+        """Returns why another connection of a host is refused now."""
+        limits, kind = self._limits, f"{self._name}s"
+        if self._stopping:
+            return errors.Unreachable("this server is stopping")
+        if len(self._served) >= limits.most:
+            problem = f"this server has {len(self._served)} {kind}"
+            return limits.limit.refusal(problem, self._advice, limit=limits.most)
+        if self._of_host[host] >= limits.most_of_host:
+            problem = f"{host} has {self._of_host[host]} {kind} to this server"
+            return limits.host_limit.refusal(problem, self._advice, limit=limits.most_of_host)
+        return None
 
     def _serve(self, lane: Lane) -> None:
         try:
@@ -185,7 +217,15 @@ class Listener:
             lane.close()
             with self._lock:
                 self._served.pop(threading.current_thread(), None)
+                self._of_host[_host(lane)] -= 1
+                if not self._of_host[_host(lane)]:
+                    del self._of_host[_host(lane)]
                 self._greeting.pop(lane, None)
+
+
+def _host(lane: Lane) -> str:
+    """Returns the other end's host, without its port."""
+    return lane.peer.rpartition(":")[0]
 
 
 def _peer(address: Any) -> str:
@@ -202,4 +242,4 @@ def _started(thread: threading.Thread) -> bool:
     return True
 
 
-__all__ = ["ConnectionHandler", "Listener"]
+__all__ = ["ConnectionHandler", "Listener", "ListenerLimits"]

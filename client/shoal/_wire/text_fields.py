@@ -4,6 +4,7 @@ import re
 import unicodedata
 
 from shoal import errors
+from shoal._limits import catalogue
 from shoal._wire.limits import FIELD_BYTES
 
 # Categories of Unicode that a field must not contain: controls, formats such as changes of direction, surrogates, and
@@ -23,11 +24,12 @@ def check_text(what: str, text: str) -> None:
         text: the text; it may be empty.
 
     Raises:
-        BadRequest: it is too long, or has control characters.
+        LimitExceeded: it is too long.
+        BadRequest: it has control characters.
     """
     size = len(text.encode(errors="replace"))
     if size > FIELD_BYTES:
-        raise errors.BadRequest(f"{what} has {size} bytes; the limit FIELD_BYTES is {FIELD_BYTES}", limit="FIELD_BYTES")
+        raise catalogue.FIELD_BYTES.refusal(f"{what} has {size} bytes")
     if without_controls(text) != text:
         raise errors.BadRequest(f"{what} is {text!r}, which has control characters; leave them out")
 
@@ -40,7 +42,8 @@ def check_address(what: str, text: str) -> None:
         text: host:port. A port is at least 1, and an IPv6 address is in brackets.
 
     Raises:
-        BadRequest: it is too long, or something else, such as an address with a scheme.
+        LimitExceeded: it is too long.
+        BadRequest: it is something else, such as an address with a scheme.
     """
     check_text(what, text)
     found = _ADDRESS.fullmatch(text)

@@ -126,7 +126,7 @@ class SubmissionRecord(_message.Message):
     token: _builtins.str
     """SubmitRequest.token."""
     submitter: _builtins.str
-    """The name of the submitter. Empty if it was not known."""
+    """Who submitted the job; the limits of one submitter's jobs count by it. Empty if it is not known."""
     @_builtins.property
     def spec(self) -> _job_pb2.JobSpec: ...
     def __init__(

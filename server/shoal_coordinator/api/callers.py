@@ -3,9 +3,10 @@
 import grpc
 
 
-def submitter_of(context: grpc.ServicerContext) -> str:  # noqa: ARG001 - calls have no identity yet
-    """Returns the name of the user who submits a job by this call; empty if calls have no identity."""
-    return ""
+def submitter_of(context: grpc.ServicerContext) -> str:
+    """Returns who submits a job by this call: its host, such as ipv4:10.0.0.5, because calls have no identity."""
+    peer: str = context.peer()
+    return peer.rpartition(":")[0]
 
 
 __all__ = ["submitter_of"]

@@ -9,13 +9,11 @@ from itertools import pairwise
 
 from shoal import errors
 from shoal._job.checks import check_not_standard_library
+from shoal._limits import Limit, catalogue
 from shoal._wire import NAMES, check_address, check_text, is_name, limits, without_controls
 from shoal.job import Job
 from shoal.v1 import coordinator_pb2 as members_pb
 from shoal.v1 import job_pb2 as pb
-
-# Limit of the patterns of one job's optimizer.
-DECAY_PATTERNS = 1_000
 
 
 def check_registration(request: members_pb.RegisterRequest) -> None:
@@ -49,8 +47,8 @@ def check_submission(spec: Job, token: str) -> None:
     """Checks what the specification itself does not check: texts, the number of patterns, and the program's module.
 
     Raises:
-        BadRequest: A text is too long, or has control characters.
-        InvalidJob: The optimizer has too many patterns.
+        BadRequest: A text has control characters.
+        LimitExceeded: A text is too long, or the optimizer has too many patterns.
         ProgramNotAllowed: The program is in Python's standard library.
     """
     owner = f"of job {spec.name}"
@@ -58,11 +56,8 @@ def check_submission(spec: Job, token: str) -> None:
     check_text(f"program {owner}", spec.program)
     check_text(f"metric of evaluation {owner}", spec.evaluation.metric if spec.evaluation else "")
     patterns = spec.optimizer.decay_exclude
-    if len(patterns) > DECAY_PATTERNS:
-        raise errors.InvalidJob(
-            f"decay_exclude {owner} has {len(patterns)} patterns; the limit DECAY_PATTERNS is {DECAY_PATTERNS}",
-            limit="DECAY_PATTERNS",
-        )
+    if len(patterns) > catalogue.DECAY_PATTERNS.default:
+        raise catalogue.DECAY_PATTERNS.refusal(f"decay_exclude {owner} has {len(patterns)} patterns")
     for pattern in patterns:
         check_text(f"a pattern of decay_exclude {owner}", pattern)
     check_not_standard_library(spec.program)
@@ -79,21 +74,20 @@ def check_step(what: str, step: int) -> None:
         BadRequest: the step is not below the limit.
     """
     if step >= limits.MAX_STEP:
-        raise errors.BadRequest(
-            f"{what} has step {step}; the limit MAX_STEP is {limits.MAX_STEP}", step=step, limit="MAX_STEP"
-        )
+        raise catalogue.MAX_STEP.refusal(f"{what} has step {step}", step=step)
 
 
 def check_evaluation(request: pb.ReportEvaluationRequest) -> None:
     """Checks the step of an evaluation, and the number and the names of its values.
 
     Raises:
-        BadRequest: The step is too large, there are too many values, or a name is not valid.
+        BadRequest: The step is too large, or a name is not valid.
+        LimitExceeded: There are too many values.
     """
     what, values = f"the evaluation of {request.worker} on job {request.job}", request.result.values
     check_step(what, request.result.step)
     if len(values) > limits.METRICS:
-        raise errors.BadRequest(f"{what} has {len(values)} values; at most {limits.METRICS}")
+        raise catalogue.METRICS.refusal(f"{what} has {len(values)} values")
     for name in values:
         if not is_name(name):
             raise errors.BadRequest(f"{what} has a value named {name!r:.80}; a name must be {NAMES}")
@@ -101,28 +95,36 @@ def check_evaluation(request: pb.ReportEvaluationRequest) -> None:
 
 
 def check_report(request: pb.ReportRequest) -> None:
-    """Raises BadRequest if a report exceeds a limit."""
+    """Checks the sizes and values of a report.
+
+    Raises:
+        LimitExceeded: It exceeds a limit.
+        BadRequest: A value is out of range.
+    """
+    who = f"the report of {request.worker} on job {request.job}"
     lines = [len(line.encode()) for line in request.log]
     # Timings are in ascending order, so the last one has the largest step.
     for step in (request.step, *(timing.step for timing in request.timings[-1:])):
-        check_step(f"the report of {request.worker} on job {request.job}", step)
+        check_step(who, step)
+    most = max(request.accepted, request.rejected, request.dropped, request.samples, *request.staleness.values())
+    if most >= limits.MAX_STEP:
+        raise catalogue.MAX_STEP.refusal(f"{who} has a count of {most}")
+    names = max((len(name.encode()) for name in request.values), default=0)
+    sizes: tuple[tuple[Limit, int, str], ...] = (
+        (catalogue.LOG_LINES, len(lines), "log lines"),
+        (catalogue.LOG_LINE_BYTES, max(lines, default=0), "bytes in a log line"),
+        (catalogue.LOG_BYTES, sum(lines), "bytes of log lines"),
+        (catalogue.METRICS, len(request.values), "values"),
+        (catalogue.METRIC_NAME_BYTES, names, "bytes in the name of a value"),
+        (catalogue.TIMINGS, len(request.timings), "timings"),
+    )
+    for limit, size, what in sizes:
+        if size > limit.default:
+            raise limit.refusal(f"{who} has {size} {what}")
+    if (staleness := max(request.staleness, default=0)) >= limits.STALENESS_BUCKETS:
+        raise catalogue.STALENESS_BUCKETS.refusal(f"{who} has a staleness of {staleness}")
     problems = {
-        f"a count that is not below the limit MAX_STEP, {limits.MAX_STEP}": (
-            max(request.accepted, request.rejected, request.dropped, request.samples, *request.staleness.values())
-            >= limits.MAX_STEP
-        ),
-        f"{len(lines)} log lines; at most {limits.LOG_LINES}": len(lines) > limits.LOG_LINES,
-        f"a log line of more than {limits.LOG_LINE_BYTES} bytes": max(lines, default=0) > limits.LOG_LINE_BYTES,
-        f"{sum(lines)} bytes of log lines; at most {limits.LOG_BYTES}": sum(lines) > limits.LOG_BYTES,
-        f"{len(request.values)} values; at most {limits.METRICS}": len(request.values) > limits.METRICS,
-        f"a value whose name has more than {limits.METRIC_NAME_BYTES} bytes": (
-            any(len(name.encode()) > limits.METRIC_NAME_BYTES for name in request.values)
-        ),
         "a value whose name has control characters": any(name != without_controls(name) for name in request.values),
-        f"a staleness above {limits.STALENESS_BUCKETS - 1}": (
-            max(request.staleness, default=0) >= limits.STALENESS_BUCKETS
-        ),
-        f"{len(request.timings)} timings; at most {limits.TIMINGS}": len(request.timings) > limits.TIMINGS,
         "timings that are not in ascending order of steps": (
             any(one.step >= following.step for one, following in pairwise(request.timings))
         ),
@@ -130,7 +132,7 @@ def check_report(request: pb.ReportRequest) -> None:
     }
     for problem, there in problems.items():
         if there:
-            raise errors.BadRequest(f"the report of {request.worker} on job {request.job} has {problem}")
+            raise errors.BadRequest(f"{who} has {problem}")
 
 
 def _is_timing(timing: pb.StepTiming) -> bool:
@@ -139,7 +141,6 @@ def _is_timing(timing: pb.StepTiming) -> bool:
 
 
 __all__ = [
-    "DECAY_PATTERNS",
     "check_evaluation",
     "check_registration",
     "check_report",

@@ -7,14 +7,16 @@ encoded once for all workers, not once for each worker.
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import grpc
 
 from shoal import _rpc, errors
+from shoal._limits import catalogue
 from shoal._wire import Placement, limits
 from shoal.v1 import job_pb2 as pb
 from shoal.v1 import tensor_pb2
+from shoal_coordinator.cluster import JobLimits
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.messages import JoinResult, ProgramDescription, digest_of, events, state_code
 
@@ -22,14 +24,19 @@ _JOIN_PLACEMENT = pb.JoinReply.DESCRIPTOR.fields_by_name["placement"].number
 
 
 class Descriptions:
-    """The descriptions of live jobs, by digest, so that the same description is decoded once. Thread-safe."""
+    """The descriptions of live jobs, by digest, so that the same description is decoded once. Thread-safe.
 
-    def __init__(self) -> None:
+    Args:
+        limits: the limits of jobs.
+    """
+
+    def __init__(self, limits: JobLimits = JobLimits()) -> None:  # noqa: B008 - it is immutable
+        self._limits = limits
         # Deferred while a description is decoded: other workers of the same job are about to send the same one.
         self._lock = threading.Lock()
         self._known: weakref.WeakValueDictionary[bytes, ProgramDescription] = weakref.WeakValueDictionary()
 
-    def decode(self, messages: Iterable[tensor_pb2.Variable], samples: int) -> ProgramDescription:
+    def decode(self, messages: Sequence[tensor_pb2.Variable], samples: int) -> ProgramDescription:
         """Returns the description in a request.
 
         Args:
@@ -41,15 +48,27 @@ class Descriptions:
 
         Raises:
             InvalidVariable: a variable is not valid, or described twice.
+            LimitExceeded: there are too many variables, or they are too large.
         """
+        if len(messages) > self._limits.variables:
+            problem = f"the program has {len(messages)} variables"
+            raise catalogue.JOB_VARIABLES.refusal(problem, limit=self._limits.variables)
         digest = digest_of(messages)
         key = digest + samples.to_bytes(8)
         with self._lock:
             known = self._known.get(key)
             if known is None:
                 _check_names(messages)
-                known = self._known[key] = ProgramDescription.from_proto(messages, samples, digest)
+                known = ProgramDescription.from_proto(messages, samples, digest)
+                self._check_bytes(known)
+                self._known[key] = known
         return known
+
+    def _check_bytes(self, description: ProgramDescription) -> None:
+        nbytes = sum(variable.nbytes for variable in description.variables.values())
+        if nbytes > self._limits.nbytes:
+            problem = f"the variables of the program have {nbytes} bytes"
+            raise catalogue.JOB_BYTES.refusal(problem, limit=self._limits.nbytes)
 
 
 class Placements:

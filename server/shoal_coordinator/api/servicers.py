@@ -9,6 +9,7 @@ import structlog
 
 from shoal import _rpc, errors
 from shoal._checkpoint import Catalogue, CheckpointStorage
+from shoal._limits import catalogue
 from shoal._wire import Cursor, ReportAck
 from shoal.job import Job
 from shoal.status import ClusterStatus, Evaluation, ServerLoad, StepTiming
@@ -18,7 +19,7 @@ from shoal.v1 import job_pb2 as pb
 from shoal_coordinator.api import checks, codecs
 from shoal_coordinator.api.callers import submitter_of
 from shoal_coordinator.api.entry import Descriptions, JoinHandler, Placements
-from shoal_coordinator.cluster import job_before, member_after, page_size
+from shoal_coordinator.cluster import JobLimits, job_before, member_after, page_size
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.messages import Registration, event_message, events
 
@@ -28,7 +29,6 @@ _log = structlog.get_logger(__name__)
 TIMINGS = 64
 # Limits of a request. `shoal._wire.limits` has those of a report.
 MAX_ERROR_CHARACTERS = 64 << 10
-MAX_SAMPLES = 1 << 48
 # Threads that are kept free to refuse further watchers.
 _SPARE_THREADS = 2
 
@@ -101,15 +101,21 @@ class JobsService(job_pb2_grpc.JobsServicer):
         storage: The checkpoint storage. None means that the cluster has none.
         max_watchers: Concurrent calls of Watch. Each holds a thread of a separate pool, so that watchers never delay a
             heartbeat.
+        limits: The limits of jobs.
     """
 
     def __init__(
-        self, coordinator: Coordinator, storage: CheckpointStorage | None = None, *, max_watchers: int = 64
+        self,
+        coordinator: Coordinator,
+        storage: CheckpointStorage | None = None,
+        *,
+        max_watchers: int = catalogue.WATCHERS.default,
+        limits: JobLimits = JobLimits(),  # noqa: B008 - it is immutable
     ) -> None:
         self._coordinator = coordinator
         self._catalogue = Catalogue(storage) if storage else None
         self._watching = _Watch(coordinator, max_watchers)
-        self._descriptions, self._placements = Descriptions(), Placements()
+        self._descriptions, self._placements = Descriptions(limits), Placements()
         self._joining = JoinHandler(coordinator, self._placements)
 
     def close(self) -> None:
@@ -136,7 +142,8 @@ class JobsService(job_pb2_grpc.JobsServicer):
         spec = Job.from_proto(request.spec)
         checks.check_submission(spec, request.token)
         self._check_source(spec)
-        status = self._coordinator.handle(events.JobSubmitted(spec, request.token, submitter_of(context)))
+        submitted = events.JobSubmitted(spec, request.token, submitter_of(context), request.spec.ByteSize())
+        status = self._coordinator.handle(submitted)
         return pb.SubmitReply(status=codecs.job_message(status))
 
     @_rpc.servicer
@@ -188,8 +195,8 @@ class JobsService(job_pb2_grpc.JobsServicer):
 
     @_rpc.servicer
     def Describe(self, request: pb.DescribeRequest, _: grpc.ServicerContext) -> pb.DescribeReply:
-        if request.samples > MAX_SAMPLES:
-            raise errors.InvalidJob(f"an epoch has {request.samples} samples; at most {MAX_SAMPLES} are allowed")
+        if request.samples > catalogue.MAX_SAMPLES.default:
+            raise catalogue.MAX_SAMPLES.refusal(f"an epoch of job {request.job} has {request.samples} samples")
         result = self._coordinator.handle(
             events.JobDescribed(
                 request.job,
@@ -340,8 +347,7 @@ class _Watch:
     def _enter(self) -> None:
         with self._lock:
             if self.open >= self._max_watchers:
-                raise errors.Overloaded(
-                    f"{self._max_watchers} calls already watch jobs, which is the limit; try again later",
-                    watchers=self._max_watchers,
+                raise catalogue.WATCHERS.refusal(
+                    f"{self.open} calls watch jobs", "try again later", limit=self._max_watchers
                 )
             self.open += 1

@@ -6,6 +6,7 @@ imports only two packages of the coordinator: `job` and `messages`.
 """
 
 from shoal_coordinator.cluster.expiry_breaker import ExpiryHold
+from shoal_coordinator.cluster.job_limits import JobLimits
 from shoal_coordinator.cluster.listing import (
     PAGE_SIZE,
     ListedJob,
@@ -31,6 +32,7 @@ __all__ = [
     "ClusterSnapshot",
     "EvenPlacement",
     "ExpiryHold",
+    "JobLimits",
     "ListedJob",
     "Member",
     "PlacementPolicy",

@@ -6,12 +6,13 @@ from collections import Counter
 from dataclasses import dataclass
 
 from shoal import errors
+from shoal._limits import catalogue
 from shoal.status import JobState, JobStatus, MemberStatus, Role
 from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.membership import Member, Membership
 
 # Jobs or members of a page: the default, and the limit PAGE_SIZE.
-DEFAULT_PAGE_SIZE, PAGE_SIZE = 200, 1_000
+DEFAULT_PAGE_SIZE, PAGE_SIZE = 200, catalogue.PAGE_SIZE.default
 # Limit of a token. The longest has 94 characters.
 _TOKEN_CHARACTERS = 256
 _JOB_POSITION, _MEMBER_POSITION = re.compile(r"job:([0-9]{1,20})"), re.compile(r"member:([a-z0-9-]{1,63})")
@@ -86,7 +87,7 @@ def page_size(requested: int) -> int:
         BadRequest: it is above the limit.
     """
     if requested > PAGE_SIZE:
-        raise errors.BadRequest(f"page_size is {requested}; the limit PAGE_SIZE is {PAGE_SIZE}", limit="PAGE_SIZE")
+        raise catalogue.PAGE_SIZE.refusal(f"page_size is {requested}")
     return requested or DEFAULT_PAGE_SIZE
 
 

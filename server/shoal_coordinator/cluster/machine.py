@@ -41,8 +41,6 @@ from shoal_coordinator.messages import (
     events,
 )
 
-MAX_LIVE_JOBS = 1_000
-
 
 class Cluster:
     """The state machine of one cluster.
@@ -335,16 +333,13 @@ class Cluster:
                 f"job {name} is {earlier.state.value}: choose another name, or cancel it first", job=name
             )
         self._check_storage(event.spec)
-        if len(self._jobs.live) >= MAX_LIVE_JOBS:
-            raise errors.Overloaded(
-                f"the cluster has {MAX_LIVE_JOBS} live jobs, the limit MAX_LIVE_JOBS; try again when one ends",
-                limit="MAX_LIVE_JOBS",
-            )
+        self._policy.jobs.check_submission(event, self._jobs.live)
         if earlier:
             self._forget(earlier)
         self._submissions += 1
         self._dirty.counts()
-        job = self._new_job(Submission(JobRef(name, self._submissions), event.spec, event.token, event.submitter), now)
+        ref = JobRef(name, self._submissions)
+        job = self._new_job(Submission(ref, event.spec, event.token, event.submitter, event.spec_bytes), now)
         self._schedule(now)
         return job.status(now)
 

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from heapq import nsmallest
 
 from shoal import errors
+from shoal._limits import catalogue
 from shoal.status import MemberStatus, Role, ServerLoad
 from shoal.v1 import state_pb2
 from shoal_coordinator.cluster.expiry_breaker import ExpiryBreaker
 from shoal_coordinator.cluster.heartbeat_interval import CALLS_PER_S, LONGEST_S, heartbeat_interval_s
 from shoal_coordinator.messages import Registration, ServerRef
 
-MAX_MEMBERS = 100_000
+MAX_MEMBERS = catalogue.MAX_MEMBERS.default
 # Dead members are kept for the status: their number, and for how many seconds.
 MAX_DEAD = 256
 DEAD_KEPT_S = 600.0
@@ -227,9 +228,8 @@ class Membership:
             known.registration, known.last_seen = registration, now
             return known
         if known is None and len(self._members) >= MAX_MEMBERS:
-            raise errors.Overloaded(
-                f"the cluster has {MAX_MEMBERS} members, the maximum; stop one that is not needed, then try again",
-                members=MAX_MEMBERS,
+            raise catalogue.MAX_MEMBERS.refusal(
+                f"the cluster has {MAX_MEMBERS} members", "stop one that is not needed", limit=MAX_MEMBERS
             )
         self.incarnation += 1
         member = Member(registration, self.incarnation, now)

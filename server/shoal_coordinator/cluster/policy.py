@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from shoal_coordinator.cluster.job_limits import JobLimits
 from shoal_coordinator.cluster.placement import EvenPlacement, PlacementPolicy
 
 
@@ -17,6 +18,7 @@ class ClusterPolicy:
         server_return_s: seconds that jobs wait for a drained server to return.
         placement: the policy that assigns shards to servers.
         heartbeat_interval_s: seconds from one heartbeat to the next in a small cluster.
+        jobs: the limits of jobs.
     """
 
     heartbeat_timeout_s: float = 5.0
@@ -25,3 +27,4 @@ class ClusterPolicy:
     server_return_s: float = 60.0
     placement: PlacementPolicy = field(default_factory=EvenPlacement)
     heartbeat_interval_s: float = 0.5
+    jobs: JobLimits = field(default_factory=JobLimits)

@@ -15,13 +15,15 @@ class Submission:
         ref: its name and submission number.
         spec: the job specification.
         token: identifies repeats of the same submission.
-        submitter: the name of its user; empty if it is not known.
+        submitter: who submitted it; empty if it is not known.
+        spec_bytes: bytes of the specification.
     """
 
     ref: JobRef
     spec: Job
     token: str = ""
     submitter: str = ""
+    spec_bytes: int = 0
 
     def repeats(self, token: str, submitter: str) -> bool:
         """Returns whether a submission with this token, by this user, is the same one again."""
@@ -43,4 +45,4 @@ class Submission:
             ShoalError, ValueError: the record is invalid.
         """
         spec = Job.from_proto(record.spec)
-        return cls(JobRef(spec.name, number), spec, record.token, record.submitter)
+        return cls(JobRef(spec.name, number), spec, record.token, record.submitter, record.spec.ByteSize())

@@ -46,6 +46,7 @@ class JobView:
         counters: the cluster's counters, to add to.
 
     Attributes:
+        submission: as given.
         ref: its name and submission number.
         spec: the job specification.
         token: identifies repeats of the same submission.

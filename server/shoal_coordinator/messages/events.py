@@ -85,7 +85,8 @@ class JobSubmitted(ClusterEvent[JobStatus]):
 
     spec: Job
     token: str = ""  # a repeated token marks a repeat of the same submission
-    submitter: str = ""  # name of the user; empty if it is not known
+    submitter: str = ""  # who the limits of one submitter's jobs count for; empty if it is not known
+    spec_bytes: int = 0  # bytes of the specification in the request
 
 
 @dataclass(frozen=True, slots=True)

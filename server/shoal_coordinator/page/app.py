@@ -16,6 +16,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from shoal import errors
+from shoal._limits import catalogue
 from shoal_coordinator.page.guard import Guard, RequestRules
 from shoal_coordinator.page.reader import EventPosition, Reader
 from shoal_coordinator.page.responses import answer, failure
@@ -25,13 +26,12 @@ from shoal_coordinator.page.threads import BoundedThreadPool
 _log = structlog.get_logger(__name__)
 
 STATIC = Path(__file__).parent / "static"
-# Concurrent calls to the coordinator and to the checkpoint storage, which may be slow, and how many more may wait.
+# Concurrent calls to the coordinator and to the checkpoint storage, which may be slow. A few more may wait.
 _THREADS, _STORAGE_THREADS = 8, 2
-_QUEUED, _STORAGE_QUEUED = 64, 8
 # Seconds that a reply may take: less than the browser's timeout, so that the browser gets the reason.
 ANSWER_S = 10.0
-# The size of a request's body, and the seconds that it may take.
-_BODY_BYTES, _BODY_S = 4_096, 10.0
+# Seconds that a request's body may take.
+_BODY_S = 10.0
 
 
 def make_app(reader: Reader, rules: RequestRules, stopping: asyncio.Event, max_watchers: int) -> ASGIApp:
@@ -74,8 +74,10 @@ class _Pages:
 
     def __init__(self, reader: Reader, stopping: asyncio.Event, max_watchers: int) -> None:
         self._reader = reader
-        self._ask = BoundedThreadPool("the coordinator", _THREADS, _QUEUED, ANSWER_S).run
-        self._ask_storage = BoundedThreadPool("the checkpoint storage", _STORAGE_THREADS, _STORAGE_QUEUED, ANSWER_S).run
+        self._ask = BoundedThreadPool("the coordinator", _THREADS, catalogue.PAGE_REQUESTS, ANSWER_S).run
+        self._ask_storage = BoundedThreadPool(
+            "the checkpoint storage", _STORAGE_THREADS, catalogue.PAGE_STORAGE_REQUESTS, ANSWER_S
+        ).run
         self._streams = Streams(reader, self._ask, stopping, max_watchers)
 
     async def overview(self, _request: Request) -> Response:
@@ -143,8 +145,8 @@ async def _check_body(request: Request) -> None:
         async with asyncio.timeout(_BODY_S):
             async for chunk in request.stream():
                 body += chunk
-                if len(body) > _BODY_BYTES:
-                    raise errors.MessageTooLarge(f"the body has more than {_BODY_BYTES} bytes; send {{}}")
+                if len(body) > catalogue.BODY_BYTES.default:
+                    raise catalogue.BODY_BYTES.refusal("the body is longer", "send {}")
         arguments = json.loads(body)
     except (TimeoutError, ClientDisconnect, ValueError, RecursionError) as error:
         raise errors.BadRequest(f"the body is not JSON: {error}; send {{}}") from None

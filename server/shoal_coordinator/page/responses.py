@@ -7,6 +7,7 @@ from typing import Any
 from starlette.responses import Response
 
 from shoal import errors
+from shoal._limits import count_refusal
 
 # The HTTP status of each gRPC status of an error. `_OTHERWISE` has precedence.
 _STATUS = {
@@ -24,7 +25,7 @@ _STATUS = {
     "RESOURCE_EXHAUSTED": 503,
     "DEADLINE_EXCEEDED": 504,
 }
-_OTHERWISE: dict[type[errors.ShoalError], int] = {errors.MessageTooLarge: 413}
+_OTHERWISE: dict[type[errors.ShoalError], int] = {errors.MessageTooLarge: 413, errors.LimitExceeded: 413}
 
 
 def status_of(error: errors.ShoalError) -> int:
@@ -33,7 +34,8 @@ def status_of(error: errors.ShoalError) -> int:
 
 
 def failure(error: errors.ShoalError) -> Response:
-    """Returns the response for an error: `{code, message}`."""
+    """Returns the response for an error, `{code, message}`, and counts the error if it names a limit."""
+    count_refusal(error)
     return answer(encode(error_record(error)), status_of(error))
 
 

@@ -10,6 +10,7 @@ import structlog
 
 from shoal import _rpc, errors
 from shoal._checkpoint import CheckpointStorage
+from shoal._limits import catalogue
 from shoal._role.web_server import ConnectionLimits, WebServer
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.page.app import make_app
@@ -18,8 +19,8 @@ from shoal_coordinator.page.reader import Reader
 
 _log = structlog.get_logger(__name__)
 
-# The limit of concurrent connections. An open page needs several.
-CONNECTIONS = 256
+# Connections of all hosts, and of one. An open page needs several.
+CONNECTIONS, HOST_CONNECTIONS = catalogue.PAGE_CONNECTIONS.default, catalogue.HOST_PAGE_CONNECTIONS.default
 # Seconds that a connection may stay open without a request, at its start or after a response.
 PATIENCE_S = 10.0
 # A host name, or a numeric address.
@@ -57,7 +58,7 @@ class PageServer:
         storage: CheckpointStorage | None = None,
         read_only: bool = False,
         heartbeat_timeout_s: float = 5.0,
-        max_watchers: int = 32,
+        max_watchers: int = catalogue.PAGE_STREAMS.default,
     ) -> None:
         host, port = _rpc.parse_address(listen)
         rules = rules_for(host, hosts, read_only=read_only)
@@ -77,7 +78,13 @@ class PageServer:
         self._server = WebServer(
             listening,
             lambda stopping: make_app(self._reader, rules, stopping, max_watchers),
-            ConnectionLimits(CONNECTIONS, PATIENCE_S),
+            ConnectionLimits(
+                catalogue.PAGE_CONNECTIONS,
+                CONNECTIONS,
+                PATIENCE_S,
+                host_limit=catalogue.HOST_PAGE_CONNECTIONS,
+                host_connections=HOST_CONNECTIONS,
+            ),
         )
         self._thread = threading.Thread(target=self._serve, name="page", daemon=True)
         self._thread.start()

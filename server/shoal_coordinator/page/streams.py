@@ -10,6 +10,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.types import Receive, Scope, Send
 
 from shoal import errors
+from shoal._limits import catalogue
 from shoal_coordinator.page import responses
 from shoal_coordinator.page.reader import EventPosition, JobUpdate, Overview, Reader
 from shoal_coordinator.page.responses import encode
@@ -42,9 +43,8 @@ class Watchers:
     def check(self) -> None:
         """Raises Overloaded if the limit is reached."""
         if self.open >= self.most:
-            raise errors.Overloaded(
-                f"{self.most} pages are already open, which is the limit; close one, or try again later",
-                watchers=self.most,
+            raise catalogue.PAGE_STREAMS.refusal(
+                f"{self.open} pages are open", "close one, or try again later", limit=self.most
             )
 
     @contextmanager

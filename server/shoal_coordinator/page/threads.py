@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from shoal import errors
+from shoal._limits import Limit
 from shoal._role.web_server import in_thread
 
 T = TypeVar("T")
@@ -21,12 +22,12 @@ class BoundedThreadPool:
     Args:
         what: What the functions wait for, for messages.
         most: The limit of concurrent threads.
-        queued: The limit of further calls that wait for a thread.
+        limit: The limit of calls, with those that wait for a thread.
         timeout_s: Seconds that a call may take.
     """
 
-    def __init__(self, what: str, most: int, queued: int, timeout_s: float) -> None:
-        self._what, self._bound, self._timeout_s = what, most + queued, timeout_s
+    def __init__(self, what: str, most: int, limit: Limit, timeout_s: float) -> None:
+        self._what, self._limit, self._timeout_s = what, limit, timeout_s
         self._free = asyncio.Semaphore(most)
         self._asked = 0
 
@@ -37,11 +38,8 @@ class BoundedThreadPool:
             Overloaded: Too many calls wait already.
             DeadlineExceeded: The function takes too long. It may still complete.
         """
-        if self._asked >= self._bound:
-            raise errors.Overloaded(
-                f"{self._bound} requests already wait for {self._what}, which is the limit; try again later",
-                requests=self._bound,
-            )
+        if self._asked >= self._limit.default:
+            raise self._limit.refusal(f"{self._asked} requests wait for {self._what}", "try again later")
         self._asked += 1
         try:
             async with asyncio.timeout(self._timeout_s):

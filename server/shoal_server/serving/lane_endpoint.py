@@ -18,6 +18,7 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 
 from shoal import _rpc, _tracing, errors
+from shoal._limits import catalogue
 from shoal._system import host_id
 from shoal._transport import (
     PARAMETER_SERVER,
@@ -25,6 +26,7 @@ from shoal._transport import (
     Connection,
     Frame,
     Listener,
+    ListenerLimits,
     Segment,
     SegmentUnavailable,
     TokenSecurity,
@@ -73,7 +75,9 @@ class LaneEndpoint(Endpoint):
                 PARAMETER_SERVER,
                 lambda lane: LaneHandler(lane, service),
                 security=TokenSecurity(token),
-                limit=config.lanes,
+                limits=ListenerLimits(
+                    catalogue.LANES, catalogue.HOST_LANES, most=config.lanes, most_of_host=config.host_lanes
+                ),
                 name="lane",
                 advice="call it by gRPC",
             )

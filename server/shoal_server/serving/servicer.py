@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import grpc
 
 from shoal import _rpc, consistency, errors, optim, variables
+from shoal._limits import catalogue
 from shoal._wire import ShardLayout, check_text
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import add_ParameterServerServicer_to_server
@@ -15,7 +16,7 @@ from shoal_server.shards import JobShardConfig, LockGroup, ShardStore
 
 SERVICE = "shoal.v1.ParameterServer"
 # Workers in one call of AdmitWorkers, FenceWorkers or ReleaseWorkers.
-MAX_WORKERS = 1_024
+MAX_WORKERS = catalogue.CALL_WORKERS.default
 
 W = TypeVar("W", pb.WorkerAdmission, pb.WorkerFence, pb.WorkerRelease)
 
@@ -120,10 +121,11 @@ def _bounded(workers: Sequence[W]) -> Sequence[W]:
     """Returns the workers of a request.
 
     Raises:
-        BadRequest: they are too many, or a name is too long or has control characters.
+        LimitExceeded: they are too many, or a name is too long.
+        BadRequest: a name has control characters.
     """
     if len(workers) > MAX_WORKERS:
-        raise errors.BadRequest(f"the request names {len(workers)} workers; the maximum is {MAX_WORKERS} in one call")
+        raise catalogue.CALL_WORKERS.refusal(f"the request names {len(workers)} workers")
     for it in workers:
         check_text("the name of a worker", it.worker)  # the group remembers it
     return workers

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from shoal import errors
+from shoal._limits import catalogue
 from shoal_server.shards.clocks import Clocks, WaitingPull, WaitingPulls, WorkerClock, check_step
 from shoal_server.shards.events import (
     Admission,
@@ -43,7 +44,7 @@ from shoal_server.shards.permits import Permits
 from shoal_server.shards.worker_records import Answers, AppliedPushes, Fences
 
 # Most pulls that wait at one shard. A waiting pull takes memory, not a thread.
-MAX_WAITING_PULLS = 16_384
+MAX_WAITING_PULLS = catalogue.MAX_WAITING_PULLS.default
 # Steps ahead for which a pull may ask: values of the next step, while the worker computes this one.
 MAX_AHEAD = 1
 
@@ -234,7 +235,9 @@ class GroupState:
         if self.mode.may_pull(step, self.clocks):
             return [*effects, self._admit_pulls(step, {event.ticket: WaitingPull(event.worker, step)})]
         if len(self._waiting) >= MAX_WAITING_PULLS:
-            raise errors.Overloaded(f"{self.name}: {MAX_WAITING_PULLS} pulls already wait; try again later")
+            raise catalogue.MAX_WAITING_PULLS.refusal(
+                f"{self.name}: {len(self._waiting)} pulls wait", "try again later"
+            )
         self._waiting.add(event.ticket, event.worker, step)
         return effects
 

@@ -4,10 +4,12 @@ import threading
 from collections.abc import Callable, Iterable
 
 from shoal import errors
+from shoal._limits import catalogue
 from shoal._memory.buffers import BufferPool
 from shoal._wire import ShardLayout
 from shoal_server.shards.lock_group import LockGroup
 from shoal_server.shards.shard import JobShardConfig
+from shoal_server.shards.stored_shards import needed_bytes
 
 # Buffer-pool limits: bytes retained, and seconds before they are released. Reused memory saves the next push its page
 # faults, which cost more than its copy.
@@ -19,14 +21,15 @@ class ShardStore:
 
     Args:
         on_apply: called with the seconds that each update of a group took.
+        most_bytes: limit of the bytes of all values and slots; None means no limit.
 
     Attributes:
         memory: buffer pool for gradients and copies of values.
     """
 
-    def __init__(self, on_apply: Callable[[float], None] = lambda _: None) -> None:
+    def __init__(self, on_apply: Callable[[float], None] = lambda _: None, most_bytes: int | None = None) -> None:
         self.memory = BufferPool(_POOL_BYTES, _POOL_KEEP_S)
-        self._on_apply = on_apply
+        self._on_apply, self._most_bytes = on_apply, most_bytes
         # Held while shards are allocated, so that a repeated call finds the first call's shards.
         self._creating = threading.Lock()
         self._lock = threading.Lock()  # guards _groups and _allocating; taken after _creating
@@ -47,13 +50,16 @@ class ShardStore:
             StaleGeneration: the job is hosted at a later generation.
             UnknownJob: the job was dropped meanwhile.
             BadRequest: new shards at a generation that has begun to train.
+            LimitExceeded: the shards would exceed the limit of bytes. Nothing has been allocated.
         """
+        layouts = tuple(layouts)
         with self._creating:
             with self._lock:
                 held = self._groups.get(config.name)
                 self._allocating = config.name
             if held and held.config.generation > config.generation:
                 raise self._stale(config.name, config.generation, held.config.generation)
+            self._check_bytes(config, layouts, held)
             # Allocated outside _lock: filling gigabytes takes seconds, and other jobs must not wait.
             if held and held.config.generation == config.generation:
                 group = held
@@ -126,6 +132,23 @@ class ShardStore:
         """Returns, over all jobs, the numbers of waiting pulls, staged pushes, and pushes that wait for a permit."""
         pulls, staged, pushes = zip((0, 0, 0), *(group.queues for group in self.groups()), strict=True)
         return sum(pulls), sum(staged), sum(pushes)
+
+    def _check_bytes(self, config: JobShardConfig, layouts: Iterable[ShardLayout], held: LockGroup | None) -> None:
+        """Checks that new shards do not exceed the limit. Those that they replace do not count."""
+        if self._most_bytes is None:
+            return
+        others = sum(group.nbytes for group in self.groups() if group is not held)
+        if held and held.config.generation == config.generation:
+            others += held.nbytes
+            present = {shard.layout.shard for shard in held.shards}
+            layouts = [layout for layout in layouts if layout.shard not in present]
+        needed = needed_bytes(config, layouts)
+        if others + needed > self._most_bytes:
+            raise catalogue.SHARD_BYTES.refusal(
+                f"the shards of {config.name} need {needed} bytes here, and other shards have {others}",
+                "add servers, or give this one more memory",
+                limit=self._most_bytes,
+            )
 
     @staticmethod
     def _stale(job: str, got: int, current: int) -> errors.StaleGeneration:

@@ -10,11 +10,16 @@ from shoal._wire import ArenaKey, CallLayout, ShardLayout
 from shoal_server.shards.mode import Apply, Contribution
 from shoal_server.shards.shard import Arena, JobShardConfig, Shard
 from shoal_server.shards.snapshot import ShardSnapshot
-from shoal_server.shards.stored_slab import StoredSlab
+from shoal_server.shards.stored_slab import StoredSlab, stored_bytes
 
 # The gradients of a push by slab, as indexes of `StoredShards.slabs`. They are finite, in the dtype that the server
 # keeps. A slab that has taken its array removes it, so that nothing else keeps its memory.
 Payload = MutableMapping[int, np.ndarray]
+
+
+def needed_bytes(config: JobShardConfig, layouts: Iterable[ShardLayout]) -> int:
+    """Returns the bytes that the values and slots of shards will take."""
+    return sum(stored_bytes(slab, config.optimizer) for slab in CallLayout(layouts).slabs)
 
 
 class StoredShards:
@@ -106,4 +111,4 @@ class StoredShards:
                 )
 
 
-__all__ = ["Payload", "StoredShards"]
+__all__ = ["Payload", "StoredShards", "needed_bytes"]

@@ -14,6 +14,12 @@ from shoal_server.shards.running_sum import RunningSum, running_sum
 from shoal_server.shards.snapshot import Snapshot
 
 
+def stored_bytes(slab: Slab, optimizer: optim.Optimizer) -> int:
+    """Returns the bytes that the values and slots of a slab will take."""
+    slots = update_rules.rule_for(optimizer).slots if slab.aggregation is Aggregation.TRAINABLE else ()
+    return slab.elements * storage_dtype(slab.dtype).itemsize * (1 + len(slots))
+
+
 class StoredSlab:
     """Values and slots of one dtype and one rule, all flat arrays of the same length. The lock of the group guards it.
 
@@ -151,4 +157,4 @@ def _slices(slab: Slab) -> Iterator[tuple[Slice, int]]:
             yield part, first + part.offset
 
 
-__all__ = ["StoredSlab"]
+__all__ = ["StoredSlab", "stored_bytes"]

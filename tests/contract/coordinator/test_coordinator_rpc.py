@@ -362,7 +362,7 @@ def test_descriptions_that_make_no_sense(group: Rig) -> None:
     variable.ClearField("dtype")
     with pytest.raises(errors.InvalidVariable):
         group.job("Describe", job="a", worker="w0", variables=[variable])
-    with pytest.raises(errors.InvalidJob, match="at most"):
+    with pytest.raises(errors.LimitExceeded, match="the limit MAX_SAMPLES is"):
         group.describe("a", "w0", samples=2**63)
     group.describe("a", "w0", {"w": Variable(4, initializer=Given())})
 
@@ -452,7 +452,7 @@ def test_status_has_the_load_of_servers(group: Rig) -> None:
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        ([str(number) for number in range(257)], "w0 on job a has 257 values; at most 256"),
+        ([str(number) for number in range(257)], "w0 on job a has 257 values; the limit METRICS is 256"),
         (["x" * 257], "has a value named 'xxx.*; a name must be text of 1 to 256 bytes"),
         ([""], "has a value named ''"),
     ],

@@ -80,7 +80,7 @@ def test_submissions_with_hostile_fields_are_refused(rig: Rig) -> None:
     with pytest.raises(errors.BadRequest, match="token of job hostile has 5000000 bytes; the limit FIELD_BYTES"):
         rig.client.call(rig.client.jobs.Submit, jobs.SubmitRequest(spec=spec, token=HUGE))
     patterns = shoal.optim.SGD(0.1, decay_exclude=tuple(f"v{number}" for number in range(1_001)))
-    with pytest.raises(errors.InvalidJob, match="has 1001 patterns; the limit DECAY_PATTERNS is 1000"):
+    with pytest.raises(errors.LimitExceeded, match="has 1001 patterns; the limit DECAY_PATTERNS is 1000"):
         rig.submit(job("hostile", optimizer=patterns))
     assert rig.job("List").jobs == known
 

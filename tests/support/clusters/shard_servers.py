@@ -84,7 +84,7 @@ class ShardServers:
         metrics = ServerMetrics(registry)
         store = ShardStore(metrics.applied)
         pools = {kind: CallPool(rpc_threads, kind) for kind in ("pull", "push", "commit")}
-        metrics.watch(store, pools, dict)
+        metrics.watch(store, pools)
         config = EndpointConfig(
             host="127.0.0.1",
             lanes=max_lanes,

@@ -6,12 +6,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _HEADERS, _SETTINGS, _PING = 1, 4, 6
 _ACK, _END_HEADERS = 1, 4
 
 
-def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """Returns a frame of HTTP/2."""
     return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
 
 
@@ -20,7 +21,7 @@ def _literal(text: str) -> bytes:
     return bytes([len(text)]) + text.encode()
 
 
-def _header_block(path: str) -> bytes:
+def header_block(path: str) -> bytes:
     """Returns a gRPC call's headers in HPACK, as literals that are not indexed."""
     return b"".join(
         (
@@ -46,10 +47,10 @@ class HalfOpenCalls:
         host, _, port = address.rpartition(":")
         self._socket = socket.create_connection((host, int(port)), timeout=5)
         self._closed = False
-        blocks = [_header_block(method) for method in methods]
-        frames = [_frame(_HEADERS, _END_HEADERS, 2 * call + 1, blocks[call % len(blocks)]) for call in range(count)]
+        blocks = [header_block(method) for method in methods]
+        frames = [frame(_HEADERS, _END_HEADERS, 2 * call + 1, blocks[call % len(blocks)]) for call in range(count)]
         self._reader = threading.Thread(target=self._read_on, name="half-open")
-        self._socket.sendall(b"".join((_PREFACE, _frame(_SETTINGS, 0, 0), *frames)))
+        self._socket.sendall(b"".join((PREFACE, frame(_SETTINGS, 0, 0), *frames)))
         self._reader.start()  # only now: an acknowledgement must not come between the frames
 
     def close(self) -> None:
@@ -68,7 +69,7 @@ class HalfOpenCalls:
                 payload = self._take(int.from_bytes(head[:3], "big"))
                 kind, flags = head[3], head[4]
                 if kind in {_SETTINGS, _PING} and not flags & _ACK:
-                    self._socket.sendall(_frame(kind, _ACK, 0, payload if kind == _PING else b""))
+                    self._socket.sendall(frame(kind, _ACK, 0, payload if kind == _PING else b""))
 
     def _take(self, size: int) -> bytes:
         taken = b""
@@ -96,4 +97,4 @@ def misbehaving(address: str, methods: list[str], *, calls: int, connections: in
         yield
 
 
-__all__ = ["HalfOpenCalls", "misbehaving"]
+__all__ = ["PREFACE", "HalfOpenCalls", "frame", "header_block", "misbehaving"]

@@ -1,3 +1,4 @@
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -89,12 +90,6 @@ def test_array_of_integers_is_assigned() -> None:
         (lambda: Variable(-1), "shape (-1,) has a dimension of 0 or less"),
         (lambda: untyped_variable((2.5,)), "shape is (2.5,); it must consist of integers"),
         (lambda: untyped_variable("ab"), "shape is 'ab'; it must consist of integers"),
-        (lambda: Variable((1,) * 33), f"shape {(1,) * 33} has 33 dimensions; the limit is 32"),
-        (
-            lambda: Variable((1 << 20, 1 << 20)),
-            "a variable of shape (1048576, 1048576) and float32 has 4.0 TiB; the limit is 1 TiB; check the "
-            "shape, or split it into several variables",
-        ),
         (
             lambda: Variable(3, "int32"),
             "dtype int32 is not supported; choose, or cast to, one of float32, float64, float16, bfloat16, int64",
@@ -147,6 +142,44 @@ def test_invalid_variable_raises_an_error_with_advice(make: Callable[[], Any], m
     with pytest.raises(errors.InvalidVariable) as raised:
         make()
     assert raised.value.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("shape", "limit", "text"),
+    [
+        ((1,) * 33, "TENSOR_RANK", "a shape has 33 dimensions; the limit TENSOR_RANK is 32"),
+        ((1,) * 65, "TENSOR_RANK", "a shape has 65 dimensions; the limit"),
+        (
+            (1 << 20, 1 << 20),
+            "TENSOR_BYTES",
+            "a variable of shape (1048576, 1048576) and float32 has 4.0 TiB; the limit TENSOR_BYTES is 1099511627776; "
+            "check the shape, or split the variable into several",
+        ),
+        (1 << 63, "TENSOR_BYTES", "has 33,554,432.0 TiB"),
+        ((1 << 63,) * 32, "TENSOR_BYTES", "has over 2^40 TiB; the limit TENSOR_BYTES is"),
+    ],
+    ids=["rank 33", "rank 65", "4 TiB", "2^63 elements", "2^2016 elements"],
+)
+def test_a_variable_that_is_too_large_is_refused_with_the_name_of_the_limit(
+    shape: int | tuple[int, ...], limit: str, text: str
+) -> None:
+    with pytest.raises(errors.LimitExceeded) as refused:
+        Variable(shape)
+    assert text in str(refused.value)
+    assert refused.value.details["limit"] == limit
+
+
+def test_a_message_with_millions_of_dimensions_is_refused_before_they_are_copied() -> None:
+    message = Variable(3).to_proto("w")
+    message.shape.extend([1] * 1_000_000)
+    tracemalloc.start()
+    try:
+        with pytest.raises(errors.LimitExceeded, match="variable 'w': a shape has 1000001 dimensions") as refused:
+            variables.from_proto(message)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert sum(map(len, refused.value.details.values())) < 1_000
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,7 @@ def rig() -> Rig:
 def shown(rig: Rig) -> Callable[..., Any]:
     """A gauge's value."""
     registry = CollectorRegistry()
-    registry.register(
-        StateCollector(cast(Coordinator, FakeCoordinator(rig)), lambda: 5, lambda: {"calls": 2}, checkpoints=True)
-    )
+    registry.register(StateCollector(cast(Coordinator, FakeCoordinator(rig)), lambda: 5, checkpoints=True))
     return lambda name, **labels: registry.get_sample_value(f"shoal_coordinator_{name}", labels)
 
 
@@ -134,7 +132,7 @@ class TestState:
         rig.start("a", "w0", "w1")
         rig.now += 1e6
         registry = CollectorRegistry()
-        registry.register(StateCollector(cast(Coordinator, FakeCoordinator(rig)), lambda: 0, dict, checkpoints=False))
+        registry.register(StateCollector(cast(Coordinator, FakeCoordinator(rig)), lambda: 0, checkpoints=False))
         assert registry.get_sample_value("shoal_coordinator_checkpoint_age_ratio") == 0
 
 

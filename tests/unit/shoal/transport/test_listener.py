@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from shoal import _rpc, errors
+from shoal._limits import catalogue, refusals
 from shoal._transport.connection import ByteStream, Connection, Frames
 from shoal._transport.handshake import Security, TokenSecurity, open_handshake, received_error
 from shoal._transport.lane import Lane
-from shoal._transport.listener import Listener
+from shoal._transport.listener import Listener, ListenerLimits
 from shoal._wire import Buffer
 from shoal.v1 import parameter_server_pb2 as pb
 from support.waiting import wait_until
@@ -100,7 +101,9 @@ class Names:
 
 
 @contextmanager
-def listening(security: Security, limit: int = 2, sessions: list[Echoes] | None = None) -> Iterator[Listener]:
+def listening(
+    security: Security, limit: int = 2, sessions: list[Echoes] | None = None, host_limit: int = 2
+) -> Iterator[Listener]:
     def session(connection: Connection) -> Echoes:
         made = Echoes(connection)
         if sessions is not None:
@@ -112,7 +115,7 @@ def listening(security: Security, limit: int = 2, sessions: list[Echoes] | None 
         FRAMES,
         session,
         security=security,
-        limit=limit,
+        limits=ListenerLimits(catalogue.LANES, catalogue.HOST_LANES, most=limit, most_of_host=host_limit),
         name="echo",
         advice="whistle instead",
     )
@@ -170,14 +173,27 @@ def test_client_without_proof_of_its_identity_is_refused(security: Security) -> 
         wait_until(lambda: listener.count == 0, what="the connection's end")
 
 
-def test_beyond_the_limit_connections_are_refused() -> None:
-    token = TokenSecurity(b"t")
-    with listening(token, limit=1) as listener, connected(listener, token) as (lane, _):
+@pytest.mark.parametrize(
+    ("limit", "host_limit", "message"),
+    [
+        (1, 2, "this server has 1 echos; the limit LANES is 1 (--lanes); whistle instead"),
+        (
+            2,
+            1,
+            "127.0.0.1 has 1 echos to this server; the limit HOST_LANES is 1 (--host-lanes); whistle instead",
+        ),
+    ],
+    ids=["of all", "of a host"],
+)
+def test_beyond_the_limit_connections_are_refused_and_counted(limit: int, host_limit: int, message: str) -> None:
+    token, before = TokenSecurity(b"t"), refusals("server")
+    with listening(token, limit=limit, host_limit=host_limit) as listener, connected(listener, token) as (lane, _):
         other = Lane.connect("127.0.0.1", listener.address[1], FRAMES, timeout_s=5)
         assert other.begin(within_s=5) is Echo.ERROR
         error = received_error(other)
         assert isinstance(error, errors.Overloaded)
-        assert error.message == "this server has reached its limit of 1 echos; whistle instead"
+        assert error.message == message
+        assert refusals("server")[error.details["limit"]] == before[error.details["limit"]] + 1
         other.close()
         assert said(lane, Echo.SAY, b"still") == (Echo.SAY, b"still")
 

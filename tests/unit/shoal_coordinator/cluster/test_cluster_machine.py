@@ -8,13 +8,13 @@ import pytest
 from hypothesis import settings
 
 from shoal import errors
+from shoal._limits import catalogue
 from shoal._wire import Lease, NoRange, ReportAck
 from shoal._wire.cursor import Cursor
 from shoal.status import JobState, Role
 from shoal.v1 import state_pb2
 from shoal.variables import Variable
-from shoal_coordinator.cluster import ClusterPolicy
-from shoal_coordinator.cluster import machine as cluster_module
+from shoal_coordinator.cluster import ClusterPolicy, JobLimits
 from shoal_coordinator.cluster.scheduler import Scheduler
 from shoal_coordinator.job.recovery import MAX_FAILED_RESTARTS
 from shoal_coordinator.messages import (
@@ -41,7 +41,7 @@ from support.clusters.cluster_rig import (
     only,
     session,
 )
-from support.run_lengths import examples
+from support.run_lengths import examples, size
 
 
 @pytest.fixture
@@ -723,11 +723,40 @@ def test_a_cursor_of_another_lease_is_ignored_when_a_worker_leaves(rig: Rig) -> 
     assert rig.machine.job("a").data().total.done == 0
 
 
-def test_too_many_jobs(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_module, "MAX_LIVE_JOBS", 1)
+def test_too_many_jobs() -> None:
+    rig = Rig(replace(POLICY, jobs=JobLimits(live_jobs=1)))
     rig.submit(job())
-    with pytest.raises(errors.Overloaded, match="the cluster has 1 live jobs, the limit MAX_LIVE_JOBS"):
+    with pytest.raises(errors.Overloaded, match=r"has 1 live jobs; the limit MAX_LIVE_JOBS is 1 \(--max-jobs\); try"):
         rig.submit(job("b"))
+
+
+def test_too_many_jobs_of_a_submitter() -> None:
+    rig = Rig(replace(POLICY, jobs=JobLimits(host_jobs=2)))
+    for name in "ab":
+        rig.handle(events.JobSubmitted(job(name), submitter="ipv4:10.0.0.5"))
+    with pytest.raises(errors.Overloaded, match=r"10\.0\.0\.5 has 2 live jobs; the limit HOST_JOBS is 2"):
+        rig.handle(events.JobSubmitted(job("c"), submitter="ipv4:10.0.0.5"))
+    rig.handle(events.JobSubmitted(job("c"), submitter="ipv4:10.0.0.6"))
+    rig.handle(events.JobCancelled("a"))
+    rig.handle(events.JobSubmitted(job("d"), submitter="ipv4:10.0.0.5"))
+
+
+def test_specifications_of_a_submitter_that_are_too_large() -> None:
+    rig = Rig(POLICY)
+    for name in "ab":
+        rig.handle(events.JobSubmitted(job(name), submitter="me", spec_bytes=30 << 20))
+    with pytest.raises(errors.Overloaded, match="the limit HOST_JOB_BYTES is 67108864; try again when one ends"):
+        rig.handle(events.JobSubmitted(job("c"), submitter="me", spec_bytes=5 << 20))
+
+
+def test_a_flood_of_jobs_is_refused() -> None:
+    rig = Rig(POLICY)
+    for number in range(catalogue.MAX_LIVE_JOBS.default):
+        rig.machine.handle(events.JobSubmitted(job(f"job-{number}", workers=1)), rig.now)
+    for number in range(1_000, size(2_000, 100_000)):
+        with pytest.raises(errors.Overloaded):
+            rig.machine.handle(events.JobSubmitted(job(f"job-{number}", workers=1)), rig.now)
+    assert len(rig.machine.submitted) == catalogue.MAX_LIVE_JOBS.default
 
 
 def test_the_reason_to_wait_is_the_same_after_a_restart(rig: Rig) -> None:

@@ -327,7 +327,7 @@ def test_a_worker_that_is_not_admitted_keeps_no_other_out() -> None:
             [reply] = servers.each("AdmitWorkers", request)
             assert [it.error.code for it in reply.results] == ["", "FENCED", ""]
         fences = [pb.WorkerFence(worker="a", incarnation=1)] * 1025
-        with pytest.raises(errors.BadRequest, match="names 1025 workers; the maximum is 1024"):
+        with pytest.raises(errors.BadRequest, match="names 1025 workers; the limit CALL_WORKERS is 1024"):
             servers.each("FenceWorkers", pb.FenceWorkersRequest(job="job", workers=fences))
 
 

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from shoal import errors
 from shoal._cli import cluster as cluster_commands
 from shoal._cli.app import app
+from shoal._limits import Limit
 from shoal._role import flags
 from shoal.events import EvaluationEnded, LogLine, MetricsReported, StateChanged
 from shoal.status import Evaluation, JobState, MemberStatus, Progress, Role, ServerLoad
@@ -24,6 +25,11 @@ from shoal_coordinator.page.reader import EventPosition
 from shoal_coordinator.page.responses import encode, status_of
 from shoal_coordinator.page.server import rules_for
 from shoal_coordinator.page.threads import BoundedThreadPool
+
+
+def limit_of(requests: int) -> Limit:
+    """A limit of requests, with those that wait."""
+    return Limit(name="PAGE_REQUESTS", default=requests, unit="requests", of="the page", error=errors.Overloaded)
 
 
 def reported(sequence: int, worker: str = "w0") -> MetricsReported:
@@ -187,7 +193,7 @@ class TestThreads:
             hangs.wait(20)
 
         async def check() -> None:
-            threads = BoundedThreadPool("the folder", most=1, queued=1, timeout_s=0.1)
+            threads = BoundedThreadPool("the folder", most=1, limit=limit_of(2), timeout_s=0.1)
             for _ in range(2):
                 with pytest.raises(errors.DeadlineExceeded, match=r"the folder did not answer within 0\.1 s"):
                     await threads.run(hang)
@@ -195,14 +201,14 @@ class TestThreads:
             count = sum(thread.name == "page call" for thread in threading.enumerate())
             assert count == 1, "the second one has had no thread"
             hangs.set()
-            patient = BoundedThreadPool("the folder", most=1, queued=1, timeout_s=20)
+            patient = BoundedThreadPool("the folder", most=1, limit=limit_of(2), timeout_s=20)
             assert await patient.run(lambda: 7) == 7
 
         asyncio.run(check())
 
     def test_a_thread_that_came_back_is_there_for_the_next(self) -> None:
         async def check() -> None:
-            threads = BoundedThreadPool("the folder", most=1, queued=10, timeout_s=20)
+            threads = BoundedThreadPool("the folder", most=1, limit=limit_of(11), timeout_s=20)
             assert await asyncio.gather(*(threads.run(lambda it: it + 1, number) for number in range(10))) == [
                 *range(1, 11)
             ]
@@ -216,10 +222,12 @@ class TestThreads:
         hangs = threading.Event()
 
         async def check() -> None:
-            threads = BoundedThreadPool("the folder", most=1, queued=1, timeout_s=20)
+            threads = BoundedThreadPool("the folder", most=1, limit=limit_of(2), timeout_s=20)
             waiting = [asyncio.create_task(threads.run(hangs.wait, 20)) for _ in range(2)]
             await asyncio.sleep(0)
-            with pytest.raises(errors.Overloaded, match=r"2 requests already wait for the folder"):
+            with pytest.raises(
+                errors.Overloaded, match=r"2 requests wait for the folder; the limit PAGE_REQUESTS is 2"
+            ):
                 await threads.run(lambda: 7)
             hangs.set()
             assert await asyncio.gather(*waiting) == [True, True]

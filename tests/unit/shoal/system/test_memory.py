@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal_server.memory_limit import memory_limit
+from shoal._system import memory_limit
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Memory limit of this process."""
+"""Memory of this process, and its limit."""
 
 import os
 from pathlib import Path
@@ -22,3 +22,12 @@ def memory_limit(groups: Path = _CGROUPS, physical: int | None = None) -> int:
         except (OSError, ValueError):  # the other version, or no limit ("max")
             continue
     return min(limits)
+
+
+def resident_bytes() -> int:
+    """Returns the bytes of memory that this process has now, without shared memory and mapped files."""
+    resident, shared = map(int, Path("/proc/self/statm").read_text().split()[1:3])
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
+
+
+__all__ = ["memory_limit", "resident_bytes"]

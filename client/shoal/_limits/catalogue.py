@@ -1,0 +1,181 @@
+"""The table of all limits. A limit's name is the name of its constant here.
+
+The reference of the documentation is generated from this table. Other modules take their limits from here; none has a
+number of its own for what a peer can make grow.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from shoal import errors
+from shoal._limits.limit import Limit
+
+_COORDINATOR, _SERVER = ("coordinator",), ("server",)
+_groups: list[tuple[str, list[Limit]]] = []
+
+
+def _group(title: str, error: type[errors.ShoalError] = errors.LimitExceeded) -> Callable[..., Limit]:
+    """Begins a part of the table. Returns the function that adds a limit to it, with this class of errors."""
+    members: list[Limit] = []
+    _groups.append((title, members))
+
+    def add(name: str, default: int, unit: str, of: str, **options: Any) -> Limit:
+        limit = Limit(name=name, default=default, unit=unit, of=of, **{"error": error, **options})
+        members.append(limit)
+        return limit
+
+    return add
+
+
+_BY_GRPC = "refused by gRPC with `MESSAGE_TOO_LARGE`"
+
+_add = _group("Messages, headers and fields")
+MAX_MESSAGE_BYTES = _add(
+    "MAX_MESSAGE_BYTES",
+    8 << 20,
+    "bytes",
+    "a gRPC message, or a frame of a lane",
+    roles=(),
+    excess=_BY_GRPC,
+    error=errors.MessageTooLarge,
+)
+HEADER_BYTES = _add(
+    "HEADER_BYTES",
+    16 << 10,
+    "bytes",
+    "the headers of a gRPC call",
+    roles=(),
+    excess=_BY_GRPC,
+    error=errors.MessageTooLarge,
+)
+HTTP_HEADER_BYTES = _add(
+    "HTTP_HEADER_BYTES",
+    16 << 10,
+    "bytes",
+    "the headers of an HTTP request",
+    roles=(),
+    excess="answered with status 400",
+)
+HELLO_BYTES = _add(
+    "HELLO_BYTES", 4096, "bytes", "the hello of a lane", roles=(), excess="closes the connection with `BAD_FRAME`"
+)
+BODY_BYTES = _add(
+    "BODY_BYTES", 4096, "bytes", "the body of a request to the page", roles=_COORDINATOR, error=errors.MessageTooLarge
+)
+FIELD_BYTES = _add(
+    "FIELD_BYTES", 256, "bytes", "a short text of a request: a device, an address, a program's name, a token"
+)
+SETTINGS_BYTES = _add("SETTINGS_BYTES", 1 << 20, "bytes", "the settings of a job", roles=_COORDINATOR)
+DECAY_PATTERNS = _add("DECAY_PATTERNS", 1_000, "patterns", "`decay_exclude` of an optimizer", roles=_COORDINATOR)
+PAGE_SIZE = _add("PAGE_SIZE", 1_000, "items", "one page of a list", roles=_COORDINATOR, error=errors.BadRequest)
+CALL_WORKERS = _add("CALL_WORKERS", 1_024, "workers", "one call of the coordinator to a server", roles=_SERVER)
+
+_add = _group("Reports of workers")
+MAX_STEP = _add(
+    "MAX_STEP", 1 << 53, "steps", "a step, a version or a count; it is below the limit", error=errors.BadRequest
+)
+MAX_LEAD = _add("MAX_LEAD", 1 << 20, "steps", "a worker's steps ahead of what is possible", error=errors.BadRequest)
+LOG_LINES = _add("LOG_LINES", 1_000, "lines", "the output in one report", roles=_COORDINATOR)
+LOG_LINE_BYTES = _add("LOG_LINE_BYTES", 8 << 10, "bytes", "one line of output", roles=_COORDINATOR)
+LOG_BYTES = _add("LOG_BYTES", 1 << 20, "bytes", "all output in one report", roles=_COORDINATOR)
+METRICS = _add("METRICS", 256, "values", "a report, or an evaluation", roles=_COORDINATOR)
+METRIC_NAME_BYTES = _add("METRIC_NAME_BYTES", 256, "bytes", "the name of a value", roles=_COORDINATOR)
+STALENESS_BUCKETS = _add("STALENESS_BUCKETS", 1_024, "versions", "the staleness in a report", roles=_COORDINATOR)
+TIMINGS = _add("TIMINGS", 64, "steps", "the timings in one report", roles=_COORDINATOR)
+
+_add = _group("Tensors and jobs")
+TENSOR_RANK = _add("TENSOR_RANK", 32, "dimensions", "the shape of a variable")
+TENSOR_ELEMENTS = _add("TENSOR_ELEMENTS", 1 << 39, "elements", "a variable")
+TENSOR_BYTES = _add("TENSOR_BYTES", 1 << 40, "bytes", "a variable")
+JOB_VARIABLES = _add("JOB_VARIABLES", 100_000, "variables", "a job", roles=_COORDINATOR, option="--max-job-variables")
+JOB_BYTES = _add("JOB_BYTES", 16 << 40, "bytes", "all variables of a job", roles=_COORDINATOR, option="--max-job-bytes")
+MAX_SAMPLES = _add("MAX_SAMPLES", 1 << 48, "samples", "an epoch of a job", roles=_COORDINATOR)
+SHARD_BYTES = _add(
+    "SHARD_BYTES",
+    0,
+    "bytes",
+    "all values and slots on a server",
+    roles=_SERVER,
+    option="--max-shard-bytes",
+    shown="80% of the memory limit of the container or the machine",
+)
+MAX_LIVE_JOBS = _add(
+    "MAX_LIVE_JOBS",
+    1_000,
+    "jobs",
+    "all jobs that have not ended",
+    roles=_COORDINATOR,
+    option="--max-jobs",
+    error=errors.Overloaded,
+)
+HOST_JOBS = _add(
+    "HOST_JOBS",
+    500,
+    "jobs",
+    "the jobs of one submitter that have not ended",
+    roles=_COORDINATOR,
+    option="--max-host-jobs",
+    error=errors.Overloaded,
+)
+HOST_JOB_BYTES = _add(
+    "HOST_JOB_BYTES",
+    64 << 20,
+    "bytes",
+    "the specifications of one submitter's jobs that have not ended",
+    roles=_COORDINATOR,
+    error=errors.Overloaded,
+)
+MAX_MEMBERS = _add("MAX_MEMBERS", 100_000, "members", "a cluster", roles=_COORDINATOR, error=errors.Overloaded)
+
+_add = _group("Calls", errors.Overloaded)
+MESSAGE_S = _add(
+    "MESSAGE_S", 10, "seconds", "the time from a call's headers to its first message", error=errors.DeadlineExceeded
+)
+CALLS = _add("CALLS", 16_384, "calls", "all hosts at a time; calls that the cluster depends on count apart")
+HOST_CALLS = _add("HOST_CALLS", 8_192, "calls", "one host at a time; calls that the cluster depends on count apart")
+CONNECTION_CALLS = _add(
+    "CONNECTION_CALLS", 1_024, "calls", "one connection at a time", roles=(), excess="waits at the client"
+)
+PENDING_CALLS = _add(
+    "PENDING_CALLS",
+    3_000,
+    "calls",
+    "the calls of one method whose headers have arrived, before the limits above count them",
+    roles=(),
+    excess="refused by gRPC with `OVERLOADED`; from a third of the limit on, some are",
+)
+RECEIVED_BYTES = _add(
+    "RECEIVED_BYTES",
+    0,
+    "bytes",
+    "the received messages that wait for a thread",
+    shown="an eighth of the memory limit of the container or the machine",
+)
+MEMORY_PERCENT = _add(
+    "MEMORY_PERCENT",
+    90,
+    "percent of the memory limit",
+    "the memory of the process; beyond it, calls whose message has not arrived are ended",
+)
+MAX_WAITING_PULLS = _add("MAX_WAITING_PULLS", 16_384, "pulls", "the waiting pulls of a job on a server", roles=_SERVER)
+WATCHERS = _add("WATCHERS", 64, "calls", "the calls that watch jobs", roles=_COORDINATOR)
+
+_add = _group("Connections", errors.Overloaded)
+CONNECTIONS = _add("CONNECTIONS", 16_384, "connections", "the gRPC port of a role", roles=(), excess="closed by gRPC")
+LANES = _add("LANES", 1_024, "lanes", "a server", roles=_SERVER, option="--lanes")
+HOST_LANES = _add("HOST_LANES", 768, "lanes", "one host at a server", roles=_SERVER, option="--host-lanes")
+PAGE_CONNECTIONS = _add("PAGE_CONNECTIONS", 256, "connections", "the page", roles=_COORDINATOR)
+HOST_PAGE_CONNECTIONS = _add("HOST_PAGE_CONNECTIONS", 192, "connections", "one host at the page", roles=_COORDINATOR)
+PAGE_STREAMS = _add("PAGE_STREAMS", 32, "streams", "the open pages", roles=_COORDINATOR)
+PAGE_REQUESTS = _add("PAGE_REQUESTS", 72, "requests", "the page's requests at a time", roles=_COORDINATOR)
+PAGE_STORAGE_REQUESTS = _add(
+    "PAGE_STORAGE_REQUESTS",
+    10,
+    "requests",
+    "the page's requests to the checkpoint storage at a time",
+    roles=_COORDINATOR,
+)
+HTTP_CONNECTIONS = _add("HTTP_CONNECTIONS", 16, "connections", "the port of `/metrics` and `/healthz`")
+
+GROUPS: Sequence[tuple[str, Sequence[Limit]]] = tuple(_groups)
+LIMITS: tuple[Limit, ...] = tuple(limit for _, members in GROUPS for limit in members)
