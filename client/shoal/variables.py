@@ -137,7 +137,7 @@ class Variable:
             )
         if self.nbytes > _MAX_BYTES:
             raise errors.InvalidVariable(
-                f"a variable of shape {self.shape} and {self.dtype} has {self.nbytes / 2**40:,.1f} TiB; "
+                f"a variable of shape {self.shape} and {self.dtype} has {-(-self.nbytes >> 40):,} TiB; "
                 "the limit is 1 TiB; check the shape, or split it into several variables",
                 shape=self.shape,
             )

@@ -1,7 +1,7 @@
 """gRPC servers: handlers, their errors and threads, the health service and reflection."""
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -12,7 +12,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from shoal import _tracing, errors
-from shoal._rpc import channels
+from shoal._rpc import channels, requests
 from shoal._rpc.reception import CallLimits, Hold, Reception, Refusal
 from shoal._wire.limits import MAX_MESSAGE_BYTES
 
@@ -342,10 +342,12 @@ class _Registrar:
             threads,
             streaming=handler.request_streaming,
             essential=essential,
-            hold=getattr(behavior, "hold", None),
+            hold=requests.holding(getattr(behavior, "hold", None)),
         )
         if getattr(behavior, "replies_encoded", False):
             handler = handler._replace(response_serializer=None)
+        if handler.request_deserializer:
+            handler = handler._replace(request_deserializer=requests.Decoder(handler.request_deserializer, name))
         return handler._replace(**{arity: _InPool(behavior, pool)})
 
 
@@ -357,8 +359,15 @@ class _InPool:
         self.experimental_thread_pool = pool
         self.experimental_non_blocking = getattr(handler, "experimental_non_blocking", False)
 
-    def __call__(self, *args: Any) -> Any:
-        return self._handler(*args)
+    def __call__(self, request: Any, context: grpc.ServicerContext, *send: Callable[[Any], None]) -> Any:
+        if isinstance(request, errors.ShoalError):
+            refuse(context, request)
+            if send:  # the handler does not block
+                return send[0](None)
+            return context.abort(channels.status_of(request), channels.status_text(request))  # raises
+        if isinstance(request, Iterator):
+            request = requests.decoded(request)
+        return self._handler(request, context, *send)
 
 
 def _refusal(error: errors.ShoalError) -> tuple[Any, bytes, Any]:

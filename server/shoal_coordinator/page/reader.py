@@ -285,7 +285,10 @@ def _brief(status: JobStatus) -> dict[str, Any]:
 def _checkpoint(found: Manifest | errors.ShoalError) -> dict[str, Any]:
     if isinstance(found, errors.ShoalError):
         return records.damaged_checkpoint(found)
-    return records.stored_checkpoint(described(found), variables=False)
+    try:
+        return records.stored_checkpoint(described(found), variables=False)
+    except errors.CorruptCheckpoint as error:
+        return records.damaged_checkpoint(error)
 
 
 __all__ = ["MAX_CHECKPOINTS", "MAX_JOBS", "MAX_MEMBERS", "EventPosition", "JobUpdate", "Overview", "Reader"]

@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterable
 
 from shoal import errors
 from shoal._memory.buffers import BufferPool
-from shoal._wire import ShardLayout
+from shoal._wire import Aggregation, ShardLayout, storage_dtype
+from shoal_server.memory_limit import memory_limit
+from shoal_server.optimizers import update_rules
 from shoal_server.shards.lock_group import LockGroup
 from shoal_server.shards.shard import JobShardConfig
 
@@ -19,12 +21,16 @@ class ShardStore:
 
     Args:
         on_apply: called with the seconds that each update of a group took.
+        most_bytes: limit of the values and slots of all jobs, in bytes. None means the memory limit of this process.
 
     Attributes:
         memory: buffer pool for gradients and copies of values.
     """
 
-    def __init__(self, on_apply: Callable[[float], None] = lambda _: None) -> None:
+    def __init__(
+        self, on_apply: Callable[[float], None] = lambda _: None, *, most_bytes: int | None = None
+    ) -> None:
+        self._most_bytes = memory_limit() if most_bytes is None else most_bytes
         self.memory = BufferPool(_POOL_BYTES, _POOL_KEEP_S)
         self._on_apply = on_apply
         # Held while shards are allocated, so that a repeated call finds the first call's shards.
@@ -47,13 +53,16 @@ class ShardStore:
             StaleGeneration: the job is hosted at a later generation.
             UnknownJob: the job was dropped meanwhile.
             BadRequest: new shards at a generation that has begun to train.
+            Overloaded: the shards do not fit into this server's memory; nothing was allocated.
         """
+        layouts = list(layouts)
         with self._creating:
             with self._lock:
                 held = self._groups.get(config.name)
                 self._allocating = config.name
             if held and held.config.generation > config.generation:
                 raise self._stale(config.name, config.generation, held.config.generation)
+            self._check_memory(config, layouts, held)
             # Allocated outside _lock: filling gigabytes takes seconds, and other jobs must not wait.
             if held and held.config.generation == config.generation:
                 group = held
@@ -126,6 +135,35 @@ class ShardStore:
         """Returns, over all jobs, the numbers of waiting pulls, staged pushes, and pushes that wait for a permit."""
         pulls, staged, pushes = zip((0, 0, 0), *(group.queues for group in self.groups()), strict=True)
         return sum(pulls), sum(staged), sum(pushes)
+
+    def _check_memory(self, config: JobShardConfig, layouts: Iterable[ShardLayout], held: LockGroup | None) -> None:
+        """Checks before any allocation that new shards fit. Otherwise the kernel might end this process.
+
+        Args:
+            config: the job's configuration.
+            layouts: layouts of the shards.
+            held: the job's shards here, of this generation or an earlier one.
+        """
+        kept = held if held and held.config.generation == config.generation else None
+        there = {shard.layout.shard for shard in kept.shards} if kept else set()
+        slots = len(update_rules.rule_for(config.optimizer).slots)
+        wanted = sum(
+            arena.elements * storage_dtype(arena.dtype).itemsize
+            * (1 + slots * (arena.aggregation is Aggregation.TRAINABLE))
+            for layout in layouts
+            if layout.shard not in there
+            for arena in layout.arenas
+        )
+        # The shards of an earlier generation are freed afterwards, so they do not count.
+        others = sum(group.nbytes for group in self.groups() if group is not held or group is kept)
+        if wanted and wanted + others > self._most_bytes:
+            raise errors.Overloaded(
+                f"the shards of {config.name} need {wanted:,} bytes beside the {others:,} of other shards, but this "
+                f"server has {self._most_bytes:,} bytes of memory; add servers, or make the variables smaller",
+                job=config.name,
+                bytes=wanted,
+                limit=self._most_bytes,
+            )
 
     @staticmethod
     def _stale(job: str, got: int, current: int) -> errors.StaleGeneration:

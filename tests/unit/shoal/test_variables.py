@@ -92,7 +92,7 @@ def test_array_of_integers_is_assigned() -> None:
         (lambda: Variable((1,) * 33), f"shape {(1,) * 33} has 33 dimensions; the limit is 32"),
         (
             lambda: Variable((1 << 20, 1 << 20)),
-            "a variable of shape (1048576, 1048576) and float32 has 4.0 TiB; the limit is 1 TiB; check the "
+            "a variable of shape (1048576, 1048576) and float32 has 4 TiB; the limit is 1 TiB; check the "
             "shape, or split it into several variables",
         ),
         (
