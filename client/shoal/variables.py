@@ -197,14 +197,13 @@ def _check_name(name: str) -> None:
 
 
 def _shape(shape: int | Sequence[int]) -> tuple[int, ...]:
+    sizes = tuple(shape) if isinstance(shape, Iterable) else (shape,)
+    if len(sizes) > _MAX_DIMENSIONS:  # a message may have a million: an error does not list them
+        raise errors.InvalidVariable(f"a shape has {len(sizes)} dimensions; the limit is {_MAX_DIMENSIONS}")
     try:
-        dimensions = tuple(map(operator.index, shape if isinstance(shape, Iterable) else (shape,)))
+        dimensions = tuple(map(operator.index, sizes))
     except TypeError as error:
         raise errors.InvalidVariable(f"shape is {shape!r}; it must consist of integers", shape=shape) from error
-    if len(dimensions) > _MAX_DIMENSIONS:
-        raise errors.InvalidVariable(
-            f"shape {dimensions} has {len(dimensions)} dimensions; the limit is {_MAX_DIMENSIONS}", shape=dimensions
-        )
     if min(dimensions, default=1) <= 0:
         raise errors.InvalidVariable(
             f"shape {dimensions} has a dimension of 0 or less, so there is nothing to train; leave the variable out",

@@ -167,7 +167,7 @@ def _file(record: Mapping[str, Any]) -> FileEntry:
 
 
 def _check_types(record: Mapping[str, Any]) -> None:
-    """Raises TypeError unless the fields are of their types, numbers are finite and not negative, and texts are UTF-8."""
+    """Raises TypeError unless the fields are of their types, and numbers are finite and not negative."""
     for name, value in record.items():
         kind = _TYPES.get(name, object)
         number = isinstance(value, int | float) and not isinstance(value, bool)

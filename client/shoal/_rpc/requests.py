@@ -1,7 +1,7 @@
 """Decoding of requests: bytes that are no message of the method end the call with BadRequest.
 
-If a decoder raised an error, grpcio would log a traceback and end the call with INTERNAL, as for a defect of the server.
-So the decoder returns the error, and `servers` ends the call before its handler runs.
+If a decoder raised an error, grpcio would log a traceback and end the call with INTERNAL, as for a defect of the
+server. So the decoder returns the error, and `servers` ends the call before its handler runs.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,11 +32,17 @@ class Decoder:
             return errors.BadRequest(f"a request of {self._method} cannot be decoded: {error}")
 
 
-def decoded(requests: Iterator[Any]) -> Iterator[Any]:
-    """Yields the requests of a stream; raises the error of the first one that could not be decoded."""
+def decoded(requests: Iterator[Any], end: Callable[[errors.ShoalError], object]) -> Iterator[Any]:
+    """Yields the requests of a stream.
+
+    Args:
+        requests: what the decoder has returned.
+        end: ends the call with an error; called if a request could not be decoded.
+    """
     for request in requests:
         if isinstance(request, errors.ShoalError):
-            raise request
+            end(request)
+            return
         yield request
 
 

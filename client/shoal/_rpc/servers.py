@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import grpc
@@ -66,10 +67,15 @@ def servicer(method: Callable[..., Any]) -> Callable[..., Any]:
         except Exception as error:
             _log.exception("handler failed", rpc=method.__name__)
             failure = errors.InternalError(f"{method.__name__} failed: {type(error).__name__}: {error}")
-        refuse(context, failure)
-        return context.abort(channels.status_of(failure), channels.status_text(failure))  # raises
+        return _abort(context, failure)
 
     return handler
+
+
+def _abort(context: grpc.ServicerContext, error: errors.ShoalError) -> Any:
+    """Ends a call with an error, by an exception of grpcio."""
+    refuse(context, error)
+    return context.abort(channels.status_of(error), channels.status_text(error))  # raises
 
 
 def refuse(context: grpc.ServicerContext, error: errors.ShoalError) -> None:
@@ -361,12 +367,12 @@ class _InPool:
 
     def __call__(self, request: Any, context: grpc.ServicerContext, *send: Callable[[Any], None]) -> Any:
         if isinstance(request, errors.ShoalError):
-            refuse(context, request)
             if send:  # the handler does not block
+                refuse(context, request)
                 return send[0](None)
-            return context.abort(channels.status_of(request), channels.status_text(request))  # raises
+            return _abort(context, request)
         if isinstance(request, Iterator):
-            request = requests.decoded(request)
+            request = requests.decoded(request, partial(_abort, context))
         return self._handler(request, context, *send)
 
 

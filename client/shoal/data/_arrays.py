@@ -105,8 +105,8 @@ def _read(path: str, max_bytes: int) -> np.ndarray | dict[str, np.ndarray]:
             packed = sum(member.file_size for member in members if member.compress_type != zipfile.ZIP_STORED)
             if packed > max_bytes:
                 raise errors.InvalidData(
-                    f"{path} has {packed:,} bytes when it is decompressed, but max_bytes is {max_bytes:,}; raise it, or "
-                    "write the file with numpy.savez, which does not compress"
+                    f"{path} has {packed:,} bytes when it is decompressed, but max_bytes is {max_bytes:,}; raise it, "
+                    "or write the file with numpy.savez, which does not compress"
                 )
             arrays = {}
             for member in members:
@@ -156,8 +156,8 @@ def _unpacked(where: str, file: IO[bytes], size: int) -> np.ndarray:
     done = len(there) + read_into(file, raw[len(there) :])
     if done < nbytes or file.read(1):  # at the end, this also compares the checksum
         raise errors.InvalidData(
-            f"{where} promises {nbytes:,} bytes of numbers, but holds {'more' if done == nbytes else f'{done:,}'}; copy "
-            "the file again from its source"
+            f"{where} promises {nbytes:,} bytes of numbers, but holds {'more' if done == nbytes else f'{done:,}'}; "
+            "copy the file again from its source"
         )
     return raw.view(dtype).reshape(shape, order=order)
 

@@ -12,8 +12,8 @@ from shoal import errors
 from shoal._checkpoint import Catalogue, Manifest, restore_problem
 from shoal._numerics import storage_dtype
 from shoal.checkpoint_policy import CheckpointChoice
-from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1 import job_pb2, state_pb2, tensor_pb2
+from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
 from shoal.variables import from_proto as variable_from_proto
 from shoal_coordinator.effects.server_calls import ServerCalls

@@ -27,9 +27,7 @@ class ShardStore:
         memory: buffer pool for gradients and copies of values.
     """
 
-    def __init__(
-        self, on_apply: Callable[[float], None] = lambda _: None, *, most_bytes: int | None = None
-    ) -> None:
+    def __init__(self, on_apply: Callable[[float], None] = lambda _: None, *, most_bytes: int | None = None) -> None:
         self._most_bytes = memory_limit() if most_bytes is None else most_bytes
         self.memory = BufferPool(_POOL_BYTES, _POOL_KEEP_S)
         self._on_apply = on_apply
@@ -148,7 +146,8 @@ class ShardStore:
         there = {shard.layout.shard for shard in kept.shards} if kept else set()
         slots = len(update_rules.rule_for(config.optimizer).slots)
         wanted = sum(
-            arena.elements * storage_dtype(arena.dtype).itemsize
+            arena.elements
+            * storage_dtype(arena.dtype).itemsize
             * (1 + slots * (arena.aggregation is Aggregation.TRAINABLE))
             for layout in layouts
             if layout.shard not in there

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import random
 import signal
+import statistics
 import time
 import traceback
 import zlib
@@ -24,7 +25,7 @@ from shoal import errors
 HANG_S = 1.0  # of processor time: other processes may take the cores
 BLOCKED_S = 20.0  # of real time, without which an input that waits for ever would never end
 _MOST_CRASHES = 5  # of one target: further ones are mostly the same
-_WARM_UP = 0.25  # part of the time after which the memory is measured first
+_WARM_UP, _LATE = 0.25, 0.75  # parts of the time: memory is compared before the half and after the second number
 _BAD_STATUS = ("INTERNAL", "UNKNOWN")
 GOLDEN = Path(__file__).parents[2] / "golden" / "fuzz"
 
@@ -71,7 +72,7 @@ class Row:
         inputs: number of inputs that it has decoded.
         crashes: inputs that raised an undocumented error, ended the process or hung.
         unexpected_status: inputs that ended with INTERNAL or UNKNOWN.
-        rss_growth: growth of resident memory after the first quarter of the time, as a share.
+        rss_growth: growth of the median of resident memory from the second quarter of the time to the last, as a share.
         seconds: how long it ran.
         found: files of the inputs that went wrong, each with what happened.
     """
@@ -147,18 +148,21 @@ def _in_child(target: Target, seed: int, seconds: float, out: Path, number: Any,
     target.start()
     row = Row(target.name)
     begun = time.monotonic()
-    resident = 0
+    early: list[int] = []
+    late: list[int] = []
     # A target whose inputs go to another process measures that one.
     measure: Callable[[], int] = getattr(target, "resident_bytes", resident_bytes)
     with _interrupted(number):
         while (passed := time.monotonic() - begun) < seconds and len(row.found) < _MOST_CRASHES:
-            if not resident and passed > _WARM_UP * seconds:
-                resident = measure()
+            if _WARM_UP < passed / seconds < 0.5:
+                early.append(measure())
+            elif passed / seconds > _LATE:
+                late.append(measure())
             for _ in range(32):
                 _one(target, seed, number.value, row, out)
                 number.value += 1
     row.inputs, row.seconds = number.value, round(time.monotonic() - begun, 1)
-    row.rss_growth = round(measure() / resident - 1, 4) if resident else 0.0
+    row.rss_growth = round(statistics.median(late) / statistics.median(early) - 1, 4) if early and late else 0.0
     target.stop()
     sender.send(row)
     sender.close()

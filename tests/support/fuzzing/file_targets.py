@@ -11,6 +11,7 @@ import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -108,14 +109,14 @@ def _read_idx(path: Path) -> None:
             _all(sources.Idx(images, labels))
 
 
-def npz_bytes(**arrays: np.ndarray) -> bytes:
+def npz_bytes(arrays: "dict[str, Any]") -> bytes:
     out = io.BytesIO()
     np.savez(out, **arrays)
     return out.getvalue()
 
 
 def _array_seeds() -> list[bytes]:
-    small = {"x": np.arange(6.0).reshape(3, 2), "y": np.arange(3)}
+    small: dict[str, Any] = {"x": np.arange(6.0).reshape(3, 2), "y": np.arange(3)}
     packed, plain = io.BytesIO(), io.BytesIO()
     np.savez_compressed(packed, **small)
     np.save(plain, small["x"])
@@ -124,11 +125,13 @@ def _array_seeds() -> list[bytes]:
     lzma = io.BytesIO()
     with zipfile.ZipFile(lzma, "w", zipfile.ZIP_LZMA) as archive:
         archive.writestr("x.npy", plain.getvalue())
-    return [npz_bytes(**small), packed.getvalue(), plain.getvalue(), odd.getvalue(), lzma.getvalue()]
+    return [npz_bytes(small), packed.getvalue(), plain.getvalue(), odd.getvalue(), lzma.getvalue()]
 
 
 def _parquet_seeds() -> list[bytes]:
-    table = pa.table({"x": pa.array([1.0, 2.0, 3.0]), "s": ["a", "b", "c"], "l": pa.array([[1, 2]] * 3, pa.list_(pa.int32(), 2))})
+    table = pa.table(
+        {"x": pa.array([1.0, 2.0, 3.0]), "s": ["a", "b", "c"], "l": pa.array([[1, 2]] * 3, pa.list_(pa.int32(), 2))}
+    )
     seeds = []
     for compression in ("none", "snappy", "zstd", "gzip"):
         out = io.BytesIO()
@@ -168,11 +171,11 @@ def _renamed(data: bytes) -> bytes:
 
 
 def _tensor_seeds() -> list[bytes]:
-    files = [
-        encode_header([("a", np.dtype(np.float32), (2, 3)), ("n", np.dtype(np.int64), ())], {"format": "pt"}) + bytes(32),
+    return [
+        encode_header([("a", np.dtype(np.float32), (2, 3)), ("n", np.dtype(np.int64), ())], {"format": "pt"})
+        + bytes(32),
         encode_header([("é", np.dtype(np.float16), (1,))]) + bytes(2),
     ]
-    return files
 
 
 def _import_tensors(path: Path) -> None:

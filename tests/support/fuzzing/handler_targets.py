@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
 from prometheus_client import CollectorRegistry
 
 from shoal import consistency, optim
@@ -35,7 +36,7 @@ Method = tuple[str, type[Message]]
 def methods_of(file: Any, service: str) -> list[Method]:
     """Returns the methods of a service with their requests."""
     found = file.DESCRIPTOR.services_by_name[service]
-    return [(it.name, getattr(file, it.input_type.name, None) or it.input_type._concrete_class) for it in found.methods]
+    return [(it.name, GetMessageClass(it.input_type)) for it in found.methods]
 
 
 class Aborted(Exception):
@@ -198,7 +199,9 @@ class ServerHandlers(_Handlers):
         servicer = ParameterServerServicer(self._store, endpoints, writer=self._writer)
         data = ("Pull", "Push", "Assign", "Commit")
         self.add(servicer, [it for it in methods_of(pb, "ParameterServer") if it[0] not in data])
-        self.drawer = Drawer(WORDS | {"name": [*VARIABLES], "shape": [2, 3, 6], "cut": [1], "number": [1], "rank": [0, 1]})
+        self.drawer = Drawer(
+            WORDS | {"name": [*VARIABLES], "shape": [2, 3, 6], "cut": [1], "number": [1], "rank": [0, 1]}
+        )
         create = pb.CreateShardsRequest(
             job=JOB,
             generation=2,

@@ -1,7 +1,7 @@
-"""Fuzzed protobuf messages: fields by their descriptors, with names that exist and values at the edges of their types."""
+"""Fuzzed protobuf messages: fields by their descriptors, with names that exist and values at the edges of types."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -23,7 +23,7 @@ class Drawer:
         words: texts and numbers that the receiver knows, by the name of the field that has them.
     """
 
-    def __init__(self, words: dict[str, Sequence[Any]]) -> None:
+    def __init__(self, words: Mapping[str, Sequence[Any]]) -> None:
         self._words = words
 
     def encoded(self, draw: random.Random, kind: type[Message], seeds: Sequence[bytes] = ()) -> bytes:
@@ -107,7 +107,9 @@ class Drawer:
         if kind in _UNSIGNED:
             return min(2 ** _UNSIGNED[kind] - 1, draw.choice(EDGES_64))
         if kind in _FLOATS:
-            return draw.choice((*ODD_FLOATS, 0.0, 0.1, 1.0, 1e-3, 3e38 if kind == FieldDescriptor.CPPTYPE_FLOAT else 1e300))
+            return draw.choice(
+                (*ODD_FLOATS, 0.0, 0.1, 1.0, 1e-3, 3e38 if kind == FieldDescriptor.CPPTYPE_FLOAT else 1e300)
+            )
         if kind == FieldDescriptor.CPPTYPE_BOOL:
             return draw.random() < 0.5
         if kind == FieldDescriptor.CPPTYPE_ENUM:

@@ -120,7 +120,7 @@ class Sockets:
         life = client.call(client.members.Register, register).incarnation
         spec = Job("", name=JOB, workers=1, consistency=Asynchronous(), shards=2)
         client.call(client.jobs.Submit, job_pb2.SubmitRequest(spec=spec.to_proto()))
-        who = {"job": JOB, "worker": WORKER, "incarnation": life}
+        who: dict[str, Any] = {"job": JOB, "worker": WORKER, "incarnation": life}
         variables = [variable.to_proto(name) for name, variable in VARIABLES.items()]
         client.call(client.jobs.Describe, job_pb2.DescribeRequest(**who, variables=variables))
         wait_until(lambda: client.call(client.jobs.Join, job_pb2.JoinRequest(**who)).ready, what="the job")
@@ -138,7 +138,9 @@ class Sockets:
         elif kind == _PAGE:
             data = mutated(draw, [_http1(it) for it in PAGE_SEEDS])
         else:
-            seeds = {"Push": push_messages(), "Assign": push_messages()}.get(self._methods[index][1].rpartition("/")[2], [])
+            seeds = {"Push": push_messages(), "Assign": push_messages()}.get(
+                self._methods[index][1].rpartition("/")[2], []
+            )
             data = self._drawer.encoded(draw, self._methods[index][2], seeds)
         return bytes([kind, index]) + data
 
@@ -153,7 +155,8 @@ class Sockets:
             self._call(address, method, data[1:])
 
     def _call(self, address: str, method: str, data: bytes) -> bytes:
-        channel, name = self._channels[address], method.rpartition("/")[2]
+        channel: Any = self._channels[address]
+        name = method.rpartition("/")[2]
         try:
             if name in ("Push", "Assign"):
                 return bytes(channel.stream_unary(method)(iter([data, push_messages()[1]]), timeout=_TIMEOUT_S))
@@ -221,4 +224,3 @@ def _http1(seed: bytes) -> bytes:
 def targets() -> list[Target]:
     """Returns the targets of this module."""
     return [Sockets()]
-

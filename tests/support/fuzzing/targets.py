@@ -1,4 +1,4 @@
-"""All fuzz targets, with the part of a campaign's time that each gets."""
+"""All fuzz targets, and the share of a campaign's time that each gets."""
 
 from shoal import errors
 from support.fuzzing import file_targets, handler_targets, socket_targets, text_targets, wire_targets

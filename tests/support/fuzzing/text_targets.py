@@ -1,4 +1,4 @@
-"""Fuzz targets of texts that people and programs write: TF_CONFIG, job descriptions, URLs, options and requests to the page."""
+"""Fuzz targets of texts: TF_CONFIG, specifications of jobs, URLs, options, settings and requests to the page."""
 
 import asyncio
 import json
@@ -8,7 +8,7 @@ from typing import Any
 import prometheus_client
 from google.protobuf.message import DecodeError
 
-from shoal import checkpoint_policy, consistency, errors, optim, partitioners
+from shoal import checkpoint_policy, consistency, errors, optim
 from shoal._checkpoint import open_shared_storage
 from shoal._job import settings
 from shoal._role import tf_config
@@ -18,7 +18,6 @@ from shoal.job import Job
 from shoal.optim import _text as optimizer_text
 from shoal.v1 import job_pb2
 from shoal_coordinator.api.checks import check_submission
-from shoal_coordinator.messages import event_message
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
 from support.fuzzing.campaign import BadStatus, SimpleTarget, Target
 from support.fuzzing.messages import Drawer
@@ -97,6 +96,7 @@ class Jobs:
         """Nothing to free."""
 
 
+_ACTION = b"x-shoal-page: 1\ncontent-type: application/json\n\n{}"
 PAGE_SEEDS = [
     b"GET\n/api/jobs\nhost: localhost\n\n",
     b"GET\n/api/jobs/job\nhost: localhost:8080\nsec-fetch-site: same-origin\n\n",
@@ -105,8 +105,8 @@ PAGE_SEEDS = [
     b"GET\n/api/jobs?page_token=MTIz\nhost: 127.0.0.1\n\n",
     b"GET\n/static/app.js\nhost: localhost\nif-none-match: x\nrange: bytes=0-5\n\n",
     b"GET\n/jobs/job\nhost: a.localhost\nlast-event-id: 1-2\n\n",
-    b"POST\n/api/jobs/job/cancel\nhost: localhost\norigin: http://localhost\nx-shoal-page: 1\ncontent-type: application/json\n\n{}",
-    b"POST\n/api/jobs/x/checkpoint\nhost: localhost\nsec-fetch-site: same-origin\nx-shoal-page: 1\ncontent-type: application/json\n\n{}",
+    b"POST\n/api/jobs/job/cancel\nhost: localhost\norigin: http://localhost\n" + _ACTION,
+    b"POST\n/api/jobs/x/checkpoint\nhost: localhost\nsec-fetch-site: same-origin\n" + _ACTION,
     b"GET\n/api/jobs/job/timings\nhost: localhost\n\n",
     b"GET\n/static/../app.py\nhost: localhost\n\n",
     b"GET\n/api/jobs/job/checkpoints\nhost: localhost\n\n",
@@ -184,10 +184,11 @@ def _event_json(data: bytes) -> None:
 
 def targets() -> list[Target]:
     """Returns the targets of this module."""
-    _ = event_message, partitioners
     return [
         SimpleTarget("tf_config", lambda: TF_SEEDS, lambda data: tf_config.read(_text(data))),
-        SimpleTarget("urls", lambda: [it for it in URL_SEEDS if not it.startswith((b"s3", b"gs", b"memory"))], _open_url),
+        SimpleTarget(
+            "urls", lambda: [it for it in URL_SEEDS if not it.startswith((b"s3", b"gs", b"memory"))], _open_url
+        ),
         SimpleTarget("options", lambda: OPTION_SEEDS, _read_options),
         SimpleTarget("settings", lambda: [b'{"a": [1, 2.5, null, "\\u00e9"]}'], _event_json),
         Jobs(),

@@ -5,14 +5,26 @@ import socket
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from prometheus_client import CollectorRegistry
 
-from shoal import consistency, optim
+from shoal import consistency, errors, optim
 from shoal._transport import PARAMETER_SERVER, Frame, Segment, SegmentUnavailable
 from shoal._transport.lane import Lane
-from shoal._wire import Assembler, Chunk, Placement, ShardLayout, decode, decode_push, encode_push, encode_values, read_start
+from shoal._wire import (
+    Aggregation,
+    Assembler,
+    Chunk,
+    Placement,
+    ShardLayout,
+    decode,
+    decode_push,
+    encode_push,
+    encode_values,
+    read_start,
+)
 from shoal._wire.framing import SlabRange
 from shoal._wire.slabs import CallLayout
 from shoal.v1 import header_pb2, tensor_pb2
@@ -29,7 +41,7 @@ from support.fuzzing.mutator import mutated
 
 JOB, WORKER = "job", "w"
 VARIABLES = {"a": Variable((6, 2)), "b": Variable((3,), dtype="float64"), "n": Variable((2,), "int64", trainable=False)}
-WORDS = {
+WORDS: dict[str, list[Any]] = {
     "job": [JOB],
     "worker": [WORKER],
     "generation": [1],
@@ -88,7 +100,7 @@ def push_messages(step: int = 0) -> list[bytes]:
         shards=[shard.shard for shard in layout.shards],
         versions=[0] * len(layout.shards),
         weight=1.0,
-        aggregations=[1, 2, 3, 4],
+        aggregations=[it.value for it in Aggregation],
         commit=True,
     )
     chunks = [Chunk(*slab.keys[0], 0, memoryview(bytes(slab.nbytes))) for slab in layout.slabs]
@@ -98,8 +110,8 @@ def push_messages(step: int = 0) -> list[bytes]:
 def _decode_chunks(data: bytes) -> None:
     layout = call_layout_once()
     decode_push(data)
-    for kind in (pb.PushRequest, pb.PullReply):
-        read_start(kind, memoryview(data)[:4096], len(data))
+    read_start(pb.PushRequest, memoryview(data)[:4096], len(data))
+    read_start(pb.PullReply, memoryview(data)[:4096], len(data))
     runs = {slab: [SlabRange(0, slab.elements, np.empty(slab.elements, slab.dtype))] for slab in layout.slabs}
     assembler = Assembler(layout, runs)
     for chunk in decode(pb.PullReply, data)[1]:
@@ -197,7 +209,7 @@ class Segments:
     """Headers of segments, and the offers that name them."""
 
     name = "segments"
-    allowed = (SegmentUnavailable, ValueError)
+    allowed: tuple[type[Exception], ...] = (SegmentUnavailable, ValueError)
 
     def start(self) -> None:
         self._folder = tempfile.TemporaryDirectory(dir="/dev/shm")
@@ -251,8 +263,6 @@ class Layouts:
 
 
 def suppress_refusal() -> suppress:
-    from shoal import errors  # noqa: PLC0415
-
     return suppress(errors.ShoalError)
 
 

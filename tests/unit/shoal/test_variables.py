@@ -89,7 +89,7 @@ def test_array_of_integers_is_assigned() -> None:
         (lambda: Variable(-1), "shape (-1,) has a dimension of 0 or less"),
         (lambda: untyped_variable((2.5,)), "shape is (2.5,); it must consist of integers"),
         (lambda: untyped_variable("ab"), "shape is 'ab'; it must consist of integers"),
-        (lambda: Variable((1,) * 33), f"shape {(1,) * 33} has 33 dimensions; the limit is 32"),
+        (lambda: Variable((1,) * 33), "a shape has 33 dimensions; the limit is 32"),
         (
             lambda: Variable((1 << 20, 1 << 20)),
             "a variable of shape (1048576, 1048576) and float32 has 4 TiB; the limit is 1 TiB; check the "
