@@ -110,7 +110,7 @@ class Checkpoints:
         """
         for name in [_job(job)] if job else self._catalogue.jobs():
             for found in self._catalogue.newest(name):
-                yield found if isinstance(found, errors.ShoalError) else _described_or_error(found)
+                yield found if isinstance(found, errors.ShoalError) else described(found)
 
     def incomplete(self, job: str = "") -> Iterator[str]:
         """Yields the names of incomplete checkpoints as JOB/NUMBER: in progress, or left behind by a crash.
@@ -367,26 +367,10 @@ def _job(name: object) -> str:
 
 
 def described(manifest: Manifest, skipped: tuple[str, ...] = ()) -> Checkpoint:
-    """Returns a checkpoint as users see it.
-
-    Args:
-        manifest: its manifest.
-        skipped: newer checkpoints that cannot be used, each with the reason.
-
-    Raises:
-        CorruptCheckpoint: the manifest describes variables or an evaluation that cannot exist.
-    """
     variables = {}
-    try:
-        for it in manifest.variables:
-            shape = tuple(int(size) for size in it.get("shape", ()))
-            variables[str(it.get("name", ""))] = (shape, str(it.get("dtype", "")).lower())
-        evaluation = _evaluation(manifest)
-    except (ValueError, TypeError, json_format.ParseError) as error:
-        name = f"{manifest.job}/{manifest.number}"
-        raise errors.CorruptCheckpoint(
-            f"the manifest of {name} has a record that cannot be parsed: {error}", checkpoint=name
-        ) from None
+    for it in manifest.variables:
+        shape = tuple(int(size) for size in it.get("shape", ()))
+        variables[str(it.get("name", ""))] = (shape, str(it.get("dtype", "")).lower())
     return Checkpoint(
         manifest.job,
         manifest.number,
@@ -396,15 +380,8 @@ def described(manifest: Manifest, skipped: tuple[str, ...] = ()) -> Checkpoint:
         manifest.nbytes,
         variables,
         skipped,
-        evaluation,
+        _evaluation(manifest),
     )
-
-
-def _described_or_error(manifest: Manifest) -> Checkpoint | errors.ShoalError:
-    try:
-        return described(manifest)
-    except errors.CorruptCheckpoint as error:
-        return error
 
 
 def _evaluation(manifest: Manifest) -> Evaluation | None:

@@ -55,7 +55,7 @@ SHAPES = {
 @contextmanager
 def cheap(*refusals: type[Exception]) -> Iterator[None]:
     """Asserts that the block is refused, in 100 ms and with 64 MiB more memory at most."""
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins again
     before, begun = peak_bytes(), time.thread_time()
     with pytest.raises(refusals):
         yield

@@ -13,9 +13,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import xxhash
+from google.protobuf import json_format
 
 from shoal import errors
 from shoal._checkpoint.tensors import damaged
+from shoal.v1 import job_pb2
 
 # Schema 2 adds `evaluation`. Schema 3 adds `order` to the ledger; a version that does not know it would continue with
 # other samples.
@@ -139,7 +141,7 @@ class Manifest:
             files = tuple(_file(it) for it in record.pop("files"))
             _check_types(record)
             return cls(files=files, variables=tuple(record.pop("variables")), **record)
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, json_format.ParseError) as error:
             raise damaged(where, f"a field is missing, unknown or of another type: {error}") from None
 
 
@@ -167,7 +169,11 @@ def _file(record: Mapping[str, Any]) -> FileEntry:
 
 
 def _check_types(record: Mapping[str, Any]) -> None:
-    """Raises TypeError unless the fields are of their types, and numbers are finite and not negative."""
+    """Checks that the fields are of their types, and that numbers are finite and not negative.
+
+    Raises:
+        TypeError, AttributeError, ParseError: a field is of another type, or cannot be parsed.
+    """
     for name, value in record.items():
         kind = _TYPES.get(name, object)
         number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -177,8 +183,11 @@ def _check_types(record: Mapping[str, Any]) -> None:
             right = isinstance(value, kind)
         if not right:
             raise TypeError(f"{name} is {value!r:.80}")
-    if not all(isinstance(variable, dict) for variable in record["variables"]):
-        raise TypeError("a variable is not an object")
+    for variable in record["variables"]:
+        shape = variable.get("shape", [])
+        if not isinstance(shape, list) or not all(str(size).isascii() and str(size).isdecimal() for size in shape):
+            raise TypeError(f"a variable has the shape {shape!r:.80}")
+    json_format.ParseDict(record.get("evaluation", {}), job_pb2.Evaluation(), ignore_unknown_fields=True)
 
 
 def _signed(record: Mapping[str, Any]) -> bytes:

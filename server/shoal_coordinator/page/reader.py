@@ -285,10 +285,7 @@ def _brief(status: JobStatus) -> dict[str, Any]:
 def _checkpoint(found: Manifest | errors.ShoalError) -> dict[str, Any]:
     if isinstance(found, errors.ShoalError):
         return records.damaged_checkpoint(found)
-    try:
-        return records.stored_checkpoint(described(found), variables=False)
-    except errors.CorruptCheckpoint as error:
-        return records.damaged_checkpoint(error)
+    return records.stored_checkpoint(described(found), variables=False)
 
 
 __all__ = ["MAX_CHECKPOINTS", "MAX_JOBS", "MAX_MEMBERS", "EventPosition", "JobUpdate", "Overview", "Reader"]

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from shoal import errors
 
 HANG_S = 1.0  # of processor time: other processes may take the cores
-BLOCKED_S = 20.0  # of real time, without which an input that waits for ever would never end
+BLOCKED_S = 20.0  # of real time, without which an input that waits would never end
 _MOST_CRASHES = 5  # of one target: further ones are mostly the same
 _WARM_UP, _LATE = 0.25, 0.75  # parts of the time: memory is compared before the half and after the second number
 _BAD_STATUS = ("INTERNAL", "UNKNOWN")

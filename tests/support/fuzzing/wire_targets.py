@@ -205,7 +205,7 @@ class Lanes:
         self._service.store.clear()
 
 
-class Segments:
+class SegmentHeaders:
     """Headers of segments, and the offers that name them."""
 
     name = "segments"
@@ -269,4 +269,4 @@ def suppress_refusal() -> suppress:
 def targets() -> list[Target]:
     """Returns the targets of this module."""
     chunks = SimpleTarget("chunks", lambda: [*_chunk_seeds(), *_chunk_seeds()], _decode_chunks)
-    return [chunks, Lanes(), Segments(), Layouts()]
+    return [chunks, Lanes(), SegmentHeaders(), Layouts()]
