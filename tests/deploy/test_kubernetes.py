@@ -1,7 +1,7 @@
 """Kubernetes manifests: they are valid and safe, and they agree with the options of the roles.
 
 No cluster runs here. kubectl renders the manifests. The tests validate them against Kubernetes' own schemas and the
-rules of `manifest_checks`. `test_kubernetes_rules` tests that these rules find mistakes.
+rules of `manifest_rules`. `test_kubernetes_rules` tests that these rules find mistakes.
 """
 
 import os
@@ -13,19 +13,20 @@ import pytest
 import yaml
 
 from shoal._tracing import environment as tracing
-from support.deployment import manifest_lifecycle as lifecycle
 from support.deployment import manifest_network as network
-from support.deployment import manifest_rules as rules
-from support.deployment.manifest_checks import OLDEST, OVERLAYS, RULES, SCHEMAS, complaints, rendered, schema_errors
+from support.deployment.manifest_network import OVERLAYS
+from support.deployment.manifest_rules import NEWEST, OLDEST, RULES, Rule, complaints, schema_errors
 from support.deployment.manifests import (
     KUBERNETES,
     Object,
+    environment,
     named,
     of_kind,
     quantity,
     read,
     render,
     render_with,
+    rendered,
     workloads,
 )
 from support.deployment.needed_programs import need
@@ -45,14 +46,14 @@ def sample() -> list[Object]:
 
 
 class TestOverlays:
-    @pytest.mark.parametrize("version", [OLDEST, SCHEMAS])
+    @pytest.mark.parametrize("version", [OLDEST, NEWEST])
     @pytest.mark.parametrize("overlay", OVERLAYS)
     def test_is_valid(self, overlay: str, version: str) -> None:
         assert schema_errors(rendered(overlay), version) == []
 
     @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
     @pytest.mark.parametrize("overlay", OVERLAYS)
-    def test_keeps_the_rules(self, overlay: str, rule: rules.Rule) -> None:
+    def test_keeps_the_rules(self, overlay: str, rule: Rule) -> None:
         assert list(rule(rendered(overlay))) == []
 
     @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -78,7 +79,7 @@ class TestWhatOverlaysSay:
         worker = asking.pop("worker")
         assert not asking
         assert worker["image"].endswith("-gpu")
-        assert lifecycle.environment(worker, rendered("overlays/gpu"))["SHOAL_DEVICE"] == "cuda:0"
+        assert environment(worker, rendered("overlays/gpu"))["SHOAL_DEVICE"] == "cuda:0"
 
     def test_one_node_shares_a_volume_of_its_own(self) -> None:
         claim = named(rendered("overlays/local"), "PersistentVolumeClaim", "checkpoints")
@@ -99,6 +100,11 @@ class TestWhatOverlaysSay:
         assert asked["cpu"] <= 1
         assert asked["memory"] <= quantity("3Gi")
 
+    def test_only_the_autoscaler_sets_the_number_of_workers(self) -> None:
+        scaler = named(rendered("overlays/production"), "HorizontalPodAutoscaler", "worker")
+        target = scaler["spec"]["scaleTargetRef"]
+        assert "replicas" not in named(rendered("overlays/production"), target["kind"], target["name"])["spec"]
+
     def test_the_settings_of_all_roles_are_one_map(self) -> None:
         """So the coordinator and the servers always use the same checkpoint storage."""
         maps = {
@@ -112,14 +118,14 @@ class TestWhatOverlaysSay:
 
 class TestComponents:
     def test_go_together(self, composed: list[Object]) -> None:
-        assert schema_errors(composed, SCHEMAS) == []
+        assert schema_errors(composed, NEWEST) == []
         assert complaints(composed) == []
         assert list(network.complaints(composed, network.NEEDED | network.SCRAPES | network.STORES)) == []
 
     def test_a_bucket_takes_the_place_of_the_volume(self, composed: list[Object]) -> None:
         for name in ("coordinator", "server"):
             pod = named(composed, "StatefulSet", name)["spec"]["template"]["spec"]
-            assert lifecycle.environment(pod["containers"][0], composed)["SHOAL_CHECKPOINTS"].startswith("s3://")
+            assert environment(pod["containers"][0], composed)["SHOAL_CHECKPOINTS"].startswith("s3://")
             assert "checkpoints" not in {volume["name"] for volume in pod["volumes"]}
 
     def test_production_names_both_images_again(self, composed: list[Object]) -> None:
@@ -169,11 +175,11 @@ class TestDocs:
     def test_its_patches_change_production_and_keep_the_rules(self, tmp_path: Path) -> None:
         [lines] = self.blocks("patches")
         objects = self.rendered_with(yaml.safe_load(lines), tmp_path, overlay="production")
-        assert schema_errors(objects, OLDEST) == schema_errors(objects, SCHEMAS) == []
+        assert schema_errors(objects, OLDEST) == schema_errors(objects, NEWEST) == []
         assert complaints(objects) == []
         pods = {each.name: each.pod for each in workloads(objects)}
         [server], [coordinator] = pods["server"]["containers"], pods["coordinator"]["containers"]
-        assert lifecycle.environment(server, objects)["SHOAL_GRACE_PERIOD"] == "180"
+        assert environment(server, objects)["SHOAL_GRACE_PERIOD"] == "180"
         assert server["resources"]["requests"] == {"cpu": "4", "memory": "64Gi"}
         assert server["resources"]["limits"] == {"cpu": "8", "memory": "64Gi"}
         assert coordinator["lifecycle"]["preStop"]["sleep"]["seconds"] == 190
@@ -186,7 +192,7 @@ class TestDocs:
         [lines] = [block for block in self.blocks("configMapGenerator") if "[::]" in block]
         objects = self.rendered_with(yaml.safe_load(lines), tmp_path)
         for workload in workloads(objects):
-            found = lifecycle.environment(workload.pod["containers"][0], objects)
+            found = environment(workload.pod["containers"][0], objects)
             assert {found[name].rpartition(":")[0] for name in found if name.endswith("_LISTEN")} == {"[::]"}
 
     def test_with_its_lines_for_traces_all_reach_the_collector_and_nobody_else(self, tmp_path: Path) -> None:
@@ -195,11 +201,11 @@ class TestDocs:
         [policy] = self.blocks("apiVersion", text)
         (tmp_path / "traces.yaml").write_text(policy)
         objects = self.rendered_with(yaml.safe_load(lines), tmp_path)
-        assert schema_errors(objects, OLDEST) == schema_errors(objects, SCHEMAS) == []
+        assert schema_errors(objects, OLDEST) == schema_errors(objects, NEWEST) == []
         assert complaints(objects) == []
         assert list(network.complaints(objects, network.NEEDED | network.TRACES)) == []
         for workload in workloads(objects):
-            told = lifecycle.environment(workload.pod["containers"][0], objects)
+            told = environment(workload.pod["containers"][0], objects)
             assert tracing.enabling_variable(told)
             assert told["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://collector.observability:4317"
 
@@ -236,7 +242,7 @@ class TestDocs:
         assert list(copied) == ["checkpoints", store]
         assert named(rendered("base"), "PersistentVolumeClaim", "checkpoints")
         [again] = claim
-        assert schema_errors(claim, OLDEST) == schema_errors(claim, SCHEMAS) == []
+        assert schema_errors(claim, OLDEST) == schema_errors(claim, NEWEST) == []
         assert (again["metadata"]["name"], again["spec"].pop("dataSource")["name"]) == (store, copied[store])
         assert again["spec"] == template["spec"]
 
@@ -285,7 +291,7 @@ class TestDocs:
 
 class TestSample:
     def test_is_valid(self, sample: list[Object]) -> None:
-        assert schema_errors(sample, SCHEMAS) == schema_errors(sample, OLDEST) == []
+        assert schema_errors(sample, NEWEST) == schema_errors(sample, OLDEST) == []
 
     def test_keeps_the_rules(self, sample: list[Object]) -> None:
         assert complaints([*rendered("base"), *sample]) == []

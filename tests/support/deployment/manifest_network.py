@@ -65,6 +65,14 @@ STORES = frozenset((role, far.name, "TCP/443") for role in ("coordinator", "serv
 # To a collector, as docs/how-to/tracing.md shows it.
 TRACES = frozenset((peer.name, "collector", "TCP/4317") for peer in MEMBERS)
 
+# The overlays, with the connections that each must allow.
+OVERLAYS = {
+    "base": NEEDED,
+    "overlays/local": NEEDED,
+    "overlays/production": NEEDED | SCRAPES,
+    "overlays/gpu": NEEDED,
+}
+
 
 def flows(objects: Sequence[Object]) -> frozenset[Flow]:
     """Returns all possible connections that have at least one end in our namespace."""

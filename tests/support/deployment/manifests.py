@@ -1,9 +1,11 @@
 """Kubernetes manifests for tests: rendered by kubectl and parsed."""
 
+import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,10 @@ KUBERNETES = Path(__file__).parents[3] / "deploy" / "kubernetes"
 Object = dict[str, Any]
 
 _SUFFIXES = {"m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30}
+# Values of fields that a pod's environment refers to.
+_FIELDS = {"metadata.name": "pod-0", "metadata.namespace": "shoal", "status.podIP": "10.0.0.7", "limits.cpu": "4"}
+# A variable that stands before it in the list; another one is left as it is.
+_REFERENCE = re.compile(r"\$\((\w+)\)")
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,12 @@ def render(folder: Path) -> list[Object]:
     assert done.returncode == 0, done.stderr
     assert not done.stderr, f"kustomize warns: {done.stderr}"
     return read(done.stdout)
+
+
+@cache
+def rendered(overlay: str) -> list[Object]:
+    """Returns the objects of an overlay, which must not be changed."""
+    return render(KUBERNETES / overlay)
 
 
 def render_with(folder: Path, overlay: str, components: Sequence[str]) -> list[Object]:
@@ -87,28 +99,34 @@ def workloads(objects: Sequence[Object]) -> Iterator[Workload]:
         yield Workload(found["kind"], found["metadata"]["name"], found["spec"], metadata, template["spec"])
 
 
-def selects(selector: Object | None, labels: Mapping[str, str]) -> bool:
-    """Returns whether a label selector selects an object with these labels. None selects nothing."""
-    if selector is None:
-        return False
-    wanted = selector.get("matchLabels", {}).items()
+def environment(container: Object, objects: Sequence[Object]) -> dict[str, str]:
+    """Returns the environment variables of a container's process.
+
+    Raises:
+        KeyError: the container names a map that does not exist.
+    """
+    found: dict[str, str] = {}
+    maps = {each["metadata"]["name"]: each["data"] for each in of_kind(objects, "ConfigMap")}
+    for source in container.get("envFrom", []):
+        found |= maps[source["configMapRef"]["name"]] if "configMapRef" in source else {}
+    for variable in container.get("env", []):
+        given = variable.get("valueFrom", {})
+        field = given.get("fieldRef", {}).get("fieldPath") or given.get("resourceFieldRef", {}).get("resource")
+        found[variable["name"]] = _FIELDS[field] if field else _REFERENCE.sub(_value_in(found), variable["value"])
+    return found
+
+
+def _value_in(found: Mapping[str, str]) -> Callable[[re.Match[str]], str]:
+    return lambda reference: found.get(reference[1], reference[0])
+
+
+def selects(selector: Object, labels: Mapping[str, str]) -> bool:
+    """Returns whether a label selector selects an object with these labels. An empty selector selects all objects."""
     expressions = selector.get("matchExpressions", [])
-    return all(labels.get(key) == value for key, value in wanted) and all(_holds(each, labels) for each in expressions)
-
-
-def _holds(expression: Object, labels: Mapping[str, str]) -> bool:
-    key, values = expression["key"], expression.get("values", [])
-    match expression["operator"]:
-        case "In":
-            return labels.get(key) in values
-        case "NotIn":
-            return labels.get(key) not in values
-        case "Exists":
-            return key in labels
-        case "DoesNotExist":
-            return key not in labels
-        case other:
-            raise AssertionError(f"no operator of selectors: {other}")
+    assert all(each["operator"] == "In" for each in expressions), "our manifests use no other operator"
+    wanted = {key: [value] for key, value in selector.get("matchLabels", {}).items()}
+    wanted |= {each["key"]: each["values"] for each in expressions}
+    return all(labels.get(key) in values for key, values in wanted.items())
 
 
 def quantity(text: str | int | float) -> float:
