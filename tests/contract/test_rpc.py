@@ -235,3 +235,21 @@ def test_a_slow_answer_is_a_deadline(server: CoordinatorServer, channel: Channel
     with pytest.raises(errors.DeadlineExceeded), _rpc.as_shoal_errors(server.address):
         stub.GetStatus(coordinator_pb2.GetStatusRequest(), timeout=0.1)
     release.set()
+
+
+@pytest.mark.parametrize("method", ["shoal.v1.Coordinator/GetStatus", "grpc.health.v1.Health/Check"])
+def test_a_request_that_is_no_message_is_a_bad_request(channel: Channel, method: str) -> None:
+    call: Any = channel.unary_unary(f"/{method}")
+    with pytest.raises(errors.BadRequest, match="cannot be decoded"), _rpc.as_shoal_errors("it"):
+        call(b"\xff\xff\xff", timeout=10)
+
+
+def test_a_stream_ends_at_a_request_that_is_no_message(channel: Channel) -> None:
+    call: Any = channel.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
+    with pytest.raises(errors.ShoalError) as caught, _rpc.as_shoal_errors("it"):
+        list(call(iter([b"\xff\xff\xff"]), timeout=10))
+    assert caught.value.status == "INVALID_ARGUMENT"
+
+
+def test_an_error_about_half_a_surrogate_pair_can_be_sent() -> None:
+    assert _rpc.error_of(_rpc.detail_of(errors.BadRequest("a \ud800 b", name="\ud800"))).message == "a ? b"

@@ -1,4 +1,4 @@
-"""Lengths of tests: the suite runs the short forms; `make chaos`, `make long` and `make fuzz` run the long ones.
+"""Lengths of tests: the suite runs the short forms; `make chaos`, `make long` and `make examples` run the long ones.
 
 The environment selects them: `SHOAL_LONG=1` selects the long forms, `CHAOS_RUNS=n` sets n runs of each, and
 `SHOAL_FUZZ=n` lets Hypothesis draw n times as many examples.

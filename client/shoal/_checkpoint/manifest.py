@@ -6,15 +6,18 @@ manifest of a later schema from a damaged one.
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import xxhash
+from google.protobuf import json_format
 
 from shoal import errors
 from shoal._checkpoint.tensors import damaged
+from shoal.v1 import job_pb2
 
 # Schema 2 adds `evaluation`. Schema 3 adds `order` to the ledger; a version that does not know it would continue with
 # other samples.
@@ -23,6 +26,20 @@ FILE = "manifest.json"
 BLOCK_BYTES = 4 << 20
 MAX_BYTES = 256 << 20
 _FORMAT = "shoal-checkpoint"
+# What a manifest's fields are in JSON. The checksum shows damage, but somebody else may have written the file.
+_TYPES: Mapping[str, type[Any]] = {
+    "job": str,
+    "number": int,
+    "created_at": float,
+    "step": int,
+    "version": int,
+    "spec": dict,
+    "variables": list,
+    "data": dict,
+    "progress": dict,
+    "evaluation": dict,
+    "writer": str,
+}
 _END = ',\n "sum": "{}"\n}}\n'
 _SIGNED = re.compile(rb'(.*),\n "sum": "([0-9a-f]{16})"\n}\n', re.DOTALL)
 
@@ -121,13 +138,11 @@ class Manifest:
             )
         try:
             del record["format"], record["schema"], record["sum"]
-            files = tuple(
-                FileEntry(it["name"], it["nbytes"], tuple(it["sums"]), tuple(it.get("tensors", ())))
-                for it in record.pop("files")
-            )
+            files = tuple(_file(it) for it in record.pop("files"))
+            _check_types(record)
             return cls(files=files, variables=tuple(record.pop("variables")), **record)
-        except (KeyError, TypeError) as error:
-            raise damaged(where, f"a field is missing or unknown: {error}") from None
+        except (KeyError, TypeError, AttributeError, json_format.ParseError) as error:
+            raise damaged(where, f"a field is missing, unknown or of another type: {error}") from None
 
 
 def sums_of(nbytes: int) -> int:
@@ -141,6 +156,38 @@ def sum_of(*parts: bytes | memoryview) -> str:
     for part in parts:
         digest.update(part)
     return digest.hexdigest()
+
+
+def _file(record: Mapping[str, Any]) -> FileEntry:
+    name, nbytes, sums, tensors = record["name"], record["nbytes"], record["sums"], record.get("tensors", [])
+    lists = isinstance(sums, list) and isinstance(tensors, list)
+    if not lists or not all(isinstance(text, str) for text in (name, *sums, *tensors)):
+        raise TypeError("a file's name, sums and tensors are texts")
+    if type(nbytes) is not int or nbytes < 0:
+        raise TypeError(f"the file {name!r} has {nbytes!r} bytes")
+    return FileEntry(name, nbytes, tuple(sums), tuple(tensors))
+
+
+def _check_types(record: Mapping[str, Any]) -> None:
+    """Checks that the fields are of their types, and that numbers are finite and not negative.
+
+    Raises:
+        TypeError, AttributeError, ParseError: a field is of another type, or cannot be parsed.
+    """
+    for name, value in record.items():
+        kind = _TYPES.get(name, object)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if kind in (int, float):
+            right = number and (kind is float or isinstance(value, int)) and math.isfinite(value) and value >= 0
+        else:
+            right = isinstance(value, kind)
+        if not right:
+            raise TypeError(f"{name} is {value!r:.80}")
+    for variable in record["variables"]:
+        shape = variable.get("shape", [])
+        if not isinstance(shape, list) or not all(str(size).isascii() and str(size).isdecimal() for size in shape):
+            raise TypeError(f"a variable has the shape {shape!r:.80}")
+    json_format.ParseDict(record.get("evaluation", {}), job_pb2.Evaluation(), ignore_unknown_fields=True)
 
 
 def _signed(record: Mapping[str, Any]) -> bytes:

@@ -21,6 +21,7 @@ from shoal._checkpoint.tensors import decode_entry, entry_of
 from shoal._system import listed
 
 VALUE = "value"
+_ROW_DIGITS = 20  # rows fit 64 bits
 # Rows to read: the kind (VALUE or a slot's name), the variable, the first row, and the memory to fill. The memory is
 # flat, has the saved dtype and holds a whole number of existing rows. An unknown kind or variable is a KeyError.
 Rows = tuple[str, str, int, np.ndarray]
@@ -141,6 +142,8 @@ class SavedVariables:
             tensors = [(name, tensor.dtype, tensor.shape) for name, tensor in found.items()]
         for name, dtype, shape in tensors:
             kind, row, variable = self._parsed(name)
+            if 0 in shape:
+                raise self._corrupt(f"tensor {name!r} has the shape {shape}, but variables are not empty")
             rows = shape[0] if shape else 1
             saved = _Saved(row, rows, shape, dtype, name, entry)
             self._slices.setdefault((kind, variable), []).append(saved)
@@ -159,7 +162,7 @@ class SavedVariables:
     def _parsed(self, name: str) -> tuple[str, int, str]:
         kind, slash, rest = name.partition("/")
         row, another, variable = rest.partition("/")
-        if not (slash and another and row.isdecimal()):
+        if not (slash and another and row.isascii() and row.isdecimal() and len(row) < _ROW_DIGITS):
             raise self._corrupt(f"tensor {name!r} is not named as a slice of a variable")
         return kind, int(row), variable
 

@@ -163,7 +163,7 @@ def decode_entry(entry: str, where: str) -> tuple[str, np.dtype, tuple[int, ...]
     """
     try:
         dtype, shape, name = entry.split(" ", 2)
-        return name, _DTYPES[dtype], tuple(int(size) for size in shape.split(",")) if shape else ()
+        return name, _DTYPES[dtype], tuple(map(_size, shape.split(","))) if shape else ()
     except (ValueError, KeyError, AttributeError) as error:
         raise damaged(where, f"its entry {entry!r} for a tensor cannot be read: {error}") from None
 
@@ -176,6 +176,12 @@ def _tensor(entry: Mapping[str, Any], data: int) -> Tensor:
     if stop - start != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"the size of {entry} does not match its shape")
     return Tensor(dtype, shape, data + start, data + stop)
+
+
+def _size(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise ValueError(f"{text!r} is not a size")
+    return int(text)
 
 
 def _text(value: Any) -> str:

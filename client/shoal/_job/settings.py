@@ -68,7 +68,7 @@ def value(text: str) -> Any:
     """Returns the value of a JSON text. A text that is not JSON is itself the value."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

@@ -191,9 +191,9 @@ def error_of(detail: header_pb2.ErrorDetail) -> errors.ShoalError:
 
 def _shortened(text: str, most: int) -> str:
     """Returns the beginning and the end of a text, because a traceback ends with the error."""
-    encoded = text.encode()
+    encoded = text.encode(errors="replace")  # a name from a file may have half of a surrogate pair
     if len(encoded) <= most:
-        return text
+        return encoded.decode()
     beginning, end = encoded[: most // 4], encoded[-(most - most // 4) :]
     return f"{beginning.decode(errors='ignore')} [...] {end.decode(errors='ignore')}"
 

@@ -1,9 +1,10 @@
 """gRPC servers: handlers, their errors and threads, the health service and reflection."""
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import grpc
@@ -13,7 +14,7 @@ from grpc_reflection.v1alpha import reflection
 
 from shoal import _tracing, errors
 from shoal._limits import catalogue, count_refusal
-from shoal._rpc import channels
+from shoal._rpc import channels, requests
 from shoal._rpc.call_limits import CallLimits
 from shoal._rpc.reception import Hold, Reception
 from shoal._wire.limits import MAX_MESSAGE_BYTES
@@ -71,10 +72,15 @@ def servicer(method: Callable[..., Any]) -> Callable[..., Any]:
         except Exception as error:
             _log.exception("handler failed", rpc=method.__name__)
             failure = errors.InternalError(f"{method.__name__} failed: {type(error).__name__}: {error}")
-        refuse(context, failure)
-        return context.abort(channels.status_of(failure), channels.status_text(failure))  # raises
+        return _abort(context, failure)
 
     return handler
+
+
+def _abort(context: grpc.ServicerContext, error: errors.ShoalError) -> Any:
+    """Ends a call with an error, by an exception of grpcio."""
+    refuse(context, error)
+    return context.abort(channels.status_of(error), channels.status_text(error))  # raises
 
 
 def refuse(context: grpc.ServicerContext, error: errors.ShoalError) -> None:
@@ -343,10 +349,12 @@ class _Registrar:
             threads,
             streaming=handler.request_streaming,
             essential=essential,
-            hold=getattr(behavior, "hold", None),
+            hold=requests.holding(getattr(behavior, "hold", None)),
         )
         if getattr(behavior, "replies_encoded", False):
             handler = handler._replace(response_serializer=None)
+        if handler.request_deserializer:
+            handler = handler._replace(request_deserializer=requests.Decoder(handler.request_deserializer, name))
         return handler._replace(**{arity: _InPool(behavior, pool)})
 
 
@@ -358,8 +366,15 @@ class _InPool:
         self.experimental_thread_pool = pool
         self.experimental_non_blocking = getattr(handler, "experimental_non_blocking", False)
 
-    def __call__(self, *args: Any) -> Any:
-        return self._handler(*args)
+    def __call__(self, request: Any, context: grpc.ServicerContext, *send: Callable[[Any], None]) -> Any:
+        if isinstance(request, errors.ShoalError):
+            if send:  # the handler does not block
+                refuse(context, request)
+                return send[0](None)
+            return _abort(context, request)
+        if isinstance(request, Iterator):
+            request = requests.decoded(request, partial(_abort, context))
+        return self._handler(request, context, *send)
 
 
 def _refusal(error: errors.ShoalError) -> tuple[Any, bytes, Any]:

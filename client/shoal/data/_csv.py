@@ -183,8 +183,15 @@ class Csv(BlockReader):
             opened.seek(start)
             lines = opened.read(stop - start).decode("utf-8-sig").splitlines(keepends=True)
             if self._quote:
-                return next(standard_csv.reader(lines, delimiter=self._delimiter, quotechar=self._quote))
-            return next(standard_csv.reader(lines, delimiter=self._delimiter, quoting=standard_csv.QUOTE_NONE))
+                rows = standard_csv.reader(lines, delimiter=self._delimiter, quotechar=self._quote)
+            else:
+                rows = standard_csv.reader(lines, delimiter=self._delimiter, quoting=standard_csv.QUOTE_NONE)
+            for row in rows:
+                return row
+        raise errors.InvalidData(
+            f"{file.name} has a header without names; write the names of the columns into its first row, or give "
+            "names=[...] if it has no header"
+        )
 
     def _type(self, name: str, alias: Any) -> Any:
         if name not in (self._names or ()):

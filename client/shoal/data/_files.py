@@ -1,12 +1,15 @@
 """The search for files by path, pattern, folder or URL, in an order that is the same on every worker."""
 
 import glob
+import gzip
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import IO, Any, BinaryIO, TypeAlias
+
+import numpy as np
 
 from shoal import errors
 from shoal._system import check_type, load
@@ -18,6 +21,11 @@ _GIVE_KEYS = (
 )
 # A path, a pattern, a folder or a URL, or several of them.
 Where: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
+
+
+# The largest ratio of deflate, 258 bytes in two bits. A file whose header promises more is damaged.
+MOST_DEFLATED = 1032
+_PIECE = 1 << 20  # bytes that are decompressed at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +88,23 @@ def errors_naming(name: str, *kinds: type[Exception]) -> Iterator[None]:
             f"{name} cannot be read: {reason}; it may be damaged or truncated: compare it with its source, or copy it "
             "again"
         ) from None
+
+
+def read_into(file: IO[bytes] | gzip.GzipFile, target: np.ndarray) -> int:
+    """Fills memory from a compressed file, and returns the number of bytes; fewer than wanted if the file ends.
+
+    Args:
+        file: the file.
+        target: flat uint8 array. Its memory is used only as far as the file goes.
+    """
+    done = 0
+    while done < target.size:
+        piece = file.read(min(_PIECE, target.size - done))
+        if not piece:
+            break
+        target[done : done + len(piece)] = np.frombuffer(piece, np.uint8)
+        done += len(piece)
+    return done
 
 
 def find(where: Where, suffixes: Sequence[str], who: str) -> list[DataFile]:
@@ -150,4 +175,4 @@ def _counts(relative: str, suffixes: Sequence[str]) -> bool:
     return not hidden and relative.endswith(tuple(suffixes))
 
 
-__all__ = ["DataFile", "Where", "errors_naming", "find"]
+__all__ = ["MOST_DEFLATED", "DataFile", "Where", "errors_naming", "find", "read_into"]

@@ -13,16 +13,13 @@ import numpy as np
 from shoal import errors
 from shoal._system import check_type
 from shoal.data._block_reader import check_number
-from shoal.data._files import errors_naming
+from shoal.data._files import MOST_DEFLATED, errors_naming, read_into
 from shoal.program import DEFAULT_PREFETCH
 
 # Types by the third byte of the file (http://yann.lecun.com/exdb/mnist); numbers are big-endian.
 _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 _GZIP = b"\x1f\x8b"
-# The largest ratio of deflate, 258 bytes in two bits. A file whose header promises more is damaged.
-_MOST_DEFLATED = 1032
-_PIECE = 1 << 20  # bytes that are decompressed at a time
 
 
 class Idx:
@@ -106,7 +103,7 @@ def read_idx(path: str | os.PathLike[str], max_bytes: int) -> np.ndarray:
         file.seek(0)
         if packed:
             with gzip.GzipFile(fileobj=file) as unpacked:
-                return _unpacked(name, unpacked, min(max_bytes, _MOST_DEFLATED * size), max_bytes)
+                return _unpacked(name, unpacked, min(max_bytes, MOST_DEFLATED * size), max_bytes)
         dtype, shape = _header(name, file)
         held = size - file.tell()
         if held != _bytes(dtype, shape):
@@ -142,13 +139,9 @@ def _unpacked(name: str, file: gzip.GzipFile, most: int, max_bytes: int) -> np.n
         )
         raise _wrong_size(name, dtype, shape, reason)
     raw = np.empty(size, np.uint8)  # the system provides the memory when it is written
-    done = 0
-    while done < size:
-        piece = file.read(min(_PIECE, size - done))
-        if not piece:
-            raise _wrong_size(name, dtype, shape, f"the file holds {done:,}; ")
-        raw[done : done + len(piece)] = np.frombuffer(piece, np.uint8)
-        done += len(piece)
+    done = read_into(file, raw)
+    if done < size:
+        raise _wrong_size(name, dtype, shape, f"the file holds {done:,}; ")
     if file.read(1):  # at the end, this also compares the checksum
         raise _wrong_size(name, dtype, shape, "the file holds more; ")
     return raw.view(dtype).reshape(shape)

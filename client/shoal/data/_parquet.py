@@ -22,6 +22,8 @@ _SUFFIXES = (".parquet", ".pq")
 _FOOTERS_AT_ONCE = 8
 # Files that are kept open: row groups come in random order, and opening a file reads its footer again.
 _MOST_OPEN = 16
+# Limits of what footers promise, because a few bytes can promise any number of rows. The coordinator leases no more.
+_MOST_ROWS, _MOST_BLOCKS = 1 << 48, 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,15 @@ class Parquet(BlockReader):
                 return _Footer(opened.schema_arrow, rows)
 
     def _cut_blocks(self, footers: Sequence[_Footer], window: int) -> Blocks:
-        rows = np.array([footers[number].rows[group] for number, group in self._groups], np.int64)
+        promised = [footers[number].rows[group] for number, group in self._groups]
+        blocks = sum(-(-rows // self._part_rows) for rows in promised)
+        if min(promised) < 0 or sum(promised) > _MOST_ROWS or blocks > _MOST_BLOCKS:
+            raise errors.InvalidData(
+                f"{self._files[0].name} and the other files promise {sum(promised):,} rows in {blocks:,} blocks, but a "
+                f"data set has at most {_MOST_ROWS:,} rows and {_MOST_BLOCKS:,} blocks; give larger block_bytes, or "
+                "compare the files with their source if they are smaller"
+            )
+        rows = np.array(promised, np.int64)
         parts = -(-rows // self._part_rows)
         group_ends = np.cumsum(rows)
         pieces = [np.zeros(1, np.int64)]
@@ -161,7 +171,7 @@ class Parquet(BlockReader):
         return self._pq.ParquetFile(source, pre_buffer=far, page_checksum_verification=True)
 
     def _blamed(self, where: str) -> AbstractContextManager[None]:
-        return errors_naming(where, self._pa.ArrowException)
+        return errors_naming(where, self._pa.ArrowException, UnicodeDecodeError)
 
 
 __all__ = ["Parquet"]

@@ -1,23 +1,25 @@
 """Restore of shards from a checkpoint. `checkpoint_cut` and `checkpoint_commit` make checkpoints."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import structlog
 from google.protobuf import json_format
+from google.protobuf.message import Message
 
 from shoal import errors
 from shoal._checkpoint import Catalogue, Manifest, restore_problem
 from shoal._numerics import storage_dtype
 from shoal.checkpoint_policy import CheckpointChoice
+from shoal.v1 import job_pb2, state_pb2, tensor_pb2
 from shoal.v1 import parameter_server_pb2 as pb
-from shoal.v1 import state_pb2, tensor_pb2
 from shoal.variables import Variable
 from shoal.variables import from_proto as variable_from_proto
 from shoal_coordinator.effects.server_calls import ServerCalls
 from shoal_coordinator.messages import CreateShards, RestoredCheckpoint, servers_of
 
+M = TypeVar("M", bound=Message)
 _log = structlog.get_logger(__name__)
 
 # Reading many GB takes minutes.
@@ -115,13 +117,13 @@ def _restored(
         variables=frozenset(str(variable.get("name", "")) for variable in manifest.variables),
         data=_parsed(manifest.data, state_pb2.LedgerRecord(), manifest) if manifest.data and continues else None,
         progress_totals=_parsed(manifest.progress if continues else {}, state_pb2.ProgressRecord(), manifest),
-        seed=int(manifest.spec.get("seed", 0)) if manifest.spec else None,
+        seed=_spec(manifest).seed if manifest.spec else None,
         skipped=tuple(skipped),
     )
 
 
 def _check_optimizer(effect: CreateShards, choice: CheckpointChoice, manifest: Manifest) -> None:
-    saved = manifest.spec.get("optimizer", {}).get("name", "")
+    saved = _spec(manifest).optimizer.name
     if not saved or saved == effect.spec.optimizer.name or choice.partial:
         return
     # The servers would compare the variables only after this, and the user would learn one difference at a time.
@@ -135,13 +137,28 @@ def _check_optimizer(effect: CreateShards, choice: CheckpointChoice, manifest: M
     raise errors.IncompatibleCheckpoint(why, job=effect.job.name)
 
 
+def _spec(manifest: Manifest) -> job_pb2.JobSpec:
+    return _parsed(manifest.spec, job_pb2.JobSpec(), manifest, ignore_unknown_fields=True)
+
+
 def _stored(variables: Mapping[str, Variable]) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     return {name: (it.shape, storage_dtype(it.dtype)) for name, it in variables.items()}
 
 
-def _parsed(record: Any, message: Any, manifest: Manifest) -> Any:
+def _parsed(record: Any, message: M, manifest: Manifest, *, ignore_unknown_fields: bool = False) -> M:
+    """Returns the message that a record of a manifest is.
+
+    Args:
+        record: the record, a JSON object.
+        message: an empty message.
+        manifest: the manifest, for the error.
+        ignore_unknown_fields: whether a later version may have written it.
+
+    Raises:
+        CorruptCheckpoint: the record is no such message.
+    """
     try:
-        return json_format.ParseDict(record, message)
+        return json_format.ParseDict(record, message, ignore_unknown_fields=ignore_unknown_fields)
     except json_format.ParseError as error:
         raise errors.CorruptCheckpoint(
             f"the manifest of {manifest.job}/{manifest.number} has a record that cannot be parsed: {error}"

@@ -125,14 +125,14 @@ class Guard:
 def _check_action(host: str, headers: Mapping[str, str] | _Fields) -> None:
     """Checks that this page's own script has sent an action."""
     site, origin = headers.get("sec-fetch-site", ""), headers.get("origin", "")
-    ours = site == "same-origin" if site else urlsplit(origin).netloc.lower() == host.lower()
+    ours = site == "same-origin" if site else _authority(origin) == host.lower()
     if not (site or origin):
         raise errors.Forbidden(
             "an action must come from this page, but neither Sec-Fetch-Site nor Origin says where it comes from; a "
             f"script sends the headers Sec-Fetch-Site: same-origin, {ACTION_HEADER}: 1 and Content-Type: "
             "application/json"
         )
-    if not ours or (origin and urlsplit(origin).netloc.lower() != host.lower()):
+    if not ours or (origin and _authority(origin) != host.lower()):
         raise errors.Forbidden(
             "an action must come from this page, but its header Sec-Fetch-Site or Origin names another site",
             origin=origin[:200],
@@ -141,6 +141,14 @@ def _check_action(host: str, headers: Mapping[str, str] | _Fields) -> None:
         raise errors.Forbidden(f"an action needs the header {ACTION_HEADER}: 1")
     if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise errors.BadRequest("the content type is not application/json; send JSON")
+
+
+def _authority(origin: str) -> str:
+    """Returns the host and port in an Origin header, in lower case; empty if it is not a URL."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:  # half an IPv6 address
+        return ""
 
 
 def _name(host: str) -> str:

@@ -80,11 +80,19 @@ class Rig:
     Args:
         store: store of the coordinator.
         checkpoints: folder of its checkpoints; empty: none.
+        heartbeat_timeout_s: seconds after which a silent member is lost.
         page: configuration of its page.
     """
 
-    def __init__(self, store: str = "memory", checkpoints: str = "", **page: Any) -> None:
+    def __init__(
+        self,
+        store: str = "memory",
+        checkpoints: str = "",
+        heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
+        **page: Any,
+    ) -> None:
         self.store, self.checkpoints, self.page = store, checkpoints, page
+        self.heartbeat_timeout_s = heartbeat_timeout_s
         self.failures: list[errors.ShoalError] = []
         self.process = self._start("127.0.0.1:0")
         self.client = CoordinatorClient(self.process.address, retry_for_s=5.0)
@@ -109,7 +117,7 @@ class Rig:
         config = CoordinatorConfig(
             listen=listen,
             store=self.store,
-            heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S,
+            heartbeat_timeout_s=self.heartbeat_timeout_s,
             heartbeat_interval_s=0.1,
             max_watchers=MAX_WATCHERS,
             threads=4,

@@ -1,0 +1,110 @@
+"""The fuzzer: a short campaign over all targets, all inputs that once went wrong, and the fuzzer's own results."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shoal import errors
+from support.fuzzing import targets
+from support.fuzzing.campaign import GOLDEN, BadStatus, Hang, SimpleTarget, Target, attempt, fuzz, reproduce
+from support.fuzzing.mutator import mutated
+
+SHORT_S = 12.0
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.mark.timeout(180)
+def test_no_target_crashes_in_a_short_campaign(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "support.fuzzing", "--seconds", str(SHORT_S), "--out", str(tmp_path)]
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": str(TESTS)}, capture_output=True, text=True, timeout=150, check=False
+    )
+    rows = json.loads((tmp_path / "latest.json").read_text())["rows"]
+    assert {row["target"] for row in rows} == {target.name for target in targets.all_targets()}, done.stderr[-3000:]
+    assert all(row["inputs"] for row in rows), done.stdout
+    assert not [row["found"] for row in rows if row["crashes"] or row["unexpected_status"]], done.stdout
+
+
+def kept() -> list[Path]:
+    return sorted(path for path in GOLDEN.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("path", kept(), ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_an_input_that_went_wrong_is_refused(path: Path) -> None:
+    (target,) = targets.chosen(path.parent.name)
+    target.start()
+    try:
+        attempt(target, path.read_bytes())
+    finally:
+        target.stop()
+
+
+def test_mutations_and_inputs_are_reproducible() -> None:
+    seeds = [b"abcdefgh" * 8, b"0123"]
+    drawn = [mutated(random.Random(number), seeds) for number in range(200)]
+    assert drawn == [mutated(random.Random(number), seeds) for number in range(200)]
+    assert len({*drawn}) > 150
+    (target,) = targets.chosen("chunks")
+    target.start()
+    assert reproduce(target, 3, 7) == reproduce(target, 3, 7) != reproduce(target, 3, 8)
+
+
+def decoder(data: bytes) -> None:
+    """A decoder with defects: it refuses most inputs, and fails on some."""
+    if b"\xff" in data:
+        raise KeyError("a defect")
+    raise errors.BadRequest("not this one")
+
+
+def planted(decode: Callable[[bytes], object]) -> Target:
+    return SimpleTarget("planted", list, decode)
+
+
+def test_the_fuzzer_finds_a_defect_and_keeps_its_input(tmp_path: Path) -> None:
+    class Planted(SimpleTarget):
+        def draw(self, draw: random.Random) -> bytes:
+            return mutated(draw, [b"seed"])
+
+    row = fuzz(Planted("planted", list, decoder), 1, 5.0, tmp_path)
+    assert row.crashes
+    assert b"\xff" in Path(row.found[0].partition(":")[0]).read_bytes()
+
+
+def end_process(_data: bytes) -> None:
+    os._exit(3)
+
+
+def test_an_input_that_ends_the_process_is_a_crash(tmp_path: Path) -> None:
+    class Planted(SimpleTarget):
+        def draw(self, draw: random.Random) -> bytes:
+            return b"input"
+
+    row = fuzz(Planted("planted", list, end_process), 1, 5.0, tmp_path)
+    assert (row.inputs, row.crashes) == (1, 1)
+    assert Path(row.found[0].partition(":")[0]).read_bytes() == b"input"
+
+
+def fail_inside(_data: bytes) -> None:
+    raise errors.InternalError("a defect")
+
+
+def busy(_data: bytes) -> None:
+    begun = time.thread_time()
+    while time.thread_time() < begun + 1.1:
+        pass
+
+
+@pytest.mark.parametrize(("decode", "what"), [(fail_inside, BadStatus), (busy, Hang), (decoder, None)])
+def test_outcomes(decode: Callable[[bytes], object], what: type[BaseException] | None) -> None:
+    if what is None:
+        attempt(planted(decode), b"")
+    else:
+        with pytest.raises(what):
+            attempt(planted(decode), b"")
