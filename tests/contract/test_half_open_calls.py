@@ -91,14 +91,14 @@ def test_a_session_trains_on_a_server_with_calls_that_never_come(monkeypatch: py
             health = health_pb2_grpc.HealthStub(channel)
             stub = parameter_server_pb2_grpc.ParameterServerStub(channel)
 
-            def step() -> None:
+            def check_step() -> None:
                 session.pull()
                 assert session.push({"w": np.ones(3)}).outcome == "accepted"
 
             calls: list[Callable[[], object]] = [
                 lambda: health.Check(health_pb2.HealthCheckRequest(), timeout=20),
                 lambda: stub.Attach(parameter_server_pb2.AttachRequest(), timeout=20),
-                step,
+                check_step,
             ]
             with (
                 misbehaving(server.address, SERVER + OTHERS, calls=CALLS, connections=CONNECTIONS),
@@ -294,7 +294,7 @@ def test_a_call_that_grpcio_never_ends_does_not_hold_up_a_stop(
         return threading.Event()
 
     with monkeypatch.context() as patch:
-        patch.setattr("grpc._server._Server.stop", stop_without_end)
-        patch.setattr("shoal._rpc.servers._CANCELLED_S", 0.01)
+        patch.setattr("grpc._server._Server.stop", stop_without_end)  # private: grpcio has no other
+        patch.setattr("shoal._rpc.servers.CANCELLED_S", 0.01)
         server.stop(0.01)
     assert "stopped although a cancelled call has not ended" in capsys.readouterr().out

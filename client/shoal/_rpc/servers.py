@@ -1,7 +1,7 @@
 """gRPC servers: handlers, their errors and threads, the health service and reflection."""
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
