@@ -81,15 +81,15 @@ def described(shape: tuple[int, ...]) -> tensor_pb2.Variable:
 class TestShapes:
     def test_of_variables_that_are_described(self, shape: tuple[int, ...]) -> None:
         message = described(shape)
-        with cheap(errors.InvalidVariable):
+        with cheap(errors.InvalidVariable, errors.LimitExceeded):
             Descriptions().decode([message], 1)
-        with cheap(errors.InvalidVariable):
+        with cheap(errors.InvalidVariable, errors.LimitExceeded):
             variable_from_proto(message)
 
     def test_of_a_placement(self, shape: tuple[int, ...]) -> None:
         message = tensor_pb2.Placement.FromString(placement().encoded)
         message.variables[0].CopyFrom(described(shape))
-        with cheap(errors.InvalidVariable):
+        with cheap(errors.InvalidVariable, errors.LimitExceeded):
             Placement.from_proto(message)
 
     def test_of_tensors_in_checkpoints(self, shape: tuple[int, ...], tmp_path: Path) -> None:
@@ -136,8 +136,8 @@ def test_shards_that_do_not_fit_into_a_server_are_refused_before_they_are_alloca
     piece = tensor_pb2.Slice(variable="w", row_start=0, row_stop=1 << 38)
     arena = tensor_pb2.ArenaLayout(dtype=tensor_pb2.FLOAT32, aggregation=tensor_pb2.TRAINABLE, slices=[piece])
     layout = ShardLayout.from_proto(tensor_pb2.ShardLayout(shard=0, arenas=[arena]), variables)
-    store = ShardStore()
-    with cheap(errors.Overloaded):
+    store = ShardStore(most_bytes=1 << 39)
+    with cheap(errors.LimitExceeded):
         store.create(config(variables, optim.SGD(0.1)), [layout])
     assert not store.groups()
 
@@ -148,7 +148,7 @@ def test_slots_count_and_shards_of_an_earlier_generation_do_not() -> None:
     arena = tensor_pb2.ArenaLayout(dtype=tensor_pb2.FLOAT32, aggregation=tensor_pb2.TRAINABLE, slices=[piece])
     layout = ShardLayout.from_proto(tensor_pb2.ShardLayout(shard=0, arenas=[arena]), variables)
     store = ShardStore(most_bytes=3 << 12)
-    with pytest.raises(errors.Overloaded, match="12,287"):
+    with pytest.raises(errors.LimitExceeded, match="12287"):
         ShardStore(most_bytes=(3 << 12) - 1).create(config(variables, optim.Adam(0.1)), [layout])
     for generation in (1, 1, 2):
         wanted = JobShardConfig("job", generation, variables, optim.Adam(0.1), Asynchronous(), 0)

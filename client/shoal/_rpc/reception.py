@@ -381,8 +381,8 @@ class _ReceivingPool(ThreadPoolExecutor):
 
 
 def _size(message: Any) -> int:
-    """Returns the bytes of a received message; 0 if there is none."""
-    if message is None:
+    """Returns the bytes of a received message; 0 if there is none, or if it could not be decoded."""
+    if message is None or isinstance(message, errors.ShoalError):
         return 0
     return len(message) if isinstance(message, bytes) else int(message.ByteSize())
 

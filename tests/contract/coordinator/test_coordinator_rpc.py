@@ -159,7 +159,7 @@ def test_an_assignment_has_the_submitter_of_its_job(group: Rig, monkeypatch: pyt
     monkeypatch.setattr("shoal_coordinator.api.servicers.submitter_of", lambda _: "alice")
     group.submit(job("b", workers=1))
     beats = [group.beat(worker) for worker in ("w0", "w1")]
-    assert {(beat.job, beat.submitter) for beat in beats} == {("a", ""), ("b", "alice")}
+    assert {(beat.job, beat.submitter) for beat in beats} == {("a", "ipv4:127.0.0.1"), ("b", "alice")}
 
 
 # Refusals: every code that the contract names.
