@@ -33,7 +33,7 @@ pytestmark = pytest.mark.cluster
 ROLES = [("coordinator", 0), ("server", 1), ("worker", 2)]
 # What a label may be: none of these grows with users, jobs, variables or clients.
 LABELS = {"role", "state", "outcome", "reason", "event", "code", "effect", "device", "le", "kind"} | {
-    *("transport", "pool", "call", "called")
+    *("transport", "pool", "call", "called", "limit")
 }
 BASE_UNITS = ("_seconds", "_bytes", "_total", "_info", "_versions", "_ratio")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 import shoal
 
@@ -110,7 +111,8 @@ class BadHost(Program):
 
     def __init__(self, bad: str, gate: str, size: int = 64) -> None:
         super().__init__(size)
-        self.bad, self.gate, self.daemon = Path(bad), Path(gate), str(os.getppid())
+        self.bad, self.gate = Path(bad), Path(gate)
+        self.daemon = str(psutil.Process(os.getppid()).ppid())  # the parent is the guard
 
     def loss_and_gradients(self, params: Any, batch: Any) -> Any:
         with suppress(FileExistsError), self.bad.open("x") as file:
