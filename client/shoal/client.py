@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from shoal import _rpc, _tracing, errors, events
 from shoal._rpc import CoordinatorClient
+from shoal._security import Credentials
 from shoal._system import check_count, check_seconds, check_type
 from shoal._training import ParameterClient, check_options, spelled_out
 from shoal._wire import Placement
@@ -199,7 +200,9 @@ class JobHandle:
         """
         with _tracing.root("pull", job=self.name):
             try:
-                with ParameterClient(self._placement(), refresh=self._placement) as parameters:
+                with ParameterClient(
+                    self._placement(), refresh=self._placement, credentials=self._coordinator.credentials
+                ) as parameters:
                     return parameters.pull()
             except (errors.Unreachable, *errors.SHARDS_LOST):
                 self._placement()  # raises NotPlaced if the server is gone, and the values with it
@@ -225,18 +228,23 @@ class Client:
         address: host:port of the coordinator. The default is $SHOAL_COORDINATOR, or else 127.0.0.1:7070. The client
             connects at its first call.
         retry_for_s: how long to retry a call while the coordinator does not answer, in seconds.
+        credentials: what the client presents, and whom it trusts. The default is TLS with the files that $SHOAL_TLS_CA,
+            $SHOAL_TLS_CERT and $SHOAL_TLS_KEY name, or else no TLS; see docs/how-to/security.md.
 
     Raises:
-        BadRequest: the address is not host:port. Or the environment enables tracing, but OpenTelemetry is not
-            installed; see docs/how-to/tracing.md.
+        BadRequest: the address is not host:port, or the files for TLS are not valid. Or the environment enables
+            tracing, but OpenTelemetry is not installed; see docs/how-to/tracing.md.
     """
 
-    def __init__(self, address: str | None = None, *, retry_for_s: float = 20.0) -> None:
+    def __init__(
+        self, address: str | None = None, *, retry_for_s: float = 20.0, credentials: Credentials | None = None
+    ) -> None:
         self.address = address or os.environ.get("SHOAL_COORDINATOR") or DEFAULT_ADDRESS
         _rpc.parse_address(self.address, "the address of a coordinator")
         check_seconds("retry_for_s", retry_for_s)
         _tracing.start("client")
-        self._coordinator = CoordinatorClient(self.address, retry_for_s=retry_for_s)
+        credentials = Credentials.find() if credentials is None else credentials
+        self._coordinator = CoordinatorClient(self.address, retry_for_s=retry_for_s, credentials=credentials)
 
     def submit(self, job: Job) -> JobHandle:
         """Submits a job.

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from shoal import _rpc
 from shoal._checkpoint import open_shared_storage, probe
 from shoal._rpc import CoordinatorClient, MembershipClient
+from shoal._security import NO_CREDENTIALS, Credentials
 from shoal._system import open_files_warning
 from shoal._transport import remove_stale
 from shoal.status import ServerLoad
@@ -51,6 +52,7 @@ class ServerConfig:
     retry_for_s: float = 30.0
     leave_grace_s: float = 60.0
     metrics_address: str = ""
+    credentials: Credentials = NO_CREDENTIALS
 
 
 class Server:
@@ -89,13 +91,16 @@ class Server:
                 [(SERVICE, add_to_server, servicer)],
                 threads=config.rpc_threads,
                 advertise=config.advertise,
+                credentials=config.credentials,
             )
             undo.pop_all()
         metrics.watch(self.store, self._pools, lambda: self._rpc.refused_calls)
         self.address = self._rpc.address
         self._endpoints.start(self.address)
         self._rpc.start()
-        self._coordinator = CoordinatorClient(config.coordinator, retry_for_s=config.retry_for_s)
+        self._coordinator = CoordinatorClient(
+            config.coordinator, retry_for_s=config.retry_for_s, credentials=config.credentials
+        )
         self._membership = MembershipClient(
             self._coordinator,
             coordinator_pb2.RegisterRequest(
@@ -138,6 +143,7 @@ class Server:
             advertise=config.advertise,
             lane_port=config.lane_port,
             lanes=config.lanes,
+            credentials=config.credentials,
             senders=self._pools["pull"],
             receivers=self._pools["push"],
             committers=self._pools["commit"],

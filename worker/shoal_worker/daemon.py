@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from shoal import errors
 from shoal._rpc import CoordinatorClient, MembershipClient, RpcServer
+from shoal._security import NO_CREDENTIALS, Credentials
 from shoal._training import Outbox
 from shoal._training.participant import Participant
 from shoal._wire import Cursor, ReportAck
@@ -72,6 +73,7 @@ class WorkerConfig:
         listen: host:port of the health service; port 0 takes any free port.
         advertise: host name that others connect to; empty means the bound one.
         device_memory_limit: limit of GPU memory: bytes, or a share if at most 1; 0 means no limit.
+        credentials: what the worker presents. With TLS settings, its port accepts TLS only.
     """
 
     coordinator: str
@@ -85,6 +87,7 @@ class WorkerConfig:
     listen: str = "127.0.0.1:0"
     advertise: str = ""
     device_memory_limit: float = 0.0
+    credentials: Credentials = NO_CREDENTIALS
 
 
 @dataclass
@@ -282,6 +285,7 @@ class Daemon:
             allow_programs=config.allow_programs,
             retry_for_s=config.retry_for_s,
             reports_fd=-1,
+            tls=config.credentials.tls.paths if config.credentials.tls else (),
         )
 
         try:  # the trainer checks it again, by the job's specification
@@ -382,9 +386,9 @@ def start_worker(config: WorkerConfig, registry: CollectorRegistry, metrics_addr
         chosen = choose_device(config.device)
         device = chosen.name
         _log.info("device chosen", device=device, reason=chosen.reason or None)
-        client = CoordinatorClient(config.coordinator, retry_for_s=config.retry_for_s)
+        client = CoordinatorClient(config.coordinator, retry_for_s=config.retry_for_s, credentials=config.credentials)
         undo.callback(client.close)
-        health = RpcServer(config.listen, [], threads=2, advertise=config.advertise)
+        health = RpcServer(config.listen, [], threads=2, advertise=config.advertise, credentials=config.credentials)
         undo.callback(health.stop)
         health.start()
         metrics = WorkerMetrics(registry, device, client.retries)

@@ -51,17 +51,22 @@ def worker(
     metrics_listen: flags.MetricsListen = flags.ANY_PORT,
     retry_for: flags.RetryFor = 30.0,
     grace_period: Grace = 30.0,
+    tls_ca: flags.TlsCa = "",
+    tls_cert: flags.TlsCertificate = "",
+    tls_key: flags.TlsKey = "",
+    tls_client_certs: flags.TlsClientCertificates = "required",
     log_format: flags.LogFormat = "console",
     log_level: flags.LogLevel = "info",
     supervised: flags.Supervised = False,
 ) -> None:
     """Trains the jobs that the coordinator assigns, on one device."""
-    from shoal._role.lifecycle import identify, run_role  # noqa: PLC0415
+    from shoal._role.lifecycle import find_credentials, identify, run_role  # noqa: PLC0415
     from shoal_worker.allowed_programs import DEFAULT_PATTERNS  # noqa: PLC0415
     from shoal_worker.daemon import Daemon, WorkerConfig, start_worker  # noqa: PLC0415
 
     given = RoleIdentity(name=name, listen=listen, advertise=advertise, coordinator=coordinator)
     who = identify("worker", given, log_format=log_format, log_level=log_level)
+    credentials = find_credentials("worker", tls_ca, tls_cert, tls_key, tls_client_certs)
     config = WorkerConfig(
         coordinator=who.coordinator,
         name=who.name,
@@ -73,6 +78,7 @@ def worker(
         leave_grace_s=grace_period,
         listen=who.listen,
         advertise=who.advertise,
+        credentials=credentials,
     )
     with kernels.precompiled():
         run_role(
@@ -85,4 +91,5 @@ def worker(
             log_format=log_format,
             log_level=log_level,
             supervised=supervised,
+            tls=credentials.tls,
         )

@@ -39,6 +39,7 @@ class Instructions:
         allow_programs: patterns of allowed programs; see `shoal_worker.allowed_programs`.
         retry_for_s: seconds for which unanswered calls are repeated.
         reports_fd: file descriptor that the trainer writes its messages to.
+        tls: paths of the worker's files for TLS: the CA, the certificate and the key. Empty without TLS.
     """
 
     coordinator: str
@@ -52,6 +53,7 @@ class Instructions:
     allow_programs: tuple[str, ...]
     retry_for_s: float
     reports_fd: int
+    tls: tuple[str, ...] = ()
 
     def to_line(self) -> bytes:
         """Returns one line of JSON."""
@@ -61,7 +63,7 @@ class Instructions:
     def from_line(cls, line: bytes) -> "Instructions":
         """Parses a line of `to_line`."""
         fields = json.loads(line)
-        lists = {name: tuple(fields[name]) for name in ("paths", "allow_programs")}
+        lists = {name: tuple(fields[name]) for name in ("paths", "allow_programs", "tls")}
         return cls(**{**fields, **lists})
 
 

@@ -20,6 +20,7 @@ from shoal import _tracing, errors
 from shoal._numerics import takes_seed
 from shoal._role.lifecycle import configure_logging
 from shoal._rpc import CoordinatorClient
+from shoal._security import Credentials
 from shoal._training.participant import Participant
 from shoal.program import Program
 from shoal.variables import Variable
@@ -137,7 +138,11 @@ def train(instructions: Instructions, emit: Emit, daemon: DaemonMessages) -> Tra
     _tracing.start("worker", instructions.worker)
     device = choose_device(instructions.device, instructions.device_memory_limit)
     device.activate()
-    coordinator = CoordinatorClient(instructions.coordinator, retry_for_s=instructions.retry_for_s)
+    coordinator = CoordinatorClient(
+        instructions.coordinator,
+        retry_for_s=instructions.retry_for_s,
+        credentials=Credentials.find(*instructions.tls, environment={}),
+    )
     try:
         participant = Participant(
             coordinator,

@@ -15,7 +15,6 @@ from shoal._cli.output import Output, Row
 from shoal._display import counted, records
 from shoal._role import RoleProcess, flags
 from shoal._role.supervision import Death, RestartPolicy
-from shoal.client import Client
 from shoal.local_cluster import LocalCluster
 from shoal.status import MemberStatus
 
@@ -100,14 +99,14 @@ def up(
             Supervisor(cluster, out).run()
 
 
+@options.connected
 def status(
-    coordinator: options.CoordinatorOption = options.DEFAULT_ADDRESS,
-    retry_for: options.RetryOption = 20.0,
+    connect: options.Connect,
     as_json: options.JsonOption = False,
 ) -> None:
     """Shows the members of the cluster with their state, devices, jobs and shards."""
     columns = ["member", "role", "state", "address", "device", "job", "shards", "bytes", "metrics"]
-    with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
+    with Output(as_json) as out, connect() as client:
         now = client.status()
         if as_json:
             out.record(records.cluster(now))

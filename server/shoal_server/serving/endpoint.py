@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from shoal._security import NO_CREDENTIALS, Credentials
 from shoal._transport import STALL_S
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.serving.service import DataService
@@ -21,6 +22,7 @@ class EndpointConfig:
         advertise: host by which clients reach the server; empty means the bound one.
         lane_port: port for lanes; 0 means any free one.
         lanes: maximum number of connections of each framed transport; 0 disables framed transports.
+        credentials: with TLS settings, endpoints accept TLS only.
         senders: threads that send pulled values; a waiting pull holds none of them.
         receivers: threads that receive pushes; a stalled push blocks no other kind of call.
         committers: threads that commit pushes. They wait while a cut holds commits back; the calls that end the cut
@@ -33,6 +35,7 @@ class EndpointConfig:
     advertise: str = ""
     lane_port: int = 0
     lanes: int = 1024
+    credentials: Credentials = NO_CREDENTIALS
     senders: ThreadPoolExecutor
     receivers: ThreadPoolExecutor
     committers: ThreadPoolExecutor

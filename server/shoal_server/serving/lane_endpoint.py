@@ -29,6 +29,7 @@ from shoal._transport import (
     SegmentUnavailable,
     TokenSecurity,
     read_frame,
+    secured,
     send_error,
 )
 from shoal._wire import Assembler, Buffer, decode_push, encode_values
@@ -72,7 +73,7 @@ class LaneEndpoint(Endpoint):
                 _rpc.listen(config.host, config.lane_port, "--lane-port"),
                 PARAMETER_SERVER,
                 lambda lane: LaneHandler(lane, service),
-                security=TokenSecurity(token),
+                security=secured(TokenSecurity(token), config.credentials),
                 limit=config.lanes,
                 name="lane",
                 advice="call it by gRPC",
