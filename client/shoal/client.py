@@ -36,7 +36,7 @@ class JobHandle:
     """
 
     def __init__(self, coordinator: CoordinatorClient, name: str) -> None:
-        self._coordinator, self._jobs = coordinator, coordinator.jobs
+        self._coordinator, self._jobs, self._credentials = coordinator, coordinator.jobs, coordinator.credentials
         self.name = name
 
     def status(self) -> JobStatus:
@@ -201,9 +201,9 @@ class JobHandle:
         with _tracing.root("pull", job=self.name):
             try:
                 with ParameterClient(
-                    self._placement(), refresh=self._placement, credentials=self._coordinator.credentials
-                ) as parameters:
-                    return parameters.pull()
+                    self._placement(), refresh=self._placement, credentials=self._credentials
+                ) as reader:
+                    return reader.pull()
             except (errors.Unreachable, *errors.SHARDS_LOST):
                 self._placement()  # raises NotPlaced if the server is gone, and the values with it
                 raise
@@ -228,12 +228,10 @@ class Client:
         address: host:port of the coordinator. The default is $SHOAL_COORDINATOR, or else 127.0.0.1:7070. The client
             connects at its first call.
         retry_for_s: how long to retry a call while the coordinator does not answer, in seconds.
-        credentials: what the client presents, and whom it trusts. The default is TLS with the files that $SHOAL_TLS_CA,
-            $SHOAL_TLS_CERT and $SHOAL_TLS_KEY name, or else no TLS; see docs/how-to/security.md.
+        credentials: what the client presents. Default: as $SHOAL_TLS_CA says; see docs/how-to/security.md.
 
     Raises:
-        BadRequest: the address is not host:port, or the files for TLS are not valid. Or the environment enables
-            tracing, but OpenTelemetry is not installed; see docs/how-to/tracing.md.
+        BadRequest: the address or a file for TLS is invalid, or tracing is on without OpenTelemetry.
     """
 
     def __init__(
@@ -243,8 +241,8 @@ class Client:
         _rpc.parse_address(self.address, "the address of a coordinator")
         check_seconds("retry_for_s", retry_for_s)
         _tracing.start("client")
-        credentials = Credentials.find() if credentials is None else credentials
-        self._coordinator = CoordinatorClient(self.address, retry_for_s=retry_for_s, credentials=credentials)
+        presented = credentials or Credentials.find()
+        self._coordinator = CoordinatorClient(self.address, retry_for_s=retry_for_s, credentials=presented)
 
     def submit(self, job: Job) -> JobHandle:
         """Submits a job.
@@ -324,8 +322,7 @@ class Client:
 
                 - `workers`: number of sessions. Training begins when all of them are open.
                 - `optimizer`, `consistency`: how updates are computed, and in which order pushes and pulls happen.
-                - `seed`: seed of the initial values.
-                - `shards`: number of shards of the variables.
+                - `seed`, `shards`: seed of the initial values, and number of shards of the variables.
                 - `wire_dtype`: dtype in which float32 values travel.
                 - `overlap`: whether the next pull and the previous push run while the loop computes.
                 - `checkpoints`: a `CheckpointPolicy`.
@@ -377,8 +374,7 @@ def connect(address: str | None = None, *, retry_for_s: float = 20.0) -> Client:
     """Opens a `Client` and checks that the coordinator answers.
 
     Args:
-        address: see `Client`.
-        retry_for_s: see `Client`.
+        address, retry_for_s: see `Client`.
 
     Raises:
         BadRequest: see `Client`.

@@ -45,7 +45,8 @@ def check_prompt(calls: list[Callable[[], object]], for_s: float) -> None:
         calls: each with a deadline of its own, at which it raises.
         for_s: how long to repeat them, or longer until there are enough calls.
     """
-    pause, taken_s, end = threading.Event(), [], time.monotonic() + for_s
+    taken_s: list[float] = []
+    pause, end = threading.Event(), time.monotonic() + for_s
     while time.monotonic() < end or len(taken_s) < LEAST_CALLS:
         for call in calls:
             began = time.monotonic()

@@ -15,6 +15,7 @@ from shoal._cli.output import Output, Row
 from shoal._display import counted, records
 from shoal._role import RoleProcess, flags
 from shoal._role.supervision import Death, RestartPolicy
+from shoal._security import Credentials
 from shoal.local_cluster import LocalCluster
 from shoal.status import MemberStatus
 
@@ -174,7 +175,8 @@ def _page_flags(given: str | None, hosts: str, read_only: bool) -> list[str]:
 
 def _announce(cluster: LocalCluster, out: Output) -> None:
     watch = f"Watch it at {cluster.page}\n" if cluster.page else ""
-    metrics = f"Metrics of the coordinator: http://{cluster.metrics['coordinator']}/metrics\n"
+    scheme = "https" if Credentials.find().tls else "http"
+    metrics = f"Metrics of the coordinator: {scheme}://{cluster.metrics['coordinator']}/metrics\n"
     workers = sum(process.name.startswith("worker-") for process in cluster.processes)
     submit = f"  shoal submit PACKAGE.MODULE:FACTORY --workers {workers} --follow\n" if workers else ""
     out.message(

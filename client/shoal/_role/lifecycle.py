@@ -158,8 +158,7 @@ def run_role(
         leave: called at the first SIGTERM, before the role stops. It gets an event, and returns soon after the event is
             set. A second SIGTERM, SIGINT and the end of the supervisor set the event; so may `leave` itself.
         member: the member's name in the cluster, for its logs.
-        log_format: console or json.
-        log_level: debug, info, warning or error.
+        log_format, log_level: as for `configure_logging`.
         supervised: whether `shoal up` or a `LocalCluster` started the process. It then prints one JSON line on standard
             output when it is ready, and stops at the end of standard input, so that it never outlives its parent.
         tls: TLS settings of /metrics and /healthz. None means no TLS.
@@ -167,8 +166,7 @@ def run_role(
     Raises:
         SystemExit: the role cannot start: the status is the exit code of the error. The log has the reason.
     """
-    identity = {"role": role, "member": member} if member else {"role": role}
-    configure_logging(log_format, log_level, **identity)
+    configure_logging(log_format, log_level, role=role, **({"member": member} if member else {}))
     log = structlog.get_logger(__name__)
     log.debug("raised the limit on open files", files=raise_open_files())  # each connection is one
     signals = _StopSignals()
