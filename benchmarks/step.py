@@ -100,7 +100,7 @@ def main() -> None:
     shapes = wl.shapes(options.workload) if options.variables is None else even_shapes(options.variables)
     variables = {f"v{number:05}": shoal.Variable(shape) for number, shape in enumerate(shapes)}
     with (
-        tls_environment() if options.tls else contextlib.nullcontext({}) as environment,
+        tls_environment() if options.tls else plain_environment() as environment,
         shoal.LocalCluster(servers=1, workers=0, env=environment) as cluster,
         cluster.client() as client,
         client.session(
@@ -120,6 +120,11 @@ def main() -> None:
     figure |= {"ms_per_step": seconds * 1e3, "steps_per_s": 1 / seconds}
     parts = {f"ms_in_{part}": statistics.median(runs) for part, runs in loop.ms.items()}
     print(json.dumps({"peer": "shoal", "workload": options.workload, **figure, **parts, "shared_memory": shared}))
+
+
+@contextlib.contextmanager
+def plain_environment() -> Iterator[dict[str, str]]:
+    yield {}
 
 
 @contextlib.contextmanager

@@ -323,8 +323,7 @@ class Client:
                 - `workers`: number of sessions. Training begins when all of them are open.
                 - `optimizer`, `consistency`: how updates are computed, and in which order pushes and pulls happen.
                 - `seed`, `shards`: seed of the initial values, and number of shards of the variables.
-                - `wire_dtype`: dtype in which float32 values travel.
-                - `overlap`: whether the next pull and the previous push run while the loop computes.
+                - `wire_dtype`, `overlap`: dtype of float32 values on the wire; whether calls overlap with computing.
                 - `checkpoints`: a `CheckpointPolicy`.
                 - `restore`, `partial_restore`: the checkpoint to start from, and whether it may have other variables.
 
@@ -374,7 +373,8 @@ def connect(address: str | None = None, *, retry_for_s: float = 20.0) -> Client:
     """Opens a `Client` and checks that the coordinator answers.
 
     Args:
-        address, retry_for_s: see `Client`.
+        address: see `Client`.
+        retry_for_s: see `Client`.
 
     Raises:
         BadRequest: see `Client`.

@@ -219,15 +219,15 @@ def test_certificates_are_replaced_under_load_without_a_failed_call(
     with ShardServers({"w": np.ones(1000, np.float32)}, credentials=presented) as servers:
         address = servers.addresses[0]
 
-        def pull(transport: str, *, anew: bool) -> None:
+        def pull(transport: str, *, reopens: bool) -> None:
             client = servers.client(transport=transport)
             # A repeated call would hide a failure.
             client.servers.on_retry = functools.partial(failures.append, AssertionError("a call was repeated"))
             try:
                 while not ended.is_set():
                     client.pull()
-                    rounds["new" if anew else transport] += 1
-                    if anew:
+                    rounds["new" if reopens else transport] += 1
+                    if reopens:
                         client.close()
                         client = servers.client(transport=transport)
             except BaseException as error:
@@ -236,9 +236,9 @@ def test_certificates_are_replaced_under_load_without_a_failed_call(
                 client.close()
 
         loads = [
-            threading.Thread(target=pull, args=("tcp",), kwargs={"anew": False}),
-            threading.Thread(target=pull, args=("grpc",), kwargs={"anew": False}),
-            threading.Thread(target=pull, args=("tcp",), kwargs={"anew": True}),
+            threading.Thread(target=pull, args=("tcp",), kwargs={"reopens": False}),
+            threading.Thread(target=pull, args=("grpc",), kwargs={"reopens": False}),
+            threading.Thread(target=pull, args=("tcp",), kwargs={"reopens": True}),
         ]
         for each in loads:
             each.start()

@@ -10,7 +10,9 @@ from shoal._cli.output import Output
 
 app = typer.Typer(no_args_is_help=True, help="Makes certificates for TLS: `shoal certs COMMAND --help`.")
 
-Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write to. It is created if it is missing.")]
+CertificateFolder = Annotated[
+    Path, typer.Argument(metavar="FOLDER", help="Folder to write to. It is created if it is missing.")
+]
 Hosts = Annotated[
     list[str] | None,
     typer.Option(
@@ -31,7 +33,9 @@ CaFolder = Annotated[
 
 
 @app.command()
-def init(folder: Folder, host: Hosts = None, ca: CaFolder = None, as_json: options.JsonOption = False) -> None:
+def init(
+    folder: CertificateFolder, host: Hosts = None, ca: CaFolder = None, as_json: options.JsonOption = False
+) -> None:
     """Makes a CA for development, and a certificate and key for each role.
 
     The folder gets ca.pem, ca-key.pem, and NAME.pem and NAME-key.pem for coordinator, server, worker, admin, submitter
