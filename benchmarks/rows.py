@@ -159,6 +159,9 @@ FIGURES: Mapping[str, Figure] = {
     ),
     "small": Figure("small", "small step, in turn", "at least 2x", 2.0, needs_peers=True),
     "small_overlapped": Figure("small", "small step, overlapped", needs_peers=True),
+    "dense_tls": Figure("tls", "dense step over lanes with TLS, in turn", "at least 0.35 of plain lanes", 0.35),
+    "dense_tls_grpc": Figure("tls", "the same, against gRPC with TLS", "at least 1.5x", 1.5),
+    "small_tls": Figure("tls", "small step over lanes with TLS, in turn", "at least 0.8 of plain lanes", 0.8),
     "small_cluster": Figure(
         "small_cluster",
         "steps of two workers with two servers, a model of 171 KB",

@@ -107,6 +107,7 @@ def checkpoints(run: Run) -> list[Row]:
 BENCHES: Mapping[str, Callable[[Run], list[Row]]] = {
     "dense": steps.dense,
     "small": steps.small,
+    "tls": steps.tls,
     "small_cluster": steps.small_cluster,
     "kernels": kernels,
     "scale": steps.scale,

@@ -7,11 +7,14 @@ prints one JSON line, as the peers' scripts do.
 """
 
 import argparse
+import contextlib
 import itertools
 import json
 import statistics
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,9 @@ if __name__ == "__main__":
 
 import numpy as np
 from peers import workload as wl
+
+from shoal._security import VARIABLES
+from shoal._security.certificates import make_certificates
 
 LEARNING_RATE = 1e-3
 # Where segments of shared memory show in a process's map.
@@ -94,7 +100,8 @@ def main() -> None:
     shapes = wl.shapes(options.workload) if options.variables is None else even_shapes(options.variables)
     variables = {f"v{number:05}": shoal.Variable(shape) for number, shape in enumerate(shapes)}
     with (
-        shoal.LocalCluster(servers=1, workers=0) as cluster,
+        tls_environment() if options.tls else plain_environment() as environment,
+        shoal.LocalCluster(servers=1, workers=0, env=environment) as cluster,
         cluster.client() as client,
         client.session(
             options.workload,
@@ -115,6 +122,20 @@ def main() -> None:
     print(json.dumps({"peer": "shoal", "workload": options.workload, **figure, **parts, "shared_memory": shared}))
 
 
+@contextlib.contextmanager
+def plain_environment() -> Iterator[dict[str, str]]:
+    yield {}
+
+
+@contextlib.contextmanager
+def tls_environment() -> Iterator[dict[str, str]]:
+    """Makes certificates; yields the variables with which a process uses them."""
+    with tempfile.TemporaryDirectory() as folder:
+        make_certificates(Path(folder))
+        names = ("ca.pem", "server.pem", "server-key.pem")
+        yield {variable: f"{folder}/{name}" for variable, name in zip(VARIABLES, names, strict=True)}
+
+
 def even_shapes(count: int) -> list[tuple[int]]:
     """Returns the shapes of vectors of nearly equal size, with the bytes of the dense workload in total."""
     least, more = divmod(wl.DENSE_BYTES // 4, count)
@@ -132,6 +153,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--in-turn", action="store_true", help="no overlap")
     parser.add_argument("--in-place", action="store_true", help="compute gradients into the session's buffers")
     parser.add_argument("--one-by-one", action="store_true", help="push gradients as they are computed")
+    parser.add_argument("--tls", action="store_true", help="TLS on all connections, with certificates of its own")
     parser.add_argument("--synchronous", action="store_true", help="synchronous mode, by default asynchronous")
     parser.add_argument("--shards", type=int, help="of the job; by default Shoal chooses")
     parser.add_argument("--variables", type=int, help="the dense workload's bytes in so many equal variables")

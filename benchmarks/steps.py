@@ -1,7 +1,8 @@
 """Benchmarks of whole steps.
 
-`dense`, `small` and `small_cluster` compare Shoal with the peers. `scale` and `chunks` compare Shoal with itself:
-`scale` with different numbers of variables and shards, `chunks` with different chunk sizes.
+`dense`, `small` and `small_cluster` compare Shoal with the peers. `scale`, `chunks` and `tls` compare Shoal with
+itself: `scale` with different numbers of variables and shards, `chunks` with different chunk sizes, `tls` with and
+without TLS.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -51,6 +52,29 @@ def small(run: Run) -> list[Row]:
         against_best(row, median(lines[contestant.name], "steps_per_s"), "steps/s", of_peers)
         for row, contestant in shoals.items()
         if contestant.name in lines
+    ]
+
+
+def tls(run: Run) -> list[Row]:
+    """Runs both workloads over lanes with TLS, over plain lanes, and the dense one over gRPC with TLS."""
+    dense_tls = _shoal(run, "Shoal, TLS, dense", "tcp", "dense", "--in-turn", "--tls")
+    small_tls = _shoal(run, "Shoal, TLS, small", "tcp", "small", "--in-turn", "--tls")
+    against = {
+        "dense_tls": (dense_tls, _shoal(run, "Shoal, TCP, dense", "tcp", "dense", "--in-turn"), "gb_per_s"),
+        "dense_tls_grpc": (
+            dense_tls,
+            _shoal(run, "Shoal, gRPC with TLS, dense", "grpc", "dense", "--in-turn", "--tls"),
+            "gb_per_s",
+        ),
+        "small_tls": (small_tls, _shoal(run, "Shoal, TCP, small", "tcp", "small", "--in-turn"), "steps_per_s"),
+    }
+    contestants = {it.name: it for ours_, theirs, _ in against.values() for it in (ours_, theirs)}
+    lines = run.contest("tls", list(contestants.values()))
+    units = {"gb_per_s": "GB/s", "steps_per_s": "steps/s"}
+    return [
+        compared(row, median(lines[mine.name], key), units[key], other.name, median(lines[other.name], key))
+        for row, (mine, other, key) in against.items()
+        if mine.name in lines and other.name in lines
     ]
 
 

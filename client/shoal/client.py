@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from shoal import _rpc, _tracing, errors, events
 from shoal._rpc import CoordinatorClient
+from shoal._security import Credentials
 from shoal._system import check_count, check_seconds, check_type
 from shoal._training import ParameterClient, check_options, spelled_out
 from shoal._wire import Placement
@@ -35,7 +36,7 @@ class JobHandle:
     """
 
     def __init__(self, coordinator: CoordinatorClient, name: str) -> None:
-        self._coordinator, self._jobs = coordinator, coordinator.jobs
+        self._coordinator, self._jobs, self._credentials = coordinator, coordinator.jobs, coordinator.credentials
         self.name = name
 
     def status(self) -> JobStatus:
@@ -199,8 +200,10 @@ class JobHandle:
         """
         with _tracing.root("pull", job=self.name):
             try:
-                with ParameterClient(self._placement(), refresh=self._placement) as parameters:
-                    return parameters.pull()
+                with ParameterClient(
+                    self._placement(), refresh=self._placement, credentials=self._credentials
+                ) as reader:
+                    return reader.pull()
             except (errors.Unreachable, *errors.SHARDS_LOST):
                 self._placement()  # raises NotPlaced if the server is gone, and the values with it
                 raise
@@ -225,18 +228,21 @@ class Client:
         address: host:port of the coordinator. The default is $SHOAL_COORDINATOR, or else 127.0.0.1:7070. The client
             connects at its first call.
         retry_for_s: how long to retry a call while the coordinator does not answer, in seconds.
+        credentials: what the client presents. Default: as $SHOAL_TLS_CA says; see docs/how-to/security.md.
 
     Raises:
-        BadRequest: the address is not host:port. Or the environment enables tracing, but OpenTelemetry is not
-            installed; see docs/how-to/tracing.md.
+        BadRequest: the address or a file for TLS is invalid, or tracing is on without OpenTelemetry.
     """
 
-    def __init__(self, address: str | None = None, *, retry_for_s: float = 20.0) -> None:
+    def __init__(
+        self, address: str | None = None, *, retry_for_s: float = 20.0, credentials: Credentials | None = None
+    ) -> None:
         self.address = address or os.environ.get("SHOAL_COORDINATOR") or DEFAULT_ADDRESS
         _rpc.parse_address(self.address, "the address of a coordinator")
         check_seconds("retry_for_s", retry_for_s)
         _tracing.start("client")
-        self._coordinator = CoordinatorClient(self.address, retry_for_s=retry_for_s)
+        presented = credentials or Credentials.find()
+        self._coordinator = CoordinatorClient(self.address, retry_for_s=retry_for_s, credentials=presented)
 
     def submit(self, job: Job) -> JobHandle:
         """Submits a job.
@@ -316,10 +322,8 @@ class Client:
 
                 - `workers`: number of sessions. Training begins when all of them are open.
                 - `optimizer`, `consistency`: how updates are computed, and in which order pushes and pulls happen.
-                - `seed`: seed of the initial values.
-                - `shards`: number of shards of the variables.
-                - `wire_dtype`: dtype in which float32 values travel.
-                - `overlap`: whether the next pull and the previous push run while the loop computes.
+                - `seed`, `shards`: seed of the initial values, and number of shards of the variables.
+                - `wire_dtype`, `overlap`: dtype of float32 values on the wire; whether calls overlap with computing.
                 - `checkpoints`: a `CheckpointPolicy`.
                 - `restore`, `partial_restore`: the checkpoint to start from, and whether it may have other variables.
 

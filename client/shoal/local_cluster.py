@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from shoal import _rpc, errors
 from shoal._role import RoleProcess
 from shoal._role.identity import SOURCES
+from shoal._security import Credentials
 from shoal._system import check_count, check_type, private_files
 from shoal.client import Client
 
@@ -144,7 +145,7 @@ class LocalCluster:
 
     def client(self) -> Client:
         """Returns a new client of this cluster. Close it, or use it in a `with` statement."""
-        return Client(self.address)
+        return Client(self.address, credentials=Credentials.find(environment=self._env))
 
     def start(self) -> None:
         """Starts all roles, and returns when they are ready. A `with` statement calls it.

@@ -14,6 +14,7 @@ import structlog
 
 from shoal import errors
 from shoal._checkpoint import CheckpointStorage
+from shoal._security import NO_CREDENTIALS, Credentials
 from shoal.events import Event as JobEvent
 from shoal_coordinator.cluster import Cluster, ClusterPolicy, ExpiryHold
 from shoal_coordinator.effect_host import MachineHost
@@ -55,6 +56,7 @@ class Coordinator:
         on_failure: Called once from the writer's thread when the store has failed. The coordinator then answers no
             further calls.
         storage: The checkpoint storage. None means that the cluster has none.
+        credentials: What the coordinator presents to the servers.
 
     Raises:
         StoreUnreadable: The store's records are invalid.
@@ -69,6 +71,7 @@ class Coordinator:
         clock: Callable[[], float] | None = None,
         on_failure: Callable[[errors.ShoalError], None] = lambda _: None,
         storage: CheckpointStorage | None = None,
+        credentials: Credentials = NO_CREDENTIALS,
     ) -> None:
         self._clock = clock or steady_clock()
         self._observer = observer or Observer()
@@ -91,7 +94,9 @@ class Coordinator:
         self._over = False  # no more decisions will be written
         self._stopped = threading.Event()
         host = MachineHost(self, self._machine, self._lock)
-        self._effect_runner = EffectRunner(host, self._observer.performed, storage, self._observer.retried)
+        self._effect_runner = EffectRunner(
+            host, self._observer.performed, storage, self._observer.retried, credentials=credentials
+        )
         self._ticker = Ticker(self, policy.heartbeat_timeout_s, self._observer.died, self._clock)
         self._writer = threading.Thread(target=self._write_on, name="store", daemon=True)
         with self._lock:

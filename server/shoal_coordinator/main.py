@@ -15,6 +15,7 @@ from shoal._limits import catalogue
 from shoal._role import flags, lifecycle
 from shoal._role.identity import RoleIdentity
 from shoal._role.options import command_of
+from shoal._security import Credentials
 
 if TYPE_CHECKING:
     from shoal_coordinator.process import CoordinatorConfig
@@ -90,16 +91,21 @@ class Options:
     page_hosts: flags.PageHosts = ""
     page_or_any: flags.PageOrAny = False
     page_read_only: flags.PageReadOnly = False
+    tls_ca: flags.TlsCa = ""
+    tls_cert: flags.TlsCertificate = ""
+    tls_key: flags.TlsKey = ""
+    tls_client_certs: flags.TlsClientCertificates = "required"
     log_format: flags.LogFormat = "console"
     log_level: flags.LogLevel = "info"
     supervised: flags.Supervised = False
     scratch: Annotated[Path | None, typer.Option(hidden=True, help="Folder to remove at a clean exit.")] = None
 
-    def config(self, identity: RoleIdentity) -> "CoordinatorConfig":
+    def config(self, identity: RoleIdentity, credentials: Credentials) -> "CoordinatorConfig":
         """Returns the configuration of the coordinator.
 
         Args:
             identity: The addresses, from these options or from the environment.
+            credentials: What the coordinator presents.
 
         Raises:
             BadRequest: The options contradict each other.
@@ -123,6 +129,7 @@ class Options:
             page_hosts=tuple(filter(None, self.page_hosts.split(","))),
             page_or_any=self.page_or_any,
             page_read_only=self.page_read_only,
+            credentials=credentials,
         )
 
 
@@ -131,6 +138,9 @@ def coordinator(options: Options) -> None:
     """Runs the coordinator, which keeps the cluster's state: members, placement, jobs and the data ledger."""
     given = RoleIdentity(listen=options.listen, advertise=options.advertise)
     identity = lifecycle.identify("coordinator", given, log_format=options.log_format, log_level=options.log_level)
+    credentials = lifecycle.find_credentials(
+        "coordinator", options.tls_ca, options.tls_cert, options.tls_key, options.tls_client_certs
+    )
     failures: list[errors.ShoalError] = []
 
     def fail(error: errors.ShoalError) -> None:
@@ -140,7 +150,7 @@ def coordinator(options: Options) -> None:
     def start(registry: CollectorRegistry, _metrics_address: str) -> lifecycle.Running:
         from shoal_coordinator.process import start_coordinator  # noqa: PLC0415 - numpy is slow
 
-        return start_coordinator(options.config(identity), registry, fail)
+        return start_coordinator(options.config(identity, credentials), registry, fail)
 
     lifecycle.run_role(
         "coordinator",
@@ -148,6 +158,7 @@ def coordinator(options: Options) -> None:
         metrics_listen=options.metrics_listen,
         advertise=identity.advertise,
         supervised=options.supervised,
+        tls=credentials.tls,
         log_format=options.log_format,
         log_level=options.log_level,
     )

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from shoal import _rpc, errors
 from shoal._checkpoint import CheckpointStorage, open_shared_storage, probe
 from shoal._limits import catalogue
+from shoal._security import NO_CREDENTIALS, Credentials
 from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc
 from shoal_coordinator.api import CoordinatorService, JobsService
 from shoal_coordinator.cluster import DEAD_KEPT_S, ClusterPolicy, EvenPlacement, JobLimits, PlacementPolicy
@@ -52,6 +53,7 @@ class CoordinatorConfig:
         page_or_any: Whether the page takes any free port if its port is in use.
         page_read_only: Whether the page refuses all actions.
         max_page_watchers: Concurrent streams of updates to pages.
+        credentials: What the coordinator presents. With TLS settings, its ports accept TLS only.
     """
 
     listen: str = "127.0.0.1:7070"
@@ -71,6 +73,7 @@ class CoordinatorConfig:
     page_or_any: bool = False
     page_read_only: bool = False
     max_page_watchers: int = catalogue.PAGE_STREAMS.default
+    credentials: Credentials = NO_CREDENTIALS
 
     def __post_init__(self) -> None:
         if not 0 < self.heartbeat_interval_s < self.heartbeat_timeout_s / 2:
@@ -136,6 +139,7 @@ class CoordinatorProcess:
                 threads=config.threads,
                 advertise=config.advertise,
                 essential=ESSENTIAL_CALLS,
+                credentials=config.credentials,
             )
             undo.callback(self._server.stop)
             self._page = _start_page(config, self.coordinator, storage)
@@ -226,6 +230,7 @@ def _start_page(
             read_only=config.page_read_only,
             heartbeat_timeout_s=config.heartbeat_timeout_s,
             max_watchers=config.max_page_watchers,
+            tls=config.credentials.tls,
         )
 
     try:
@@ -246,7 +251,13 @@ def _coordinator(
 ) -> Coordinator:
     try:
         return Coordinator(
-            store, secrets.token_hex(8), policy, count_events(registry), on_failure=on_failure, storage=storage
+            store,
+            secrets.token_hex(8),
+            policy,
+            count_events(registry),
+            on_failure=on_failure,
+            storage=storage,
+            credentials=config.credentials,
         )
     except errors.StoreUnreadable as error:
         if "store" in error.details:

@@ -77,6 +77,10 @@ def server(
     checkpoints: flags.Checkpoints = "",
     retry_for: flags.RetryFor = 30.0,
     grace_period: Grace = 60.0,
+    tls_ca: flags.TlsCa = "",
+    tls_cert: flags.TlsCertificate = "",
+    tls_key: flags.TlsKey = "",
+    tls_client_certs: flags.TlsClientCertificates = "required",
     log_format: flags.LogFormat = "console",
     log_level: flags.LogLevel = "info",
     supervised: flags.Supervised = False,
@@ -84,6 +88,7 @@ def server(
     """Hosts shards of jobs' variables and applies updates to them."""
     given = RoleIdentity(name=name, listen=listen, advertise=advertise, coordinator=coordinator)
     identity = lifecycle.identify("server", given, log_format=log_format, log_level=log_level)
+    credentials = lifecycle.find_credentials("server", tls_ca, tls_cert, tls_key, tls_client_certs)
 
     def start(registry: CollectorRegistry, metrics_address: str) -> "Server":
         # Numba would import scipy for linear algebra and coverage for its measurement; no kernel uses either.
@@ -104,6 +109,7 @@ def server(
             retry_for_s=retry_for,
             leave_grace_s=grace_period,
             metrics_address=metrics_address,
+            credentials=credentials,
         )
         return Server(config, registry)
 
@@ -118,4 +124,5 @@ def server(
             log_format=log_format,
             log_level=log_level,
             supervised=supervised,
+            tls=credentials.tls,
         )

@@ -11,6 +11,7 @@ from shoal import _rpc
 from shoal._checkpoint import open_shared_storage, probe
 from shoal._limits import catalogue
 from shoal._rpc import CoordinatorClient, MembershipClient
+from shoal._security import NO_CREDENTIALS, Credentials
 from shoal._system import memory_limit, open_files_warning
 from shoal._transport import remove_stale
 from shoal.status import ServerLoad
@@ -56,6 +57,7 @@ class ServerConfig:
     retry_for_s: float = 30.0
     leave_grace_s: float = 60.0
     metrics_address: str = ""
+    credentials: Credentials = NO_CREDENTIALS
 
 
 class Server:
@@ -95,13 +97,16 @@ class Server:
                 [(SERVICE, add_to_server, servicer)],
                 threads=config.rpc_threads,
                 advertise=config.advertise,
+                credentials=config.credentials,
             )
             undo.pop_all()
         metrics.watch(self.store, self._pools)
         self.address = self._rpc.address
         self._endpoints.start(self.address)
         self._rpc.start()
-        self._coordinator = CoordinatorClient(config.coordinator, retry_for_s=config.retry_for_s)
+        self._coordinator = CoordinatorClient(
+            config.coordinator, retry_for_s=config.retry_for_s, credentials=config.credentials
+        )
         self._membership = MembershipClient(
             self._coordinator,
             coordinator_pb2.RegisterRequest(
@@ -145,6 +150,7 @@ class Server:
             lane_port=config.lane_port,
             lanes=config.lanes,
             host_lanes=config.host_lanes,
+            credentials=config.credentials,
             senders=self._pools["pull"],
             receivers=self._pools["push"],
             committers=self._pools["commit"],

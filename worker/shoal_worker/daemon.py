@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from shoal import errors
 from shoal._rpc import CoordinatorClient, MembershipClient, RpcServer
+from shoal._security import NO_CREDENTIALS, Credentials
 from shoal._training import Outbox
 from shoal._training.participant import Participant
 from shoal._wire import Cursor, ReportAck
@@ -74,6 +75,7 @@ class WorkerConfig:
         advertise: host name that others connect to; empty means the bound one.
         device_memory_limit: limit of GPU memory: bytes, or a share if at most 1; 0 means no limit.
         isolation: the environment, limits and user of trainers.
+        credentials: what the worker presents. With TLS settings, its port accepts TLS only.
     """
 
     coordinator: str
@@ -88,6 +90,7 @@ class WorkerConfig:
     advertise: str = ""
     device_memory_limit: float = 0.0
     isolation: TrainerIsolation = field(default_factory=TrainerIsolation)
+    credentials: Credentials = NO_CREDENTIALS
 
 
 @dataclass
@@ -286,6 +289,7 @@ class Daemon:
             submitter=assigned.submitter,
             retry_for_s=config.retry_for_s,
             reports_fd=-1,
+            tls=config.credentials.tls.paths if config.credentials.tls else (),
         )
 
         try:  # the trainer checks it again, by the job's specification
@@ -388,9 +392,9 @@ def start_worker(config: WorkerConfig, registry: CollectorRegistry, metrics_addr
         chosen = choose_device(config.device)
         device = chosen.name
         _log.info("device chosen", device=device, reason=chosen.reason or None)
-        client = CoordinatorClient(config.coordinator, retry_for_s=config.retry_for_s)
+        client = CoordinatorClient(config.coordinator, retry_for_s=config.retry_for_s, credentials=config.credentials)
         undo.callback(client.close)
-        health = RpcServer(config.listen, [], threads=2, advertise=config.advertise)
+        health = RpcServer(config.listen, [], threads=2, advertise=config.advertise, credentials=config.credentials)
         undo.callback(health.stop)
         health.start()
         metrics = WorkerMetrics(registry, device, client.retries)

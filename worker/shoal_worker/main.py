@@ -99,12 +99,16 @@ def worker(
     metrics_listen: flags.MetricsListen = flags.ANY_PORT,
     retry_for: flags.RetryFor = 30.0,
     grace_period: Grace = 30.0,
+    tls_ca: flags.TlsCa = "",
+    tls_cert: flags.TlsCertificate = "",
+    tls_key: flags.TlsKey = "",
+    tls_client_certs: flags.TlsClientCertificates = "required",
     log_format: flags.LogFormat = "console",
     log_level: flags.LogLevel = "info",
     supervised: flags.Supervised = False,
 ) -> None:
     """Trains the jobs that the coordinator assigns, on one device."""
-    from shoal._role.lifecycle import identify, run_role  # noqa: PLC0415
+    from shoal._role.lifecycle import find_credentials, identify, run_role  # noqa: PLC0415
     from shoal_worker.allowed_programs import DEFAULT_PATTERNS  # noqa: PLC0415
     from shoal_worker.daemon import Daemon, WorkerConfig, start_worker  # noqa: PLC0415
     from shoal_worker.isolation import hide_environment  # noqa: PLC0415
@@ -115,6 +119,7 @@ def worker(
     isolation = _isolation(
         tuple(trainer_env or ()), trainer_user, (trainer_memory, trainer_open_files, trainer_processes)
     )
+    credentials = find_credentials("worker", tls_ca, tls_cert, tls_key, tls_client_certs)
     config = WorkerConfig(
         coordinator=who.coordinator,
         name=who.name,
@@ -127,6 +132,7 @@ def worker(
         listen=who.listen,
         advertise=who.advertise,
         isolation=isolation,
+        credentials=credentials,
     )
     with kernels.precompiled():
         run_role(
@@ -139,6 +145,7 @@ def worker(
             log_format=log_format,
             log_level=log_level,
             supervised=supervised,
+            tls=credentials.tls,
         )
 
 

@@ -40,6 +40,7 @@ class Instructions:
         submitter: the name of the job's submitter; empty if it is not known.
         retry_for_s: seconds for which unanswered calls are repeated.
         reports_fd: file descriptor that the trainer writes its messages to.
+        tls: paths of the worker's files for TLS: the CA, the certificate and the key. Empty without TLS.
     """
 
     coordinator: str
@@ -54,6 +55,7 @@ class Instructions:
     retry_for_s: float
     reports_fd: int
     submitter: str = ""
+    tls: tuple[str, ...] = ()
 
     def to_line(self) -> bytes:
         """Returns one line of JSON."""
@@ -63,7 +65,7 @@ class Instructions:
     def from_line(cls, line: bytes) -> "Instructions":
         """Parses a line of `to_line`."""
         fields = json.loads(line)
-        lists = {name: tuple(fields[name]) for name in ("paths", "allow_programs")}
+        lists = {name: tuple(fields[name]) for name in ("paths", "allow_programs", "tls")}
         return cls(**{**fields, **lists})
 
 

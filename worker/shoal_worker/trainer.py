@@ -20,6 +20,7 @@ from shoal import _tracing, errors
 from shoal._numerics import takes_seed
 from shoal._role.lifecycle import configure_logging
 from shoal._rpc import CoordinatorClient
+from shoal._security import Credentials
 from shoal._training.participant import Participant
 from shoal.program import Program
 from shoal.variables import Variable
@@ -137,7 +138,7 @@ def train(instructions: Instructions, emit: Emit, daemon: DaemonMessages) -> Tra
     _tracing.start("worker", instructions.worker)
     device = choose_device(instructions.device, instructions.device_memory_limit)
     device.activate()
-    coordinator = CoordinatorClient(instructions.coordinator, retry_for_s=instructions.retry_for_s)
+    coordinator = _client(instructions)
     try:
         participant = Participant(
             coordinator,
@@ -182,6 +183,12 @@ def train(instructions: Instructions, emit: Emit, daemon: DaemonMessages) -> Tra
             return TrainerOutcome() if training.run() else TrainerOutcome(left=True, cursor=batches.cursor)
     finally:
         coordinator.close()
+
+
+def _client(instructions: Instructions) -> CoordinatorClient:
+    """Returns a client that presents the worker's certificate."""
+    credentials = Credentials.find(*instructions.tls, environment={})
+    return CoordinatorClient(instructions.coordinator, retry_for_s=instructions.retry_for_s, credentials=credentials)
 
 
 def variables_of(name: str, program: Program, device: Device) -> Mapping[str, Variable | np.ndarray]:

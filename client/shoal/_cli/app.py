@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from shoal._cli import checkpoints, cluster, images, jobs, roles, submit, version
+from shoal._cli import certs, checkpoints, cluster, images, jobs, roles, submit, version
 from shoal._cli.output import EXIT_CODES_HELP
 
 _TYPES = {"str": "TEXT", "int": "INTEGER", "float": "NUMBER", "path": "PATH", "Path": "PATH"}
@@ -70,6 +70,7 @@ for _command in (jobs.jobs, jobs.wait, jobs.logs, jobs.data, jobs.timings, jobs.
     app.command(rich_help_panel="Jobs")(_command)
 app.command(rich_help_panel="Checkpoints")(jobs.checkpoint)
 app.add_typer(checkpoints.app, name="checkpoints", rich_help_panel="Checkpoints")
+app.add_typer(certs.app, name="certs", rich_help_panel="Cluster")
 app.command(rich_help_panel="Checkpoints")(checkpoints.export)
 app.command(name="import", rich_help_panel="Checkpoints")(checkpoints.import_)
 app.command(rich_help_panel="One role", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(

@@ -15,7 +15,7 @@ from shoal._cli.output import Output, Row
 from shoal._display import counted, records
 from shoal._role import RoleProcess, flags
 from shoal._role.supervision import Death, RestartPolicy
-from shoal.client import Client
+from shoal._security import Credentials
 from shoal.local_cluster import LocalCluster
 from shoal.status import MemberStatus
 
@@ -103,14 +103,14 @@ def up(
             Supervisor(cluster, out).run()
 
 
+@options.connected
 def status(
-    coordinator: options.CoordinatorOption = options.DEFAULT_ADDRESS,
-    retry_for: options.RetryOption = 20.0,
+    connect: options.Connect,
     as_json: options.JsonOption = False,
 ) -> None:
     """Shows the members of the cluster with their state, devices, jobs and shards."""
     columns = ["member", "role", "state", "address", "device", "job", "shards", "bytes", "metrics"]
-    with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
+    with Output(as_json) as out, connect() as client:
         now = client.status()
         if as_json:
             out.record(records.cluster(now))
@@ -179,7 +179,8 @@ def _page_flags(given: str | None, hosts: str, read_only: bool) -> list[str]:
 def announce(cluster: LocalCluster, out: Output) -> None:
     """Prints the addresses of a cluster that is ready, and commands to begin with."""
     watch = f"Watch it at {cluster.page}\n" if cluster.page else ""
-    metrics = f"Metrics of the coordinator: http://{cluster.metrics['coordinator']}/metrics\n"
+    scheme = "https" if Credentials.find().tls else "http"
+    metrics = f"Metrics of the coordinator: {scheme}://{cluster.metrics['coordinator']}/metrics\n"
     workers = sum(process.name.startswith("worker-") for process in cluster.processes)
     submit = f"  shoal submit PACKAGE.MODULE:FACTORY --workers {workers} --follow\n" if workers else ""
     out.message(

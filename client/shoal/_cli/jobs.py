@@ -19,7 +19,6 @@ from shoal._cli.output import Output, Row
 from shoal._display import counted, first_line, format_duration, records
 from shoal._system import atomic_write
 from shoal._wire.limits import KEPT_TIMINGS
-from shoal.client import Client
 from shoal.events import LogLine
 from shoal.status import DataAccount, DataCount, JobStatus, StepTiming
 from shoal.timings import PHASES
@@ -28,9 +27,9 @@ from shoal.timings import PHASES
 _OPTIONAL = ["age", "stale", "left", "samples/s", "program", "loss", "workers"]
 
 
+@options.connected
 def jobs(
-    coordinator: options.CoordinatorOption = options.DEFAULT_ADDRESS,
-    retry_for: options.RetryOption = 20.0,
+    connect: options.Connect,
     as_json: options.JsonOption = False,
 ) -> None:
     """Lists all jobs, newest first, with their state, what they wait for, and their evaluations.
@@ -38,14 +37,16 @@ def jobs(
     A narrow screen shows fewer columns. --json has all fields but the settings.
     """
     columns = ["job", "state", "program", "mode", "workers", "steps", "samples/s", "loss", "stale", "left", "age"]
-    with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
+    with Output(as_json) as out, connect() as client:
         now, found = time.time(), client.jobs()
         rows = [_job_row(status, now) for status in found]
         notes = [f"{status.name}: {note}" for status in found for note in _notes(status)]
         out.rows("", columns, rows, optional=_OPTIONAL, notes=notes)
 
 
+@options.connected
 def wait(
+    connect: options.Connect,
     job: options.JobArgument,
     follow: Annotated[
         bool,
@@ -53,41 +54,39 @@ def wait(
     ] = False,
     timeout: Annotated[float | None, typer.Option(min=0, help="Time limit in seconds. Default: none.")] = None,
     tensorboard: options.TensorBoardOption = None,
-    coordinator: options.CoordinatorOption = options.DEFAULT_ADDRESS,
-    retry_for: options.RetryOption = 20.0,
     as_json: options.JsonOption = False,
 ) -> None:
     """Waits until a job ends, and exits with an error if it failed or was cancelled."""
-    with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
+    with Output(as_json) as out, connect() as client:
         with options.tensorboard(tensorboard) as callbacks:
             handle = client.job(job)
             result = follow_job(handle, out, callbacks, timeout) if follow else handle.wait(timeout, callbacks)
         out.message(summary(result), records.result(result))
 
 
+@options.connected
 def logs(
+    connect: options.Connect,
     job: options.JobArgument,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Waits for further lines until the job ends.")] = False,
-    coordinator: options.CoordinatorOption = options.DEFAULT_ADDRESS,
-    retry_for: options.RetryOption = 20.0,
     as_json: options.JsonOption = False,
 ) -> None:
     """Prints the log lines of a job's programs."""
-    with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
+    with Output(as_json) as out, connect() as client:
         for event in client.job(job).events(follow=follow):
             if isinstance(event, LogLine):
                 out.message(str(event), records.event(event))
 
 
+@options.connected
 def checkpoint(
+    connect: options.Connect,
     job: options.JobArgument,
     timeout: Annotated[float | None, typer.Option(min=0, help="Time limit in seconds. Default: none.")] = None,
-    coordinator: options.CoordinatorOption = options.DEFAULT_ADDRESS,
-    retry_for: options.RetryOption = 20.0,
     as_json: options.JsonOption = False,
 ) -> None:
     """Takes a checkpoint during training, and waits until it is complete."""
-    with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
+    with Output(as_json) as out, connect() as client:
         saved = client.job(job).checkpoint(timeout)
         out.message(
             f"{job}/{saved.number}: step {saved.step:,}, {counted(saved.nbytes, 'byte')}",
@@ -95,15 +94,15 @@ def checkpoint(
         )
 
 
+@options.connected
 def data(
+    connect: options.Connect,
     job: options.JobArgument,
-    coordinator: options.CoordinatorOption = options.DEFAULT_ADDRESS,
-    retry_for: options.RetryOption = 20.0,
     as_json: options.JsonOption = False,
 ) -> None:
     """Shows how many samples of a job are done, leased, requeued and unleased, and which worker holds which range."""
     columns = ["epoch", "done", "leased", "requeued", "unleased", "held by"]
-    with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
+    with Output(as_json) as out, connect() as client:
         account = client.job(job).data()
         if as_json:
             out.record(records.data(job, account))
@@ -116,10 +115,10 @@ def data(
         out.rows(_data_title(job, account), columns, [*epochs, total])
 
 
+@options.connected
 def timings(
+    connect: options.Connect,
     job: options.JobArgument,
-    coordinator: options.CoordinatorOption = options.DEFAULT_ADDRESS,
-    retry_for: options.RetryOption = 20.0,
     as_json: options.JsonOption = False,
 ) -> None:
     """Shows the phases of a job's latest steps in milliseconds, and the slowest worker.
@@ -128,7 +127,7 @@ def timings(
     which the worker had the longest own time.
     """
     columns = ["worker", "step", *PHASES, "own", "slowest"]
-    with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
+    with Output(as_json) as out, connect() as client:
         found = client.timings(job, last=KEPT_TIMINGS)
         if as_json:
             out.record(records.timings(job, found))
@@ -143,45 +142,45 @@ def timings(
         out.rows(title, columns, rows, optional=["evaluate", "wait", "step", "read", "push"])
 
 
+@options.connected
 def cancel(
+    connect: options.Connect,
     job: options.JobArgument,
-    coordinator: options.CoordinatorOption = options.DEFAULT_ADDRESS,
-    retry_for: options.RetryOption = 20.0,
     as_json: options.JsonOption = False,
 ) -> None:
     """Cancels a job. This has no effect if the job has ended."""
-    with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
+    with Output(as_json) as out, connect() as client:
         status = client.cancel(job)
         out.message(f"{job} is {status.state.value}", records.job(status))
 
 
+@options.connected
 def drop(
+    connect: options.Connect,
     job: options.JobArgument,
-    coordinator: options.CoordinatorOption = options.DEFAULT_ADDRESS,
-    retry_for: options.RetryOption = 20.0,
     as_json: options.JsonOption = False,
 ) -> None:
     """Removes an ended job and frees its variables."""
-    with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
+    with Output(as_json) as out, connect() as client:
         client.drop(job)
         out.message(f"{job} is dropped", {"name": job, "dropped": True})
 
 
+@options.connected
 def pull(
+    connect: options.Connect,
     job: options.JobArgument,
     file: Annotated[
         Path,
         typer.Argument(metavar="FILE.npz", help="File to write; it is replaced atomically. - means standard output."),
     ],
-    coordinator: options.CoordinatorOption = options.DEFAULT_ADDRESS,
-    retry_for: options.RetryOption = 20.0,
     as_json: options.JsonOption = False,
 ) -> None:
     """Saves the current values of a job's variables to a file for `numpy.load`.
 
     bfloat16 values are saved as float32, without loss.
     """
-    with Output(as_json) as out, Client(coordinator, retry_for_s=retry_for) as client:
+    with Output(as_json) as out, connect() as client:
         check_writable(file)
         variables = client.pull(job)
         _save(file, variables)

@@ -1,17 +1,21 @@
 """Options and arguments that several commands share."""
 
-from collections.abc import Iterator
+import functools
+import inspect
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from shoal import errors
 from shoal._job.settings import parse as settings
+from shoal._role import flags
 from shoal._role.flags import RetryFor as RetryOption
+from shoal._security import Credentials
 from shoal.callbacks import TensorBoard
-from shoal.client import DEFAULT_ADDRESS
+from shoal.client import DEFAULT_ADDRESS, Client
 from shoal.optim._text import parse as optimizer
 
 CoordinatorOption = Annotated[
@@ -29,6 +33,39 @@ TensorBoardOption = Annotated[
     ),
 ]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.")]
+
+# Opens the client of a command, within the block in which errors become messages.
+Connect = Callable[[], Client]
+
+
+def connected(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options of a client to a typer command, before its last option, --json.
+
+    Args:
+        command: a function whose parameter `connect` is a function that opens the client.
+    """
+    own = [it for it in inspect.signature(command, eval_str=True).parameters.values() if it.name != "connect"]
+    added = list(inspect.signature(_open_client, eval_str=True).parameters.values())
+    parameters = [it.replace(kind=inspect.Parameter.KEYWORD_ONLY) for it in (*own[:-1], *added, own[-1])]
+
+    @functools.wraps(command)
+    def run(*given: Any, **values: Any) -> None:
+        of_client = {it.name: values.pop(it.name) for it in added}
+        command(*given, connect=lambda: _open_client(**of_client), **values)
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # typer reads both
+    run.__annotations__ = {it.name: it.annotation for it in parameters}
+    return run
+
+
+def _open_client(
+    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
+    retry_for: RetryOption = 20.0,
+    tls_ca: flags.TlsCa = "",
+    tls_cert: flags.TlsCertificate = "",
+    tls_key: flags.TlsKey = "",
+) -> Client:
+    return Client(coordinator, retry_for_s=retry_for, credentials=Credentials.find(tls_ca, tls_cert, tls_key))
 
 
 @contextmanager
@@ -60,11 +97,13 @@ def tensorboard(folder: Path | None, *, waiting: bool = True) -> Iterator[list[T
 
 __all__ = [
     "DEFAULT_ADDRESS",
+    "Connect",
     "CoordinatorOption",
     "JobArgument",
     "JsonOption",
     "RetryOption",
     "TensorBoardOption",
+    "connected",
     "optimizer",
     "settings",
     "tensorboard",

@@ -11,13 +11,14 @@ from shoal._cli.job_watch import follow as follow_job
 from shoal._cli.job_watch import summary
 from shoal._cli.output import Output
 from shoal._display import records
-from shoal.client import Client
 from shoal.job import Job
 
 
 @with_job_options
+@options.connected
 def submit(
     job: Callable[[], Job],
+    connect: options.Connect,
     follow: Annotated[
         bool,
         typer.Option(
@@ -27,8 +28,6 @@ def submit(
         ),
     ] = False,
     tensorboard: options.TensorBoardOption = None,
-    coordinator: options.CoordinatorOption = options.DEFAULT_ADDRESS,
-    retry_for: options.RetryOption = 20.0,
     as_json: options.JsonOption = False,
 ) -> None:
     """Submits a job.
@@ -38,7 +37,7 @@ def submit(
     with (
         Output(as_json) as out,
         options.tensorboard(tensorboard, waiting=follow) as callbacks,
-        Client(coordinator, retry_for_s=retry_for) as client,
+        connect() as client,
     ):
         wanted = job()
         handle = client.submit(wanted)

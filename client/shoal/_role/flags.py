@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from shoal._role.identity import ANY_PORT
+from shoal._security import VARIABLES
 from shoal.client import DEFAULT_ADDRESS as DEFAULT_COORDINATOR
 
 # Empty if not given. TF_CONFIG, the pod or the default then supplies the value (`shoal._role.identity`).
@@ -53,6 +54,37 @@ Checkpoints = Annotated[
     typer.Option(
         envvar="SHOAL_CHECKPOINTS",
         help="Folder or URL for checkpoints, the same for the coordinator and all servers. Default: no checkpoints.",
+    ),
+]
+_CA, _CERTIFICATE, _KEY = VARIABLES
+TlsCa = Annotated[
+    str,
+    typer.Option(
+        "--tls-ca",
+        envvar=_CA,
+        metavar="FILE",
+        help="PEM file with the CA that issued the cluster's certificates. Connections then use TLS. Default: no TLS.",
+    ),
+]
+TlsCertificate = Annotated[
+    str,
+    typer.Option("--tls-cert", envvar=_CERTIFICATE, metavar="FILE", help="PEM file with the certificate to present."),
+]
+TlsKey = Annotated[
+    str,
+    typer.Option(
+        "--tls-key",
+        envvar=_KEY,
+        metavar="FILE",
+        help="PEM file with its key, which only this user can read.",
+    ),
+]
+TlsClientCertificates = Annotated[
+    Literal["required", "optional"],
+    typer.Option(
+        "--tls-client-certs",
+        envvar="SHOAL_TLS_CLIENT_CERTS",
+        help="Whether clients must present a certificate. With `optional`, gRPC does not ask for one.",
     ),
 ]
 DEFAULT_PAGE = "127.0.0.1:7080"
@@ -166,6 +198,10 @@ __all__ = [
     "PageReadOnly",
     "RetryFor",
     "Supervised",
+    "TlsCa",
+    "TlsCertificate",
+    "TlsClientCertificates",
+    "TlsKey",
     "TrainerEnvironment",
     "page_listen",
 ]

@@ -8,6 +8,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import prometheus_client
 from prometheus_client.exposition import choose_encoder
@@ -23,6 +24,9 @@ from starlette.types import ASGIApp
 from shoal._limits import catalogue
 from shoal._role.web_server import ConnectionLimits, WebServer, in_thread
 
+if TYPE_CHECKING:
+    from shoal._security.tls import TlsFiles
+
 _HINT = "not found; this server has /metrics and /healthz\n"
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
 # A connection serves one request, so its time limit covers the whole request.
@@ -36,6 +40,7 @@ def make_server(
     *,
     connections: int,
     seconds: float,
+    tls: "TlsFiles | None" = None,
 ) -> WebServer:
     """Returns the server of a role's HTTP endpoints.
 
@@ -45,6 +50,7 @@ def make_server(
         registry: the metrics to serve.
         connections: largest number of connections at a time. Further ones get status 503.
         seconds: the longest duration of a connection.
+        tls: TLS settings. None means no TLS.
 
     Returns:
         The server. The caller runs it.
@@ -52,7 +58,7 @@ def make_server(
     limits = ConnectionLimits(
         catalogue.HTTP_CONNECTIONS, connections, idle_timeout_s=seconds, longest_s=seconds, refusal=_BUSY
     )
-    return WebServer(listening, lambda _: _make_app(not_ready, registry, connections), limits)
+    return WebServer(listening, lambda _: _make_app(not_ready, registry, connections), limits, tls)
 
 
 def _make_app(not_ready: Callable[[], str], registry: prometheus_client.CollectorRegistry, readings: int) -> ASGIApp:

@@ -8,6 +8,7 @@ import select
 import socket
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import prometheus_client
 import structlog
@@ -16,6 +17,9 @@ from shoal import _rpc, errors
 from shoal._limits import catalogue
 
 MAX_CONNECTIONS = catalogue.HTTP_CONNECTIONS.default
+if TYPE_CHECKING:
+    from shoal._security.tls import TlsFiles
+
 # Seconds that a connection may last, the same as Prometheus's default timeout of a scrape.
 CONNECTION_S = 10.0
 _log = structlog.get_logger(__name__)
@@ -28,6 +32,7 @@ class RoleHttpServer:
         listen: host:port. Port 0 takes any free port.
         registry: the metrics to serve.
         advertise: host by which others reach this machine if `listen` is at all interfaces. Empty means its name.
+        tls: TLS settings. None means no TLS.
 
     Attributes:
         address: host:port at which others reach the endpoints.
@@ -39,7 +44,14 @@ class RoleHttpServer:
         PortInUse: the port is taken.
     """
 
-    def __init__(self, listen: str, registry: prometheus_client.CollectorRegistry, *, advertise: str = "") -> None:
+    def __init__(
+        self,
+        listen: str,
+        registry: prometheus_client.CollectorRegistry,
+        *,
+        advertise: str = "",
+        tls: "TlsFiles | None" = None,
+    ) -> None:
         host, port = _rpc.parse_address(listen)
         try:
             listening = _rpc.listen(host, port, "--metrics-listen")
@@ -48,7 +60,7 @@ class RoleHttpServer:
         self.not_ready = "starting"
         public = _rpc.public_host(host, advertise if _rpc.is_everywhere(host) else "")
         self.address = f"{public}:{listening.getsockname()[1]}"
-        self._registry = registry
+        self._registry, self._tls = registry, tls
         self._lock = threading.Lock()  # guards _stopped and _stop_server
         self._stopped = False
         self._stop_server: Callable[[], None] | None = None
@@ -86,6 +98,7 @@ class RoleHttpServer:
             self._registry,
             connections=MAX_CONNECTIONS,
             seconds=CONNECTION_S,
+            tls=self._tls,
         )
         with self._lock:
             self._stop_server = server.stop

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import prometheus_client
 import structlog
@@ -23,8 +23,12 @@ from shoal._role import identity as _identity
 from shoal._role import process_metrics
 from shoal._role.http_endpoints import RoleHttpServer
 from shoal._role.identity import RoleIdentity
+from shoal._security import Credentials
 from shoal._system import raise_open_files
 from shoal._system.exit_codes import exit_code
+
+if TYPE_CHECKING:
+    from shoal._security.tls import TlsFiles
 
 
 class Running(Protocol):
@@ -107,6 +111,30 @@ def identify(role: str, given: RoleIdentity, *, log_format: str, log_level: str)
     return found
 
 
+def find_credentials(role: str, ca: str, certificate: str, key: str, client_certificates: str) -> Credentials:
+    """Reads the files for TLS that the options of a role name, or their variables. `identify` precedes it.
+
+    Args:
+        role: coordinator, server or worker.
+        ca, certificate, key: values of --tls-ca, --tls-cert and --tls-key.
+        client_certificates: value of --tls-client-certs.
+
+    Returns:
+        The credentials.
+
+    Raises:
+        SystemExit: with status 2 if the files are not valid. The log has the reason.
+    """
+    try:
+        found = Credentials.find(ca, certificate, key, client_certificates=client_certificates == "required")
+        if found.tls:
+            found.tls.check_serves()
+    except errors.BadRequest as error:
+        structlog.get_logger(__name__).error("cannot start", role=role, code=error.code, reason=error.message)
+        raise SystemExit(2) from None
+    return found
+
+
 def run_role(
     role: str,
     start: Callable[[prometheus_client.CollectorRegistry, str], R],
@@ -118,6 +146,7 @@ def run_role(
     log_format: str = "console",
     log_level: str = "info",
     supervised: bool = False,
+    tls: "TlsFiles | None" = None,
 ) -> None:
     """Runs one role until SIGTERM or SIGINT.
 
@@ -129,16 +158,15 @@ def run_role(
         leave: called at the first SIGTERM, before the role stops. It gets an event, and returns soon after the event is
             set. A second SIGTERM, SIGINT and the end of the supervisor set the event; so may `leave` itself.
         member: the member's name in the cluster, for its logs.
-        log_format: console or json.
-        log_level: debug, info, warning or error.
+        log_format, log_level: as for `configure_logging`.
         supervised: whether `shoal up` or a `LocalCluster` started the process. It then prints one JSON line on standard
             output when it is ready, and stops at the end of standard input, so that it never outlives its parent.
+        tls: TLS settings of /metrics and /healthz. None means no TLS.
 
     Raises:
         SystemExit: the role cannot start: the status is the exit code of the error. The log has the reason.
     """
-    identity = {"role": role, "member": member} if member else {"role": role}
-    configure_logging(log_format, log_level, **identity)
+    configure_logging(log_format, log_level, role=role, **({"member": member} if member else {}))
     log = structlog.get_logger(__name__)
     log.debug("raised the limit on open files", files=raise_open_files())  # each connection is one
     signals = StopSignals()
@@ -147,7 +175,7 @@ def run_role(
     try:
         with signals.interrupting(), gc_control.frozen_from_gc():
             _tracing.start(role, member)
-            running, endpoints, stop = _start(start, metrics_listen, advertise)
+            running, endpoints, stop = _start(start, metrics_listen, advertise, tls)
     except errors.ShoalError as error:
         log.error("cannot start", code=error.code, reason=error.message)
         raise SystemExit(exit_code(error)) from None
@@ -245,7 +273,10 @@ def _announce_ready(role: str, running: Running, endpoints: RoleHttpServer, supe
 
 
 def _start(
-    start: Callable[[prometheus_client.CollectorRegistry, str], R], metrics_listen: str, advertise: str
+    start: Callable[[prometheus_client.CollectorRegistry, str], R],
+    metrics_listen: str,
+    advertise: str,
+    tls: "TlsFiles | None",
 ) -> tuple[R, RoleHttpServer, Callable[[], None]]:
     """Starts the HTTP endpoints and the role. Returns the role, the endpoints, and a function that stops both."""
     _check_transport()
@@ -253,7 +284,7 @@ def _start(
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = prometheus_client.CollectorRegistry()
     process_metrics.register(registry)
-    endpoints = RoleHttpServer(metrics_listen, registry, advertise=advertise)
+    endpoints = RoleHttpServer(metrics_listen, registry, advertise=advertise, tls=tls)
     try:
         running = start(registry, endpoints.address)
     except BaseException:

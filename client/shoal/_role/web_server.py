@@ -6,12 +6,13 @@ uvicorn takes about 130 ms, so roles import this module at the first connection.
 
 import asyncio
 import socket
+import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -19,6 +20,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from shoal import errors
 from shoal._limits import Limit, catalogue, count_refusal
+
+if TYPE_CHECKING:
+    from shoal._security.tls import TlsFiles
 
 T = TypeVar("T")
 
@@ -73,11 +77,17 @@ class WebServer:
         make_app: returns the app. It is called in the event loop's thread with an event that is set when streams must
             end.
         limits: the limits of connections.
+        tls: TLS settings. None means plain HTTP. Clients need no certificate: browsers and Prometheus have other means.
     """
 
     def __init__(
-        self, listening: socket.socket, make_app: Callable[[asyncio.Event], ASGIApp], limits: ConnectionLimits
+        self,
+        listening: socket.socket,
+        make_app: Callable[[asyncio.Event], ASGIApp],
+        limits: ConnectionLimits,
+        tls: "TlsFiles | None" = None,
     ) -> None:
+        self._tls = tls
         self._listening, self._make_app, self._limits = listening, make_app, limits
         self._lock = threading.Lock()  # guards _loop and _stopped
         self._loop: asyncio.AbstractEventLoop | None = None  # while `run` serves
@@ -118,6 +128,9 @@ class WebServer:
             timeout_graceful_shutdown=_GRACE_S,
             h11_max_incomplete_event_size=catalogue.HTTP_HEADER_BYTES.default,
         )
+        config.load()
+        if self._tls:
+            config.ssl = _reloading_context(self._tls)
         self._server = uvicorn.Server(config)
         with self._lock:
             if self._stopped:
@@ -132,6 +145,20 @@ class WebServer:
     def _end(self) -> None:
         self._stopping.set()
         self._server.should_exit = True
+
+
+def _reloading_context(tls: "TlsFiles") -> ssl.SSLContext:
+    """Returns a context with which each handshake uses the current certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+
+    def use_current(handshake: ssl.SSLSocket | ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        current = tls.current().web
+        assert current, "a web server has a certificate"
+        handshake.context = current
+
+    context.sni_callback = use_current  # OpenSSL calls it in each handshake, also without a name
+    return context
 
 
 class _Connection(H11Protocol):

@@ -27,6 +27,7 @@ from shoal._rpc.coordinator import CoordinatorClient, MembershipClient
 from shoal._rpc.heartbeat_pace import HeartbeatPace
 from shoal._rpc.retries import RETRY_TARGETS, Retries, RetryTarget
 from shoal._rpc.servers import Deferred, NonBlocking, Pooled, RawMessages, RpcServer, encoded, refuse, servicer
+from shoal._rpc.tls_probe import tls_failure
 
 __all__ = [
     "RETRY_TARGETS",
@@ -59,4 +60,5 @@ __all__ = [
     "retrying",
     "servicer",
     "status_of",
+    "tls_failure",
 ]

@@ -13,6 +13,8 @@ import grpc
 from shoal import errors
 from shoal._limits import catalogue
 from shoal._rpc.backoff import Backoff
+from shoal._rpc.tls_channel import TlsChannel
+from shoal._security import NO_CREDENTIALS, Credentials
 from shoal._wire.limits import MAX_MESSAGE_BYTES
 from shoal.v1 import header_pb2
 
@@ -143,13 +145,18 @@ def reserve(host: str, port: int) -> socket.socket:
     return holder
 
 
-def channel(address: str) -> grpc.Channel:
+def channel(address: str, credentials: Credentials = NO_CREDENTIALS) -> grpc.Channel:
     """Returns a channel to `host:port`, which connects at the first call.
+
+    With TLS, its calls use new certificates once the files have changed.
 
     Create its stubs before it can be closed: grpcio 1.85 crashes the process if a stub is created on a closed channel.
     """
     # With the scheme, gRPC reads the rest as host:port. Without it, unix:80 would be a socket in the file system.
-    return grpc.insecure_channel(f"dns:///{address}", options=_CHANNEL_OPTIONS)
+    target = f"dns:///{address}"
+    if credentials.tls:
+        return TlsChannel(target, credentials.tls, _CHANNEL_OPTIONS)
+    return grpc.insecure_channel(target, options=_CHANNEL_OPTIONS)
 
 
 def port_in_use(address: str, error: OSError | None, option: str = "") -> errors.PortInUse:

@@ -15,6 +15,8 @@ from shoal._rpc import channels
 from shoal._rpc.heartbeat_notices import HeartbeatNotices
 from shoal._rpc.heartbeat_pace import HeartbeatPace
 from shoal._rpc.retries import Retries
+from shoal._rpc.tls_probe import tls_failure
+from shoal._security import NO_CREDENTIALS, Credentials
 from shoal._wire import Cursor
 from shoal.status import ServerLoad
 from shoal.v1 import coordinator_pb2, coordinator_pb2_grpc, job_pb2_grpc
@@ -35,16 +37,19 @@ class CoordinatorClient:
     Args:
         address: host:port.
         retry_for_s: seconds during which a call is repeated while the coordinator does not answer.
+        credentials: what this process presents.
 
     Attributes:
+        credentials: as given; calls to servers use them as well.
         retries: counts of repeated calls. The owner of this client also counts its own repeated calls to servers here.
     """
 
-    def __init__(self, address: str, *, retry_for_s: float = 20.0) -> None:
-        self.address = address
+    def __init__(self, address: str, *, retry_for_s: float = 20.0, credentials: Credentials = NO_CREDENTIALS) -> None:
+        self.address, self.credentials = address, credentials
+        self._answered = False  # whether any call was answered, so that TLS works
         self.retries = Retries()
         self._retry_for_s = retry_for_s
-        self._channel = channels.channel(address)
+        self._channel = channels.channel(address, credentials)
         self.members = coordinator_pb2_grpc.CoordinatorStub(self._channel)
         self.jobs = job_pb2_grpc.JobsStub(self._channel)
 
@@ -74,10 +79,21 @@ class CoordinatorClient:
         Raises:
             Unreachable: the coordinator did not answer for `retry_for_s` seconds.
             Cancelled: `abandon` returned True.
+            Unauthenticated: the first call fails because of TLS.
             ShoalError: the error that the coordinator answered.
         """
 
         def once() -> T:
+            try:
+                reply = attempt()
+            except errors.Unreachable:
+                if not self._answered and (failure := tls_failure(self.address, self.credentials.tls)):
+                    raise failure from None
+                raise
+            self._answered = True
+            return reply
+
+        def attempt() -> T:
             with channels.as_shoal_errors(self.address):
                 if abandon is None:
                     return method(request, timeout=timeout_s, metadata=_tracing.metadata())

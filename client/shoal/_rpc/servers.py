@@ -17,6 +17,8 @@ from shoal._limits import catalogue, count_refusal
 from shoal._rpc import channels, requests
 from shoal._rpc.call_limits import CallLimits
 from shoal._rpc.reception import Hold, Reception
+from shoal._rpc.tls_channel import server_credentials
+from shoal._security import NO_CREDENTIALS, Credentials
 from shoal._wire.limits import MAX_MESSAGE_BYTES
 
 _log = structlog.get_logger(__name__)
@@ -207,10 +209,11 @@ class RpcServer:
         advertise: host by which others reach this one. Default: as `public_host` chooses.
         essential: methods that the cluster depends on, as SERVICE/METHOD.
         limits: limits of the calls.
+        credentials: with TLS settings, the port accepts TLS only.
 
     Raises:
         PortInUse: the port is in use.
-        BadRequest: `bind` is not an address.
+        BadRequest: `bind` is not an address, or there are TLS settings without a certificate.
     """
 
     def __init__(
@@ -222,7 +225,10 @@ class RpcServer:
         advertise: str = "",
         essential: Collection[str] = (),
         limits: CallLimits | None = None,
+        credentials: Credentials = NO_CREDENTIALS,
     ) -> None:
+        if credentials.tls:
+            credentials.tls.check_serves()
         host, _ = channels.parse_address(bind)
         channels.check_free(bind, _LISTEN)
         limits = limits or CallLimits()
@@ -240,7 +246,10 @@ class RpcServer:
         self._names = [name for name, _, _ in services]
         reflection.enable_server_reflection([*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], registrar)
         try:
-            bound = self._server.add_insecure_port(bind)
+            if credentials.tls:
+                bound = self._server.add_secure_port(bind, server_credentials(credentials.tls))
+            else:
+                bound = self._server.add_insecure_port(bind)
         except RuntimeError:
             bound = 0
         if not bound:

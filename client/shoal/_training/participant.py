@@ -295,7 +295,12 @@ class Participant:
 
     def _assign(self, placement: Placement, restored: Collection[str]) -> None:
         values = {name: value for name, value in self._given.items() if name not in restored}
-        with ParameterClient(placement, refresh=self._placement, on_retry=self._on_retry) as client:
+        with ParameterClient(
+            placement,
+            refresh=self._placement,
+            on_retry=self._on_retry,
+            credentials=self._coordinator.credentials,
+        ) as client:
             client.assign(values)
 
     def _parameters(self, placement: Placement, step: int) -> ParameterClient:
@@ -306,6 +311,7 @@ class Participant:
             step=step,
             refresh=self._placement,
             on_retry=self._on_retry,
+            credentials=self._coordinator.credentials,
         )
 
     def _on_retry(self) -> None:

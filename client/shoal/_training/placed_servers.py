@@ -5,6 +5,7 @@ from functools import partial
 from typing import TypeVar
 
 from shoal import _rpc, _tracing, errors
+from shoal._security import NO_CREDENTIALS, Credentials
 from shoal._training.call_threads import CallThreads
 from shoal._transport import ServerConnection
 from shoal._wire import Aggregation, ArraySource, Packer, Placement, PushPayload
@@ -27,6 +28,7 @@ class PlacedServers:
         retry_for_s: seconds for which calls to a server that does not answer are repeated.
         setting: selects transports, as SHOAL_TRANSPORT does.
         on_retry: called on any thread for each repeated call.
+        credentials: what this process presents to the servers.
 
     Attributes:
         placement: the placement in use.
@@ -44,8 +46,9 @@ class PlacedServers:
         retry_for_s: float,
         setting: str,
         on_retry: Callable[[], None],
+        credentials: Credentials = NO_CREDENTIALS,
     ) -> None:
-        self._refresh, self._setting = refresh, setting
+        self._refresh, self._setting, self._credentials = refresh, setting, credentials
         self._worker, self._incarnation = worker, incarnation
         self._retry_for_s, self.on_retry = retry_for_s, on_retry
         self._threads = CallThreads("shard")
@@ -157,7 +160,8 @@ class PlacedServers:
         self.placement = placement
         self.packer = Packer(placement)
         self.connections = [
-            ServerConnection(address, layout, self._setting) for address, layout in self.packer.servers.items()
+            ServerConnection(address, layout, self._setting, self._credentials)
+            for address, layout in self.packer.servers.items()
         ]
 
 

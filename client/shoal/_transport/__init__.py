@@ -28,6 +28,7 @@ from shoal._transport.registry import chosen_setting, register, registered, unre
 from shoal._transport.segment import Regions, Segment, SegmentLost, SegmentUnavailable, remove_stale
 from shoal._transport.selector import Selector
 from shoal._transport.server_connection import ServerConnection
+from shoal._transport.tls_stream import TlsSecurity, TlsStream, secured
 from shoal._transport.transport import Target, Transport, TransportFactory, TransportUnavailable
 
 __all__ = [
@@ -52,6 +53,8 @@ __all__ = [
     "Selector",
     "ServerConnection",
     "Target",
+    "TlsSecurity",
+    "TlsStream",
     "TokenSecurity",
     "Transport",
     "TransportFactory",
@@ -66,6 +69,7 @@ __all__ = [
     "register",
     "registered",
     "remove_stale",
+    "secured",
     "send_error",
     "unregister",
 ]

@@ -37,7 +37,10 @@ class Frames:
 
 
 class ByteStream(Protocol):
-    """The socket methods that a connection uses. An encrypted stream implements them as well."""
+    """The socket methods that a connection uses. An encrypted stream implements them as well.
+
+    An encrypted stream also has `pending`, which returns how many decrypted bytes it holds.
+    """
 
     def sendmsg(self, buffers: Iterable[Buffer], /) -> int: ...
 

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from shoal import _rpc
+from shoal import _rpc, errors
+from shoal._security import NO_CREDENTIALS, Credentials
 from shoal._wire import Buffer
 from shoal._wire.limits import transfer_s
 from shoal.v1 import parameter_server_pb2 as pb
@@ -18,11 +19,12 @@ class GrpcCalls:
 
     Args:
         address: address of the server.
+        credentials: what this process presents.
     """
 
-    def __init__(self, address: str) -> None:
-        self._address = address
-        self._channel = _rpc.channel(address)
+    def __init__(self, address: str, credentials: Credentials = NO_CREDENTIALS) -> None:
+        self._address, self._credentials = address, credentials
+        self._channel = _rpc.channel(address, credentials)
         self._stub = ParameterServerStub(self._channel)
         # As the stub's methods, but messages with chunks are bytes, which avoids copies into protobuf objects.
         self._pull: Any = self._channel.unary_stream(f"{_SERVICE}Pull", pb.PullRequest.SerializeToString)
@@ -31,8 +33,13 @@ class GrpcCalls:
 
     def attach(self) -> pb.AttachReply:
         """Returns how to reach the server by its other transports."""
-        with _rpc.as_shoal_errors(self._address):
-            return self._stub.Attach(pb.AttachRequest(), timeout=_COMMIT_TIMEOUT_S)
+        try:
+            with _rpc.as_shoal_errors(self._address):
+                return self._stub.Attach(pb.AttachRequest(), timeout=_COMMIT_TIMEOUT_S)
+        except errors.Unreachable:
+            if failure := _rpc.tls_failure(self._address, self._credentials.tls):
+                raise failure from None
+            raise
 
     def pull(self, request: pb.PullRequest, nbytes: int) -> Iterator[bytes]:
         """Yields the encoded replies to a pull of `nbytes` bytes."""

@@ -40,6 +40,9 @@ _MAX_PIECES = 512  # buffers of one system call; the kernel accepts 1,024
 BATCH_BYTES = 4 << 20
 # Of the first one, if the other end may answer that it must wait: only the header of a push.
 _FIRST_BATCH_BYTES = 1
+# What an end that uses TLS answers to other bytes.
+_TLS_ALERT = b"\x15\x03"
+_USES_TLS = "the other end uses TLS; give this process --tls-ca, --tls-cert and --tls-key (or SHOAL_TLS_CA, ...)"
 _Heed = Callable[[], bool] | None
 
 
@@ -63,6 +66,8 @@ class Lane(Connection):
         self._kinds, self._streamed = frames.by_number, frames.streamed
         self._end_frame = _HEADER.pack(frames.end, _RESERVED, 0)
         self._socket: ByteStream = connection
+        # Returns the bytes that an encrypted stream holds, which `poll` does not see.
+        self._pending: Callable[[], int] = int
         self._stall_s = stall_s
         self._limit_s, self._give_up = math.inf, math.inf  # see `limit`
         self._closed = False
@@ -123,6 +128,7 @@ class Lane(Connection):
 
     def secure(self, protect: Callable[[ByteStream], ByteStream]) -> None:
         self._socket = protect(self._socket)
+        self._pending = getattr(self._socket, "pending", int)
 
     def limit(self, within_s: float | None) -> None:
         if within_s is None:
@@ -289,7 +295,7 @@ class Lane(Connection):
 
     def _speaks(self, within_s: float) -> bool:
         """Returns whether data arrive within `within_s`, which is shorter than the kernel's timeout."""
-        if self._begin < self._end:
+        if self._begin < self._end or self._pending():
             return True
         poll = select.poll()
         try:
@@ -365,7 +371,8 @@ class Lane(Connection):
 
     def _some(self, count: int) -> int:
         if not count:
-            raise self._broken("closed by the other end")
+            begun = bytes(self._buffer[self._begin : self._end][: len(_TLS_ALERT)])
+            raise self._broken(_USES_TLS if begun == _TLS_ALERT else "closed by the other end")
         return count
 
     # A lane that failed is closed, because the position within a frame is unknown.

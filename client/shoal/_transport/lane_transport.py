@@ -13,6 +13,7 @@ from shoal._transport.connection import Connection
 from shoal._transport.frames import PARAMETER_SERVER, Frame
 from shoal._transport.handshake import Security, TokenSecurity, decoded, open_handshake, received_error
 from shoal._transport.lane import Lane
+from shoal._transport.tls_stream import secured
 from shoal._transport.transport import Target, Transport, TransportFactory, TransportUnavailable
 from shoal._wire import PullAssembly, PullDecoder, PushPayload
 from shoal._wire.limits import PERMIT_FREE_BYTES, transfer_s
@@ -175,7 +176,8 @@ class LaneFactory(TransportFactory):
         with ExitStack() as undo:
             lane, token = self.dial(target)
             undo.callback(lane.close)
-            welcome = open_handshake(lane, self._security(token), hello, within_s=WELCOME_TIMEOUT_S)
+            security = secured(self._security(token), target.credentials)
+            welcome = open_handshake(lane, security, hello, within_s=WELCOME_TIMEOUT_S)
             undo.pop_all()
         return lane, welcome
 

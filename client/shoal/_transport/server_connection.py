@@ -12,6 +12,7 @@ from typing import TypeVar
 import structlog
 
 from shoal import errors
+from shoal._security import NO_CREDENTIALS, Credentials
 from shoal._transport.grpc_calls import GrpcCalls
 from shoal._transport.selector import Selector
 from shoal._transport.transport import Target, Transport, TransportFactory
@@ -40,6 +41,7 @@ class ServerConnection:
         address: address of the server.
         layout: layout of the calls, which name all shards of the job on that server.
         setting: selects transports, as SHOAL_TRANSPORT does.
+        credentials: what this process presents to the server.
 
     Attributes:
         address, layout: as given.
@@ -49,11 +51,13 @@ class ServerConnection:
         closed: whether `close` was called.
     """
 
-    def __init__(self, address: str, layout: CallLayout, setting: str) -> None:
+    def __init__(
+        self, address: str, layout: CallLayout, setting: str, credentials: Credentials = NO_CREDENTIALS
+    ) -> None:
         self.address, self.layout = address, layout
         self.indices = [shard.shard for shard in layout.shards]
-        self._rpc = GrpcCalls(address)
-        self._target = Target(address, layout, self._rpc)
+        self._rpc = GrpcCalls(address, credentials)
+        self._target = Target(address, layout, self._rpc, credentials=credentials)
         self._opening = threading.Lock()  # guards the next five; held while one is opened, for seconds at most
         self._selector = Selector(setting)
         self._trying = False  # whether a thread tries to open a better transport

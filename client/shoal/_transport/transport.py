@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from shoal._security import Credentials
 from shoal._transport.grpc_calls import GrpcCalls
 from shoal._wire import CallLayout, PullDecoder, PushPayload
 from shoal.v1 import header_pb2
@@ -85,12 +86,14 @@ class Target:
         layout: layout of the calls, which name all shards of the job on that server.
         rpc: calls by gRPC, which every server answers.
         offer: the server's offer of transports; empty unless the factory `attaches`.
+        credentials: what this process presents to the server.
     """
 
     address: str
     layout: CallLayout
     rpc: GrpcCalls
     offer: pb.AttachReply = field(default_factory=pb.AttachReply)
+    credentials: Credentials = field(default_factory=Credentials)
 
 
 class TransportUnavailable(Exception):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal import _rpc, errors
+from shoal._security import NO_CREDENTIALS, Credentials
 from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
 from shoal_coordinator.messages import ServerRef
 
@@ -44,10 +45,16 @@ class ServerChannels:
     Args:
         incarnation_of: Returns the incarnation of a live server at this address, or 0.
         most: The number of channels that are kept.
+        credentials: What the coordinator presents to the servers.
     """
 
-    def __init__(self, incarnation_of: Callable[[ServerRef], int], most: int = MAX_CHANNELS) -> None:
-        self._incarnation_of, self._most = incarnation_of, most
+    def __init__(
+        self,
+        incarnation_of: Callable[[ServerRef], int],
+        most: int = MAX_CHANNELS,
+        credentials: Credentials = NO_CREDENTIALS,
+    ) -> None:
+        self._incarnation_of, self._most, self._credentials = incarnation_of, most, credentials
         self._lock = threading.Lock()  # guards all below and the numbers of users; no other lock is taken under it
         self._channels: dict[ServerRef, LentChannel] = {}  # the least recently used first
         self._silent: set[ServerRef] = set()
@@ -68,7 +75,7 @@ class ServerChannels:
             found = self._channels.pop(server, None)
             closed = [found] if found and found.incarnation != incarnation else []
             if found is None or closed:
-                channel = _rpc.channel(server.address)
+                channel = _rpc.channel(server.address, self._credentials)
                 found = LentChannel(server, ParameterServerStub(channel), incarnation, channel)
             self._channels[server] = found
             found.users += 1

@@ -5,6 +5,7 @@ import re
 import threading
 from collections.abc import Iterable
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -16,6 +17,9 @@ from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.page.app import make_app
 from shoal_coordinator.page.guard import RequestRules
 from shoal_coordinator.page.reader import Reader
+
+if TYPE_CHECKING:
+    from shoal._security.tls import TlsFiles
 
 _log = structlog.get_logger(__name__)
 
@@ -40,6 +44,7 @@ class PageServer:
         read_only: Whether the page refuses all actions.
         heartbeat_timeout_s: Seconds without a heartbeat after which a member is dead.
         max_watchers: The limit of concurrent streams.
+        tls: TLS settings. None means plain HTTP.
 
     Raises:
         PortInUse: Another process listens on the port.
@@ -59,6 +64,7 @@ class PageServer:
         read_only: bool = False,
         heartbeat_timeout_s: float = 5.0,
         max_watchers: int = catalogue.PAGE_STREAMS.default,
+        tls: "TlsFiles | None" = None,
     ) -> None:
         host, port = _rpc.parse_address(listen)
         rules = rules_for(host, hosts, read_only=read_only)
@@ -68,7 +74,8 @@ class PageServer:
             raise errors.PortInUse(
                 f"cannot serve the page: {error.message}, or '' for no page", address=listen
             ) from None
-        self.url = f"http://{_EVERYWHERE.get(host, host)}:{listening.getsockname()[1]}"
+        scheme = "https" if tls else "http"
+        self.url = f"{scheme}://{_EVERYWHERE.get(host, host)}:{listening.getsockname()[1]}"
         about = {
             "heartbeat_timeout_s": heartbeat_timeout_s,
             "read_only": read_only,
@@ -85,6 +92,7 @@ class PageServer:
                 host_limit=catalogue.HOST_PAGE_CONNECTIONS,
                 host_connections=HOST_CONNECTIONS,
             ),
+            tls,
         )
         self._thread = threading.Thread(target=self._serve, name="page", daemon=True)
         self._thread.start()

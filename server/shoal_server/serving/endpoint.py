@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from shoal._limits import catalogue
+from shoal._security import NO_CREDENTIALS, Credentials
 from shoal._transport import STALL_S
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.serving.service import DataService
@@ -23,6 +24,7 @@ class EndpointConfig:
         lane_port: port for lanes; 0 means any free one.
         lanes: maximum number of connections of each framed transport; 0 disables framed transports.
         host_lanes: maximum number of connections of one host, of each framed transport.
+        credentials: with TLS settings, endpoints accept TLS only.
         senders: threads that send pulled values; a waiting pull holds none of them.
         receivers: threads that receive pushes; a stalled push blocks no other kind of call.
         committers: threads that commit pushes. They wait while a cut holds commits back; the calls that end the cut
@@ -36,6 +38,7 @@ class EndpointConfig:
     lane_port: int = 0
     lanes: int = catalogue.LANES.default
     host_lanes: int = catalogue.HOST_LANES.default
+    credentials: Credentials = NO_CREDENTIALS
     senders: ThreadPoolExecutor
     receivers: ThreadPoolExecutor
     committers: ThreadPoolExecutor

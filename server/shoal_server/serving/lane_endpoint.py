@@ -31,6 +31,7 @@ from shoal._transport import (
     SegmentUnavailable,
     TokenSecurity,
     read_frame,
+    secured,
     send_error,
 )
 from shoal._wire import Assembler, Buffer, decode_push, encode_values
@@ -74,10 +75,10 @@ class LaneEndpoint(Endpoint):
                 _rpc.listen(config.host, config.lane_port, "--lane-port"),
                 PARAMETER_SERVER,
                 lambda lane: LaneHandler(lane, service),
-                security=TokenSecurity(token),
                 limits=ListenerLimits(
                     catalogue.LANES, catalogue.HOST_LANES, most=config.lanes, most_of_host=config.host_lanes
                 ),
+                security=secured(TokenSecurity(token), config.credentials),
                 name="lane",
                 advice="call it by gRPC",
             )

@@ -13,6 +13,7 @@ from shoal import _rpc, consistency, optim
 from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.manifest import FileEntry, Manifest
 from shoal._checkpoint.storage_urls import open_storage
+from shoal._security import NO_CREDENTIALS, Credentials
 from shoal._training.parameters import ParameterClient
 from shoal._transport.frames import PARAMETER_SERVER, Frame
 from shoal._transport.lane import Lane
@@ -55,7 +56,9 @@ class ShardServers:
         transport: str | None = None,
         wire: str | None = None,
         checkpoints: Path | str | None = None,
+        credentials: Credentials = NO_CREDENTIALS,
     ) -> None:
+        self._credentials = credentials
         self._stack = ExitStack()
         self._checkpoints = open_storage(str(checkpoints)) if checkpoints else None
         self.registries: list[CollectorRegistry] = []
@@ -88,6 +91,7 @@ class ShardServers:
         config = EndpointConfig(
             host="127.0.0.1",
             lanes=max_lanes,
+            credentials=self._credentials,
             senders=pools["pull"],
             receivers=pools["push"],
             committers=pools["commit"],
@@ -98,7 +102,12 @@ class ShardServers:
         writer = CheckpointWriter(self._checkpoints, f"server-{len(self.stores)}")
         self._stack.callback(writer.close)
         servicer = ParameterServerServicer(store, endpoints, writer=writer)
-        server = _rpc.RpcServer("127.0.0.1:0", [(SERVICE, add_to_server, servicer)], threads=rpc_threads)
+        server = _rpc.RpcServer(
+            "127.0.0.1:0",
+            [(SERVICE, add_to_server, servicer)],
+            threads=rpc_threads,
+            credentials=self._credentials,
+        )
         for pool in pools.values():
             self._stack.callback(pool.shutdown)
         self._stack.callback(server.stop, 0.2)
@@ -115,7 +124,7 @@ class ShardServers:
         return server.address
 
     def _stub(self, address: str) -> parameter_server_pb2_grpc.ParameterServerStub:
-        channel = _rpc.channel(address)
+        channel = _rpc.channel(address, self._credentials)
         self._stack.callback(channel.close)
         return parameter_server_pb2_grpc.ParameterServerStub(channel)
 
@@ -233,6 +242,7 @@ class ShardServers:
             refresh=refresh or (lambda: self.placement),
             retry_for_s=5,
             transport=transport or self._transport,
+            credentials=self._credentials,
         )
 
     def worker(self, name: str) -> ParameterClient:

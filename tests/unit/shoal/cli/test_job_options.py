@@ -44,7 +44,16 @@ OPTIONS = [
     ("--min-delta", float | None, None, None),
     ("--checkpoint-best", bool, None, False),
 ]
-OWN = ["--follow -f", "--tensorboard", "--coordinator -c", "--retry-for", "--json"]
+OWN = [
+    "--follow -f",
+    "--tensorboard",
+    "--coordinator -c",
+    "--retry-for",
+    "--tls-ca",
+    "--tls-cert",
+    "--tls-key",
+    "--json",
+]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,58 @@
+"""The command `certs init`, which makes certificates for TLS."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal._cli import options
+from shoal._cli.output import Output
+
+app = typer.Typer(no_args_is_help=True, help="Makes certificates for TLS: `shoal certs COMMAND --help`.")
+
+CertificateFolder = Annotated[
+    Path, typer.Argument(metavar="FOLDER", help="Folder to write to. It is created if it is missing.")
+]
+Hosts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--host",
+        metavar="NAME",
+        help="Name or address of a host of the cluster, such as node-1.example or *.servers.example. Repeatable. The "
+        "certificates also name localhost, 127.0.0.1, ::1 and this machine.",
+    ),
+]
+CaFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--ca",
+        metavar="FOLDER",
+        help="Folder of an earlier `shoal certs init`, whose CA issues the new certificates. Default: a new CA.",
+    ),
+]
+
+
+@app.command()
+def init(
+    folder: CertificateFolder, host: Hosts = None, ca: CaFolder = None, as_json: options.JsonOption = False
+) -> None:
+    """Makes a CA for development, and a certificate and key for each role.
+
+    The folder gets ca.pem, ca-key.pem, and NAME.pem and NAME-key.pem for coordinator, server, worker, admin, submitter
+    and reader. Existing files are never overwritten. Certificates are valid for 365 days, and a CA for 10 years.
+    """
+    with Output(as_json) as out:
+        from shoal._security.certificates import CERTIFICATE_DAYS, ROLES, make_certificates  # noqa: PLC0415 - slow
+
+        files = make_certificates(folder, host or (), ca=ca)
+        where = folder.resolve()
+        out.message(
+            f"wrote {len(files)} files to {where}, valid for {CERTIFICATE_DAYS} days. A server uses them with\n"
+            f"  export SHOAL_TLS_CA={where}/ca.pem SHOAL_TLS_CERT={where}/server.pem "
+            f"SHOAL_TLS_KEY={where}/server-key.pem\n"
+            f"and so does each other role with its own name: {', '.join(ROLES)}. Keep ca-key.pem off the cluster.",
+            {"folder": str(where), "files": [file.name for file in files], "days": CERTIFICATE_DAYS},
+        )
+
+
+__all__ = ["app"]

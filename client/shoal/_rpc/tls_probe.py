@@ -1,0 +1,61 @@
+"""The reason why a first call fails, if it is TLS: gRPC itself only says that a connection was closed."""
+
+import socket
+import ssl
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from shoal import errors
+from shoal._rpc.channels import parse_address
+from shoal._security import explained
+
+if TYPE_CHECKING:
+    from shoal._security.tls import TlsFiles
+
+_PROBE_S = 1.0
+_USES_TLS = (
+    "it uses TLS, and this process does not; give --tls-ca, --tls-cert and --tls-key, or SHOAL_TLS_CA, SHOAL_TLS_CERT "
+    "and SHOAL_TLS_KEY"
+)
+
+
+def tls_failure(address: str, tls: "TlsFiles | None") -> errors.Unauthenticated | None:
+    """Returns why TLS with a process fails, or None if the reason why it does not answer is another one.
+
+    The function opens a connection of its own, and waits for at most a second.
+
+    Args:
+        address: host:port of the process.
+        tls: TLS settings of this process. None means that it uses no TLS.
+    """
+    host, port = parse_address(address)
+    host = host.strip("[]")
+    with suppress(OSError), socket.create_connection((host, port), _PROBE_S) as connection:
+        if why := _refusal(connection, tls, host) if tls else _hint(connection):
+            return errors.Unauthenticated(f"no connection to {address}: {why}", address=address)
+    return None
+
+
+def _hint(connection: socket.socket) -> str:
+    """Returns what to do if the other end uses TLS, or an empty string."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is sent
+    context.minimum_version = ssl.TLSVersion.TLSv1_3  # a server then asks for a certificate after the handshake
+    try:
+        context.wrap_socket(connection).close()
+    except ssl.SSLError as error:
+        return _USES_TLS if "ALERT" in (error.reason or "") else ""
+    return _USES_TLS
+
+
+def _refusal(connection: socket.socket, tls: "TlsFiles", host: str) -> str:
+    try:
+        tls.current().lane_client.wrap_socket(connection, server_hostname=host).close()
+    except ssl.SSLError as error:
+        return explained(error)
+    except ConnectionError:
+        return explained(ssl.SSLEOFError())
+    return ""
+
+
+__all__ = ["tls_failure"]

@@ -1,0 +1,190 @@
+"""Development certificates: a CA, and a certificate and key for each role, as `shoal certs init` writes them.
+
+A certificate carries its role as a URI (`spiffe://shoal/server`), and the hosts of its process as DNS names and
+addresses. A URI cannot be mistaken for a host, and SPIRE and cert-manager issue such certificates as well.
+"""
+
+import datetime
+import ipaddress
+import os
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from shoal import errors
+from shoal._system import private_files
+
+CA_DAYS, CERTIFICATE_DAYS = 3650, 365
+# Roles whose processes accept connections. Only their certificates name hosts, so that nobody else can pose as them.
+SERVING_ROLES = ("coordinator", "server", "worker")
+ROLES = (*SERVING_ROLES, "admin", "submitter", "reader")
+_ROLE_URI = "spiffe://shoal/"
+# A certificate is valid a little before it is made, for machines whose clocks are slow.
+_CLOCK_SLACK = datetime.timedelta(hours=1)
+_LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+_CA = "ca"
+
+
+@dataclass(frozen=True, slots=True)
+class _Issuer:
+    """A CA with its key."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+
+def make_certificates(
+    folder: Path, hosts: Iterable[str] = (), *, ca: Path | None = None, now: datetime.datetime | None = None
+) -> list[Path]:
+    """Writes NAME.pem and NAME-key.pem for a CA and for each role. Only this user can read the keys.
+
+    Args:
+        folder: folder for the files; it is created if it does not exist.
+        hosts: names and addresses of the hosts of the cluster, beside localhost and this machine's name.
+        ca: folder with ca.pem and ca-key.pem of an earlier call, which then issue the certificates. None makes a CA.
+        now: the time; None means the clock's.
+
+    Returns:
+        The files.
+
+    Raises:
+        BadRequest: a file exists already, a host is invalid, the CA cannot be read, or the folder cannot be written.
+    """
+    now = now or datetime.datetime.now(datetime.UTC)
+    names = _alternative_names([*_LOCAL_HOSTS, socket.gethostname(), *hosts])
+    issuer = _read_ca(ca) if ca else _make_ca(now)
+    contents = {f"{_CA}.pem": _pem(issuer.certificate), f"{_CA}-key.pem": _key_pem(issuer.key)}
+    for role in ROLES:
+        certificate, key = _issue(issuer, role, names if role in SERVING_ROLES else [], now)
+        contents |= {f"{role}.pem": _pem(certificate), f"{role}-key.pem": _key_pem(key)}
+    try:
+        private_files.make_folder(folder)
+        if existing := [name for name in contents if (folder / name).exists()]:
+            raise errors.BadRequest(
+                f"{folder / existing[0]} exists already, and is not overwritten; name another folder", file=existing[0]
+            )
+        return [_write(folder / name, content) for name, content in contents.items()]
+    except OSError as error:
+        raise errors.BadRequest(
+            f"cannot write certificates to {folder}: {error.strerror}; name a folder that you may write to",
+            folder=folder,
+        ) from None
+
+
+def _make_ca(now: datetime.datetime) -> _Issuer:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _name("Shoal development CA")
+    usage = x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=True,
+        crl_sign=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    certificate = (
+        _builder(name, name, key, now, CA_DAYS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return _Issuer(certificate, key)
+
+
+def _read_ca(folder: Path) -> _Issuer:
+    try:
+        certificate = x509.load_pem_x509_certificate((folder / f"{_CA}.pem").read_bytes())
+        key = serialization.load_pem_private_key((folder / f"{_CA}-key.pem").read_bytes(), None)
+    except (OSError, ValueError) as error:
+        raise errors.BadRequest(
+            f"cannot read the CA in {folder}: {error}; name a folder with the ca.pem and ca-key.pem of an earlier "
+            "`shoal certs init`",
+            folder=folder,
+        ) from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+        raise errors.BadRequest(f"ca-key.pem in {folder} is not the key of ca.pem; restore both files", folder=folder)
+    return _Issuer(certificate, key)
+
+
+def _issue(
+    issuer: _Issuer, role: str, names: Sequence[x509.GeneralName], now: datetime.datetime
+) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    uses = [ExtendedKeyUsageOID.CLIENT_AUTH]
+    if role in SERVING_ROLES:
+        uses.append(ExtendedKeyUsageOID.SERVER_AUTH)
+    alternatives = [x509.UniformResourceIdentifier(f"{_ROLE_URI}{role}"), *names]
+    certificate = (
+        _builder(_name(f"shoal {role}"), issuer.certificate.subject, key, now, CERTIFICATE_DAYS)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+        .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.key.public_key()), critical=False)
+        .sign(issuer.key, hashes.SHA256())
+    )
+    return certificate, key
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, now: datetime.datetime, days: int
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCK_SLACK)
+        .not_valid_after(now + datetime.timedelta(days=days))
+    )
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _alternative_names(hosts: Iterable[str]) -> list[x509.GeneralName]:
+    return [_alternative_name(host) for host in dict.fromkeys(hosts)]
+
+
+def _alternative_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host.strip("[]")))
+    except ValueError:
+        pass
+    if not host or not host.isascii() or any(character in "/:@ " for character in host):
+        raise errors.BadRequest(
+            f"{host!r} is not a host; give a name or an address without a port, such as node-1.example", host=host
+        )
+    return x509.DNSName(host)
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _write(file: Path, content: bytes) -> Path:
+    """Creates a file that only this user can read, if it is a key, or that all can read."""
+    mode = 0o600 if file.stem.endswith("-key") else 0o644
+    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as opened:
+        opened.write(content)
+    return file
+
+
+__all__ = ["CA_DAYS", "CERTIFICATE_DAYS", "ROLES", "SERVING_ROLES", "make_certificates"]

@@ -1,0 +1,69 @@
+"""Credentials: what a process presents to the processes that it calls."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shoal import errors
+
+if TYPE_CHECKING:
+    from shoal._security.tls import TlsFiles
+
+# The variables with the paths of the CA's certificate, and of the certificate and key of the process.
+VARIABLES = ("SHOAL_TLS_CA", "SHOAL_TLS_CERT", "SHOAL_TLS_KEY")
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What a process presents, and whom it trusts. Each channel, client and server gets it as an argument.
+
+    Attributes:
+        tls: TLS settings of connections. None means connections without TLS.
+    """
+
+    tls: "TlsFiles | None" = None
+
+    @classmethod
+    def find(
+        cls,
+        ca: str = "",
+        certificate: str = "",
+        key: str = "",
+        *,
+        client_certificates: bool = True,
+        environment: Mapping[str, str] = os.environ,
+    ) -> "Credentials":
+        """Returns the credentials from given paths, each of them by default from the environment.
+
+        Args:
+            ca: file with the certificates of the trusted CAs, by default SHOAL_TLS_CA.
+            certificate: file with the certificate of this process, by default SHOAL_TLS_CERT. A client needs none if
+                the servers do not require one.
+            key: file with the key of the certificate, by default SHOAL_TLS_KEY.
+            client_certificates: whether servers of this process require a certificate of each client.
+            environment: the environment variables.
+
+        Returns:
+            The credentials, without TLS if nothing is given or set.
+
+        Raises:
+            BadRequest: the files are not valid; see `TlsFiles`.
+        """
+        given = zip((ca, certificate, key), VARIABLES, strict=True)
+        paths = [path or environment.get(variable, "") for path, variable in given]
+        if not any(paths):
+            return cls()
+        if not paths[0]:
+            raise errors.BadRequest(
+                "TLS has a certificate or a key, but no CA; give --tls-ca or SHOAL_TLS_CA, the certificate of the CA "
+                "that issued the certificates of the cluster"
+            )
+        from shoal._security.tls import TlsFiles  # noqa: PLC0415 - cryptography is slow to import
+
+        return cls(TlsFiles(*paths, client_certificates=client_certificates))
+
+
+NO_CREDENTIALS = Credentials()
+
+__all__ = ["NO_CREDENTIALS", "VARIABLES", "Credentials"]

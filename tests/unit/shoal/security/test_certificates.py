@@ -1,0 +1,60 @@
+"""Certificates that `shoal certs init` makes."""
+
+import ipaddress
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from shoal import errors
+from shoal._security.certificates import CERTIFICATE_DAYS, ROLES, SERVING_ROLES, make_certificates
+
+
+def names_of(file: Path) -> x509.SubjectAlternativeName:
+    return read(file).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+
+
+def read(file: Path) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(file.read_bytes())
+
+
+def test_every_role_gets_a_certificate_with_its_role_and_a_key_that_only_the_user_can_read(tmp_path: Path) -> None:
+    files = make_certificates(tmp_path, ["*.servers.example", "10.1.2.3"])
+    names = {"ca", *ROLES}
+    assert {file.name for file in files} == {f"{name}{end}" for name in names for end in (".pem", "-key.pem")}
+    assert {(tmp_path / f"{name}-key.pem").stat().st_mode & 0o777 for name in names} == {0o600}
+    for role in ROLES:
+        own = names_of(tmp_path / f"{role}.pem")
+        assert own.get_values_for_type(x509.UniformResourceIdentifier) == [f"spiffe://shoal/{role}"]
+        # A client's certificate with a host would let the client pose as a server.
+        assert ("*.servers.example" in own.get_values_for_type(x509.DNSName)) == (role in SERVING_ROLES)
+        addresses = own.get_values_for_type(x509.IPAddress)
+        assert (ipaddress.ip_address("10.1.2.3") in addresses) == (role in SERVING_ROLES)
+
+
+def test_certificates_are_valid_for_the_documented_time(tmp_path: Path) -> None:
+    make_certificates(tmp_path)
+    certificate = read(tmp_path / "server.pem")
+    assert (certificate.not_valid_after_utc - certificate.not_valid_before_utc).days == CERTIFICATE_DAYS
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "worker-key.pem").write_text("mine")
+    with pytest.raises(errors.BadRequest, match=r"worker-key\.pem exists already.* another folder"):
+        make_certificates(tmp_path)
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("worker-key.pem", "mine")]
+
+
+def test_an_earlier_ca_issues_new_certificates(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    make_certificates(old)
+    make_certificates(new, ca=old)
+    read(new / "server.pem").verify_directly_issued_by(read(old / "ca.pem"))
+    assert (new / "server.pem").read_bytes() != (old / "server.pem").read_bytes()
+
+
+@pytest.mark.parametrize("host", ["a:1", "http://a", "", "a b", "ä"])
+def test_what_is_not_a_host_is_refused(tmp_path: Path, host: str) -> None:
+    with pytest.raises(errors.BadRequest, match="is not a host; give a name or an address without a port"):
+        make_certificates(tmp_path, [host])
+    assert not [*tmp_path.iterdir()]
