@@ -185,7 +185,7 @@ def test_a_lane_refuses_a_certificate_of_another_ca(certificates: Path, others: 
 def test_a_lane_that_does_not_complete_its_tls_handshake_is_closed(
     certificates: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "_HELLO_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(listener, "HELLO_TIMEOUT_S", 0.1)
     with ShardServers({"w": np.ones(4, np.float32)}, credentials=credentials(certificates)) as servers:
         host, port = _rpc.parse_address(servers.lanes[0].offer.address)
         with socket.create_connection((host, port), 5) as silent:
@@ -208,7 +208,7 @@ def serial(address: str, tls: TlsFiles) -> str:
 def test_certificates_are_replaced_under_load_without_a_failed_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tls_channel, "_LOOK_S", 0.0)
+    monkeypatch.setattr(tls_channel, "LOOK_S", 0.0)
     folder = tmp_path / "certificates"
     make_certificates(folder)
     presented = credentials(folder)

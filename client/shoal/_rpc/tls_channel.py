@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from shoal._security.tls import TlsFiles, TlsMaterial
 
 # Seconds between two looks at the files by the calls of one channel.
-_LOOK_S = 1.0
+LOOK_S = 1.0
 
 
 class TlsChannel(grpc.Channel):
@@ -99,7 +99,7 @@ class TlsChannel(grpc.Channel):
 
     def _renew(self) -> "list[_Opened]":
         """Opens another channel if the files have changed. Returns earlier channels without calls, to be closed."""
-        if self._closed or self._clock() - self._looked_at < _LOOK_S:
+        if self._closed or self._clock() - self._looked_at < LOOK_S:
             return []
         self._looked_at = self._clock()
         material = self._tls.current()
