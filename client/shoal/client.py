@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from shoal import _rpc, _tracing, errors, events
-from shoal._rpc import CoordinatorClient
+from shoal._rpc import CoordinatorClient, TicketSource
+from shoal._security import AccessRole, TokenSource
 from shoal._system import check_count, check_seconds, check_type
 from shoal._training import ParameterClient, check_options, spelled_out
 from shoal._wire import Placement
@@ -199,7 +200,8 @@ class JobHandle:
         """
         with _tracing.root("pull", job=self.name):
             try:
-                with ParameterClient(self._placement(), refresh=self._placement) as parameters:
+                ticket = TicketSource(self._coordinator, self.name)
+                with ParameterClient(self._placement(), refresh=self._placement, ticket=ticket) as parameters:
                     return parameters.pull()
             except (errors.Unreachable, *errors.SHARDS_LOST):
                 self._placement()  # raises NotPlaced if the server is gone, and the values with it
@@ -236,7 +238,9 @@ class Client:
         _rpc.parse_address(self.address, "the address of a coordinator")
         check_seconds("retry_for_s", retry_for_s)
         _tracing.start("client")
-        self._coordinator = CoordinatorClient(self.address, retry_for_s=retry_for_s)
+        self._coordinator = CoordinatorClient(
+            self.address, retry_for_s=retry_for_s, token=TokenSource(self.address, AccessRole.ADMIN)
+        )
 
     def submit(self, job: Job) -> JobHandle:
         """Submits a job.

@@ -11,7 +11,7 @@ import structlog
 from numpy.typing import ArrayLike
 
 from shoal import _tracing, errors
-from shoal._rpc import CoordinatorClient, MembershipClient
+from shoal._rpc import CoordinatorClient, MembershipClient, TicketSource
 from shoal._training import Gradients, Outbox, Pipeline, PushResult, StepClock, cancel, member_id, start_or_find
 from shoal._training.failures import failure_text
 from shoal._training.participant import Participant, Report
@@ -82,7 +82,8 @@ class Session:
             member = coordinator_pb2.RegisterRequest(role=coordinator_pb2.SESSION, member=self.worker)
             membership = opened.enter_context(MembershipClient(coordinator, member, on_incarnation=self._live_as))
             membership.start()
-            self._participant = Participant(coordinator, job, self.worker, membership.incarnation)
+            tickets = TicketSource(coordinator, job, self.worker, membership.incarnation)
+            self._participant = Participant(coordinator, job, self.worker, membership.incarnation, ticket=tickets)
             if variables is not None:
                 self._participant.describe({name: plain(value) for name, value in variables.items()}, samples=0)
             self._parameters: Pipeline = opened.enter_context(self._participant.enter())

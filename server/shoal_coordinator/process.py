@@ -1,6 +1,7 @@
 """The assembly of a coordinator in this process: its store, the shell, its services on a port, its page and metrics."""
 
 import secrets
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -11,8 +12,10 @@ from prometheus_client import CollectorRegistry
 
 from shoal import _rpc, errors
 from shoal._checkpoint import CheckpointStorage, open_shared_storage, probe
-from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc
-from shoal_coordinator.api import CoordinatorService, JobsService
+from shoal._security import AccessFile, AccessRole, Authorizer
+from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc, token_pb2_grpc
+from shoal_coordinator.access import Access
+from shoal_coordinator.api import CoordinatorService, JobsService, TokensService
 from shoal_coordinator.cluster import DEAD_KEPT_S, ClusterPolicy, EvenPlacement, PlacementPolicy
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.metrics import StateCollector, count_events
@@ -50,6 +53,7 @@ class CoordinatorConfig:
         page_or_any: Whether the page takes any free port if its port is in use.
         page_read_only: Whether the page refuses all actions.
         max_page_watchers: Concurrent streams of updates to pages.
+        secure: Whether each call must have a token. False allows every caller everything.
     """
 
     listen: str = "127.0.0.1:7070"
@@ -68,6 +72,7 @@ class CoordinatorConfig:
     page_or_any: bool = False
     page_read_only: bool = False
     max_page_watchers: int = 32
+    secure: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.heartbeat_interval_s < self.heartbeat_timeout_s / 2:
@@ -113,25 +118,31 @@ class CoordinatorProcess:
             server_return_s=config.server_return_s,
             placement=config.placement,
         )
+        self._access: Access | None = None
+        self._local_tokens: dict[AccessRole, str] = {}
         with ExitStack() as undo:
             self._store = open_store(config.store)
             undo.callback(self._store.close)
             storage = open_shared_storage(config.checkpoints) if config.checkpoints else None
-            self.coordinator = _coordinator(config, self._store, policy, registry, on_failure, storage)
+            self.coordinator = _coordinator(config, self._store, policy, registry, on_failure, storage, self._token)
+            self._access = access = self._open_access() if config.secure else None
             if storage:
                 _probe(storage, needed=self.coordinator.has_live_jobs)
-            members = CoordinatorService(self.coordinator, heartbeat_timeout_s=config.heartbeat_timeout_s)
+            members = CoordinatorService(self.coordinator, heartbeat_timeout_s=config.heartbeat_timeout_s, access=access)
             self._jobs = JobsService(self.coordinator, storage, max_watchers=config.max_watchers)
             undo.callback(self._jobs.close)
+            tokens = TokensService(self.coordinator, access)
             self._server = _rpc.RpcServer(
                 config.listen,
                 [
                     ("shoal.v1.Coordinator", coordinator_pb2_grpc.add_CoordinatorServicer_to_server, members),
                     ("shoal.v1.Jobs", job_pb2_grpc.add_JobsServicer_to_server, self._jobs),
+                    ("shoal.v1.Tokens", token_pb2_grpc.add_TokensServicer_to_server, tokens),
                 ],
                 threads=config.threads,
                 advertise=config.advertise,
                 essential=ESSENTIAL_CALLS,
+                authorizer=Authorizer(access.verifier) if access else None,
             )
             undo.callback(self._server.stop)
             self._page = _start_page(config, self.coordinator, storage)
@@ -145,20 +156,39 @@ class CoordinatorProcess:
         registry.register(state)
         self.address = self._server.address
         self._store.publish_address(self.address)
+        if not config.secure:
+            _log.warning("the cluster asks for no tokens: who reaches it can read and change everything in it")
         self.page = self._page.url if self._page else ""
         self.coordinator.start(self._server.take_essential_delays)
+        self._give_local_tokens()
         self._server.start()
         self._server.set_ready(True)
 
     def stop(self) -> None:
         """Stops the coordinator. No thread, port or lock remains."""
         self._server.set_ready(False)
+        if self._local_tokens:
+            AccessFile(self.address).remove(self._local_tokens)
         if self._page:
             self._page.stop()
         self.coordinator.stop()
         self._server.stop()
         self._jobs.close()
         self._store.close()
+
+    def _open_access(self) -> Access:
+        return Access(self.coordinator.access_records, self.coordinator.write, time.time)
+
+    def _token(self) -> str:
+        return self._access.own_token() if self._access else ""
+
+    def _give_local_tokens(self) -> None:
+        """Writes tokens to the file in which this user's processes on this machine find them."""
+        if self._access:
+            self._access.start()
+            tokens = self._access.local_tokens()
+            AccessFile(self.address).write(tokens)
+            self._local_tokens = tokens
 
 
 def start_coordinator(
@@ -240,10 +270,17 @@ def _coordinator(
     registry: CollectorRegistry,
     on_failure: Callable[[errors.ShoalError], None],
     storage: CheckpointStorage | None,
+    token: Callable[[], str],
 ) -> Coordinator:
     try:
         return Coordinator(
-            store, secrets.token_hex(8), policy, count_events(registry), on_failure=on_failure, storage=storage
+            store,
+            secrets.token_hex(8),
+            policy,
+            count_events(registry),
+            on_failure=on_failure,
+            storage=storage,
+            token=token,
         )
     except errors.StoreUnreadable as error:
         if "store" in error.details:

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from shoal import _rpc
 from shoal._checkpoint import open_shared_storage, probe
 from shoal._rpc import CoordinatorClient, MembershipClient
+from shoal._security import AccessRole, Authorizer, TokenSource
 from shoal._system import open_files_warning
 from shoal._transport import remove_stale
 from shoal.status import ServerLoad
@@ -78,7 +79,9 @@ class Server:
         self._pools = {kind: CallPool(config.rpc_threads, kind) for kind in ("pull", "push", "commit")}
         if abandoned := remove_stale():
             _log.info("removed shared memory of dead processes", segments=len(abandoned))
-        self._endpoints = EndpointGroup(DataService(self.store, metrics), self._endpoint_config(config))
+        self._authorizer = Authorizer()  # refuses all calls until the server is registered
+        service = DataService(self.store, metrics, self._authorizer)
+        self._endpoints = EndpointGroup(service, self._endpoint_config(config))
         with ExitStack() as undo:
             undo.callback(self._endpoints.stop)
             self._writer = CheckpointWriter(storage, config.name)
@@ -89,13 +92,18 @@ class Server:
                 [(SERVICE, add_to_server, servicer)],
                 threads=config.rpc_threads,
                 advertise=config.advertise,
+                authorizer=self._authorizer,
             )
             undo.pop_all()
         metrics.watch(self.store, self._pools, lambda: self._rpc.refused_calls)
         self.address = self._rpc.address
         self._endpoints.start(self.address)
         self._rpc.start()
-        self._coordinator = CoordinatorClient(config.coordinator, retry_for_s=config.retry_for_s)
+        self._coordinator = CoordinatorClient(
+            config.coordinator,
+            retry_for_s=config.retry_for_s,
+            token=TokenSource(config.coordinator, AccessRole.SERVER),
+        )
         self._membership = MembershipClient(
             self._coordinator,
             coordinator_pb2.RegisterRequest(
@@ -104,7 +112,9 @@ class Server:
                 address=self.address,
                 metrics_address=config.metrics_address,
             ),
+            on_reply=self._on_heartbeat,
             on_end=self._on_end_of_life,
+            on_key=self._on_key,
             load=self._load,
         )
         try:
@@ -141,7 +151,20 @@ class Server:
             senders=self._pools["pull"],
             receivers=self._pools["push"],
             committers=self._pools["commit"],
+            authorizer=self._authorizer,
         )
+
+    def _on_key(self, key: bytes) -> None:
+        if not key:
+            self._authorizer.allow_all()
+            return
+        from shoal._security.tokens import TokenVerifier  # noqa: PLC0415 - cryptography is slow to import
+
+        self._authorizer.require(TokenVerifier(key))
+
+    def _on_heartbeat(self, reply: coordinator_pb2.HeartbeatReply) -> None:
+        if verifier := self._authorizer.verifier:
+            verifier.revoke(frozenset(reply.revoked_tokens))
 
     def _load(self) -> tuple[int, int, ServerLoad]:
         # Each heartbeat calls this function, so periodic clean-up happens here.

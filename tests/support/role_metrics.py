@@ -16,7 +16,8 @@ from shoal._role import process_metrics
 from shoal._training.participant import Report
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
 from shoal_server.process import Server, ServerConfig
-from shoal_worker.daemon import WorkerConfig, start_worker
+from shoal_worker.daemon import WorkerConfig
+from shoal_worker.process import start_worker
 from shoal_worker.messages import TrainerReport
 
 # What Prometheus adds to each target, by deploy/prometheus/prometheus.yml.

@@ -58,7 +58,8 @@ def worker(
     """Trains the jobs that the coordinator assigns, on one device."""
     from shoal._role.lifecycle import identify, run_role  # noqa: PLC0415
     from shoal_worker.allowed_programs import DEFAULT_PATTERNS  # noqa: PLC0415
-    from shoal_worker.daemon import Daemon, WorkerConfig, start_worker  # noqa: PLC0415
+    from shoal_worker.daemon import Daemon, WorkerConfig  # noqa: PLC0415
+    from shoal_worker.process import start_worker  # noqa: PLC0415
 
     given = RoleIdentity(name=name, listen=listen, advertise=advertise, coordinator=coordinator)
     who = identify("worker", given, log_format=log_format, log_level=log_level)

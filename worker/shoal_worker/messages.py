@@ -39,6 +39,7 @@ class Instructions:
         allow_programs: patterns of allowed programs; see `shoal_worker.allowed_programs`.
         retry_for_s: seconds for which unanswered calls are repeated.
         reports_fd: file descriptor that the trainer writes its messages to.
+        ticket: the trainer's first ticket; empty if the cluster asks for none.
     """
 
     coordinator: str
@@ -52,6 +53,7 @@ class Instructions:
     allow_programs: tuple[str, ...]
     retry_for_s: float
     reports_fd: int
+    ticket: str = ""
 
     def to_line(self) -> bytes:
         """Returns one line of JSON."""

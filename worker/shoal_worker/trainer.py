@@ -19,7 +19,7 @@ import structlog
 from shoal import _tracing, errors
 from shoal._numerics import takes_seed
 from shoal._role.lifecycle import configure_logging
-from shoal._rpc import CoordinatorClient
+from shoal._rpc import NO_TICKET, CoordinatorClient, TicketSource
 from shoal._training.participant import Participant
 from shoal.program import Program
 from shoal.variables import Variable
@@ -137,7 +137,14 @@ def train(instructions: Instructions, emit: Emit, daemon: DaemonMessages) -> Tra
     _tracing.start("worker", instructions.worker)
     device = choose_device(instructions.device, instructions.device_memory_limit)
     device.activate()
-    coordinator = CoordinatorClient(instructions.coordinator, retry_for_s=instructions.retry_for_s)
+    tickets: Callable[[], str] = NO_TICKET
+    coordinator = CoordinatorClient(
+        instructions.coordinator, retry_for_s=instructions.retry_for_s, token=lambda: tickets()
+    )
+    if instructions.ticket:  # else the cluster asks for none
+        tickets = TicketSource(
+            coordinator, instructions.job, instructions.worker, instructions.incarnation, first=instructions.ticket
+        )
     try:
         participant = Participant(
             coordinator,
@@ -145,6 +152,7 @@ def train(instructions: Instructions, emit: Emit, daemon: DaemonMessages) -> Tra
             instructions.worker,
             instructions.incarnation,
             instructions.assignment,
+            ticket=tickets,
         )
         name = participant.spec.program
         AllowedPrograms(instructions.paths, instructions.allow_programs).check(name)

@@ -6,6 +6,8 @@ layers above this one may import `shoal._rpc`.
 """
 
 from shoal._rpc.backoff import Backoff
+from shoal._rpc.call_limits import REFUSALS, CallLimits, Refusal
+from shoal._rpc.callers import caller, set_caller
 from shoal._rpc.channels import (
     as_shoal_errors,
     channel,
@@ -24,11 +26,12 @@ from shoal._rpc.channels import (
 )
 from shoal._rpc.coordinator import CoordinatorClient, MembershipClient
 from shoal._rpc.heartbeat_pace import HeartbeatPace
-from shoal._rpc.reception import REFUSALS, CallLimits, Refusal
 from shoal._rpc.retries import RETRY_TARGETS, Retries, RetryTarget
+from shoal._rpc.tickets import NO_TICKET, TicketSource
 from shoal._rpc.servers import Deferred, NonBlocking, Pooled, RawMessages, RpcServer, encoded, refuse, servicer
 
 __all__ = [
+    "NO_TICKET",
     "REFUSALS",
     "RETRY_TARGETS",
     "Backoff",
@@ -44,7 +47,9 @@ __all__ = [
     "Retries",
     "RetryTarget",
     "RpcServer",
+    "TicketSource",
     "as_shoal_errors",
+    "caller",
     "channel",
     "check_free",
     "detail_of",
@@ -60,5 +65,6 @@ __all__ = [
     "reserve",
     "retrying",
     "servicer",
+    "set_caller",
     "status_of",
 ]

@@ -15,9 +15,10 @@ from shoal._rpc import channels
 from shoal._rpc.heartbeat_notices import HeartbeatNotices
 from shoal._rpc.heartbeat_pace import HeartbeatPace
 from shoal._rpc.retries import Retries
+from shoal._security import authorization
 from shoal._wire import Cursor
 from shoal.status import ServerLoad
-from shoal.v1 import coordinator_pb2, coordinator_pb2_grpc, job_pb2_grpc
+from shoal.v1 import coordinator_pb2, coordinator_pb2_grpc, job_pb2_grpc, token_pb2_grpc
 
 T = TypeVar("T")
 
@@ -35,18 +36,20 @@ class CoordinatorClient:
     Args:
         address: host:port.
         retry_for_s: seconds during which a call is repeated while the coordinator does not answer.
+        token: returns the token to present; called for each call.
 
     Attributes:
         retries: counts of repeated calls. The owner of this client also counts its own repeated calls to servers here.
     """
 
-    def __init__(self, address: str, *, retry_for_s: float = 20.0) -> None:
-        self.address = address
+    def __init__(self, address: str, *, retry_for_s: float = 20.0, token: Callable[[], str] = str) -> None:
+        self.address, self._token = address, token
         self.retries = Retries()
         self._retry_for_s = retry_for_s
         self._channel = channels.channel(address)
         self.members = coordinator_pb2_grpc.CoordinatorStub(self._channel)
         self.jobs = job_pb2_grpc.JobsStub(self._channel)
+        self.tokens = token_pb2_grpc.TokensStub(self._channel)
 
     def call(
         self,
@@ -78,11 +81,12 @@ class CoordinatorClient:
         """
 
         def once() -> T:
+            metadata = self.metadata()
             with channels.as_shoal_errors(self.address):
                 if abandon is None:
-                    return method(request, timeout=timeout_s, metadata=_tracing.metadata())
+                    return method(request, timeout=timeout_s, metadata=metadata)
                 stub: Any = method  # of a stub, as far as it makes futures
-                future = stub.future(request, timeout=timeout_s, metadata=_tracing.metadata())
+                future = stub.future(request, timeout=timeout_s, metadata=metadata)
                 reply: T = _result(future, abandon, self.address)
                 return reply
 
@@ -94,6 +98,10 @@ class CoordinatorClient:
                 for_s=self._retry_for_s if retry_for_s is None else retry_for_s,
                 on_retry=lambda _: self.retries.count("coordinator"),
             )
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Returns the metadata of a call: the trace of this thread, and the token."""
+        return *(_tracing.metadata() or ()), *authorization(self._token())
 
     def close(self) -> None:
         """Closes the channel. Calls in progress fail with Cancelled."""
@@ -125,6 +133,7 @@ class MembershipClient:
         on_reply: called with the reply to each heartbeat, on the heartbeat thread.
         on_incarnation: called with each new incarnation, the first included, before the next heartbeat.
         on_end: called when an incarnation ends, by fencing or by `renew`, before the next one starts.
+        on_key: called with the key that checks tickets, from each registration; empty if the cluster asks for none.
         load: called for each heartbeat of a server. It returns the number of shards, their bytes, and the load.
 
     Attributes:
@@ -139,6 +148,7 @@ class MembershipClient:
         on_reply: Callable[[coordinator_pb2.HeartbeatReply], None] = lambda _: None,
         on_incarnation: Callable[[int], None] = lambda _: None,
         on_end: Callable[[], None] = lambda: None,
+        on_key: Callable[[bytes], None] = lambda _: None,
         load: Callable[[], tuple[int, int, ServerLoad]] | None = None,
     ) -> None:
         self._client = client
@@ -147,6 +157,7 @@ class MembershipClient:
         self._request.process = secrets.token_hex(8)
         self._request.version = version("shoal")
         self._on_reply, self._on_incarnation, self._on_end, self._load = on_reply, on_incarnation, on_end, load
+        self._on_key = on_key
         self._stopped = threading.Event()
         self._wake = threading.Event()
         # Requests a new incarnation. The heartbeat thread starts it, so that no heartbeat is in progress then.
@@ -224,6 +235,7 @@ class MembershipClient:
 
     def _register(self, retry_for_s: float | None) -> None:
         reply = self._client.call(self._client.members.Register, self._request, retry_for_s=retry_for_s)
+        self._on_key(reply.token_key)
         self.incarnation = reply.incarnation
         self.pace.answered(self.pace.now, reply.heartbeat_interval_s)
         self._on_incarnation(reply.incarnation)

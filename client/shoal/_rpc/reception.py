@@ -16,14 +16,16 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any, Literal, get_args
+from typing import Any
 
 import structlog
 
 from shoal import errors
+from shoal._rpc.call_limits import REFUSALS, CallLimits, Refusal
+from shoal._rpc.callers import set_caller
+from shoal._security import Authorizer, Principal, token_in
 
 _log = structlog.get_logger(__name__)
 _grpc: Any = importlib.import_module("grpc._server")
@@ -33,24 +35,12 @@ _cygrpc: Any = importlib.import_module("grpc._cython.cygrpc")
 _ARGUMENTS = ["rpc_event", "state", "behavior", "argument_thunk", "request_deserializer", "response_serializer"]
 _NAMES = ("_receive_message", "_abort", "_is_rpc_state_active", "_RECEIVE_MESSAGE_TOKEN", "_EMPTY_FLAGS")
 
-# Seconds for a call's first message after its headers. A description of 60,000 variables has some MB, which takes less
-# on any link that can train; a caller that is only slow repeats the call.
-MESSAGE_S = 10.0
-# Ordinary calls of one host at a time. A host has many workers in one process or behind one translated address, and
-# each has a few calls that wait.
-HOST_CALLS = 8_192
-# Ordinary calls at a time, and as many essential ones: some 10 KB each.
-CALLS = 16_384
 # Seconds between two checks for late messages.
 _LATE_POLL_S = 1.0
 
 # Lets a call wait. Takes its first message and a function to call when the wait ends. Returns a function to call if the
 # caller ends, or None if the call need not wait: it is then handled at once.
 Hold = Callable[[Any, Callable[[], None]], Callable[[], None] | None]
-
-Refusal = Literal["late_message", "calls_of_host", "calls"]
-REFUSALS: tuple[Refusal, ...] = get_args(Refusal)
-
 
 def is_supported() -> bool:
     """Returns whether this version of grpcio has the private names that this module uses."""
@@ -63,21 +53,6 @@ def is_supported() -> bool:
 _SUPPORTED = is_supported()
 
 
-@dataclass(frozen=True, slots=True)
-class CallLimits:
-    """Limits of a server's calls.
-
-    Attributes:
-        message_s: seconds for a call's first message.
-        host_calls: calls of one host at a time.
-        calls: calls at a time.
-    """
-
-    message_s: float = MESSAGE_S
-    host_calls: int = HOST_CALLS
-    calls: int = CALLS
-
-
 class Reception:
     """The reception of one server. Thread-safe.
 
@@ -86,16 +61,23 @@ class Reception:
     Args:
         limits: the limits. They apply to ordinary calls and, separately, to essential ones.
         refusal: encodes an error for `_abort`: its status, text and trailing metadata.
+        authorizer: decides on each call before its message is received. None allows all calls.
         clock: monotonic clock, in seconds.
+
+    Raises:
+        StartFailed: calls need authorization, which the installed grpcio does not allow before their message.
     """
 
     def __init__(
         self,
         limits: CallLimits,
         refusal: Callable[[errors.ShoalError], tuple[Any, bytes, Any]],
+        authorizer: Authorizer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._limits, self._refusal, self._clock = limits, refusal, clock
+        if authorizer and not _SUPPORTED:
+            raise errors.StartFailed("this version of grpcio cannot refuse calls before their message; install 1.85")
+        self._limits, self._refusal, self._authorizer, self._clock = limits, refusal, authorizer, clock
         self._lock = threading.Lock()  # guards what follows; nothing is called under it
         self._calls: Counter[tuple[bool, bytes]] = Counter()  # by whether they are essential, and by host
         self._totals = {False: 0, True: 0}
@@ -144,11 +126,12 @@ class Reception:
         return delays
 
     def pool(
-        self, threads: ThreadPoolExecutor, *, streaming: bool, essential: bool, hold: Hold | None = None
+        self, name: str, threads: ThreadPoolExecutor, *, streaming: bool, essential: bool, hold: Hold | None = None
     ) -> ThreadPoolExecutor:
         """Returns the pool to give to grpcio for a method: it receives the first message, then uses `threads`.
 
         Args:
+            name: SERVICE/METHOD.
             threads: the threads on which the method runs.
             streaming: whether its requests are streams.
             essential: whether its calls are essential.
@@ -159,10 +142,33 @@ class Reception:
         """
         if not _SUPPORTED:
             return threads
-        return _ReceivingPool(self, threads, streaming=streaming, essential=essential, hold=hold)
+        return _ReceivingPool(self, name, threads, streaming=streaming, essential=essential, hold=hold)
 
-    def admit(self, call: "_Call") -> errors.ShoalError | None:
-        """Counts a call, or returns why it is refused."""
+    def authorize(self, name: str, metadata: Any) -> Principal | None:
+        """Returns who makes a call.
+
+        Args:
+            name: SERVICE/METHOD.
+            metadata: metadata of the call.
+
+        Raises:
+            Unauthenticated, Forbidden, Unreachable: see `Authorizer.authorize`; the first two are counted.
+        """
+        if self._authorizer is None:
+            return None
+        try:
+            return self._authorizer.authorize(name, token_in(metadata))
+        except (errors.Unauthenticated, errors.Forbidden) as error:
+            with self._lock:
+                self._refused["forbidden" if isinstance(error, errors.Forbidden) else "unauthenticated"] += 1
+            raise
+
+    def admit(self, call: "_Call") -> None:
+        """Counts a call.
+
+        Raises:
+            Overloaded: there are too many calls, in all or of its host.
+        """
         key = call.essential, call.host
         with self._lock:
             if self._totals[call.essential] >= self._limits.calls:
@@ -175,9 +181,9 @@ class Reception:
                 self._totals[call.essential] += 1
                 self._calls[key] += 1
                 self._expected[call] = self._clock()
-                return None
+                return
             self._essential_refused += call.essential
-        return errors.Overloaded(f"{what} {limit} calls at a time, the maximum; try again later", calls=limit)
+        raise errors.Overloaded(f"{what} {limit} calls at a time, the maximum; try again later", calls=limit)
 
     def arrived(self, call: "_Call") -> None:
         """Notes that a call's message has arrived, or will not."""
@@ -269,6 +275,7 @@ class _ReceivingPool(ThreadPoolExecutor):
     def __init__(
         self,
         reception: Reception,
+        name: str,
         threads: ThreadPoolExecutor,
         *,
         streaming: bool,
@@ -276,14 +283,17 @@ class _ReceivingPool(ThreadPoolExecutor):
         hold: Hold | None,
     ) -> None:
         super().__init__(1)
-        self._reception, self._pool, self._hold = reception, threads, hold
+        self._reception, self._name, self._pool, self._hold = reception, name, threads, hold
         self._streaming, self._essential = streaming, essential
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **_: Any) -> Future[Any]:
         """Receives a call. grpcio calls it on its event thread, with the lock of the call's state."""
         _respond, event, state, _behavior, _argument, deserializer, _serializer = args
         call = _Call(event, state, essential=self._essential)
-        if refused := self._reception.admit(call):
+        try:
+            state.context.run(set_caller, self._reception.authorize(self._name, event.invocation_metadata))
+            self._reception.admit(call)
+        except errors.ShoalError as refused:
             self._reception.abort(call, refused)
             call.ended.set_result(None)
             return call.ended
@@ -340,7 +350,8 @@ class _ReceivingPool(ThreadPoolExecutor):
                 self._submit(call, partial(self._run_if_active, call, runs.pop()))
 
         try:
-            gone = hold(request, go_on)
+            # In a copy, because the handler may begin on another thread before `hold` returns.
+            gone = call.state.context.copy().run(hold, request, go_on)
         except Exception:
             _log.exception("cannot let a call wait")
             go_on()
@@ -380,4 +391,4 @@ class _ReceivingPool(ThreadPoolExecutor):
         call.ended.set_result(None)
 
 
-__all__ = ["REFUSALS", "CallLimits", "Hold", "Reception", "Refusal", "is_supported"]
+__all__ = ["Hold", "Reception", "is_supported"]

@@ -13,7 +13,9 @@ from grpc_reflection.v1alpha import reflection
 
 from shoal import _tracing, errors
 from shoal._rpc import channels
-from shoal._rpc.reception import CallLimits, Hold, Reception, Refusal
+from shoal._rpc.call_limits import CallLimits, Refusal
+from shoal._rpc.reception import Hold, Reception
+from shoal._security import Authorizer
 from shoal._wire.limits import MAX_MESSAGE_BYTES
 
 _log = structlog.get_logger(__name__)
@@ -195,6 +197,7 @@ class RpcServer:
         advertise: host by which others reach this one. Default: as `public_host` chooses.
         essential: methods that the cluster depends on, as SERVICE/METHOD.
         limits: limits of the calls.
+        authorizer: decides who may make which call. None allows all calls.
 
     Raises:
         PortInUse: the port is in use.
@@ -210,11 +213,12 @@ class RpcServer:
         advertise: str = "",
         essential: Collection[str] = (),
         limits: CallLimits | None = None,
+        authorizer: Authorizer | None = None,
     ) -> None:
         host, _ = channels.parse_address(bind)
         channels.check_free(bind, _LISTEN)
         limits = limits or CallLimits()
-        self._reception = Reception(limits, _refusal)
+        self._reception = Reception(limits, _refusal, authorizer)
         self._pools = _Pools(threads)
         self._server = grpc.server(
             self._pools.ordinary, options=_SERVER_OPTIONS, maximum_concurrent_rpcs=2 * limits.calls
@@ -339,6 +343,7 @@ class _Registrar:
         else:
             threads = getattr(behavior, "experimental_thread_pool", None) or self._pools.ordinary
         pool = self._reception.pool(
+            f"{service}/{name}",
             threads,
             streaming=handler.request_streaming,
             essential=essential,

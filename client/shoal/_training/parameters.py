@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
+from shoal._rpc import NO_TICKET
 from shoal._training.gradient_buffers import GradientBuffers
 from shoal._training.placed_servers import PlacedServers
 from shoal._training.puller import Puller, PullResult
@@ -30,6 +31,7 @@ class ParameterClient:
         retry_for_s: seconds for which calls to a server that does not answer are repeated.
         transport: selects transports; None means the value of SHOAL_TRANSPORT.
         on_retry: called on any thread for each repeated call.
+        ticket: returns the ticket that identifies the participant to servers.
 
     Attributes:
         step: the next step.
@@ -48,6 +50,7 @@ class ParameterClient:
         retry_for_s: float = 30.0,
         transport: str | None = None,
         on_retry: Callable[[], None] = lambda: None,
+        ticket: Callable[[], str] = NO_TICKET,
     ) -> None:
         self.servers = PlacedServers(
             placement,
@@ -57,6 +60,7 @@ class ParameterClient:
             retry_for_s=retry_for_s,
             setting=transport or chosen_setting(),
             on_retry=on_retry,
+            ticket=ticket,
         )
         self._puller, self.pusher = Puller(self.servers), Pusher(self.servers)
         self.step = step

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from shoal import _tracing, errors
-from shoal._rpc import CoordinatorClient, HeartbeatPace
+from shoal._rpc import NO_TICKET, CoordinatorClient, HeartbeatPace
 from shoal._training.overlap import Pipeline
 from shoal._training.parameters import ParameterClient
 from shoal._training.report import Report
@@ -45,6 +45,7 @@ class Participant:
         worker: member id.
         incarnation: incarnation of the member. A participant's part ends with it.
         assignment: number of the assignment, from the heartbeat's reply; 0 for a session.
+        ticket: returns the ticket that identifies the participant to servers.
         sleep: waits for a number of seconds.
 
     Attributes:
@@ -59,6 +60,7 @@ class Participant:
         incarnation: int,
         assignment: int = 0,
         *,
+        ticket: Callable[[], str] = NO_TICKET,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self.job, self.worker, self.incarnation = job, worker, incarnation
@@ -75,6 +77,7 @@ class Participant:
         self._jobs = coordinator.jobs
         self._sleep = sleep
         self._asked_at = float("-inf")  # when a repeated call last asked for the job's state
+        self._ticket = ticket
         self._given: dict[str, np.ndarray] = {}  # given values, for the case that this worker is the value sender
         self._spec: Job | None = None
 
@@ -295,7 +298,9 @@ class Participant:
 
     def _assign(self, placement: Placement, restored: Collection[str]) -> None:
         values = {name: value for name, value in self._given.items() if name not in restored}
-        with ParameterClient(placement, refresh=self._placement, on_retry=self._on_retry) as client:
+        with ParameterClient(
+            placement, refresh=self._placement, on_retry=self._on_retry, ticket=self._ticket
+        ) as client:
             client.assign(values)
 
     def _parameters(self, placement: Placement, step: int) -> ParameterClient:
@@ -306,6 +311,7 @@ class Participant:
             step=step,
             refresh=self._placement,
             on_retry=self._on_retry,
+            ticket=self._ticket,
         )
 
     def _on_retry(self) -> None:

@@ -27,6 +27,7 @@ class PlacedServers:
         retry_for_s: seconds for which calls to a server that does not answer are repeated.
         setting: selects transports, as SHOAL_TRANSPORT does.
         on_retry: called on any thread for each repeated call.
+        ticket: returns the ticket that identifies the participant to servers.
 
     Attributes:
         placement: the placement in use.
@@ -44,8 +45,9 @@ class PlacedServers:
         retry_for_s: float,
         setting: str,
         on_retry: Callable[[], None],
+        ticket: Callable[[], str] = _rpc.NO_TICKET,
     ) -> None:
-        self._refresh, self._setting = refresh, setting
+        self._refresh, self._setting, self._ticket = refresh, setting, ticket
         self._worker, self._incarnation = worker, incarnation
         self._retry_for_s, self.on_retry = retry_for_s, on_retry
         self._threads = CallThreads("shard")
@@ -157,7 +159,8 @@ class PlacedServers:
         self.placement = placement
         self.packer = Packer(placement)
         self.connections = [
-            ServerConnection(address, layout, self._setting) for address, layout in self.packer.servers.items()
+            ServerConnection(address, layout, self._setting, self._ticket)
+            for address, layout in self.packer.servers.items()
         ]
 
 

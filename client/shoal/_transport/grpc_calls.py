@@ -1,9 +1,10 @@
 """Data calls to a parameter server by gRPC, with Shoal's own encoding of the messages that carry chunks."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from shoal import _rpc
+from shoal._security import authorization
 from shoal._wire import Buffer
 from shoal._wire.limits import transfer_s
 from shoal.v1 import parameter_server_pb2 as pb
@@ -18,10 +19,11 @@ class GrpcCalls:
 
     Args:
         address: address of the server.
+        ticket: returns the ticket to present; called for each call.
     """
 
-    def __init__(self, address: str) -> None:
-        self._address = address
+    def __init__(self, address: str, ticket: Callable[[], str] = _rpc.NO_TICKET) -> None:
+        self._address, self.ticket = address, ticket
         self._channel = _rpc.channel(address)
         self._stub = ParameterServerStub(self._channel)
         # As the stub's methods, but messages with chunks are bytes, which avoids copies into protobuf objects.
@@ -32,30 +34,35 @@ class GrpcCalls:
     def attach(self) -> pb.AttachReply:
         """Returns how to reach the server by its other transports."""
         with _rpc.as_shoal_errors(self._address):
-            return self._stub.Attach(pb.AttachRequest(), timeout=_COMMIT_TIMEOUT_S)
+            return self._stub.Attach(pb.AttachRequest(), timeout=_COMMIT_TIMEOUT_S, metadata=self._metadata())
 
     def pull(self, request: pb.PullRequest, nbytes: int) -> Iterator[bytes]:
         """Yields the encoded replies to a pull of `nbytes` bytes."""
         with _rpc.as_shoal_errors(self._address):
-            yield from self._pull(request, timeout=transfer_s(nbytes))
+            yield from self._pull(request, timeout=transfer_s(nbytes), metadata=self._metadata())
 
     def push(self, requests: Iterator[list[Buffer]], nbytes: int) -> pb.PushReply:
         """Pushes encoded messages of `nbytes` bytes."""
         with _rpc.as_shoal_errors(self._address):
-            reply: pb.PushReply = self._push(map(b"".join, requests), timeout=transfer_s(nbytes))
+            messages, timeout_s = map(b"".join, requests), transfer_s(nbytes)
+            reply: pb.PushReply = self._push(messages, timeout=timeout_s, metadata=self._metadata())
             return reply
 
     def assign(self, requests: Iterator[list[Buffer]], nbytes: int) -> pb.PushReply:
         """Overwrites values; the arguments are as for `push`."""
         with _rpc.as_shoal_errors(self._address):
-            reply: pb.PushReply = self._assign(map(b"".join, requests), timeout=transfer_s(nbytes))
+            messages, timeout_s = map(b"".join, requests), transfer_s(nbytes)
+            reply: pb.PushReply = self._assign(messages, timeout=timeout_s, metadata=self._metadata())
             return reply
 
     def commit(self, request: pb.CommitRequest) -> pb.PushReply:
         """Commits a staged push."""
         with _rpc.as_shoal_errors(self._address):
-            return self._stub.Commit(request, timeout=_COMMIT_TIMEOUT_S)
+            return self._stub.Commit(request, timeout=_COMMIT_TIMEOUT_S, metadata=self._metadata())
 
     def close(self) -> None:
         """Closes the channel. Calls in progress end with Cancelled."""
         self._channel.close()
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        return authorization(self.ticket())

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from shoal import errors
+from shoal._security import Principal
 from shoal._transport.connection import ByteStream, Connection, Frames
 from shoal._transport.pieces import first, rest
 from shoal._wire import Buffer
@@ -58,7 +59,8 @@ class Lane(Connection):
     def __init__(
         self, connection: socket.socket, peer: str, frames: Frames, *, stall_s: float = STALL_S, polls: bool = True
     ) -> None:
-        self.peer, self.frames, self.identity = peer, frames, ""
+        self.peer, self.frames = peer, frames
+        self.identity: Principal | None = None
         self._polls = polls
         self._kinds, self._streamed = frames.by_number, frames.streamed
         self._end_frame = _HEADER.pack(frames.end, _RESERVED, 0)

@@ -175,7 +175,8 @@ class LaneFactory(TransportFactory):
         with ExitStack() as undo:
             lane, token = self.dial(target)
             undo.callback(lane.close)
-            welcome = open_handshake(lane, self._security(token), hello, within_s=_WELCOME_TIMEOUT_S)
+            credential = target.rpc.ticket().encode() or token
+            welcome = open_handshake(lane, self._security(credential), hello, within_s=_WELCOME_TIMEOUT_S)
             undo.pop_all()
         return lane, welcome
 

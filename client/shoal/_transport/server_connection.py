@@ -12,6 +12,7 @@ from typing import TypeVar
 import structlog
 
 from shoal import errors
+from shoal._rpc import NO_TICKET
 from shoal._transport.grpc_calls import GrpcCalls
 from shoal._transport.selector import Selector
 from shoal._transport.transport import Target, Transport, TransportFactory
@@ -40,6 +41,7 @@ class ServerConnection:
         address: address of the server.
         layout: layout of the calls, which name all shards of the job on that server.
         setting: selects transports, as SHOAL_TRANSPORT does.
+        ticket: returns the ticket that identifies this client.
 
     Attributes:
         address, layout: as given.
@@ -49,10 +51,12 @@ class ServerConnection:
         closed: whether `close` was called.
     """
 
-    def __init__(self, address: str, layout: CallLayout, setting: str) -> None:
+    def __init__(
+        self, address: str, layout: CallLayout, setting: str, ticket: Callable[[], str] = NO_TICKET
+    ) -> None:
         self.address, self.layout = address, layout
         self.indices = [shard.shard for shard in layout.shards]
-        self._rpc = GrpcCalls(address)
+        self._rpc = GrpcCalls(address, ticket)
         self._target = Target(address, layout, self._rpc)
         self._opening = threading.Lock()  # guards the next five; held while one is opened, for seconds at most
         self._selector = Selector(setting)

@@ -23,7 +23,7 @@ from typing import Protocol
 
 import structlog
 
-from shoal import _tracing, errors
+from shoal import _rpc, _tracing, errors
 from shoal._checkpoint import Catalogue, CheckpointStorage, no_storage_message
 from shoal_coordinator.effects import checkpoint_commit, checkpoint_cut, shard_effects, worker_effects
 from shoal_coordinator.effects.parallel_calls import ServerSilent
@@ -132,6 +132,7 @@ class EffectRunner:
         on_retry: Called for each repeated call to a server.
         reads: Limits the time that restores wait for the storage.
         saves: Limits the time that scans and commits of checkpoints wait for the storage.
+        token: Returns the token that the coordinator presents to servers.
     """
 
     def __init__(
@@ -142,12 +143,13 @@ class EffectRunner:
         on_retry: Callable[[], None] = lambda: None,
         reads: StorageReads | None = None,
         saves: StorageReads | None = None,
+        token: Callable[[], str] = _rpc.NO_TICKET,
     ) -> None:
         # Separate, because a job may be restored while an effect of an earlier checkpoint still runs.
         self._reads, self._saves = reads or StorageReads(), saves or StorageReads()
         self._host, self._count, self._on_retry = host, count, on_retry
         self._catalogue = Catalogue(storage) if storage else None
-        self._channels = ServerChannels(host.incarnation)
+        self._channels = ServerChannels(host.incarnation, token=token)
         self._lock = threading.Lock()  # guards _queues and _patient; no other lock is taken under it
         # The keys are the job's name and whether the effects are slow. A new job of the same name waits for the effects
         # of the earlier one. A queue exists exactly as long as a thread works on it.

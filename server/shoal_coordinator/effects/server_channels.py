@@ -5,7 +5,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shoal import _rpc, errors
+from shoal import _rpc, _tracing, errors
+from shoal._security import authorization
 from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
 from shoal_coordinator.messages import ServerRef
 
@@ -44,16 +45,26 @@ class ServerChannels:
     Args:
         incarnation_of: Returns the incarnation of a live server at this address, or 0.
         most: The number of channels that are kept.
+        token: Returns the token that the coordinator presents to servers.
     """
 
-    def __init__(self, incarnation_of: Callable[[ServerRef], int], most: int = MAX_CHANNELS) -> None:
-        self._incarnation_of, self._most = incarnation_of, most
+    def __init__(
+        self,
+        incarnation_of: Callable[[ServerRef], int],
+        most: int = MAX_CHANNELS,
+        token: Callable[[], str] = _rpc.NO_TICKET,
+    ) -> None:
+        self._incarnation_of, self._most, self._token = incarnation_of, most, token
         self._lock = threading.Lock()  # guards all below and the numbers of users; no other lock is taken under it
         self._channels: dict[ServerRef, LentChannel] = {}  # the least recently used first
         self._silent: set[ServerRef] = set()
 
     def __len__(self) -> int:
         return len(self._channels)
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Returns the metadata of a call to a server: the trace of this thread, and the coordinator's token."""
+        return *(_tracing.metadata() or ()), *authorization(self._token())
 
     def borrow(self, server: ServerRef) -> LentChannel:
         """Returns the channel to a server, for one call. `give_back` must follow.

@@ -4,9 +4,10 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from shoal._security import Authorizer, open_authorizer
 from shoal._transport import STALL_S
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.serving.service import DataService
@@ -27,6 +28,7 @@ class EndpointConfig:
             have other threads.
         stall_s: seconds without progress after which a pull or push is ended.
         clock: monotonic clock by which `stall_s` is measured, in seconds.
+        authorizer: decides which clients may connect.
     """
 
     host: str
@@ -38,6 +40,7 @@ class EndpointConfig:
     committers: ThreadPoolExecutor
     stall_s: float = STALL_S
     clock: Callable[[], float] = time.monotonic
+    authorizer: Authorizer = field(default_factory=open_authorizer)
 
 
 class Endpoint:

@@ -27,7 +27,7 @@ from shoal._transport import (
     Listener,
     Segment,
     SegmentUnavailable,
-    TokenSecurity,
+    TicketSecurity,
     read_frame,
     send_error,
 )
@@ -72,7 +72,7 @@ class LaneEndpoint(Endpoint):
                 _rpc.listen(config.host, config.lane_port, "--lane-port"),
                 PARAMETER_SERVER,
                 lambda lane: LaneHandler(lane, service),
-                security=TokenSecurity(token),
+                security=TicketSecurity(token, config.authorizer),
                 limit=config.lanes,
                 name="lane",
                 advice="call it by gRPC",
@@ -149,6 +149,7 @@ class LaneHandler:
             Unreachable: the client disconnected.
             ShoalError: the client sent an invalid message, or stalls.
         """
+        _rpc.set_caller(self._lane.identity)  # for all calls of this thread
         with self._metrics.lane("shared_memory" if self._segment else self._transport):
             while True:
                 self._answer()

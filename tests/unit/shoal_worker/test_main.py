@@ -21,7 +21,7 @@ def test_a_name_is_one_that_the_contract_allows(host: str | None) -> None:
 class TestPath:
     @pytest.fixture(autouse=True)
     def no_worker(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(daemon, "start_worker", lambda *_: pytest.fail("the worker has started"))
+        monkeypatch.setattr(process, "start_worker", lambda *_: pytest.fail("the worker has started"))
 
     @pytest.mark.parametrize("variable", [False, True])
     @pytest.mark.parametrize(("name", "problem"), [("missing", "does not exist"), ("file", "is a file")])
