@@ -61,6 +61,7 @@ class Access:
         StoreUnreadable: a record is not valid.
 
     Attributes:
+        signer: makes tokens.
         verifier: checks the tokens of calls.
         public_key: the key with which servers check tickets.
     """
@@ -73,8 +74,8 @@ class Access:
         key = records.get(record_keys.ACCESS_KEY) or TokenSigner.new_key()
         self._key_is_new = record_keys.ACCESS_KEY not in records
         self._key = key
-        self._signer = TokenSigner(key, clock)
-        self.public_key = self._signer.public_key
+        self.signer = TokenSigner(key, clock)
+        self.public_key = self.signer.public_key
         self.verifier = TokenVerifier(self.public_key, clock)
         self._apply_revocations()
 
@@ -91,7 +92,7 @@ class Access:
     def local_tokens(self) -> dict[AccessRole, str]:
         """Returns new tokens for the processes of this user on this machine."""
         return {
-            role: self._signer.sign(Principal("local", role, f"local-{secrets.token_hex(4)}"), valid_s=LOCAL_S)
+            role: self.signer.sign(Principal("local", role, f"local-{secrets.token_hex(4)}"), valid_s=LOCAL_S)
             for role in _LOCAL_ROLES
         }
 
@@ -100,7 +101,7 @@ class Access:
         with self._lock:
             token, renew_at = self._own
             if self._clock() >= renew_at:
-                token = self._signer.sign(Principal("coordinator", AccessRole.COORDINATOR), valid_s=_OWN_S)
+                token = self.signer.sign(Principal("coordinator", AccessRole.COORDINATOR), valid_s=_OWN_S)
                 self._own = token, self._clock() + _OWN_S / 2
             return token
 
@@ -115,7 +116,7 @@ class Access:
         """
         role = AccessRole.TRAINER if worker else AccessRole.OBSERVER
         holder = Principal(worker or caller.name, role, caller.token, job, incarnation)
-        return self._signer.sign(holder, valid_s=TICKET_S)
+        return self.signer.sign(holder, valid_s=TICKET_S)
 
     def create(self, name: str, role: str, valid_s: float) -> tuple[TokenInfo, str]:
         """Makes a token.
@@ -151,7 +152,7 @@ class Access:
             for token in expired:
                 del self._tokens[token]
             self._tokens[made.id] = made
-        return made, self._signer.sign(Principal(name, made.role, made.id), valid_s=valid_s)
+        return made, self.signer.sign(Principal(name, made.role, made.id), valid_s=valid_s)
 
     def revoke(self, token: str) -> list[TokenInfo]:
         """Revokes the token with this id, or all tokens of this name. Returns those that were not revoked before.

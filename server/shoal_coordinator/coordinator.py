@@ -87,9 +87,7 @@ class Coordinator:
         self._over = False  # no more decisions will be written
         self._stopped = threading.Event()
         host = MachineHost(self, self._machine, self._lock)
-        self._effect_runner = EffectRunner(
-            host, self._observer.performed, storage, self._observer.retried, token=token
-        )
+        self._effect_runner = EffectRunner(host, self._observer.performed, storage, self._observer.retried, token=token)
         self._ticker = Ticker(self, policy.heartbeat_timeout_s, self._observer.died, self._clock)
         self._writer = threading.Thread(target=self._write_on, name="store", daemon=True)
         with self._lock:

@@ -105,6 +105,7 @@ class CoordinatorProcess:
         address: host:port of its services.
         coordinator: the state machine of the cluster and its jobs, and the threads that drive it.
         page: The URL of its page, or empty if it has none.
+        access: The cluster's tokens. None means that it asks for none.
     """
 
     def __init__(
@@ -118,17 +119,19 @@ class CoordinatorProcess:
             server_return_s=config.server_return_s,
             placement=config.placement,
         )
-        self._access: Access | None = None
+        self.access: Access | None = None
         self._local_tokens: dict[AccessRole, str] = {}
         with ExitStack() as undo:
             self._store = open_store(config.store)
             undo.callback(self._store.close)
             storage = open_shared_storage(config.checkpoints) if config.checkpoints else None
             self.coordinator = _coordinator(config, self._store, policy, registry, on_failure, storage, self._token)
-            self._access = access = self._open_access() if config.secure else None
+            self.access = access = self._open_access() if config.secure else None
             if storage:
                 _probe(storage, needed=self.coordinator.has_live_jobs)
-            members = CoordinatorService(self.coordinator, heartbeat_timeout_s=config.heartbeat_timeout_s, access=access)
+            members = CoordinatorService(
+                self.coordinator, heartbeat_timeout_s=config.heartbeat_timeout_s, access=access
+            )
             self._jobs = JobsService(self.coordinator, storage, max_watchers=config.max_watchers)
             undo.callback(self._jobs.close)
             tokens = TokensService(self.coordinator, access)
@@ -180,13 +183,13 @@ class CoordinatorProcess:
         return Access(self.coordinator.access_records, self.coordinator.write, time.time)
 
     def _token(self) -> str:
-        return self._access.own_token() if self._access else ""
+        return self.access.own_token() if self.access else ""
 
     def _give_local_tokens(self) -> None:
         """Writes tokens to the file in which this user's processes on this machine find them."""
-        if self._access:
-            self._access.start()
-            tokens = self._access.local_tokens()
+        if self.access:
+            self.access.start()
+            tokens = self.access.local_tokens()
             AccessFile(self.address).write(tokens)
             self._local_tokens = tokens
 

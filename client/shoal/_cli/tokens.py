@@ -16,7 +16,9 @@ from shoal._rpc import CoordinatorClient
 from shoal._security import GIVEN_ROLES, AccessRole, TokenSource
 from shoal.v1 import token_pb2
 
-app = typer.Typer(no_args_is_help=True, help="Makes, revokes and lists tokens, which identify the callers of a cluster.")
+app = typer.Typer(
+    no_args_is_help=True, help="Makes, revokes and lists tokens, which identify the callers of a cluster."
+)
 
 _DAY_S = 86_400.0
 _ROLES = ", ".join(role.value for role in GIVEN_ROLES)

@@ -15,7 +15,6 @@ Refusal = Literal["late_message", "calls_of_host", "calls", "unauthenticated", "
 REFUSALS: tuple[Refusal, ...] = get_args(Refusal)
 
 
-
 @dataclass(frozen=True, slots=True)
 class CallLimits:
     """Limits of a server's calls.

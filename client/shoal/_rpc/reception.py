@@ -42,6 +42,7 @@ _LATE_POLL_S = 1.0
 # caller ends, or None if the call need not wait: it is then handled at once.
 Hold = Callable[[Any, Callable[[], None]], Callable[[], None] | None]
 
+
 def is_supported() -> bool:
     """Returns whether this version of grpcio has the private names that this module uses."""
     if not all(hasattr(_grpc, name) for name in _NAMES) or not hasattr(_cygrpc, "ReceiveMessageOperation"):

@@ -9,6 +9,7 @@ from shoal._security.authorizer import Authorizer, open_authorizer
 from shoal._security.bearer import MAX_TOKEN_BYTES, authorization, token_in
 from shoal._security.permissions import OPEN_CALLS, PERMISSIONS, check_own, check_permitted
 from shoal._security.principal import GIVEN_ROLES, AccessRole, Principal
+
 __all__ = [
     "GIVEN_ROLES",
     "MAX_TOKEN_BYTES",

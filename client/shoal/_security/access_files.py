@@ -172,7 +172,11 @@ def _private_text(path: Path) -> str:
         raise errors.Unauthenticated(f"the token file {path} cannot be read: {error.strerror}") from None
     with open(descriptor, encoding="utf-8", errors="replace") as file:
         status = os.fstat(file.fileno())  # of the file that is open, so that it cannot change in between
-        if not stat.S_ISREG(status.st_mode) or status.st_uid not in (os.geteuid(), 0) or status.st_mode & _FORBIDDEN_MODE:
+        if (
+            not stat.S_ISREG(status.st_mode)
+            or status.st_uid not in (os.geteuid(), 0)
+            or status.st_mode & _FORBIDDEN_MODE
+        ):
             raise errors.Unauthenticated(
                 f"the token file {path} is not private: its owner is user {status.st_uid} and its mode "
                 f"{stat.S_IMODE(status.st_mode):o}. Make new tokens, because others may have read these, and store "

@@ -196,4 +196,13 @@ def decoded(kind: type[M], connection: Connection) -> M:
         raise errors.BadFrame(f"{connection.peer} sent a {kind.__name__} that cannot be read: {error}") from None
 
 
-__all__ = ["Security", "TicketSecurity", "TokenSecurity", "accept_handshake", "decoded", "open_handshake", "received_error", "send_error"]
+__all__ = [
+    "Security",
+    "TicketSecurity",
+    "TokenSecurity",
+    "accept_handshake",
+    "decoded",
+    "open_handshake",
+    "received_error",
+    "send_error",
+]

@@ -51,9 +51,7 @@ class ServerConnection:
         closed: whether `close` was called.
     """
 
-    def __init__(
-        self, address: str, layout: CallLayout, setting: str, ticket: Callable[[], str] = NO_TICKET
-    ) -> None:
+    def __init__(self, address: str, layout: CallLayout, setting: str, ticket: Callable[[], str] = NO_TICKET) -> None:
         self.address, self.layout = address, layout
         self.indices = [shard.shard for shard in layout.shards]
         self._rpc = GrpcCalls(address, ticket)

@@ -154,9 +154,7 @@ class ServerCalls:
 class ConcurrentCalls:
     """Channels to some servers; made by `ServerCalls.concurrently`."""
 
-    def __init__(
-        self, channels: Sequence[LentChannel], metadata: Callable[[], tuple[tuple[str, str], ...]]
-    ) -> None:
+    def __init__(self, channels: Sequence[LentChannel], metadata: Callable[[], tuple[tuple[str, str], ...]]) -> None:
         self._channels, self._metadata = channels, metadata
 
     def call(self, method: str, request: Any, *, timeout_s: float = CALL_TIMEOUT_S) -> list[Any]:
