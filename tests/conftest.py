@@ -1,6 +1,9 @@
 """Fixtures of all tests: clusters of real processes on loopback."""
 
+import atexit
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 
 # Before NumPy is loaded. Each process of the tests has few cores, and threads of OpenBLAS that wait for work take them
@@ -18,6 +21,10 @@ from support.run_lengths import examples
 os.environ["SHOAL_PAGE_LISTEN"] = ""
 
 # The first sample of a test may compile or load kernels, and machines differ: no sample has a deadline of its own.
+# Coordinators write the tokens of this machine's processes to this folder, not to the one of who runs the tests.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="shoal-tests-state-")
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
+
 hypothesis.settings.register_profile("shoal", deadline=None, max_examples=examples(100))
 hypothesis.settings.load_profile("shoal")
 

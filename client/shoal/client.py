@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from shoal import _rpc, _tracing, errors, events
-from shoal._rpc import CoordinatorClient
-from shoal._security import Credentials
+from shoal._rpc import CoordinatorClient, TicketSource
+from shoal._security import AccessRole, Credentials
 from shoal._system import check_count, check_seconds, check_type
 from shoal._training import ParameterClient, check_options, spelled_out
 from shoal._wire import Placement
@@ -200,9 +200,8 @@ class JobHandle:
         """
         with _tracing.root("pull", job=self.name):
             try:
-                with ParameterClient(
-                    self._placement(), refresh=self._placement, credentials=self._credentials
-                ) as reader:
+                presented = self._coordinator.credentials.with_token(TicketSource(self._coordinator, self.name))
+                with ParameterClient(self._placement(), refresh=self._placement, credentials=presented) as reader:
                     return reader.pull()
             except (errors.Unreachable, *errors.SHARDS_LOST):
                 self._placement()  # raises NotPlaced if the server is gone, and the values with it
@@ -241,7 +240,7 @@ class Client:
         _rpc.parse_address(self.address, "the address of a coordinator")
         check_seconds("retry_for_s", retry_for_s)
         _tracing.start("client")
-        presented = credentials or Credentials.find()
+        presented = (credentials or Credentials.find()).for_coordinator(self.address, AccessRole.ADMIN)
         self._coordinator = CoordinatorClient(self.address, retry_for_s=retry_for_s, credentials=presented)
 
     def submit(self, job: Job) -> JobHandle:

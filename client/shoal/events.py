@@ -223,7 +223,7 @@ def _stream(coordinator: CoordinatorClient, job: str, after: int, follow: bool, 
     left = None if end is None else max(0.0, end - time.monotonic())
     request = job_pb2.WatchRequest(job=job, after=after, no_wait=not follow)
     with _rpc.as_shoal_errors(coordinator.address):
-        call = coordinator.jobs.Watch(request, timeout=left)
+        call = coordinator.jobs.Watch(request, timeout=left, metadata=coordinator.metadata())
         try:
             for message in call:
                 yield from_proto(message)

@@ -41,9 +41,8 @@ class Session:
     job is refused, and the others go on.
 
     Open one session per process or thread; a session is not thread-safe. If the process stalls for longer than the
-    cluster's heartbeat timeout, the coordinator declares the session lost. The others continue without it, and its next
-    call raises `Fenced`. While the coordinator does not answer, the session keeps metrics and the newest log lines, and
-    sends them later.
+    cluster's heartbeat timeout, the coordinator declares the session lost. The others continue, and its next call raises
+    `Fenced`. While the coordinator does not answer, the session keeps metrics and the newest log lines for later.
 
     Args:
         coordinator: client of the coordinator.
@@ -82,7 +81,8 @@ class Session:
             member = coordinator_pb2.RegisterRequest(role=coordinator_pb2.SESSION, member=self.worker)
             membership = opened.enter_context(MembershipClient(coordinator, member, on_incarnation=self._live_as))
             membership.start()
-            self._participant = Participant(coordinator, job, self.worker, membership.incarnation)
+            own, presented = (job, self.worker, membership.incarnation), membership.credentials_in(job)
+            self._participant = Participant(coordinator, *own, credentials=presented)
             if variables is not None:
                 self._participant.describe({name: plain(value) for name, value in variables.items()}, samples=0)
             self._parameters: Pipeline = opened.enter_context(self._participant.enter())

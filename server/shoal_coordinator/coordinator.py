@@ -6,9 +6,8 @@ this process can fail at any moment, and the next coordinator continues where th
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 import structlog
 
@@ -17,11 +16,12 @@ from shoal._checkpoint import CheckpointStorage
 from shoal._security import NO_CREDENTIALS, Credentials
 from shoal.events import Event as JobEvent
 from shoal_coordinator.cluster import Cluster, ClusterPolicy, ExpiryHold
+from shoal_coordinator.decision import Decision
 from shoal_coordinator.effect_host import MachineHost
 from shoal_coordinator.effects import EffectRunner
 from shoal_coordinator.job_waits import EntryWait, JobWaits, Wake, wake_all
-from shoal_coordinator.messages import Effect, events
-from shoal_coordinator.observer import Observer
+from shoal_coordinator.messages import Effect, events, record_keys
+from shoal_coordinator.observer import Observer, log_restored
 from shoal_coordinator.persistence import ClusterRecords, Store, restored
 from shoal_coordinator.ticker import Ticker, steady_clock
 
@@ -29,19 +29,6 @@ _log = structlog.get_logger(__name__)
 
 # Seconds between two checks of a watcher whether its caller is still there.
 _WATCH_POLL_S = 1.0
-
-
-@dataclass(slots=True)
-class _Decision:
-    """What follows from an event besides its result.
-
-    Attributes:
-        number: The number of decisions so far.
-        wakes: Functions to call without the lock. Each wakes a worker that need not wait any longer.
-    """
-
-    number: int = 0
-    wakes: list[Wake] = field(default_factory=list)
 
 
 class Coordinator:
@@ -60,6 +47,9 @@ class Coordinator:
 
     Raises:
         StoreUnreadable: The store's records are invalid.
+
+    Attributes:
+        access_records: The stored records of access, by key.
     """
 
     def __init__(
@@ -81,13 +71,16 @@ class Coordinator:
         # it makes no call, touches no disk and does not wait.
         self._lock = threading.Lock()
         now = self._clock()
-        found = restored(store.load(), policy, now)
+        records = store.load()
+        self.access_records = {key: records.pop(key) for key in [*records] if key.startswith(record_keys.ACCESS)}
+        found = restored(records, policy, now)
         self._machine = found or Cluster(cluster, policy, now)
         self._records = ClusterRecords(self._machine)  # read with the lock, as the machine is
         self._waits = JobWaits(self._lock)
         # The number of decisions that changed something, and the number of them that are durable.
         self._decided = self._durable = 0
         self._effects: list[Effect] = []  # of decisions that are not yet durable
+        self._other_changes: dict[str, bytes | None] = {}  # of records that the machine does not know, not yet durable
         self._to_write = threading.Condition(self._lock)  # there is a decision to write, or the coordinator stops
         self._written = threading.Condition(self._lock)  # more decisions are durable, or the coordinator stops
         self._closed: errors.ShoalError | None = None  # why the coordinator makes no more decisions
@@ -102,7 +95,7 @@ class Coordinator:
         with self._lock:
             self._note(self._machine.pending_effects)
         if found:
-            self._tell_restored()
+            log_restored(found, now)
 
     @property
     def has_live_jobs(self) -> bool:
@@ -161,7 +154,7 @@ class Coordinator:
             ShoalError: The machine refuses the event.
             Unreachable: The coordinator stops, or its store has failed. The event may or may not count.
         """
-        decision = _Decision()
+        decision = Decision()
         try:
             try:
                 with self._lock:
@@ -190,7 +183,7 @@ class Coordinator:
         Returns:
             A function that ends the wait early. It may be called at any time, and more than once.
         """
-        decision, wait = _Decision(), None
+        decision, wait = Decision(), None
         try:
             with self._lock:
                 result = self._decide(event, decision)
@@ -271,6 +264,20 @@ class Coordinator:
         with self._lock:
             self._waits.wake_watchers()
 
+    def write(self, changes: Mapping[str, bytes | None]) -> None:
+        """Writes records that the machine does not know. They are durable when the method returns.
+
+        Raises:
+            Unreachable: The coordinator stops, or its store has failed.
+        """
+        with self._lock:
+            self._check_open()
+            self._other_changes |= changes
+            self._decided += 1
+            self._to_write.notify()
+            decided = self._decided
+        self._await(decided)
+
     def end_expired_waits(self) -> ExpiryHold | None:
         """Ends the waits of workers whose time is over. Returns the hold of expiry in progress."""
         with self._lock:
@@ -286,7 +293,7 @@ class Coordinator:
 
     # The methods that make decisions durable.
 
-    def _decide(self, event: events.ClusterEvent[events.R], decision: "_Decision") -> events.R:
+    def _decide(self, event: events.ClusterEvent[events.R], decision: Decision) -> events.R:
         """Feeds an event to the machine. It is called with the lock.
 
         Args:
@@ -363,7 +370,8 @@ class Coordinator:
                 if self._closed:
                     return False
                 self._to_write.wait()
-            decided, changes = self._decided, self._records.changes()
+            decided, changes = self._decided, self._records.changes() | self._other_changes
+            self._other_changes = {}
             effects, self._effects = self._effects, []
         start = time.perf_counter()
         if changes:
@@ -386,13 +394,3 @@ class Coordinator:
             self._close(errors.Unreachable(f"the coordinator has stopped: {failure.message}"))
         _log.error("the store has failed; the coordinator refuses all calls", code=failure.code, reason=failure.message)
         self._on_failure(failure)
-
-    def _tell_restored(self) -> None:
-        listing = self._machine.listing
-        _log.info(
-            "restored",
-            cluster=self._machine.counts.cluster,
-            jobs=listing.job_states().total(),
-            live=len(listing.live_jobs(self._clock())),
-            to_do=len(self._machine.pending_effects),
-        )

@@ -87,6 +87,14 @@ class Options:
             help="Seconds that jobs wait for a drained server to register again under its id.",
         ),
     ] = 60.0
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure",
+            envvar="SHOAL_INSECURE",
+            help="Asks for no tokens: everybody who can reach the cluster can read and change everything in it.",
+        ),
+    ] = False
     page_listen: flags.PageListen = None
     page_hosts: flags.PageHosts = ""
     page_or_any: flags.PageOrAny = False
@@ -125,6 +133,7 @@ class Options:
             jobs=JobLimits(self.max_jobs, self.max_host_jobs, self.max_job_variables, self.max_job_bytes),
             checkpoints=self.checkpoints,
             server_return_s=self.server_return_timeout,
+            secure=not self.insecure,
             page_listen=flags.page_listen(self.page_listen),
             page_hosts=tuple(filter(None, self.page_hosts.split(","))),
             page_or_any=self.page_or_any,

@@ -1,11 +1,16 @@
-"""The observer of a coordinator: callbacks for its metrics."""
+"""The observer of a coordinator: callbacks for its metrics, and its log of a restored cluster."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import structlog
+
 from shoal.status import Role
+from shoal_coordinator.cluster import Cluster
 from shoal_coordinator.messages import events
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,4 +34,16 @@ class Observer:
     written: Callable[[float, int], None] = lambda _seconds, _records: None
 
 
-__all__ = ["Observer"]
+def log_restored(cluster: Cluster, now: float) -> None:
+    """Logs what a coordinator has restored from its store."""
+    listing = cluster.listing
+    _log.info(
+        "restored",
+        cluster=cluster.counts.cluster,
+        jobs=listing.job_states().total(),
+        live=len(listing.live_jobs(now)),
+        to_do=len(cluster.pending_effects),
+    )
+
+
+__all__ = ["Observer", "log_restored"]

@@ -1,6 +1,7 @@
 """The assembly of a coordinator in this process: its store, the shell, its services on a port, its page and metrics."""
 
 import secrets
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -12,9 +13,10 @@ from prometheus_client import CollectorRegistry
 from shoal import _rpc, errors
 from shoal._checkpoint import CheckpointStorage, open_shared_storage, probe
 from shoal._limits import catalogue
-from shoal._security import NO_CREDENTIALS, Credentials
-from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc
-from shoal_coordinator.api import CoordinatorService, JobsService
+from shoal._security import NO_CREDENTIALS, AccessFile, AccessRole, Authorizer, Credentials
+from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc, token_pb2_grpc
+from shoal_coordinator.access import Access
+from shoal_coordinator.api import CoordinatorService, JobsService, TokensService
 from shoal_coordinator.cluster import DEAD_KEPT_S, ClusterPolicy, EvenPlacement, JobLimits, PlacementPolicy
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.metrics import StateCollector, count_events
@@ -54,6 +56,7 @@ class CoordinatorConfig:
         page_read_only: Whether the page refuses all actions.
         max_page_watchers: Concurrent streams of updates to pages.
         credentials: What the coordinator presents. With TLS settings, its ports accept TLS only.
+        secure: Whether each call must have a token. False allows every caller everything.
     """
 
     listen: str = "127.0.0.1:7070"
@@ -74,6 +77,7 @@ class CoordinatorConfig:
     page_read_only: bool = False
     max_page_watchers: int = catalogue.PAGE_STREAMS.default
     credentials: Credentials = NO_CREDENTIALS
+    secure: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.heartbeat_interval_s < self.heartbeat_timeout_s / 2:
@@ -106,6 +110,7 @@ class CoordinatorProcess:
         address: host:port of its services.
         coordinator: the state machine of the cluster and its jobs, and the threads that drive it.
         page: The URL of its page, or empty if it has none.
+        access: The cluster's tokens. None means that it asks for none.
     """
 
     def __init__(
@@ -120,26 +125,35 @@ class CoordinatorProcess:
             placement=config.placement,
             jobs=config.jobs,
         )
+        self.access: Access | None = None
+        self._local_tokens: dict[AccessRole, str] = {}
+        self._host = _rpc.parse_address(config.listen)[0]
         with ExitStack() as undo:
             self._store = open_store(config.store)
             undo.callback(self._store.close)
             storage = open_shared_storage(config.checkpoints) if config.checkpoints else None
-            self.coordinator = _coordinator(config, self._store, policy, registry, on_failure, storage)
+            self.coordinator = _coordinator(config, self._store, policy, registry, on_failure, storage, self._token)
+            self.access = access = self._open_access() if config.secure else None
             if storage:
                 _probe(storage, needed=self.coordinator.has_live_jobs)
-            members = CoordinatorService(self.coordinator, heartbeat_timeout_s=config.heartbeat_timeout_s)
+            members = CoordinatorService(
+                self.coordinator, heartbeat_timeout_s=config.heartbeat_timeout_s, access=access
+            )
             self._jobs = JobsService(self.coordinator, storage, max_watchers=config.max_watchers, limits=config.jobs)
             undo.callback(self._jobs.close)
+            tokens = TokensService(self.coordinator, access)
             self._server = _rpc.RpcServer(
                 config.listen,
                 [
                     ("shoal.v1.Coordinator", coordinator_pb2_grpc.add_CoordinatorServicer_to_server, members),
                     ("shoal.v1.Jobs", job_pb2_grpc.add_JobsServicer_to_server, self._jobs),
+                    ("shoal.v1.Tokens", token_pb2_grpc.add_TokensServicer_to_server, tokens),
                 ],
                 threads=config.threads,
                 advertise=config.advertise,
                 essential=ESSENTIAL_CALLS,
                 credentials=config.credentials,
+                authorizer=Authorizer(access.verifier) if access else None,
             )
             undo.callback(self._server.stop)
             self._page = _start_page(config, self.coordinator, storage)
@@ -152,20 +166,47 @@ class CoordinatorProcess:
         registry.register(state)
         self.address = self._server.address
         self._store.publish_address(self.address)
+        if not config.secure:
+            _log.warning("the cluster asks for no tokens: who reaches it can read and change everything in it")
         self.page = self._page.url if self._page else ""
         self.coordinator.start(self._server.take_essential_delays)
+        self._give_local_tokens()
         self._server.start()
         self._server.set_ready(True)
 
     def stop(self) -> None:
         """Stops the coordinator. No thread, port or lock remains."""
         self._server.set_ready(False)
+        if self._local_tokens:
+            for file in self._access_files():
+                file.remove(self._local_tokens)
         if self._page:
             self._page.stop()
         self.coordinator.stop()
         self._server.stop()
         self._jobs.close()
         self._store.close()
+
+    def _open_access(self) -> Access:
+        return Access(self.coordinator.access_records, self.coordinator.write, time.time)
+
+    def _token(self) -> str:
+        return self.access.own_token() if self.access else ""
+
+    def _give_local_tokens(self) -> None:
+        """Writes tokens to the file in which this user's processes on this machine find them."""
+        if self.access:
+            self.access.start()
+            tokens = self.access.local_tokens()
+            for file in self._access_files():
+                file.write(tokens)
+            self._local_tokens = tokens
+
+    def _access_files(self) -> list[AccessFile]:
+        """Returns the files for the addresses by which processes on this machine may call the coordinator."""
+        host, port = _rpc.parse_address(self.address)
+        others = [f"127.0.0.1:{port}"] if _rpc.is_everywhere(self._host) and host != "127.0.0.1" else []
+        return [AccessFile(address) for address in (self.address, *others)]
 
 
 def start_coordinator(
@@ -248,6 +289,7 @@ def _coordinator(
     registry: CollectorRegistry,
     on_failure: Callable[[errors.ShoalError], None],
     storage: CheckpointStorage | None,
+    token: Callable[[], str],
 ) -> Coordinator:
     try:
         return Coordinator(
@@ -257,7 +299,7 @@ def _coordinator(
             count_events(registry),
             on_failure=on_failure,
             storage=storage,
-            credentials=config.credentials,
+            credentials=config.credentials.with_token(token),
         )
     except errors.StoreUnreadable as error:
         if "store" in error.details:

@@ -1,5 +1,6 @@
 """Command line of `shoal server`: its options and `SHOAL_*` variables."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -8,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from shoal._numerics import kernels
 from shoal._role import flags, lifecycle
 from shoal._role.identity import RoleIdentity
+from shoal._role.options import command_of
 from shoal._system import hidden
 
 if TYPE_CHECKING:
@@ -63,32 +65,42 @@ Grace = Annotated[
 ]
 
 
-def server(
-    coordinator: flags.Coordinator = "",
-    name: flags.Name = "",
-    listen: flags.Listen = "",
-    advertise: flags.Advertise = "",
-    metrics_listen: flags.MetricsListen = flags.ANY_PORT,
-    rpc_threads: RpcThreads = 16,
-    lane_port: LanePort = 0,
-    lanes: Lanes = 1024,
-    host_lanes: HostLanes = 768,
-    max_shard_bytes: MaxShardBytes = 0,
-    checkpoints: flags.Checkpoints = "",
-    retry_for: flags.RetryFor = 30.0,
-    grace_period: Grace = 60.0,
-    tls_ca: flags.TlsCa = "",
-    tls_cert: flags.TlsCertificate = "",
-    tls_key: flags.TlsKey = "",
-    tls_client_certs: flags.TlsClientCertificates = "required",
-    log_format: flags.LogFormat = "console",
-    log_level: flags.LogLevel = "info",
-    supervised: flags.Supervised = False,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of a server. Each field is an option, a `SHOAL_*` variable and a line of help."""
+
+    coordinator: flags.Coordinator = ""
+    name: flags.Name = ""
+    listen: flags.Listen = ""
+    advertise: flags.Advertise = ""
+    metrics_listen: flags.MetricsListen = flags.ANY_PORT
+    rpc_threads: RpcThreads = 16
+    lane_port: LanePort = 0
+    lanes: Lanes = 1024
+    host_lanes: HostLanes = 768
+    max_shard_bytes: MaxShardBytes = 0
+    checkpoints: flags.Checkpoints = ""
+    retry_for: flags.RetryFor = 30.0
+    grace_period: Grace = 60.0
+    tls_ca: flags.TlsCa = ""
+    tls_cert: flags.TlsCertificate = ""
+    tls_key: flags.TlsKey = ""
+    tls_client_certs: flags.TlsClientCertificates = "required"
+    log_format: flags.LogFormat = "console"
+    log_level: flags.LogLevel = "info"
+    supervised: flags.Supervised = False
+
+
+@command_of(Options)
+def server(options: Options) -> None:
     """Hosts shards of jobs' variables and applies updates to them."""
-    given = RoleIdentity(name=name, listen=listen, advertise=advertise, coordinator=coordinator)
-    identity = lifecycle.identify("server", given, log_format=log_format, log_level=log_level)
-    credentials = lifecycle.find_credentials("server", tls_ca, tls_cert, tls_key, tls_client_certs)
+    given = RoleIdentity(
+        name=options.name, listen=options.listen, advertise=options.advertise, coordinator=options.coordinator
+    )
+    identity = lifecycle.identify("server", given, log_format=options.log_format, log_level=options.log_level)
+    credentials = lifecycle.find_credentials(
+        "server", options.tls_ca, options.tls_cert, options.tls_key, options.tls_client_certs
+    )
 
     def start(registry: CollectorRegistry, metrics_address: str) -> "Server":
         # Numba would import scipy for linear algebra and coverage for its measurement; no kernel uses either.
@@ -100,14 +112,14 @@ def server(
             coordinator=identity.coordinator,
             listen=identity.listen,
             advertise=identity.advertise,
-            rpc_threads=rpc_threads,
-            lane_port=lane_port,
-            lanes=lanes,
-            host_lanes=host_lanes,
-            max_shard_bytes=max_shard_bytes,
-            checkpoints=checkpoints,
-            retry_for_s=retry_for,
-            leave_grace_s=grace_period,
+            rpc_threads=options.rpc_threads,
+            lane_port=options.lane_port,
+            lanes=options.lanes,
+            host_lanes=options.host_lanes,
+            max_shard_bytes=options.max_shard_bytes,
+            checkpoints=options.checkpoints,
+            retry_for_s=options.retry_for,
+            leave_grace_s=options.grace_period,
             metrics_address=metrics_address,
             credentials=credentials,
         )
@@ -117,12 +129,12 @@ def server(
         lifecycle.run_role(
             "server",
             start,
-            metrics_listen=metrics_listen,
+            metrics_listen=options.metrics_listen,
             advertise=identity.advertise,
             leave=lambda running, stop_now: running.leave(stop_now),
             member=identity.name,
-            log_format=log_format,
-            log_level=log_level,
-            supervised=supervised,
+            log_format=options.log_format,
+            log_level=options.log_level,
+            supervised=options.supervised,
             tls=credentials.tls,
         )

@@ -11,7 +11,7 @@ from shoal import _rpc
 from shoal._checkpoint import open_shared_storage, probe
 from shoal._limits import catalogue
 from shoal._rpc import CoordinatorClient, MembershipClient
-from shoal._security import NO_CREDENTIALS, Credentials
+from shoal._security import NO_CREDENTIALS, AccessRole, Authorizer, Credentials
 from shoal._system import memory_limit, open_files_warning
 from shoal._transport import remove_stale
 from shoal.status import ServerLoad
@@ -76,9 +76,7 @@ class Server:
         if storage:
             probe(storage)
         _log.info("kernels are ready", processor=compilation.processor(), seconds=round(kernels.warm_up(), 3))
-        needed = _FILES_PER_LANE * config.lanes + _OTHER_FILES
-        if warning := open_files_warning(needed, f"{config.lanes} lanes (--lanes)"):
-            _log.warning("connections may be refused", reason=warning)
+        _warn_of_few_files(config.lanes)
         self._metrics = metrics = ServerMetrics(registry)
         most_bytes = config.max_shard_bytes or memory_limit() * _SHARD_PERCENT // 100
         self.store = ShardStore(metrics.applied, most_bytes)
@@ -86,7 +84,9 @@ class Server:
         self._pools = {kind: CallPool(config.rpc_threads, kind) for kind in ("pull", "push", "commit")}
         if abandoned := remove_stale():
             _log.info("removed shared memory of dead processes", segments=len(abandoned))
-        self._endpoints = EndpointGroup(DataService(self.store, metrics), self._endpoint_config(config))
+        self._authorizer = Authorizer()  # refuses all calls until the server is registered
+        service = DataService(self.store, metrics, self._authorizer)
+        self._endpoints = EndpointGroup(service, self._endpoint_config(config))
         with ExitStack() as undo:
             undo.callback(self._endpoints.stop)
             self._writer = CheckpointWriter(storage, config.name)
@@ -98,6 +98,7 @@ class Server:
                 threads=config.rpc_threads,
                 advertise=config.advertise,
                 credentials=config.credentials,
+                authorizer=self._authorizer,
             )
             undo.pop_all()
         metrics.watch(self.store, self._pools)
@@ -105,7 +106,9 @@ class Server:
         self._endpoints.start(self.address)
         self._rpc.start()
         self._coordinator = CoordinatorClient(
-            config.coordinator, retry_for_s=config.retry_for_s, credentials=config.credentials
+            config.coordinator,
+            retry_for_s=config.retry_for_s,
+            credentials=config.credentials.for_coordinator(config.coordinator, AccessRole.SERVER),
         )
         self._membership = MembershipClient(
             self._coordinator,
@@ -115,7 +118,9 @@ class Server:
                 address=self.address,
                 metrics_address=config.metrics_address,
             ),
+            on_reply=self._on_heartbeat,
             on_end=self._on_end_of_life,
+            on_key=self._on_key,
             load=self._load,
         )
         try:
@@ -154,7 +159,20 @@ class Server:
             senders=self._pools["pull"],
             receivers=self._pools["push"],
             committers=self._pools["commit"],
+            authorizer=self._authorizer,
         )
+
+    def _on_key(self, key: bytes) -> None:
+        if not key:
+            self._authorizer.allow_all()
+            return
+        from shoal._security.tokens import TokenVerifier  # noqa: PLC0415 - cryptography is slow to import
+
+        self._authorizer.require(TokenVerifier(key))
+
+    def _on_heartbeat(self, reply: coordinator_pb2.HeartbeatReply) -> None:
+        if verifier := self._authorizer.verifier:
+            verifier.revoke(frozenset(reply.revoked_tokens))
 
     def _load(self) -> tuple[int, int, ServerLoad]:
         # Each heartbeat calls this function, so periodic clean-up happens here.
@@ -178,3 +196,8 @@ class Server:
         self._writer.close()
         for pool in self._pools.values():
             pool.shutdown(wait=True)
+
+
+def _warn_of_few_files(lanes: int) -> None:
+    if warning := open_files_warning(_FILES_PER_LANE * lanes + _OTHER_FILES, f"{lanes} lanes (--lanes)"):
+        _log.warning("connections may be refused", reason=warning)

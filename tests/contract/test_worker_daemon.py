@@ -26,8 +26,9 @@ from shoal.consistency import Asynchronous
 from shoal.job import Job
 from shoal.v1 import coordinator_pb2, job_pb2
 from shoal.v1 import parameter_server_pb2 as pb
-from shoal_worker.daemon import Daemon, WorkerConfig, start_worker
+from shoal_worker.daemon import Daemon, WorkerConfig
 from shoal_worker.isolation import TrainerIsolation, TrainerLimits
+from shoal_worker.process import start_worker
 from shoal_worker.trainer_process import TrainerProcess
 from support.clusters.fake_cluster import FakeCluster, fake_cluster
 from support.waiting import wait_until
@@ -505,7 +506,8 @@ def test_a_trainer_ends_when_its_parent_is_killed(cluster: FakeCluster, tmp_path
     (tmp_path / "trained.py").write_text(PROGRAM.replace("BODY", "print('pid', os.getpid()); signal.pause()"))
     script = f"""
         from prometheus_client import CollectorRegistry
-        from shoal_worker.daemon import WorkerConfig, start_worker
+        from shoal_worker.daemon import WorkerConfig
+        from shoal_worker.process import start_worker
         start_worker(WorkerConfig({cluster.address!r}, "worker-1", "cpu", ({str(tmp_path)!r},)), CollectorRegistry())
         import signal
         signal.pause()

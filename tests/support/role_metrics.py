@@ -18,9 +18,10 @@ from shoal._role import process_metrics
 from shoal._training.participant import Report
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
 from shoal_server.process import Server, ServerConfig
-from shoal_worker.daemon import WorkerConfig, start_worker
+from shoal_worker.daemon import WorkerConfig
 from shoal_worker.messages import TrainerReport
 from shoal_worker.metrics import WorkerMetrics
+from shoal_worker.process import start_worker
 
 # What Prometheus adds to each target, by deploy/prometheus/prometheus.yml.
 TARGET_LABELS = frozenset({"component", "instance", "job"})
@@ -72,7 +73,7 @@ def roles() -> Iterator[dict[str, Scraped]]:
             made.append(WorkerMetrics(*given))
             return made[-1]
 
-        with mock.patch("shoal_worker.daemon.WorkerMetrics", noted):
+        with mock.patch("shoal_worker.process.WorkerMetrics", noted):
             worker = start_worker(WorkerConfig(coordinator.address, "worker-0", device="cpu"), registries["worker"])
         running.callback(worker.stop)
         # As of a trainer on a GPU, which a machine need not have.

@@ -11,8 +11,9 @@ from prometheus_client.metrics import MetricWrapperBase
 from shoal._training.participant import Report
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
 from shoal_server.process import Server, ServerConfig
-from shoal_worker.daemon import WorkerConfig, start_worker
+from shoal_worker.daemon import WorkerConfig
 from shoal_worker.messages import TrainerReport
+from shoal_worker.process import start_worker
 
 ROLES = ("coordinator", "server", "worker")
 

@@ -7,11 +7,9 @@ thread. Threads share only the queue.
 import queue
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
-from prometheus_client import CollectorRegistry
 
 from shoal import errors
 from shoal._rpc import CoordinatorClient, MembershipClient, RpcServer
@@ -21,7 +19,6 @@ from shoal._training.participant import Participant
 from shoal._wire import Cursor, ReportAck
 from shoal.v1 import coordinator_pb2
 from shoal_worker.allowed_programs import DEFAULT_PATTERNS, AllowedPrograms
-from shoal_worker.arrays import choose_device
 from shoal_worker.assignment import (
     Assigned,
     AssignedJob,
@@ -108,7 +105,7 @@ class _JobRun:
 
 
 class Daemon:
-    """A running worker. `start_worker` creates it.
+    """A running worker. `shoal_worker.process` creates it.
 
     Args:
         config: the worker's options.
@@ -300,6 +297,14 @@ class Daemon:
             self._handle(TrainerEnded(1, TrainerOutcome(f"{error.code}: {error.message}"), False))
             return
 
+        try:  # a trainer has no token of its own: it can act only for this assignment
+            if self._membership.tokens_required:
+                instructions = replace(instructions, ticket=self._membership.credentials_in(assigned.job).token())
+        except errors.ShoalError as error:
+            _log.warning("no ticket for the trainer", job=assigned.job, reason=error.message)
+            self._handle(TrainerEnded(1, None, False))
+            return
+
         def on_end(exited: TrainerExit) -> None:
             self._metrics.count("log_lines_dropped", run.outbox.lines_lost)
             self._metrics.trainer_ended()
@@ -372,33 +377,3 @@ class Daemon:
         if ack is ReportAck.STOP_AFTER_BATCH and run.process and not run.finishing:
             run.finishing = True
             run.process.stop_after_batch()
-
-
-def start_worker(config: WorkerConfig, registry: CollectorRegistry, metrics_address: str = "") -> Daemon:
-    """Starts a worker in this process. Its trainers run in processes of their own.
-
-    Args:
-        config: the worker's options.
-        registry: registry of the worker's metrics.
-        metrics_address: host:port of the metrics endpoint; empty means none.
-
-    Returns:
-        The worker's daemon, which is registered.
-
-    Raises:
-        ShoalError: the device does not exist, no coordinator answers, or the name or port is in use.
-    """
-    with ExitStack() as undo:
-        chosen = choose_device(config.device)
-        device = chosen.name
-        _log.info("device chosen", device=device, reason=chosen.reason or None)
-        client = CoordinatorClient(config.coordinator, retry_for_s=config.retry_for_s, credentials=config.credentials)
-        undo.callback(client.close)
-        health = RpcServer(config.listen, [], threads=2, advertise=config.advertise, credentials=config.credentials)
-        undo.callback(health.stop)
-        health.start()
-        metrics = WorkerMetrics(registry, device, client.retries)
-        daemon = Daemon(config, client, health, device, metrics, metrics_address=metrics_address)
-        daemon.start()
-        undo.pop_all()
-    return daemon

@@ -1,5 +1,6 @@
 """Command `shoal worker`: its options and `SHOAL_*` variables."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ from shoal import errors
 from shoal._numerics import kernels
 from shoal._role import flags
 from shoal._role.identity import RoleIdentity
+from shoal._role.options import command_of
 from shoal._system.exit_codes import exit_code
 
 if TYPE_CHECKING:
@@ -82,53 +84,66 @@ TrainerUserFlag = Annotated[
 ]
 
 
-def worker(
-    coordinator: flags.Coordinator = "",
-    name: flags.Name = "",
-    device: DeviceFlag = "auto",
-    device_memory_limit: DeviceMemoryLimit = 0.0,
-    path: Paths = None,
-    allow_program: flags.AllowPrograms = None,
-    trainer_env: flags.TrainerEnvironment = None,
-    trainer_memory: TrainerMemory = 0,
-    trainer_open_files: TrainerOpenFiles = 0,
-    trainer_processes: TrainerProcesses = 0,
-    trainer_user: TrainerUserFlag = "",
-    listen: flags.Listen = "",
-    advertise: flags.Advertise = "",
-    metrics_listen: flags.MetricsListen = flags.ANY_PORT,
-    retry_for: flags.RetryFor = 30.0,
-    grace_period: Grace = 30.0,
-    tls_ca: flags.TlsCa = "",
-    tls_cert: flags.TlsCertificate = "",
-    tls_key: flags.TlsKey = "",
-    tls_client_certs: flags.TlsClientCertificates = "required",
-    log_format: flags.LogFormat = "console",
-    log_level: flags.LogLevel = "info",
-    supervised: flags.Supervised = False,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of a worker. Each field is an option, a `SHOAL_*` variable and a line of help."""
+
+    coordinator: flags.Coordinator = ""
+    name: flags.Name = ""
+    device: DeviceFlag = "auto"
+    device_memory_limit: DeviceMemoryLimit = 0.0
+    path: Paths = None
+    allow_program: flags.AllowPrograms = None
+    trainer_env: flags.TrainerEnvironment = None
+    trainer_memory: TrainerMemory = 0
+    trainer_open_files: TrainerOpenFiles = 0
+    trainer_processes: TrainerProcesses = 0
+    trainer_user: TrainerUserFlag = ""
+    listen: flags.Listen = ""
+    advertise: flags.Advertise = ""
+    metrics_listen: flags.MetricsListen = flags.ANY_PORT
+    retry_for: flags.RetryFor = 30.0
+    grace_period: Grace = 30.0
+    tls_ca: flags.TlsCa = ""
+    tls_cert: flags.TlsCertificate = ""
+    tls_key: flags.TlsKey = ""
+    tls_client_certs: flags.TlsClientCertificates = "required"
+    log_format: flags.LogFormat = "console"
+    log_level: flags.LogLevel = "info"
+    supervised: flags.Supervised = False
+
+
+@command_of(Options)
+def worker(options: Options) -> None:
     """Trains the jobs that the coordinator assigns, on one device."""
     from shoal._role.lifecycle import find_credentials, identify, run_role  # noqa: PLC0415
     from shoal_worker.allowed_programs import DEFAULT_PATTERNS  # noqa: PLC0415
-    from shoal_worker.daemon import Daemon, WorkerConfig, start_worker  # noqa: PLC0415
+    from shoal_worker.daemon import Daemon, WorkerConfig  # noqa: PLC0415
     from shoal_worker.isolation import hide_environment  # noqa: PLC0415
+    from shoal_worker.process import start_worker  # noqa: PLC0415
 
     hide_environment()
-    given = RoleIdentity(name=name, listen=listen, advertise=advertise, coordinator=coordinator)
-    who = identify("worker", given, log_format=log_format, log_level=log_level)
-    isolation = _isolation(
-        tuple(trainer_env or ()), trainer_user, (trainer_memory, trainer_open_files, trainer_processes)
+    given = RoleIdentity(
+        name=options.name, listen=options.listen, advertise=options.advertise, coordinator=options.coordinator
     )
-    credentials = find_credentials("worker", tls_ca, tls_cert, tls_key, tls_client_certs)
+    who = identify("worker", given, log_format=options.log_format, log_level=options.log_level)
+    isolation = _isolation(
+        tuple(options.trainer_env or ()),
+        options.trainer_user,
+        (options.trainer_memory, options.trainer_open_files, options.trainer_processes),
+    )
+    credentials = find_credentials(
+        "worker", options.tls_ca, options.tls_cert, options.tls_key, options.tls_client_certs
+    )
     config = WorkerConfig(
         coordinator=who.coordinator,
         name=who.name,
-        device=device,
-        device_memory_limit=device_memory_limit,
-        paths=tuple(str(folder.resolve()) for folder in path or [Path()]),
-        allow_programs=tuple(allow_program or DEFAULT_PATTERNS),
-        retry_for_s=retry_for,
-        leave_grace_s=grace_period,
+        device=options.device,
+        device_memory_limit=options.device_memory_limit,
+        paths=tuple(str(folder.resolve()) for folder in options.path or [Path()]),
+        allow_programs=tuple(options.allow_program or DEFAULT_PATTERNS),
+        retry_for_s=options.retry_for,
+        leave_grace_s=options.grace_period,
         listen=who.listen,
         advertise=who.advertise,
         isolation=isolation,
@@ -138,13 +153,13 @@ def worker(
         run_role(
             "worker",
             lambda registry, metrics_address: start_worker(config, registry, metrics_address),
-            metrics_listen=metrics_listen,
+            metrics_listen=options.metrics_listen,
             advertise=who.advertise,
             leave=Daemon.leave,
             member=who.name,
-            log_format=log_format,
-            log_level=log_level,
-            supervised=supervised,
+            log_format=options.log_format,
+            log_level=options.log_level,
+            supervised=options.supervised,
             tls=credentials.tls,
         )
 

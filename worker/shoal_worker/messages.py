@@ -41,6 +41,7 @@ class Instructions:
         retry_for_s: seconds for which unanswered calls are repeated.
         reports_fd: file descriptor that the trainer writes its messages to.
         tls: paths of the worker's files for TLS: the CA, the certificate and the key. Empty without TLS.
+        ticket: the trainer's first ticket; empty if the cluster asks for none.
     """
 
     coordinator: str
@@ -56,6 +57,7 @@ class Instructions:
     reports_fd: int
     submitter: str = ""
     tls: tuple[str, ...] = ()
+    ticket: str = ""
 
     def to_line(self) -> bytes:
         """Returns one line of JSON."""

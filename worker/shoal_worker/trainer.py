@@ -19,7 +19,7 @@ import structlog
 from shoal import _tracing, errors
 from shoal._numerics import takes_seed
 from shoal._role.lifecycle import configure_logging
-from shoal._rpc import CoordinatorClient
+from shoal._rpc import CoordinatorClient, TicketSource
 from shoal._security import Credentials
 from shoal._training.participant import Participant
 from shoal.program import Program
@@ -186,9 +186,21 @@ def train(instructions: Instructions, emit: Emit, daemon: DaemonMessages) -> Tra
 
 
 def _client(instructions: Instructions) -> CoordinatorClient:
-    """Returns a client that presents the worker's certificate."""
+    """Returns a client that presents the worker's certificate, and tickets for this trainer's part in its job."""
     credentials = Credentials.find(*instructions.tls, environment={})
-    return CoordinatorClient(instructions.coordinator, retry_for_s=instructions.retry_for_s, credentials=credentials)
+    if not instructions.ticket:  # the cluster asks for none
+        return CoordinatorClient(
+            instructions.coordinator, retry_for_s=instructions.retry_for_s, credentials=credentials
+        )
+    client = CoordinatorClient(
+        instructions.coordinator,
+        retry_for_s=instructions.retry_for_s,
+        credentials=credentials.with_token(lambda: tickets()),  # noqa: PLW0108 - it does not exist yet
+    )
+    tickets = TicketSource(
+        client, instructions.job, instructions.worker, instructions.incarnation, first=instructions.ticket
+    )
+    return client
 
 
 def variables_of(name: str, program: Program, device: Device) -> Mapping[str, Variable | np.ndarray]:

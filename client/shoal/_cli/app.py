@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from shoal._cli import certs, checkpoints, cluster, images, jobs, roles, submit, version
+from shoal._cli import certs, checkpoints, cluster, images, jobs, roles, submit, tokens, version
 from shoal._cli.output import EXIT_CODES_HELP
 
 _TYPES = {"str": "TEXT", "int": "INTEGER", "float": "NUMBER", "path": "PATH", "Path": "PATH"}
@@ -63,6 +63,7 @@ app = typer.Typer(
 )
 app.command(rich_help_panel="Cluster")(cluster.up)
 app.command(rich_help_panel="Cluster")(cluster.status)
+app.add_typer(tokens.app, name="token", rich_help_panel="Cluster")
 app.command(name="compile", rich_help_panel="Cluster")(images.compile_)
 app.command(rich_help_panel="Cluster")(version.version)
 app.command(rich_help_panel="Jobs")(submit.submit)

@@ -126,6 +126,7 @@ HOST_JOB_BYTES = _add(
     error=errors.Overloaded,
 )
 MAX_MEMBERS = _add("MAX_MEMBERS", 100_000, "members", "a cluster", roles=_COORDINATOR, error=errors.Overloaded)
+MAX_TOKENS = _add("MAX_TOKENS", 10_000, "tokens", "a cluster's tokens that have not expired", roles=_COORDINATOR)
 
 _add = _group("Calls", errors.Overloaded)
 MESSAGE_S = _add(

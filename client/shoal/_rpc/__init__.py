@@ -7,6 +7,7 @@ layers above this one may import `shoal._rpc`.
 
 from shoal._rpc.backoff import Backoff
 from shoal._rpc.call_limits import CallLimits
+from shoal._rpc.callers import caller, set_caller
 from shoal._rpc.channels import (
     as_shoal_errors,
     channel,
@@ -27,6 +28,7 @@ from shoal._rpc.coordinator import CoordinatorClient, MembershipClient
 from shoal._rpc.heartbeat_pace import HeartbeatPace
 from shoal._rpc.retries import RETRY_TARGETS, Retries, RetryTarget
 from shoal._rpc.servers import Deferred, NonBlocking, Pooled, RawMessages, RpcServer, encoded, refuse, servicer
+from shoal._rpc.tickets import TicketSource
 from shoal._rpc.tls_probe import tls_failure
 
 __all__ = [
@@ -43,7 +45,9 @@ __all__ = [
     "Retries",
     "RetryTarget",
     "RpcServer",
+    "TicketSource",
     "as_shoal_errors",
+    "caller",
     "channel",
     "check_free",
     "detail_of",
@@ -59,6 +63,7 @@ __all__ = [
     "reserve",
     "retrying",
     "servicer",
+    "set_caller",
     "status_of",
     "tls_failure",
 ]

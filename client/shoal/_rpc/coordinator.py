@@ -15,11 +15,12 @@ from shoal._rpc import channels
 from shoal._rpc.heartbeat_notices import HeartbeatNotices
 from shoal._rpc.heartbeat_pace import HeartbeatPace
 from shoal._rpc.retries import Retries
+from shoal._rpc.tickets import TicketSource
 from shoal._rpc.tls_probe import tls_failure
 from shoal._security import NO_CREDENTIALS, Credentials
 from shoal._wire import Cursor
 from shoal.status import ServerLoad
-from shoal.v1 import coordinator_pb2, coordinator_pb2_grpc, job_pb2_grpc
+from shoal.v1 import coordinator_pb2, coordinator_pb2_grpc, job_pb2_grpc, token_pb2_grpc
 
 T = TypeVar("T")
 
@@ -52,6 +53,7 @@ class CoordinatorClient:
         self._channel = channels.channel(address, credentials)
         self.members = coordinator_pb2_grpc.CoordinatorStub(self._channel)
         self.jobs = job_pb2_grpc.JobsStub(self._channel)
+        self.tokens = token_pb2_grpc.TokensStub(self._channel)
 
     def call(
         self,
@@ -94,11 +96,12 @@ class CoordinatorClient:
             return reply
 
         def attempt() -> T:
+            metadata = self.metadata()
             with channels.as_shoal_errors(self.address):
                 if abandon is None:
-                    return method(request, timeout=timeout_s, metadata=_tracing.metadata())
+                    return method(request, timeout=timeout_s, metadata=metadata)
                 stub: Any = method  # of a stub, as far as it makes futures
-                future = stub.future(request, timeout=timeout_s, metadata=_tracing.metadata())
+                future = stub.future(request, timeout=timeout_s, metadata=metadata)
                 reply: T = _result(future, abandon, self.address)
                 return reply
 
@@ -110,6 +113,10 @@ class CoordinatorClient:
                 for_s=self._retry_for_s if retry_for_s is None else retry_for_s,
                 on_retry=lambda _: self.retries.count("coordinator"),
             )
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Returns the metadata of a call: the trace of this thread, and the token."""
+        return *(_tracing.metadata() or ()), *self.credentials.metadata()
 
     def close(self) -> None:
         """Closes the channel. Calls in progress fail with Cancelled."""
@@ -141,9 +148,11 @@ class MembershipClient:
         on_reply: called with the reply to each heartbeat, on the heartbeat thread.
         on_incarnation: called with each new incarnation, the first included, before the next heartbeat.
         on_end: called when an incarnation ends, by fencing or by `renew`, before the next one starts.
+        on_key: called with the key that checks tickets, from each registration; empty if the cluster asks for none.
         load: called for each heartbeat of a server. It returns the number of shards, their bytes, and the load.
 
     Attributes:
+        tokens_required: whether the cluster asks for tokens; known once this process is registered.
         pace: when heartbeats and reports are due. Code that sends reports for this member uses it, too.
     """
 
@@ -155,6 +164,7 @@ class MembershipClient:
         on_reply: Callable[[coordinator_pb2.HeartbeatReply], None] = lambda _: None,
         on_incarnation: Callable[[int], None] = lambda _: None,
         on_end: Callable[[], None] = lambda: None,
+        on_key: Callable[[bytes], None] = lambda _: None,
         load: Callable[[], tuple[int, int, ServerLoad]] | None = None,
     ) -> None:
         self._client = client
@@ -163,6 +173,7 @@ class MembershipClient:
         self._request.process = secrets.token_hex(8)
         self._request.version = version("shoal")
         self._on_reply, self._on_incarnation, self._on_end, self._load = on_reply, on_incarnation, on_end, load
+        self._on_key, self.tokens_required = on_key, False
         self._stopped = threading.Event()
         self._wake = threading.Event()
         # Requests a new incarnation. The heartbeat thread starts it, so that no heartbeat is in progress then.
@@ -176,6 +187,12 @@ class MembershipClient:
     def member(self) -> str:
         """The member id."""
         return self._request.member
+
+    def credentials_in(self, job: str) -> Credentials:
+        """Returns what this process presents to the servers of a job: a ticket for it, if the cluster asks for one."""
+        if not self.tokens_required:
+            return self._client.credentials
+        return self._client.credentials.with_token(TicketSource(self._client, job, self.member, self.incarnation))
 
     def start(self, *, retry_for_s: float | None = None) -> None:
         """Registers and starts the heartbeat thread.
@@ -240,6 +257,8 @@ class MembershipClient:
 
     def _register(self, retry_for_s: float | None) -> None:
         reply = self._client.call(self._client.members.Register, self._request, retry_for_s=retry_for_s)
+        self.tokens_required = bool(reply.token_key)
+        self._on_key(reply.token_key)
         self.incarnation = reply.incarnation
         self.pace.answered(self.pace.now, reply.heartbeat_interval_s)
         self._on_incarnation(reply.incarnation)

@@ -24,6 +24,9 @@ import structlog
 
 from shoal import errors
 from shoal._rpc.call_limits import CallLimits
+from shoal._rpc.callers import set_caller
+from shoal._rpc.calls import Call, size_of
+from shoal._security import Authorizer, Principal, token_in
 from shoal._system import resident_bytes
 
 _log = structlog.get_logger(__name__)
@@ -61,24 +64,32 @@ class Reception:
     Args:
         limits: the limits.
         refusal: encodes an error for `_abort`: its status, text and trailing metadata.
+        authorizer: decides on each call before its message is received. None allows all calls.
         clock: monotonic clock, in seconds.
         resident: returns the bytes of memory that the process has.
+
+    Raises:
+        StartFailed: calls need authorization, which the installed grpcio does not allow before their message.
     """
 
     def __init__(
         self,
         limits: CallLimits,
         refusal: Callable[[errors.ShoalError], tuple[Any, bytes, Any]],
+        authorizer: Authorizer | None = None,
         clock: Callable[[], float] = time.monotonic,
         resident: Callable[[], int] = resident_bytes,
     ) -> None:
+        if authorizer and not _SUPPORTED:
+            raise errors.StartFailed("this version of grpcio cannot refuse calls before their message; install 1.85")
         self._limits, self._refusal, self._clock, self._resident = limits, refusal, clock, resident
+        self._authorizer = authorizer
         self._lock = threading.Lock()  # guards what follows; nothing is called under it
         self._calls: Counter[tuple[bool, bytes]] = Counter()  # by whether they are essential, and by host
         self._totals = {False: 0, True: 0}
         self._received = {False: 0, True: 0}  # bytes of messages that wait for a thread
-        self._expected: dict[_Call, float] = {}  # calls without a message, in order of arrival, and since when
-        self._queued: dict[_Call, float] = {}  # essential calls that wait for a thread, and since when
+        self._expected: dict[Call, float] = {}  # calls without a message, in order of arrival, and since when
+        self._queued: dict[Call, float] = {}  # essential calls that wait for a thread, and since when
         self._longest_wait_s, self._essential_refused = 0.0, 0  # since they were last taken
         self._stopped = threading.Event()
         self._watch = threading.Thread(target=self._end_late_calls, name="late-calls", daemon=True)
@@ -115,11 +126,12 @@ class Reception:
         return delays
 
     def pool(
-        self, threads: ThreadPoolExecutor, *, streaming: bool, essential: bool, hold: Hold | None = None
+        self, name: str, threads: ThreadPoolExecutor, *, streaming: bool, essential: bool, hold: Hold | None = None
     ) -> ThreadPoolExecutor:
         """Returns the pool to give to grpcio for a method: it receives the first message, then uses `threads`.
 
         Args:
+            name: SERVICE/METHOD.
             threads: the threads on which the method runs.
             streaming: whether its requests are streams.
             essential: whether its calls are essential.
@@ -130,9 +142,21 @@ class Reception:
         """
         if not _SUPPORTED:
             return threads
-        return _ReceivingPool(self, threads, streaming=streaming, essential=essential, hold=hold)
+        return _ReceivingPool(self, name, threads, streaming=streaming, essential=essential, hold=hold)
 
-    def admit(self, call: "_Call") -> errors.ShoalError | None:
+    def authorize(self, name: str, metadata: Any) -> Principal | None:
+        """Returns who makes a call.
+
+        Args:
+            name: SERVICE/METHOD.
+            metadata: metadata of the call.
+
+        Raises:
+            Unauthenticated, Forbidden, Unreachable: see `Authorizer.authorize`.
+        """
+        return self._authorizer.authorize(name, token_in(metadata)) if self._authorizer else None
+
+    def admit(self, call: Call) -> errors.ShoalError | None:
         """Counts a call, or returns why it is refused."""
         key = call.essential, call.host
         with self._lock:
@@ -145,7 +169,7 @@ class Reception:
                 self._essential_refused += call.essential
         return refused
 
-    def arrived(self, call: "_Call", nbytes: int) -> errors.ShoalError | None:
+    def arrived(self, call: Call, nbytes: int) -> errors.ShoalError | None:
         """Notes that a call's message of this size has arrived, or will not. Returns why the message is refused."""
         with self._lock:
             self._expected.pop(call, None)
@@ -157,7 +181,7 @@ class Reception:
                 self._queued[call] = self._clock()
         return None
 
-    def began(self, call: "_Call") -> None:
+    def began(self, call: Call) -> None:
         """Notes that a call got its thread."""
         now = self._clock()
         with self._lock:
@@ -165,7 +189,7 @@ class Reception:
             if call.essential:
                 self._longest_wait_s = max(self._longest_wait_s, now - self._queued.pop(call, now))
 
-    def ended(self, call: "_Call") -> None:
+    def ended(self, call: Call) -> None:
         """Notes the end of an admitted call."""
         key = call.essential, call.host
         with self._lock:
@@ -179,7 +203,7 @@ class Reception:
     def end_late(self) -> int:
         """Ends the calls whose first message is late, and returns their number."""
         latest = self._clock() - self._limits.message_s
-        late: list[_Call] = []
+        late: list[Call] = []
         with self._lock:
             for call, since in self._expected.items():
                 if since > latest:
@@ -211,12 +235,12 @@ class Reception:
             self.abort(call, self._limits.no_memory(resident))
         return len(ended)
 
-    def _free(self, call: "_Call") -> None:
+    def _free(self, call: Call) -> None:
         """Notes that a call's message no longer waits. Called with the lock."""
         self._received[call.essential] -= call.nbytes
         call.nbytes = 0
 
-    def abort(self, call: "_Call", error: errors.ShoalError) -> None:
+    def abort(self, call: Call, error: errors.ShoalError) -> None:
         """Ends a call with an error."""
         code, text, metadata = self._refusal(error)
         with call.state.condition:
@@ -235,27 +259,6 @@ class Reception:
                 _log.exception("cannot end late calls")
 
 
-class _Call:
-    """A call between its headers and its thread.
-
-    Attributes:
-        event: grpcio's event of its headers.
-        state: grpcio's state of it.
-        host: where it comes from, without the port.
-        essential: whether it is essential.
-        nbytes: bytes of its first message while that waits for a thread. The lock of the reception guards it.
-        ended: finished when the call no longer counts; grpcio counts its calls by it.
-    """
-
-    __slots__ = ("ended", "essential", "event", "host", "nbytes", "state")
-
-    def __init__(self, event: Any, state: Any, *, essential: bool) -> None:
-        self.event, self.state, self.essential, self.nbytes = event, state, essential, 0
-        peer = event.call.peer()
-        self.host: bytes = peer.rpartition(b":")[0]
-        self.ended: Future[None] = Future()
-
-
 class _ReceivingPool(ThreadPoolExecutor):
     """What grpcio takes for a method's pool. It has no thread of its own: `submit` receives the call's first message.
 
@@ -265,6 +268,7 @@ class _ReceivingPool(ThreadPoolExecutor):
     def __init__(
         self,
         reception: Reception,
+        name: str,
         threads: ThreadPoolExecutor,
         *,
         streaming: bool,
@@ -272,14 +276,19 @@ class _ReceivingPool(ThreadPoolExecutor):
         hold: Hold | None,
     ) -> None:
         super().__init__(1)
-        self._reception, self._pool, self._hold = reception, threads, hold
+        self._reception, self._name, self._pool, self._hold = reception, name, threads, hold
         self._streaming, self._essential = streaming, essential
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **_: Any) -> Future[Any]:
         """Receives a call. grpcio calls it on its event thread, with the lock of the call's state."""
         _respond, event, state, _behavior, _argument, deserializer, _serializer = args
-        call = _Call(event, state, essential=self._essential)
-        if refused := self._reception.admit(call):
+        call = Call(event, state, essential=self._essential)
+        try:
+            state.context.run(set_caller, self._reception.authorize(self._name, event.invocation_metadata))
+            refused = self._reception.admit(call)
+        except errors.ShoalError as error:
+            refused = error
+        if refused:
             self._reception.abort(call, refused)
             call.ended.set_result(None)
             return call.ended
@@ -288,7 +297,7 @@ class _ReceivingPool(ThreadPoolExecutor):
         def arrived(message: Any) -> Any:
             result = receive(message)  # decodes the message, and puts it in the state
             try:
-                if refused := self._reception.arrived(call, _size(state.request)):
+                if refused := self._reception.arrived(call, size_of(state.request)):
                     state.request = None
                     self._reception.abort(call, refused)
                     self._end(call)
@@ -303,7 +312,7 @@ class _ReceivingPool(ThreadPoolExecutor):
         state.due.add(_grpc._RECEIVE_MESSAGE_TOKEN)
         return call.ended
 
-    def _go_on(self, call: _Call, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    def _go_on(self, call: Call, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
         respond, event, state, behavior, argument, *codecs = args
         with state.condition:
             request, state.request = state.request, None
@@ -324,14 +333,14 @@ class _ReceivingPool(ThreadPoolExecutor):
         else:
             self._submit(call, partial(self._wait, call, self._hold, request, run))
 
-    def _submit(self, call: _Call, run: Callable[[], None]) -> None:
+    def _submit(self, call: Call, run: Callable[[], None]) -> None:
         try:
             self._pool.submit(run)
         except RuntimeError:  # the pool is shut down
             self._reception.abort(call, errors.Unreachable("the server is stopping"))
             self._end(call)
 
-    def _wait(self, call: _Call, hold: Hold, request: Any, run: Callable[[], None]) -> None:
+    def _wait(self, call: Call, hold: Hold, request: Any, run: Callable[[], None]) -> None:
         """Lets a call wait. It holds no thread while it waits, but counts as a call."""
         runs = [run]
 
@@ -340,7 +349,8 @@ class _ReceivingPool(ThreadPoolExecutor):
                 self._submit(call, partial(self._run_if_active, call, runs.pop()))
 
         try:
-            gone = hold(request, go_on)
+            # In a copy, because the handler may begin on another thread before `hold` returns.
+            gone = call.state.context.copy().run(hold, request, go_on)
         except Exception:
             _log.exception("cannot let a call wait")
             go_on()
@@ -360,7 +370,7 @@ class _ReceivingPool(ThreadPoolExecutor):
         if not waits:  # the call has ended meanwhile
             gone()
 
-    def _run_if_active(self, call: _Call, run: Callable[[], None]) -> None:
+    def _run_if_active(self, call: Call, run: Callable[[], None]) -> None:
         with call.state.condition:
             active = _grpc._is_rpc_state_active(call.state)
         if active:
@@ -368,23 +378,16 @@ class _ReceivingPool(ThreadPoolExecutor):
         else:
             self._end(call)
 
-    def _run(self, call: _Call, fn: Callable[..., Any], *args: Any) -> None:
+    def _run(self, call: Call, fn: Callable[..., Any], *args: Any) -> None:
         self._reception.began(call)
         try:
             fn(*args)
         finally:
             self._end(call)
 
-    def _end(self, call: _Call) -> None:
+    def _end(self, call: Call) -> None:
         self._reception.ended(call)
         call.ended.set_result(None)
-
-
-def _size(message: Any) -> int:
-    """Returns the bytes of a received message; 0 if there is none, or if it could not be decoded."""
-    if message is None or isinstance(message, errors.ShoalError):
-        return 0
-    return len(message) if isinstance(message, bytes) else int(message.ByteSize())
 
 
 __all__ = ["Hold", "Reception", "is_supported"]

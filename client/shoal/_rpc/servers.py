@@ -18,7 +18,7 @@ from shoal._rpc import channels, requests
 from shoal._rpc.call_limits import CallLimits
 from shoal._rpc.reception import Hold, Reception
 from shoal._rpc.tls_channel import server_credentials
-from shoal._security import NO_CREDENTIALS, Credentials
+from shoal._security import NO_CREDENTIALS, Authorizer, Credentials
 from shoal._wire.limits import MAX_MESSAGE_BYTES
 
 _log = structlog.get_logger(__name__)
@@ -210,6 +210,7 @@ class RpcServer:
         essential: methods that the cluster depends on, as SERVICE/METHOD.
         limits: limits of the calls.
         credentials: with TLS settings, the port accepts TLS only.
+        authorizer: decides who may make which call. None allows all calls.
 
     Raises:
         PortInUse: the port is in use.
@@ -226,13 +227,14 @@ class RpcServer:
         essential: Collection[str] = (),
         limits: CallLimits | None = None,
         credentials: Credentials = NO_CREDENTIALS,
+        authorizer: Authorizer | None = None,
     ) -> None:
         if credentials.tls:
             credentials.tls.check_serves()
         host, _ = channels.parse_address(bind)
         channels.check_free(bind, _LISTEN)
         limits = limits or CallLimits()
-        self._reception = Reception(limits, _refusal)
+        self._reception = Reception(limits, _refusal, authorizer)
         self._pools = _Pools(threads)
         self._server = grpc.server(
             self._pools.ordinary, options=_SERVER_OPTIONS, maximum_concurrent_rpcs=2 * limits.calls
@@ -355,6 +357,7 @@ class _Registrar:
         else:
             threads = getattr(behavior, "experimental_thread_pool", None) or self._pools.ordinary
         pool = self._reception.pool(
+            f"{service}/{name}",
             threads,
             streaming=handler.request_streaming,
             essential=essential,

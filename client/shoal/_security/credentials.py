@@ -1,11 +1,14 @@
 """Credentials: what a process presents to the processes that it calls."""
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shoal import errors
+from shoal._security.access_files import TokenSource
+from shoal._security.bearer import authorization
+from shoal._security.principal import AccessRole
 
 if TYPE_CHECKING:
     from shoal._security.tls import TlsFiles
@@ -14,15 +17,43 @@ if TYPE_CHECKING:
 VARIABLES = ("SHOAL_TLS_CA", "SHOAL_TLS_CERT", "SHOAL_TLS_KEY")
 
 
+def no_token() -> str:
+    """Returns no token."""
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Credentials:
     """What a process presents, and whom it trusts. Each channel, client and server gets it as an argument.
 
     Attributes:
         tls: TLS settings of connections. None means connections without TLS.
+        token: returns the token or the ticket of a call; empty for none.
     """
 
     tls: "TlsFiles | None" = None
+    token: Callable[[], str] = no_token
+
+    def with_token(self, token: Callable[[], str]) -> "Credentials":
+        """Returns these credentials with another token."""
+        return replace(self, token=token)
+
+    def for_coordinator(self, address: str, role: AccessRole) -> "Credentials":
+        """Returns these credentials with the token that this process finds for a coordinator, unless they have one.
+
+        Args:
+            address: host:port of the coordinator.
+            role: the access role of the process.
+        """
+        return self if self.token is not no_token else self.with_token(TokenSource(address, role))
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Returns the metadata of a call.
+
+        Raises:
+            ShoalError: the token cannot be read.
+        """
+        return authorization(self.token())
 
     @classmethod
     def find(

@@ -12,6 +12,7 @@ import numpy as np
 
 from shoal import _tracing, errors
 from shoal._rpc import CoordinatorClient, HeartbeatPace
+from shoal._security import Credentials
 from shoal._training.overlap import Pipeline
 from shoal._training.parameters import ParameterClient
 from shoal._training.report import Report
@@ -45,6 +46,7 @@ class Participant:
         worker: member id.
         incarnation: incarnation of the member. A participant's part ends with it.
         assignment: number of the assignment, from the heartbeat's reply; 0 for a session.
+        credentials: what the participant presents to servers. Default: those of `coordinator`.
         sleep: waits for a number of seconds.
 
     Attributes:
@@ -59,6 +61,7 @@ class Participant:
         incarnation: int,
         assignment: int = 0,
         *,
+        credentials: Credentials | None = None,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self.job, self.worker, self.incarnation = job, worker, incarnation
@@ -72,6 +75,7 @@ class Participant:
         self._reported = Report()  # sum of all reports that the coordinator has received
         self.rank = 0
         self._coordinator = coordinator
+        self._credentials = credentials or coordinator.credentials
         self._jobs = coordinator.jobs
         self._sleep = sleep
         self._asked_at = float("-inf")  # when a repeated call last asked for the job's state
@@ -299,7 +303,7 @@ class Participant:
             placement,
             refresh=self._placement,
             on_retry=self._on_retry,
-            credentials=self._coordinator.credentials,
+            credentials=self._credentials,
         ) as client:
             client.assign(values)
 
@@ -311,7 +315,7 @@ class Participant:
             step=step,
             refresh=self._placement,
             on_retry=self._on_retry,
-            credentials=self._coordinator.credentials,
+            credentials=self._credentials,
         )
 
     def _on_retry(self) -> None:

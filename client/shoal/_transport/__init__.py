@@ -14,6 +14,7 @@ from shoal._transport.frames import PARAMETER_SERVER, Frame
 from shoal._transport.grpc_calls import GrpcCalls
 from shoal._transport.handshake import (
     Security,
+    TicketSecurity,
     TokenSecurity,
     accept_handshake,
     decoded,
@@ -53,6 +54,7 @@ __all__ = [
     "Selector",
     "ServerConnection",
     "Target",
+    "TicketSecurity",
     "TlsSecurity",
     "TlsStream",
     "TokenSecurity",

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
+from shoal._security import Principal
 from shoal._wire import Buffer
 from shoal._wire.limits import MAX_MESSAGE_BYTES
 
@@ -67,13 +68,13 @@ class Connection(Protocol):
     Attributes:
         peer: how messages name the other end; host:port if the socket is TCP.
         frames: the kinds of frame on this port.
-        identity: the name that the other end proved in its hello; empty if it has none.
+        identity: who the other end is, as it proved in its hello; None if it proved nothing.
         left: unread bytes of the current frame's payload.
     """
 
     peer: str
     frames: Frames
-    identity: str
+    identity: Principal | None
     left: int
 
     @property

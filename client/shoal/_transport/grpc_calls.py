@@ -23,7 +23,7 @@ class GrpcCalls:
     """
 
     def __init__(self, address: str, credentials: Credentials = NO_CREDENTIALS) -> None:
-        self._address, self._credentials = address, credentials
+        self._address, self.credentials = address, credentials
         self._channel = _rpc.channel(address, credentials)
         self._stub = ParameterServerStub(self._channel)
         # As the stub's methods, but messages with chunks are bytes, which avoids copies into protobuf objects.
@@ -35,33 +35,37 @@ class GrpcCalls:
         """Returns how to reach the server by its other transports."""
         try:
             with _rpc.as_shoal_errors(self._address):
-                return self._stub.Attach(pb.AttachRequest(), timeout=_COMMIT_TIMEOUT_S)
+                return self._stub.Attach(
+                    pb.AttachRequest(), timeout=_COMMIT_TIMEOUT_S, metadata=self.credentials.metadata()
+                )
         except errors.Unreachable:
-            if failure := _rpc.tls_failure(self._address, self._credentials.tls):
+            if failure := _rpc.tls_failure(self._address, self.credentials.tls):
                 raise failure from None
             raise
 
     def pull(self, request: pb.PullRequest, nbytes: int) -> Iterator[bytes]:
         """Yields the encoded replies to a pull of `nbytes` bytes."""
         with _rpc.as_shoal_errors(self._address):
-            yield from self._pull(request, timeout=transfer_s(nbytes))
+            yield from self._pull(request, timeout=transfer_s(nbytes), metadata=self.credentials.metadata())
 
     def push(self, requests: Iterator[list[Buffer]], nbytes: int) -> pb.PushReply:
         """Pushes encoded messages of `nbytes` bytes."""
         with _rpc.as_shoal_errors(self._address):
-            reply: pb.PushReply = self._push(map(b"".join, requests), timeout=transfer_s(nbytes))
+            messages, timeout_s = map(b"".join, requests), transfer_s(nbytes)
+            reply: pb.PushReply = self._push(messages, timeout=timeout_s, metadata=self.credentials.metadata())
             return reply
 
     def assign(self, requests: Iterator[list[Buffer]], nbytes: int) -> pb.PushReply:
         """Overwrites values; the arguments are as for `push`."""
         with _rpc.as_shoal_errors(self._address):
-            reply: pb.PushReply = self._assign(map(b"".join, requests), timeout=transfer_s(nbytes))
+            messages, timeout_s = map(b"".join, requests), transfer_s(nbytes)
+            reply: pb.PushReply = self._assign(messages, timeout=timeout_s, metadata=self.credentials.metadata())
             return reply
 
     def commit(self, request: pb.CommitRequest) -> pb.PushReply:
         """Commits a staged push."""
         with _rpc.as_shoal_errors(self._address):
-            return self._stub.Commit(request, timeout=_COMMIT_TIMEOUT_S)
+            return self._stub.Commit(request, timeout=_COMMIT_TIMEOUT_S, metadata=self.credentials.metadata())
 
     def close(self) -> None:
         """Closes the channel. Calls in progress end with Cancelled."""

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError, Message
 
 from shoal import _rpc, errors
 from shoal._limits import catalogue, count_refusal
+from shoal._security import Authorizer, Principal
 from shoal._transport.connection import ByteStream, Connection
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
@@ -21,6 +22,8 @@ M = TypeVar("M", bound=Message)
 
 _MAX_HELLO_BYTES = catalogue.HELLO_BYTES.default  # the sender is not authenticated yet, so it gets little memory
 _MAX_WELCOME_BYTES = 1 << 20
+# Who may make this call may open a lane. Each call on the lane is then checked by its stamp.
+_LANE_CALL = "shoal.v1.ParameterServer/Attach"
 
 
 class Security(Protocol):
@@ -49,7 +52,7 @@ class Security(Protocol):
         """Returns the credential that this end sends in its hello."""
         ...
 
-    def identify(self, credential: bytes, peer: str) -> str:
+    def identify(self, credential: bytes, peer: str) -> Principal | None:
         """Checks the credential of a hello.
 
         Args:
@@ -57,7 +60,7 @@ class Security(Protocol):
             peer: the other end, for messages.
 
         Returns:
-            The identity of the other end; empty if it has none.
+            The identity of the other end; None if it has none.
 
         Raises:
             Unauthenticated: the credential is not accepted.
@@ -81,10 +84,28 @@ class TokenSecurity:
     def credential(self) -> bytes:
         return self._token
 
-    def identify(self, credential: bytes, peer: str) -> str:
+    def identify(self, credential: bytes, peer: str) -> Principal | None:
         if not hmac.compare_digest(credential, self._token):
             raise errors.Unauthenticated(f"{peer} opened a lane with a token that is not this server's")
-        return ""
+        return None
+
+
+class TicketSecurity(TokenSecurity):
+    """Security of a server's lanes: without encryption, and by tickets unless the cluster asks for none.
+
+    Args:
+        token: token of the server, for a cluster that asks for no tickets.
+        authorizer: checks tickets.
+    """
+
+    def __init__(self, token: bytes, authorizer: Authorizer) -> None:
+        super().__init__(token)
+        self._authorizer = authorizer
+
+    def identify(self, credential: bytes, peer: str) -> Principal | None:
+        if self._authorizer.is_open:
+            return super().identify(credential, peer)
+        return self._authorizer.authorize(_LANE_CALL, credential.decode("ascii", errors="replace"))
 
 
 def open_handshake(
@@ -177,4 +198,13 @@ def decoded(kind: type[M], connection: Connection) -> M:
         raise errors.BadFrame(f"{connection.peer} sent a {kind.__name__} that cannot be read: {error}") from None
 
 
-__all__ = ["Security", "TokenSecurity", "accept_handshake", "decoded", "open_handshake", "received_error", "send_error"]
+__all__ = [
+    "Security",
+    "TicketSecurity",
+    "TokenSecurity",
+    "accept_handshake",
+    "decoded",
+    "open_handshake",
+    "received_error",
+    "send_error",
+]

@@ -61,7 +61,7 @@ class Lane(Connection):
     def __init__(
         self, connection: socket.socket, peer: str, frames: Frames, *, stall_s: float = STALL_S, polls: bool = True
     ) -> None:
-        self.peer, self.frames, self.identity = peer, frames, ""
+        self.peer, self.frames, self.identity = peer, frames, None
         self._polls = polls
         self._kinds, self._streamed = frames.by_number, frames.streamed
         self._end_frame = _HEADER.pack(frames.end, _RESERVED, 0)

@@ -176,7 +176,8 @@ class LaneFactory(TransportFactory):
         with ExitStack() as undo:
             lane, token = self.dial(target)
             undo.callback(lane.close)
-            security = secured(self._security(token), target.credentials)
+            credential = target.credentials.token().encode() or token
+            security = secured(self._security(credential), target.credentials)
             welcome = open_handshake(lane, security, hello, within_s=WELCOME_TIMEOUT_S)
             undo.pop_all()
         return lane, welcome

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from shoal import _rpc, errors
-from shoal._security import NO_TLS, Credentials, explained
+from shoal._security import NO_TLS, Credentials, Principal, explained
 from shoal._transport.connection import ByteStream
 from shoal._transport.handshake import Security
 from shoal._transport.pieces import rest
@@ -69,7 +69,7 @@ class TlsSecurity:
     def credential(self) -> bytes:
         return self._inner.credential()
 
-    def identify(self, credential: bytes, peer: str) -> str:
+    def identify(self, credential: bytes, peer: str) -> Principal | None:
         return self._inner.identify(credential, peer)
 
 

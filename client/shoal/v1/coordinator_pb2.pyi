@@ -111,6 +111,7 @@ class RegisterReply(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     HEARTBEAT_TIMEOUT_S_FIELD_NUMBER: _builtins.int
     HEARTBEAT_INTERVAL_S_FIELD_NUMBER: _builtins.int
+    TOKEN_KEY_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """The number of this life of the member. All further calls carry it."""
     heartbeat_timeout_s: _builtins.float
@@ -120,16 +121,19 @@ class RegisterReply(_message.Message):
     timeout, unless the operator chose a longer interval. The interval grows with the number of members. Each reply to
     a heartbeat or a report has the interval that applies from then on.
     """
+    token_key: _builtins.bytes
+    """The Ed25519 public key with which a server checks tickets: 32 bytes. Empty if the cluster asks for no tokens."""
     def __init__(
         self,
         *,
         incarnation: _builtins.int = ...,
         heartbeat_timeout_s: _builtins.float = ...,
         heartbeat_interval_s: _builtins.float = ...,
+        token_key: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_interval_s", b"heartbeat_interval_s", "heartbeat_timeout_s", b"heartbeat_timeout_s", "incarnation", b"incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_interval_s", b"heartbeat_interval_s", "heartbeat_timeout_s", b"heartbeat_timeout_s", "incarnation", b"incarnation", "token_key", b"token_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -219,6 +223,7 @@ class HeartbeatReply(_message.Message):
     PROGRAM_FIELD_NUMBER: _builtins.int
     HEARTBEAT_INTERVAL_S_FIELD_NUMBER: _builtins.int
     SUBMITTER_FIELD_NUMBER: _builtins.int
+    REVOKED_TOKENS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     """The job that the worker should work on. If empty, the worker stops what it runs."""
     assignment: _builtins.int
@@ -229,6 +234,10 @@ class HeartbeatReply(_message.Message):
     """RegisterReply.heartbeat_interval_s from now on. 0 means no change."""
     submitter: _builtins.str
     """The name of that job's submitter, by which the worker allows programs. Empty if the coordinator does not know it."""
+    @_builtins.property
+    def revoked_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """For servers: ids of the tokens that were revoked and have not expired. Tickets made for them are refused."""
+
     def __init__(
         self,
         *,
@@ -237,10 +246,11 @@ class HeartbeatReply(_message.Message):
         program: _builtins.str = ...,
         heartbeat_interval_s: _builtins.float = ...,
         submitter: _builtins.str = ...,
+        revoked_tokens: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "heartbeat_interval_s", b"heartbeat_interval_s", "job", b"job", "program", b"program", "submitter", b"submitter"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "heartbeat_interval_s", b"heartbeat_interval_s", "job", b"job", "program", b"program", "revoked_tokens", b"revoked_tokens", "submitter", b"submitter"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

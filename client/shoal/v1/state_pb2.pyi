@@ -1245,3 +1245,39 @@ class ServerRecord(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ServerRecord: _TypeAlias = ServerRecord  # noqa: Y015
+
+@_typing.final
+class TokenRecord(_message.Message):
+    """A token that was made by CreateToken. The key is "access/token/ID"; the key "access/key" has the 32 bytes of the
+    private key as they are.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    EXPIRES_AT_FIELD_NUMBER: _builtins.int
+    REVOKED_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Who has the token."""
+    role: _builtins.str
+    """What its holder may do: admin, submitter, reader, worker or server."""
+    expires_at: _builtins.float
+    """Unix time in seconds."""
+    revoked: _builtins.bool
+    """Whether it was revoked."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        role: _builtins.str = ...,
+        expires_at: _builtins.float = ...,
+        revoked: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expires_at", b"expires_at", "name", b"name", "revoked", b"revoked", "role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenRecord: _TypeAlias = TokenRecord  # noqa: Y015

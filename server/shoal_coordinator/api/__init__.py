@@ -5,8 +5,10 @@ and only `process` imports it.
 """
 
 from shoal_coordinator.api.servicers import CoordinatorService, JobsService
+from shoal_coordinator.api.tokens import TokensService
 
 __all__ = [
     "CoordinatorService",
     "JobsService",
+    "TokensService",
 ]

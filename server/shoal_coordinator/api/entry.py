@@ -16,6 +16,7 @@ from shoal._limits import catalogue
 from shoal._wire import Placement, limits
 from shoal.v1 import job_pb2 as pb
 from shoal.v1 import tensor_pb2
+from shoal_coordinator.api.tokens import check_for_itself
 from shoal_coordinator.cluster import JobLimits
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.messages import JoinResult, ProgramDescription, digest_of, events, state_code
@@ -97,6 +98,7 @@ class JoinHandler:
 
     def hold(self, request: pb.JoinRequest, go_on: Callable[[], None]) -> Callable[[], None]:
         """Lets a call wait until the worker has something to do; see `Coordinator.join`."""
+        check_for_itself(request)
         if not (0 < request.wait_s < math.inf):  # `Join` checks it
             go_on()
             return lambda: None
@@ -105,6 +107,7 @@ class JoinHandler:
     @_rpc.servicer
     def Join(self, request: pb.JoinRequest, _: grpc.ServicerContext) -> bytes:
         """Answers a call whose wait is over."""
+        check_for_itself(request)
         if not (0 <= request.wait_s < math.inf):
             raise errors.BadRequest(
                 f"wait_s of Join is {request.wait_s:g} s; it must be 0 or more, and finite (at most "

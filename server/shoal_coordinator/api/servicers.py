@@ -16,9 +16,11 @@ from shoal.status import ClusterStatus, Evaluation, ServerLoad, StepTiming
 from shoal.v1 import coordinator_pb2 as members_pb
 from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc
 from shoal.v1 import job_pb2 as pb
+from shoal_coordinator.access import Access
 from shoal_coordinator.api import checks, codecs
 from shoal_coordinator.api.callers import submitter_of
 from shoal_coordinator.api.entry import Descriptions, JoinHandler, Placements
+from shoal_coordinator.api.tokens import check_member_role, for_itself
 from shoal_coordinator.cluster import JobLimits, job_before, member_after, page_size
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.messages import Registration, event_message, events
@@ -39,20 +41,23 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     Args:
         coordinator: The shell.
         heartbeat_timeout_s: Seconds, sent to members.
+        access: The cluster's tokens. None means that the cluster asks for none.
     """
 
-    def __init__(self, coordinator: Coordinator, *, heartbeat_timeout_s: float) -> None:
-        self._coordinator, self._timeout_s = coordinator, heartbeat_timeout_s
+    def __init__(self, coordinator: Coordinator, *, heartbeat_timeout_s: float, access: Access | None = None) -> None:
+        self._coordinator, self._timeout_s, self._access = coordinator, heartbeat_timeout_s, access
 
     @_rpc.servicer
     def Register(self, request: members_pb.RegisterRequest, _: grpc.ServicerContext) -> members_pb.RegisterReply:
         checks.check_registration(request)
+        check_member_role(request)
         member = self._coordinator.handle(events.RegistrationReceived(Registration.from_proto(request)))
         _log.info("registered", member=request.member, incarnation=member.incarnation, address=request.address)
         return members_pb.RegisterReply(
             incarnation=member.incarnation,
             heartbeat_timeout_s=self._timeout_s,
             heartbeat_interval_s=self._coordinator.heartbeat_interval_s,
+            token_key=self._access.public_key if self._access else b"",
         )
 
     @_rpc.servicer
@@ -62,7 +67,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         assignment = self._coordinator.handle(heartbeat)
         interval_s = self._coordinator.heartbeat_interval_s
         if assignment is None:
-            return members_pb.HeartbeatReply(heartbeat_interval_s=interval_s)
+            revoked = self._access.revoked if self._access else ()
+            return members_pb.HeartbeatReply(heartbeat_interval_s=interval_s, revoked_tokens=revoked)
         return members_pb.HeartbeatReply(
             job=assignment.job,
             assignment=assignment.number,
@@ -154,6 +160,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
         return codecs.jobs_message(found, count)
 
     @_rpc.servicer
+    @for_itself
     def Get(self, request: pb.GetRequest, _: grpc.ServicerContext) -> pb.GetReply:
         with self._coordinator.reading() as (cluster, now):
             status = cluster.job(request.job).status(now)
@@ -176,6 +183,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
 
     @_rpc.encoded
     @_rpc.servicer
+    @for_itself
     def GetPlacement(self, request: pb.GetPlacementRequest, _: grpc.ServicerContext) -> bytes:
         with self._coordinator.reading() as (cluster, _now):
             placement = cluster.job(request.job).placed
@@ -194,6 +202,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
         return codecs.timings_message(timings.latest(request.last or TIMINGS))
 
     @_rpc.servicer
+    @for_itself
     def Describe(self, request: pb.DescribeRequest, _: grpc.ServicerContext) -> pb.DescribeReply:
         if request.samples > catalogue.MAX_SAMPLES.default:
             raise catalogue.MAX_SAMPLES.refusal(f"an epoch of job {request.job} has {request.samples} samples")
@@ -211,6 +220,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
         return pb.DescribeReply()
 
     @_rpc.servicer
+    @for_itself
     def Lease(self, request: pb.LeaseRequest, _: grpc.ServicerContext) -> pb.LeaseReply:
         answer = self._coordinator.handle(
             events.LeaseRequested(request.job, request.worker, request.incarnation, request.done, request.assignment)
@@ -218,6 +228,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
         return codecs.lease_message(answer)
 
     @_rpc.servicer
+    @for_itself
     def ClaimEvaluation(self, request: pb.ClaimEvaluationRequest, _: grpc.ServicerContext) -> pb.ClaimEvaluationReply:
         checks.check_step(f"the evaluation that {request.worker} claims on job {request.job}", request.step)
         claim = self._coordinator.handle(
@@ -233,6 +244,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
         return pb.ClaimEvaluationReply(number=claim.number, stop=claim.stop)
 
     @_rpc.servicer
+    @for_itself
     def ReportEvaluation(
         self, request: pb.ReportEvaluationRequest, _: grpc.ServicerContext
     ) -> pb.ReportEvaluationReply:
@@ -244,6 +256,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
         return pb.ReportEvaluationReply(wait=ack.wait, stop=ack.stop)
 
     @_rpc.servicer
+    @for_itself
     def Report(self, request: pb.ReportRequest, _: grpc.ServicerContext) -> pb.ReportReply:
         checks.check_report(request)
         ack = self._coordinator.handle(
@@ -270,6 +283,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
         )
 
     @_rpc.servicer
+    @for_itself
     def Finish(self, request: pb.FinishRequest, _: grpc.ServicerContext) -> pb.FinishReply:
         # The end of a traceback is its most useful part.
         error = request.error[-MAX_ERROR_CHARACTERS:]

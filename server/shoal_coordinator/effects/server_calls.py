@@ -113,10 +113,10 @@ class ServerCalls:
         if not servers:
             return []
         with _tracing.client_span(getattr(pb, f"{method}Request")()):
-            context = _tracing.metadata()
+            metadata = self._channels.metadata()
 
             def begin(stub: Any, server: ServerRef) -> Any:
-                return getattr(stub, method).future(request_for(server), timeout=timeout_s, metadata=context)
+                return getattr(stub, method).future(request_for(server), timeout=timeout_s, metadata=metadata)
 
             return ParallelCalls(self._channels, policy, begin).run(servers)
 
@@ -143,7 +143,7 @@ class ServerCalls:
             for server in servers:
                 channels.append(self._channels.borrow(server))
                 lent.callback(self._channels.give_back, channels[-1])
-            yield ConcurrentCalls(channels)
+            yield ConcurrentCalls(channels, self._channels.metadata)
 
     def check_wanted(self, server: ServerRef, why: str = "the effect was dropped") -> None:
         """Raises Cancelled if calls to a server are no longer wanted."""
@@ -154,8 +154,8 @@ class ServerCalls:
 class ConcurrentCalls:
     """Channels to some servers; made by `ServerCalls.concurrently`."""
 
-    def __init__(self, channels: Sequence[LentChannel]) -> None:
-        self._channels = channels
+    def __init__(self, channels: Sequence[LentChannel], metadata: Callable[[], tuple[tuple[str, str], ...]]) -> None:
+        self._channels, self._metadata = channels, metadata
 
     def call(self, method: str, request: Any, *, timeout_s: float = CALL_TIMEOUT_S) -> list[Any]:
         """Calls all servers with the same request.
@@ -197,11 +197,11 @@ class ConcurrentCalls:
                     call.result()
 
     def _begin(self, method: str, request: Any, timeout_s: float) -> list[tuple[ServerRef, Any]]:
-        context = _tracing.metadata()
+        metadata = self._metadata()
         calls = []
         for it in self._channels:
             with _rpc.as_shoal_errors(it.server.address):
-                future = getattr(it.stub, method).future(request, timeout=timeout_s, metadata=context)
+                future = getattr(it.stub, method).future(request, timeout=timeout_s, metadata=metadata)
             calls.append((it.server, future))
         return calls
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shoal import _rpc, errors
+from shoal import _rpc, _tracing, errors
 from shoal._security import NO_CREDENTIALS, Credentials
 from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
 from shoal_coordinator.messages import ServerRef
@@ -61,6 +61,10 @@ class ServerChannels:
 
     def __len__(self) -> int:
         return len(self._channels)
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Returns the metadata of a call to a server: the trace of this thread, and the coordinator's token."""
+        return *(_tracing.metadata() or ()), *self._credentials.metadata()
 
     def borrow(self, server: ServerRef) -> LentChannel:
         """Returns the channel to a server, for one call. `give_back` must follow.

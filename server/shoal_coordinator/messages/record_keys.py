@@ -7,6 +7,9 @@ from enum import StrEnum
 
 # The cluster's own record. Other keys are a kind and an id: "member/w0", "job/3/state", "effect/17".
 CLUSTER = "cluster"
+# Records of access have this prefix. The cluster machine does not know them.
+ACCESS = "access/"
+ACCESS_KEY = f"{ACCESS}key"
 
 
 class RecordKind(StrEnum):
@@ -43,3 +46,8 @@ def of_job(submission: int, part: str) -> str:
 def of_effect(number: int) -> str:
     """Returns the key of an effect's record."""
     return f"{RecordKind.EFFECT}/{number}"
+
+
+def of_token(token: str) -> str:
+    """Returns the key of a token's record."""
+    return f"{ACCESS}token/{token}"

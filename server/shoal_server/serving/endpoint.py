@@ -4,11 +4,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from shoal._limits import catalogue
-from shoal._security import NO_CREDENTIALS, Credentials
+from shoal._security import NO_CREDENTIALS, Authorizer, Credentials, open_authorizer
 from shoal._transport import STALL_S
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.serving.service import DataService
@@ -31,6 +31,7 @@ class EndpointConfig:
             have other threads.
         stall_s: seconds without progress after which a pull or push is ended.
         clock: monotonic clock by which `stall_s` is measured, in seconds.
+        authorizer: decides which clients may connect.
     """
 
     host: str
@@ -44,6 +45,7 @@ class EndpointConfig:
     committers: ThreadPoolExecutor
     stall_s: float = STALL_S
     clock: Callable[[], float] = time.monotonic
+    authorizer: Authorizer = field(default_factory=open_authorizer)
 
 
 class Endpoint:

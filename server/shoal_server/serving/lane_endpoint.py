@@ -29,7 +29,7 @@ from shoal._transport import (
     ListenerLimits,
     Segment,
     SegmentUnavailable,
-    TokenSecurity,
+    TicketSecurity,
     read_frame,
     secured,
     send_error,
@@ -78,7 +78,7 @@ class LaneEndpoint(Endpoint):
                 limits=ListenerLimits(
                     catalogue.LANES, catalogue.HOST_LANES, most=config.lanes, most_of_host=config.host_lanes
                 ),
-                security=secured(TokenSecurity(token), config.credentials),
+                security=secured(TicketSecurity(token, config.authorizer), config.credentials),
                 name="lane",
                 advice="call it by gRPC",
             )
@@ -154,6 +154,7 @@ class LaneHandler:
             Unreachable: the client disconnected.
             ShoalError: the client sent an invalid message, or stalls.
         """
+        _rpc.set_caller(self._lane.identity)  # for all calls of this thread
         with self._metrics.lane("shared_memory" if self._segment else self._transport):
             while True:
                 self._answer()

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 
-from shoal import _tracing, errors
+from shoal import _rpc, _tracing, errors
+from shoal._security import Authorizer, open_authorizer
+from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.metrics import ServerMetrics
 from shoal_server.serving import pushes
@@ -22,10 +24,12 @@ class DataService:
     Args:
         store: the shards.
         metrics: the server's metrics.
+        authorizer: checks that each caller acts for itself.
     """
 
-    def __init__(self, store: ShardStore, metrics: ServerMetrics) -> None:
+    def __init__(self, store: ShardStore, metrics: ServerMetrics, authorizer: Authorizer | None = None) -> None:
         self.store, self.metrics = store, metrics
+        self._authorizer = authorizer or open_authorizer()
 
     def pull(
         self, request: pb.PullRequest, wake: Callable[[], None], span: _tracing.Span = _tracing.NOTHING
@@ -39,7 +43,9 @@ class DataService:
 
         Raises:
             StaleGeneration, UnknownJob, UnknownShard, BadRequest: from the store and the group.
+            Forbidden, Unauthenticated: the caller is another one than the stamp says.
         """
+        self._check_caller(request.stamp)
         self.metrics.pulls.inc()
         group = self.store.group(request.stamp.job, request.stamp.generation)
         return PendingPull(group, group.select(request.shards), wake, span)
@@ -81,7 +87,9 @@ class DataService:
 
         Raises:
             ShoalError: see `PendingPush`.
+            Forbidden, Unauthenticated: the caller is another one than the stamp says.
         """
+        self._check_caller(header.stamp)
         return PendingPush(self.store, header)
 
     def finish_push(self, push: PendingPush, source: pushes.Source) -> bytes:
@@ -97,7 +105,9 @@ class DataService:
 
         Raises:
             ShoalError: see `pushes.commit`.
+            Forbidden, Unauthenticated: the caller is another one than the stamp says.
         """
+        self._check_caller(request.stamp)
         with self.metrics.pushing("commit"):
             shards, answer = pushes.commit(self.store, request)
         return self._reply(shards, answer)
@@ -107,7 +117,9 @@ class DataService:
 
         Raises:
             ShoalError: see `pushes.assign`.
+            Forbidden, Unauthenticated: the caller is another one than the stamp says.
         """
+        self._check_caller(header.stamp)
         shards = pushes.assign(self.store, header, source)
         return shards.headers.of_push(0, 0, pb.PUSH_OUTCOME_UNSPECIFIED, 0)
 
@@ -122,6 +134,11 @@ class DataService:
     def received(self, transport: str) -> Counted:
         """Returns the function that counts bytes of gradients and values that a transport receives; see `sent`."""
         return self.metrics.received[transport]
+
+    def _check_caller(self, stamp: header_pb2.Stamp) -> None:
+        caller = _rpc.caller()
+        if caller is not None:
+            self._authorizer.check_participant(caller, stamp.job, stamp.worker, stamp.incarnation)
 
     def _reply(self, shards: Selection, answer: AnswerPush) -> bytes:
         self.metrics.answered(answer)

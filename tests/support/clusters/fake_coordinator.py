@@ -8,10 +8,20 @@ import grpc
 
 from shoal import _rpc, errors
 from shoal.job import Job
-from shoal.v1 import coordinator_pb2, coordinator_pb2_grpc, job_pb2, job_pb2_grpc, tensor_pb2
+from shoal.v1 import (
+    coordinator_pb2,
+    coordinator_pb2_grpc,
+    job_pb2,
+    job_pb2_grpc,
+    tensor_pb2,
+    token_pb2,
+    token_pb2_grpc,
+)
 
 
-class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer, job_pb2_grpc.JobsServicer):
+class FakeCoordinator(
+    coordinator_pb2_grpc.CoordinatorServicer, job_pb2_grpc.JobsServicer, token_pb2_grpc.TokensServicer
+):
     """Fake coordinator: `start` or `with` starts it. `stop` and then `start` restarts it with its port and state.
 
     Attributes:
@@ -65,11 +75,24 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer, job_pb2_grpc.Job
         services: list[tuple[str, Callable[[Any, Any], None], Any]] = [
             ("shoal.v1.Coordinator", coordinator_pb2_grpc.add_CoordinatorServicer_to_server, self),
             ("shoal.v1.Jobs", job_pb2_grpc.add_JobsServicer_to_server, self),
+            ("shoal.v1.Tokens", token_pb2_grpc.add_TokensServicer_to_server, self),
         ]
         self._stopping = False
         self._server = _rpc.RpcServer(self.address, services, threads=8)
         self.address = self._server.address
         self._server.start()
+
+    def GetTicket(self, _request: object, _context: object) -> token_pb2.GetTicketReply:
+        return token_pb2.GetTicketReply()  # this cluster asks for no tokens
+
+    def CreateToken(self, _request: object, _context: object) -> token_pb2.CreateTokenReply:
+        raise AssertionError("this cluster asks for no tokens")
+
+    def RevokeToken(self, _request: object, _context: object) -> token_pb2.RevokeTokenReply:
+        raise AssertionError("this cluster asks for no tokens")
+
+    def ListTokens(self, _request: object, _context: object) -> token_pb2.ListTokensReply:
+        raise AssertionError("this cluster asks for no tokens")
 
     def stop(self) -> None:
         with self._changed:

@@ -19,9 +19,9 @@ import grpc
 from shoal._checkpoint.storage_urls import open_storage
 from shoal._rpc import RpcServer
 from shoal._system.host import host_id
-from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc
+from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc, token_pb2_grpc
 from shoal.variables import Variable
-from shoal_coordinator.api import CoordinatorService, JobsService
+from shoal_coordinator.api import CoordinatorService, JobsService, TokensService
 from shoal_coordinator.cluster import ClusterPolicy
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.persistence import open_store
@@ -119,6 +119,7 @@ class PinnedCoordinator:
         services: list[tuple[str, Callable[[Any, grpc.Server], None], Any]] = [
             ("shoal.v1.Coordinator", coordinator_pb2_grpc.add_CoordinatorServicer_to_server, members),
             ("shoal.v1.Jobs", job_pb2_grpc.add_JobsServicer_to_server, jobs),
+            ("shoal.v1.Tokens", token_pb2_grpc.add_TokensServicer_to_server, TokensService(self.coordinator, None)),
         ]
         server = RpcServer("127.0.0.1:0", services, threads=8)
         self._stack.callback(server.stop, 0.1)

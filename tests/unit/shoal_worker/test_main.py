@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 from shoal import errors
 from shoal._cli.app import app
 from shoal._role.lifecycle import default_name
-from shoal_worker import daemon
 from shoal_worker.isolation import TrainerUser
 
 
@@ -50,7 +49,7 @@ def test_another_user_needs_capabilities(monkeypatch: pytest.MonkeyPatch) -> Non
 class TestPath:
     @pytest.fixture(autouse=True)
     def no_worker(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(daemon, "start_worker", lambda *_: pytest.fail("the worker has started"))
+        monkeypatch.setattr("shoal_worker.process.start_worker", lambda *_: pytest.fail("the worker has started"))
 
     @pytest.mark.parametrize("variable", [False, True])
     @pytest.mark.parametrize(("name", "problem"), [("missing", "does not exist"), ("file", "is a file")])

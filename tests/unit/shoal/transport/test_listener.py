@@ -9,6 +9,7 @@ import pytest
 
 from shoal import _rpc, errors
 from shoal._limits import catalogue, refusals
+from shoal._security import AccessRole, Principal
 from shoal._transport.connection import ByteStream, Connection, Frames
 from shoal._transport.handshake import Security, TokenSecurity, open_handshake, received_error
 from shoal._transport.lane import Lane
@@ -43,7 +44,8 @@ class Echoes:
         self.connection, self.closed = connection, False
 
     def welcome(self, hello: pb.LaneHello) -> pb.LaneWelcome:
-        return pb.LaneWelcome(reason=self.connection.identity)
+        identity = self.connection.identity
+        return pb.LaneWelcome(reason=identity.name if identity else "")
 
     def serve(self) -> None:
         while True:
@@ -93,11 +95,11 @@ class Names:
     def credential(self) -> bytes:
         return self._credential
 
-    def identify(self, credential: bytes, peer: str) -> str:
+    def identify(self, credential: bytes, peer: str) -> Principal:
         name, _, password = credential.partition(b":")
         if password != b"secret":
             raise errors.Unauthenticated(f"{peer} gives a wrong password")
-        return name.decode()
+        return Principal(name.decode(), AccessRole.TRAINER)
 
 
 @contextmanager
@@ -146,7 +148,7 @@ def test_listener_carries_its_own_kinds_of_frame() -> None:
     with listening(TokenSecurity(b"t")) as listener, connected(listener, TokenSecurity(b"t")) as (lane, _):
         assert said(lane, Echo.SAY, b"here") == (Echo.SAY, b"here")
         assert said(lane, Echo.SHOUT, b"HERE") == (Echo.SHOUT, b"HERE")
-        assert lane.identity == ""
+        assert lane.identity is None
 
 
 def test_a_kind_that_the_port_does_not_know_ends_the_connection() -> None:

@@ -1,0 +1,132 @@
+"""Commands on tokens: `token create`, `revoke` and `ls`."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal import errors
+from shoal._cli import options
+from shoal._cli.output import Output, Row
+from shoal._rpc import CoordinatorClient
+from shoal._security import GIVEN_ROLES, AccessRole, Credentials
+from shoal.v1 import token_pb2
+
+app = typer.Typer(
+    no_args_is_help=True, help="Makes, revokes and lists tokens, which identify the callers of a cluster."
+)
+
+_DAY_S = 86_400.0
+_ROLES = ", ".join(role.value for role in GIVEN_ROLES)
+
+
+@app.command()
+def create(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Who will have it: 1 to 63 of a-z, 0-9 and -.")],
+    role: Annotated[str, typer.Option(help=f"What its holder may do: {_ROLES}.")] = AccessRole.SUBMITTER.value,
+    days: Annotated[float, typer.Option(help="Days until it expires.")] = 30.0,
+    file: Annotated[
+        Path | None, typer.Option(help="File to write the token to, which must not exist. Default: standard output.")
+    ] = None,
+    coordinator: options.CoordinatorOption = options.DEFAULT_ADDRESS,
+    retry_for: options.RetryOption = 20.0,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Makes a token. Its holder sets SHOAL_TOKEN_FILE to a file with it, which nobody else can read."""
+    with Output(as_json) as out, _calling(coordinator, retry_for) as client:
+        descriptor = _created(file) if file else None
+        try:
+            request = token_pb2.CreateTokenRequest(name=name, role=role, valid_s=days * _DAY_S)
+            reply = client.call(client.tokens.CreateToken, request)
+        except BaseException:
+            if file and descriptor is not None:
+                os.close(descriptor)
+                file.unlink()
+            raise
+        record = {**_record(reply.token), "file": str(file or ""), "secret": "" if file else reply.secret}
+        if descriptor is not None:
+            with open(descriptor, "w") as private:
+                private.write(f"{reply.secret}\n")
+            out.message(f"token {reply.token.id} of {name} is in {file}", record)
+        else:
+            out.message(reply.secret, record)
+
+
+@app.command()
+def revoke(
+    token: Annotated[str, typer.Argument(metavar="TOKEN", help="Id of the token, or the name of its holder.")],
+    coordinator: options.CoordinatorOption = options.DEFAULT_ADDRESS,
+    retry_for: options.RetryOption = 20.0,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Makes a token useless, or all tokens of one holder."""
+    with Output(as_json) as out, _calling(coordinator, retry_for) as client:
+        reply = client.call(client.tokens.RevokeToken, token_pb2.RevokeTokenRequest(token=token))
+        revoked = [_record(each) for each in reply.tokens]
+        ids = ", ".join(each.id for each in reply.tokens)
+        out.message(f"revoked {ids}" if ids else f"{token} was revoked before", {"revoked": revoked})
+
+
+@app.command()
+def ls(
+    coordinator: options.CoordinatorOption = options.DEFAULT_ADDRESS,
+    retry_for: options.RetryOption = 20.0,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Lists the tokens that have not expired."""
+    with Output(as_json) as out, _calling(coordinator, retry_for) as client:
+        reply = client.call(client.tokens.ListTokens, token_pb2.ListTokensRequest())
+        if as_json:
+            for token in reply.tokens:
+                out.record(_record(token))
+            return
+        rows: list[tuple[list[str], Row]] = [
+            (
+                [
+                    token.id,
+                    token.name,
+                    token.role,
+                    time.strftime("%Y-%m-%d %H:%M", time.localtime(token.expires_at)),
+                    "revoked" if token.revoked else "valid",
+                ],
+                {},
+            )
+            for token in reply.tokens
+        ]
+        out.rows("tokens", ["id", "holder", "role", "expires", "state"], rows)
+
+
+@contextmanager
+def _calling(address: str, retry_for_s: float) -> Iterator[CoordinatorClient]:
+    presented = Credentials.find().for_coordinator(address, AccessRole.ADMIN)
+    client = CoordinatorClient(address, retry_for_s=retry_for_s, credentials=presented)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def _created(file: Path) -> int:
+    try:
+        return os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        raise errors.BadRequest(f"{file} exists; name a new file, so that no other token is lost") from None
+    except OSError as error:
+        raise errors.BadRequest(f"cannot write the token to {file}: {error.strerror}") from None
+
+
+def _record(token: token_pb2.Token) -> Row:
+    return {
+        "id": token.id,
+        "holder": token.name,
+        "role": token.role,
+        "expires_at": token.expires_at,
+        "revoked": token.revoked,
+    }
+
+
+__all__ = ["app"]

@@ -1,0 +1,37 @@
+"""A call between its headers and its thread, as `reception` knows it."""
+
+from concurrent.futures import Future
+from typing import Any
+
+from shoal import errors
+
+
+class Call:
+    """A call between its headers and its thread.
+
+    Attributes:
+        event: grpcio's event of its headers.
+        state: grpcio's state of it.
+        host: where it comes from, without the port.
+        essential: whether it is essential.
+        nbytes: bytes of its first message while that waits for a thread. The lock of the reception guards it.
+        ended: finished when the call no longer counts; grpcio counts its calls by it.
+    """
+
+    __slots__ = ("ended", "essential", "event", "host", "nbytes", "state")
+
+    def __init__(self, event: Any, state: Any, *, essential: bool) -> None:
+        self.event, self.state, self.essential, self.nbytes = event, state, essential, 0
+        peer = event.call.peer()
+        self.host: bytes = peer.rpartition(b":")[0]
+        self.ended: Future[None] = Future()
+
+
+def size_of(message: Any) -> int:
+    """Returns the bytes of a received message; 0 if there is none, or if it could not be decoded."""
+    if message is None or isinstance(message, errors.ShoalError):
+        return 0
+    return len(message) if isinstance(message, bytes) else int(message.ByteSize())
+
+
+__all__ = ["Call", "size_of"]

@@ -1,0 +1,188 @@
+"""Access files: where the processes of one user on one machine find their tokens.
+
+A coordinator writes a file with a token for each access role into a folder that only its user can read. The user's
+clients, servers and workers find the file by the coordinator's address. On other machines, SHOAL_TOKEN_FILE names a
+file with one token.
+"""
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from shoal import errors
+from shoal._security.principal import AccessRole
+from shoal._system import atomic_write
+
+TOKEN_FILE_VARIABLE = "SHOAL_TOKEN_FILE"  # noqa: S105 - the name of a variable
+# A file's group may read it, as that of a Kubernetes secret does. Nobody else may, and only the owner may write.
+_FORBIDDEN_MODE = 0o027
+_NEVER = object()
+_LOOPBACK_NAMES = {"localhost": "127.0.0.1", "[::1]": "127.0.0.1", "::1": "127.0.0.1"}
+_MAX_BYTES = 64 << 10
+
+
+def access_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Returns the folder of access files: in XDG_STATE_HOME, by default ~/.local/state."""
+    home = environment.get("XDG_STATE_HOME", "")
+    base = Path(home) if home.startswith("/") else Path.home() / ".local/state"
+    return base / "shoal" / "access"
+
+
+class AccessFile:
+    """The access file of one coordinator.
+
+    Args:
+        address: host:port of the coordinator.
+        folder: folder of access files. Default: `access_folder()`.
+    """
+
+    def __init__(self, address: str, folder: Path | None = None) -> None:
+        host, _, port = address.rpartition(":")
+        name = f"{_LOOPBACK_NAMES.get(host, host)}_{port}".replace("/", "_")
+        self.path = (folder or access_folder()) / f"{name}.json"
+
+    def write(self, tokens: Mapping[AccessRole, str]) -> None:
+        """Writes the tokens. Only this user can read the file.
+
+        Raises:
+            StoreFailed: the file cannot be written.
+        """
+        text = json.dumps({role.value: token for role, token in tokens.items()})
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.path.parent.chmod(0o700)
+            with atomic_write(self.path) as unfinished:
+                descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                with open(descriptor, "w") as file:
+                    file.write(text)
+        except OSError as error:
+            raise errors.StoreFailed(
+                f"cannot write the tokens of this machine's processes to {self.path}: {error}. Set XDG_STATE_HOME to a "
+                "folder that this user may write to"
+            ) from None
+
+    def remove(self, tokens: Mapping[AccessRole, str]) -> None:
+        """Removes the file, unless another coordinator has written its own tokens to it."""
+        with suppress(OSError, errors.ShoalError):
+            if self.read() == {role.value: token for role, token in tokens.items()}:
+                self.path.unlink()
+
+    def read(self) -> dict[str, str]:
+        """Returns the tokens by access role. There are none if the file does not exist.
+
+        Raises:
+            Unauthenticated: another user could have read or written the file, or it has no tokens.
+        """
+        try:
+            text = _private_text(self.path)
+        except FileNotFoundError:
+            return {}
+        try:
+            tokens = json.loads(text)
+            return {str(role): str(token) for role, token in tokens.items()}
+        except (ValueError, AttributeError):
+            raise errors.Unauthenticated(
+                f"{self.path} has no tokens that can be read; restart the coordinator, which writes the file"
+            ) from None
+
+
+def read_token_file(path: Path) -> str:
+    """Returns the token in a file.
+
+    Raises:
+        Unauthenticated: there is no such file, another user could have read or written it, or it is empty.
+    """
+    try:
+        token = _private_text(path).strip()
+    except FileNotFoundError:
+        raise errors.Unauthenticated(
+            f"there is no token file {path}; create one with `shoal token create`, or correct {TOKEN_FILE_VARIABLE}"
+        ) from None
+    if not token or not token.isascii() or any(character.isspace() for character in token):
+        raise errors.Unauthenticated(f"the token file {path} must have one token, and nothing else")
+    return token
+
+
+def find_token(address: str, role: AccessRole, environment: Mapping[str, str] = os.environ) -> str:
+    """Returns the token with which a process calls a coordinator.
+
+    Args:
+        address: host:port of the coordinator.
+        role: the access role of the process.
+        environment: environment variables.
+
+    Returns:
+        The token in SHOAL_TOKEN_FILE if it is set, else the one in this user's access file. Empty if there is none.
+
+    Raises:
+        Unauthenticated: the file cannot be used; see `read_token_file` and `AccessFile.read`.
+    """
+    if named := environment.get(TOKEN_FILE_VARIABLE, ""):
+        return read_token_file(Path(named))
+    return AccessFile(address, access_folder(environment)).read().get(role.value, "")
+
+
+class TokenSource:
+    """The token of a process. A call returns it; it is read again when its file changes. Thread-safe.
+
+    Args:
+        address: host:port of the coordinator.
+        role: the access role of the process.
+    """
+
+    def __init__(self, address: str, role: AccessRole) -> None:
+        self._address, self._role = address, role
+        self._seen: tuple[object, str] = _NEVER, ""
+
+    def __call__(self) -> str:
+        """Returns the token; empty if there is none.
+
+        Raises:
+            Unauthenticated: see `find_token`.
+        """
+        named = os.environ.get(TOKEN_FILE_VARIABLE, "")
+        path = Path(named) if named else AccessFile(self._address).path
+        try:
+            status = os.stat(path)
+            version: object = (status.st_mtime_ns, status.st_ino, status.st_size)
+        except OSError:
+            version = None
+        seen, token = self._seen
+        if seen is _NEVER or seen != version:
+            token = find_token(self._address, self._role)
+            self._seen = version, token
+        return token
+
+
+def _private_text(path: Path) -> str:
+    """Returns the text of a file that only this user can read and write.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        Unauthenticated: it is not private, or cannot be read.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise errors.Unauthenticated(f"the token file {path} cannot be read: {error.strerror}") from None
+    with open(descriptor, encoding="utf-8", errors="replace") as file:
+        status = os.fstat(file.fileno())  # of the file that is open, so that it cannot change in between
+        if (
+            not stat.S_ISREG(status.st_mode)
+            or status.st_uid not in (os.geteuid(), 0)
+            or status.st_mode & _FORBIDDEN_MODE
+        ):
+            raise errors.Unauthenticated(
+                f"the token file {path} is not private: its owner is user {status.st_uid} and its mode "
+                f"{stat.S_IMODE(status.st_mode):o}. Make new tokens, because others may have read these, and store "
+                f"them with mode 600 as user {os.geteuid()}"
+            )
+        return file.read(_MAX_BYTES)
+
+
+__all__ = ["TOKEN_FILE_VARIABLE", "AccessFile", "TokenSource", "access_folder", "find_token", "read_token_file"]

@@ -1,0 +1,97 @@
+"""The decision on each call that a server receives: who makes it, and whether that caller may make it."""
+
+from typing import TYPE_CHECKING
+
+from shoal import errors
+from shoal._security.permissions import OPEN_CALLS, check_own, check_permitted
+from shoal._security.principal import Principal
+
+if TYPE_CHECKING:
+    from shoal._security.tokens import TokenVerifier
+
+
+class Authorizer:
+    """Authorizes the calls of one gRPC server. Thread-safe.
+
+    A server learns the key of the tokens when it registers. Until then it refuses all calls but those that anybody may
+    make; the callers repeat them.
+
+    Args:
+        verifier: checks tokens. None means that `require` or `allow_all` decides later.
+    """
+
+    def __init__(self, verifier: "TokenVerifier | None" = None) -> None:
+        self._verifier, self._open = verifier, False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether all calls are allowed, without a token."""
+        return self._open
+
+    @property
+    def verifier(self) -> "TokenVerifier | None":
+        """Checks tokens; None if there is no key yet."""
+        return self._verifier
+
+    def require(self, verifier: "TokenVerifier") -> None:
+        """Requires tokens that this verifier accepts."""
+        self._verifier, self._open = verifier, False
+
+    def allow_all(self) -> None:
+        """Allows all calls, as in a cluster that was started with --insecure."""
+        self._verifier, self._open = None, True
+
+    def authorize(self, call: str, token: str) -> Principal | None:
+        """Returns who makes a call, or None if nobody needs to be known.
+
+        Args:
+            call: SERVICE/METHOD.
+            token: the token of the call; empty if it has none.
+
+        Raises:
+            Unauthenticated: the call has no valid token.
+            Forbidden: its caller may not make it.
+            Unreachable: this server has no key yet.
+        """
+        if self._open or call in OPEN_CALLS:
+            return None
+        if self._verifier is None:
+            raise errors.Unreachable("this server is not registered yet; try again")
+        if not token:
+            raise errors.Unauthenticated(
+                f"{call.rpartition('/')[2]} was called without a token. On the coordinator's machine, its user's "
+                "processes find one by the coordinator's address; elsewhere, set SHOAL_TOKEN_FILE to a file with a "
+                "token from `shoal token create`"
+            )
+        principal = self._verifier.identify(token)
+        check_permitted(principal, call)
+        return principal
+
+    def check_participant(self, principal: Principal | None, job: str, worker: str, incarnation: int) -> None:
+        """Checks that a caller acts only as the participant that its ticket names, and that the ticket is not revoked.
+
+        Args:
+            principal: the caller; None passes.
+            job: the job that the request names.
+            worker: the participant that it names; empty for a reader.
+            incarnation: the participant's incarnation.
+
+        Raises:
+            Forbidden: the ticket is for another participant.
+            Unauthenticated: the ticket was revoked after the caller connected.
+        """
+        if principal is None:
+            return
+        if self._verifier and principal.token in self._verifier.revoked:
+            raise errors.Unauthenticated(f"the token of {principal} was revoked; get a new one from an admin")
+        check_own(principal, job, worker, incarnation)
+
+
+def open_authorizer() -> Authorizer:
+    """Returns an authorizer that allows all calls."""
+    authorizer = Authorizer()
+    authorizer.allow_all()
+    return authorizer
+
+
+__all__ = ["Authorizer", "open_authorizer"]

@@ -1,0 +1,25 @@
+"""Bearer tokens in the metadata of a call."""
+
+# Characters of a token. A caller that is not authenticated yet gets no more work than this.
+MAX_TOKEN_BYTES = 2_048
+_KEY, _SCHEME = "authorization", "Bearer "
+
+
+def authorization(token: str) -> tuple[tuple[str, str], ...]:
+    """Returns the metadata of a call with a token, or none for an empty token."""
+    return ((_KEY, f"{_SCHEME}{token}"),) if token else ()
+
+
+def token_in(metadata: object) -> str:
+    """Returns the token in the metadata of a call, or an empty string.
+
+    Args:
+        metadata: pairs of key and value, as grpcio gives them.
+    """
+    for key, value in metadata or ():  # type: ignore[attr-defined]
+        if key == _KEY and isinstance(value, str) and value.startswith(_SCHEME):
+            return value[len(_SCHEME) :]
+    return ""
+
+
+__all__ = ["MAX_TOKEN_BYTES", "authorization", "token_in"]

@@ -1,0 +1,130 @@
+"""Permissions: the one table of the calls that each access role may make.
+
+A call that is not in the table is refused, except for health checks, which anybody may make.
+"""
+
+from collections.abc import Mapping
+
+from shoal import errors
+from shoal._security.principal import AccessRole, Principal
+
+_ADMIN, _SUBMITTER, _READER = AccessRole.ADMIN, AccessRole.SUBMITTER, AccessRole.READER
+_WORKER, _SERVER, _COORDINATOR = AccessRole.WORKER, AccessRole.SERVER, AccessRole.COORDINATOR
+_TRAINER, _OBSERVER = AccessRole.TRAINER, AccessRole.OBSERVER
+
+_USERS = frozenset({_ADMIN, _SUBMITTER})
+_READERS = _USERS | {_READER}
+# A session is a member, too: its user's token registers it.
+_MEMBERS = _USERS | {_WORKER, _SERVER}
+# Calls of a participant of a job. A daemon reports for its trainer.
+_PARTICIPANTS = _USERS | {_WORKER, _TRAINER}
+_COORDINATOR_ONLY = frozenset({_COORDINATOR})
+
+_BY_SERVICE: dict[str, dict[str, frozenset[AccessRole]]] = {
+    "shoal.v1.Coordinator": {
+        "Register": _MEMBERS,
+        "Heartbeat": _MEMBERS,
+        "Leave": _MEMBERS,
+        "Drain": frozenset({_ADMIN, _SERVER}),
+        "GetStatus": _READERS | {_WORKER, _SERVER},
+    },
+    "shoal.v1.Jobs": {
+        "Submit": _USERS,
+        "Cancel": _USERS,
+        "Drop": _USERS,
+        "TakeCheckpoint": _USERS,
+        "List": _READERS,
+        "Get": _READERS | {_WORKER, _TRAINER},
+        "Watch": _READERS,
+        "GetData": _READERS,
+        "GetTimings": _READERS,
+        "GetPlacement": _READERS | {_WORKER, _TRAINER, _OBSERVER},
+        "Describe": _PARTICIPANTS,
+        "Join": _PARTICIPANTS,
+        "Lease": _PARTICIPANTS,
+        "ClaimEvaluation": _PARTICIPANTS,
+        "ReportEvaluation": _PARTICIPANTS,
+        "Report": _PARTICIPANTS,
+        "Finish": _PARTICIPANTS,
+    },
+    "shoal.v1.Tokens": {
+        "GetTicket": _READERS | {_WORKER, _TRAINER, _OBSERVER},
+        "CreateToken": frozenset({_ADMIN}),
+        "RevokeToken": frozenset({_ADMIN}),
+        "ListTokens": frozenset({_ADMIN}),
+    },
+    "shoal.v1.ParameterServer": {
+        "Attach": frozenset({_TRAINER, _OBSERVER}),
+        "Pull": frozenset({_TRAINER, _OBSERVER}),
+        "Push": frozenset({_TRAINER}),
+        "Commit": frozenset({_TRAINER}),
+        "Assign": frozenset({_TRAINER}),
+        "CreateShards": _COORDINATOR_ONLY,
+        "DropShards": _COORDINATOR_ONLY,
+        "AdmitWorkers": _COORDINATOR_ONLY,
+        "FenceWorkers": _COORDINATOR_ONLY,
+        "ReleaseWorkers": _COORDINATOR_ONLY,
+        "HoldCommits": _COORDINATOR_ONLY,
+        "ResumeCommits": _COORDINATOR_ONLY,
+        "Save": _COORDINATOR_ONLY,
+        "CollectFiles": _COORDINATOR_ONLY,
+        "Restore": _COORDINATOR_ONLY,
+    },
+    # Probes have no token. They learn only whether the process is ready.
+    "grpc.health.v1.Health": {"Check": frozenset(), "Watch": frozenset(), "List": frozenset()},
+    "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": _READERS},
+}
+
+PERMISSIONS: Mapping[str, frozenset[AccessRole]] = {
+    f"{service}/{method}": roles for service, methods in _BY_SERVICE.items() for method, roles in methods.items()
+}
+# The calls that anybody may make.
+OPEN_CALLS = frozenset(call for call, roles in PERMISSIONS.items() if not roles)
+
+
+def check_permitted(principal: Principal, call: str) -> None:
+    """Checks that a caller may make a call.
+
+    Args:
+        principal: the caller.
+        call: SERVICE/METHOD.
+
+    Raises:
+        Forbidden: the caller's role may not make this call.
+    """
+    allowed = PERMISSIONS.get(call, frozenset())
+    if principal.role not in allowed and call not in OPEN_CALLS:
+        who = ", ".join(sorted(role.value for role in allowed)) or "nobody"
+        raise errors.Forbidden(
+            f"{principal} may not call {call.rpartition('/')[2]}; its roles are: {who}. Use a token of such a role",
+            call=call,
+            role=principal.role.value,
+        )
+
+
+def check_own(principal: Principal | None, job: str, member: str, incarnation: int) -> None:
+    """Checks that the holder of a ticket acts only for the job and the life of the member that the ticket names.
+
+    Args:
+        principal: the caller. None, and callers without a ticket, pass.
+        job: the job that the request names.
+        member: the member that it names; empty for a reader.
+        incarnation: the life of the member that it names.
+
+    Raises:
+        Forbidden: the ticket is for another job, another member or another life of the member.
+    """
+    if principal is None or not principal.job:
+        return
+    reads_only = not member and not incarnation
+    acts_for_itself = principal.role is _TRAINER and (principal.name, principal.incarnation) == (member, incarnation)
+    if principal.job == job and (reads_only or acts_for_itself):
+        return
+    raise errors.Forbidden(
+        f"the ticket is for {principal.name!r} (incarnation {principal.incarnation}) and job {principal.job!r}; the "
+        f"request names {member!r} (incarnation {incarnation}) and job {job!r}",
+        job=job,
+    )
+
+
+__all__ = ["OPEN_CALLS", "PERMISSIONS", "check_own", "check_permitted"]

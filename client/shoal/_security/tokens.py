@@ -1,0 +1,151 @@
+"""Tokens: what a caller presents to prove who it is, signed by the coordinator with Ed25519.
+
+A token is a JSON Web Token (RFC 7519) with the algorithm EdDSA (RFC 8037). A *ticket* is a token for one participant of
+one job. The coordinator signs; servers need only its public key, so they check tokens without a call.
+"""
+
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+import jwt
+from cryptography.exceptions import InvalidKey, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from shoal import errors
+from shoal._security.bearer import MAX_TOKEN_BYTES
+from shoal._security.principal import AccessRole, Principal
+
+# Tokens whose signature was checked are remembered. A cluster has far fewer callers.
+_REMEMBERED = 4_096
+_ALGORITHM = "EdDSA"
+_KEY_BYTES = 32
+
+
+class TokenSigner:
+    """Makes tokens. Only the coordinator has one.
+
+    Args:
+        key: 32 bytes of an Ed25519 private key.
+        clock: returns the time in seconds since 1970.
+    """
+
+    def __init__(self, key: bytes, clock: Callable[[], float] = time.time) -> None:
+        self._key, self._clock = Ed25519PrivateKey.from_private_bytes(key), clock
+
+    @staticmethod
+    def new_key() -> bytes:
+        """Returns a new random key."""
+        return secrets.token_bytes(_KEY_BYTES)
+
+    @property
+    def public_key(self) -> bytes:
+        """The 32 bytes with which `TokenVerifier` checks the tokens."""
+        return self._key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+
+    def sign(self, principal: Principal, *, valid_s: float) -> str:
+        """Returns a token.
+
+        Args:
+            principal: whom it identifies.
+            valid_s: seconds until it expires.
+
+        Returns:
+            The token, in letters, digits, dots, - and _.
+        """
+        now = self._clock()
+        claims = {
+            "sub": principal.name,
+            "role": principal.role.value,
+            "jti": principal.token,
+            "iat": int(now),
+            "exp": int(now + valid_s),
+        }
+        if principal.job:
+            claims |= {"job": principal.job, "life": principal.incarnation}
+        return jwt.encode(claims, self._key, algorithm=_ALGORITHM)
+
+
+class TokenVerifier:
+    """Checks tokens. Thread-safe.
+
+    Args:
+        public_key: 32 bytes, from `TokenSigner.public_key`.
+        clock: returns the time in seconds since 1970.
+
+    Raises:
+        BadRequest: the key is not an Ed25519 public key.
+    """
+
+    def __init__(self, public_key: bytes, clock: Callable[[], float] = time.time) -> None:
+        try:
+            self._key = Ed25519PublicKey.from_public_bytes(public_key)
+        except (ValueError, InvalidKey, UnsupportedAlgorithm) as error:
+            raise errors.BadRequest(f"the key of the tokens is not an Ed25519 public key: {error}") from None
+        self._clock = clock
+        self._lock = threading.Lock()  # guards the next two
+        self._known: OrderedDict[str, tuple[Principal, float]] = OrderedDict()  # with the time of expiry
+        self._revoked: frozenset[str] = frozenset()
+
+    @property
+    def revoked(self) -> frozenset[str]:
+        """Ids of tokens that are refused although they have not expired."""
+        return self._revoked
+
+    def revoke(self, tokens: frozenset[str]) -> None:
+        """Sets the ids of the tokens that are refused."""
+        with self._lock:
+            self._revoked = tokens
+
+    def identify(self, token: str) -> Principal:
+        """Returns whom a token identifies.
+
+        Raises:
+            Unauthenticated: it is not a token of this cluster, or it has expired or was revoked.
+        """
+        with self._lock:
+            known = self._known.get(token)
+        principal, expires = known or self._read(token)
+        if self._clock() >= expires:
+            raise errors.Unauthenticated(
+                f"the token of {principal} expired {self._clock() - expires:.0f} s ago by the clock of this process. "
+                "Get a new one with `shoal token create`; if it should be valid, compare the clocks of the two hosts"
+            )
+        if principal.token in self._revoked:
+            raise errors.Unauthenticated(f"the token of {principal} was revoked; get a new one from an admin")
+        if known is None:
+            with self._lock:
+                self._known[token] = principal, expires
+                if len(self._known) > _REMEMBERED:
+                    self._known.popitem(last=False)
+        return principal
+
+    def _read(self, token: str) -> tuple[Principal, float]:
+        if len(token) > MAX_TOKEN_BYTES:
+            raise errors.Unauthenticated(
+                f"the token has {len(token)} characters; the limit MAX_TOKEN_BYTES is {MAX_TOKEN_BYTES}"
+            )
+        try:
+            # The caller checks the time of expiry, on each call.
+            claims = jwt.decode(
+                token,
+                self._key,
+                algorithms=[_ALGORITHM],
+                options={"require": ["sub", "role", "jti", "exp"], "verify_exp": False, "verify_iat": False},
+            )
+            role = AccessRole(claims["role"])
+            principal = Principal(
+                str(claims["sub"]), role, claims["jti"], str(claims.get("job", "")), int(claims.get("life", 0))
+            )
+            return principal, float(claims["exp"])
+        except (jwt.InvalidTokenError, ValueError, TypeError):
+            raise errors.Unauthenticated(
+                "the token was not made by this cluster's coordinator. Use one of this cluster: the coordinator's own "
+                "file on its machine, or one from `shoal token create`"
+            ) from None
+
+
+__all__ = ["TokenSigner", "TokenVerifier"]

@@ -1,0 +1,210 @@
+"""Access to the cluster: the key that signs its tokens, the tokens that people have, and tickets for participants."""
+
+import secrets
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import structlog
+from google.protobuf.message import DecodeError
+
+from shoal import errors
+from shoal._limits import catalogue
+from shoal._security import GIVEN_ROLES, AccessRole, Principal
+from shoal._security.tokens import TokenSigner, TokenVerifier
+from shoal.v1 import state_pb2
+from shoal_coordinator.messages import record_keys
+
+_log = structlog.get_logger(__name__)
+
+# Seconds for which a ticket is valid. Its holder gets another one after half of this time.
+TICKET_S = 600.0
+# Seconds for which the coordinator's own tokens are valid: those that it presents to servers, and those that it gives
+# to its user's processes on its machine when it starts.
+_OWN_S, LOCAL_S = 3_600.0, 365 * 86_400.0
+MAX_VALID_S = 10 * 365 * 86_400.0
+MAX_TOKENS = catalogue.MAX_TOKENS.default
+# Roles of the tokens for processes of the coordinator's user on its machine.
+_LOCAL_ROLES = (AccessRole.ADMIN, AccessRole.WORKER, AccessRole.SERVER)
+
+Write = Callable[[Mapping[str, bytes | None]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenInfo:
+    """What is known of a token that a person made.
+
+    Attributes:
+        id: a random id.
+        name: who has it.
+        role: what its holder may do.
+        expires_at: Unix time in seconds.
+        revoked: whether it was revoked.
+    """
+
+    id: str
+    name: str
+    role: AccessRole
+    expires_at: float
+    revoked: bool = False
+
+
+class Access:
+    """The tokens of one cluster. Thread-safe.
+
+    Args:
+        records: the stored records of access, by key; none for a new cluster.
+        write: makes changes of records durable before it returns.
+        clock: returns Unix time in seconds.
+
+    Raises:
+        StoreUnreadable: a record is not valid.
+
+    Attributes:
+        signer: makes tokens.
+        verifier: checks the tokens of calls.
+        public_key: the key with which servers check tickets.
+    """
+
+    def __init__(self, records: Mapping[str, bytes], write: Write, clock: Callable[[], float]) -> None:
+        self._write, self._clock = write, clock
+        self._lock = threading.Lock()  # guards what follows; held while a change is written, so that they keep order
+        self._tokens = _tokens_in(records)
+        self._own: tuple[str, float] = "", 0.0  # the coordinator's token, and when to make another one
+        key = records.get(record_keys.ACCESS_KEY) or TokenSigner.new_key()
+        self._key_is_new = record_keys.ACCESS_KEY not in records
+        self._key = key
+        self.signer = TokenSigner(key, clock)
+        self.public_key = self.signer.public_key
+        self.verifier = TokenVerifier(self.public_key, clock)
+        self._apply_revocations()
+
+    def start(self) -> None:
+        """Makes a new cluster's key durable. Call it when records can be written, before the first call."""
+        if self._key_is_new:
+            self._write({record_keys.ACCESS_KEY: self._key})
+
+    @property
+    def revoked(self) -> frozenset[str]:
+        """The ids of the revoked tokens that have not expired."""
+        return self.verifier.revoked
+
+    def local_tokens(self) -> dict[AccessRole, str]:
+        """Returns new tokens for the processes of this user on this machine."""
+        return {
+            role: self.signer.sign(Principal("local", role, f"local-{secrets.token_hex(4)}"), valid_s=LOCAL_S)
+            for role in _LOCAL_ROLES
+        }
+
+    def own_token(self) -> str:
+        """Returns the token that this coordinator presents to servers."""
+        with self._lock:
+            token, renew_at = self._own
+            if self._clock() >= renew_at:
+                token = self.signer.sign(Principal("coordinator", AccessRole.COORDINATOR), valid_s=_OWN_S)
+                self._own = token, self._clock() + _OWN_S / 2
+            return token
+
+    def ticket(self, caller: Principal, job: str, worker: str, incarnation: int) -> str:
+        """Returns a ticket.
+
+        Args:
+            caller: whom it is for. A revoked caller's ticket is useless.
+            job: the job.
+            worker: the participant; empty for a reader.
+            incarnation: the participant's incarnation.
+        """
+        role = AccessRole.TRAINER if worker else AccessRole.OBSERVER
+        holder = Principal(worker or caller.name, role, caller.token, job, incarnation)
+        return self.signer.sign(holder, valid_s=TICKET_S)
+
+    def create(self, name: str, role: str, valid_s: float) -> tuple[TokenInfo, str]:
+        """Makes a token.
+
+        Args:
+            name: who will have it.
+            role: admin, submitter, reader, worker or server.
+            valid_s: seconds until it expires.
+
+        Returns:
+            What is known of it, and its text.
+
+        Raises:
+            BadRequest: the role or the time is not valid.
+            LimitExceeded: there are too many tokens.
+        """
+        if role not in GIVEN_ROLES:
+            raise errors.BadRequest(
+                f"{role!r} is not a role of a token; use one of: {', '.join(role.value for role in GIVEN_ROLES)}"
+            )
+        if not 0 < valid_s <= MAX_VALID_S:
+            raise errors.BadRequest(f"a token cannot be valid for {valid_s:g} s; give 1 to {MAX_VALID_S:.0f} seconds")
+        with self._lock:
+            expired = [token.id for token in self._tokens.values() if token.expires_at <= self._clock()]
+            if len(self._tokens) - len(expired) >= MAX_TOKENS:
+                raise catalogue.MAX_TOKENS.refusal(
+                    f"the cluster has {MAX_TOKENS} tokens",
+                    "give tokens that expire sooner, or use one token for several processes",
+                )
+            made = TokenInfo(secrets.token_hex(8), name, AccessRole(role), self._clock() + valid_s)
+            removed = dict.fromkeys(map(record_keys.of_token, expired))
+            self._write({**removed, record_keys.of_token(made.id): _record(made)})
+            for token in expired:
+                del self._tokens[token]
+            self._tokens[made.id] = made
+        return made, self.signer.sign(Principal(name, made.role, made.id), valid_s=valid_s)
+
+    def revoke(self, token: str) -> list[TokenInfo]:
+        """Revokes the token with this id, or all tokens of this name. Returns those that were not revoked before.
+
+        Raises:
+            BadRequest: there is no such token.
+        """
+        with self._lock:
+            found = [each for each in self._tokens.values() if token in (each.id, each.name)]
+            if not found:
+                raise errors.BadRequest(
+                    f"there is no token with the id or the name {token!r}; `shoal token ls` lists them"
+                )
+            revoked = [
+                TokenInfo(each.id, each.name, each.role, each.expires_at, revoked=True)
+                for each in found
+                if not each.revoked
+            ]
+            self._write({record_keys.of_token(each.id): _record(each) for each in revoked})
+            self._tokens |= {each.id: each for each in revoked}
+            self._apply_revocations()
+        return revoked
+
+    def tokens(self) -> list[TokenInfo]:
+        """Returns the tokens that have not expired, in the order in which they were made."""
+        with self._lock:
+            return [token for token in self._tokens.values() if token.expires_at > self._clock()]
+
+    def _apply_revocations(self) -> None:
+        now = self._clock()
+        revoked = (token.id for token in self._tokens.values() if token.revoked and token.expires_at > now)
+        self.verifier.revoke(frozenset(revoked))
+
+
+def _tokens_in(records: Mapping[str, bytes]) -> dict[str, TokenInfo]:
+    tokens = {}
+    for key, record in records.items():
+        if key == record_keys.ACCESS_KEY:
+            continue
+        token = key.rpartition("/")[2]
+        try:
+            found = state_pb2.TokenRecord.FromString(record)
+            tokens[token] = TokenInfo(token, found.name, AccessRole(found.role), found.expires_at, found.revoked)
+        except (DecodeError, ValueError) as error:
+            raise errors.StoreUnreadable(f"the record {key} is damaged: {error}") from None
+    return tokens
+
+
+def _record(token: TokenInfo) -> bytes:
+    return state_pb2.TokenRecord(
+        name=token.name, role=token.role.value, expires_at=token.expires_at, revoked=token.revoked
+    ).SerializeToString(deterministic=True)
+
+
+__all__ = ["LOCAL_S", "MAX_TOKENS", "MAX_VALID_S", "TICKET_S", "Access", "TokenInfo"]

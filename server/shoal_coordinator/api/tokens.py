@@ -1,0 +1,124 @@
+"""The service of tokens and tickets, and the checks that a caller acts only for itself."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import grpc
+import structlog
+
+from shoal import _rpc, errors
+from shoal._role.identity import MEMBER_ID
+from shoal._security import AccessRole, check_own
+from shoal.v1 import coordinator_pb2 as members_pb
+from shoal.v1 import token_pb2 as pb
+from shoal.v1 import token_pb2_grpc
+from shoal_coordinator.access import TICKET_S, Access, TokenInfo
+from shoal_coordinator.coordinator import Coordinator
+
+_log = structlog.get_logger(__name__)
+
+_USERS = frozenset({AccessRole.ADMIN, AccessRole.SUBMITTER})
+# The access roles whose processes may be a member of each role.
+_MEMBERS = {
+    "server": frozenset({AccessRole.SERVER}),
+    "worker": frozenset({AccessRole.WORKER}),
+    "session": _USERS,
+}
+
+
+class TokensService(token_pb2_grpc.TokensServicer):
+    """The service of tokens.
+
+    Args:
+        coordinator: The shell.
+        access: The cluster's tokens. None means that the cluster asks for none.
+    """
+
+    def __init__(self, coordinator: Coordinator, access: Access | None) -> None:
+        self._coordinator, self._access = coordinator, access
+
+    @_rpc.servicer
+    def GetTicket(self, request: pb.GetTicketRequest, _: grpc.ServicerContext) -> pb.GetTicketReply:
+        caller = _rpc.caller()
+        if self._access is None or caller is None:
+            return pb.GetTicketReply()
+        check_own(caller, request.job, request.worker, request.incarnation)
+        with self._coordinator.reading() as (cluster, _now):
+            cluster.job(request.job)  # raises UnknownJob
+            role = cluster.members.check(request.worker, request.incarnation).role.value if request.worker else ""
+        if role and not caller.job and caller.role not in _MEMBERS[role]:
+            raise errors.Forbidden(f"{caller} gets no ticket for {role} {request.worker!r}; its own process does")
+        ticket = self._access.ticket(caller, request.job, request.worker, request.incarnation)
+        return pb.GetTicketReply(ticket=ticket, valid_s=TICKET_S)
+
+    @_rpc.servicer
+    def CreateToken(self, request: pb.CreateTokenRequest, _: grpc.ServicerContext) -> pb.CreateTokenReply:
+        if not MEMBER_ID.fullmatch(request.name):
+            raise errors.BadRequest(
+                f"{request.name!r:.80} cannot be the name of a token's holder: give 1 to 63 characters of a-z, 0-9, -"
+            )
+        made, secret = self._required().create(request.name, request.role, request.valid_s)
+        _log.info("made a token", token=made.id, holder=made.name, role=made.role.value, by=str(_rpc.caller()))
+        return pb.CreateTokenReply(token=_message(made), secret=secret)
+
+    @_rpc.servicer
+    def RevokeToken(self, request: pb.RevokeTokenRequest, _: grpc.ServicerContext) -> pb.RevokeTokenReply:
+        revoked = self._required().revoke(request.token)
+        _log.info("revoked tokens", tokens=[each.id for each in revoked], by=str(_rpc.caller()))
+        return pb.RevokeTokenReply(tokens=map(_message, revoked))
+
+    @_rpc.servicer
+    def ListTokens(self, request: pb.ListTokensRequest, _: grpc.ServicerContext) -> pb.ListTokensReply:
+        return pb.ListTokensReply(tokens=map(_message, self._required().tokens()))
+
+    def _required(self) -> Access:
+        if self._access is None:
+            raise errors.StartFailed(
+                "this cluster asks for no tokens, because its coordinator was started with --insecure; start it without"
+            )
+        return self._access
+
+
+def check_member_role(request: members_pb.RegisterRequest) -> None:
+    """Checks that the caller may be a member of the role that it registers in.
+
+    Raises:
+        Forbidden: its token is for another role.
+    """
+    caller = _rpc.caller()
+    role = members_pb.Role.Name(request.role).lower() if request.role in members_pb.Role.values() else ""
+    if caller is not None and role in _MEMBERS and caller.role not in _MEMBERS[role]:
+        wanted = " or ".join(sorted(each.value for each in _MEMBERS[role]))
+        raise errors.Forbidden(
+            f"{caller} may not register as a {role}; that needs a token of the role {wanted}", role=role
+        )
+
+
+def for_itself(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a handler, so that the holder of a ticket can call it only for the participant that the ticket names."""
+
+    @wraps(method)
+    def handler(self: Any, request: Any, context: grpc.ServicerContext) -> Any:
+        check_for_itself(request)
+        return method(self, request, context)
+
+    return handler
+
+
+def check_for_itself(request: Any) -> None:
+    """Checks that a request names the participant of the caller's ticket.
+
+    Raises:
+        Forbidden: it names another one.
+    """
+    check_own(_rpc.caller(), request.job, getattr(request, "worker", ""), getattr(request, "incarnation", 0))
+
+
+def _message(token: TokenInfo) -> pb.Token:
+    return pb.Token(
+        id=token.id, name=token.name, role=token.role.value, expires_at=token.expires_at, revoked=token.revoked
+    )
+
+
+__all__ = ["TokensService", "check_for_itself", "check_member_role", "for_itself"]

@@ -1,0 +1,295 @@
+"""Authorization: every call of every service, with each kind of token that is not enough for it."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+import shoal
+from shoal import _rpc, errors
+from shoal._security import OPEN_CALLS, PERMISSIONS, AccessFile, AccessRole, Credentials, authorization
+from shoal._transport import GrpcCalls
+from shoal.v1 import coordinator_pb2, job_pb2, token_pb2
+from shoal.v1 import header_pb2 as headers
+from shoal.v1 import parameter_server_pb2 as pb
+from support.clusters.secure_rig import SecureRig, expired, of_another_cluster, secure_rig
+
+CLOSED = sorted(PERMISSIONS.keys() - OPEN_CALLS)
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[SecureRig]:
+    with secure_rig() as running:
+        yield running
+
+
+def address_of(rig: SecureRig, call: str) -> str:
+    """Returns the address of the process that answers a call."""
+    return rig.server.address if "ParameterServer" in call else rig.coordinator.address
+
+
+def status_without_message(address: str, call: str, token: str) -> grpc.StatusCode:
+    """Makes a call that sends its headers and never a message. Returns how it ends."""
+    never = threading.Event()
+
+    def requests() -> Iterator[Any]:
+        never.wait(20)
+        yield from ()
+
+    with grpc.insecure_channel(address) as channel:
+        replies: Any = channel.stream_stream(f"/{call}")(requests(), timeout=10, metadata=authorization(token))
+        try:
+            for _ in replies:
+                pass
+        except grpc.RpcError:
+            pass
+        finally:
+            never.set()
+        code: grpc.StatusCode = replies.code()
+        return code
+
+
+def calling(rig: SecureRig, token: str) -> _rpc.CoordinatorClient:
+    """Returns a client of the coordinator that presents a token."""
+    return _rpc.CoordinatorClient(rig.coordinator.address, credentials=Credentials(token=lambda: token))
+
+
+Token = Callable[[SecureRig, str], str]
+BAD: dict[str, Token] = {
+    "none": lambda _rig, _call: "",
+    "nonsense": lambda _rig, _call: "nonsense",
+    "of another cluster": lambda _rig, call: of_another_cluster(min(PERMISSIONS[call])),
+    "expired": lambda rig, call: expired(rig, min(PERMISSIONS[call])),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_every_call_without_a_valid_token_is_refused_before_its_message(rig: SecureRig, kind: str) -> None:
+    found = {call: status_without_message(address_of(rig, call), call, BAD[kind](rig, call)) for call in CLOSED}
+    assert found == dict.fromkeys(CLOSED, grpc.StatusCode.UNAUTHENTICATED)
+
+
+def test_every_call_of_another_role_is_refused_before_its_message(rig: SecureRig) -> None:
+    wrong = {call: sorted(frozenset(AccessRole) - PERMISSIONS[call])[0] for call in CLOSED}
+    found = {call: status_without_message(address_of(rig, call), call, rig.token(wrong[call])) for call in CLOSED}
+    assert found == dict.fromkeys(CLOSED, grpc.StatusCode.PERMISSION_DENIED)
+
+
+def test_probes_need_no_token(rig: SecureRig) -> None:
+    for address in (rig.coordinator.address, rig.server.address):
+        with grpc.insecure_channel(address) as channel:
+            check: Any = channel.unary_unary("/grpc.health.v1.Health/Check")
+            assert check(b"", timeout=10)
+
+
+@pytest.mark.parametrize(
+    "request_message",
+    [
+        job_pb2.GetRequest(job="job"),
+        job_pb2.GetPlacementRequest(job="job"),
+        job_pb2.DescribeRequest(job="job"),
+        job_pb2.JoinRequest(job="job"),
+        job_pb2.LeaseRequest(job="job"),
+        job_pb2.ClaimEvaluationRequest(job="job"),
+        job_pb2.ReportEvaluationRequest(job="job"),
+        job_pb2.ReportRequest(job="job"),
+        job_pb2.FinishRequest(job="job"),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_a_ticket_of_another_job_is_refused_by_the_coordinator(rig: SecureRig, request_message: Any) -> None:
+    request_message.job = "job"
+    if "worker" in request_message.DESCRIPTOR.fields_by_name:
+        request_message.worker, request_message.incarnation = "w", 1
+    method = type(request_message).__name__.removesuffix("Request")
+    assert AccessRole.TRAINER in PERMISSIONS[f"shoal.v1.Jobs/{method}"]
+    others = [
+        rig.token(AccessRole.TRAINER, job="other", worker="w", incarnation=1),
+        *(
+            [rig.token(AccessRole.TRAINER, job="job", worker="x", incarnation=1)]
+            * ("incarnation" in dir(request_message))
+        ),
+        *(
+            [rig.token(AccessRole.TRAINER, job="job", worker="w", incarnation=2)]
+            * ("incarnation" in dir(request_message))
+        ),
+    ]
+    for ticket in others:
+        client = calling(rig, ticket)
+        try:
+            with pytest.raises(errors.Forbidden, match="the ticket is for"):
+                client.call(getattr(client.jobs, method), request_message, retry_for_s=0)
+        finally:
+            client.close()
+
+
+def stamp(rig: SecureRig) -> headers.Stamp:
+    """Returns the stamp of the rig's session."""
+    return headers.Stamp(job="job", worker=rig.session.worker, incarnation=rig.incarnation, generation=1)
+
+
+@pytest.mark.parametrize("method", ["pull", "push", "assign", "commit"])
+@pytest.mark.parametrize(
+    "other", [{"job": "other"}, {"worker": "somebody"}, {"incarnation": 99}], ids=["job", "worker", "incarnation"]
+)
+def test_a_ticket_of_another_participant_is_refused_by_the_server(
+    rig: SecureRig, method: str, other: dict[str, Any]
+) -> None:
+    own = {"job": "job", "worker": rig.session.worker, "incarnation": rig.incarnation}
+    ticket = rig.token(AccessRole.TRAINER, **{**own, **other})
+    calls = GrpcCalls(rig.server.address, Credentials(token=lambda: ticket))
+    push = pb.PushRequest(header=pb.PushHeader(stamp=stamp(rig), shards=[0])).SerializeToString()
+    made: dict[str, Callable[[], object]] = {
+        "pull": lambda: list(calls.pull(pb.PullRequest(stamp=stamp(rig), shards=[0]), 0)),
+        "push": lambda: calls.push(iter([[push]]), 0),
+        "assign": lambda: calls.assign(iter([[push]]), 0),
+        "commit": lambda: calls.commit(pb.CommitRequest(stamp=stamp(rig), shards=[0])),
+    }
+    try:
+        with pytest.raises(errors.Forbidden, match="the ticket is for"):
+            made[method]()
+    finally:
+        calls.close()
+
+
+@pytest.mark.parametrize("transport", ["grpc", "tcp", "auto"])
+def test_a_session_trains_with_its_own_ticket(rig: SecureRig, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_TRANSPORT", transport)
+    with rig.client.session(f"by-{transport}", variables={"w": np.zeros(70_000)}) as session:
+        session.pull()
+        assert session.push({"w": np.ones(70_000)}).outcome == "accepted"
+        assert rig.client.pull(f"by-{transport}")["w"].any()
+
+
+def test_a_ticket_is_given_only_for_what_its_holder_may_do(rig: SecureRig) -> None:
+    own = token_pb2.GetTicketRequest(job="job", worker=rig.session.worker, incarnation=rig.incarnation)
+    for role, request, error in [
+        (AccessRole.WORKER, own, errors.Forbidden),  # a session's ticket is for its user
+        (AccessRole.READER, own, errors.Forbidden),
+        (AccessRole.SUBMITTER, token_pb2.GetTicketRequest(job="none"), errors.UnknownJob),
+        (AccessRole.SUBMITTER, token_pb2.GetTicketRequest(job="job", worker="gone", incarnation=1), errors.Fenced),
+    ]:
+        client = calling(rig, rig.token(role))
+        try:
+            with pytest.raises(error):
+                client.call(client.tokens.GetTicket, request, retry_for_s=0)
+        finally:
+            client.close()
+
+
+def test_a_member_registers_only_in_the_role_of_its_token(rig: SecureRig) -> None:
+    for role, member in [
+        (AccessRole.WORKER, coordinator_pb2.SERVER),
+        (AccessRole.SERVER, coordinator_pb2.WORKER),
+        (AccessRole.WORKER, coordinator_pb2.SESSION),
+    ]:
+        client = calling(rig, rig.token(role))
+        request = coordinator_pb2.RegisterRequest(role=member, member="m", process="p", address="127.0.0.1:1")
+        try:
+            with pytest.raises(errors.Forbidden, match="may not register"):
+                client.call(client.members.Register, request, retry_for_s=0)
+        finally:
+            client.close()
+
+
+def test_a_revoked_token_is_refused_everywhere(rig: SecureRig) -> None:
+    made, secret = rig.access.create("ann", "submitter", 60)
+    assert "ann" in [token.name for token in rig.access.tokens()]
+    client = calling(rig, secret)
+    try:
+        client.call(client.jobs.List, job_pb2.ListRequest(), retry_for_s=0)
+        assert [token.id for token in rig.access.revoke("ann")] == [made.id]
+        with pytest.raises(errors.Unauthenticated, match="revoked"):
+            client.call(client.jobs.List, job_pb2.ListRequest(), retry_for_s=0)
+    finally:
+        client.close()
+
+
+OTHER_USER = """
+    import os, sys
+    import numpy as np
+    import shoal
+    from shoal import errors
+    from shoal._transport import GrpcCalls, Lane, PARAMETER_SERVER, TokenSecurity, open_handshake
+    from shoal.v1 import parameter_server_pb2 as pb
+
+    coordinator, server, lane_port = sys.argv[1:]
+
+    def lane():
+        opened = Lane.connect("127.0.0.1", int(lane_port), PARAMETER_SERVER, timeout_s=5)
+        try:
+            open_handshake(opened, TokenSecurity(b"guess"), pb.LaneHello(), within_s=5)
+        finally:
+            opened.close()
+
+    def attempts():
+        with shoal.Client(coordinator, retry_for_s=0) as client:
+            for attempt in (
+                lambda: client.submit(shoal.Job("digits:Digits")),
+                client.status,
+                lambda: client.pull("job"),
+                lambda: client.session("job"),
+                GrpcCalls(server).attach,
+                lane,
+            ):
+                try:
+                    print("done", attempt())
+                except errors.ShoalError as error:
+                    print(error.code)
+
+    state = os.environ.pop("XDG_STATE_HOME")
+    attempts()  # this user, without the file; it imports what the other user cannot read
+    os.environ["XDG_STATE_HOME"] = state
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+    attempts()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_local_user_is_refused(rig: SecureRig) -> None:
+    offer = GrpcCalls(rig.server.address, Credentials(token=lambda: rig.token(AccessRole.TRAINER, job="job")))
+    lane_port = offer.attach().address.rpartition(":")[2]
+    offer.close()
+    command = [
+        sys.executable,
+        "-c",
+        textwrap.dedent(OTHER_USER),
+        rig.coordinator.address,
+        rig.server.address,
+        lane_port,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.split() == ["UNAUTHENTICATED"] * 12, done.stdout + done.stderr
+
+
+def test_the_file_with_the_tokens_is_private_and_goes_with_the_coordinator() -> None:
+    with secure_rig() as rig:
+        path = AccessFile(rig.coordinator.address).path
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert not path.exists()
+
+
+def test_a_token_file_for_everybody_is_refused(rig: SecureRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = tmp_path / "token"
+    token.write_text(rig.token(AccessRole.READER))
+    monkeypatch.setenv("SHOAL_TOKEN_FILE", str(token))
+    with shoal.Client(rig.coordinator.address, retry_for_s=0) as client:
+        token.chmod(0o644)
+        with pytest.raises(errors.Unauthenticated, match="is not private"):
+            client.status()
+        token.chmod(0o600)
+        client.status()
+        with pytest.raises(errors.Forbidden, match="may not call Submit"):
+            client.submit(shoal.Job("digits:Digits"))
+        token.write_text(expired(rig, AccessRole.READER))
+        with pytest.raises(errors.Unauthenticated, match=r"expired 36\d\d s ago"):
+            client.status()

@@ -1,0 +1,77 @@
+"""A coordinator and a server that ask for tokens, in this process, with tokens of every kind."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from prometheus_client import CollectorRegistry
+
+import shoal
+from shoal._security import AccessRole, Principal
+from shoal._security.tokens import TokenSigner
+from shoal.session import Session
+from shoal_coordinator.access import Access
+from shoal_coordinator.process import CoordinatorConfig, CoordinatorProcess, start_coordinator
+from shoal_server.process import Server, ServerConfig
+
+
+@dataclass(frozen=True)
+class SecureRig:
+    """A running cluster that asks for tokens.
+
+    Attributes:
+        coordinator: the coordinator, on loopback.
+        server: its server.
+        access: the coordinator's tokens.
+        signer: signs tokens with the coordinator's key.
+        client: a client of this user, which finds its token by itself.
+        session: a session of the job "job" with the variable "w" of three elements.
+    """
+
+    coordinator: CoordinatorProcess
+    server: Server
+    access: Access
+    signer: TokenSigner
+    client: shoal.Client
+    session: Session
+
+    @property
+    def incarnation(self) -> int:
+        """The incarnation of the session."""
+        return next(each.incarnation for each in self.client.status().members if each.member == self.session.worker)
+
+    def token(self, role: AccessRole, *, job: str = "", worker: str = "somebody", incarnation: int = 0) -> str:
+        """Returns a valid token, or a ticket for a job."""
+        return self.signer.sign(Principal(worker, role, "test", job, incarnation), valid_s=60)
+
+
+@contextmanager
+def secure_rig() -> Iterator[SecureRig]:
+    """Starts the cluster, and stops it at the end of the block."""
+    coordinator = start_coordinator(CoordinatorConfig(listen="127.0.0.1:0", secure=True), CollectorRegistry())
+    try:
+        server = Server(ServerConfig("server-0", coordinator.address), CollectorRegistry())
+        try:
+            access = coordinator.access
+            assert access is not None
+            with (
+                shoal.Client(coordinator.address) as client,
+                client.session("job", variables={"w": np.zeros(3)}) as session,
+            ):
+                yield SecureRig(coordinator, server, access, access.signer, client, session)
+        finally:
+            server.stop()
+    finally:
+        coordinator.stop()
+
+
+def expired(rig: SecureRig, role: AccessRole) -> str:
+    """Returns a token that expired an hour ago."""
+    return rig.signer.sign(Principal("somebody", role, "test"), valid_s=-3_600)
+
+
+def of_another_cluster(role: AccessRole) -> str:
+    """Returns a token that another cluster's coordinator has signed."""
+    return TokenSigner(TokenSigner.new_key(), time.time).sign(Principal("somebody", role, "test"), valid_s=60)

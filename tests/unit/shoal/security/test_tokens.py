@@ -1,0 +1,74 @@
+"""Tokens: whom they identify, and until when."""
+
+import pytest
+
+from shoal import errors
+from shoal._security import MAX_TOKEN_BYTES, AccessRole, Principal, authorization, token_in
+from shoal._security.tokens import TokenSigner, TokenVerifier
+
+
+class Clock:
+    now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def pair(clock: Clock) -> tuple[TokenSigner, TokenVerifier]:
+    """Returns a signer, and the verifier of its tokens."""
+    signer = TokenSigner(TokenSigner.new_key(), clock)
+    return signer, TokenVerifier(signer.public_key, clock)
+
+
+def test_a_token_identifies_its_holder_until_it_expires() -> None:
+    clock = Clock()
+    signer, verifier = pair(clock)
+    ticket = Principal("worker-0", AccessRole.TRAINER, "t1", "job", 7)
+    token = signer.sign(ticket, valid_s=60)
+    assert verifier.identify(token) == ticket
+    clock.now += 59
+    assert verifier.identify(token) == ticket
+    clock.now += 86_401
+    with pytest.raises(errors.Unauthenticated, match=r"expired \d+ s ago.*compare the clocks"):
+        verifier.identify(token)
+
+
+def test_a_changed_token_is_refused() -> None:
+    signer, verifier = pair(Clock())
+    token = signer.sign(Principal("ann", AccessRole.READER, "t1"), valid_s=60)
+    head, claims, signature = token.split(".")
+    forged = signer.sign(Principal("ann", AccessRole.ADMIN, "t1"), valid_s=60).split(".")[1]
+    unsigned = "eyJhbGciOiJub25lIiwidHlwIjoiSldUIn0"  # {"alg":"none","typ":"JWT"}
+    for other in (
+        f"{head}.{forged}.{signature}",
+        f"{unsigned}.{claims}.",
+        f"{head}.{claims}",
+        "a" * (MAX_TOKEN_BYTES + 1),
+        "\udcff.x.y",
+        "",
+    ):
+        with pytest.raises(errors.Unauthenticated):
+            verifier.identify(other)
+
+
+def test_a_revoked_token_and_its_tickets_are_refused() -> None:
+    signer, verifier = pair(Clock())
+    token = signer.sign(Principal("ann", AccessRole.SUBMITTER, "t1"), valid_s=60)
+    ticket = signer.sign(Principal("s", AccessRole.TRAINER, "t1", "job", 1), valid_s=60)
+    verifier.identify(token)
+    verifier.revoke(frozenset({"t1"}))
+    for revoked in (token, ticket):
+        with pytest.raises(errors.Unauthenticated, match="was revoked"):
+            verifier.identify(revoked)
+
+
+def test_a_key_of_the_wrong_length_is_refused() -> None:
+    with pytest.raises(errors.BadRequest, match="not an Ed25519 public key"):
+        TokenVerifier(b"short")
+
+
+def test_a_token_travels_in_the_metadata_of_a_call() -> None:
+    assert token_in((("x", "y"), *authorization("abc"))) == "abc"
+    assert token_in(authorization("")) == ""
+    assert token_in((("authorization", "Basic abc"),)) == ""
+    assert token_in(None) == ""
