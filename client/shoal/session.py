@@ -41,8 +41,8 @@ class Session:
     job is refused, and the others go on.
 
     Open one session per process or thread; a session is not thread-safe. If the process stalls for longer than the
-    cluster's heartbeat timeout, the coordinator declares the session lost. The others continue, and its next call raises
-    `Fenced`. While the coordinator does not answer, the session keeps metrics and the newest log lines for later.
+    cluster's heartbeat timeout, the coordinator declares the session lost. The others continue, and its next call
+    raises `Fenced`. While the coordinator does not answer, the session keeps metrics and the newest log lines.
 
     Args:
         coordinator: client of the coordinator.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class CoordinatorOptions:
     """The options of a coordinator. Each field is an option, a `SHOAL_*` variable and a line of help."""
 
     listen: flags.CoordinatorListen = ""
@@ -142,8 +142,8 @@ class Options:
         )
 
 
-@command_of(Options)
-def coordinator(options: Options) -> None:
+@command_of(CoordinatorOptions)
+def coordinator(options: CoordinatorOptions) -> None:
     """Runs the coordinator, which keeps the cluster's state: members, placement, jobs and the data ledger."""
     given = RoleIdentity(listen=options.listen, advertise=options.advertise)
     identity = lifecycle.identify("coordinator", given, log_format=options.log_format, log_level=options.log_level)

@@ -66,7 +66,7 @@ Grace = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ServerOptions:
     """The options of a server. Each field is an option, a `SHOAL_*` variable and a line of help."""
 
     coordinator: flags.Coordinator = ""
@@ -91,8 +91,8 @@ class Options:
     supervised: flags.Supervised = False
 
 
-@command_of(Options)
-def server(options: Options) -> None:
+@command_of(ServerOptions)
+def server(options: ServerOptions) -> None:
     """Hosts shards of jobs' variables and applies updates to them."""
     given = RoleIdentity(
         name=options.name, listen=options.listen, advertise=options.advertise, coordinator=options.coordinator

@@ -16,7 +16,8 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from shoal import _rpc, errors
-from shoal._rpc.coordinator import CoordinatorClient, MembershipClient
+from shoal._rpc.coordinator import CoordinatorClient
+from shoal._rpc.membership import MembershipClient
 from shoal.v1 import coordinator_pb2 as members
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1 import parameter_server_pb2_grpc

@@ -23,7 +23,8 @@ from structlog.testing import capture_logs
 
 import shoal
 from shoal import _tracing, consistency, errors
-from shoal._rpc.coordinator import CoordinatorClient, MembershipClient
+from shoal._rpc.coordinator import CoordinatorClient
+from shoal._rpc.membership import MembershipClient
 from shoal._training.overlap import Pipeline
 from shoal.partitioners import FixedShards
 from shoal.v1 import coordinator_pb2, header_pb2, job_pb2

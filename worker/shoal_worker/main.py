@@ -85,7 +85,7 @@ TrainerUserFlag = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class WorkerOptions:
     """The options of a worker. Each field is an option, a `SHOAL_*` variable and a line of help."""
 
     coordinator: flags.Coordinator = ""
@@ -113,8 +113,8 @@ class Options:
     supervised: flags.Supervised = False
 
 
-@command_of(Options)
-def worker(options: Options) -> None:
+@command_of(WorkerOptions)
+def worker(options: WorkerOptions) -> None:
     """Trains the jobs that the coordinator assigns, on one device."""
     from shoal._role.lifecycle import find_credentials, identify, run_role  # noqa: PLC0415
     from shoal_worker.allowed_programs import DEFAULT_PATTERNS  # noqa: PLC0415

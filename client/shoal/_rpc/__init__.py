@@ -24,8 +24,9 @@ from shoal._rpc.channels import (
     retrying,
     status_of,
 )
-from shoal._rpc.coordinator import CoordinatorClient, MembershipClient
+from shoal._rpc.coordinator import CoordinatorClient
 from shoal._rpc.heartbeat_pace import HeartbeatPace
+from shoal._rpc.membership import MembershipClient
 from shoal._rpc.retries import RETRY_TARGETS, Retries, RetryTarget
 from shoal._rpc.servers import Deferred, NonBlocking, Pooled, RawMessages, RpcServer, encoded, refuse, servicer
 from shoal._rpc.tickets import TicketSource

@@ -4,13 +4,10 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from shoal import errors
+from shoal._rpc.coordinator import CoordinatorClient
 from shoal.v1 import token_pb2
-
-if TYPE_CHECKING:
-    from shoal._rpc.coordinator import CoordinatorClient
 
 # Seconds until a renewal is tried again after the coordinator did not answer.
 _AGAIN_S = 10.0
@@ -32,7 +29,7 @@ class TicketSource:
 
     def __init__(
         self,
-        coordinator: "CoordinatorClient",
+        coordinator: CoordinatorClient,
         job: str,
         worker: str = "",
         incarnation: int = 0,

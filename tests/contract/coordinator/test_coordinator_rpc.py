@@ -14,7 +14,7 @@ from shoal import _rpc, errors
 from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.local_storage import LocalStorage
 from shoal._checkpoint.manifest import Manifest
-from shoal._rpc.coordinator import MembershipClient
+from shoal._rpc.membership import MembershipClient
 from shoal.checkpoint_policy import NEVER, CheckpointPolicy
 from shoal.consistency import Synchronous
 from shoal.events import StateChanged, watch
@@ -189,7 +189,7 @@ def test_member_of_another_version_is_refused_with_both_versions(rig: Rig) -> No
 
 
 def test_a_member_says_its_version(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal._rpc.coordinator.version", lambda _: "0.0.7")
+    monkeypatch.setattr("shoal._rpc.membership.version", lambda _: "0.0.7")
     request = members.RegisterRequest(role=members.SESSION, member="notebook")
     with pytest.raises(errors.WrongVersion), MembershipClient(rig.client, request) as member:
         member.start()

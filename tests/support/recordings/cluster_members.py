@@ -5,7 +5,8 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
-from shoal._rpc.coordinator import CoordinatorClient, MembershipClient
+from shoal._rpc.coordinator import CoordinatorClient
+from shoal._rpc.membership import MembershipClient
 from shoal._training.participant import Participant, Report
 from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.consistency import Asynchronous
