@@ -104,7 +104,8 @@ def main() -> int:
     rounds, pushes = (1, 20) if "--short" in sys.argv[1:] else (ROUNDS, PUSHES)
     gradient = {"w": np.ones(25_000, np.float32)}
     with (
-        shoal.LocalCluster(servers=1, workers=0) as cluster,
+        # The calls of the waiting pulls have no token.
+        shoal.LocalCluster(servers=1, workers=0, flags={"coordinator": ["--insecure"]}) as cluster,
         cluster.client() as client,
         client.session("busy", variables=gradient, consistency=shoal.Asynchronous(), shards=1) as busy,
         a_session_ahead_of_its_bound(client) as ahead,

@@ -74,7 +74,14 @@ class Simulation:
 @contextmanager
 def simulated(scale: Scale) -> Iterator[Simulation]:
     """Starts a coordinator, and registers the members."""
-    flags = ["--heartbeat-timeout", str(scale.heartbeat_timeout_s), "--heartbeat-interval", str(scale.interval_s)]
+    # Without tokens, because the simulated members make their calls with few lines of their own.
+    flags = [
+        "--insecure",
+        "--heartbeat-timeout",
+        str(scale.heartbeat_timeout_s),
+        "--heartbeat-interval",
+        str(scale.interval_s),
+    ]
     with (
         shoal.LocalCluster(
             servers=0, workers=0, page_listen="", store=scale.store, flags={"coordinator": flags}

@@ -14,6 +14,7 @@ from members import MembersLine, say
 import shoal
 from shoal import errors
 from shoal._rpc import CoordinatorClient, MembershipClient
+from shoal._security import AccessRole, Credentials
 from shoal._training.participant import Participant
 from shoal.v1 import coordinator_pb2
 
@@ -26,7 +27,8 @@ class Waiter:
 
     def __init__(self, address: str, number: int, variables: dict[str, shoal.Variable]) -> None:
         self._variables = variables
-        self._client = CoordinatorClient(address)
+        presented = Credentials.find().for_coordinator(address, AccessRole.ADMIN)
+        self._client = CoordinatorClient(address, credentials=presented)
         self._replies: list[float] = []
         request = coordinator_pb2.RegisterRequest(role=coordinator_pb2.SESSION, member=f"waiter-{number}")
         self._membership = MembershipClient(self._client, request, on_reply=self._replied)
@@ -51,7 +53,8 @@ class Waiter:
     def _run(self) -> None:
         try:
             self._membership.start()
-            participant = Participant(self._client, JOB, self._membership.member, self._membership.incarnation)
+            own, presented = self._membership, self._membership.credentials_in(JOB)
+            participant = Participant(self._client, JOB, own.member, own.incarnation, credentials=presented)
             participant.describe(self._variables, 0)
             self.described.set()
             with participant.enter() as pipeline:
