@@ -104,7 +104,7 @@ class Race:
 @pytest.fixture
 def recorded() -> Iterator[shoal.Client]:
     """Yields a client of a cluster whose only server records answered pulls and committed pushes."""
-    with shoal.LocalCluster(servers=0, workers=0) as cluster, cluster.client() as client:
+    with shoal.LocalCluster(servers=0, workers=0, env={"SHOAL_INSECURE": "1"}) as cluster, cluster.client() as client:
         command = [sys.executable, history_server.__file__, cluster.address, "recorded"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
             try:

@@ -24,6 +24,7 @@ from shoal.v1 import coordinator_pb2, coordinator_pb2_grpc
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
 from shoal_server.optimizers import compilation
 from shoal_server.process import Server, ServerConfig
+from support.clusters.presented import as_admin
 from support.clusters.supervised import until_ready
 from support.scraping import scrape
 from support.waiting import wait_until
@@ -71,14 +72,16 @@ class TestEveryRole:
         with _rpc.channel(trained.process(role, index).address) as channel:
             reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
+            if role == "worker":  # it answers only probes
+                return
             reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
             request = reflection_pb2.ServerReflectionRequest(list_services="")
-            (answer,) = reflection.ServerReflectionInfo(iter([request]), timeout=5)
+            presented = as_admin(trained.address).metadata()
+            (answer,) = reflection.ServerReflectionInfo(iter([request]), timeout=5, metadata=presented)
         names = {service.name for service in answer.list_services_response.service}
         expected = {
-            "coordinator": {"shoal.v1.Coordinator", "shoal.v1.Jobs"},
+            "coordinator": {"shoal.v1.Coordinator", "shoal.v1.Jobs", "shoal.v1.Tokens"},
             "server": {"shoal.v1.ParameterServer"},
-            "worker": set(),
         }
         assert names >= {"grpc.health.v1.Health", *expected[role]}
 

@@ -99,7 +99,7 @@ def test_session_falls_back_to_tcp_when_dev_shm_is_full(shared_cluster: shoal.Lo
 def test_lanes_listen_on_the_given_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    flags = {"server": ["--lane-port", str(port)]}
+    flags = {"server": ["--lane-port", str(port)], "coordinator": ["--insecure"]}
     with shoal.LocalCluster(servers=1, workers=0, flags=flags) as cluster, cluster.client() as client:
         assert offer(cluster.process("server").address).address == f"127.0.0.1:{port}"
         assert port in train(client, "first")
@@ -121,7 +121,10 @@ def test_server_without_lanes_trains_and_unknown_transport_is_refused(
     monkeypatch.delenv("SHOAL_TRANSPORT", raising=False)
     wrong = {"SHOAL_TRANSPORT": "udp"}
     complaint = "SHOAL_TRANSPORT is 'udp'; set it to auto, tcp or grpc"
-    with shoal.LocalCluster(1, 1, env={"SHOAL_LANES": "0"}) as cluster, cluster.client() as client:
+    with (
+        shoal.LocalCluster(1, 1, env={"SHOAL_LANES": "0", "SHOAL_INSECURE": "1"}) as cluster,
+        cluster.client() as client,
+    ):
         address = cluster.process("server").address
         assert offer(address) == pb.AttachReply()
         server = _rpc.parse_address(address)[1]

@@ -391,7 +391,7 @@ def test_a_collector_that_hangs_does_not_hold_up_the_end(environment: pytest.Mon
 
 
 def spans_in_memory() -> int:
-    return sum(isinstance(it, ReadableSpan) for it in gc.get_objects())
+    return sum(issubclass(type(it), ReadableSpan) for it in gc.get_objects())  # not isinstance: some are dead proxies
 
 
 def test_spans_without_a_collector_are_bounded(environment: pytest.MonkeyPatch) -> None:

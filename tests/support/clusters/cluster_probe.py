@@ -9,13 +9,16 @@ from shoal._wire.layout import Placement
 from shoal.v1 import job_pb2, job_pb2_grpc
 from shoal_server.shards.events import Admission
 from support.clusters import history_server
+from support.clusters.presented import as_admin
 
 
 def placement(client: Client, job: str) -> Placement:
     """Returns the placement of a job."""
+    metadata = as_admin(client.address).metadata()
     with _rpc.channel(client.address) as channel:
         request = job_pb2.GetPlacementRequest(job=job)
-        return Placement.from_proto(job_pb2_grpc.JobsStub(channel).GetPlacement(request, timeout=20))
+        reply = job_pb2_grpc.JobsStub(channel).GetPlacement(request, timeout=20, metadata=metadata)
+    return Placement.from_proto(reply)
 
 
 def histories(client: Client, job: str) -> dict[int, list[Admission]]:

@@ -18,21 +18,28 @@ from shoal._wire.packing import CompleteArrays
 from shoal._wire.transfer import PushPayload
 from shoal.v1 import coordinator_pb2, job_pb2, parameter_server_pb2_grpc
 from shoal.v1 import parameter_server_pb2 as pb
+from support.clusters.presented import as_admin
 from support.scraping import sample
 from support.waiting import wait_until
 
 
 def main(address: str, job: str, *pairs: str) -> None:
     pages = dict(pair.split("=", 1) for pair in pairs)
-    coordinator = _rpc.CoordinatorClient(address)
+    coordinator = _rpc.CoordinatorClient(address, credentials=as_admin(address))
     member = coordinator_pb2.RegisterRequest(role=coordinator_pb2.SESSION, member="victim")
     membership = _rpc.MembershipClient(coordinator, member)
     membership.start()
-    entered = Participant(coordinator, job, "victim", membership.incarnation).enter()
+    presented = membership.credentials_in(job)
+    entered = Participant(coordinator, job, "victim", membership.incarnation, credentials=presented).enter()
     reply = coordinator.call(coordinator.jobs.GetPlacement, job_pb2.GetPlacementRequest(job=job))
     placement, aggregations = Placement.from_proto(reply), [Aggregation.TRAINABLE]
     parameters = ParameterClient(
-        placement, worker="victim", incarnation=membership.incarnation, step=entered.step, refresh=lambda: placement
+        placement,
+        worker="victim",
+        incarnation=membership.incarnation,
+        step=entered.step,
+        refresh=lambda: placement,
+        credentials=presented,
     )
     pulled = parameters.fetch(parameters.step)
     gradients = {name: np.ones(v.shape, v.dtype) for name, v in placement.variables.items()}
@@ -57,9 +64,9 @@ def main(address: str, job: str, *pairs: str) -> None:
         yield pb.PushRequest(chunks=next(messages).chunks[:1])
         threading.Event().wait()
 
-    stub(first).Push(requests(first))  # staged whole on one server
+    stub(first).Push(requests(first), metadata=presented.metadata())  # staged whole on one server
     before = received()
-    call = stub(second).Push.future(half())
+    call = stub(second).Push.future(half(), metadata=presented.metadata())
     wait_until(lambda: received() > before, what="the chunk's arrival")
     assert not call.done(), "the server did not wait for the other half"
     print("half", flush=True)
