@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import structlog
 import typer
 from prometheus_client import CollectorRegistry
 
@@ -19,6 +20,9 @@ from shoal._security import Credentials
 
 if TYPE_CHECKING:
     from shoal_coordinator.process import CoordinatorConfig
+
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

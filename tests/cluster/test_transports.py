@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,12 @@ import pytest
 
 import shoal
 from shoal import _rpc, optim
+from shoal._security import authorization
 from shoal._transport.segment import FOLDER_VARIABLE
 from shoal.status import Role
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
+from support.clusters.presented import as_admin
 from support.transport_observer import ports
 
 pytestmark = pytest.mark.cluster
@@ -32,10 +35,11 @@ with shoal.Client(sys.argv[1]) as client:
 """
 
 
-def offer(address: str) -> pb.AttachReply:
+def offer(address: str, ticket: str = "") -> pb.AttachReply:
     """Returns a server's offer of lanes."""
     with _rpc.channel(address) as channel:
-        return ParameterServerStub(channel).Attach(pb.AttachRequest(), timeout=5)
+        stub = ParameterServerStub(channel)
+        return stub.Attach(pb.AttachRequest(), timeout=5, metadata=authorization(ticket))
 
 
 def train(client: shoal.Client, job: str, steps: int = 3) -> list[int]:
@@ -50,7 +54,6 @@ def train(client: shoal.Client, job: str, steps: int = 3) -> list[int]:
 
 def test_each_transport_trains_the_same_bits(shared_cluster: shoal.LocalCluster, client: shoal.Client) -> None:
     servers = [member.address for member in client.status().alive(Role.SERVER)]
-    lanes = {_rpc.parse_address(offer(address).address)[1] for address in servers}
     jobs = {
         transport: client.submit(
             shoal.Job(
@@ -64,6 +67,9 @@ def test_each_transport_trains_the_same_bits(shared_cluster: shoal.LocalCluster,
         )
         for transport in ("grpc", "tcp", "auto")
     }
+    with closing(_rpc.CoordinatorClient(client.address, credentials=as_admin(client.address))) as coordinator:
+        ticket = _rpc.TicketSource(coordinator, jobs["grpc"].name)()
+    lanes = {_rpc.parse_address(offer(address, ticket).address)[1] for address in servers}
     seen, values = {}, {}
     for transport, job in jobs.items():
         job.wait(timeout_s=60)
