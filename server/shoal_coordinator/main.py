@@ -163,6 +163,8 @@ def coordinator(options: CoordinatorOptions) -> None:
     def start(registry: CollectorRegistry, _metrics_address: str) -> lifecycle.Running:
         from shoal_coordinator.process import start_coordinator  # noqa: PLC0415 - numpy is slow
 
+        if options.insecure:
+            _log.warning("the cluster asks for no tokens: all who can reach it can read and change everything in it")
         return start_coordinator(options.config(identity, credentials), registry, fail)
 
     lifecycle.run_role(
