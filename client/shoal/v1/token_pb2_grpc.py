@@ -82,7 +82,7 @@ class TokensServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RevokeToken(self, request, context):
-        """Makes a token useless, with all tickets made for it. Streams that use it end within 5 seconds.
+        """Makes a token useless, with all tickets made for it, for new calls. A call in progress continues until it ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -49,7 +49,7 @@ class TokensStub:
     CreateToken: _grpc.UnaryUnaryMultiCallable[_token_pb2.CreateTokenRequest, _token_pb2.CreateTokenReply]
     """Makes a token. Only admins may call this and the next two."""
     RevokeToken: _grpc.UnaryUnaryMultiCallable[_token_pb2.RevokeTokenRequest, _token_pb2.RevokeTokenReply]
-    """Makes a token useless, with all tickets made for it. Streams that use it end within 5 seconds."""
+    """Makes a token useless, with all tickets made for it, for new calls. A call in progress continues until it ends."""
     ListTokens: _grpc.UnaryUnaryMultiCallable[_token_pb2.ListTokensRequest, _token_pb2.ListTokensReply]
     """Returns the tokens that have not expired, without the texts that prove them."""
 
@@ -69,7 +69,7 @@ class TokensAsyncStub(TokensStub):
     CreateToken: _aio.UnaryUnaryMultiCallable[_token_pb2.CreateTokenRequest, _token_pb2.CreateTokenReply]  # type: ignore[assignment]
     """Makes a token. Only admins may call this and the next two."""
     RevokeToken: _aio.UnaryUnaryMultiCallable[_token_pb2.RevokeTokenRequest, _token_pb2.RevokeTokenReply]  # type: ignore[assignment]
-    """Makes a token useless, with all tickets made for it. Streams that use it end within 5 seconds."""
+    """Makes a token useless, with all tickets made for it, for new calls. A call in progress continues until it ends."""
     ListTokens: _aio.UnaryUnaryMultiCallable[_token_pb2.ListTokensRequest, _token_pb2.ListTokensReply]  # type: ignore[assignment]
     """Returns the tokens that have not expired, without the texts that prove them."""
 
@@ -104,7 +104,7 @@ class TokensServicer(metaclass=_abc_1.ABCMeta):
         request: _token_pb2.RevokeTokenRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_token_pb2.RevokeTokenReply, _abc.Awaitable[_token_pb2.RevokeTokenReply]]:
-        """Makes a token useless, with all tickets made for it. Streams that use it end within 5 seconds."""
+        """Makes a token useless, with all tickets made for it, for new calls. A call in progress continues until it ends."""
 
     @_abc_1.abstractmethod
     def ListTokens(
