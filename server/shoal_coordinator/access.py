@@ -3,7 +3,7 @@
 import secrets
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -166,11 +166,7 @@ class Access:
                 raise errors.BadRequest(
                     f"there is no token with the id or the name {token!r}; `shoal token ls` lists them"
                 )
-            revoked = [
-                TokenInfo(each.id, each.name, each.role, each.expires_at, revoked=True)
-                for each in found
-                if not each.revoked
-            ]
+            revoked = [replace(each, revoked=True) for each in found if not each.revoked]
             self._write({record_keys.of_token(each.id): _record(each) for each in revoked})
             self._tokens |= {each.id: each for each in revoked}
             self._apply_revocations()

@@ -14,6 +14,7 @@ from shoal._cli import options
 from shoal._cli.output import Output, Row
 from shoal._rpc import CoordinatorClient
 from shoal._security import GIVEN_ROLES, AccessRole, Credentials
+from shoal._system import private_files
 from shoal.v1 import token_pb2
 
 app = typer.Typer(
@@ -112,7 +113,7 @@ def _calling(address: str, retry_for_s: float) -> Iterator[CoordinatorClient]:
 
 def _created(file: Path) -> int:
     try:
-        return os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        return private_files.create(file)
     except FileExistsError:
         raise errors.BadRequest(f"{file} exists; name a new file, so that no other token is lost") from None
     except OSError as error:

@@ -8,7 +8,7 @@ find their tokens. `certificates` and `tls` protect connections. `credentials` i
 slow to import, and a client without TLS does not need it.
 """
 
-from shoal._security.access_files import AccessFile, TokenSource, find_token, read_token_file
+from shoal._security.access_files import AccessFile, TokenSource
 from shoal._security.authorizer import Authorizer, open_authorizer
 from shoal._security.bearer import MAX_TOKEN_BYTES, authorization, token_in
 from shoal._security.credentials import NO_CREDENTIALS, VARIABLES, Credentials
@@ -34,8 +34,6 @@ __all__ = [
     "check_own",
     "check_permitted",
     "explained",
-    "find_token",
     "open_authorizer",
-    "read_token_file",
     "token_in",
 ]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from shoal import errors
 from shoal._security.principal import AccessRole
-from shoal._system import atomic_write
+from shoal._system import atomic_write, private_files
 
 TOKEN_FILE_VARIABLE = "SHOAL_TOKEN_FILE"  # noqa: S105 - the name of a variable
 # A file's group may read it, as that of a Kubernetes secret does. Nobody else may, and only the owner may write.
@@ -24,25 +24,17 @@ _LOOPBACK_NAMES = {"localhost": "127.0.0.1", "[::1]": "127.0.0.1", "::1": "127.0
 _MAX_BYTES = 64 << 10
 
 
-def access_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Returns the folder of access files: in XDG_STATE_HOME, by default ~/.local/state."""
-    home = environment.get("XDG_STATE_HOME", "")
-    base = Path(home) if home.startswith("/") else Path.home() / ".local/state"
-    return base / "shoal" / "access"
-
-
 class AccessFile:
     """The access file of one coordinator.
 
     Args:
         address: host:port of the coordinator.
-        folder: folder of access files. Default: `access_folder()`.
     """
 
-    def __init__(self, address: str, folder: Path | None = None) -> None:
+    def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
         name = f"{_LOOPBACK_NAMES.get(host, host)}_{port}".replace("/", "_")
-        self.path = (folder or access_folder()) / f"{name}.json"
+        self.path = private_files.state_folder() / "access" / f"{name}.json"
 
     def write(self, tokens: Mapping[AccessRole, str]) -> None:
         """Writes the tokens. Only this user can read the file.
@@ -54,10 +46,8 @@ class AccessFile:
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.path.parent.chmod(0o700)
-            with atomic_write(self.path) as unfinished:
-                descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-                with open(descriptor, "w") as file:
-                    file.write(text)
+            with atomic_write(self.path) as unfinished, open(private_files.create(unfinished), "w") as file:
+                file.write(text)
         except OSError as error:
             raise errors.StoreFailed(
                 f"cannot write the tokens of this machine's processes to {self.path}: {error}. Set XDG_STATE_HOME to a "
@@ -89,7 +79,40 @@ class AccessFile:
             ) from None
 
 
-def read_token_file(path: Path) -> str:
+class TokenSource:
+    """The token of a process. A call returns it; it is read again when its file changes. Thread-safe.
+
+    It is the token in the file that SHOAL_TOKEN_FILE names, or else the one in this user's access file.
+
+    Args:
+        address: host:port of the coordinator.
+        role: the access role of the process.
+    """
+
+    def __init__(self, address: str, role: AccessRole) -> None:
+        self._named, self._access_file, self._role = os.environ.get(TOKEN_FILE_VARIABLE, ""), AccessFile(address), role
+        self._path = Path(self._named) if self._named else self._access_file.path
+        self._seen: tuple[object, str] = _NEVER, ""
+
+    def __call__(self) -> str:
+        """Returns the token; empty if there is none.
+
+        Raises:
+            Unauthenticated: there is no file that SHOAL_TOKEN_FILE names, or a file that is there cannot be used.
+        """
+        try:
+            status = os.stat(self._path)
+            version: object = (status.st_mtime_ns, status.st_ino, status.st_size)
+        except OSError:
+            version = None
+        seen, token = self._seen
+        if seen is _NEVER or seen != version:
+            token = _token_in(self._path) if self._named else self._access_file.read().get(self._role.value, "")
+            self._seen = version, token
+        return token
+
+
+def _token_in(path: Path) -> str:
     """Returns the token in a file.
 
     Raises:
@@ -104,57 +127,6 @@ def read_token_file(path: Path) -> str:
     if not token or not token.isascii() or any(character.isspace() for character in token):
         raise errors.Unauthenticated(f"the token file {path} must have one token, and nothing else")
     return token
-
-
-def find_token(address: str, role: AccessRole, environment: Mapping[str, str] = os.environ) -> str:
-    """Returns the token with which a process calls a coordinator.
-
-    Args:
-        address: host:port of the coordinator.
-        role: the access role of the process.
-        environment: environment variables.
-
-    Returns:
-        The token in SHOAL_TOKEN_FILE if it is set, else the one in this user's access file. Empty if there is none.
-
-    Raises:
-        Unauthenticated: the file cannot be used; see `read_token_file` and `AccessFile.read`.
-    """
-    if named := environment.get(TOKEN_FILE_VARIABLE, ""):
-        return read_token_file(Path(named))
-    return AccessFile(address, access_folder(environment)).read().get(role.value, "")
-
-
-class TokenSource:
-    """The token of a process. A call returns it; it is read again when its file changes. Thread-safe.
-
-    Args:
-        address: host:port of the coordinator.
-        role: the access role of the process.
-    """
-
-    def __init__(self, address: str, role: AccessRole) -> None:
-        self._address, self._role = address, role
-        self._seen: tuple[object, str] = _NEVER, ""
-
-    def __call__(self) -> str:
-        """Returns the token; empty if there is none.
-
-        Raises:
-            Unauthenticated: see `find_token`.
-        """
-        named = os.environ.get(TOKEN_FILE_VARIABLE, "")
-        path = Path(named) if named else AccessFile(self._address).path
-        try:
-            status = os.stat(path)
-            version: object = (status.st_mtime_ns, status.st_ino, status.st_size)
-        except OSError:
-            version = None
-        seen, token = self._seen
-        if seen is _NEVER or seen != version:
-            token = find_token(self._address, self._role)
-            self._seen = version, token
-        return token
 
 
 def _private_text(path: Path) -> str:
@@ -185,4 +157,4 @@ def _private_text(path: Path) -> str:
         return file.read(_MAX_BYTES)
 
 
-__all__ = ["TOKEN_FILE_VARIABLE", "AccessFile", "TokenSource", "access_folder", "find_token", "read_token_file"]
+__all__ = ["TOKEN_FILE_VARIABLE", "AccessFile", "TokenSource"]

@@ -6,7 +6,6 @@ addresses. A URI cannot be mistaken for a host, and SPIRE and cert-manager issue
 
 import datetime
 import ipaddress
-import os
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -182,7 +181,7 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 def _write(file: Path, content: bytes) -> Path:
     """Creates a file that only this user can read, if it is a key, or that all can read."""
     mode = 0o600 if file.stem.endswith("-key") else 0o644
-    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as opened:
+    with open(private_files.create(file, mode), "wb") as opened:
         opened.write(content)
     return file
 

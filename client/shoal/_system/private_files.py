@@ -1,4 +1,6 @@
-"""Permissions of the files that a cluster keeps: the store and checkpoints, which hold users' models and settings.
+"""Files that a cluster keeps for one user: where they lie, and their permissions.
+
+They are the store and checkpoints, which hold users' models and settings, and the files of keys and tokens.
 
 Only the user that a role runs as can access the files that the role creates. `SHOAL_FILE_ACCESS=group` also gives
 access to the group of the folder, for roles that share a volume under several user ids. Files that already exist keep
@@ -53,4 +55,22 @@ def make_folder(folder: Path) -> None:
             missing.chmod(mode)  # the process's umask does not apply to what the operator asked for
 
 
-__all__ = ["VARIABLE", "file_mode", "folder_mode", "make_folder"]
+def state_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Returns the folder for the state of this user's clusters, by the XDG base directory specification."""
+    # The specification says to ignore relative paths.
+    home = environment.get("XDG_STATE_HOME", "")
+    base = Path(home) if os.path.isabs(home) else Path.home() / ".local" / "state"
+    return base / "shoal"
+
+
+def create(file: Path, mode: int = 0o600) -> int:
+    """Creates a file for writing, and returns its descriptor.
+
+    Raises:
+        FileExistsError: there is one already.
+        OSError: it cannot be created.
+    """
+    return os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+
+
+__all__ = ["VARIABLE", "create", "file_mode", "folder_mode", "make_folder", "state_folder"]

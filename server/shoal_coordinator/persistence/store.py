@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from shoal import errors
+from shoal._system import private_files
 from shoal_coordinator.persistence.sqlite_store import SqliteStore
 
 # The value in place of a path for a store in memory.
@@ -88,11 +89,8 @@ def open_store(where: str) -> Store:
 
 
 def default_path(environment: Mapping[str, str] = os.environ) -> Path:
-    """Returns the default path of the store, by the XDG base directory specification."""
-    # The specification says to ignore relative paths.
-    home = environment.get("XDG_STATE_HOME", "")
-    state = Path(home) if os.path.isabs(home) else Path.home() / ".local" / "state"
-    return state / "shoal" / _FILE_NAME
+    """Returns the default path of the store."""
+    return private_files.state_folder(environment) / _FILE_NAME
 
 
 def make_default_path() -> Path:
