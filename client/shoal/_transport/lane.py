@@ -29,9 +29,9 @@ _KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPC
 _SHORTEST_TIMEOUT_S = 0.001  # the kernel takes 0 for no timeout
 _FIRST_BUFFER = 1 << 16  # bytes; grows with the received messages
 # Sleeping and waking takes longer than a small call. If the other end answered within this time before, a client polls
-# for as long before it sleeps, and yields the core between two polls. This makes steps of a millisecond faster, and
-# costs nothing for longer ones.
-BRIEF_S = 0.002
+# for as long before it sleeps, and yields the core between two polls. Longer steps cost nothing more. A server polls
+# for less time, and only if it serves one client (`Listener`).
+BRIEF_S, SERVER_BRIEF_S = 0.002, 0.0005
 # Within a large payload, a reader is woken once for this many bytes, not for each packet, because waking it costs the
 # sender's time.
 _WAKE_BYTES = 128 << 10
@@ -44,6 +44,7 @@ _FIRST_BATCH_BYTES = 1
 _TLS_ALERT = b"\x15\x03"
 _USES_TLS = "the other end uses TLS; give this process --tls-ca, --tls-cert and --tls-key (or SHOAL_TLS_CA, ...)"
 _Heed = Callable[[], bool] | None
+_Brief = Callable[[], float] | None
 
 
 class Lane(Connection):
@@ -54,15 +55,14 @@ class Lane(Connection):
         peer: how messages name the other end; host:port if the socket is TCP.
         frames: the kinds of frame on this port.
         stall_s: seconds without progress after which a transfer fails.
-        polls: whether it polls for a frame that is likely to come soon. A server must not: its lanes would take cores
-            from the calls of other clients.
+        brief_s: returns how long it may poll now for a frame that is likely to come soon, in seconds. Default: BRIEF_S.
     """
 
     def __init__(
-        self, connection: socket.socket, peer: str, frames: Frames, *, stall_s: float = STALL_S, polls: bool = True
+        self, connection: socket.socket, peer: str, frames: Frames, *, stall_s: float = STALL_S, brief_s: _Brief = None
     ) -> None:
         self.peer, self.frames, self.identity = peer, frames, None
-        self._polls = polls
+        self._brief_s = brief_s or (lambda: BRIEF_S)
         self._kinds, self._streamed = frames.by_number, frames.streamed
         self._end_frame = _HEADER.pack(frames.end, _RESERVED, 0)
         self._socket: ByteStream = connection
@@ -258,8 +258,8 @@ class Lane(Connection):
 
     def _read_some(self, within_s: float | None) -> None:
         """Waits for the first bytes of a frame, and reads all available ones: small frames arrive several at once."""
-        begun = time.monotonic()
-        if self._last in self._brief and self._watch(begun + BRIEF_S):
+        begun, brief_s = time.monotonic(), self._brief_s()
+        if self._last in self._brief and self._watch(begun + brief_s):
             return
         if within_s is not None and within_s < self._stall_s and not self._speaks(within_s):
             raise self._stalled("has sent nothing for", within_s)
@@ -274,7 +274,7 @@ class Lane(Connection):
             except OSError as error:
                 raise self._broken(error) from None
             self._end += self._some(count)
-        if self._polls and self._last not in self._streamed and time.monotonic() - begun < BRIEF_S:
+        if self._last not in self._streamed and time.monotonic() - begun < brief_s:
             self._brief.add(self._last)
         else:
             self._brief.discard(self._last)

@@ -16,7 +16,7 @@ from shoal import errors
 from shoal._limits import Limit
 from shoal._transport.connection import Connection, Frames
 from shoal._transport.handshake import Security, accept_handshake, send_error
-from shoal._transport.lane import Lane
+from shoal._transport.lane import SERVER_BRIEF_S, Lane
 from shoal.v1 import parameter_server_pb2 as pb
 
 _log = structlog.get_logger(__name__)
@@ -24,6 +24,8 @@ _log = structlog.get_logger(__name__)
 _ACCEPT_PAUSE_S = 0.1
 # Seconds for the whole handshake: the protection of the bytes, the hello and its answer.
 HELLO_TIMEOUT_S = 5.0
+# A client's lanes to one server: for pulls and for pushes.
+_CLIENT_LANES = 2
 
 
 class ConnectionHandler(Protocol):
@@ -143,7 +145,7 @@ class Listener:
                 if not poll.poll(left):
                     continue
                 connection, address = self._socket.accept()
-                lane = Lane(connection, _peer(address), self._frames, polls=False)
+                lane = Lane(connection, _peer(address), self._frames, brief_s=self._brief_s)
             except BlockingIOError:
                 continue
             except OSError as error:
@@ -153,6 +155,10 @@ class Listener:
                 self._pause.wait(_ACCEPT_PAUSE_S)  # the cause may pass, such as too many open files
                 continue
             self._begin(lane)
+
+    def _brief_s(self) -> float:
+        """Returns how long a lane may poll now, in seconds. It must not take cores from calls of other clients."""
+        return SERVER_BRIEF_S if len(self._served) <= _CLIENT_LANES else 0.0
 
     def _close_late(self) -> float | None:
         """Closes connections whose handshake takes too long. Returns milliseconds until the next one may be late."""

@@ -385,14 +385,14 @@ class TestWatching:
                     last = kind
             assert polled == [frame(Frame.COMMIT)] * 2
 
-    def test_lane_of_a_server_never_polls(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(_lane, "BRIEF_S", 3600.0)
-        with lane_and_socket(polls=False) as (lane, far):
+    def test_lane_that_must_not_poll_now_sleeps_at_once(self) -> None:
+        allowed = iter((3600.0, 3600.0, 3600.0, 0.0, 0.0, 0.0))
+        with lane_and_socket(brief_s=lambda: next(allowed)) as (lane, far):
             polled = spy_on_polls(lane)
-            for _ in range(3):
+            for _ in range(6):
                 far.sendall(frame(Frame.END))
                 lane.receive()
-            assert polled == []
+            assert polled == [frame(Frame.END)]
 
     @pytest.mark.parametrize("end", ["closes", "resets"])
     def test_an_end_is_seen(self, monkeypatch: pytest.MonkeyPatch, end: str) -> None:

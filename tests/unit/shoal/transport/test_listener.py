@@ -1,6 +1,7 @@
 """Listener without a parameter server: its own kinds of frames, an identity check, and protected bytes."""
 
 import enum
+import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from shoal import _rpc, errors
 from shoal._limits import catalogue, refusals
 from shoal._security import AccessRole, Principal
+from shoal._transport import listener as _listener
 from shoal._transport.connection import ByteStream, Connection, Frames
 from shoal._transport.handshake import Security, TokenSecurity, open_handshake, received_error
 from shoal._transport.lane import Lane
@@ -61,6 +63,7 @@ class Masked:
 
     def __init__(self, stream: ByteStream, mask: int) -> None:
         self._stream, self._mask = stream, mask
+        self.polls = 0  # reads that do not block
         self.setsockopt, self.fileno = stream.setsockopt, stream.fileno
         self.shutdown, self.close = stream.shutdown, stream.close
 
@@ -71,6 +74,7 @@ class Masked:
         return self._stream.sendmsg([self._masked(b"".join(buffers))])
 
     def recv_into(self, buffer: memoryview, nbytes: int = 0, flags: int = 0, /) -> int:
+        self.polls += bool(flags & socket.MSG_DONTWAIT)
         count = self._stream.recv_into(buffer, nbytes, flags)
         buffer[:count] = self._masked(bytes(buffer[:count]))
         return count
@@ -87,10 +91,16 @@ class Names:
     def __init__(self, credential: bytes = b"", mask: int = 0x5A) -> None:
         self._credential, self._mask = credential, mask
         self.protected: list[bool] = []
+        self.streams: list[Masked] = []
 
     def protect(self, stream: ByteStream, peer: str, *, accepted: bool) -> Masked:
         self.protected.append(accepted)
-        return Masked(stream, self._mask)
+        self.streams.append(Masked(stream, self._mask))
+        return self.streams[-1]
+
+    @property
+    def polls(self) -> int:
+        return sum(stream.polls for stream in self.streams)
 
     def credential(self) -> bytes:
         return self._credential
@@ -165,6 +175,26 @@ def test_an_identity_over_protected_bytes() -> None:
         assert welcome.reason == "ada"
         assert said(lane, Echo.SAY, b"x" * 100_000) == (Echo.SAY, b"x" * 100_000)
     assert (theirs.protected, ours.protected) == ([True], [False])
+
+
+def test_listener_polls_for_one_client_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_listener, "SERVER_BRIEF_S", 3600.0)
+    theirs, ours = Names(), Names(b"ada:secret")
+    with (
+        listening(theirs, limit=3, host_limit=3) as listener,
+        connected(listener, ours) as (pulls, _),
+        connected(listener, ours) as (pushes, _),
+    ):
+        for lane in (pulls, pushes) * 3:
+            said(lane, Echo.SAY, b"one client")
+        wait_until(lambda: theirs.polls > 0, what="a poll")
+        with connected(listener, ours) as (third, _):
+            for lane in (pulls, pushes, third):
+                said(lane, Echo.SAY, b"the last frame that is polled for")
+            polled = theirs.polls
+            for lane in (pulls, pushes, third) * 3:
+                said(lane, Echo.SAY, b"another client")
+            assert theirs.polls == polled
 
 
 @pytest.mark.parametrize("security", [Names(b"ada:guess"), Names(b"ada:secret", mask=1), TokenSecurity(b"ada:secret")])
