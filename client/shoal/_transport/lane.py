@@ -22,6 +22,7 @@ from shoal._wire.limits import CHUNK_BYTES, MAX_MESSAGE_BYTES
 
 _HEADER = struct.Struct("<B3sI")
 _RESERVED = bytes(3)
+_DONT_WAIT, _WAIT_ALL = int(socket.MSG_DONTWAIT), int(socket.MSG_WAITALL)  # an enum's operators take a microsecond
 # Seconds after which a transfer without progress fails, which closes the lane. A call may wait for its answer longer.
 STALL_S = 30.0
 # A reader detects within about 30 seconds that the other host has vanished.
@@ -283,7 +284,7 @@ class Lane(Connection):
         """Polls the socket until data arrive or the time is over. Returns whether data arrived."""
         while time.monotonic() < until:
             try:
-                count = self._socket.recv_into(self._buffer, _FIRST_BUFFER, socket.MSG_DONTWAIT)
+                count = self._socket.recv_into(self._buffer, _FIRST_BUFFER, _DONT_WAIT)
             except BlockingIOError:
                 os.sched_yield()
                 continue
@@ -339,7 +340,7 @@ class Lane(Connection):
         """Waits until these buffers are full, in one system call. Returns the bytes that were read."""
         self._keep_limit()
         try:
-            return self._some(self._socket.recvmsg_into(targets[:_MAX_PIECES], 0, socket.MSG_WAITALL)[0])
+            return self._some(self._socket.recvmsg_into(targets[:_MAX_PIECES], 0, _WAIT_ALL)[0])
         except BlockingIOError:
             raise self._stalled("has sent nothing for") from None
         except OSError as error:

@@ -1,6 +1,7 @@
 """TLS on lanes: a byte stream that encrypts with Python's `ssl`, and the security that puts it on a connection."""
 
 import math
+import select
 import socket
 import ssl
 import struct
@@ -30,6 +31,7 @@ _DRAINED_BYTES = 64 << 10
 # OpenSSL sends no alert to an end that does not use TLS. This alert (protocol_version) lets a lane say what is wrong.
 _ALERT = b"\x15\x03\x03\x00\x02\x02\x46"
 _TIMEOUT = struct.Struct("ll")
+_DONT_WAIT, _WAIT_ALL = int(socket.MSG_DONTWAIT), int(socket.MSG_WAITALL)
 
 
 def secured(security: Security, credentials: Credentials) -> Security:
@@ -95,6 +97,9 @@ class TlsStream:
         self._socket.settimeout(self._timeout_s or None)
         # Held while `ssl` uses the socket. `close` takes it, so that the descriptor is not reused under a call.
         self._use = threading.Lock()
+        # MSG_DONTWAIT has no effect on a Python socket with a timeout.
+        self._arrivals = select.poll()
+        self._arrivals.register(self._socket, select.POLLIN)
         self._greeted = False  # whether the TLS handshake is complete
         self._begun: memoryview | None = None  # a write that timed out, which `ssl` must get again
 
@@ -136,7 +141,7 @@ class TlsStream:
     def recv_into(self, buffer: memoryview, nbytes: int = 0, flags: int = 0, /) -> int:
         with self._use:
             self._greet()
-            if flags & socket.MSG_DONTWAIT and not (self._socket.pending() or self._arrived()):
+            if flags & _DONT_WAIT and not (self._socket.pending() or self._arrivals.poll(0)):
                 raise BlockingIOError
             return self._receive(buffer, nbytes)
 
@@ -158,7 +163,7 @@ class TlsStream:
                             return received, [], 0, None
                         raise
                     received, begin = received + count, begin + count
-                    if not count or not flags & socket.MSG_WAITALL or time.monotonic() > give_up:
+                    if not count or not flags & _WAIT_ALL or time.monotonic() > give_up:
                         return received, [], 0, None
         return received, [], 0, None
 
@@ -178,14 +183,6 @@ class TlsStream:
             return self._socket.recv_into(buffer, nbytes)
         except TimeoutError:
             raise BlockingIOError from None
-
-    def _arrived(self) -> bool:
-        """Returns whether the socket has bytes, or is closed."""
-        try:
-            socket.socket.recv(self._socket, 1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        return True
 
     def _greet(self) -> None:
         """Makes the TLS handshake at the first use.
