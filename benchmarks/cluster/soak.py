@@ -29,13 +29,14 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import numpy as np
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 import shoal
+from shoal._security import AccessRole, Credentials
 from shoal._transport.segment import FOLDER_VARIABLE
 from shoal.consistency import Consistency
 from shoal_coordinator.cluster.membership import MAX_DEAD
@@ -105,6 +106,8 @@ class Readings:
         self._processes = {
             process.name: (psutil.Process(process.pid), process.metrics) for process in cluster.processes
         }
+        presented = Credentials.find().for_coordinator(cluster.address, AccessRole.ADMIN)
+        self._authorization = dict(presented.metadata())
         self._folder, self._minute_s = segments, minute_s
         self._stop = threading.Event()
         self._thread = ThreadPoolExecutor(1)
@@ -127,13 +130,13 @@ class Readings:
                 smallest(use.resident, minute, process.memory_info().rss)
                 smallest(use.files, minute, process.num_fds())
                 smallest(use.threads, minute, process.num_threads())
-                smallest(use.blocks, minute, allocated_blocks(metrics))
+                smallest(use.blocks, minute, allocated_blocks(metrics, self._authorization))
             smallest(self.segments, minute, len(list(self._folder.iterdir())))
 
 
-def allocated_blocks(metrics: str) -> int:
+def allocated_blocks(metrics: str, authorization: Mapping[str, str]) -> int:
     """Returns the number of allocated blocks from a role's metrics."""
-    with urlopen(f"http://{metrics}/metrics", timeout=10) as reply:
+    with urlopen(Request(f"http://{metrics}/metrics", headers=dict(authorization)), timeout=10) as reply:
         for family in text_string_to_metric_families(reply.read().decode()):
             if family.name == "python_allocated_blocks":
                 return int(family.samples[0].value)

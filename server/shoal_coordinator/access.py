@@ -177,6 +177,19 @@ class Access:
         with self._lock:
             return [token for token in self._tokens.values() if token.expires_at > self._clock()]
 
+    def check_valid(self, principal: Principal) -> None:
+        """Checks that the token which identified a caller earlier is still valid.
+
+        Raises:
+            Unauthenticated: it was revoked, or has expired.
+        """
+        with self._lock:
+            known = self._tokens.get(principal.token)
+        if principal.token in self.revoked or (known and known.expires_at <= self._clock()):
+            raise errors.Unauthenticated(
+                f"the token of {principal} was revoked or has expired; log in with another one"
+            )
+
     def _apply_revocations(self) -> None:
         now = self._clock()
         revoked = (token.id for token in self._tokens.values() if token.revoked and token.expires_at > now)

@@ -13,12 +13,13 @@ from prometheus_client import CollectorRegistry
 from shoal import _rpc, errors
 from shoal._checkpoint import CheckpointStorage, open_shared_storage, probe
 from shoal._limits import catalogue
-from shoal._security import NO_CREDENTIALS, AccessFile, AccessRole, Authorizer, Credentials
+from shoal._security import NO_CREDENTIALS, AccessFile, AccessRole, Authorizer, Credentials, open_authorizer
 from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc, token_pb2_grpc
 from shoal_coordinator.access import Access
 from shoal_coordinator.api import CoordinatorService, JobsService, TokensService
 from shoal_coordinator.cluster import DEAD_KEPT_S, ClusterPolicy, EvenPlacement, JobLimits, PlacementPolicy
 from shoal_coordinator.coordinator import Coordinator
+from shoal_coordinator.logins import Logins
 from shoal_coordinator.metrics import StateCollector, count_events
 from shoal_coordinator.persistence import MEMORY, Store, open_store
 
@@ -128,12 +129,14 @@ class CoordinatorProcess:
         self.access: Access | None = None
         self._local_tokens: dict[AccessRole, str] = {}
         self._host = _rpc.parse_address(config.listen)[0]
+        self._page: PageServer | None = None
         with ExitStack() as undo:
             self._store = open_store(config.store)
             undo.callback(self._store.close)
             storage = open_shared_storage(config.checkpoints) if config.checkpoints else None
             self.coordinator = _coordinator(config, self._store, policy, registry, on_failure, storage, self._token)
             self.access = access = self._open_access() if config.secure else None
+            self.authorizer = Authorizer(access.verifier) if access else open_authorizer()
             if storage:
                 _probe(storage, needed=self.coordinator.has_live_jobs)
             members = CoordinatorService(
@@ -141,7 +144,8 @@ class CoordinatorProcess:
             )
             self._jobs = JobsService(self.coordinator, storage, max_watchers=config.max_watchers, limits=config.jobs)
             undo.callback(self._jobs.close)
-            tokens = TokensService(self.coordinator, access)
+            logins = Logins(access, time.time) if access else None
+            tokens = TokensService(self.coordinator, access, logins, lambda: self.page)
             self._server = _rpc.RpcServer(
                 config.listen,
                 [
@@ -153,10 +157,10 @@ class CoordinatorProcess:
                 advertise=config.advertise,
                 essential=ESSENTIAL_CALLS,
                 credentials=config.credentials,
-                authorizer=Authorizer(access.verifier) if access else None,
+                authorizer=self.authorizer if access else None,
             )
             undo.callback(self._server.stop)
-            self._page = _start_page(config, self.coordinator, storage)
+            self._page = _start_page(config, self.coordinator, storage, logins)
             undo.pop_all()
         state = StateCollector(
             self.coordinator,
@@ -166,11 +170,15 @@ class CoordinatorProcess:
         registry.register(state)
         self.address = self._server.address
         self._store.publish_address(self.address)
-        self.page = self._page.url if self._page else ""
         self.coordinator.start(self._server.take_essential_delays)
         self._give_local_tokens()
         self._server.start()
         self._server.set_ready(True)
+
+    @property
+    def page(self) -> str:
+        """The URL of the page; empty if there is none."""
+        return self._page.url if self._page else ""
 
     def stop(self) -> None:
         """Stops the coordinator. No thread, port or lock remains."""
@@ -253,7 +261,10 @@ def _probe(storage: CheckpointStorage, *, needed: bool) -> None:
 
 
 def _start_page(
-    config: CoordinatorConfig, coordinator: Coordinator, storage: CheckpointStorage | None
+    config: CoordinatorConfig,
+    coordinator: Coordinator,
+    storage: CheckpointStorage | None,
+    logins: Logins | None,
 ) -> "PageServer | None":
     """Starts the page, if the configuration has one. Until the coordinator starts, the page reports it unavailable."""
     if not config.page_listen:
@@ -270,6 +281,7 @@ def _start_page(
             heartbeat_timeout_s=config.heartbeat_timeout_s,
             max_watchers=config.max_page_watchers,
             tls=config.credentials.tls,
+            logins=logins,
         )
 
     try:

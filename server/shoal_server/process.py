@@ -84,8 +84,8 @@ class Server:
         self._pools = {kind: CallPool(config.rpc_threads, kind) for kind in ("pull", "push", "commit")}
         if abandoned := remove_stale():
             _log.info("removed shared memory of dead processes", segments=len(abandoned))
-        self._authorizer = Authorizer()  # refuses all calls until the server is registered
-        service = DataService(self.store, metrics, self._authorizer)
+        self.authorizer = Authorizer()  # refuses all calls until the server is registered
+        service = DataService(self.store, metrics, self.authorizer)
         self._endpoints = EndpointGroup(service, self._endpoint_config(config))
         with ExitStack() as undo:
             undo.callback(self._endpoints.stop)
@@ -98,7 +98,7 @@ class Server:
                 threads=config.rpc_threads,
                 advertise=config.advertise,
                 credentials=config.credentials,
-                authorizer=self._authorizer,
+                authorizer=self.authorizer,
             )
             undo.pop_all()
         metrics.watch(self.store, self._pools)
@@ -118,9 +118,8 @@ class Server:
                 address=self.address,
                 metrics_address=config.metrics_address,
             ),
-            on_reply=self._on_heartbeat,
             on_end=self._on_end_of_life,
-            on_key=self._on_key,
+            authorizer=self.authorizer,
             load=self._load,
         )
         try:
@@ -159,20 +158,8 @@ class Server:
             senders=self._pools["pull"],
             receivers=self._pools["push"],
             committers=self._pools["commit"],
-            authorizer=self._authorizer,
+            authorizer=self.authorizer,
         )
-
-    def _on_key(self, key: bytes) -> None:
-        if not key:
-            self._authorizer.allow_all()
-            return
-        from shoal._security.tokens import TokenVerifier  # noqa: PLC0415 - cryptography is slow to import
-
-        self._authorizer.require(TokenVerifier(key))
-
-    def _on_heartbeat(self, reply: coordinator_pb2.HeartbeatReply) -> None:
-        if verifier := self._authorizer.verifier:
-            verifier.revoke(frozenset(reply.revoked_tokens))
 
     def _load(self) -> tuple[int, int, ServerLoad]:
         # Each heartbeat calls this function, so periodic clean-up happens here.

@@ -5,6 +5,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ import pytest
 
 import shoal
 from shoal import optim
+from shoal._rpc import CoordinatorClient
+from shoal.v1 import token_pb2
 from support.clusters.local import ROOT, local_cluster
+from support.clusters.presented import as_admin, login_link
 from support.deployment.browser import browser
 from support.programs.page import HOSTILE
 
@@ -49,6 +53,8 @@ def page(chromium: Any, cluster: shoal.LocalCluster) -> Iterator[Any]:
     )
     context.set_default_timeout(20_000)
     page = context.new_page()
+    page.goto(login_link(as_admin(cluster.address), cluster.address))
+    page.wait_for_selector("h1:text('Cluster')")
     page.problems = []
     page.on("pageerror", lambda error: page.problems.append(str(error)))
     page.on("console", lambda message: message.type == "error" and page.problems.append(message.text))
@@ -79,6 +85,30 @@ def watched(**options: Any) -> shoal.Job:
         batch_size=8,
         **options,
     )
+
+
+def test_login_by_token_as_a_reader_and_logout(
+    chromium: Any, cluster: shoal.LocalCluster, job: shoal.JobHandle
+) -> None:
+    with closing(CoordinatorClient(cluster.address, credentials=as_admin(cluster.address))) as client:
+        request = token_pb2.CreateTokenRequest(name="reader", role="reader", valid_s=600)
+        token = client.call(client.tokens.CreateToken, request).secret
+    with closing(chromium.new_context(base_url=cluster.page)) as context:
+        context.set_default_timeout(20_000)
+        page = context.new_page()
+        page.goto(f"/jobs/{job.name}")
+        page.fill("#token", "guess")
+        page.click("button:text('Log in')")
+        assert "not made by this cluster" in page.wait_for_selector("[role=alert]").inner_text()
+        page.fill("#token", token)
+        page.click("button:text('Log in')")
+        page.wait_for_selector(".state")
+        assert text_of(page, ".caller").split() == ["reader", "(reader)", "Log", "out"]
+        assert page.locator("button:text('Take a checkpoint')").count() == 0
+        assert token not in page.content()
+        assert "#" not in page.url
+        page.click("button:text('Log out')")
+        page.wait_for_selector("#token")
 
 
 def text_of(page: Any, what: str) -> str:
@@ -137,7 +167,7 @@ def test_a_killed_worker_shows_within_5_s(page: Any, cluster: shoal.LocalCluster
     seconds = time.monotonic() - killed
     print(f"a killed worker was shown as late after {seconds:.1f} s")
     assert seconds < 5
-    row.get_by_text("dead, silent since").wait_for(timeout=15_000)
+    row.get_by_text("lost, silent since").wait_for(timeout=15_000)
     cluster.restart("worker", index)
     row.get_by_text("alive").wait_for()
 

@@ -61,7 +61,7 @@ test("nobody answers: the coordinator is away, and is looked for", async () => {
 test("too many watch: that is said, not that it is away, and it asks again", async () => {
   const answers = [refused(503, "OVERLOADED", "too many"), stream("event: end\ndata: {}\n\n")];
   const { links } = await followed(answers, (it) => it.at(-1).live === null);
-  assert.deepEqual(links[0], { live: false, reason: "too many", refused: true, final: false });
+  assert.deepEqual(links[0], { live: false, reason: "too many", code: "OVERLOADED", refused: true, final: false });
   assert.deepEqual(links[1], { live: true });
 });
 
@@ -72,9 +72,15 @@ test("what will be refused permanently is not asked again", async () => {
   const link = await new Promise((resolve) => (stop = follow("/x", {}, resolve)));
   await new Promise((resolve) => setImmediate(resolve));
   stop();
-  assert.deepEqual(link, { live: false, reason: "wrong host", refused: true, final: true });
+  assert.deepEqual(link, { live: false, reason: "wrong host", code: "FORBIDDEN", refused: true, final: true });
   assert.equal(timers.mock.callCount(), 1, "the one that looks for silence: no pause has begun");
   mock.restoreAll();
+});
+
+test("a login that has ended during the stream is said for good", async () => {
+  const failure = 'event: failure\ndata: {"code": "UNAUTHENTICATED", "message": "revoked"}\n\n';
+  const { links } = await followed([stream(failure)], (it) => it.length === 2);
+  assert.deepEqual(links[1], { live: false, reason: "revoked", code: "UNAUTHENTICATED", refused: true, final: true });
 });
 
 test("a coordinator that stops is away, as is one behind a proxy", async () => {

@@ -13,7 +13,7 @@ import structlog
 
 from shoal import errors
 from shoal._rpc import CoordinatorClient, MembershipClient, RpcServer
-from shoal._security import NO_CREDENTIALS, Credentials
+from shoal._security import NO_CREDENTIALS, Authorizer, Credentials
 from shoal._training import Outbox
 from shoal._training.participant import Participant
 from shoal._wire import Cursor, ReportAck
@@ -129,7 +129,7 @@ class Daemon:
         start_process: StartProcess = TrainerProcess,
     ) -> None:
         self._config, self._client, self._health, self._metrics = config, client, health, metrics
-        self.address = health.address
+        self.address, self.authorizer = health.address, Authorizer()
         self._start_process = start_process
         self._allowed_programs = AllowedPrograms(config.paths, config.allow_programs)
         self._events: queue.Queue[Event] = queue.Queue(_MAX_EVENTS)
@@ -147,6 +147,7 @@ class Daemon:
                 metrics_address=metrics_address,
             ),
             on_reply=self._on_heartbeat,
+            authorizer=self.authorizer,
             on_incarnation=lambda incarnation: self._events.put(IncarnationChanged(incarnation)),
         )
         self._thread = threading.Thread(target=self._run, name="daemon", daemon=True)

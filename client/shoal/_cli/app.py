@@ -63,6 +63,7 @@ app = typer.Typer(
 )
 app.command(rich_help_panel="Cluster")(cluster.up)
 app.command(rich_help_panel="Cluster")(cluster.status)
+app.command(rich_help_panel="Cluster")(cluster.page)
 app.add_typer(tokens.app, name="token", rich_help_panel="Cluster")
 app.command(name="compile", rich_help_panel="Cluster")(images.compile_)
 app.command(rich_help_panel="Cluster")(version.version)

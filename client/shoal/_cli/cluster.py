@@ -1,12 +1,13 @@
-"""Commands on the cluster: `up` and `status`."""
+"""Commands on the cluster: `up`, `status` and `page`."""
 
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated, NoReturn
 
+import structlog
 import typer
 
 from shoal import _rpc, errors
@@ -15,9 +16,13 @@ from shoal._cli.output import Output, Row
 from shoal._display import counted, records
 from shoal._role import RoleProcess, flags
 from shoal._role.supervision import Death, RestartPolicy
-from shoal._security import Credentials
+from shoal._rpc import CoordinatorClient
+from shoal._security import AccessRole, Credentials
 from shoal.local_cluster import LocalCluster
 from shoal.status import MemberStatus
+from shoal.v1 import token_pb2
+
+_log = structlog.get_logger(__name__)
 
 # Seconds between two checks by `up` whether a role has died.
 _POLL_S = 0.5
@@ -99,7 +104,7 @@ def up(
         if not as_json:
             out.errors.print(_beginning(servers, workers))
         with cluster:
-            announce(cluster, out)
+            announce(cluster, out, _login_link(cluster))
             Supervisor(cluster, out).run()
 
 
@@ -120,6 +125,17 @@ def status(
         late_s = records.late_after_s(now)
         rows: list[tuple[list[str], Row]] = [(_member_cells(member, late_s), {}) for member in now.members]
         out.rows(title, columns, rows, optional=["metrics", "device", "bytes", "shards"])
+
+
+@options.connected
+def page(
+    connect: options.ConnectCoordinator,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Prints a link that opens the coordinator's page and logs you in. It can be used for ten minutes."""
+    with Output(as_json) as out, connect() as client:
+        reply = client.call(client.tokens.GetLoginLink, token_pb2.GetLoginLinkRequest())
+        out.message(reply.link, {"link": reply.link, "valid_s": reply.valid_s})
 
 
 def _member_cells(member: MemberStatus, late_s: float) -> list[str]:
@@ -176,9 +192,15 @@ def _page_flags(given: str | None, hosts: str, read_only: bool) -> list[str]:
     return [*named, *["--page-read-only"][:read_only], *["--page-or-any"][: given is None]]
 
 
-def announce(cluster: LocalCluster, out: Output) -> None:
-    """Prints the addresses of a cluster that is ready, and commands to begin with."""
-    watch = f"Watch it at {cluster.page}\n" if cluster.page else ""
+def announce(cluster: LocalCluster, out: Output, link: str = "") -> None:
+    """Prints the addresses of a cluster that is ready, and commands to begin with.
+
+    Args:
+        cluster: the cluster.
+        out: the command's output.
+        link: a link to its page that logs a browser in.
+    """
+    watch = f"Watch it at {link or cluster.page}\n" if cluster.page else ""
     scheme = "https" if Credentials.find().tls else "http"
     metrics = f"Metrics of the coordinator: {scheme}://{cluster.metrics['coordinator']}/metrics\n"
     workers = sum(process.name.startswith("worker-") for process in cluster.processes)
@@ -194,6 +216,19 @@ def announce(cluster: LocalCluster, out: Output) -> None:
             "pids": {process.name: process.pid for process in cluster.processes},
         },
     )
+
+
+def _login_link(cluster: LocalCluster) -> str:
+    """Returns a link to the page of a cluster that logs a browser in; the page's URL if the link cannot be had."""
+    if not cluster.page:
+        return ""
+    found = Credentials.find().for_coordinator(cluster.address, AccessRole.ADMIN)
+    with closing(CoordinatorClient(cluster.address, credentials=found)) as client:
+        try:
+            return client.call(client.tokens.GetLoginLink, token_pb2.GetLoginLinkRequest()).link
+        except errors.ShoalError as error:
+            _log.warning("cannot make a login link for the page; use `shoal page`", reason=error.message)
+            return cluster.page
 
 
 class Supervisor:

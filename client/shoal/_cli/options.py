@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +13,8 @@ from shoal import errors
 from shoal._job.settings import parse as settings
 from shoal._role import flags
 from shoal._role.flags import RetryFor as RetryOption
-from shoal._security import Credentials
+from shoal._rpc import CoordinatorClient
+from shoal._security import AccessRole, Credentials
 from shoal.callbacks import TensorBoard
 from shoal.client import DEFAULT_ADDRESS, Client
 from shoal.optim._text import parse as optimizer
@@ -36,22 +37,27 @@ JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job
 
 # Opens the client of a command, within the block in which errors become messages.
 Connect = Callable[[], Client]
+# The same for a command whose call no client has.
+ConnectCoordinator = Callable[[], AbstractContextManager[CoordinatorClient]]
 
 
 def connected(command: Callable[..., None]) -> Callable[..., None]:
     """Adds the options of a client to a typer command, before its last option, --json.
 
     Args:
-        command: a function whose parameter `connect` is a function that opens the client.
+        command: a function whose parameter `connect` is a function that opens the client, of the type `Connect` or
+            `ConnectCoordinator`.
     """
-    own = [it for it in inspect.signature(command, eval_str=True).parameters.values() if it.name != "connect"]
+    parameters_of_command = inspect.signature(command, eval_str=True).parameters
+    opener = _open_coordinator if parameters_of_command["connect"].annotation == ConnectCoordinator else _open_client
+    own = [it for it in parameters_of_command.values() if it.name != "connect"]
     added = list(inspect.signature(_open_client, eval_str=True).parameters.values())
     parameters = [it.replace(kind=inspect.Parameter.KEYWORD_ONLY) for it in (*own[:-1], *added, own[-1])]
 
     @functools.wraps(command)
     def run(*given: Any, **values: Any) -> None:
         of_client = {it.name: values.pop(it.name) for it in added}
-        command(*given, connect=lambda: _open_client(**of_client), **values)
+        command(*given, connect=lambda: opener(**of_client), **values)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # typer reads both
     run.__annotations__ = {it.name: it.annotation for it in parameters}
@@ -66,6 +72,15 @@ def _open_client(
     tls_key: flags.TlsKey = "",
 ) -> Client:
     return Client(coordinator, retry_for_s=retry_for, credentials=Credentials.find(tls_ca, tls_cert, tls_key))
+
+
+@contextmanager
+def _open_coordinator(
+    coordinator: str, retry_for: float, tls_ca: str, tls_cert: str, tls_key: str
+) -> Iterator[CoordinatorClient]:
+    found = Credentials.find(tls_ca, tls_cert, tls_key).for_coordinator(coordinator, AccessRole.ADMIN)
+    with closing(CoordinatorClient(coordinator, retry_for_s=retry_for, credentials=found)) as client:
+        yield client
 
 
 @contextmanager
@@ -98,6 +113,7 @@ def tensorboard(folder: Path | None, *, waiting: bool = True) -> Iterator[list[T
 __all__ = [
     "DEFAULT_ADDRESS",
     "Connect",
+    "ConnectCoordinator",
     "CoordinatorOption",
     "JobArgument",
     "JsonOption",

@@ -2,8 +2,6 @@
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -12,8 +10,7 @@ import typer
 from shoal import errors
 from shoal._cli import options
 from shoal._cli.output import Output, Row
-from shoal._rpc import CoordinatorClient
-from shoal._security import GIVEN_ROLES, AccessRole, Credentials
+from shoal._security import GIVEN_ROLES, AccessRole
 from shoal._system import private_files
 from shoal.v1 import token_pb2
 
@@ -26,19 +23,19 @@ _ROLES = ", ".join(role.value for role in GIVEN_ROLES)
 
 
 @app.command()
+@options.connected
 def create(
+    connect: options.ConnectCoordinator,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Who will have it: 1 to 63 of a-z, 0-9 and -.")],
     role: Annotated[str, typer.Option(help=f"What its holder may do: {_ROLES}.")] = AccessRole.SUBMITTER.value,
     days: Annotated[float, typer.Option(help="Days until it expires.")] = 30.0,
     file: Annotated[
         Path | None, typer.Option(help="File to write the token to, which must not exist. Default: standard output.")
     ] = None,
-    coordinator: options.CoordinatorOption = options.DEFAULT_ADDRESS,
-    retry_for: options.RetryOption = 20.0,
     as_json: options.JsonOption = False,
 ) -> None:
     """Makes a token. Its holder sets SHOAL_TOKEN_FILE to a file with it, which nobody else can read."""
-    with Output(as_json) as out, _calling(coordinator, retry_for) as client:
+    with Output(as_json) as out, connect() as client:
         descriptor = _created(file) if file else None
         try:
             request = token_pb2.CreateTokenRequest(name=name, role=role, valid_s=days * _DAY_S)
@@ -58,14 +55,14 @@ def create(
 
 
 @app.command()
+@options.connected
 def revoke(
+    connect: options.ConnectCoordinator,
     token: Annotated[str, typer.Argument(metavar="TOKEN", help="Id of the token, or the name of its holder.")],
-    coordinator: options.CoordinatorOption = options.DEFAULT_ADDRESS,
-    retry_for: options.RetryOption = 20.0,
     as_json: options.JsonOption = False,
 ) -> None:
     """Makes a token useless, or all tokens of one holder."""
-    with Output(as_json) as out, _calling(coordinator, retry_for) as client:
+    with Output(as_json) as out, connect() as client:
         reply = client.call(client.tokens.RevokeToken, token_pb2.RevokeTokenRequest(token=token))
         revoked = [_record(each) for each in reply.tokens]
         ids = ", ".join(each.id for each in reply.tokens)
@@ -73,13 +70,13 @@ def revoke(
 
 
 @app.command()
+@options.connected
 def ls(
-    coordinator: options.CoordinatorOption = options.DEFAULT_ADDRESS,
-    retry_for: options.RetryOption = 20.0,
+    connect: options.ConnectCoordinator,
     as_json: options.JsonOption = False,
 ) -> None:
     """Lists the tokens that have not expired."""
-    with Output(as_json) as out, _calling(coordinator, retry_for) as client:
+    with Output(as_json) as out, connect() as client:
         reply = client.call(client.tokens.ListTokens, token_pb2.ListTokensRequest())
         if as_json:
             for token in reply.tokens:
@@ -99,16 +96,6 @@ def ls(
             for token in reply.tokens
         ]
         out.rows("tokens", ["id", "holder", "role", "expires", "state"], rows)
-
-
-@contextmanager
-def _calling(address: str, retry_for_s: float) -> Iterator[CoordinatorClient]:
-    presented = Credentials.find().for_coordinator(address, AccessRole.ADMIN)
-    client = CoordinatorClient(address, retry_for_s=retry_for_s, credentials=presented)
-    try:
-        yield client
-    finally:
-        client.close()
 
 
 def _created(file: Path) -> int:

@@ -176,6 +176,8 @@ PAGE_STORAGE_REQUESTS = _add(
     "the page's requests to the checkpoint storage at a time",
     roles=_COORDINATOR,
 )
+PAGE_LOGOUTS = _add("PAGE_LOGOUTS", 1_024, "logouts", "the page", roles=(), excess="the oldest one is forgotten")
+PAGE_LOGIN_CODES = _add("PAGE_LOGIN_CODES", 64, "links", "the page", roles=(), excess="the oldest one is useless")
 HTTP_CONNECTIONS = _add("HTTP_CONNECTIONS", 16, "connections", "the port of `/metrics` and `/healthz`")
 
 GROUPS: Sequence[tuple[str, Sequence[Limit]]] = tuple(_groups)

@@ -21,8 +21,10 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from shoal import errors
 from shoal._limits import catalogue
 from shoal._role.web_server import ConnectionLimits, WebServer, in_thread
+from shoal._security import token_in
 
 if TYPE_CHECKING:
     from shoal._security.tls import TlsFiles
@@ -36,6 +38,7 @@ _ONCE = {"Connection": "close"}
 def make_server(
     listening: socket.socket,
     not_ready: Callable[[], str],
+    authorize: Callable[[str], object],
     registry: prometheus_client.CollectorRegistry,
     *,
     connections: int,
@@ -47,6 +50,7 @@ def make_server(
     Args:
         listening: a listening socket, which the server closes.
         not_ready: returns the reason why the role does not serve, or an empty string if it serves.
+        authorize: called with the token of each request for metrics. Raises Unauthenticated, Forbidden or Unreachable.
         registry: the metrics to serve.
         connections: largest number of connections at a time. Further ones get status 503.
         seconds: the longest duration of a connection.
@@ -58,13 +62,22 @@ def make_server(
     limits = ConnectionLimits(
         catalogue.HTTP_CONNECTIONS, connections, idle_timeout_s=seconds, longest_s=seconds, refusal=_BUSY
     )
-    return WebServer(listening, lambda _: _make_app(not_ready, registry, connections), limits, tls)
+    return WebServer(listening, lambda _: _make_app(not_ready, authorize, registry, connections), limits, tls)
 
 
-def _make_app(not_ready: Callable[[], str], registry: prometheus_client.CollectorRegistry, readings: int) -> ASGIApp:
+def _make_app(
+    not_ready: Callable[[], str],
+    authorize: Callable[[str], object],
+    registry: prometheus_client.CollectorRegistry,
+    readings: int,
+) -> ASGIApp:
     free = asyncio.Semaphore(readings)
 
     async def metrics(request: Request) -> Response:
+        try:
+            authorize(token_in(request.headers.items()))
+        except errors.ShoalError as error:
+            return _refused(error)
         # The collectors run in a thread, so that one that hangs delays neither /healthz nor the end of the role.
         if free.locked():
             raise HTTPException(503, headers=_ONCE)
@@ -95,6 +108,13 @@ def _make_app(not_ready: Callable[[], str], registry: prometheus_client.Collecto
     )
     app.router.redirect_slashes = False
     return app
+
+
+def _refused(error: errors.ShoalError) -> Response:
+    """Returns the response to a scrape that may not read the metrics."""
+    status = {"UNAUTHENTICATED": 401, "PERMISSION_DENIED": 403}.get(error.status, 503)
+    challenge = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+    return PlainTextResponse(f"{error.message}\n", status, challenge | _ONCE)
 
 
 def _release(loop: asyncio.AbstractEventLoop, semaphore: asyncio.Semaphore) -> None:

@@ -15,6 +15,7 @@ import structlog
 
 from shoal import _rpc, errors
 from shoal._limits import catalogue
+from shoal._security import Authorizer
 
 MAX_CONNECTIONS = catalogue.HTTP_CONNECTIONS.default
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 # Seconds that a connection may last, the same as Prometheus's default timeout of a scrape.
 CONNECTION_S = 10.0
+# The name of a scrape in the table of permissions.
+METRICS_CALL = "http/metrics"
 _log = structlog.get_logger(__name__)
 
 
@@ -38,6 +41,7 @@ class RoleHttpServer:
         address: host:port at which others reach the endpoints.
         not_ready: the reason why the role does not serve, for /healthz. Empty if it serves. The thread that starts and
             stops the role writes it, and request threads read it.
+        authorizer: decides who may read the metrics; it is replaced by that of the role when it has started.
 
     Raises:
         BadRequest: `listen` is not an address.
@@ -57,7 +61,7 @@ class RoleHttpServer:
             listening = _rpc.listen(host, port, "--metrics-listen")
         except errors.PortInUse as error:
             raise errors.PortInUse(f"cannot serve metrics: {error.message}", **error.details) from None
-        self.not_ready = "starting"
+        self.not_ready, self.authorizer = "starting", Authorizer()
         public = _rpc.public_host(host, advertise if _rpc.is_everywhere(host) else "")
         self.address = f"{public}:{listening.getsockname()[1]}"
         self._registry, self._tls = registry, tls
@@ -95,6 +99,7 @@ class RoleHttpServer:
         server = make_server(
             listening,
             lambda: self.not_ready,
+            lambda token: self.authorizer.authorize(METRICS_CALL, token),
             self._registry,
             connections=MAX_CONNECTIONS,
             seconds=CONNECTION_S,

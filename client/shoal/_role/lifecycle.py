@@ -23,7 +23,7 @@ from shoal._role import identity as _identity
 from shoal._role import process_metrics
 from shoal._role.http_endpoints import RoleHttpServer
 from shoal._role.identity import RoleIdentity
-from shoal._security import Credentials
+from shoal._security import Authorizer, Credentials
 from shoal._system import raise_open_files
 from shoal._system.exit_codes import exit_code
 
@@ -35,6 +35,7 @@ class Running(Protocol):
     """A role that has been started."""
 
     address: str  # host:port that it serves at; empty for a role that serves nothing
+    authorizer: Authorizer  # decides who may read its metrics
 
     def stop(self) -> None:
         """Stops the role and releases its threads, ports, files and child processes."""
@@ -183,6 +184,7 @@ def run_role(
         log.info("stopped before it was ready")
         return
     try:
+        endpoints.authorizer = running.authorizer
         endpoints.not_ready = ""
         _announce_ready(role, running, endpoints, supervised)
         while not signals.stop.wait(_SIGNAL_S):

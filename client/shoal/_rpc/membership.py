@@ -14,7 +14,7 @@ from shoal._rpc.coordinator import CALL_TIMEOUT_S, CoordinatorClient
 from shoal._rpc.heartbeat_notices import HeartbeatNotices
 from shoal._rpc.heartbeat_pace import HeartbeatPace
 from shoal._rpc.tickets import TicketSource
-from shoal._security import Credentials
+from shoal._security import Authorizer, Credentials
 from shoal._wire import Cursor
 from shoal.status import ServerLoad
 from shoal.v1 import coordinator_pb2
@@ -36,7 +36,8 @@ class MembershipClient:
         on_reply: called with the reply to each heartbeat, on the heartbeat thread.
         on_incarnation: called with each new incarnation, the first included, before the next heartbeat.
         on_end: called when an incarnation ends, by fencing or by `renew`, before the next one starts.
-        on_key: called with the key that checks tickets, from each registration; empty if the cluster asks for none.
+        authorizer: learns the key of the cluster's tokens from each registration, and which of them were revoked from
+            heartbeats. None if this process answers no calls that need a token.
         load: called for each heartbeat of a server. It returns the number of shards, their bytes, and the load.
 
     Attributes:
@@ -52,7 +53,7 @@ class MembershipClient:
         on_reply: Callable[[coordinator_pb2.HeartbeatReply], None] = lambda _: None,
         on_incarnation: Callable[[int], None] = lambda _: None,
         on_end: Callable[[], None] = lambda: None,
-        on_key: Callable[[bytes], None] = lambda _: None,
+        authorizer: Authorizer | None = None,
         load: Callable[[], tuple[int, int, ServerLoad]] | None = None,
     ) -> None:
         self._client = client
@@ -61,7 +62,7 @@ class MembershipClient:
         self._request.process = secrets.token_hex(8)
         self._request.version = version("shoal")
         self._on_reply, self._on_incarnation, self._on_end, self._load = on_reply, on_incarnation, on_end, load
-        self._on_key, self.tokens_required = on_key, False
+        self._authorizer, self.tokens_required = authorizer, False
         self._stopped = threading.Event()
         self._wake = threading.Event()
         # Requests a new incarnation. The heartbeat thread starts it, so that no heartbeat is in progress then.
@@ -146,7 +147,8 @@ class MembershipClient:
     def _register(self, retry_for_s: float | None) -> None:
         reply = self._client.call(self._client.members.Register, self._request, retry_for_s=retry_for_s)
         self.tokens_required = bool(reply.token_key)
-        self._on_key(reply.token_key)
+        if self._authorizer:
+            self._authorizer.use_key(reply.token_key)
         self.incarnation = reply.incarnation
         self.pace.answered(self.pace.now, reply.heartbeat_interval_s)
         self._on_incarnation(reply.incarnation)
@@ -211,6 +213,8 @@ class MembershipClient:
         sent_at, timeout_s = self.pace.now, max(1.0, self.pace.interval_s)
         reply = self._client.call(self._client.members.Heartbeat, request, timeout_s=timeout_s, retry_for_s=0)
         self.pace.answered(sent_at, reply.heartbeat_interval_s)
+        if self._authorizer:
+            self._authorizer.revoke(reply.revoked_tokens)
         self._on_reply(reply)
 
 

@@ -1,5 +1,6 @@
 """The decision on each call that a server receives: who makes it, and whether that caller may make it."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from shoal import errors
@@ -36,6 +37,24 @@ class Authorizer:
     def require(self, verifier: "TokenVerifier") -> None:
         """Requires tokens that this verifier accepts."""
         self._verifier, self._open = verifier, False
+
+    def use_key(self, key: bytes) -> None:
+        """Requires tokens that this public key verifies. An empty key allows all calls.
+
+        Raises:
+            BadRequest: the key is not valid.
+        """
+        if not key:
+            self.allow_all()
+            return
+        from shoal._security.tokens import TokenVerifier  # noqa: PLC0415 - cryptography is slow to import
+
+        self.require(TokenVerifier(key))
+
+    def revoke(self, tokens: Iterable[str]) -> None:
+        """Sets the ids of the tokens that are refused."""
+        if self._verifier:
+            self._verifier.revoke(frozenset(tokens))
 
     def allow_all(self) -> None:
         """Allows all calls, as in a cluster that was started with --insecure."""

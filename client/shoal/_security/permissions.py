@@ -49,6 +49,7 @@ _BY_SERVICE: dict[str, dict[str, frozenset[AccessRole]]] = {
     },
     "shoal.v1.Tokens": {
         "GetTicket": _READERS | {_WORKER, _TRAINER, _OBSERVER},
+        "GetLoginLink": _READERS,
         "CreateToken": frozenset({_ADMIN}),
         "RevokeToken": frozenset({_ADMIN}),
         "ListTokens": frozenset({_ADMIN}),
@@ -70,6 +71,8 @@ _BY_SERVICE: dict[str, dict[str, frozenset[AccessRole]]] = {
         "CollectFiles": _COORDINATOR_ONLY,
         "Restore": _COORDINATOR_ONLY,
     },
+    # Not a gRPC service: /metrics of each role.
+    "http": {"metrics": _READERS},
     # Probes have no token. They learn only whether the process is ready.
     "grpc.health.v1.Health": {"Check": frozenset(), "Watch": frozenset(), "List": frozenset()},
     "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": _READERS},

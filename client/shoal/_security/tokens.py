@@ -46,12 +46,13 @@ class TokenSigner:
         """The 32 bytes with which `TokenVerifier` checks the tokens."""
         return self._key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
 
-    def sign(self, principal: Principal, *, valid_s: float) -> str:
+    def sign(self, principal: Principal, *, valid_s: float, audience: str = "") -> str:
         """Returns a token.
 
         Args:
             principal: whom it identifies.
             valid_s: seconds until it expires.
+            audience: the only place that accepts it, such as the page. Empty for calls.
 
         Returns:
             The token, in letters, digits, dots, - and _.
@@ -64,6 +65,8 @@ class TokenSigner:
             "iat": int(now),
             "exp": int(now + valid_s),
         }
+        if audience:
+            claims["aud"] = audience
         if principal.job:
             claims |= {"job": principal.job, "life": principal.incarnation}
         return jwt.encode(claims, self._key, algorithm=_ALGORITHM)
@@ -87,7 +90,8 @@ class TokenVerifier:
             raise errors.BadRequest(f"the key of the tokens is not an Ed25519 public key: {error}") from None
         self._clock = clock
         self._lock = threading.Lock()  # guards the next two
-        self._known: OrderedDict[str, tuple[Principal, float]] = OrderedDict()  # with the time of expiry
+        # By audience and token, with the time of expiry.
+        self._known: OrderedDict[tuple[str, str], tuple[Principal, float]] = OrderedDict()
         self._revoked: frozenset[str] = frozenset()
 
     @property
@@ -100,15 +104,19 @@ class TokenVerifier:
         with self._lock:
             self._revoked = tokens
 
-    def identify(self, token: str) -> Principal:
+    def identify(self, token: str, *, audience: str = "") -> Principal:
         """Returns whom a token identifies.
+
+        Args:
+            token: the token.
+            audience: the place that asks; see `TokenSigner.sign`.
 
         Raises:
             Unauthenticated: it is not a token of this cluster, or it has expired or was revoked.
         """
         with self._lock:
-            known = self._known.get(token)
-        principal, expires = known or self._read(token)
+            known = self._known.get((audience, token))
+        principal, expires = known or self._read(token, audience)
         if self._clock() >= expires:
             raise errors.Unauthenticated(
                 f"the token of {principal} expired {self._clock() - expires:.0f} s ago by the clock of this process. "
@@ -118,12 +126,12 @@ class TokenVerifier:
             raise errors.Unauthenticated(f"the token of {principal} was revoked; get a new one from an admin")
         if known is None:
             with self._lock:
-                self._known[token] = principal, expires
+                self._known[audience, token] = principal, expires
                 if len(self._known) > _REMEMBERED:
                     self._known.popitem(last=False)
         return principal
 
-    def _read(self, token: str) -> tuple[Principal, float]:
+    def _read(self, token: str, audience: str) -> tuple[Principal, float]:
         if len(token) > MAX_TOKEN_BYTES:
             raise errors.Unauthenticated(
                 f"the token has {len(token)} characters; the limit MAX_TOKEN_BYTES is {MAX_TOKEN_BYTES}"
@@ -134,6 +142,7 @@ class TokenVerifier:
                 token,
                 self._key,
                 algorithms=[_ALGORITHM],
+                audience=audience or None,
                 options={"require": ["sub", "role", "jti", "exp"], "verify_exp": False, "verify_iat": False},
             )
             role = AccessRole(claims["role"])

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14shoal/v1/token.proto\x12\x08shoal.v1\"D\n\x10GetTicketRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\"1\n\x0eGetTicketReply\x12\x0e\n\x06ticket\x18\x01 \x01(\t\x12\x0f\n\x07valid_s\x18\x02 \x01(\x01\"T\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x12\n\nexpires_at\x18\x04 \x01(\x01\x12\x0f\n\x07revoked\x18\x05 \x01(\x08\"A\n\x12\x43reateTokenRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0f\n\x07valid_s\x18\x03 \x01(\x01\"B\n\x10\x43reateTokenReply\x12\x1e\n\x05token\x18\x01 \x01(\x0b\x32\x0f.shoal.v1.Token\x12\x0e\n\x06secret\x18\x02 \x01(\t\"#\n\x12RevokeTokenRequest\x12\r\n\x05token\x18\x01 \x01(\t\"3\n\x10RevokeTokenReply\x12\x1f\n\x06tokens\x18\x01 \x03(\x0b\x32\x0f.shoal.v1.Token\"\x13\n\x11ListTokensRequest\"2\n\x0fListTokensReply\x12\x1f\n\x06tokens\x18\x01 \x03(\x0b\x32\x0f.shoal.v1.Token2\xa3\x02\n\x06Tokens\x12\x41\n\tGetTicket\x12\x1a.shoal.v1.GetTicketRequest\x1a\x18.shoal.v1.GetTicketReply\x12G\n\x0b\x43reateToken\x12\x1c.shoal.v1.CreateTokenRequest\x1a\x1a.shoal.v1.CreateTokenReply\x12G\n\x0bRevokeToken\x12\x1c.shoal.v1.RevokeTokenRequest\x1a\x1a.shoal.v1.RevokeTokenReply\x12\x44\n\nListTokens\x12\x1b.shoal.v1.ListTokensRequest\x1a\x19.shoal.v1.ListTokensReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14shoal/v1/token.proto\x12\x08shoal.v1\"D\n\x10GetTicketRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\"1\n\x0eGetTicketReply\x12\x0e\n\x06ticket\x18\x01 \x01(\t\x12\x0f\n\x07valid_s\x18\x02 \x01(\x01\"\x15\n\x13GetLoginLinkRequest\"2\n\x11GetLoginLinkReply\x12\x0c\n\x04link\x18\x01 \x01(\t\x12\x0f\n\x07valid_s\x18\x02 \x01(\x01\"T\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x12\n\nexpires_at\x18\x04 \x01(\x01\x12\x0f\n\x07revoked\x18\x05 \x01(\x08\"A\n\x12\x43reateTokenRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0f\n\x07valid_s\x18\x03 \x01(\x01\"B\n\x10\x43reateTokenReply\x12\x1e\n\x05token\x18\x01 \x01(\x0b\x32\x0f.shoal.v1.Token\x12\x0e\n\x06secret\x18\x02 \x01(\t\"#\n\x12RevokeTokenRequest\x12\r\n\x05token\x18\x01 \x01(\t\"3\n\x10RevokeTokenReply\x12\x1f\n\x06tokens\x18\x01 \x03(\x0b\x32\x0f.shoal.v1.Token\"\x13\n\x11ListTokensRequest\"2\n\x0fListTokensReply\x12\x1f\n\x06tokens\x18\x01 \x03(\x0b\x32\x0f.shoal.v1.Token2\xef\x02\n\x06Tokens\x12\x41\n\tGetTicket\x12\x1a.shoal.v1.GetTicketRequest\x1a\x18.shoal.v1.GetTicketReply\x12J\n\x0cGetLoginLink\x12\x1d.shoal.v1.GetLoginLinkRequest\x1a\x1b.shoal.v1.GetLoginLinkReply\x12G\n\x0b\x43reateToken\x12\x1c.shoal.v1.CreateTokenRequest\x1a\x1a.shoal.v1.CreateTokenReply\x12G\n\x0bRevokeToken\x12\x1c.shoal.v1.RevokeTokenRequest\x1a\x1a.shoal.v1.RevokeTokenReply\x12\x44\n\nListTokens\x12\x1b.shoal.v1.ListTokensRequest\x1a\x19.shoal.v1.ListTokensReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,20 +35,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETTICKETREQUEST']._serialized_end=102
   _globals['_GETTICKETREPLY']._serialized_start=104
   _globals['_GETTICKETREPLY']._serialized_end=153
-  _globals['_TOKEN']._serialized_start=155
-  _globals['_TOKEN']._serialized_end=239
-  _globals['_CREATETOKENREQUEST']._serialized_start=241
-  _globals['_CREATETOKENREQUEST']._serialized_end=306
-  _globals['_CREATETOKENREPLY']._serialized_start=308
-  _globals['_CREATETOKENREPLY']._serialized_end=374
-  _globals['_REVOKETOKENREQUEST']._serialized_start=376
-  _globals['_REVOKETOKENREQUEST']._serialized_end=411
-  _globals['_REVOKETOKENREPLY']._serialized_start=413
-  _globals['_REVOKETOKENREPLY']._serialized_end=464
-  _globals['_LISTTOKENSREQUEST']._serialized_start=466
-  _globals['_LISTTOKENSREQUEST']._serialized_end=485
-  _globals['_LISTTOKENSREPLY']._serialized_start=487
-  _globals['_LISTTOKENSREPLY']._serialized_end=537
-  _globals['_TOKENS']._serialized_start=540
-  _globals['_TOKENS']._serialized_end=831
+  _globals['_GETLOGINLINKREQUEST']._serialized_start=155
+  _globals['_GETLOGINLINKREQUEST']._serialized_end=176
+  _globals['_GETLOGINLINKREPLY']._serialized_start=178
+  _globals['_GETLOGINLINKREPLY']._serialized_end=228
+  _globals['_TOKEN']._serialized_start=230
+  _globals['_TOKEN']._serialized_end=314
+  _globals['_CREATETOKENREQUEST']._serialized_start=316
+  _globals['_CREATETOKENREQUEST']._serialized_end=381
+  _globals['_CREATETOKENREPLY']._serialized_start=383
+  _globals['_CREATETOKENREPLY']._serialized_end=449
+  _globals['_REVOKETOKENREQUEST']._serialized_start=451
+  _globals['_REVOKETOKENREQUEST']._serialized_end=486
+  _globals['_REVOKETOKENREPLY']._serialized_start=488
+  _globals['_REVOKETOKENREPLY']._serialized_end=539
+  _globals['_LISTTOKENSREQUEST']._serialized_start=541
+  _globals['_LISTTOKENSREQUEST']._serialized_end=560
+  _globals['_LISTTOKENSREPLY']._serialized_start=562
+  _globals['_LISTTOKENSREPLY']._serialized_end=612
+  _globals['_TOKENS']._serialized_start=615
+  _globals['_TOKENS']._serialized_end=982
 # @@protoc_insertion_point(module_scope)

@@ -79,6 +79,49 @@ class GetTicketReply(_message.Message):
 Global___GetTicketReply: _TypeAlias = GetTicketReply  # noqa: Y015
 
 @_typing.final
+class GetLoginLinkRequest(_message.Message):
+    """Request of Tokens.GetLoginLink."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetLoginLinkRequest: _TypeAlias = GetLoginLinkRequest  # noqa: Y015
+
+@_typing.final
+class GetLoginLinkReply(_message.Message):
+    """Reply of Tokens.GetLoginLink."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LINK_FIELD_NUMBER: _builtins.int
+    VALID_S_FIELD_NUMBER: _builtins.int
+    link: _builtins.str
+    """The link. Its host is that at which the page listens."""
+    valid_s: _builtins.float
+    """Seconds for which the link can be used. 0 means without a limit, because no login is needed."""
+    def __init__(
+        self,
+        *,
+        link: _builtins.str = ...,
+        valid_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["link", b"link", "valid_s", b"valid_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetLoginLinkReply: _TypeAlias = GetLoginLinkReply  # noqa: Y015
+
+@_typing.final
 class Token(_message.Message):
     """What is known of a token, without the text that proves it."""
 

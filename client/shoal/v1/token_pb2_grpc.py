@@ -42,6 +42,11 @@ class TokensStub:
                 request_serializer=shoal_dot_v1_dot_token__pb2.GetTicketRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_token__pb2.GetTicketReply.FromString,
                 _registered_method=True)
+        self.GetLoginLink = channel.unary_unary(
+                '/shoal.v1.Tokens/GetLoginLink',
+                request_serializer=shoal_dot_v1_dot_token__pb2.GetLoginLinkRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_token__pb2.GetLoginLinkReply.FromString,
+                _registered_method=True)
         self.CreateToken = channel.unary_unary(
                 '/shoal.v1.Tokens/CreateToken',
                 request_serializer=shoal_dot_v1_dot_token__pb2.CreateTokenRequest.SerializeToString,
@@ -69,6 +74,14 @@ class TokensServicer:
         """Returns a ticket for a participant of a job, or for a reader of its values. The participant must be a live member
         that works on the job; for a session, the caller's token must be one that may submit jobs. Returns NOT_FOUND,
         UNKNOWN_JOB if the job does not exist, and ABORTED, FENCED if the member is not alive in this incarnation.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetLoginLink(self, request, context):
+        """Returns a link that logs a browser in to the coordinator's page as the caller. If the cluster asks for no tokens, it
+        is the page's URL. Returns FAILED_PRECONDITION, START_FAILED if the coordinator has no page.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -102,6 +115,11 @@ def add_TokensServicer_to_server(servicer, server):
                     servicer.GetTicket,
                     request_deserializer=shoal_dot_v1_dot_token__pb2.GetTicketRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_token__pb2.GetTicketReply.SerializeToString,
+            ),
+            'GetLoginLink': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetLoginLink,
+                    request_deserializer=shoal_dot_v1_dot_token__pb2.GetLoginLinkRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_token__pb2.GetLoginLinkReply.SerializeToString,
             ),
             'CreateToken': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateToken,
@@ -149,6 +167,33 @@ class Tokens:
             '/shoal.v1.Tokens/GetTicket',
             shoal_dot_v1_dot_token__pb2.GetTicketRequest.SerializeToString,
             shoal_dot_v1_dot_token__pb2.GetTicketReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetLoginLink(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Tokens/GetLoginLink',
+            shoal_dot_v1_dot_token__pb2.GetLoginLinkRequest.SerializeToString,
+            shoal_dot_v1_dot_token__pb2.GetLoginLinkReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -46,6 +46,10 @@ class TokensStub:
     that works on the job; for a session, the caller's token must be one that may submit jobs. Returns NOT_FOUND,
     UNKNOWN_JOB if the job does not exist, and ABORTED, FENCED if the member is not alive in this incarnation.
     """
+    GetLoginLink: _grpc.UnaryUnaryMultiCallable[_token_pb2.GetLoginLinkRequest, _token_pb2.GetLoginLinkReply]
+    """Returns a link that logs a browser in to the coordinator's page as the caller. If the cluster asks for no tokens, it
+    is the page's URL. Returns FAILED_PRECONDITION, START_FAILED if the coordinator has no page.
+    """
     CreateToken: _grpc.UnaryUnaryMultiCallable[_token_pb2.CreateTokenRequest, _token_pb2.CreateTokenReply]
     """Makes a token. Only admins may call this and the next two."""
     RevokeToken: _grpc.UnaryUnaryMultiCallable[_token_pb2.RevokeTokenRequest, _token_pb2.RevokeTokenReply]
@@ -65,6 +69,10 @@ class TokensAsyncStub(TokensStub):
     """Returns a ticket for a participant of a job, or for a reader of its values. The participant must be a live member
     that works on the job; for a session, the caller's token must be one that may submit jobs. Returns NOT_FOUND,
     UNKNOWN_JOB if the job does not exist, and ABORTED, FENCED if the member is not alive in this incarnation.
+    """
+    GetLoginLink: _aio.UnaryUnaryMultiCallable[_token_pb2.GetLoginLinkRequest, _token_pb2.GetLoginLinkReply]  # type: ignore[assignment]
+    """Returns a link that logs a browser in to the coordinator's page as the caller. If the cluster asks for no tokens, it
+    is the page's URL. Returns FAILED_PRECONDITION, START_FAILED if the coordinator has no page.
     """
     CreateToken: _aio.UnaryUnaryMultiCallable[_token_pb2.CreateTokenRequest, _token_pb2.CreateTokenReply]  # type: ignore[assignment]
     """Makes a token. Only admins may call this and the next two."""
@@ -88,6 +96,16 @@ class TokensServicer(metaclass=_abc_1.ABCMeta):
         """Returns a ticket for a participant of a job, or for a reader of its values. The participant must be a live member
         that works on the job; for a session, the caller's token must be one that may submit jobs. Returns NOT_FOUND,
         UNKNOWN_JOB if the job does not exist, and ABORTED, FENCED if the member is not alive in this incarnation.
+        """
+
+    @_abc_1.abstractmethod
+    def GetLoginLink(
+        self,
+        request: _token_pb2.GetLoginLinkRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_token_pb2.GetLoginLinkReply, _abc.Awaitable[_token_pb2.GetLoginLinkReply]]:
+        """Returns a link that logs a browser in to the coordinator's page as the caller. If the cluster asks for no tokens, it
+        is the page's URL. Returns FAILED_PRECONDITION, START_FAILED if the coordinator has no page.
         """
 
     @_abc_1.abstractmethod

@@ -66,8 +66,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         heartbeat = events.HeartbeatReceived(request.member, request.incarnation, request.shards, request.bytes, load)
         assignment = self._coordinator.handle(heartbeat)
         interval_s = self._coordinator.heartbeat_interval_s
+        revoked = self._access.revoked if self._access else ()
         if assignment is None:
-            revoked = self._access.revoked if self._access else ()
             return members_pb.HeartbeatReply(heartbeat_interval_s=interval_s, revoked_tokens=revoked)
         return members_pb.HeartbeatReply(
             job=assignment.job,

@@ -15,6 +15,7 @@ from shoal.v1 import token_pb2 as pb
 from shoal.v1 import token_pb2_grpc
 from shoal_coordinator.access import TICKET_S, Access, TokenInfo
 from shoal_coordinator.coordinator import Coordinator
+from shoal_coordinator.logins import CODE_S, Logins
 
 _log = structlog.get_logger(__name__)
 
@@ -33,10 +34,18 @@ class TokensService(token_pb2_grpc.TokensServicer):
     Args:
         coordinator: The shell.
         access: The cluster's tokens. None means that the cluster asks for none.
+        logins: The logins of the page. None if the cluster asks for no tokens.
+        page: Returns the URL of the page; empty if there is none.
     """
 
-    def __init__(self, coordinator: Coordinator, access: Access | None) -> None:
-        self._coordinator, self._access = coordinator, access
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        access: Access | None,
+        logins: Logins | None = None,
+        page: Callable[[], str] = str,
+    ) -> None:
+        self._coordinator, self._access, self._logins, self._page = coordinator, access, logins, page
 
     @_rpc.servicer
     def GetTicket(self, request: pb.GetTicketRequest, _: grpc.ServicerContext) -> pb.GetTicketReply:
@@ -51,6 +60,16 @@ class TokensService(token_pb2_grpc.TokensServicer):
             raise errors.Forbidden(f"{caller} gets no ticket for {role} {request.worker!r}; its own process does")
         ticket = self._access.ticket(caller, request.job, request.worker, request.incarnation)
         return pb.GetTicketReply(ticket=ticket, valid_s=TICKET_S)
+
+    @_rpc.servicer
+    def GetLoginLink(self, request: pb.GetLoginLinkRequest, _: grpc.ServicerContext) -> pb.GetLoginLinkReply:
+        page, caller = self._page(), _rpc.caller()
+        if not page:
+            raise errors.StartFailed("the coordinator serves no page; start it with --page-listen")
+        if self._logins is None or caller is None:
+            return pb.GetLoginLinkReply(link=page)
+        # Browsers do not send what follows the #, so it is in no server's log.
+        return pb.GetLoginLinkReply(link=f"{page}/#login={self._logins.new_code(caller)}", valid_s=CODE_S)
 
     @_rpc.servicer
     def CreateToken(self, request: pb.CreateTokenRequest, _: grpc.ServicerContext) -> pb.CreateTokenReply:

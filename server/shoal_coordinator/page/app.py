@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from starlette.types import ASGIApp
 
 from shoal import errors
 from shoal._limits import catalogue
+from shoal._security import PERMISSIONS, Principal
 from shoal_coordinator.page.guard import Guard, RequestRules
+from shoal_coordinator.page.login import LOGIN_PATH, LOGOUT_PATH, PageLogin, permitted, principal_of
 from shoal_coordinator.page.reader import EventPosition, Reader
-from shoal_coordinator.page.responses import answer, failure
+from shoal_coordinator.page.responses import answer, encode, failure
 from shoal_coordinator.page.streams import Stream, Streams
 from shoal_coordinator.page.threads import BoundedThreadPool
 
@@ -32,9 +35,12 @@ _THREADS, _STORAGE_THREADS = 8, 2
 ANSWER_S = 10.0
 # Seconds that a request's body may take.
 _BODY_S = 10.0
+_CANCEL = "Jobs/Cancel"
 
 
-def make_app(reader: Reader, rules: RequestRules, stopping: asyncio.Event, max_watchers: int) -> ASGIApp:
+def make_app(
+    reader: Reader, rules: RequestRules, stopping: asyncio.Event, max_watchers: int, login: PageLogin | None = None
+) -> ASGIApp:
     """Returns the page as an ASGI application.
 
     Args:
@@ -42,23 +48,37 @@ def make_app(reader: Reader, rules: RequestRules, stopping: asyncio.Event, max_w
         rules: Decides which requests are allowed.
         stopping: Set when all streams must end.
         max_watchers: The limit of concurrent streams.
+        login: Says who makes a request. None means that the cluster asks for no tokens.
     """
-    pages = _Pages(reader, stopping, max_watchers)
+    pages = _Pages(reader, stopping, max_watchers, login)
     job = "/api/jobs/{name}"
+    # Each of these needs the permission of the call that does the same.
+    reads = {
+        "/api/cluster": ("Coordinator/GetStatus", pages.get_page(reader.cluster)),
+        "/api/jobs": ("Jobs/List", pages.get_page(reader.jobs)),
+        "/api/events": ("Coordinator/GetStatus", pages.cluster_events),
+        job: ("Jobs/Get", pages.get_of_job(reader.job)),
+        f"{job}/data": ("Jobs/GetData", pages.get_of_job(reader.data)),
+        f"{job}/timings": ("Jobs/GetTimings", pages.get_of_job(reader.timings)),
+        f"{job}/checkpoints": ("Jobs/Get", pages.get_of_job(reader.checkpoints, of_storage=True)),
+        f"{job}/events": ("Jobs/Watch", pages.job_events),
+    }
+    actions = {
+        f"{job}/cancel": (_CANCEL, pages.act(reader.cancel)),
+        f"{job}/checkpoint": ("Jobs/TakeCheckpoint", pages.act(reader.checkpoint)),
+    }
     routes = [
         Route("/", pages.overview),
         Route("/jobs/{name}", pages.job),
         Route("/healthz", pages.health),
-        Route("/api/cluster", pages.get_page(reader.cluster)),
-        Route("/api/jobs", pages.get_page(reader.jobs)),
-        Route("/api/events", pages.cluster_events),
-        Route(job, pages.get_of_job(reader.job)),
-        Route(f"{job}/data", pages.get_of_job(reader.data)),
-        Route(f"{job}/timings", pages.get_of_job(reader.timings)),
-        Route(f"{job}/checkpoints", pages.get_of_job(reader.checkpoints, of_storage=True)),
-        Route(f"{job}/events", pages.job_events),
-        Route(f"{job}/cancel", pages.act(reader.cancel), methods=["POST"]),
-        Route(f"{job}/checkpoint", pages.act(reader.checkpoint), methods=["POST"]),
+        Route("/api/session", pages.session),
+        Route(LOGIN_PATH, pages.log_in, methods=["POST"]),
+        Route(LOGOUT_PATH, pages.log_out, methods=["POST"]),
+        *(Route(path, permitted(f"shoal.v1.{call}", endpoint)) for path, (call, endpoint) in reads.items()),
+        *(
+            Route(path, permitted(f"shoal.v1.{call}", endpoint), methods=["POST"])
+            for path, (call, endpoint) in actions.items()
+        ),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
     handlers: dict[Any, Callable[[Request, Any], Awaitable[Response]]] = {
@@ -66,14 +86,14 @@ def make_app(reader: Reader, rules: RequestRules, stopping: asyncio.Event, max_w
         HTTPException: _refuse_route,
         Exception: _fail,
     }
-    return Guard(Starlette(routes=routes, exception_handlers=handlers), rules)
+    return Guard(Starlette(routes=routes, exception_handlers=handlers), rules, login)
 
 
 class _Pages:
     """The endpoints. None of them blocks the event loop; calls that may wait run in threads."""
 
-    def __init__(self, reader: Reader, stopping: asyncio.Event, max_watchers: int) -> None:
-        self._reader = reader
+    def __init__(self, reader: Reader, stopping: asyncio.Event, max_watchers: int, login: PageLogin | None) -> None:
+        self._reader, self._login = reader, login
         self._ask = BoundedThreadPool("the coordinator", _THREADS, catalogue.PAGE_REQUESTS, ANSWER_S).run
         self._ask_storage = BoundedThreadPool(
             "the checkpoint storage", _STORAGE_THREADS, catalogue.PAGE_STORAGE_REQUESTS, ANSWER_S
@@ -85,7 +105,38 @@ class _Pages:
 
     async def job(self, request: Request) -> Response:
         """Returns the page of a job. Its script shows a message if the job does not exist."""
+        try:
+            self._check_of(request)()
+        except errors.Unauthenticated:  # says nothing of the job
+            return _shell()
         return _shell(200 if await self._ask(self._reader.knows, request.path_params["name"]) else 404)
+
+    async def session(self, request: Request) -> Response:
+        """Returns who has logged in, and whether that caller may act."""
+        return answer(encode(_session(principal_of(request))))
+
+    async def log_in(self, request: Request) -> Response:
+        """Begins a session by a code or a token, and sets its cookie."""
+        body = await _body(request)
+        given = body if isinstance(body, dict) and set(body) in ({"code"}, {"token"}) else {}
+        text = next(iter(given.values()), None)
+        if not isinstance(text, str):
+            raise errors.BadRequest('the body is not a login; send {"token": "..."} or {"code": "..."}')
+        if not self._login:
+            return answer(encode(_session(None)))
+        principal, headers = self._login.log_in(code=given.get("code", ""), token=given.get("token", ""))
+        _log.info("login to the page", by=str(principal))
+        found = answer(encode(_session(principal)))
+        found.headers.update(headers)
+        return found
+
+    async def log_out(self, request: Request) -> Response:
+        """Ends the session, and removes its cookie."""
+        await _check_body(request)
+        found = answer(b"{}")
+        if self._login:
+            found.headers.update(self._login.log_out(request.headers))
+        return found
 
     async def health(self, _request: Request) -> Response:
         try:
@@ -94,12 +145,16 @@ class _Pages:
             return PlainTextResponse(f"{error.message}\n", 503)
         return PlainTextResponse("ok\n")
 
-    async def cluster_events(self, _request: Request) -> Stream:
-        return await self._streams.cluster()
+    async def cluster_events(self, request: Request) -> Stream:
+        return await self._streams.cluster(self._check_of(request))
 
     async def job_events(self, request: Request) -> Stream:
         mark = EventPosition.parse(request.headers.get("last-event-id", ""))
-        return await self._streams.job(request.path_params["name"], mark)
+        return await self._streams.job(request.path_params["name"], mark, self._check_of(request))
+
+    def _check_of(self, request: Request) -> Callable[[], object]:
+        """Returns a function that raises Unauthenticated once the request's login has ended."""
+        return partial(self._login.principal, request.headers) if self._login else lambda: None
 
     def get_page(self, read: Callable[[str], bytes]) -> Callable[[Request], Awaitable[Response]]:
         """Returns an endpoint that replies with the page of a list that the query's `page_token` names."""
@@ -127,7 +182,8 @@ class _Pages:
             await _check_body(request)
             name = request.path_params["name"]
             found = answer(await self._ask(action, name))
-            _log.info("action from the page", action=request.url.path.rpartition("/")[2], job=name)
+            by = {"by": str(principal)} if (principal := principal_of(request)) else {}
+            _log.info("action from the page", action=request.url.path.rpartition("/")[2], job=name, **by)
             return found
 
         return endpoint
@@ -137,8 +193,18 @@ async def _check_body(request: Request) -> None:
     """Reads a body, which must be `{}`, because actions have no arguments yet.
 
     Raises:
+        MessageTooLarge, BadRequest: As `_body`, or the body is something else.
+    """
+    if await _body(request) != {}:
+        raise errors.BadRequest("the body has unknown arguments; send {}")
+
+
+async def _body(request: Request) -> Any:
+    """Returns a decoded body.
+
+    Raises:
         MessageTooLarge: The body is too long.
-        BadRequest: The body is something else, or did not arrive in time.
+        BadRequest: The body is not JSON, or did not arrive in time.
     """
     body = bytearray()
     try:
@@ -147,11 +213,17 @@ async def _check_body(request: Request) -> None:
                 body += chunk
                 if len(body) > catalogue.BODY_BYTES.default:
                     raise catalogue.BODY_BYTES.refusal("the body is longer", "send {}")
-        arguments = json.loads(body)
+        return json.loads(body)
     except (TimeoutError, ClientDisconnect, ValueError, RecursionError) as error:
         raise errors.BadRequest(f"the body is not JSON: {error}; send {{}}") from None
-    if arguments != {}:
-        raise errors.BadRequest("the body has unknown arguments; send {}")
+
+
+def _session(principal: Principal | None) -> dict[str, object]:
+    """Returns the record of a session: who it is, whether that caller may act, and whether the cluster is open."""
+    if principal is None:
+        return {"name": "", "role": "", "acts": True, "insecure": True}
+    acts = principal.role in PERMISSIONS[f"shoal.v1.{_CANCEL}"]
+    return {"name": principal.name, "role": principal.role.value, "acts": acts, "insecure": False}
 
 
 async def _refuse(_request: Request, error: errors.ShoalError) -> Response:

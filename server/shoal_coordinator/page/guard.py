@@ -1,9 +1,9 @@
-"""Access rules of the page, which has no login: the requests that it refuses, and its security headers.
+"""Access rules of the page: the requests that it refuses, and its security headers.
 
-Anyone who reaches the port may watch, and may also act unless the page is read-only. The rules prevent other sites from
-acting through the browser of such a user. Another site could try this in three ways: with a name that resolves to this
-address (DNS rebinding), with a form or a script that sends requests to this page (cross-site requests), or by showing
-this page in a frame.
+Who may watch and act is decided by the login (`login`). The rules prevent other sites from acting through the browser
+of a user who has logged in, or who needs no login. Another site could try this in three ways: with a name that resolves
+to this address (DNS rebinding), with a form or a script that sends requests to this page (cross-site requests), or by
+showing this page in a frame.
 """
 
 import ipaddress
@@ -16,6 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal import errors
+from shoal_coordinator.page.login import LOGIN_PATH, LOGOUT_PATH, PageLogin, needs_login, set_principal
 from shoal_coordinator.page.responses import failure
 
 # Another site's page cannot send this header: browsers ask for permission first, and the server does not grant it.
@@ -77,7 +78,7 @@ class RequestRules:
             if path.startswith("/api/") and headers.get("sec-fetch-site", "none") not in {"same-origin", "none"}:
                 raise errors.Forbidden("another site's page sends this request; only this page's scripts may do so")
             return
-        if self.read_only:
+        if self.read_only and path not in (LOGIN_PATH, LOGOUT_PATH):
             raise errors.Forbidden("this page is read-only (--page-read-only); use the command line")
         _check_action(host, headers)
 
@@ -98,10 +99,11 @@ class Guard:
     Args:
         app: The application behind it.
         rules: The rules for requests.
+        login: Says who makes a request. None means that the cluster asks for no tokens.
     """
 
-    def __init__(self, app: ASGIApp, rules: RequestRules) -> None:
-        self._app, self._rules = app, rules
+    def __init__(self, app: ASGIApp, rules: RequestRules, login: PageLogin | None = None) -> None:
+        self._app, self._rules, self._login = app, rules, login
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def with_headers(message: Message) -> None:
@@ -117,6 +119,8 @@ class Guard:
         app = self._app
         try:
             self._rules.check(scope["method"], scope["path"], Headers(scope=scope))
+            if self._login and needs_login(scope["path"]):
+                set_principal(scope, self._login.principal(Headers(scope=scope)))
         except errors.ShoalError as error:
             app = failure(error)
         await app(scope, receive, with_headers)

@@ -14,8 +14,10 @@ from shoal._checkpoint import CheckpointStorage
 from shoal._limits import catalogue
 from shoal._role.web_server import ConnectionLimits, WebServer
 from shoal_coordinator.coordinator import Coordinator
+from shoal_coordinator.logins import Logins
 from shoal_coordinator.page.app import make_app
 from shoal_coordinator.page.guard import RequestRules
+from shoal_coordinator.page.login import PageLogin
 from shoal_coordinator.page.reader import Reader
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ class PageServer:
         heartbeat_timeout_s: Seconds without a heartbeat after which a member is dead.
         max_watchers: The limit of concurrent streams.
         tls: TLS settings. None means plain HTTP.
+        logins: The logins of people. None means that the cluster asks for no tokens.
 
     Raises:
         PortInUse: Another process listens on the port.
@@ -65,6 +68,7 @@ class PageServer:
         heartbeat_timeout_s: float = 5.0,
         max_watchers: int = catalogue.PAGE_STREAMS.default,
         tls: "TlsFiles | None" = None,
+        logins: Logins | None = None,
     ) -> None:
         host, port = _rpc.parse_address(listen)
         rules = rules_for(host, hosts, read_only=read_only)
@@ -74,8 +78,9 @@ class PageServer:
             raise errors.PortInUse(
                 f"cannot serve the page: {error.message}, or '' for no page", address=listen
             ) from None
-        scheme = "https" if tls else "http"
-        self.url = f"{scheme}://{_EVERYWHERE.get(host, host)}:{listening.getsockname()[1]}"
+        scheme, port = "https" if tls else "http", listening.getsockname()[1]
+        self.url = f"{scheme}://{_EVERYWHERE.get(host, host)}:{port}"
+        login = PageLogin(logins, port, tls=bool(tls)) if logins else None
         about = {
             "heartbeat_timeout_s": heartbeat_timeout_s,
             "read_only": read_only,
@@ -84,7 +89,7 @@ class PageServer:
         self._reader = Reader(coordinator, storage, about)
         self._server = WebServer(
             listening,
-            lambda stopping: make_app(self._reader, rules, stopping, max_watchers),
+            lambda stopping: make_app(self._reader, rules, stopping, max_watchers, login),
             ConnectionLimits(
                 catalogue.PAGE_CONNECTIONS,
                 CONNECTIONS,

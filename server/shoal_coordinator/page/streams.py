@@ -92,8 +92,11 @@ class Streams:
         self._overview: Overview | None = None
         self._looked_at = float("-inf")
 
-    async def cluster(self) -> Stream:
+    async def cluster(self, check: Callable[[], object]) -> Stream:
         """Returns a stream of events `cluster`, each with the whole cluster.
+
+        Args:
+            check: Called about once a second. Raises Unauthenticated once the caller may not watch any longer.
 
         Raises:
             Overloaded: The limit of streams is reached.
@@ -101,10 +104,10 @@ class Streams:
         """
         self._watchers.check()
         await self._look()
-        return Stream(self._with_failure(self._cluster_events()), self._watchers)
+        return Stream(self._with_failure(self._cluster_events(check)), self._watchers)
 
-    async def job(self, name: str, mark: EventPosition) -> Stream:
-        """Returns a stream of a job.
+    async def job(self, name: str, mark: EventPosition, check: Callable[[], object]) -> Stream:
+        """Returns a stream of a job; `check` is that of `cluster`.
 
         Its events are `begin`, which tells whether all events follow or only those after the mark; `job` with the
         records of the job and its workers; `events` with a list of the job's events; and `end` when no more can come.
@@ -115,7 +118,7 @@ class Streams:
         """
         self._watchers.check()
         first: JobUpdate = await self._ask(self._reader.update, name, mark)
-        return Stream(self._with_failure(self._job_events(name, first)), self._watchers)
+        return Stream(self._with_failure(self._job_events(name, first, check)), self._watchers)
 
     async def _look(self) -> Overview:
         """Returns the cluster as of less than a second ago."""
@@ -126,9 +129,10 @@ class Streams:
                 self._looked_at = now
             return self._overview
 
-    async def _cluster_events(self) -> AsyncIterator[ServerSentEvent]:
+    async def _cluster_events(self, check: Callable[[], object]) -> AsyncIterator[ServerSentEvent]:
         key = b""
         while True:
+            check()
             overview = await self._look()
             if overview.key != key:
                 key = overview.key
@@ -136,10 +140,13 @@ class Streams:
             if await self._stops_within(_CLUSTER_EVERY_S):
                 return
 
-    async def _job_events(self, name: str, update: JobUpdate) -> AsyncIterator[ServerSentEvent]:
+    async def _job_events(
+        self, name: str, update: JobUpdate, check: Callable[[], object]
+    ) -> AsyncIterator[ServerSentEvent]:
         workers: dict[str, None] = {}
         shown, begun = b"", False
         while True:
+            check()
             if update.fresh or not begun:
                 yield _event("begin", encode({"fresh": update.fresh}))
                 begun = True

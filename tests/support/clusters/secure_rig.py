@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from prometheus_client import CollectorRegistry
@@ -48,9 +49,10 @@ class SecureRig:
 
 
 @contextmanager
-def secure_rig() -> Iterator[SecureRig]:
-    """Starts the cluster, and stops it at the end of the block."""
-    coordinator = start_coordinator(CoordinatorConfig(listen="127.0.0.1:0", secure=True), CollectorRegistry())
+def secure_rig(**options: Any) -> Iterator[SecureRig]:
+    """Starts the cluster, and stops it at the end of the block. `options` are more of the coordinator's."""
+    config = CoordinatorConfig(listen="127.0.0.1:0", secure=True, **options)
+    coordinator = start_coordinator(config, CollectorRegistry())
     try:
         server = Server(ServerConfig("server-0", coordinator.address), CollectorRegistry())
         try:

@@ -1,4 +1,4 @@
-// Requests to the coordinator: reads, and the two actions of the page.
+// Requests to the coordinator: reads, the two actions of the page, and the login.
 
 import { useEffect, useState } from "./html.js";
 
@@ -21,10 +21,12 @@ export async function get(path) {
 }
 
 // Performs an action on a job: cancels it, or takes a checkpoint.
-export async function act(path) {
+export const act = (path) => post(path, {});
+
+export async function post(path, body) {
   const headers = { "Content-Type": "application/json", "X-Shoal-Page": "1" };
   const signal = AbortSignal.timeout(PATIENCE_MS);
-  return answered(await fetch(path, { method: "POST", headers, body: "{}", signal }));
+  return answered(await fetch(path, { method: "POST", headers, body: JSON.stringify(body), signal }));
 }
 
 export async function refusal(response) {

@@ -2,6 +2,7 @@
 
 import { html, render, useState } from "./html.js";
 import { JobPage } from "./job.js";
+import { leave, Login, useSession } from "./login.js";
 import { Overview } from "./overview.js";
 
 function nameIn(path) {
@@ -15,23 +16,29 @@ function nameIn(path) {
 
 function App({ path }) {
   const [link, setLink] = useState({ live: null });
-  const name = nameIn(path);
-  const page =
-    path === "/"
-      ? html`<${Overview} tell=${setLink} />`
-      : name
-        ? html`<${JobPage} name=${name} tell=${setLink} />`
-        : html`<${NotFound} path=${path} />`;
+  const { session, error, enter } = useSession();
+  const out = session === null || link.code === "UNAUTHENTICATED";
   return html`
     <header class="top">
       <a class="brand" href="/"><img src="/static/icon.svg" alt="" width="28" height="28" /><span>Shoal</span></a>
-      <${Link} link=${link} />
+      <${Link} link=${out ? { live: null } : link} />
+      ${session?.name && !out && html`<p class="caller"><bdi>${session.name}</bdi> (${session.role})
+        <button type="button" onClick=${leave}>Log out</button></p>`}
     </header>
     <main id="main" tabindex="-1">
-      <${Banner} link=${link} />
-      ${page}
+      ${session?.insecure && html`<p class="banner" role="status"><strong>This cluster asks for no tokens</strong>
+        (<code>--insecure</code>): everybody who reaches it can read and change everything in it.</p>`}
+      ${out
+        ? html`<${Login} error=${error ?? (link.refused && { code: link.code, message: link.reason })} enter=${enter} />`
+        : session && html`<${Banner} link=${link} /><${Page} path=${path} acts=${session.acts} tell=${setLink} />`}
     </main>
   `;
+}
+
+function Page({ path, acts, tell }) {
+  if (path === "/") return html`<${Overview} tell=${tell} />`;
+  const name = nameIn(path);
+  return name ? html`<${JobPage} name=${name} acts=${acts} tell=${tell} />` : html`<${NotFound} path=${path} />`;
 }
 
 function Banner({ link }) {

@@ -15,7 +15,7 @@ import { Staleness } from "./staleness.js";
 import { follow } from "./stream.js";
 import { Timeline } from "./timeline.js";
 
-export function JobPage({ name, tell }) {
+export function JobPage({ name, acts, tell }) {
   const history = useRef(new JobHistory()).current;
   const [seen, setSeen] = useState(null);
   const [refused, setRefused] = useState(null);
@@ -49,7 +49,7 @@ export function JobPage({ name, tell }) {
     <${LiveRegion} states=${states} announce=${(name, state) => `${name} is ${state}`} />
     <div class="title">
       <h1><bdi>${job.name}</bdi></h1> <${State} state=${job.state} />
-      ${!cluster.read_only && html`<${Actions} name=${name} live=${live} />`}
+      ${acts && !cluster.read_only && html`<${Actions} name=${name} live=${live} />`}
     </div>
     ${refused && html`<p class="banner" role="alert">${refused.message}</p>`}
     ${job.reason && html`<pre class=${job.state === "failed" ? "reason bad" : "reason"}>${job.reason}</pre>`}

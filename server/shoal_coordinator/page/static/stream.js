@@ -10,10 +10,10 @@ const FIRST_PAUSE_MS = 300;
 const LONGEST_PAUSE_MS = 4_000;
 
 // Calls `on[kind](data)` for each event, and `tell` with the state of the connection:
-//   {live: true}                              it is open
-//   {live: false, reason}                     the coordinator is away; the stream reconnects
-//   {live: false, reason, refused, final}     the coordinator refuses the request; if final, for good
-//   {live: null}                              it has ended
+//   {live: true}                                  it is open
+//   {live: false, reason}                         the coordinator is away; the stream reconnects
+//   {live: false, reason, code, refused, final}   the coordinator refuses the request; if final, for good
+//   {live: null}                                  it has ended
 // Returns a function that ends the stream. An event `end` or an unknown job also ends it; `on.refused` gets the latter.
 export function follow(path, on, tell) {
   const stopped = new AbortController();
@@ -54,7 +54,8 @@ function linkOf({ reason, refused }) {
   if (!refused) return { live: false, reason };
   const { status, code, message } = refused;
   if (!code || code === "UNREACHABLE") return { live: false, reason: message };
-  return { live: false, reason: message, refused: true, final: status >= 400 && status < 500 };
+  const final = (status >= 400 && status < 500) || code === "UNAUTHENTICATED";
+  return { live: false, reason: message, code, refused: true, final };
 }
 
 // Reads one connection. Returns the last mark, and whether the stream has ended, was refused or was interrupted.

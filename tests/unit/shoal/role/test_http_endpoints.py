@@ -19,6 +19,8 @@ from prometheus_client.registry import Collector
 from shoal import errors
 from shoal._role import http_endpoints
 from shoal._role.http_endpoints import RoleHttpServer
+from shoal._security import AccessRole, Authorizer, Principal, open_authorizer
+from shoal._security.tokens import TokenSigner, TokenVerifier
 from support.waiting import wait_until
 
 
@@ -32,6 +34,7 @@ def registry() -> prometheus_client.CollectorRegistry:
 @pytest.fixture
 def pages(registry: prometheus_client.CollectorRegistry) -> Iterator[RoleHttpServer]:
     pages = RoleHttpServer("127.0.0.1:0", registry)
+    pages.authorizer = open_authorizer()
     yield pages
     pages.stop()
     wait_until(lambda: not any(thread.name.startswith("page") for thread in threading.enumerate()))
@@ -63,6 +66,26 @@ def peers() -> set[tuple[str, int]]:
     """The other ends of this process's connections."""
     ends: list[Any] = [connection.raddr for connection in psutil.Process().net_connections("tcp4")]
     return {(end.ip, end.port) for end in ends if end}
+
+
+def test_metrics_need_a_token_of_a_reader(pages: RoleHttpServer) -> None:
+    signer = TokenSigner(TokenSigner.new_key())
+
+    def bearer(role: AccessRole, by: TokenSigner = signer) -> str:
+        return f"Bearer {by.sign(Principal('ann', role), valid_s=60)}"
+
+    pages.authorizer = Authorizer()
+    assert fetch(pages, "/metrics", Authorization=bearer(AccessRole.READER))[0] == 503  # no key yet
+    pages.authorizer.require(TokenVerifier(signer.public_key))
+    status, headers, body = fetch(pages, "/metrics")
+    assert (status, headers["WWW-Authenticate"]) == (401, "Bearer")
+    assert b"shoal token create" in body
+    another = TokenSigner(TokenSigner.new_key())
+    assert fetch(pages, "/metrics", Authorization=bearer(AccessRole.READER, another))[0] == 401
+    found = {role: fetch(pages, "/metrics", Authorization=bearer(role))[0] for role in AccessRole}
+    readers = {AccessRole.ADMIN, AccessRole.SUBMITTER, AccessRole.READER}
+    assert found == {role: 200 if role in readers else 403 for role in AccessRole}
+    assert fetch(pages, "/healthz")[0] == 503  # without a token, of a role that has not started
 
 
 def test_health_is_that_of_the_role(pages: RoleHttpServer) -> None:
@@ -137,6 +160,7 @@ def test_a_collector_that_hangs_holds_up_neither_health_nor_the_end(
     asked, go_on = threading.Event(), threading.Event()
     registry.register(Hanging())
     pages = RoleHttpServer("127.0.0.1:0", registry)
+    pages.authorizer = open_authorizer()
     with connect(pages) as waiting:
         waiting.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert asked.wait(10)

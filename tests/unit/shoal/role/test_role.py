@@ -16,6 +16,7 @@ import structlog
 
 from shoal import errors
 from shoal._role.lifecycle import StopSignals, run_role
+from shoal._security import open_authorizer
 from support.waiting import wait_until
 
 
@@ -41,6 +42,7 @@ def fetch(address: str, path: str = "/healthz") -> tuple[int, str]:
 
 class Nothing:
     address = "here:1"
+    authorizer = open_authorizer()
     stopped = False
 
     def stop(self) -> None:

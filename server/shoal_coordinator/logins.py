@@ -1,0 +1,104 @@
+"""Logins of the page: short-lived codes of login links, and the sessions of browsers.
+
+A session is a token that only the page accepts. The coordinator's key signs it, so it outlives a restart. A code is a
+random text, of which this module keeps the hash, in memory.
+"""
+
+import hashlib
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+from shoal import errors
+from shoal._limits import catalogue
+from shoal._security import Principal
+from shoal_coordinator.access import Access
+
+# Seconds for which a login link can be used, and for which a browser stays logged in.
+CODE_S, SESSION_S = 600.0, 12 * 3_600.0
+_RANDOM_BYTES = 24
+_AUDIENCE = "page"
+_LOG_IN = "log in first: `shoal page` prints a link that does so, or give a token"
+
+
+class Logins:
+    """The codes and sessions of one coordinator's page. Thread-safe.
+
+    Args:
+        access: the tokens of the cluster. A code or a session ends with the token that it was made for.
+        clock: returns Unix time in seconds.
+    """
+
+    def __init__(self, access: Access, clock: Callable[[], float]) -> None:
+        self._access, self._clock = access, clock
+        self._lock = threading.Lock()  # guards the next two
+        self._codes: OrderedDict[bytes, tuple[Principal, float]] = OrderedDict()  # by hash, with the time of expiry
+        self._ended: OrderedDict[bytes, None] = OrderedDict()  # hashes of the sessions that have logged out
+
+    def new_code(self, principal: Principal) -> str:
+        """Returns a code that logs a browser in as this caller, for `CODE_S` seconds."""
+        code = secrets.token_urlsafe(_RANDOM_BYTES)
+        with self._lock:
+            self._codes[_hash(code)] = principal, self._clock() + CODE_S
+            if len(self._codes) > catalogue.PAGE_LOGIN_CODES.default:
+                self._codes.popitem(last=False)
+        return code
+
+    def log_in(self, *, code: str = "", token: str = "") -> tuple[str, Principal]:
+        """Begins a session.
+
+        Args:
+            code: the code of a login link.
+            token: the caller's own token, in place of a code.
+
+        Returns:
+            The text that proves the session, and who has logged in.
+
+        Raises:
+            Unauthenticated: the code or the token is wrong, has expired or was revoked.
+        """
+        principal = self._access.verifier.identify(token) if token else self._of_code(code)
+        self._access.check_valid(principal)
+        return self._access.signer.sign(principal, valid_s=SESSION_S, audience=_AUDIENCE), principal
+
+    def log_out(self, session: str) -> None:
+        """Ends a session, until the coordinator is started again."""
+        with self._lock:
+            self._ended[_hash(session)] = None
+            if len(self._ended) > catalogue.PAGE_LOGOUTS.default:
+                self._ended.popitem(last=False)
+
+    def principal(self, *, session: str = "", token: str = "") -> Principal:
+        """Returns who makes a request.
+
+        Args:
+            session: the text that proves a session.
+            token: a token, in place of a session.
+
+        Raises:
+            Unauthenticated: there is no such session, or it has ended; or the token is not valid.
+        """
+        if token:
+            return self._access.verifier.identify(token)
+        with self._lock:
+            ended = not session or _hash(session) in self._ended
+        if ended:
+            raise errors.Unauthenticated(_LOG_IN)
+        principal = self._access.verifier.identify(session, audience=_AUDIENCE)
+        self._access.check_valid(principal)
+        return principal
+
+    def _of_code(self, code: str) -> Principal:
+        with self._lock:
+            found, expires_at = self._codes.get(_hash(code), (None, 0.0))
+        if found is None or self._clock() >= expires_at:
+            raise errors.Unauthenticated("the login link has expired; `shoal page` prints another one")
+        return found
+
+
+def _hash(text: str) -> bytes:
+    return hashlib.sha256(text.encode(errors="replace")).digest()
+
+
+__all__ = ["CODE_S", "SESSION_S", "Logins"]

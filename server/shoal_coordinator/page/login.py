@@ -1,0 +1,110 @@
+"""Login of the page: who makes a request, by a cookie or a token, and what that caller may do."""
+
+from collections.abc import Awaitable, Callable
+from http.cookies import CookieError, SimpleCookie
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Scope
+
+from shoal._security import Principal, check_permitted, token_in
+from shoal_coordinator.logins import SESSION_S, Logins
+
+# The paths under /api/ that need no login: they give one, and end it.
+LOGIN_PATH, LOGOUT_PATH = "/api/login", "/api/logout"
+# The key of the request's scope that holds the caller.
+_SCOPE_KEY = "shoal.principal"
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class PageLogin:
+    """The login of one page.
+
+    Args:
+        logins: the codes and sessions.
+        port: the port of the page, which the name of the cookie contains, because browsers send cookies to all ports of
+            a host.
+        tls: whether the page is served over TLS.
+    """
+
+    def __init__(self, logins: Logins, port: int, *, tls: bool) -> None:
+        self._logins, self._tls = logins, tls
+        # Browsers take a cookie with this prefix from the host itself only, and over TLS only.
+        self._name = f"{'__Host-' if tls else ''}shoal-{port}"
+
+    def principal(self, headers: Headers) -> Principal:
+        """Returns who makes a request.
+
+        Raises:
+            Unauthenticated: nobody has logged in, or the login has ended.
+        """
+        token = token_in([("authorization", headers.get("authorization", ""))])
+        return self._logins.principal(session=self._session(headers), token=token)
+
+    def log_in(self, *, code: str, token: str) -> tuple[Principal, dict[str, str]]:
+        """Begins a session. Returns who has logged in, and the headers of the response; raises as `Logins.log_in`."""
+        session, principal = self._logins.log_in(code=code, token=token)
+        return principal, self._cookie(session, int(SESSION_S))
+
+    def log_out(self, headers: Headers) -> dict[str, str]:
+        """Ends a session, if there is one. Returns the headers of the response."""
+        self._logins.log_out(self._session(headers))
+        return self._cookie("", 0)
+
+    def _session(self, headers: Headers) -> str:
+        cookies: SimpleCookie = SimpleCookie()
+        try:
+            cookies.load(headers.get("cookie", ""))
+        except CookieError:
+            return ""
+        return cookies[self._name].value if self._name in cookies else ""
+
+    def _cookie(self, value: str, max_age_s: int) -> dict[str, str]:
+        secure = "; Secure" if self._tls else ""
+        return {"set-cookie": f"{self._name}={value}; Path=/; Max-Age={max_age_s}; HttpOnly; SameSite=Strict{secure}"}
+
+
+def needs_login(path: str) -> bool:
+    """Returns whether a path shows or changes the cluster. The other ones have the page's own files, and the login."""
+    return path.startswith("/api/") and path not in (LOGIN_PATH, LOGOUT_PATH)
+
+
+def principal_of(request: Request) -> Principal | None:
+    """Returns who makes a request; None if the cluster asks for no tokens."""
+    found: Principal | None = request.scope.get(_SCOPE_KEY)
+    return found
+
+
+def set_principal(scope: Scope, principal: Principal) -> None:
+    """Sets who makes a request."""
+    scope[_SCOPE_KEY] = principal
+
+
+def permitted(call: str, endpoint: Endpoint) -> Endpoint:
+    """Wraps an endpoint, which then needs the permission of a call of the cluster.
+
+    Args:
+        call: SERVICE/METHOD, as in the table of permissions.
+        endpoint: the endpoint. The result raises Forbidden if the caller may not make the call.
+    """
+
+    async def checked(request: Request) -> Response:
+        if principal := principal_of(request):
+            check_permitted(principal, call)
+        return await endpoint(request)
+
+    return checked
+
+
+__all__ = [
+    "LOGIN_PATH",
+    "LOGOUT_PATH",
+    "Endpoint",
+    "PageLogin",
+    "needs_login",
+    "permitted",
+    "principal_of",
+    "set_principal",
+]

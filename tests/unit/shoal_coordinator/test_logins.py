@@ -1,0 +1,97 @@
+"""Codes of login links and sessions of browsers, by a fake clock."""
+
+import pytest
+
+from shoal import errors
+from shoal._limits import catalogue
+from shoal._security import AccessRole, Principal
+from shoal_coordinator.access import Access
+from shoal_coordinator.logins import CODE_S, SESSION_S, Logins
+
+ANN = Principal("ann", AccessRole.READER, "local-1")
+
+
+class Clock:
+    now = 1e9
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def access(clock: Clock) -> Access:
+    return Access({}, lambda _: None, clock)
+
+
+@pytest.fixture
+def logins(access: Access, clock: Clock) -> Logins:
+    return Logins(access, clock)
+
+
+def test_a_code_works_for_ten_minutes_and_a_session_for_twelve_hours(logins: Logins, clock: Clock) -> None:
+    code = logins.new_code(ANN)
+    clock.now += CODE_S - 1
+    session, who = logins.log_in(code=code)
+    assert who == ANN
+    clock.now += 1
+    with pytest.raises(errors.Unauthenticated, match="shoal page"):
+        logins.log_in(code=code)
+    clock.now += SESSION_S - 2
+    assert logins.principal(session=session) == ANN
+    clock.now += 1
+    with pytest.raises(errors.Unauthenticated):
+        logins.principal(session=session)
+
+
+def test_a_session_ends_with_the_token_that_it_was_made_for(logins: Logins, access: Access, clock: Clock) -> None:
+    sessions = []
+    for name in ("revoked", "expired"):
+        made, token = access.create(name, "reader", 600.0)
+        sessions.append((made, logins.log_in(token=token)[0]))
+    (revoked, first), (_, second) = sessions
+    access.revoke(revoked.id)
+    with pytest.raises(errors.Unauthenticated, match="revoked"):
+        logins.principal(session=first)
+    assert logins.principal(session=second).name == "expired"
+    clock.now += 600.0
+    with pytest.raises(errors.Unauthenticated):
+        logins.principal(session=second)
+
+
+def test_a_session_is_no_code_and_a_code_no_session(logins: Logins) -> None:
+    code = logins.new_code(ANN)
+    session, _ = logins.log_in(code=code)
+    with pytest.raises(errors.Unauthenticated):
+        logins.principal(session=code)
+    with pytest.raises(errors.Unauthenticated):
+        logins.log_in(code=session)
+
+
+def test_the_oldest_code_goes_beyond_the_limit(logins: Logins) -> None:
+    codes = [logins.new_code(ANN) for _ in range(catalogue.PAGE_LOGIN_CODES.default + 1)]
+    with pytest.raises(errors.Unauthenticated):
+        logins.log_in(code=codes[0])
+    assert logins.log_in(code=codes[1])[1] == logins.log_in(code=codes[-1])[1] == ANN
+
+
+def test_a_session_outlives_a_restart_and_is_no_token(logins: Logins, access: Access, clock: Clock) -> None:
+    session, _ = logins.log_in(code=logins.new_code(ANN))
+    assert Logins(access, clock).principal(session=session) == ANN
+    with pytest.raises(errors.Unauthenticated):
+        access.verifier.identify(session)
+    with pytest.raises(errors.Unauthenticated):
+        logins.principal(token=session)
+    with pytest.raises(errors.Unauthenticated):
+        logins.principal(session=access.signer.sign(ANN, valid_s=60))
+
+
+def test_a_session_that_has_logged_out_is_over(logins: Logins) -> None:
+    session, _ = logins.log_in(code=logins.new_code(ANN))
+    logins.log_out(session)
+    with pytest.raises(errors.Unauthenticated):
+        logins.principal(session=session)
