@@ -89,6 +89,10 @@ class Access:
         """The ids of the revoked tokens that have not expired."""
         return self.verifier.revoked
 
+    def is_revoked(self, principal: Principal | None) -> bool:
+        """Returns whether the token of a caller was revoked."""
+        return principal is not None and principal.token in self.revoked
+
     def local_tokens(self) -> dict[AccessRole, str]:
         """Returns new tokens for the processes of this user on this machine."""
         return {

@@ -142,7 +142,13 @@ class CoordinatorProcess:
             members = CoordinatorService(
                 self.coordinator, heartbeat_timeout_s=config.heartbeat_timeout_s, access=access
             )
-            self._jobs = JobsService(self.coordinator, storage, max_watchers=config.max_watchers, limits=config.jobs)
+            self._jobs = JobsService(
+                self.coordinator,
+                storage,
+                max_watchers=config.max_watchers,
+                limits=config.jobs,
+                is_revoked=access.is_revoked if access else lambda _: False,
+            )
             undo.callback(self._jobs.close)
             logins = Logins(access, time.time) if access else None
             tokens = TokensService(self.coordinator, access, logins, lambda: self.page)

@@ -66,7 +66,7 @@ class TokenSigner:
             "exp": int(now + valid_s),
         }
         if audience:
-            claims["aud"] = audience
+            claims |= {"aud": audience, "sid": secrets.token_hex(8)}  # so that no two logins are the same
         if principal.job:
             claims |= {"job": principal.job, "life": principal.incarnation}
         return jwt.encode(claims, self._key, algorithm=_ALGORITHM)

@@ -98,7 +98,7 @@ class JoinHandler:
 
     def hold(self, request: pb.JoinRequest, go_on: Callable[[], None]) -> Callable[[], None]:
         """Lets a call wait until the worker has something to do; see `Coordinator.join`."""
-        check_for_itself(request)
+        check_for_itself(self._coordinator, request)
         if not (0 < request.wait_s < math.inf):  # `Join` checks it
             go_on()
             return lambda: None
@@ -107,7 +107,7 @@ class JoinHandler:
     @_rpc.servicer
     def Join(self, request: pb.JoinRequest, _: grpc.ServicerContext) -> bytes:
         """Answers a call whose wait is over."""
-        check_for_itself(request)
+        check_for_itself(self._coordinator, request)
         if not (0 <= request.wait_s < math.inf):
             raise errors.BadRequest(
                 f"wait_s of Join is {request.wait_s:g} s; it must be 0 or more, and finite (at most "

@@ -1,7 +1,7 @@
 """Servicers of the coordinator's two gRPC services. Each method decodes, checks, calls the coordinator and encodes."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -10,6 +10,7 @@ import structlog
 from shoal import _rpc, errors
 from shoal._checkpoint import Catalogue, CheckpointStorage
 from shoal._limits import catalogue
+from shoal._security import Principal
 from shoal._wire import Cursor, ReportAck
 from shoal.job import Job
 from shoal.status import ClusterStatus, Evaluation, ServerLoad, StepTiming
@@ -20,10 +21,11 @@ from shoal_coordinator.access import Access
 from shoal_coordinator.api import checks, codecs
 from shoal_coordinator.api.callers import submitter_of
 from shoal_coordinator.api.entry import Descriptions, JoinHandler, Placements
-from shoal_coordinator.api.tokens import check_member_role, for_itself
+from shoal_coordinator.api.tokens import check_member_role, for_itself, of_its_job
 from shoal_coordinator.cluster import JobLimits, job_before, member_after, page_size
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.messages import Registration, event_message, events
+from shoal_coordinator.owners import check_name
 
 _log = structlog.get_logger(__name__)
 
@@ -33,6 +35,8 @@ TIMINGS = 64
 MAX_ERROR_CHARACTERS = 64 << 10
 # Threads that are kept free to refuse further watchers.
 _SPARE_THREADS = 2
+# Returns whether the token of a caller was revoked.
+IsRevoked = Callable[[Principal | None], bool]
 
 
 class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
@@ -108,6 +112,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
         max_watchers: Concurrent calls of Watch. Each holds a thread of a separate pool, so that watchers never delay a
             heartbeat.
         limits: The limits of jobs.
+        is_revoked: Returns whether the token of a caller was revoked. The streams of this caller then end.
     """
 
     def __init__(
@@ -117,10 +122,11 @@ class JobsService(job_pb2_grpc.JobsServicer):
         *,
         max_watchers: int = catalogue.WATCHERS.default,
         limits: JobLimits = JobLimits(),  # noqa: B008 - it is immutable
+        is_revoked: IsRevoked = lambda _: False,
     ) -> None:
         self._coordinator = coordinator
         self._catalogue = Catalogue(storage) if storage else None
-        self._watching = _Watch(coordinator, max_watchers)
+        self._watching = _Watch(coordinator, max_watchers, is_revoked)
         self._descriptions, self._placements = Descriptions(limits), Placements()
         self._joining = JoinHandler(coordinator, self._placements)
 
@@ -147,6 +153,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
     def Submit(self, request: pb.SubmitRequest, context: grpc.ServicerContext) -> pb.SubmitReply:
         spec = Job.from_proto(request.spec)
         checks.check_submission(spec, request.token)
+        check_name(self._coordinator, _rpc.caller(), spec.name)
         self._check_source(spec)
         submitted = events.JobSubmitted(spec, request.token, submitter_of(context), request.spec.ByteSize())
         status = self._coordinator.handle(submitted)
@@ -160,30 +167,33 @@ class JobsService(job_pb2_grpc.JobsServicer):
         return codecs.jobs_message(found, count)
 
     @_rpc.servicer
-    @for_itself
+    @of_its_job
     def Get(self, request: pb.GetRequest, _: grpc.ServicerContext) -> pb.GetReply:
         with self._coordinator.reading() as (cluster, now):
             status = cluster.job(request.job).status(now)
         return pb.GetReply(status=codecs.job_message(status))
 
     @_rpc.servicer
+    @for_itself
     def Cancel(self, request: pb.CancelRequest, _: grpc.ServicerContext) -> pb.CancelReply:
         status = self._coordinator.handle(events.JobCancelled(request.job))
         return pb.CancelReply(status=codecs.job_message(status))
 
     @_rpc.servicer
+    @for_itself
     def TakeCheckpoint(self, request: pb.TakeCheckpointRequest, _: grpc.ServicerContext) -> pb.TakeCheckpointReply:
         attempt = self._coordinator.handle(events.CheckpointRequested(request.job))
         return pb.TakeCheckpointReply(attempt=attempt.number, after=attempt.after)
 
     @_rpc.servicer
+    @for_itself
     def Drop(self, request: pb.DropRequest, _: grpc.ServicerContext) -> pb.DropReply:
         self._coordinator.handle(events.JobDropped(request.job))
         return pb.DropReply()
 
     @_rpc.encoded
     @_rpc.servicer
-    @for_itself
+    @of_its_job
     def GetPlacement(self, request: pb.GetPlacementRequest, _: grpc.ServicerContext) -> bytes:
         with self._coordinator.reading() as (cluster, _now):
             placement = cluster.job(request.job).placed
@@ -331,8 +341,8 @@ class JobsService(job_pb2_grpc.JobsServicer):
 class _Watch:
     """The handler of Watch, whose calls run in a separate pool."""
 
-    def __init__(self, coordinator: Coordinator, max_watchers: int) -> None:
-        self._coordinator = coordinator
+    def __init__(self, coordinator: Coordinator, max_watchers: int, is_revoked: IsRevoked) -> None:
+        self._coordinator, self._is_revoked = coordinator, is_revoked
         self._max_watchers = max_watchers
         # grpcio runs a handler that has this attribute in that pool instead of the server's pool.
         self.experimental_thread_pool = ThreadPoolExecutor(max_watchers + _SPARE_THREADS, thread_name_prefix="watch")
@@ -347,11 +357,15 @@ class _Watch:
             return
         try:
             context.add_callback(self._coordinator.wake)
-            watched = self._coordinator.watch(
-                request.job, request.after, wait=not request.no_wait, gone=lambda: not context.is_active()
-            )
-            for event in watched:
+            caller = _rpc.caller()
+
+            def gone() -> bool:
+                return not context.is_active() or self._is_revoked(caller)
+
+            for event in self._coordinator.watch(request.job, request.after, wait=not request.no_wait, gone=gone):
                 yield event_message(event)
+            if self._is_revoked(caller):
+                raise errors.Unauthenticated(f"the token of {caller} was revoked; get a new one from an admin")
         except errors.ShoalError as error:
             _rpc.refuse(context, error)
         finally:

@@ -16,6 +16,7 @@ from shoal.v1 import token_pb2_grpc
 from shoal_coordinator.access import TICKET_S, Access, TokenInfo
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.logins import CODE_S, Logins
+from shoal_coordinator.owners import check_owner
 
 _log = structlog.get_logger(__name__)
 
@@ -56,6 +57,8 @@ class TokensService(token_pb2_grpc.TokensServicer):
         with self._coordinator.reading() as (cluster, _now):
             cluster.job(request.job)  # raises UnknownJob
             role = cluster.members.check(request.worker, request.incarnation).role.value if request.worker else ""
+        if role:
+            check_owner(self._coordinator, caller, request.job)
         if role and not caller.job and caller.role not in _MEMBERS[role]:
             raise errors.Forbidden(f"{caller} gets no ticket for {role} {request.worker!r}; its own process does")
         ticket = self._access.ticket(caller, request.job, request.worker, request.incarnation)
@@ -84,6 +87,7 @@ class TokensService(token_pb2_grpc.TokensServicer):
     @_rpc.servicer
     def RevokeToken(self, request: pb.RevokeTokenRequest, _: grpc.ServicerContext) -> pb.RevokeTokenReply:
         revoked = self._required().revoke(request.token)
+        self._coordinator.wake()  # ends the streams of the token
         _log.info("revoked tokens", tokens=[each.id for each in revoked], by=str(_rpc.caller()))
         return pb.RevokeTokenReply(tokens=map(_message, revoked))
 
@@ -114,23 +118,36 @@ def check_member_role(request: members_pb.RegisterRequest) -> None:
         )
 
 
-def for_itself(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a handler, so that the holder of a ticket can call it only for the participant that the ticket names."""
+def of_its_job(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a handler that reads a job, so that the holder of a ticket can call it only for the job of the ticket."""
 
     @wraps(method)
     def handler(self: Any, request: Any, context: grpc.ServicerContext) -> Any:
-        check_for_itself(request)
+        check_own(_rpc.caller(), request.job, "", 0)
         return method(self, request, context)
 
     return handler
 
 
-def check_for_itself(request: Any) -> None:
-    """Checks that a request names the participant of the caller's ticket.
+def for_itself(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a handler that changes a job, so that only those who may do so can call it; see `check_for_itself`."""
+
+    @wraps(method)
+    def handler(self: Any, request: Any, context: grpc.ServicerContext) -> Any:
+        check_for_itself(self._coordinator, request)
+        return method(self, request, context)
+
+    return handler
+
+
+def check_for_itself(coordinator: Coordinator, request: Any) -> None:
+    """Checks that a request names the participant of the caller's ticket, or a job of the submitter that calls.
 
     Raises:
-        Forbidden: it names another one.
+        UnknownJob: the job of a submitter's call does not exist.
+        Forbidden: it names another participant, or the job of another submitter.
     """
+    check_owner(coordinator, _rpc.caller(), request.job)
     check_own(_rpc.caller(), request.job, getattr(request, "worker", ""), getattr(request, "incarnation", 0))
 
 
@@ -140,4 +157,4 @@ def _message(token: TokenInfo) -> pb.Token:
     )
 
 
-__all__ = ["TokensService", "check_for_itself", "check_member_role", "for_itself"]
+__all__ = ["TokensService", "check_for_itself", "check_member_role", "for_itself", "of_its_job"]

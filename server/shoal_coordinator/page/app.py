@@ -181,8 +181,10 @@ class _Pages:
         async def endpoint(request: Request) -> Response:
             await _check_body(request)
             name = request.path_params["name"]
+            principal = principal_of(request)
+            await self._ask(self._reader.check_owner, principal, name)
             found = answer(await self._ask(action, name))
-            by = {"by": str(principal)} if (principal := principal_of(request)) else {}
+            by = {"by": str(principal)} if principal else {}
             _log.info("action from the page", action=request.url.path.rpartition("/")[2], job=name, **by)
             return found
 

@@ -9,11 +9,13 @@ from typing import Any
 from shoal import errors
 from shoal._checkpoint import Catalogue, CheckpointStorage, Manifest
 from shoal._display import records
+from shoal._security import Principal
 from shoal.checkpoints import described
 from shoal.status import ClusterStatus, JobState, JobStatus, MemberStatus
 from shoal_coordinator.cluster import job_before, member_after, token_after_job, token_after_member
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.messages import events
+from shoal_coordinator.owners import check_owner
 from shoal_coordinator.page.history import downsampled
 from shoal_coordinator.page.rates import Rates
 from shoal_coordinator.page.responses import encode
@@ -216,6 +218,10 @@ class Reader:
         numbers = self._catalogue.numbers(name)[: -MAX_CHECKPOINTS - 1 : -1]
         found = [_checkpoint(self._catalogue.found(name, number)) for number in numbers]
         return encode({"name": name, "folder": self._catalogue.folder.url, "checkpoints": found})
+
+    def check_owner(self, principal: Principal | None, name: str) -> None:
+        """Checks that a caller may change a job; raises as `owners.check_owner`."""
+        check_owner(self._coordinator, principal, name)
 
     def cancel(self, name: str) -> bytes:
         """Cancels a job, and returns its record as JSON."""

@@ -92,6 +92,8 @@ def test_a_session_outlives_a_restart_and_is_no_token(logins: Logins, access: Ac
 
 def test_a_session_that_has_logged_out_is_over(logins: Logins) -> None:
     session, _ = logins.log_in(code=logins.new_code(ANN))
+    another, _ = logins.log_in(code=logins.new_code(ANN))
     logins.log_out(session)
+    assert logins.principal(session=another) == ANN
     with pytest.raises(errors.Unauthenticated):
         logins.principal(session=session)
