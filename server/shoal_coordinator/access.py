@@ -1,5 +1,6 @@
 """Access to the cluster: the key that signs its tokens, the tokens that people have, and tickets for participants."""
 
+import re
 import secrets
 import threading
 from collections.abc import Callable, Mapping
@@ -11,6 +12,7 @@ from google.protobuf.message import DecodeError
 from shoal import errors
 from shoal._limits import catalogue
 from shoal._security import GIVEN_ROLES, AccessRole, Principal
+from shoal._security.certificate_identity import ID_PREFIX
 from shoal._security.tokens import TokenSigner, TokenVerifier
 from shoal.v1 import state_pb2
 from shoal_coordinator.messages import record_keys
@@ -24,6 +26,7 @@ TICKET_S = 600.0
 _OWN_S, LOCAL_S = 3_600.0, 365 * 86_400.0
 MAX_VALID_S = 10 * 365 * 86_400.0
 MAX_TOKENS = catalogue.MAX_TOKENS.default
+_CERTIFICATE = re.compile(rf"{ID_PREFIX}[0-9A-Fa-f]{{1,40}}")
 # Roles of the tokens for processes of the coordinator's user on its machine.
 _LOCAL_ROLES = (AccessRole.ADMIN, AccessRole.WORKER, AccessRole.SERVER)
 
@@ -161,11 +164,16 @@ class Access:
     def revoke(self, token: str) -> list[TokenInfo]:
         """Revokes the token with this id, or all tokens of this name. Returns those that were not revoked before.
 
+        The id `cert:SERIAL` revokes the certificate with this serial number, in hexadecimal.
+
         Raises:
             BadRequest: there is no such token.
         """
         with self._lock:
             found = [each for each in self._tokens.values() if token in (each.id, each.name)]
+            if not found and _CERTIFICATE.fullmatch(token):
+                expires_at = self._clock() + MAX_VALID_S
+                found = [TokenInfo(token.lower(), "certificate", AccessRole.READER, expires_at)]
             if not found:
                 raise errors.BadRequest(
                     f"there is no token with the id or the name {token!r}; `shoal token ls` lists them"

@@ -91,14 +91,7 @@ class CoordinatorOptions:
             help="Seconds that jobs wait for a drained server to register again under its id.",
         ),
     ] = 60.0
-    insecure: Annotated[
-        bool,
-        typer.Option(
-            "--insecure",
-            envvar="SHOAL_INSECURE",
-            help="Asks for no tokens: everybody who can reach the cluster can read and change everything in it.",
-        ),
-    ] = False
+    insecure: flags.Insecure = False
     page_listen: flags.PageListen = None
     page_hosts: flags.PageHosts = ""
     page_or_any: flags.PageOrAny = False
@@ -151,9 +144,8 @@ def coordinator(options: CoordinatorOptions) -> None:
     """Runs the coordinator, which keeps the cluster's state: members, placement, jobs and the data ledger."""
     given = RoleIdentity(listen=options.listen, advertise=options.advertise)
     identity = lifecycle.identify("coordinator", given, log_format=options.log_format, log_level=options.log_level)
-    credentials = lifecycle.find_credentials(
-        "coordinator", options.tls_ca, options.tls_cert, options.tls_key, options.tls_client_certs
-    )
+    listens = identity.listen, options.metrics_listen, flags.page_listen(options.page_listen)
+    credentials = lifecycle.find_credentials("coordinator", options, listens)
     failures: list[errors.ShoalError] = []
 
     def fail(error: errors.ShoalError) -> None:

@@ -139,9 +139,6 @@ class CoordinatorProcess:
             self.authorizer = Authorizer(access.verifier) if access else open_authorizer()
             if storage:
                 _probe(storage, needed=self.coordinator.has_live_jobs)
-            members = CoordinatorService(
-                self.coordinator, heartbeat_timeout_s=config.heartbeat_timeout_s, access=access
-            )
             self._jobs = JobsService(
                 self.coordinator,
                 storage,
@@ -151,20 +148,7 @@ class CoordinatorProcess:
             )
             undo.callback(self._jobs.close)
             logins = Logins(access, time.time) if access else None
-            tokens = TokensService(self.coordinator, access, logins, lambda: self.page)
-            self._server = _rpc.RpcServer(
-                config.listen,
-                [
-                    ("shoal.v1.Coordinator", coordinator_pb2_grpc.add_CoordinatorServicer_to_server, members),
-                    ("shoal.v1.Jobs", job_pb2_grpc.add_JobsServicer_to_server, self._jobs),
-                    ("shoal.v1.Tokens", token_pb2_grpc.add_TokensServicer_to_server, tokens),
-                ],
-                threads=config.threads,
-                advertise=config.advertise,
-                essential=ESSENTIAL_CALLS,
-                credentials=config.credentials,
-                authorizer=self.authorizer if access else None,
-            )
+            self._server = self._make_server(config, logins)
             undo.callback(self._server.stop)
             self._page = _start_page(config, self.coordinator, storage, logins)
             undo.pop_all()
@@ -180,6 +164,25 @@ class CoordinatorProcess:
         self._give_local_tokens()
         self._server.start()
         self._server.set_ready(True)
+
+    def _make_server(self, config: CoordinatorConfig, logins: Logins | None) -> _rpc.RpcServer:
+        members = CoordinatorService(
+            self.coordinator, heartbeat_timeout_s=config.heartbeat_timeout_s, access=self.access
+        )
+        tokens = TokensService(self.coordinator, self.access, logins, lambda: self.page)
+        return _rpc.RpcServer(
+            config.listen,
+            [
+                ("shoal.v1.Coordinator", coordinator_pb2_grpc.add_CoordinatorServicer_to_server, members),
+                ("shoal.v1.Jobs", job_pb2_grpc.add_JobsServicer_to_server, self._jobs),
+                ("shoal.v1.Tokens", token_pb2_grpc.add_TokensServicer_to_server, tokens),
+            ],
+            threads=config.threads,
+            advertise=config.advertise,
+            essential=ESSENTIAL_CALLS,
+            credentials=config.credentials,
+            authorizer=self.authorizer if self.access else None,
+        )
 
     @property
     def page(self) -> str:

@@ -86,6 +86,7 @@ class ServerOptions:
     tls_cert: flags.TlsCertificate = ""
     tls_key: flags.TlsKey = ""
     tls_client_certs: flags.TlsClientCertificates = "required"
+    insecure: flags.Insecure = False
     log_format: flags.LogFormat = "console"
     log_level: flags.LogLevel = "info"
     supervised: flags.Supervised = False
@@ -98,9 +99,7 @@ def server(options: ServerOptions) -> None:
         name=options.name, listen=options.listen, advertise=options.advertise, coordinator=options.coordinator
     )
     identity = lifecycle.identify("server", given, log_format=options.log_format, log_level=options.log_level)
-    credentials = lifecycle.find_credentials(
-        "server", options.tls_ca, options.tls_cert, options.tls_key, options.tls_client_certs
-    )
+    credentials = lifecycle.find_credentials("server", options, (identity.listen, options.metrics_listen))
 
     def start(registry: CollectorRegistry, metrics_address: str) -> "Server":
         # Numba would import scipy for linear algebra and coverage for its measurement; no kernel uses either.

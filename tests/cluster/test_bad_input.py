@@ -138,6 +138,12 @@ class TestProcesses:
         assert f"cannot listen on {address}" in done.stderr
         assert "choose another port" in done.stderr
 
+    @pytest.mark.parametrize("role", ["coordinator", "server", "worker"])
+    def test_a_role_that_would_be_open_to_the_network(self, role: str) -> None:
+        done = self.run(role, "--metrics-listen", "0.0.0.0:0")
+        assert done.returncode == 2
+        assert f"the {role} would listen on 0.0.0.0:0 without TLS" in done.stderr
+
     def test_a_pattern_of_programs_that_is_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("SHOAL_ALLOW_PROGRAM", ". shoal_nn ./models")
         code, reason = self.check_refused("worker", "--retry-for", "0", status=2)

@@ -108,6 +108,7 @@ class WorkerOptions:
     tls_cert: flags.TlsCertificate = ""
     tls_key: flags.TlsKey = ""
     tls_client_certs: flags.TlsClientCertificates = "required"
+    insecure: flags.Insecure = False
     log_format: flags.LogFormat = "console"
     log_level: flags.LogLevel = "info"
     supervised: flags.Supervised = False
@@ -132,9 +133,7 @@ def worker(options: WorkerOptions) -> None:
         options.trainer_user,
         (options.trainer_memory, options.trainer_open_files, options.trainer_processes),
     )
-    credentials = find_credentials(
-        "worker", options.tls_ca, options.tls_cert, options.tls_key, options.tls_client_certs
-    )
+    credentials = find_credentials("worker", options, (who.listen, options.metrics_listen))
     config = WorkerConfig(
         coordinator=who.coordinator,
         name=who.name,

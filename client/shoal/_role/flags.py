@@ -87,6 +87,15 @@ TlsClientCertificates = Annotated[
         help="Whether clients must present a certificate. With `optional`, gRPC does not ask for one.",
     ),
 ]
+Insecure = Annotated[
+    bool,
+    typer.Option(
+        "--insecure",
+        envvar="SHOAL_INSECURE",
+        help="Accepts connections from other hosts without TLS. A coordinator then also asks for no tokens: everybody "
+        "who can reach the cluster can read and change everything in it. All roles of the cluster need it.",
+    ),
+]
 DEFAULT_PAGE = "127.0.0.1:7080"
 _PAGE_VARIABLE = "SHOAL_PAGE_LISTEN"
 # None if it was not given; `page_listen` then chooses.

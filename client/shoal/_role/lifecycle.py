@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -21,6 +21,7 @@ from shoal import _tracing, errors
 from shoal._memory import gc_control
 from shoal._role import identity as _identity
 from shoal._role import process_metrics
+from shoal._role.exposure import check_exposure
 from shoal._role.http_endpoints import RoleHttpServer
 from shoal._role.identity import RoleIdentity
 from shoal._security import Authorizer, Credentials
@@ -71,7 +72,9 @@ def configure_logging(log_format: str, level: str, **identity: str) -> None:
     if log_format == "json":
         processors += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     else:
-        processors.append(structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()))
+        # Its default shows the local variables of each frame, which may be secrets, where rich is installed.
+        plain = structlog.dev.plain_traceback
+        processors.append(structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain))
     structlog.configure(
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
@@ -112,24 +115,42 @@ def identify(role: str, given: RoleIdentity, *, log_format: str, log_level: str)
     return found
 
 
-def find_credentials(role: str, ca: str, certificate: str, key: str, client_certificates: str) -> Credentials:
+class ConnectionOptions(Protocol):
+    """The options of a role that say who may connect to it."""
+
+    @property
+    def tls_ca(self) -> str: ...
+    @property
+    def tls_cert(self) -> str: ...
+    @property
+    def tls_key(self) -> str: ...
+    @property
+    def tls_client_certs(self) -> str: ...
+    @property
+    def insecure(self) -> bool: ...
+
+
+def find_credentials(role: str, options: ConnectionOptions, listens: Iterable[str]) -> Credentials:
     """Reads the files for TLS that the options of a role name, or their variables. `identify` precedes it.
 
     Args:
         role: coordinator, server or worker.
-        ca, certificate, key: values of --tls-ca, --tls-cert and --tls-key.
-        client_certificates: value of --tls-client-certs.
+        options: its options.
+        listens: the addresses at which it listens, host:port each; empty ones are none.
 
     Returns:
         The credentials.
 
     Raises:
-        SystemExit: with status 2 if the files are not valid. The log has the reason.
+        SystemExit: with status 2 if the files are not valid, or the role would be open to the network without TLS. The
+            log has the reason.
     """
     try:
-        found = Credentials.find(ca, certificate, key, client_certificates=client_certificates == "required")
+        required = options.tls_client_certs == "required"
+        found = Credentials.find(options.tls_ca, options.tls_cert, options.tls_key, client_certificates=required)
         if found.tls:
             found.tls.check_serves()
+        check_exposure(role, listens, tls=bool(found.tls), insecure=options.insecure)
     except errors.BadRequest as error:
         structlog.get_logger(__name__).error("cannot start", role=role, code=error.code, reason=error.message)
         raise SystemExit(2) from None
@@ -184,8 +205,7 @@ def run_role(
         log.info("stopped before it was ready")
         return
     try:
-        endpoints.authorizer = running.authorizer
-        endpoints.not_ready = ""
+        endpoints.authorizer, endpoints.not_ready = running.authorizer, ""
         _announce_ready(role, running, endpoints, supervised)
         while not signals.stop.wait(_SIGNAL_S):
             pass  # a signal may wake another thread, but handlers run in this one

@@ -144,17 +144,18 @@ class Reception:
             return threads
         return _ReceivingPool(self, name, threads, streaming=streaming, essential=essential, hold=hold)
 
-    def authorize(self, name: str, metadata: Any) -> Principal | None:
+    def authorize(self, name: str, event: Any) -> Principal | None:
         """Returns who makes a call.
 
         Args:
             name: SERVICE/METHOD.
-            metadata: metadata of the call.
+            event: grpcio's event of the call's beginning.
 
         Raises:
             Unauthenticated, Forbidden, Unreachable: see `Authorizer.authorize`.
         """
-        return self._authorizer.authorize(name, token_in(metadata)) if self._authorizer else None
+        allow, token = self._authorizer, token_in(event.invocation_metadata)
+        return allow.authorize(name, token, lambda: _certificate(event.call)) if allow else None
 
     def admit(self, call: Call) -> errors.ShoalError | None:
         """Counts a call, or returns why it is refused."""
@@ -259,6 +260,12 @@ class Reception:
                 _log.exception("cannot end late calls")
 
 
+def _certificate(call: Any) -> bytes:
+    """Returns the verified certificate of a call's client as PEM; empty if there is none."""
+    found = (_cygrpc.auth_context(call) or {}).get(b"x509_pem_cert") or [b""]
+    return bytes(found[0])
+
+
 class _ReceivingPool(ThreadPoolExecutor):
     """What grpcio takes for a method's pool. It has no thread of its own: `submit` receives the call's first message.
 
@@ -284,7 +291,7 @@ class _ReceivingPool(ThreadPoolExecutor):
         _respond, event, state, _behavior, _argument, deserializer, _serializer = args
         call = Call(event, state, essential=self._essential)
         try:
-            state.context.run(set_caller, self._reception.authorize(self._name, event.invocation_metadata))
+            state.context.run(set_caller, self._reception.authorize(self._name, event))
             refused = self._reception.admit(call)
         except errors.ShoalError as error:
             refused = error

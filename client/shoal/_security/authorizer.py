@@ -1,6 +1,6 @@
 """The decision on each call that a server receives: who makes it, and whether that caller may make it."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from shoal import errors
@@ -60,12 +60,14 @@ class Authorizer:
         """Allows all calls, as in a cluster that was started with --insecure."""
         self._verifier, self._open = None, True
 
-    def authorize(self, call: str, token: str) -> Principal | None:
+    def authorize(self, call: str, token: str, certificate: Callable[[], bytes] = bytes) -> Principal | None:
         """Returns who makes a call, or None if nobody needs to be known.
 
         Args:
             call: SERVICE/METHOD.
             token: the token of the call; empty if it has none.
+            certificate: returns the certificate of the caller as PEM; empty if the connection has none. It identifies a
+                caller without a token.
 
         Raises:
             Unauthenticated: the call has no valid token.
@@ -77,14 +79,28 @@ class Authorizer:
         if self._verifier is None:
             raise errors.Unreachable("this server is not registered yet; try again")
         if not token:
-            raise errors.Unauthenticated(
-                f"{call.rpartition('/')[2]} was called without a token. On the coordinator's machine, its user's "
-                "processes find one by the coordinator's address; elsewhere, set SHOAL_TOKEN_FILE to a file with a "
-                "token from `shoal token create`"
-            )
+            return self._authorize_certificate(call, certificate())
         principal = self._verifier.identify(token)
         check_permitted(principal, call)
         return principal
+
+    def _authorize_certificate(self, call: str, pem: bytes) -> Principal:
+        if not pem:
+            raise errors.Unauthenticated(
+                f"{call.rpartition('/')[2]} was called without a token. On the coordinator's machine, its user's "
+                "processes find one by the coordinator's address; elsewhere, set SHOAL_TOKEN_FILE to a file with a "
+                "token from `shoal token create`, or use TLS with a certificate that names a role"
+            )
+        from shoal._security.certificate_identity import principal_in  # noqa: PLC0415 - cryptography is slow to import
+
+        principal = principal_in(pem)
+        self._check_not_revoked(principal)
+        check_permitted(principal, call)
+        return principal
+
+    def _check_not_revoked(self, principal: Principal) -> None:
+        if self._verifier and principal.token in self._verifier.revoked:
+            raise errors.Unauthenticated(f"the token of {principal} was revoked; get a new one from an admin")
 
     def check_participant(self, principal: Principal | None, job: str, worker: str, incarnation: int) -> None:
         """Checks that a caller acts only as the participant that its ticket names, and that the ticket is not revoked.
@@ -101,8 +117,7 @@ class Authorizer:
         """
         if principal is None:
             return
-        if self._verifier and principal.token in self._verifier.revoked:
-            raise errors.Unauthenticated(f"the token of {principal} was revoked; get a new one from an admin")
+        self._check_not_revoked(principal)
         check_own(principal, job, worker, incarnation)
 
 

@@ -17,13 +17,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from shoal import errors
+from shoal._security.certificate_identity import ROLE_URI
 from shoal._system import private_files
 
 CA_DAYS, CERTIFICATE_DAYS = 3650, 365
 # Roles whose processes accept connections. Only their certificates name hosts, so that nobody else can pose as them.
 SERVING_ROLES = ("coordinator", "server", "worker")
 ROLES = (*SERVING_ROLES, "admin", "submitter", "reader")
-_ROLE_URI = "spiffe://shoal/"
 # A certificate is valid a little before it is made, for machines whose clocks are slow.
 _CLOCK_SLACK = datetime.timedelta(hours=1)
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
@@ -122,9 +122,9 @@ def _issue(
     uses = [ExtendedKeyUsageOID.CLIENT_AUTH]
     if role in SERVING_ROLES:
         uses.append(ExtendedKeyUsageOID.SERVER_AUTH)
-    alternatives = [x509.UniformResourceIdentifier(f"{_ROLE_URI}{role}"), *names]
+    alternatives = [x509.UniformResourceIdentifier(f"{ROLE_URI}{role}"), *names]
     certificate = (
-        _builder(_name(f"shoal {role}"), issuer.certificate.subject, key, now, CERTIFICATE_DAYS)
+        _builder(_name(role), issuer.certificate.subject, key, now, CERTIFICATE_DAYS)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
         .add_extension(x509.ExtendedKeyUsage(uses), critical=False)

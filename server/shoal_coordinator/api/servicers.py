@@ -25,7 +25,7 @@ from shoal_coordinator.api.tokens import check_member_role, for_itself, of_its_j
 from shoal_coordinator.cluster import JobLimits, job_before, member_after, page_size
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.messages import Registration, event_message, events
-from shoal_coordinator.owners import check_name
+from shoal_coordinator.submitters import check_submission_name
 
 _log = structlog.get_logger(__name__)
 
@@ -153,7 +153,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
     def Submit(self, request: pb.SubmitRequest, context: grpc.ServicerContext) -> pb.SubmitReply:
         spec = Job.from_proto(request.spec)
         checks.check_submission(spec, request.token)
-        check_name(self._coordinator, _rpc.caller(), spec.name)
+        check_submission_name(self._coordinator, _rpc.caller(), spec.name)
         self._check_source(spec)
         submitted = events.JobSubmitted(spec, request.token, submitter_of(context), request.spec.ByteSize())
         status = self._coordinator.handle(submitted)

@@ -16,7 +16,7 @@ from shoal.v1 import token_pb2_grpc
 from shoal_coordinator.access import TICKET_S, Access, TokenInfo
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.logins import CODE_S, Logins
-from shoal_coordinator.owners import check_owner
+from shoal_coordinator.submitters import check_submitter
 
 _log = structlog.get_logger(__name__)
 
@@ -58,7 +58,7 @@ class TokensService(token_pb2_grpc.TokensServicer):
             cluster.job(request.job)  # raises UnknownJob
             role = cluster.members.check(request.worker, request.incarnation).role.value if request.worker else ""
         if role:
-            check_owner(self._coordinator, caller, request.job)
+            check_submitter(self._coordinator, caller, request.job)
         if role and not caller.job and caller.role not in _MEMBERS[role]:
             raise errors.Forbidden(f"{caller} gets no ticket for {role} {request.worker!r}; its own process does")
         ticket = self._access.ticket(caller, request.job, request.worker, request.incarnation)
@@ -147,7 +147,7 @@ def check_for_itself(coordinator: Coordinator, request: Any) -> None:
         UnknownJob: the job of a submitter's call does not exist.
         Forbidden: it names another participant, or the job of another submitter.
     """
-    check_owner(coordinator, _rpc.caller(), request.job)
+    check_submitter(coordinator, _rpc.caller(), request.job)
     check_own(_rpc.caller(), request.job, getattr(request, "worker", ""), getattr(request, "incarnation", 0))
 
 

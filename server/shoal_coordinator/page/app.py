@@ -182,7 +182,7 @@ class _Pages:
             await _check_body(request)
             name = request.path_params["name"]
             principal = principal_of(request)
-            await self._ask(self._reader.check_owner, principal, name)
+            await self._ask(self._reader.check_submitter, principal, name)
             found = answer(await self._ask(action, name))
             by = {"by": str(principal)} if principal else {}
             _log.info("action from the page", action=request.url.path.rpartition("/")[2], job=name, **by)

@@ -15,10 +15,10 @@ from shoal.status import ClusterStatus, JobState, JobStatus, MemberStatus
 from shoal_coordinator.cluster import job_before, member_after, token_after_job, token_after_member
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.messages import events
-from shoal_coordinator.owners import check_owner
 from shoal_coordinator.page.history import downsampled
 from shoal_coordinator.page.rates import Rates
 from shoal_coordinator.page.responses import encode
+from shoal_coordinator.submitters import check_submitter
 
 # The limits of members and jobs in the stream of a page, and of a job's newest checkpoints.
 MAX_MEMBERS, MAX_JOBS, MAX_CHECKPOINTS = 1_000, 200, 100
@@ -219,9 +219,9 @@ class Reader:
         found = [_checkpoint(self._catalogue.found(name, number)) for number in numbers]
         return encode({"name": name, "folder": self._catalogue.folder.url, "checkpoints": found})
 
-    def check_owner(self, principal: Principal | None, name: str) -> None:
-        """Checks that a caller may change a job; raises as `owners.check_owner`."""
-        check_owner(self._coordinator, principal, name)
+    def check_submitter(self, principal: Principal | None, name: str) -> None:
+        """Checks that a caller may change a job; raises as `submitters.check_submitter`."""
+        check_submitter(self._coordinator, principal, name)
 
     def cancel(self, name: str) -> bytes:
         """Cancels a job, and returns its record as JSON."""

@@ -107,10 +107,15 @@ class Streams:
         return Stream(self._with_failure(self._cluster_events(check)), self._watchers)
 
     async def job(self, name: str, mark: EventPosition, check: Callable[[], object]) -> Stream:
-        """Returns a stream of a job; `check` is that of `cluster`.
+        """Returns a stream of a job.
 
         Its events are `begin`, which tells whether all events follow or only those after the mark; `job` with the
         records of the job and its workers; `events` with a list of the job's events; and `end` when no more can come.
+
+        Args:
+            name: The name of the job.
+            mark: The position after which its events are wanted.
+            check: As that of `cluster`.
 
         Raises:
             Overloaded: The limit of streams is reached.

@@ -82,6 +82,9 @@ class FakeCoordinator(
         self.address = self._server.address
         self._server.start()
 
+    def GetLoginLink(self, _request: object, _context: object) -> token_pb2.GetLoginLinkReply:
+        return token_pb2.GetLoginLinkReply()
+
     def GetTicket(self, _request: object, _context: object) -> token_pb2.GetTicketReply:
         return token_pb2.GetTicketReply()  # this cluster asks for no tokens
 

@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import subprocess
 import sys
 import threading
 import traceback
@@ -47,6 +48,24 @@ class Nothing:
 
     def stop(self) -> None:
         self.stopped = True
+
+
+def test_tracebacks_on_the_console_show_no_local_variables() -> None:
+    """structlog's own choice shows them where rich is installed, as typer installs it."""
+    code = """
+import structlog
+from shoal._role.lifecycle import configure_logging
+configure_logging("console", "info", role="server")
+def present(token):
+    raise ValueError("it failed")
+try:
+    present("secret-" + "token")
+except ValueError:
+    structlog.get_logger().exception("a call failed")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert "ValueError: it failed" in done.stderr
+    assert "secret-token" not in done.stderr
 
 
 def test_health_follows_a_roles_life() -> None:

@@ -1,4 +1,4 @@
-"""Owners of jobs: what a submitter may do with the jobs of another one, and what a revocation ends."""
+"""What a submitter may do with the jobs of another one, and what a revocation ends."""
 
 import threading
 from collections.abc import Iterator
@@ -104,7 +104,7 @@ def test_a_submitter_does_not_replace_anothers_ended_job(ann: shoal.Client, rig:
     assert ann.pull("kept")["w"].tolist() == [0.0, 0.0]
 
 
-def test_tokens_of_one_name_are_one_owner(anns: shoal.Session, rig: SecureRig) -> None:
+def test_tokens_of_one_name_are_one_submitter(anns: shoal.Session, rig: SecureRig) -> None:
     with shoal.Client(
         rig.coordinator.address, credentials=presenting(rig.access.create("ann", "submitter", 60.0)[1])
     ) as another:

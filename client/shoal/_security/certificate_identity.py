@@ -1,0 +1,53 @@
+"""Identity by certificate: whom the certificate of a caller identifies, if the caller presents no token."""
+
+import functools
+
+from cryptography import x509
+from cryptography.x509.oid import NameOID
+
+from shoal import errors
+from shoal._security.principal import GIVEN_ROLES, AccessRole, Principal
+
+# The URI in a certificate that names the role of its holder, as `shoal certs init` and the manifests write it.
+ROLE_URI = "spiffe://shoal/"
+# Before the serial number in the id of a certificate, by which it is revoked.
+ID_PREFIX = "cert:"
+_REMEMBERED = 1_024
+
+
+@functools.lru_cache(_REMEMBERED)
+def principal_in(pem: bytes) -> Principal:
+    """Returns whom a certificate identifies. The caller has checked that a trusted CA issued it.
+
+    Args:
+        pem: the certificate.
+
+    Returns:
+        The identity: the role of the URI, the common name, and `cert:SERIAL` in hexadecimal as the id.
+
+    Raises:
+        Unauthenticated: it does not name exactly one role, or the role is none that a certificate can give.
+    """
+    certificate = x509.load_pem_x509_certificate(pem)
+    roles = {uri.removeprefix(ROLE_URI) for uri in _uris(certificate) if uri.startswith(ROLE_URI)}
+    given = {role.value for role in GIVEN_ROLES}
+    if len(roles) != 1 or not roles <= given:
+        found = ", ".join(sorted(roles)) or "none"
+        raise errors.Unauthenticated(
+            f"the call has no token, and its certificate must name one role ({', '.join(sorted(given))}) as a URI such "
+            f"as {ROLE_URI}worker; it names: {found}. Use a certificate of `shoal certs init`, or a token"
+        )
+    names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    name = str(names[0].value) if names else ""
+    return Principal(name, AccessRole(*roles), f"{ID_PREFIX}{certificate.serial_number:x}")
+
+
+def _uris(certificate: x509.Certificate) -> list[str]:
+    try:
+        alternatives = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except x509.ExtensionNotFound:
+        return []
+    return alternatives.value.get_values_for_type(x509.UniformResourceIdentifier)
+
+
+__all__ = ["ID_PREFIX", "ROLE_URI", "principal_in"]

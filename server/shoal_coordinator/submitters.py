@@ -1,0 +1,55 @@
+"""The check that a submitter changes only its own jobs."""
+
+from shoal import errors
+from shoal._security import AccessRole, Principal
+from shoal_coordinator.coordinator import Coordinator
+
+
+def check_submitter(coordinator: Coordinator, caller: Principal | None, job: str) -> None:
+    """Checks that a caller may change a job, or take part in it.
+
+    A job belongs to its submitter: the name of a token, which several tokens may have. Admins may change all jobs.
+    Workers and the holders of tickets are checked by their role and their ticket.
+
+    Args:
+        coordinator: The shell.
+        caller: The caller. None, in a cluster that asks for no tokens, passes.
+        job: The name of the job.
+
+    Raises:
+        UnknownJob: The job does not exist.
+        Forbidden: The job is another submitter's.
+    """
+    if caller is None or caller.role is not AccessRole.SUBMITTER:
+        return
+    with coordinator.reading() as (cluster, _now):
+        submitter = cluster.job(job).submission.submitter
+    if submitter != caller.name:
+        raise _refusal(caller, job, submitter)
+
+
+def check_submission_name(coordinator: Coordinator, caller: Principal | None, job: str) -> None:
+    """Checks that a submission does not replace the ended job of another submitter.
+
+    Args:
+        coordinator: The shell.
+        caller: The caller. None passes.
+        job: The name of the submitted job.
+
+    Raises:
+        Forbidden: The job of this name is another submitter's.
+    """
+    try:
+        check_submitter(coordinator, caller, job)
+    except errors.UnknownJob:
+        return
+
+
+def _refusal(caller: Principal, job: str, submitter: str) -> errors.Forbidden:
+    whose = f"the job of {submitter!r}" if submitter else "a job whose submitter is not known"
+    return errors.Forbidden(
+        f"{caller} may not change {job}, which is {whose}; ask an admin, or choose another name", job=job
+    )
+
+
+__all__ = ["check_submission_name", "check_submitter"]

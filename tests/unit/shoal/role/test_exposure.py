@@ -1,0 +1,35 @@
+"""The rule that a role listens beyond loopback only with TLS or --insecure."""
+
+import pytest
+
+from shoal import errors
+from shoal._role.exposure import check_exposure
+
+LOOPBACK = ("127.0.0.1:0", "127.8.9.1:7070", "localhost:7070", "a.localhost:1", "[::1]:7070", "")
+BEYOND = (
+    "0.0.0.0:7070",
+    "[::]:7070",
+    "10.0.0.5:1",
+    "node-1.example:7070",
+    "localhost.example:1",
+    "[fe80::1]:1",
+    ":7070",
+)
+
+
+@pytest.mark.parametrize("listen", LOOPBACK)
+def test_a_role_on_loopback_needs_nothing(listen: str) -> None:
+    check_exposure("server", (listen, "127.0.0.1:0"), tls=False, insecure=False)
+
+
+@pytest.mark.parametrize("listen", BEYOND)
+def test_a_role_beyond_loopback_needs_tls_or_a_word(listen: str) -> None:
+    with pytest.raises(errors.BadRequest, match=r"without TLS.*shoal certs init.*--insecure"):
+        check_exposure("server", ("127.0.0.1:0", listen), tls=False, insecure=False)
+    check_exposure("server", (listen,), tls=True, insecure=False)
+    check_exposure("server", (listen,), tls=False, insecure=True)
+
+
+def test_insecure_and_tls_contradict_each_other() -> None:
+    with pytest.raises(errors.BadRequest, match="contradict"):
+        check_exposure("coordinator", ("127.0.0.1:0",), tls=True, insecure=True)
