@@ -298,6 +298,16 @@ ROWS: dict[str, list[Panel]] = {
             },
             text="Requests, calls and connections that were refused: see docs/reference/limits.",
         ),
+        Panel(
+            "Control calls and refused callers",
+            {
+                "{{call}} {{status}}": (
+                    "sum by (call, status) (increase(shoal_coordinator_audit_records_total[$__range]))"
+                ),
+                "lost records": "sum(increase(shoal_coordinator_audit_records_lost_total[$__range]))",
+            },
+            text="What the audit log records: see docs/how-to/security.md.",
+        ),
     ],
 }
 

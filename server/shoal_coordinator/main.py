@@ -81,6 +81,14 @@ class CoordinatorOptions:
     max_job_bytes: Annotated[
         int, typer.Option(envvar="SHOAL_MAX_JOB_BYTES", min=1, help="Limit of the bytes of all variables of one job.")
     ] = catalogue.JOB_BYTES.default
+    audit_log: Annotated[
+        str,
+        typer.Option(
+            envvar="SHOAL_AUDIT_LOG",
+            help="File for the audit log. The value `none` means no log.",
+            show_default="the store's path with .audit.jsonl; none with `--store memory`",
+        ),
+    ] = ""
     checkpoints: flags.Checkpoints = ""
     server_return_timeout: Annotated[
         float,
@@ -131,6 +139,7 @@ class CoordinatorOptions:
             checkpoints=self.checkpoints,
             server_return_s=self.server_return_timeout,
             secure=not self.insecure,
+            audit_log=self.audit_log,
             page_listen=flags.page_listen(self.page_listen),
             page_hosts=tuple(filter(None, self.page_hosts.split(","))),
             page_or_any=self.page_or_any,

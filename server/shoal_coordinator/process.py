@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -17,6 +18,7 @@ from shoal._security import NO_CREDENTIALS, AccessFile, AccessRole, Authorizer, 
 from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc, token_pb2_grpc
 from shoal_coordinator.access import Access
 from shoal_coordinator.api import CoordinatorService, JobsService, TokensService
+from shoal_coordinator.audit import AuditLog
 from shoal_coordinator.cluster import DEAD_KEPT_S, ClusterPolicy, EvenPlacement, JobLimits, PlacementPolicy
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.logins import Logins
@@ -58,6 +60,7 @@ class CoordinatorConfig:
         max_page_watchers: Concurrent streams of updates to pages.
         credentials: What the coordinator presents. With TLS settings, its ports accept TLS only.
         secure: Whether each call must have a token. False allows every caller everything.
+        audit_log: File of the audit log. Empty means one beside the store, and "none" means no log.
     """
 
     listen: str = "127.0.0.1:7070"
@@ -79,6 +82,7 @@ class CoordinatorConfig:
     max_page_watchers: int = catalogue.PAGE_STREAMS.default
     credentials: Credentials = NO_CREDENTIALS
     secure: bool = False
+    audit_log: str = ""
 
     def __post_init__(self) -> None:
         if not 0 < self.heartbeat_interval_s < self.heartbeat_timeout_s / 2:
@@ -139,6 +143,8 @@ class CoordinatorProcess:
             self.authorizer = Authorizer(access.verifier) if access else open_authorizer()
             if storage:
                 _probe(storage, needed=self.coordinator.has_live_jobs)
+            self._audit = AuditLog(_audit_file(config), registry)
+            undo.callback(self._audit.close)
             self._jobs = JobsService(
                 self.coordinator,
                 storage,
@@ -150,7 +156,7 @@ class CoordinatorProcess:
             logins = Logins(access, time.time) if access else None
             self._server = self._make_server(config, logins)
             undo.callback(self._server.stop)
-            self._page = _start_page(config, self.coordinator, storage, logins)
+            self._page = _start_page(config, self.coordinator, storage, logins, self._audit.note)
             undo.pop_all()
         state = StateCollector(
             self.coordinator,
@@ -182,6 +188,7 @@ class CoordinatorProcess:
             essential=ESSENTIAL_CALLS,
             credentials=config.credentials,
             authorizer=self.authorizer if self.access else None,
+            on_outcome=self._audit.note,
         )
 
     @property
@@ -200,6 +207,7 @@ class CoordinatorProcess:
         self.coordinator.stop()
         self._server.stop()
         self._jobs.close()
+        self._audit.close()
         self._store.close()
 
     def _open_access(self) -> Access:
@@ -251,6 +259,13 @@ def start_coordinator(
     return CoordinatorProcess(config, registry, on_failure)
 
 
+def _audit_file(config: CoordinatorConfig) -> Path | None:
+    """Returns the file of the audit log: the given one, or one beside the store; None for no log."""
+    if config.audit_log:
+        return None if config.audit_log == "none" else Path(config.audit_log)
+    return None if config.store == MEMORY else Path(f"{config.store}.audit.jsonl")
+
+
 def _probe(storage: CheckpointStorage, *, needed: bool) -> None:
     """Checks that checkpoints can be written.
 
@@ -274,6 +289,7 @@ def _start_page(
     coordinator: Coordinator,
     storage: CheckpointStorage | None,
     logins: Logins | None,
+    on_outcome: _rpc.OnOutcome,
 ) -> "PageServer | None":
     """Starts the page, if the configuration has one. Until the coordinator starts, the page reports it unavailable."""
     if not config.page_listen:
@@ -291,6 +307,7 @@ def _start_page(
             max_watchers=config.max_page_watchers,
             tls=config.credentials.tls,
             logins=logins,
+            on_outcome=on_outcome,
         )
 
     try:

@@ -178,6 +178,12 @@ PAGE_STORAGE_REQUESTS = _add(
 )
 PAGE_LOGOUTS = _add("PAGE_LOGOUTS", 1_024, "logouts", "the page", roles=(), excess="the oldest one is forgotten")
 PAGE_LOGIN_CODES = _add("PAGE_LOGIN_CODES", 64, "links", "the page", roles=(), excess="the oldest one is useless")
+AUDIT_RECORDS = _add(
+    "AUDIT_RECORDS", 4_096, "records", "the audit log that wait to be written", roles=(), excess="lost, and counted"
+)
+AUDIT_REFUSALS = _add(
+    "AUDIT_REFUSALS", 20, "records", "refused calls in one second", roles=(), excess="left out, and counted"
+)
 HTTP_CONNECTIONS = _add("HTTP_CONNECTIONS", 16, "connections", "the port of `/metrics` and `/healthz`")
 
 GROUPS: Sequence[tuple[str, Sequence[Limit]]] = tuple(_groups)

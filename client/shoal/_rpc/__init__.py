@@ -27,6 +27,7 @@ from shoal._rpc.channels import (
 from shoal._rpc.coordinator import CoordinatorClient
 from shoal._rpc.heartbeat_pace import HeartbeatPace
 from shoal._rpc.membership import MembershipClient
+from shoal._rpc.outcomes import CallOutcome, OnOutcome
 from shoal._rpc.retries import RETRY_TARGETS, Retries, RetryTarget
 from shoal._rpc.servers import Deferred, NonBlocking, Pooled, RawMessages, RpcServer, encoded, refuse, servicer
 from shoal._rpc.tickets import TicketSource
@@ -36,11 +37,13 @@ __all__ = [
     "RETRY_TARGETS",
     "Backoff",
     "CallLimits",
+    "CallOutcome",
     "CoordinatorClient",
     "Deferred",
     "HeartbeatPace",
     "MembershipClient",
     "NonBlocking",
+    "OnOutcome",
     "Pooled",
     "RawMessages",
     "Retries",

@@ -27,6 +27,12 @@ class Call:
         self.ended: Future[None] = Future()
 
 
+def host_of(event: Any) -> str:
+    """Returns where a call comes from, without the port."""
+    peer: str = event.call.peer().decode(errors="replace")
+    return peer.rpartition(":")[0]
+
+
 def size_of(message: Any) -> int:
     """Returns the bytes of a received message; 0 if there is none, or if it could not be decoded."""
     if message is None or isinstance(message, errors.ShoalError):
@@ -34,4 +40,4 @@ def size_of(message: Any) -> int:
     return len(message) if isinstance(message, bytes) else int(message.ByteSize())
 
 
-__all__ = ["Call", "size_of"]
+__all__ = ["Call", "host_of", "size_of"]

@@ -25,7 +25,8 @@ import structlog
 from shoal import errors
 from shoal._rpc.call_limits import CallLimits
 from shoal._rpc.callers import set_caller
-from shoal._rpc.calls import Call, size_of
+from shoal._rpc.calls import Call, host_of, size_of
+from shoal._rpc.outcomes import CallOutcome, OnOutcome
 from shoal._security import Authorizer, Principal, token_in
 from shoal._system import resident_bytes
 
@@ -65,6 +66,7 @@ class Reception:
         limits: the limits.
         refusal: encodes an error for `_abort`: its status, text and trailing metadata.
         authorizer: decides on each call before its message is received. None allows all calls.
+        on_outcome: called with each call that `authorizer` refuses.
         clock: monotonic clock, in seconds.
         resident: returns the bytes of memory that the process has.
 
@@ -77,13 +79,14 @@ class Reception:
         limits: CallLimits,
         refusal: Callable[[errors.ShoalError], tuple[Any, bytes, Any]],
         authorizer: Authorizer | None = None,
+        on_outcome: OnOutcome = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
         resident: Callable[[], int] = resident_bytes,
     ) -> None:
         if authorizer and not _SUPPORTED:
             raise errors.StartFailed("this version of grpcio cannot refuse calls before their message; install 1.85")
         self._limits, self._refusal, self._clock, self._resident = limits, refusal, clock, resident
-        self._authorizer = authorizer
+        self._authorizer, self._on_outcome = authorizer, on_outcome
         self._lock = threading.Lock()  # guards what follows; nothing is called under it
         self._calls: Counter[tuple[bool, bytes]] = Counter()  # by whether they are essential, and by host
         self._totals = {False: 0, True: 0}
@@ -145,17 +148,13 @@ class Reception:
         return _ReceivingPool(self, name, threads, streaming=streaming, essential=essential, hold=hold)
 
     def authorize(self, name: str, event: Any) -> Principal | None:
-        """Returns who makes a call.
-
-        Args:
-            name: SERVICE/METHOD.
-            event: grpcio's event of the call's beginning.
-
-        Raises:
-            Unauthenticated, Forbidden, Unreachable: see `Authorizer.authorize`.
-        """
+        """Returns who makes a call, by its name and grpcio's event of its headers; raises as the authorizer does."""
         allow, token = self._authorizer, token_in(event.invocation_metadata)
-        return allow.authorize(name, token, lambda: _certificate(event.call)) if allow else None
+        try:
+            return allow.authorize(name, token, lambda: _certificate(event.call)) if allow else None
+        except errors.ShoalError as error:
+            self._on_outcome(CallOutcome(name, None, host_of(event), error.status, reason=error.message))
+            raise
 
     def admit(self, call: Call) -> errors.ShoalError | None:
         """Counts a call, or returns why it is refused."""
@@ -262,8 +261,7 @@ class Reception:
 
 def _certificate(call: Any) -> bytes:
     """Returns the verified certificate of a call's client as PEM; empty if there is none."""
-    found = (_cygrpc.auth_context(call) or {}).get(b"x509_pem_cert") or [b""]
-    return bytes(found[0])
+    return bytes(((_cygrpc.auth_context(call) or {}).get(b"x509_pem_cert") or [b""])[0])
 
 
 class _ReceivingPool(ThreadPoolExecutor):

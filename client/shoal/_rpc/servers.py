@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -16,6 +15,8 @@ from shoal import _tracing, errors
 from shoal._limits import catalogue, count_refusal
 from shoal._rpc import channels, requests
 from shoal._rpc.call_limits import CallLimits
+from shoal._rpc.health_service import Health
+from shoal._rpc.outcomes import OnOutcome, observed
 from shoal._rpc.reception import Hold, Reception
 from shoal._rpc.tls_channel import server_credentials
 from shoal._security import NO_CREDENTIALS, Authorizer, Credentials
@@ -211,6 +212,7 @@ class RpcServer:
         limits: limits of the calls.
         credentials: with TLS settings, the port accepts TLS only.
         authorizer: decides who may make which call. None allows all calls.
+        on_outcome: called with the outcome of each unary call, and of each call that `authorizer` refuses.
 
     Raises:
         PortInUse: the port is in use.
@@ -228,20 +230,21 @@ class RpcServer:
         limits: CallLimits | None = None,
         credentials: Credentials = NO_CREDENTIALS,
         authorizer: Authorizer | None = None,
+        on_outcome: OnOutcome | None = None,
     ) -> None:
         if credentials.tls:
             credentials.tls.check_serves()
         host, _ = channels.parse_address(bind)
         channels.check_free(bind, _LISTEN)
         limits = limits or CallLimits()
-        self._reception = Reception(limits, _refusal, authorizer)
+        self._reception = Reception(limits, _refusal, authorizer, on_outcome or (lambda _: None))
         self._pools = _Pools(threads)
         self._server = grpc.server(
             self._pools.ordinary, options=_SERVER_OPTIONS, maximum_concurrent_rpcs=2 * limits.calls
         )
-        self._health = _Health(self._pools.health_watch)
+        self._health = Health(self._pools.health_watch)
         # As far as generated code uses a server.
-        registrar: Any = _Registrar(self._server, self._reception, self._pools, essential)
+        registrar: Any = _Registrar(self._server, self._reception, self._pools, essential, on_outcome)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, registrar)
         for _, add, implementation in services:
             add(implementation, registrar)
@@ -312,28 +315,19 @@ class _Pools:
             pool.shutdown(wait=True)
 
 
-class _Health:
-    """The health service: gRPC's own, with a separate one for watchers, since it sends to them under its lock."""
-
-    def __init__(self, watching: ThreadPoolExecutor) -> None:
-        self._checked = health.HealthServicer()
-        self._watched = health.HealthServicer(experimental_non_blocking=True)
-        self._watching = watching
-        self.Check, self.List, self.Watch = self._checked.Check, self._checked.List, self._watched.Watch
-
-    def set(self, services: Sequence[str], status: Any) -> None:
-        """Sets the status of services, at once for probes and soon for watchers."""
-        for service in services:
-            self._checked.set(service, status)
-            with suppress(RuntimeError):  # the pool is shut down, so there are no watchers
-                self._watching.submit(self._watched.set, service, status)
-
-
 class _Registrar:
     """What generated code adds handlers to: each gets its threads, behind the reception of its messages."""
 
-    def __init__(self, server: grpc.Server, reception: Reception, pools: _Pools, essential: Collection[str]) -> None:
+    def __init__(
+        self,
+        server: grpc.Server,
+        reception: Reception,
+        pools: _Pools,
+        essential: Collection[str],
+        on_outcome: OnOutcome | None,
+    ) -> None:
         self._server, self._reception, self._pools, self._essential = server, reception, pools, essential
+        self._on_outcome = on_outcome
 
     def add_generic_rpc_handlers(self, handlers: object) -> None:
         """Does nothing: `add_registered_method_handlers` creates the generic handlers."""
@@ -367,6 +361,8 @@ class _Registrar:
             handler = handler._replace(response_serializer=None)
         if handler.request_deserializer:
             handler = handler._replace(request_deserializer=requests.Decoder(handler.request_deserializer, name))
+        if self._on_outcome and arity == "unary_unary":
+            behavior = observed(f"{service}/{name}", behavior, self._on_outcome)
         return handler._replace(**{arity: _InPool(behavior, pool)})
 
 

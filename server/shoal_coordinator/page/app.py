@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from starlette.types import ASGIApp
 
 from shoal import errors
 from shoal._limits import catalogue
+from shoal._rpc import CallOutcome, OnOutcome
 from shoal._security import PERMISSIONS, Principal
+from shoal.v1 import job_pb2
 from shoal_coordinator.page.guard import Guard, RequestRules
 from shoal_coordinator.page.login import LOGIN_PATH, LOGOUT_PATH, PageLogin, permitted, principal_of
 from shoal_coordinator.page.reader import EventPosition, Reader
@@ -35,11 +38,16 @@ _THREADS, _STORAGE_THREADS = 8, 2
 ANSWER_S = 10.0
 # Seconds that a request's body may take.
 _BODY_S = 10.0
-_CANCEL = "Jobs/Cancel"
+_CANCEL, _CHECKPOINT = "Jobs/Cancel", "Jobs/TakeCheckpoint"
 
 
 def make_app(
-    reader: Reader, rules: RequestRules, stopping: asyncio.Event, max_watchers: int, login: PageLogin | None = None
+    reader: Reader,
+    rules: RequestRules,
+    stopping: asyncio.Event,
+    max_watchers: int,
+    login: PageLogin | None = None,
+    on_outcome: OnOutcome = lambda _: None,
 ) -> ASGIApp:
     """Returns the page as an ASGI application.
 
@@ -49,8 +57,9 @@ def make_app(
         stopping: Set when all streams must end.
         max_watchers: The limit of concurrent streams.
         login: Says who makes a request. None means that the cluster asks for no tokens.
+        on_outcome: Called with each login and each action.
     """
-    pages = _Pages(reader, stopping, max_watchers, login)
+    pages = _Pages(reader, stopping, max_watchers, login, on_outcome)
     job = "/api/jobs/{name}"
     # Each of these needs the permission of the call that does the same.
     reads = {
@@ -64,8 +73,8 @@ def make_app(
         f"{job}/events": ("Jobs/Watch", pages.job_events),
     }
     actions = {
-        f"{job}/cancel": (_CANCEL, pages.act(reader.cancel)),
-        f"{job}/checkpoint": ("Jobs/TakeCheckpoint", pages.act(reader.checkpoint)),
+        f"{job}/cancel": (_CANCEL, pages.act(_CANCEL, reader.cancel)),
+        f"{job}/checkpoint": (_CHECKPOINT, pages.act(_CHECKPOINT, reader.checkpoint)),
     }
     routes = [
         Route("/", pages.overview),
@@ -92,8 +101,15 @@ def make_app(
 class _Pages:
     """The endpoints. None of them blocks the event loop; calls that may wait run in threads."""
 
-    def __init__(self, reader: Reader, stopping: asyncio.Event, max_watchers: int, login: PageLogin | None) -> None:
-        self._reader, self._login = reader, login
+    def __init__(
+        self,
+        reader: Reader,
+        stopping: asyncio.Event,
+        max_watchers: int,
+        login: PageLogin | None,
+        on_outcome: OnOutcome,
+    ) -> None:
+        self._reader, self._login, self._on_outcome = reader, login, on_outcome
         self._ask = BoundedThreadPool("the coordinator", _THREADS, catalogue.PAGE_REQUESTS, ANSWER_S).run
         self._ask_storage = BoundedThreadPool(
             "the checkpoint storage", _STORAGE_THREADS, catalogue.PAGE_STORAGE_REQUESTS, ANSWER_S
@@ -124,8 +140,8 @@ class _Pages:
             raise errors.BadRequest('the body is not a login; send {"token": "..."} or {"code": "..."}')
         if not self._login:
             return answer(encode(_session(None)))
-        principal, headers = self._login.log_in(code=given.get("code", ""), token=given.get("token", ""))
-        _log.info("login to the page", by=str(principal))
+        with self._noted(request, "page/login", None):
+            principal, headers = self._login.log_in(code=given.get("code", ""), token=given.get("token", ""))
         found = answer(encode(_session(principal)))
         found.headers.update(headers)
         return found
@@ -152,6 +168,18 @@ class _Pages:
         mark = EventPosition.parse(request.headers.get("last-event-id", ""))
         return await self._streams.job(request.path_params["name"], mark, self._check_of(request))
 
+    @contextmanager
+    def _noted(self, request: Request, call: str, principal: Principal | None, about: Any = None) -> Iterator[None]:
+        """Notes the outcome of the block for the audit log."""
+        host, status, reason = request.client.host if request.client else "", "OK", ""
+        try:
+            yield
+        except errors.ShoalError as error:
+            status, reason = error.status, error.message
+            raise
+        finally:
+            self._on_outcome(CallOutcome(call, principal, host, status, about, reason))
+
     def _check_of(self, request: Request) -> Callable[[], object]:
         """Returns a function that raises Unauthenticated once the request's login has ended."""
         return partial(self._login.principal, request.headers) if self._login else lambda: None
@@ -175,18 +203,15 @@ class _Pages:
 
         return endpoint
 
-    def act(self, action: Callable[[str], bytes]) -> Callable[[Request], Awaitable[Response]]:
-        """Returns an endpoint that performs an action on a job."""
+    def act(self, call: str, action: Callable[[str], bytes]) -> Callable[[Request], Awaitable[Response]]:
+        """Returns an endpoint that performs an action on a job, the one of a call."""
 
         async def endpoint(request: Request) -> Response:
             await _check_body(request)
-            name = request.path_params["name"]
-            principal = principal_of(request)
-            await self._ask(self._reader.check_submitter, principal, name)
-            found = answer(await self._ask(action, name))
-            by = {"by": str(principal)} if principal else {}
-            _log.info("action from the page", action=request.url.path.rpartition("/")[2], job=name, **by)
-            return found
+            name, principal = request.path_params["name"], principal_of(request)
+            with self._noted(request, call, principal, job_pb2.GetRequest(job=name)):
+                await self._ask(self._reader.check_submitter, principal, name)
+                return answer(await self._ask(action, name))
 
         return endpoint
 

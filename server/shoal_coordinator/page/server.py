@@ -48,6 +48,7 @@ class PageServer:
         max_watchers: The limit of concurrent streams.
         tls: TLS settings. None means plain HTTP.
         logins: The logins of people. None means that the cluster asks for no tokens.
+        on_outcome: Called with each login and each action.
 
     Raises:
         PortInUse: Another process listens on the port.
@@ -69,6 +70,7 @@ class PageServer:
         max_watchers: int = catalogue.PAGE_STREAMS.default,
         tls: "TlsFiles | None" = None,
         logins: Logins | None = None,
+        on_outcome: _rpc.OnOutcome = lambda _: None,
     ) -> None:
         host, port = _rpc.parse_address(listen)
         rules = rules_for(host, hosts, read_only=read_only)
@@ -89,7 +91,7 @@ class PageServer:
         self._reader = Reader(coordinator, storage, about)
         self._server = WebServer(
             listening,
-            lambda stopping: make_app(self._reader, rules, stopping, max_watchers, login),
+            lambda stopping: make_app(self._reader, rules, stopping, max_watchers, login, on_outcome),
             ConnectionLimits(
                 catalogue.PAGE_CONNECTIONS,
                 CONNECTIONS,

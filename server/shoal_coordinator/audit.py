@@ -1,0 +1,171 @@
+"""The audit log: who made which control call, when, from where, and with what outcome.
+
+Each record is a JSON object on a line of a file, which is rotated. Calls never wait for the file: a thread writes it,
+and records that it cannot keep are counted. No record has a token, or the settings of a job.
+"""
+
+import datetime
+import io
+import json
+import logging
+import logging.handlers
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter
+
+from shoal._limits import catalogue
+from shoal._rpc import CallOutcome
+from shoal._system import private_files
+
+_log = structlog.get_logger(__name__)
+
+# The calls that are recorded with any outcome, without the name of the package of the services.
+CONTROL_CALLS = frozenset(
+    {
+        "Coordinator/Register",
+        "Coordinator/Leave",
+        "Coordinator/Drain",
+        "Jobs/Submit",
+        "Jobs/Cancel",
+        "Jobs/Drop",
+        "Jobs/TakeCheckpoint",
+        "Tokens/CreateToken",
+        "Tokens/RevokeToken",
+        "Tokens/GetLoginLink",
+        "page/login",
+    }
+)
+# With these statuses, every call is recorded.
+_REFUSED = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
+# Fields of requests that say what a call was about. None of them is a secret or long.
+_SUBJECT = ("job", "member", "name", "role", "token")
+_MAX_TEXT = 200
+_PACKAGE = "shoal.v1."
+# Bytes of a file before it is rotated, and the number of earlier files that are kept.
+FILE_BYTES, FILES = 10 << 20, 5
+_STOP = ""
+
+
+class AuditLog:
+    """The audit log of one coordinator. Thread-safe.
+
+    Args:
+        file: the file. None records nothing but the metric.
+        registry: gets the metrics.
+        clock: returns Unix time in seconds.
+    """
+
+    def __init__(self, file: Path | None, registry: CollectorRegistry, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._records = Counter(
+            "shoal_coordinator_audit_records_total",
+            "Control calls, and calls that were refused for the identity of their caller, by their gRPC status.",
+            ["call", "status"],
+            registry=registry,
+        )
+        self._lost = Counter(
+            "shoal_coordinator_audit_records_lost_total",
+            "Records that the audit log has lost: too many came at a time, or the file cannot be written.",
+            registry=registry,
+        )
+        self._lock = threading.Lock()  # guards the next three
+        self._second, self._refused, self._left_out = 0, 0, 0
+        self._lines: queue.Queue[str] = queue.Queue(catalogue.AUDIT_RECORDS.default)
+        self._writer = _Writer(file, self._lost.inc) if file else None
+        self._thread = threading.Thread(target=self._write, name="audit", daemon=True)
+        if self._writer:
+            self._thread.start()
+
+    def note(self, outcome: CallOutcome) -> None:
+        """Records a call, if it is a control call or was refused for the identity of its caller. Never waits."""
+        call = outcome.call.removeprefix(_PACKAGE)
+        if call not in CONTROL_CALLS and outcome.status not in _REFUSED:
+            return
+        self._records.labels(call, outcome.status).inc()
+        if self._writer is None:
+            return
+        left_out = self._admit(refused=outcome.status in _REFUSED)
+        if left_out is None:
+            return
+        record = {
+            "time": datetime.datetime.fromtimestamp(self._clock(), datetime.UTC).isoformat(timespec="milliseconds"),
+            "call": call,
+            "status": outcome.status,
+            "host": outcome.host,
+            **_who(outcome),
+            **_subject(outcome.request),
+            **({"reason": outcome.reason[:_MAX_TEXT]} if outcome.reason else {}),
+            **({"left_out": left_out} if left_out else {}),
+        }
+        try:
+            self._lines.put_nowait(json.dumps(record))
+        except queue.Full:
+            self._lost.inc()
+
+    def close(self) -> None:
+        """Writes the records that wait, and closes the file."""
+        if self._writer:
+            self._lines.put(_STOP)
+            self._thread.join()
+            self._writer.close()
+
+    def _admit(self, *, refused: bool) -> int | None:
+        """Returns the number of refused calls that were left out before this one; None if this one is left out, too."""
+        with self._lock:
+            if refused:
+                second = int(self._clock())
+                self._refused = self._refused + 1 if second == self._second else 1
+                self._second = second
+                if self._refused > catalogue.AUDIT_REFUSALS.default:
+                    self._left_out += 1
+                    return None
+            left_out, self._left_out = self._left_out, 0
+        return left_out
+
+    def _write(self) -> None:
+        assert self._writer
+        while (line := self._lines.get()) != _STOP:
+            self._writer.emit(logging.LogRecord("audit", logging.INFO, "", 0, line, None, None))
+
+
+class _Writer(logging.handlers.RotatingFileHandler):
+    """Writes lines to a file that only this user can read."""
+
+    def __init__(self, file: Path, on_lost: Callable[[], None]) -> None:
+        self._on_lost, self._failing = on_lost, False
+        super().__init__(file, maxBytes=FILE_BYTES, backupCount=FILES, encoding="utf-8", delay=True)
+
+    def _open(self) -> io.TextIOWrapper:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        return open(os.open(self.baseFilename, flags, private_files.file_mode()), "a", encoding="utf-8")
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802 - by logging
+        """Counts a record that was not written, and warns of the first one."""
+        self._on_lost()
+        if not self._failing:
+            _log.warning("the audit log cannot be written; calls continue", file=self.baseFilename, exc_info=True)
+        self._failing = True
+
+
+def _who(outcome: CallOutcome) -> dict[str, str]:
+    caller = outcome.caller
+    return {"name": caller.name, "role": caller.role.value, "token": caller.token} if caller else {}
+
+
+def _subject(request: Any) -> dict[str, dict[str, str]]:
+    """Returns what a request was about: its short fields that are no secrets."""
+    fields = request.DESCRIPTOR.fields_by_name if hasattr(request, "DESCRIPTOR") else {}
+    found = {name: str(getattr(request, name))[:_MAX_TEXT] for name in _SUBJECT if name in fields}
+    if "spec" in fields:  # a submission, whose token only tells repeats apart
+        found = {"job": str(request.spec.name)[:_MAX_TEXT]}
+    return {"about": found} if found else {}
+
+
+__all__ = ["CONTROL_CALLS", "FILES", "FILE_BYTES", "AuditLog"]

@@ -1,0 +1,68 @@
+"""The audit log of a running coordinator: control calls, refused calls, and actions on the page. It holds no secret."""
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from shoal import errors
+from shoal._rpc import CoordinatorClient
+from shoal._security import AccessRole, Credentials
+from shoal.v1 import job_pb2, token_pb2
+from support.clusters.secure_rig import SecureRig, secure_rig
+from support.waiting import wait_until
+
+ACTION = {"sec-fetch-site": "same-origin", "x-shoal-page": "1"}
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[SecureRig]:
+    with secure_rig(page_listen="127.0.0.1:0", audit_log=str(tmp_path / "audit.jsonl")) as running:
+        yield running
+
+
+def calling(rig: SecureRig, token: str) -> Any:
+    return closing(CoordinatorClient(rig.coordinator.address, credentials=Credentials(token=lambda: token)))
+
+
+def test_what_callers_did_is_in_the_log_and_no_secret(rig: SecureRig, tmp_path: Path) -> None:
+    file = tmp_path / "audit.jsonl"
+    admin, reader = rig.token(AccessRole.ADMIN, worker="root"), rig.token(AccessRole.READER, worker="ann")
+    with calling(rig, admin) as client:
+        made = client.call(
+            client.tokens.CreateToken, token_pb2.CreateTokenRequest(name="bob", role="reader", valid_s=60)
+        )
+        client.call(client.tokens.RevokeToken, token_pb2.RevokeTokenRequest(token=made.token.id))
+        link = client.call(client.tokens.GetLoginLink, token_pb2.GetLoginLinkRequest()).link
+    for token, refused in ((reader, errors.Forbidden), ("nonsense", errors.Unauthenticated)):
+        with calling(rig, token) as client, pytest.raises(refused):
+            client.call(client.jobs.Cancel, job_pb2.CancelRequest(job="job"), retry_for_s=0)
+    page = rig.coordinator.page
+    headers = ACTION | {"authorization": f"Bearer {admin}"}
+    httpx.post(f"{page}/api/login", json={"code": link.rpartition("=")[2]}, headers=ACTION, timeout=10)
+    httpx.post(f"{page}/api/jobs/job/cancel", json={}, headers=headers, timeout=10)
+
+    def seen() -> set[tuple[str, str, str]]:
+        records = [json.loads(line) for line in file.read_text().splitlines()]
+        return {(each["call"], each["status"], each.get("name", "")) for each in records}
+
+    wanted = {
+        ("Coordinator/Register", "OK", "local"),
+        ("Jobs/Submit", "OK", "local"),
+        ("Tokens/CreateToken", "OK", "root"),
+        ("Tokens/RevokeToken", "OK", "root"),
+        ("Tokens/GetLoginLink", "OK", "root"),
+        ("Jobs/Cancel", "PERMISSION_DENIED", ""),
+        ("Jobs/Cancel", "UNAUTHENTICATED", ""),
+        ("page/login", "OK", ""),
+        ("Jobs/Cancel", "OK", "root"),
+    }
+    wait_until(lambda: wanted <= seen(), what="the records")
+    text = file.read_text()
+    for secret in (admin, reader, made.secret, link.rpartition("=")[2]):
+        assert secret not in text
+        assert secret.rpartition(".")[2] not in text

@@ -1,0 +1,118 @@
+"""The audit log: its records, what it leaves out, its files, and that it never holds up a call."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from shoal._limits import catalogue
+from shoal._rpc import CallOutcome
+from shoal._security import AccessRole, Principal
+from shoal.v1 import job_pb2, token_pb2
+from shoal_coordinator import audit
+from shoal_coordinator.audit import AuditLog
+
+ANN = Principal("ann", AccessRole.SUBMITTER, "t1")
+NOW = 1_790_000_000.25
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def log(tmp_path: Path, registry: CollectorRegistry) -> AuditLog:
+    return AuditLog(tmp_path / "audit.jsonl", registry, lambda: NOW)
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def cancel(status: str = "OK", **more: Any) -> CallOutcome:
+    return CallOutcome("shoal.v1.Jobs/Cancel", ANN, "ipv4:10.0.0.5", status, job_pb2.CancelRequest(job="a"), **more)
+
+
+def test_a_record_says_who_did_what_when_from_where_and_how_it_ended(log: AuditLog, tmp_path: Path) -> None:
+    log.note(cancel())
+    log.note(cancel("NOT_FOUND", reason="there is no job a"))
+    log.close()
+    first, second = read(tmp_path / "audit.jsonl")
+    assert first == {
+        "time": "2026-09-21T14:13:20.250+00:00",
+        "call": "Jobs/Cancel",
+        "status": "OK",
+        "host": "ipv4:10.0.0.5",
+        "name": "ann",
+        "role": "submitter",
+        "token": "t1",
+        "about": {"job": "a"},
+    }
+    assert (second["status"], second["reason"]) == ("NOT_FOUND", "there is no job a")
+    assert (tmp_path / "audit.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_reading_is_not_recorded_unless_it_is_refused(log: AuditLog, tmp_path: Path) -> None:
+    for status in ("OK", "NOT_FOUND", "UNAUTHENTICATED", "PERMISSION_DENIED"):
+        log.note(CallOutcome("shoal.v1.Jobs/Get", ANN, "h", status, job_pb2.GetRequest(job="a")))
+    log.close()
+    assert [each["status"] for each in read(tmp_path / "audit.jsonl")] == ["UNAUTHENTICATED", "PERMISSION_DENIED"]
+
+
+def test_a_submission_is_recorded_by_its_name_alone(log: AuditLog, tmp_path: Path) -> None:
+    request = job_pb2.SubmitRequest(token="repeat", spec=job_pb2.JobSpec(name="a", settings_json='{"password": "x"}'))
+    log.note(CallOutcome("shoal.v1.Jobs/Submit", ANN, "h", "OK", request))
+    created_token = token_pb2.CreateTokenRequest(name="b", role="reader")
+    log.note(CallOutcome("shoal.v1.Tokens/CreateToken", ANN, "h", "OK", created_token))
+    log.close()
+    submitted, created = read(tmp_path / "audit.jsonl")
+    assert submitted["about"] == {"job": "a"}
+    assert created["about"] == {"name": "b", "role": "reader"}
+    assert "password" not in (tmp_path / "audit.jsonl").read_text()
+
+
+def test_a_flood_of_refused_calls_is_summed_up(
+    log: AuditLog, tmp_path: Path, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = catalogue.AUDIT_REFUSALS.default
+    for _ in range(most + 5):
+        log.note(cancel("UNAUTHENTICATED"))
+    log.note(cancel())
+    log.close()
+    records = read(tmp_path / "audit.jsonl")
+    assert len(records) == most + 1
+    assert records[-1]["left_out"] == 5
+    labels = {"call": "Jobs/Cancel", "status": "UNAUTHENTICATED"}
+    assert registry.get_sample_value("shoal_coordinator_audit_records_total", labels) == most + 5
+
+
+def test_files_are_rotated_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "FILE_BYTES", 300)
+    log = AuditLog(tmp_path / "audit.jsonl", CollectorRegistry())
+    for _ in range(50):
+        log.note(cancel())
+    log.close()
+    files = sorted(tmp_path.iterdir())
+    assert len(files) == 1 + audit.FILES
+    assert all(file.stat().st_size <= 300 for file in files)
+
+
+def test_a_file_that_cannot_be_written_loses_records_and_stops_nothing(
+    tmp_path: Path, registry: CollectorRegistry
+) -> None:
+    log = AuditLog(tmp_path / "missing" / "audit.jsonl", registry)
+    log.note(cancel())
+    log.note(cancel())
+    log.close()
+    assert registry.get_sample_value("shoal_coordinator_audit_records_lost_total") == 2
+
+
+def test_without_a_file_calls_are_counted(registry: CollectorRegistry) -> None:
+    log = AuditLog(None, registry)
+    log.note(cancel())
+    log.close()
+    labels = {"call": "Jobs/Cancel", "status": "OK"}
+    assert registry.get_sample_value("shoal_coordinator_audit_records_total", labels) == 1
