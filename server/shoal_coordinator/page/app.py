@@ -140,8 +140,9 @@ class _Pages:
             raise errors.BadRequest('the body is not a login; send {"token": "..."} or {"code": "..."}')
         if not self._login:
             return answer(encode(_session(None)))
-        with self._noted(request, "page/login", None):
+        with self._noted(request, "page/login", None) as identified:
             principal, headers = self._login.log_in(code=given.get("code", ""), token=given.get("token", ""))
+            identified(principal)
         found = answer(encode(_session(principal)))
         found.headers.update(headers)
         return found
@@ -169,16 +170,24 @@ class _Pages:
         return await self._streams.job(request.path_params["name"], mark, self._check_of(request))
 
     @contextmanager
-    def _noted(self, request: Request, call: str, principal: Principal | None, about: Any = None) -> Iterator[None]:
-        """Notes the outcome of the block for the audit log."""
-        host, status, reason = request.client.host if request.client else "", "OK", ""
+    def _noted(
+        self, request: Request, call: str, principal: Principal | None, about: Any = None
+    ) -> Iterator[Callable[[Principal], None]]:
+        """Notes the outcome of the block for the audit log. Yields a function that takes the caller once known."""
+        caller, host = principal, request.client.host if request.client else ""
+
+        def identified(found: Principal) -> None:
+            nonlocal caller
+            caller = found
+
+        status, reason = "OK", ""
         try:
-            yield
+            yield identified
         except errors.ShoalError as error:
             status, reason = error.status, error.message
             raise
         finally:
-            self._on_outcome(CallOutcome(call, principal, host, status, about, reason))
+            self._on_outcome(CallOutcome(call, caller, host, status, about, reason))
 
     def _check_of(self, request: Request) -> Callable[[], object]:
         """Returns a function that raises Unauthenticated once the request's login has ended."""

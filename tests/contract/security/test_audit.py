@@ -58,7 +58,7 @@ def test_what_callers_did_is_in_the_log_and_no_secret(rig: SecureRig, tmp_path: 
         ("Tokens/GetLoginLink", "OK", "root"),
         ("Jobs/Cancel", "PERMISSION_DENIED", ""),
         ("Jobs/Cancel", "UNAUTHENTICATED", ""),
-        ("page/login", "OK", ""),
+        ("page/login", "OK", "root"),
         ("Jobs/Cancel", "OK", "root"),
     }
     wait_until(lambda: wanted <= seen(), what="the records")
