@@ -301,8 +301,8 @@ ROWS: dict[str, list[Panel]] = {
         Panel(
             "Control calls and refused callers",
             {
-                "{{call}} {{status}}": (
-                    "sum by (call, status) (increase(shoal_coordinator_audit_records_total[$__range]))"
+                "{{call}} {{outcome}}": (
+                    "sum by (call, outcome) (increase(shoal_coordinator_audit_records_total[$__range]))"
                 ),
                 "lost records": "sum(increase(shoal_coordinator_audit_records_lost_total[$__range]))",
             },

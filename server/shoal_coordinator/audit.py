@@ -67,7 +67,7 @@ class AuditLog:
         self._records = Counter(
             "shoal_coordinator_audit_records_total",
             "Control calls, and calls that were refused for the identity of their caller, by their gRPC status.",
-            ["call", "status"],
+            ["call", "outcome"],
             registry=registry,
         )
         self._lost = Counter(
@@ -97,7 +97,7 @@ class AuditLog:
         record = {
             "time": datetime.datetime.fromtimestamp(self._clock(), datetime.UTC).isoformat(timespec="milliseconds"),
             "call": call,
-            "status": outcome.status,
+            "outcome": outcome.status,
             "host": outcome.host,
             **_who(outcome),
             **_subject(outcome.request),

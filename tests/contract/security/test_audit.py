@@ -48,7 +48,7 @@ def test_what_callers_did_is_in_the_log_and_no_secret(rig: SecureRig, tmp_path: 
 
     def seen() -> set[tuple[str, str, str]]:
         records = [json.loads(line) for line in file.read_text().splitlines()]
-        return {(each["call"], each["status"], each.get("name", "")) for each in records}
+        return {(each["call"], each["outcome"], each.get("name", "")) for each in records}
 
     wanted = {
         ("Coordinator/Register", "OK", "local"),

@@ -44,14 +44,14 @@ def test_a_record_says_who_did_what_when_from_where_and_how_it_ended(log: AuditL
     assert first == {
         "time": "2026-09-21T14:13:20.250+00:00",
         "call": "Jobs/Cancel",
-        "status": "OK",
+        "outcome": "OK",
         "host": "ipv4:10.0.0.5",
         "name": "ann",
         "role": "submitter",
         "token": "t1",
         "about": {"job": "a"},
     }
-    assert (second["status"], second["reason"]) == ("NOT_FOUND", "there is no job a")
+    assert (second["outcome"], second["reason"]) == ("NOT_FOUND", "there is no job a")
     assert (tmp_path / "audit.jsonl").stat().st_mode & 0o777 == 0o600
 
 
@@ -59,7 +59,7 @@ def test_reading_is_not_recorded_unless_it_is_refused(log: AuditLog, tmp_path: P
     for status in ("OK", "NOT_FOUND", "UNAUTHENTICATED", "PERMISSION_DENIED"):
         log.note(CallOutcome("shoal.v1.Jobs/Get", ANN, "h", status, job_pb2.GetRequest(job="a")))
     log.close()
-    assert [each["status"] for each in read(tmp_path / "audit.jsonl")] == ["UNAUTHENTICATED", "PERMISSION_DENIED"]
+    assert [each["outcome"] for each in read(tmp_path / "audit.jsonl")] == ["UNAUTHENTICATED", "PERMISSION_DENIED"]
 
 
 def test_a_submission_is_recorded_by_its_name_alone(log: AuditLog, tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_flood_of_refused_calls_is_summed_up(
     records = read(tmp_path / "audit.jsonl")
     assert len(records) == most + 1
     assert records[-1]["left_out"] == 5
-    labels = {"call": "Jobs/Cancel", "status": "UNAUTHENTICATED"}
+    labels = {"call": "Jobs/Cancel", "outcome": "UNAUTHENTICATED"}
     assert registry.get_sample_value("shoal_coordinator_audit_records_total", labels) == most + 5
 
 
@@ -114,5 +114,5 @@ def test_without_a_file_calls_are_counted(registry: CollectorRegistry) -> None:
     log = AuditLog(None, registry)
     log.note(cancel())
     log.close()
-    labels = {"call": "Jobs/Cancel", "status": "OK"}
+    labels = {"call": "Jobs/Cancel", "outcome": "OK"}
     assert registry.get_sample_value("shoal_coordinator_audit_records_total", labels) == 1
