@@ -15,8 +15,7 @@ import psutil
 import pytest
 
 import shoal
-from shoal import errors
-from shoal import optim
+from shoal import errors, optim
 from shoal.consistency import Consistency
 from shoal.status import MemberStatus
 from support.waiting import wait_until
