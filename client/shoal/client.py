@@ -200,7 +200,7 @@ class JobHandle:
         """
         with _tracing.root("pull", job=self.name):
             try:
-                presented = self._coordinator.credentials.with_token(TicketSource(self._coordinator, self.name))
+                presented = TicketSource(self._coordinator, self.name).credentials
                 with ParameterClient(self._placement(), refresh=self._placement, credentials=presented) as reader:
                     return reader.pull()
             except (errors.Unreachable, *errors.SHARDS_LOST):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from shoal import errors
 from shoal._rpc.coordinator import CoordinatorClient
+from shoal._security import Credentials
 from shoal.v1 import token_pb2
 
 # Seconds until a renewal is tried again after the coordinator did not answer.
@@ -46,6 +47,11 @@ class TicketSource:
         if first:  # it is new, but its expiry is not known here
             self._renew_at, self._expires_at = clock() + _AGAIN_S, math.inf
 
+    @property
+    def credentials(self) -> Credentials:
+        """What the caller presents to servers: the credentials of its coordinator's client, with these tickets."""
+        return self._coordinator.credentials.with_token(self, self.discard)
+
     def __call__(self) -> str:
         """Returns a ticket; empty if the cluster asks for none.
 
@@ -57,6 +63,11 @@ class TicketSource:
             if now >= self._renew_at:
                 self._renew(now)
             return self._ticket
+
+    def discard(self) -> None:
+        """Lets the next call get another ticket, because a server has refused this one."""
+        with self._lock:
+            self._renew_at = self._expires_at = 0.0
 
     def _renew(self, now: float) -> None:
         has_one = now < self._expires_at

@@ -22,6 +22,10 @@ def no_token() -> str:
     return ""
 
 
+def _keep() -> None:
+    """Does nothing: the next call presents the same token."""
+
+
 @dataclass(frozen=True, slots=True)
 class Credentials:
     """What a process presents, and whom it trusts. Each channel, client and server gets it as an argument.
@@ -29,14 +33,16 @@ class Credentials:
     Attributes:
         tls: TLS settings of connections. None means connections without TLS.
         token: returns the token or the ticket of a call; empty for none.
+        discard_token: called when a server has refused the token, so that `token` gets another one.
     """
 
     tls: "TlsFiles | None" = None
     token: Callable[[], str] = no_token
+    discard_token: Callable[[], None] = _keep
 
-    def with_token(self, token: Callable[[], str]) -> "Credentials":
+    def with_token(self, token: Callable[[], str], discard: Callable[[], None] = _keep) -> "Credentials":
         """Returns these credentials with another token."""
-        return replace(self, token=token)
+        return replace(self, token=token, discard_token=discard)
 
     def for_coordinator(self, address: str, role: AccessRole) -> "Credentials":
         """Returns these credentials with the token that this process finds for a coordinator, unless they have one.

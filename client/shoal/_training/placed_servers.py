@@ -83,7 +83,9 @@ class PlacedServers:
         return {each: self.retrying(each, partial(call, each)) for each in connections}
 
     def retrying(self, connection: ServerConnection, call: Callable[[], T], *, waits: bool = False) -> T:
-        """Repeats a call while its server does not answer.
+        """Repeats a call while its server does not answer, and once with another ticket if the server refuses this one.
+
+        A ticket is refused when the token that it was made for was revoked. The caller may have another token by then.
 
         Args:
             connection: connection to the server.
@@ -95,15 +97,24 @@ class PlacedServers:
 
         Raises:
             Unreachable: the server did not answer for `retry_for_s` seconds.
+            Unauthenticated: the server refuses a new ticket as well, or the coordinator gives none.
         """
+        renewed = False
 
         def attempt() -> T:
+            nonlocal renewed
             while True:
                 try:
                     return call()
                 except errors.DeadlineExceeded:
                     if not waits:  # a pull at its deadline waits for other workers: repeat it
                         raise
+                except errors.Unauthenticated:
+                    if renewed:
+                        raise
+                    renewed = True
+                    self._credentials.discard_token()
+                    connection.reopen()
 
         return _rpc.retrying(
             attempt,

@@ -254,8 +254,8 @@ class Pusher:
         if push.push_stream:
             try:
                 return call()
-            except (errors.Unreachable, errors.DeadlineExceeded) as error:
-                # Computing a gradient can take longer than a server waits for it.
+            except (errors.Unreachable, errors.DeadlineExceeded, errors.Unauthenticated) as error:
+                # Computing a gradient can take longer than a server waits for it, and than a ticket is valid.
                 _log.info("a push was interrupted; it is repeated when all gradients are computed", why=error.message)
                 self._servers.on_retry()
             push.push_stream.wait()

@@ -137,6 +137,17 @@ class ServerConnection:
         transport = self._for_pulls()  # already open, because a pull precedes an assign
         self._unless_closed(lambda: transport.assign(header, payload))
 
+    def reopen(self) -> None:
+        """Closes the transports, so that the next calls open others, with the present credentials.
+
+        A call in progress in the other direction ends with Unreachable, and is repeated.
+        """
+        with self._opening:
+            for transport in (self.pull_transport, self.push_transport):
+                if transport:
+                    transport.close()
+            self.pull_transport = self.push_transport = None
+
     def close(self) -> None:
         """Closes all transports. Calls in progress end with Cancelled."""
         self.closed = True

@@ -31,6 +31,10 @@ def test_other_outcomes_are_not_logged(capfd: pytest.CaptureFixture[str], outcom
     assert capfd.readouterr().err == ""
 
 
+def test_a_refused_ticket_ends_the_incarnation_and_not_the_job() -> None:
+    assert outcome_of(raising(errors.Unauthenticated("the token was revoked"))).fenced
+
+
 def test_an_outcome_survives_the_way_to_the_daemon() -> None:
     for outcome in (
         TrainerOutcome(),
