@@ -1,4 +1,4 @@
-"""Access to the cluster: the key that signs its tokens, the tokens that people have, and tickets for participants."""
+"""Access to the cluster: the key that signs tokens, the tokens that admins made, and tickets for participants."""
 
 import re
 import secrets
@@ -21,8 +21,8 @@ _log = structlog.get_logger(__name__)
 
 # Seconds for which a ticket is valid. Its holder gets another one after half of this time.
 TICKET_S = 600.0
-# Seconds for which the coordinator's own tokens are valid: those that it presents to servers, and those that it gives
-# to its user's processes on its machine when it starts.
+# Seconds for which the token that the coordinator presents to servers is valid, and seconds for which the tokens in the
+# access file are valid. The coordinator writes the access file when it starts.
 _OWN_S, LOCAL_S = 3_600.0, 365 * 86_400.0
 MAX_VALID_S = 10 * 365 * 86_400.0
 MAX_TOKENS = catalogue.MAX_TOKENS.default
@@ -35,11 +35,11 @@ Write = Callable[[Mapping[str, bytes | None]], None]
 
 @dataclass(frozen=True, slots=True)
 class TokenInfo:
-    """What is known of a token that a person made.
+    """The description of a token that an admin made, or of a revoked certificate.
 
     Attributes:
-        id: a random id.
-        name: who has it.
+        id: a random id, or `cert:SERIAL` of a certificate.
+        name: name of the holder.
         role: what its holder may do.
         expires_at: Unix time in seconds.
         revoked: whether it was revoked.
@@ -116,7 +116,7 @@ class Access:
         """Returns a ticket.
 
         Args:
-            caller: whom it is for. A revoked caller's ticket is useless.
+            caller: who requests it. If the caller's token is revoked, its tickets are refused too.
             job: the job.
             worker: the participant; empty for a reader.
             incarnation: the participant's incarnation.
@@ -129,12 +129,12 @@ class Access:
         """Makes a token.
 
         Args:
-            name: who will have it.
+            name: name of the holder.
             role: admin, submitter, reader, worker or server.
             valid_s: seconds until it expires.
 
         Returns:
-            What is known of it, and its text.
+            The description of the token, and the token itself.
 
         Raises:
             BadRequest: the role or the time is not valid.
@@ -162,9 +162,9 @@ class Access:
         return made, self.signer.sign(Principal(name, made.role, made.id), valid_s=valid_s)
 
     def revoke(self, token: str) -> list[TokenInfo]:
-        """Revokes the token with this id, or all tokens of this name. Returns those that were not revoked before.
+        """Revokes the token with this id, or all tokens of this name. Returns the tokens that this call revoked.
 
-        The id `cert:SERIAL` revokes the certificate with this serial number, in hexadecimal.
+        The id `cert:SERIAL` revokes the certificate with this serial number, in hexadecimal without leading zeros.
 
         Raises:
             BadRequest: there is no such token.

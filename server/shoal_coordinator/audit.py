@@ -1,7 +1,8 @@
-"""The audit log: who made which control call, when, from where, and with what outcome.
+"""Audit log of control calls: who made each call, when, from where, and its outcome.
 
-Each record is a JSON object on a line of a file, which is rotated. Calls never wait for the file: a thread writes it,
-and records that it cannot keep are counted. No record has a token, or the settings of a job.
+Each record is a JSON object on one line of a file, which is rotated. A thread writes the file, so calls never wait for
+it. A metric counts the records that are lost. Records contain no secrets and no settings of jobs: the field `token` is
+the id of a token.
 """
 
 import datetime
@@ -42,7 +43,7 @@ CONTROL_CALLS = frozenset(
         "page/login",
     }
 )
-# With these statuses, every call is recorded.
+# Refused calls, with these statuses, are recorded for every method, up to a number a second.
 _REFUSED = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
 # Fields of requests that say what a call was about. None of them is a secret or long.
 _SUBJECT = ("job", "member", "name", "role", "token")
@@ -57,7 +58,7 @@ class AuditLog:
     """The audit log of one coordinator. Thread-safe.
 
     Args:
-        file: the file. None records nothing but the metric.
+        file: the file. If it is None, calls are counted in the metric, but not recorded.
         registry: gets the metrics.
         clock: returns Unix time in seconds.
     """
@@ -66,13 +67,13 @@ class AuditLog:
         self._clock = clock
         self._records = Counter(
             "shoal_coordinator_audit_records_total",
-            "Control calls, and calls that were refused for the identity of their caller, by their gRPC status.",
+            "Control calls, and calls that were refused because of their caller's identity, by their gRPC status.",
             ["call", "outcome"],
             registry=registry,
         )
         self._lost = Counter(
             "shoal_coordinator_audit_records_lost_total",
-            "Records that the audit log has lost: too many came at a time, or the file cannot be written.",
+            "Records that the audit log has lost, because too many came at a time or the file could not be written.",
             registry=registry,
         )
         self._lock = threading.Lock()  # guards the next three
@@ -84,7 +85,7 @@ class AuditLog:
             self._thread.start()
 
     def note(self, outcome: CallOutcome) -> None:
-        """Records a call, if it is a control call or was refused for the identity of its caller. Never waits."""
+        """Records a call if it is a control call, or was refused because of its caller's identity. Never waits."""
         call = outcome.call.removeprefix(_PACKAGE)
         if call not in CONTROL_CALLS and outcome.status not in _REFUSED:
             return
@@ -117,7 +118,7 @@ class AuditLog:
             self._writer.close()
 
     def _admit(self, *, refused: bool) -> int | None:
-        """Returns the number of refused calls that were left out before this one; None if this one is left out, too."""
+        """Returns how many refused calls were left out since the last record; None if this call is left out too."""
         with self._lock:
             if refused:
                 second = int(self._clock())
@@ -160,10 +161,10 @@ def _who(outcome: CallOutcome) -> dict[str, str]:
 
 
 def _subject(request: Any) -> dict[str, dict[str, str]]:
-    """Returns what a request was about: its short fields that are no secrets."""
+    """Returns what a request was about: those of its fields that are short and not secret."""
     fields = request.DESCRIPTOR.fields_by_name if hasattr(request, "DESCRIPTOR") else {}
     found = {name: str(getattr(request, name))[:_MAX_TEXT] for name in _SUBJECT if name in fields}
-    if "spec" in fields:  # a submission, whose token only tells repeats apart
+    if "spec" in fields:  # a submission: its field `token` only identifies repeated requests
         found = {"job": str(request.spec.name)[:_MAX_TEXT]}
     return {"about": found} if found else {}
 

@@ -1,7 +1,7 @@
 """Logins of the page: short-lived codes of login links, and the sessions of browsers.
 
 A session is a token that only the page accepts. The coordinator's key signs it, so it outlives a restart. A code is a
-random text, of which this module keeps the hash, in memory.
+random text. This module keeps only its hash, and only in memory.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from shoal_coordinator.access import Access
 CODE_S, SESSION_S = 600.0, 12 * 3_600.0
 _RANDOM_BYTES = 24
 _AUDIENCE = "page"
-_LOG_IN = "log in first: `shoal page` prints a link that does so, or give a token"
+_LOG_IN = "log in first: open the link that `shoal page` prints, or give a token"
 
 
 class Logins:
@@ -77,7 +77,7 @@ class Logins:
             token: a token, in place of a session.
 
         Raises:
-            Unauthenticated: there is no such session, or it has ended; or the token is not valid.
+            Unauthenticated: the session does not exist or has ended, or the token is not valid.
         """
         if token:
             return self._access.verifier.identify(token)

@@ -8,12 +8,13 @@ from shoal_coordinator.coordinator import Coordinator
 def check_submitter(coordinator: Coordinator, caller: Principal | None, job: str) -> None:
     """Checks that a caller may change a job, or take part in it.
 
-    A job belongs to its submitter: the name of a token, which several tokens may have. Admins may change all jobs.
-    Workers and the holders of tickets are checked by their role and their ticket.
+    A job belongs to its submitter, which is the name of a token. Several tokens may have the same name. Admins may
+    change all jobs. This check lets workers and the holders of tickets pass: their roles and tickets are checked
+    elsewhere.
 
     Args:
         coordinator: The shell.
-        caller: The caller. None, in a cluster that asks for no tokens, passes.
+        caller: The caller. None, as in a cluster that asks for no tokens, is not checked.
         job: The name of the job.
 
     Raises:
@@ -33,7 +34,7 @@ def check_submission_name(coordinator: Coordinator, caller: Principal | None, jo
 
     Args:
         coordinator: The shell.
-        caller: The caller. None passes.
+        caller: The caller. None is not checked.
         job: The name of the submitted job.
 
     Raises:

@@ -50,7 +50,7 @@ def init(
             f"wrote {len(files)} files to {where}, valid for {CERTIFICATE_DAYS} days. A server uses them with\n"
             f"  export SHOAL_TLS_CA={where}/ca.pem SHOAL_TLS_CERT={where}/server.pem "
             f"SHOAL_TLS_KEY={where}/server-key.pem\n"
-            f"and so does each other role with its own name: {', '.join(ROLES)}. Keep ca-key.pem off the cluster.",
+            f"Each other role uses the files with its own name: {', '.join(ROLES)}. Keep ca-key.pem off the cluster.",
             {"folder": str(where), "files": [file.name for file in files], "days": CERTIFICATE_DAYS},
         )
 

@@ -132,7 +132,7 @@ def page(
     connect: options.ConnectCoordinator,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Prints a link that opens the coordinator's page and logs you in. It can be used for ten minutes."""
+    """Prints a link that opens the coordinator's page and logs you in. The link is valid for ten minutes."""
     with Output(as_json) as out, connect() as client:
         reply = client.call(client.tokens.GetLoginLink, token_pb2.GetLoginLinkRequest())
         out.message(reply.link, {"link": reply.link, "valid_s": reply.valid_s})
@@ -198,7 +198,7 @@ def announce(cluster: LocalCluster, out: Output, link: str = "") -> None:
     Args:
         cluster: the cluster.
         out: the command's output.
-        link: a link to its page that logs a browser in.
+        link: a link that logs a browser in to its page; empty means the page's URL.
     """
     watch = f"Watch it at {link or cluster.page}\n" if cluster.page else ""
     scheme = "https" if Credentials.find().tls else "http"
@@ -219,7 +219,7 @@ def announce(cluster: LocalCluster, out: Output, link: str = "") -> None:
 
 
 def _login_link(cluster: LocalCluster) -> str:
-    """Returns a link to the page of a cluster that logs a browser in; the page's URL if the link cannot be had."""
+    """Returns a link that logs a browser in to a cluster's page, or the page's URL if there is no such link."""
     if not cluster.page:
         return ""
     found = Credentials.find().for_coordinator(cluster.address, AccessRole.ADMIN)

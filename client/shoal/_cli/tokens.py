@@ -26,15 +26,17 @@ _ROLES = ", ".join(role.value for role in GIVEN_ROLES)
 @options.connected
 def create(
     connect: options.ConnectCoordinator,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Who will have it: 1 to 63 of a-z, 0-9 and -.")],
-    role: Annotated[str, typer.Option(help=f"What its holder may do: {_ROLES}.")] = AccessRole.SUBMITTER.value,
-    days: Annotated[float, typer.Option(help="Days until it expires.")] = 30.0,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of the holder: 1 to 63 characters of a-z, 0-9 and -.")
+    ],
+    role: Annotated[str, typer.Option(help=f"Access role of the holder: {_ROLES}.")] = AccessRole.SUBMITTER.value,
+    days: Annotated[float, typer.Option(help="Days until the token expires.")] = 30.0,
     file: Annotated[
-        Path | None, typer.Option(help="File to write the token to, which must not exist. Default: standard output.")
+        Path | None, typer.Option(help="New file for the token. It must not exist yet. Default: standard output.")
     ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Makes a token. Its holder sets SHOAL_TOKEN_FILE to a file with it, which nobody else can read."""
+    """Makes a token. Its holder stores it in a file that others cannot read, and sets SHOAL_TOKEN_FILE to the path."""
     with Output(as_json) as out, connect() as client:
         descriptor = _created(file) if file else None
         try:
@@ -58,15 +60,17 @@ def create(
 @options.connected
 def revoke(
     connect: options.ConnectCoordinator,
-    token: Annotated[str, typer.Argument(metavar="TOKEN", help="Id of the token, or the name of its holder.")],
+    token: Annotated[
+        str, typer.Argument(metavar="TOKEN", help="Id of a token, name of a holder, or cert:SERIAL of a certificate.")
+    ],
     as_json: options.JsonOption = False,
 ) -> None:
-    """Makes a token useless, or all tokens of one holder."""
+    """Revokes a token, all tokens of one holder, or a certificate."""
     with Output(as_json) as out, connect() as client:
         reply = client.call(client.tokens.RevokeToken, token_pb2.RevokeTokenRequest(token=token))
         revoked = [_record(each) for each in reply.tokens]
         ids = ", ".join(each.id for each in reply.tokens)
-        out.message(f"revoked {ids}" if ids else f"{token} was revoked before", {"revoked": revoked})
+        out.message(f"revoked {ids}" if ids else f"{token} was already revoked", {"revoked": revoked})
 
 
 @app.command()
@@ -102,7 +106,7 @@ def _created(file: Path) -> int:
     try:
         return private_files.create(file)
     except FileExistsError:
-        raise errors.BadRequest(f"{file} exists; name a new file, so that no other token is lost") from None
+        raise errors.BadRequest(f"{file} exists, and is not overwritten; name a new file") from None
     except OSError as error:
         raise errors.BadRequest(f"cannot write the token to {file}: {error.strerror}") from None
 

@@ -1,6 +1,6 @@
-"""Limits of everything that a peer's input can make grow: one table, the errors that name a limit, and their counts.
+"""Limits on everything that the input of a peer can make grow: their table, their errors and the counts of refusals.
 
-Any package may import this one. `catalogue` is the table, from which the reference of the documentation is generated.
+Any package may import this one. `catalogue` is the table. The limits page of the documentation is generated from it.
 """
 
 from shoal._limits import catalogue

@@ -1,7 +1,7 @@
 """The table of all limits. A limit's name is the name of its constant here.
 
-The reference of the documentation is generated from this table. Other modules take their limits from here; none has a
-number of its own for what a peer can make grow.
+The limits page of the documentation is generated from this table. Other modules take their limits from here. A limit on
+what a peer can make grow belongs in this table, not in the module that checks it.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,12 @@ _groups: list[tuple[str, list[Limit]]] = []
 
 
 def _group(title: str, error: type[errors.ShoalError] = errors.LimitExceeded) -> Callable[..., Limit]:
-    """Begins a part of the table. Returns the function that adds a limit to it, with this class of errors."""
+    """Begins a section of the table, and returns the function that adds limits to it.
+
+    Args:
+        title: heading of the section.
+        error: class of the errors of these limits, unless a limit names another one.
+    """
     members: list[Limit] = []
     _groups.append((title, members))
 
@@ -57,13 +62,16 @@ HTTP_HEADER_BYTES = _add(
     excess="answered with status 400",
 )
 HELLO_BYTES = _add(
-    "HELLO_BYTES", 4096, "bytes", "the hello of a lane", roles=(), excess="closes the connection with `BAD_FRAME`"
+    "HELLO_BYTES", 4096, "bytes", "the hello of a lane", roles=(), excess="the connection is closed with `BAD_FRAME`"
 )
 BODY_BYTES = _add(
     "BODY_BYTES", 4096, "bytes", "the body of a request to the page", roles=_COORDINATOR, error=errors.MessageTooLarge
 )
 FIELD_BYTES = _add(
-    "FIELD_BYTES", 256, "bytes", "a short text of a request: a device, an address, a program's name, a token"
+    "FIELD_BYTES",
+    256,
+    "bytes",
+    "a short text of a request: a device, an address, a program's name, a submission's token",
 )
 SETTINGS_BYTES = _add("SETTINGS_BYTES", 1 << 20, "bytes", "the settings of a job", roles=_COORDINATOR)
 DECAY_PATTERNS = _add("DECAY_PATTERNS", 1_000, "patterns", "`decay_exclude` of an optimizer", roles=_COORDINATOR)
@@ -72,15 +80,19 @@ CALL_WORKERS = _add("CALL_WORKERS", 1_024, "workers", "one call of the coordinat
 
 _add = _group("Reports of workers")
 MAX_STEP = _add(
-    "MAX_STEP", 1 << 53, "steps", "a step, a version or a count; it is below the limit", error=errors.BadRequest
+    "MAX_STEP", 1 << 53, "steps", "a step, a version or a count, which must be below the limit", error=errors.BadRequest
 )
-MAX_LEAD = _add("MAX_LEAD", 1 << 20, "steps", "a worker's steps ahead of what is possible", error=errors.BadRequest)
-LOG_LINES = _add("LOG_LINES", 1_000, "lines", "the output in one report", roles=_COORDINATOR)
+MAX_LEAD = _add(
+    "MAX_LEAD", 1 << 20, "steps", "a worker's lead over the highest step that is possible", error=errors.BadRequest
+)
+LOG_LINES = _add("LOG_LINES", 1_000, "lines", "the output of a program in one report", roles=_COORDINATOR)
 LOG_LINE_BYTES = _add("LOG_LINE_BYTES", 8 << 10, "bytes", "one line of output", roles=_COORDINATOR)
 LOG_BYTES = _add("LOG_BYTES", 1 << 20, "bytes", "all output in one report", roles=_COORDINATOR)
 METRICS = _add("METRICS", 256, "values", "a report, or an evaluation", roles=_COORDINATOR)
 METRIC_NAME_BYTES = _add("METRIC_NAME_BYTES", 256, "bytes", "the name of a value", roles=_COORDINATOR)
-STALENESS_BUCKETS = _add("STALENESS_BUCKETS", 1_024, "versions", "the staleness in a report", roles=_COORDINATOR)
+STALENESS_BUCKETS = _add(
+    "STALENESS_BUCKETS", 1_024, "versions", "the distribution of staleness in one report", roles=_COORDINATOR
+)
 TIMINGS = _add("TIMINGS", 64, "steps", "the timings in one report", roles=_COORDINATOR)
 
 _add = _group("Tensors and jobs")
@@ -132,18 +144,20 @@ _add = _group("Calls", errors.Overloaded)
 MESSAGE_S = _add(
     "MESSAGE_S", 10, "seconds", "the time from a call's headers to its first message", error=errors.DeadlineExceeded
 )
-CALLS = _add("CALLS", 16_384, "calls", "all hosts at a time; calls that the cluster depends on count apart")
-HOST_CALLS = _add("HOST_CALLS", 8_192, "calls", "one host at a time; calls that the cluster depends on count apart")
+CALLS = _add("CALLS", 16_384, "calls", "all hosts at a time; registrations and heartbeats are counted separately")
+HOST_CALLS = _add(
+    "HOST_CALLS", 8_192, "calls", "one host at a time; registrations and heartbeats are counted separately"
+)
 CONNECTION_CALLS = _add(
-    "CONNECTION_CALLS", 1_024, "calls", "one connection at a time", roles=(), excess="waits at the client"
+    "CONNECTION_CALLS", 1_024, "calls", "one connection at a time", roles=(), excess="the client delays further calls"
 )
 PENDING_CALLS = _add(
     "PENDING_CALLS",
     3_000,
     "calls",
-    "the calls of one method whose headers have arrived, before the limits above count them",
+    "the calls of one method whose headers have arrived, and which the limits above do not count yet",
     roles=(),
-    excess="refused by gRPC with `OVERLOADED`; from a third of the limit on, some are",
+    excess="refused by gRPC with `OVERLOADED`; above a third of the limit, gRPC refuses some calls",
 )
 RECEIVED_BYTES = _add(
     "RECEIVED_BYTES",
@@ -156,7 +170,7 @@ MEMORY_PERCENT = _add(
     "MEMORY_PERCENT",
     90,
     "percent of the memory limit",
-    "the memory of the process; beyond it, calls whose message has not arrived are ended",
+    "the memory of the process; beyond it, the process ends calls whose message has not arrived",
 )
 MAX_WAITING_PULLS = _add("MAX_WAITING_PULLS", 16_384, "pulls", "the waiting pulls of a job on a server", roles=_SERVER)
 WATCHERS = _add("WATCHERS", 64, "calls", "the calls that watch jobs", roles=_COORDINATOR)
@@ -176,13 +190,15 @@ PAGE_STORAGE_REQUESTS = _add(
     "the page's requests to the checkpoint storage at a time",
     roles=_COORDINATOR,
 )
-PAGE_LOGOUTS = _add("PAGE_LOGOUTS", 1_024, "logouts", "the page", roles=(), excess="the oldest one is forgotten")
-PAGE_LOGIN_CODES = _add("PAGE_LOGIN_CODES", 64, "links", "the page", roles=(), excess="the oldest one is useless")
+PAGE_LOGOUTS = _add("PAGE_LOGOUTS", 1_024, "logouts", "the page", roles=(), excess="the oldest logout is forgotten")
+PAGE_LOGIN_CODES = _add(
+    "PAGE_LOGIN_CODES", 64, "links", "the page", roles=(), excess="the oldest link is no longer valid"
+)
 AUDIT_RECORDS = _add(
-    "AUDIT_RECORDS", 4_096, "records", "the audit log that wait to be written", roles=(), excess="lost, and counted"
+    "AUDIT_RECORDS", 4_096, "records", "the audit log's queue", roles=(), excess="the record is lost, and is counted"
 )
 AUDIT_REFUSALS = _add(
-    "AUDIT_REFUSALS", 20, "records", "refused calls in one second", roles=(), excess="left out, and counted"
+    "AUDIT_REFUSALS", 20, "records", "refused calls in one second", roles=(), excess="not recorded, but counted"
 )
 HTTP_CONNECTIONS = _add("HTTP_CONNECTIONS", 16, "connections", "the port of `/metrics` and `/healthz`")
 

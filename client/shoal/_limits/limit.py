@@ -14,13 +14,13 @@ class Limit:
     """One limit.
 
     Attributes:
-        name: in errors, in the label `limit` of the metrics, and in the documentation. It never changes.
-        default: the limit, unless the operator sets another one.
+        name: the name in errors, in the label `limit` of the metrics, and in the documentation. It never changes.
+        default: the limit that applies if the operator sets no other one.
         unit: the unit of the limit.
         of: what is limited, as a noun phrase.
         option: option of the role that sets the limit; empty if it is fixed.
         roles: the roles that count its refusals. Empty if it is not counted.
-        error: class of the error. `Overloaded` passes with time; `LimitExceeded` does not.
+        error: class of the error. `Overloaded` means that a retry may succeed; `LimitExceeded` that it cannot.
         excess: what happens to the excess, if it is not refused with an error of this class.
         shown: the default in the documentation, if it depends on the machine.
     """
@@ -41,7 +41,7 @@ class Limit:
         """Returns the error for a request that exceeds the limit.
 
         Args:
-            problem: what has how many, as in "device of w0 has 300 bytes".
+            problem: what exceeds the limit, with its size, such as "device of w0 has 300 bytes".
             advice: what the caller should do.
             limit: the limit in force, if it is not the default.
             details: further values that the problem mentions.

@@ -1,6 +1,6 @@
 """Counts of this process's refusals, by limit.
 
-The places where errors leave a process count them: gRPC calls, lanes, the page and the HTTP endpoints.
+gRPC calls, lanes, the page and the HTTP endpoints call `count_refusal` when an error leaves the process.
 """
 
 import threading

@@ -5,7 +5,7 @@ calls that send headers but never a message can take all threads. This module fi
 thread, and then passes the call to its thread pool. For this it uses private names of grpcio's `_server` module. No
 other module does so. The import checks whether the installed grpcio has these names in the expected form. If it does
 not, a call gets its thread when its headers arrive, as in unmodified grpcio, and a contract test fails
-(docs/decisions/0044-calls-get-a-thread-with-their-message.md).
+(docs/decisions/0044-calls-get-a-thread-with-their-message.md). A server that checks tokens then does not start.
 """
 
 import importlib
@@ -41,8 +41,8 @@ _NAMES = ("_receive_message", "_abort", "_is_rpc_state_active", "_RECEIVE_MESSAG
 # Seconds between two checks for late messages, and of the memory of the process.
 _LATE_POLL_S = 0.5
 
-# Lets a call wait. Takes its first message and a function to call when the wait ends. Returns a function to call if the
-# caller ends, or None if the call need not wait: it is then handled at once.
+# Lets a call wait. Takes the call's first message, and a function to call when the wait ends. Returns the function to
+# call if the caller ends the call. Returns None if the call need not wait: it is then handled at once.
 Hold = Callable[[Any, Callable[[], None]], Callable[[], None] | None]
 
 
@@ -71,7 +71,7 @@ class Reception:
         resident: returns the bytes of memory that the process has.
 
     Raises:
-        StartFailed: calls need authorization, which the installed grpcio does not allow before their message.
+        StartFailed: calls need authorization, but the installed grpcio cannot refuse a call before its message arrives.
     """
 
     def __init__(
@@ -84,7 +84,9 @@ class Reception:
         resident: Callable[[], int] = resident_bytes,
     ) -> None:
         if authorizer and not _SUPPORTED:
-            raise errors.StartFailed("this version of grpcio cannot refuse calls before their message; install 1.85")
+            raise errors.StartFailed(
+                "this version of grpcio cannot refuse calls before their messages arrive; install 1.85"
+            )
         self._limits, self._refusal, self._clock, self._resident = limits, refusal, clock, resident
         self._authorizer, self._on_outcome = authorizer, on_outcome
         self._lock = threading.Lock()  # guards what follows; nothing is called under it
@@ -100,7 +102,9 @@ class Reception:
     def start(self) -> None:
         """Starts to end calls whose message is late."""
         if not _SUPPORTED:
-            _log.error("this version of grpcio gives calls a thread before their message", fix="install grpcio 1.85")
+            _log.error(
+                "this version of grpcio gives calls a thread before their messages arrive", fix="install grpcio 1.85"
+            )
         self._watch.start()
 
     def stop(self) -> None:
@@ -148,7 +152,12 @@ class Reception:
         return _ReceivingPool(self, name, threads, streaming=streaming, essential=essential, hold=hold)
 
     def authorize(self, name: str, event: Any) -> Principal | None:
-        """Returns who makes a call, by its name and grpcio's event of its headers; raises as the authorizer does."""
+        """Returns who makes a call. Raises the errors of `Authorizer.authorize`.
+
+        Args:
+            name: SERVICE/METHOD.
+            event: grpcio's event for the headers of the call.
+        """
         allow, token = self._authorizer, token_in(event.invocation_metadata)
         try:
             return allow.authorize(name, token, lambda: _certificate(event.call)) if allow else None
@@ -170,7 +179,7 @@ class Reception:
         return refused
 
     def arrived(self, call: Call, nbytes: int) -> errors.ShoalError | None:
-        """Notes that a call's message of this size has arrived, or will not. Returns why the message is refused."""
+        """Notes that a call's message has arrived or will not arrive. Returns why the message is refused, or None."""
         with self._lock:
             self._expected.pop(call, None)
             if refused := self._limits.too_large(nbytes, self._received[call.essential]):
@@ -216,10 +225,10 @@ class Reception:
         return len(late)
 
     def end_for_memory(self) -> int:
-        """Ends ordinary calls whose first message has not arrived if the process has too much memory.
+        """Ends ordinary calls whose first message has not arrived if the process uses too much memory.
 
-        Parts of their messages may take much of it. New calls are not refused, so the role stays reachable even if the
-        memory remains high.
+        Parts of their messages may take much memory. New calls are not refused, so the role stays reachable even if the
+        process continues to use much memory.
 
         Returns:
             The number of ended calls.
@@ -254,7 +263,7 @@ class Reception:
                 if ended := self.end_late():
                     _log.warning("ended calls whose message did not arrive", calls=ended)
                 if ended := self.end_for_memory():
-                    _log.warning("ended calls without a message, because memory is short", calls=ended)
+                    _log.warning("ended calls without a message, because the process uses too much memory", calls=ended)
             except Exception:
                 _log.exception("cannot end late calls")
 
@@ -265,9 +274,9 @@ def _certificate(call: Any) -> bytes:
 
 
 class _ReceivingPool(ThreadPoolExecutor):
-    """What grpcio takes for a method's pool. It has no thread of its own: `submit` receives the call's first message.
+    """The pool that grpcio uses for a method. It starts no thread: `submit` receives the first message of a call.
 
-    grpcio runs handlers only in instances of ThreadPoolExecutor.
+    It is a ThreadPoolExecutor because grpcio accepts no other pool.
     """
 
     def __init__(

@@ -1,11 +1,12 @@
-"""Who may do what in a cluster, and how its connections are protected.
+"""Access control of a cluster, and protection of its connections.
 
-Tokens and tickets identify callers, `permissions` says what each of them may call, and access files are where processes
-find their tokens. `certificates` and `tls` protect connections. `credentials` is what a process presents to others.
+Tokens and tickets identify callers, and `permissions` says which calls each of them may make. Processes find their
+tokens in access files. `certificates` and `tls` protect connections. `credentials` has what a process presents to
+others.
 
 `_rpc`, `_transport`, `_role`, `_cli`, `client` and the roles import it. It imports nothing of Shoal except `errors` and
-`_system`, and no grpc. `certificates`, `tls` and `tokens` are imported late or by their own names: `cryptography` is
-slow to import, and a client without TLS does not need it.
+`_system`, and no grpc. This module does not import `certificates`, `tls` and `tokens`: code that needs them imports
+them directly. They import `cryptography`, which is slow to import, and which a client without TLS does not need.
 """
 
 from shoal._security.access_files import AccessFile, TokenSource

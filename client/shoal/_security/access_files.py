@@ -1,4 +1,4 @@
-"""Access files: where the processes of one user on one machine find their tokens.
+"""Access files: the files in which the processes of one user on one machine find their tokens.
 
 A coordinator writes a file with a token for each access role into a folder that only its user can read. The user's
 clients, servers and workers find the file by the coordinator's address. On other machines, SHOAL_TOKEN_FILE names a
@@ -17,7 +17,7 @@ from shoal._security.principal import AccessRole
 from shoal._system import atomic_write, private_files
 
 TOKEN_FILE_VARIABLE = "SHOAL_TOKEN_FILE"  # noqa: S105 - the name of a variable
-# A file's group may read it, as that of a Kubernetes secret does. Nobody else may, and only the owner may write.
+# The group of a file may read it, as the files of a Kubernetes secret need. Only the owner may write.
 _FORBIDDEN_MODE = 0o027
 _NEVER = object()
 _LOOPBACK_NAMES = {"localhost": "127.0.0.1", "[::1]": "127.0.0.1", "::1": "127.0.0.1"}
@@ -75,14 +75,15 @@ class AccessFile:
             return {str(role): str(token) for role, token in tokens.items()}
         except (ValueError, AttributeError):
             raise errors.Unauthenticated(
-                f"{self.path} has no tokens that can be read; restart the coordinator, which writes the file"
+                f"{self.path} is damaged, and its tokens cannot be read; restart the coordinator, which writes the file"
             ) from None
 
 
 class TokenSource:
-    """The token of a process. A call returns it; it is read again when its file changes. Thread-safe.
+    """The token of a process. Call the object to get the token. Thread-safe.
 
-    It is the token in the file that SHOAL_TOKEN_FILE names, or else the one in this user's access file.
+    The token is in the file that SHOAL_TOKEN_FILE names, or else in this user's access file. It is read again when the
+    file changes.
 
     Args:
         address: host:port of the coordinator.
@@ -98,7 +99,7 @@ class TokenSource:
         """Returns the token; empty if there is none.
 
         Raises:
-            Unauthenticated: there is no file that SHOAL_TOKEN_FILE names, or a file that is there cannot be used.
+            Unauthenticated: the file that SHOAL_TOKEN_FILE names does not exist, or the file cannot be used.
         """
         try:
             status = os.stat(self._path)
@@ -143,7 +144,7 @@ def _private_text(path: Path) -> str:
     except OSError as error:
         raise errors.Unauthenticated(f"the token file {path} cannot be read: {error.strerror}") from None
     with open(descriptor, encoding="utf-8", errors="replace") as file:
-        status = os.fstat(file.fileno())  # of the file that is open, so that it cannot change in between
+        status = os.fstat(file.fileno())  # of the open file: the path may name another file by now
         if (
             not stat.S_ISREG(status.st_mode)
             or status.st_uid not in (os.geteuid(), 0)

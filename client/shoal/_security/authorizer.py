@@ -1,4 +1,4 @@
-"""The decision on each call that a server receives: who makes it, and whether that caller may make it."""
+"""Authorization of the calls that a server receives: who makes a call, and whether that caller may make it."""
 
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 class Authorizer:
     """Authorizes the calls of one gRPC server. Thread-safe.
 
-    A server learns the key of the tokens when it registers. Until then it refuses all calls but those that anybody may
-    make; the callers repeat them.
+    A server learns the public key of the tokens when it registers. Until then it refuses all calls except those that
+    anybody may make. The callers repeat the refused calls.
 
     Args:
-        verifier: checks tokens. None means that `require` or `allow_all` decides later.
+        verifier: checks tokens. If it is None, the caller must call `require`, `use_key` or `allow_all` later.
     """
 
     def __init__(self, verifier: "TokenVerifier | None" = None) -> None:
@@ -61,7 +61,7 @@ class Authorizer:
         self._verifier, self._open = None, True
 
     def authorize(self, call: str, token: str, certificate: Callable[[], bytes] = bytes) -> Principal | None:
-        """Returns who makes a call, or None if nobody needs to be known.
+        """Returns who makes a call, or None if the call needs no identity.
 
         Args:
             call: SERVICE/METHOD.
@@ -87,9 +87,9 @@ class Authorizer:
     def _authorize_certificate(self, call: str, pem: bytes) -> Principal:
         if not pem:
             raise errors.Unauthenticated(
-                f"{call.rpartition('/')[2]} was called without a token. On the coordinator's machine, its user's "
-                "processes find one by the coordinator's address; elsewhere, set SHOAL_TOKEN_FILE to a file with a "
-                "token from `shoal token create`, or use TLS with a certificate that names a role"
+                f"{call.rpartition('/')[2]} was called without a token. Processes of the coordinator's user on its "
+                "machine find a token by the coordinator's address. For all others, set SHOAL_TOKEN_FILE to a file "
+                "with a token from `shoal token create`, or use TLS with a certificate that names a role"
             )
         from shoal._security.certificate_identity import principal_in  # noqa: PLC0415 - cryptography is slow to import
 
@@ -106,9 +106,9 @@ class Authorizer:
         """Checks that a caller acts only as the participant that its ticket names, and that the ticket is not revoked.
 
         Args:
-            principal: the caller; None passes.
+            principal: the caller. None is not checked.
             job: the job that the request names.
-            worker: the participant that it names; empty for a reader.
+            worker: the participant that the request names; empty for a reader.
             incarnation: the participant's incarnation.
 
         Raises:

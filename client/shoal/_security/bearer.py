@@ -1,6 +1,6 @@
 """Bearer tokens in the metadata of a call."""
 
-# Characters of a token. A caller that is not authenticated yet gets no more work than this.
+# The most characters of a token. This bounds the work for a caller that is not authenticated yet.
 MAX_TOKEN_BYTES = 2_048
 _KEY, _SCHEME = "authorization", "Bearer "
 

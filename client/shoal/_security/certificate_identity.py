@@ -1,4 +1,4 @@
-"""Identity by certificate: whom the certificate of a caller identifies, if the caller presents no token."""
+"""Identity by certificate: the principal that a caller's certificate names, for a caller without a token."""
 
 import functools
 
@@ -10,14 +10,14 @@ from shoal._security.principal import GIVEN_ROLES, AccessRole, Principal
 
 # The URI in a certificate that names the role of its holder, as `shoal certs init` and the manifests write it.
 ROLE_URI = "spiffe://shoal/"
-# Before the serial number in the id of a certificate, by which it is revoked.
+# Prefix of the id by which a certificate is revoked. The serial number follows.
 ID_PREFIX = "cert:"
 _REMEMBERED = 1_024
 
 
 @functools.lru_cache(_REMEMBERED)
 def principal_in(pem: bytes) -> Principal:
-    """Returns whom a certificate identifies. The caller has checked that a trusted CA issued it.
+    """Returns whom a certificate identifies. The caller of this function has checked that a trusted CA issued it.
 
     Args:
         pem: the certificate.
@@ -26,7 +26,7 @@ def principal_in(pem: bytes) -> Principal:
         The identity: the role of the URI, the common name, and `cert:SERIAL` in hexadecimal as the id.
 
     Raises:
-        Unauthenticated: it does not name exactly one role, or the role is none that a certificate can give.
+        Unauthenticated: it does not name exactly one role, or a certificate cannot give this role.
     """
     certificate = x509.load_pem_x509_certificate(pem)
     roles = {uri.removeprefix(ROLE_URI) for uri in _uris(certificate) if uri.startswith(ROLE_URI)}

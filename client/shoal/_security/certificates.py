@@ -21,7 +21,7 @@ from shoal._security.certificate_identity import ROLE_URI
 from shoal._system import private_files
 
 CA_DAYS, CERTIFICATE_DAYS = 3650, 365
-# Roles whose processes accept connections. Only their certificates name hosts, so that nobody else can pose as them.
+# Roles whose processes accept connections. Only their certificates name hosts, so that no other holder can act as one.
 SERVING_ROLES = ("coordinator", "server", "worker")
 ROLES = (*SERVING_ROLES, "admin", "submitter", "reader")
 # A certificate is valid a little before it is made, for machines whose clocks are slow.
@@ -46,8 +46,9 @@ def make_certificates(
     Args:
         folder: folder for the files; it is created if it does not exist.
         hosts: names and addresses of the hosts of the cluster, beside localhost and this machine's name.
-        ca: folder with ca.pem and ca-key.pem of an earlier call, which then issue the certificates. None makes a CA.
-        now: the time; None means the clock's.
+        ca: folder with ca.pem and ca-key.pem of an earlier call; this CA then issues the certificates. If it is None,
+            the function makes a new CA.
+        now: the current time. None means that the clock gives it.
 
     Returns:
         The files.
@@ -179,7 +180,7 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(file: Path, content: bytes) -> Path:
-    """Creates a file that only this user can read, if it is a key, or that all can read."""
+    """Creates a file. Only this user can read a key; all users can read a certificate."""
     mode = 0o600 if file.stem.endswith("-key") else 0o644
     with open(private_files.create(file, mode), "wb") as opened:
         opened.write(content)

@@ -1,4 +1,4 @@
-"""Credentials: what a process presents to the processes that it calls."""
+"""Credentials: what a process presents to the processes that it calls, and which CAs it trusts."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -28,11 +28,11 @@ def _keep() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a process presents, and whom it trusts. Each channel, client and server gets it as an argument.
+    """What a process presents to others, and which CAs it trusts. An argument of each channel, client and server.
 
     Attributes:
         tls: TLS settings of connections. None means connections without TLS.
-        token: returns the token or the ticket of a call; empty for none.
+        token: returns the token or the ticket for a call, or an empty string if the call has none.
         discard_token: called when a server has refused the token, so that `token` gets another one.
     """
 
@@ -45,7 +45,7 @@ class Credentials:
         return replace(self, token=token, discard_token=discard)
 
     def for_coordinator(self, address: str, role: AccessRole) -> "Credentials":
-        """Returns these credentials with the token that this process finds for a coordinator, unless they have one.
+        """Returns these credentials. If they have no token, adds the one that this process finds for a coordinator.
 
         Args:
             address: host:port of the coordinator.
@@ -71,18 +71,18 @@ class Credentials:
         client_certificates: bool = True,
         environment: Mapping[str, str] = os.environ,
     ) -> "Credentials":
-        """Returns the credentials from given paths, each of them by default from the environment.
+        """Returns the credentials with the TLS files of these paths. An empty path means the one in the environment.
 
         Args:
-            ca: file with the certificates of the trusted CAs, by default SHOAL_TLS_CA.
-            certificate: file with the certificate of this process, by default SHOAL_TLS_CERT. A client needs none if
-                the servers do not require one.
-            key: file with the key of the certificate, by default SHOAL_TLS_KEY.
+            ca: file with the certificates of the trusted CAs. Default: SHOAL_TLS_CA.
+            certificate: file with the certificate of this process. Default: SHOAL_TLS_CERT. A client needs none if the
+                servers do not require one.
+            key: file with the key of the certificate. Default: SHOAL_TLS_KEY.
             client_certificates: whether servers of this process require a certificate of each client.
             environment: the environment variables.
 
         Returns:
-            The credentials, without TLS if nothing is given or set.
+            The credentials. They have no TLS if no path is given or set.
 
         Raises:
             BadRequest: the files are not valid; see `TlsFiles`.

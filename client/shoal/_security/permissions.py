@@ -1,6 +1,6 @@
-"""Permissions: the one table of the calls that each access role may make.
+"""Permissions: the table of the calls that each access role may make.
 
-A call that is not in the table is refused, except for health checks, which anybody may make.
+A call that is not in the table is refused. Anybody may make health checks: their entries name no role.
 """
 
 from collections.abc import Mapping
@@ -14,9 +14,9 @@ _TRAINER, _OBSERVER = AccessRole.TRAINER, AccessRole.OBSERVER
 
 _USERS = frozenset({_ADMIN, _SUBMITTER})
 _READERS = _USERS | {_READER}
-# A session is a member, too: its user's token registers it.
+# A session is a member, too. It registers with its user's token.
 _MEMBERS = _USERS | {_WORKER, _SERVER}
-# Calls of a participant of a job. A daemon reports for its trainer.
+# Roles that may make the calls of a participant of a job. A daemon reports for its trainer.
 _PARTICIPANTS = _USERS | {_WORKER, _TRAINER}
 _COORDINATOR_ONLY = frozenset({_COORDINATOR})
 
@@ -99,23 +99,24 @@ def check_permitted(principal: Principal, call: str) -> None:
     if principal.role not in allowed and call not in OPEN_CALLS:
         who = ", ".join(sorted(role.value for role in allowed)) or "nobody"
         raise errors.Forbidden(
-            f"{principal} may not call {call.rpartition('/')[2]}; its roles are: {who}. Use a token of such a role",
+            f"{principal} may not call {call.rpartition('/')[2]}; only these roles may: {who}. Use a token of one of "
+            "these roles",
             call=call,
             role=principal.role.value,
         )
 
 
 def check_own(principal: Principal | None, job: str, member: str, incarnation: int) -> None:
-    """Checks that the holder of a ticket acts only for the job and the life of the member that the ticket names.
+    """Checks that the holder of a ticket acts only for the job, the member and the incarnation that the ticket names.
 
     Args:
-        principal: the caller. None, and callers without a ticket, pass.
+        principal: the caller. None, and a caller without a ticket, are not checked.
         job: the job that the request names.
-        member: the member that it names; empty for a reader.
-        incarnation: the life of the member that it names.
+        member: the member that the request names; empty for a reader.
+        incarnation: the incarnation of the member that the request names.
 
     Raises:
-        Forbidden: the ticket is for another job, another member or another life of the member.
+        Forbidden: the ticket is for another job, member or incarnation.
     """
     if principal is None or not principal.job:
         return

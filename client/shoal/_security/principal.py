@@ -1,11 +1,11 @@
-"""Principals: who makes a call, and what kind of caller it is."""
+"""Principals: the identities of callers, with their access roles."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class AccessRole(StrEnum):
-    """What a caller may do. `permissions` names the calls of each.
+    """What a caller may do. `permissions` lists the calls that each role may make.
 
     Attributes:
         ADMIN: everything that users and operators do.
@@ -14,8 +14,8 @@ class AccessRole(StrEnum):
         WORKER: a worker daemon.
         SERVER: a server.
         COORDINATOR: the coordinator, in its calls to servers.
-        TRAINER: one participant of one job, by a ticket.
-        OBSERVER: a reader of one job's values, by a ticket.
+        TRAINER: a participant of one job. A ticket gives this role.
+        OBSERVER: a reader of one job's values. A ticket gives this role.
     """
 
     ADMIN = "admin"
@@ -28,20 +28,20 @@ class AccessRole(StrEnum):
     OBSERVER = "observer"
 
 
-# The roles that people give to tokens. The coordinator makes the other tokens itself.
+# The roles that a token of `shoal token create` or a certificate can have. The coordinator alone gives the other roles.
 GIVEN_ROLES = (AccessRole.ADMIN, AccessRole.SUBMITTER, AccessRole.READER, AccessRole.WORKER, AccessRole.SERVER)
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """The identity of a caller, as its token proves it.
+    """The identity of a caller, as its token or its certificate proves it.
 
     Attributes:
         name: name of the user, of the process, or of the member of a ticket.
         role: what the caller may do.
-        token: id of the token. A ticket has the id of the token that it was made for.
-        job: the only job that a ticket is for. Empty for other tokens.
-        incarnation: the only life of the member that a ticket is for. 0 for other tokens.
+        token: id of the token or the certificate. A ticket has the id of the token with which it was requested.
+        job: the job that a ticket is for. Empty for other tokens.
+        incarnation: the member's incarnation that a ticket is for. 0 for other tokens.
     """
 
     name: str

@@ -21,7 +21,7 @@ from shoal._system import private_files
 T = TypeVar("T")
 _log = structlog.get_logger(__name__)
 
-# Attempts to read files that another process replaces meanwhile.
+# Attempts to read files while another process replaces them.
 _READS = 3
 _PUBLIC = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
 # Lanes use TLS 1.2, in which Python can choose AES-128-GCM: it takes a quarter less time than AES-256-GCM, which comes
@@ -56,14 +56,14 @@ class TlsFiles:
 
     Args:
         ca: file with the certificates of the trusted CAs.
-        certificate: file with the certificate of this process, and then those of CAs between it and `ca`. Empty for a
-            client without a certificate.
+        certificate: file with the certificate of this process, followed by the certificates of intermediate CAs. Empty
+            for a client without a certificate.
         key: file with the key of the certificate. Only the owner may be able to read it.
         client_certificates: whether servers of this process require a certificate of each client.
 
     Raises:
-        BadRequest: a file is missing or not valid, the certificate is expired, not valid yet or from another CA, the
-            key is another certificate's, or others can read the key.
+        BadRequest: a file is missing or not valid; the certificate is expired, not valid yet or from another CA; the
+            key belongs to another certificate; or other users can read the key.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class TlsFiles:
         return len(self._files) > 1
 
     def check_serves(self) -> None:
-        """Raises BadRequest if there is no certificate, which a server needs."""
+        """Raises BadRequest if this process has no certificate. A server needs one."""
         if not self.has_certificate:
             raise errors.BadRequest(
                 "a role needs a certificate for TLS; give --tls-cert and --tls-key, or SHOAL_TLS_CERT and SHOAL_TLS_KEY"
@@ -113,7 +113,7 @@ class TlsFiles:
             return self._material
 
     def _stamp_now(self) -> tuple[tuple[int, int, int], ...]:
-        """Returns what changes with the files. A missing file changes it too."""
+        """Returns a value that changes when a file changes or disappears."""
         stamp = []
         for file in self._files:
             with contextlib.suppress(OSError):
@@ -152,7 +152,7 @@ class TlsFiles:
         for context in (client, server, web):
             try:
                 context.load_cert_chain(self.certificate, self.key)
-            except (OSError, ssl.SSLError) as error:  # replaced meanwhile, or of a kind that only OpenSSL refuses
+            except (OSError, ssl.SSLError) as error:  # replaced since they were read, or refused by OpenSSL only
                 raise errors.BadRequest(
                     f"the certificate {self.certificate} and the key {self.key} cannot be used: {error}; replace both",
                     file=self.certificate,
@@ -188,10 +188,10 @@ class TlsFiles:
 
 
 def check_private(file: Path) -> None:
-    """Checks that only the owner of a file can read it, or its group if SHOAL_FILE_ACCESS allows that.
+    """Checks that only the owner of a file can access it, and its group if SHOAL_FILE_ACCESS allows that.
 
     Raises:
-        BadRequest: others can read or change it.
+        BadRequest: other users can read or change the file.
     """
     mode = file.stat().st_mode & 0o777
     if mode & 0o077 & ~private_files.file_mode():

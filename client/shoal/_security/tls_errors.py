@@ -1,13 +1,13 @@
-"""Why TLS handshakes fail, and what to do, in words."""
+"""Texts for failed TLS handshakes: the reason, and what to do."""
 
 import ssl
 
 # OpenSSL's reasons for a handshake with an end that does not use TLS.
 NO_TLS = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNSUPPORTED_PROTOCOL", "BAD_PACKET_LENGTH"}
-# What alerts of the other end mean, by words in OpenSSL's reason.
+# The meaning of an alert from the other end, by a word in OpenSSL's reason.
 _ALERTS = {
     "UNKNOWN_CA": "it does not trust the CA of this end's certificate; use certificates of one CA",
-    "CERTIFICATE_EXPIRED": "this end's certificate has expired by its clock; replace it, or set the clocks",
+    "CERTIFICATE_EXPIRED": "this end's certificate has expired by the other end's clock; replace it, or set the clocks",
     "CERTIFICATE_REQUIRED": "it requires a certificate; give --tls-cert and --tls-key",
     "HANDSHAKE_FAILURE": "it requires a certificate of this end; give --tls-cert and --tls-key",
     "BAD_CERTIFICATE": "it does not accept this end's certificate; check its dates and its CA",
@@ -37,7 +37,7 @@ def _advice(error: ssl.SSLCertVerificationError) -> str:
         case 26:  # purpose
             return "a server needs the certificate of coordinator, server or worker"
         case 62 | 64:  # host name; address
-            return "add the name to its certificate: `shoal certs init --host NAME`"
+            return "give the other end a certificate with this name: `shoal certs init --host NAME`"
         case _:
             return "give both ends certificates of one CA, and this CA with --tls-ca"
 

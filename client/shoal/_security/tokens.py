@@ -1,7 +1,7 @@
-"""Tokens: what a caller presents to prove who it is, signed by the coordinator with Ed25519.
+"""Tokens, which prove the identity of callers. The coordinator signs them with Ed25519.
 
 A token is a JSON Web Token (RFC 7519) with the algorithm EdDSA (RFC 8037). A *ticket* is a token for one participant of
-one job. The coordinator signs; servers need only its public key, so they check tokens without a call.
+one job. Servers have only the coordinator's public key, with which they check tokens without a call to the coordinator.
 """
 
 import secrets
@@ -26,7 +26,7 @@ _KEY_BYTES = 32
 
 
 class TokenSigner:
-    """Makes tokens. Only the coordinator has one.
+    """Makes tokens. Only the coordinator has a signer.
 
     Args:
         key: 32 bytes of an Ed25519 private key.
@@ -50,9 +50,9 @@ class TokenSigner:
         """Returns a token.
 
         Args:
-            principal: whom it identifies.
-            valid_s: seconds until it expires.
-            audience: the only place that accepts it, such as the page. Empty for calls.
+            principal: whom the token identifies.
+            valid_s: seconds until the token expires.
+            audience: the only place that accepts the token, such as the page. Empty for calls.
 
         Returns:
             The token, in letters, digits, dots, - and _.
@@ -119,8 +119,9 @@ class TokenVerifier:
         principal, expires = known or self._read(token, audience)
         if self._clock() >= expires:
             raise errors.Unauthenticated(
-                f"the token of {principal} expired {self._clock() - expires:.0f} s ago by the clock of this process. "
-                "Get a new one with `shoal token create`; if it should be valid, compare the clocks of the two hosts"
+                f"the token of {principal} expired {self._clock() - expires:.0f} s ago by the clock of the process "
+                "that refuses it. Get a new one with `shoal token create`; if it should be valid, compare this clock "
+                "with that of the coordinator"
             )
         if principal.token in self._revoked:
             raise errors.Unauthenticated(f"the token of {principal} was revoked; get a new one from an admin")
@@ -152,8 +153,8 @@ class TokenVerifier:
             return principal, float(claims["exp"])
         except (jwt.InvalidTokenError, ValueError, TypeError):
             raise errors.Unauthenticated(
-                "the token was not made by this cluster's coordinator. Use one of this cluster: the coordinator's own "
-                "file on its machine, or one from `shoal token create`"
+                "this cluster's coordinator did not make the token. Use a token of this cluster: the one in the access "
+                "file on the coordinator's machine, or one from `shoal token create`"
             ) from None
 
 

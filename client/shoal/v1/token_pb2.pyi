@@ -3,9 +3,9 @@
 isort:skip_file
 Tokens, which identify the callers of a cluster, and tickets, which identify the participants of jobs.
 
-A call carries its token in the metadata key "authorization", as "Bearer TOKEN". A token is a JSON Web Token (RFC 7519)
-that the coordinator has signed with Ed25519 (RFC 8037). A ticket is a token for one job, which expires soon. Servers
-accept tickets only.
+A call carries its token in the metadata key "authorization", as "Bearer TOKEN". A token is a JSON Web Token (RFC
+7519) that the coordinator has signed with Ed25519 (RFC 8037). A ticket is a token for one job. It expires after ten
+minutes. Servers accept only tickets, and the token of the coordinator.
 """
 
 from collections import abc as _abc
@@ -104,9 +104,9 @@ class GetLoginLinkReply(_message.Message):
     LINK_FIELD_NUMBER: _builtins.int
     VALID_S_FIELD_NUMBER: _builtins.int
     link: _builtins.str
-    """The link. Its host is that at which the page listens."""
+    """The link. Its host is the one at which the page listens."""
     valid_s: _builtins.float
-    """Seconds for which the link can be used. 0 means without a limit, because no login is needed."""
+    """Seconds until the link expires. 0 if it does not expire, because the page needs no login."""
     def __init__(
         self,
         *,
@@ -123,7 +123,7 @@ Global___GetLoginLinkReply: _TypeAlias = GetLoginLinkReply  # noqa: Y015
 
 @_typing.final
 class Token(_message.Message):
-    """What is known of a token, without the text that proves it."""
+    """The description of a token or of a revoked certificate, without its secret."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -133,9 +133,9 @@ class Token(_message.Message):
     EXPIRES_AT_FIELD_NUMBER: _builtins.int
     REVOKED_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """A random id, by which the token is revoked."""
+    """A random id, or cert:SERIAL of a certificate. RevokeToken takes it."""
     name: _builtins.str
-    """Who has it, as the person who made it wrote."""
+    """Name of the holder, from CreateTokenRequest."""
     role: _builtins.str
     """admin, submitter, reader, worker or server."""
     expires_at: _builtins.float
@@ -169,7 +169,7 @@ class CreateTokenRequest(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     VALID_S_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Who will have it: 1 to 63 characters of [a-z0-9-]."""
+    """Name of the holder: 1 to 63 characters of [a-z0-9-]."""
     role: _builtins.str
     """admin, submitter, reader, worker or server."""
     valid_s: _builtins.float
@@ -198,7 +198,7 @@ class CreateTokenReply(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     SECRET_FIELD_NUMBER: _builtins.int
     secret: _builtins.str
-    """The text that proves the identity. The coordinator does not keep it."""
+    """The token itself, which proves the identity of its holder. The coordinator does not store it."""
     @_builtins.property
     def token(self) -> Global___Token:
         """The new token, without its text."""
@@ -225,7 +225,9 @@ class RevokeTokenRequest(_message.Message):
 
     TOKEN_FIELD_NUMBER: _builtins.int
     token: _builtins.str
-    """Id of the token, or the name of who has it: then all of that name are revoked."""
+    """Id of a token; or the name of a holder, to revoke all tokens of this name; or cert:SERIAL, to revoke the
+    certificate with this serial number in hexadecimal, without leading zeros.
+    """
     def __init__(
         self,
         *,
@@ -248,7 +250,7 @@ class RevokeTokenReply(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___Token]:
-        """The tokens that were revoked by this call."""
+        """The tokens that this call revoked."""
 
     def __init__(
         self,

@@ -26,9 +26,10 @@ if _version_not_supported:
 
 
 class TokensStub:
-    """Calls on tokens. A call without a valid token returns UNAUTHENTICATED, UNAUTHENTICATED, and a call of a caller who may
-    not make it returns PERMISSION_DENIED, FORBIDDEN. So do the calls of the other services. If the cluster asks for no
-    tokens, CreateToken, RevokeToken and ListTokens return FAILED_PRECONDITION, START_FAILED.
+    """The service of tokens. In this service and all others, a call returns UNAUTHENTICATED, UNAUTHENTICATED if it has
+    neither a valid token nor a certificate that names an access role. It returns PERMISSION_DENIED, FORBIDDEN if its
+    caller may not make it. If the cluster asks for no tokens, CreateToken, RevokeToken and ListTokens return
+    FAILED_PRECONDITION, START_FAILED.
     """
 
     def __init__(self, channel):
@@ -65,14 +66,15 @@ class TokensStub:
 
 
 class TokensServicer:
-    """Calls on tokens. A call without a valid token returns UNAUTHENTICATED, UNAUTHENTICATED, and a call of a caller who may
-    not make it returns PERMISSION_DENIED, FORBIDDEN. So do the calls of the other services. If the cluster asks for no
-    tokens, CreateToken, RevokeToken and ListTokens return FAILED_PRECONDITION, START_FAILED.
+    """The service of tokens. In this service and all others, a call returns UNAUTHENTICATED, UNAUTHENTICATED if it has
+    neither a valid token nor a certificate that names an access role. It returns PERMISSION_DENIED, FORBIDDEN if its
+    caller may not make it. If the cluster asks for no tokens, CreateToken, RevokeToken and ListTokens return
+    FAILED_PRECONDITION, START_FAILED.
     """
 
     def GetTicket(self, request, context):
-        """Returns a ticket for a participant of a job, or for a reader of its values. The participant must be a live member
-        that works on the job; for a session, the caller's token must be one that may submit jobs. Returns NOT_FOUND,
+        """Returns a ticket for a participant of a job, or for a reader of its values. A ticket for a worker needs the access
+        role worker. A ticket for a session needs a token of the job's submitter or of an admin. Returns NOT_FOUND,
         UNKNOWN_JOB if the job does not exist, and ABORTED, FENCED if the member is not alive in this incarnation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -80,8 +82,8 @@ class TokensServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetLoginLink(self, request, context):
-        """Returns a link that logs a browser in to the coordinator's page as the caller. If the cluster asks for no tokens, it
-        is the page's URL. Returns FAILED_PRECONDITION, START_FAILED if the coordinator has no page.
+        """Returns a link that logs a browser in to the coordinator's page as the caller. If the cluster asks for no tokens,
+        the link is the page's URL. Returns FAILED_PRECONDITION, START_FAILED if the coordinator has no page.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -95,14 +97,15 @@ class TokensServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RevokeToken(self, request, context):
-        """Makes a token useless, with all tickets made for it, for new calls. A call in progress continues until it ends.
+        """Revokes a token or a certificate. New calls with it, or with tickets that were made for it, are refused. Its calls
+        of Jobs.Watch end; other calls in progress continue until they end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListTokens(self, request, context):
-        """Returns the tokens that have not expired, without the texts that prove them.
+        """Returns the tokens that have not expired, without their secrets.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -145,9 +148,10 @@ def add_TokensServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Tokens:
-    """Calls on tokens. A call without a valid token returns UNAUTHENTICATED, UNAUTHENTICATED, and a call of a caller who may
-    not make it returns PERMISSION_DENIED, FORBIDDEN. So do the calls of the other services. If the cluster asks for no
-    tokens, CreateToken, RevokeToken and ListTokens return FAILED_PRECONDITION, START_FAILED.
+    """The service of tokens. In this service and all others, a call returns UNAUTHENTICATED, UNAUTHENTICATED if it has
+    neither a valid token nor a certificate that names an access role. It returns PERMISSION_DENIED, FORBIDDEN if its
+    caller may not make it. If the cluster asks for no tokens, CreateToken, RevokeToken and ListTokens return
+    FAILED_PRECONDITION, START_FAILED.
     """
 
     @staticmethod

@@ -3,9 +3,9 @@
 isort:skip_file
 Tokens, which identify the callers of a cluster, and tickets, which identify the participants of jobs.
 
-A call carries its token in the metadata key "authorization", as "Bearer TOKEN". A token is a JSON Web Token (RFC 7519)
-that the coordinator has signed with Ed25519 (RFC 8037). A ticket is a token for one job, which expires soon. Servers
-accept tickets only.
+A call carries its token in the metadata key "authorization", as "Bearer TOKEN". A token is a JSON Web Token (RFC
+7519) that the coordinator has signed with Ed25519 (RFC 8037). A ticket is a token for one job. It expires after ten
+minutes. Servers accept only tickets, and the token of the coordinator.
 """
 
 from collections import abc as _abc
@@ -32,9 +32,10 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class TokensStub:
-    """Calls on tokens. A call without a valid token returns UNAUTHENTICATED, UNAUTHENTICATED, and a call of a caller who may
-    not make it returns PERMISSION_DENIED, FORBIDDEN. So do the calls of the other services. If the cluster asks for no
-    tokens, CreateToken, RevokeToken and ListTokens return FAILED_PRECONDITION, START_FAILED.
+    """The service of tokens. In this service and all others, a call returns UNAUTHENTICATED, UNAUTHENTICATED if it has
+    neither a valid token nor a certificate that names an access role. It returns PERMISSION_DENIED, FORBIDDEN if its
+    caller may not make it. If the cluster asks for no tokens, CreateToken, RevokeToken and ListTokens return
+    FAILED_PRECONDITION, START_FAILED.
     """
 
     @_typing.overload
@@ -42,49 +43,55 @@ class TokensStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TokensAsyncStub: ...
     GetTicket: _grpc.UnaryUnaryMultiCallable[_token_pb2.GetTicketRequest, _token_pb2.GetTicketReply]
-    """Returns a ticket for a participant of a job, or for a reader of its values. The participant must be a live member
-    that works on the job; for a session, the caller's token must be one that may submit jobs. Returns NOT_FOUND,
+    """Returns a ticket for a participant of a job, or for a reader of its values. A ticket for a worker needs the access
+    role worker. A ticket for a session needs a token of the job's submitter or of an admin. Returns NOT_FOUND,
     UNKNOWN_JOB if the job does not exist, and ABORTED, FENCED if the member is not alive in this incarnation.
     """
     GetLoginLink: _grpc.UnaryUnaryMultiCallable[_token_pb2.GetLoginLinkRequest, _token_pb2.GetLoginLinkReply]
-    """Returns a link that logs a browser in to the coordinator's page as the caller. If the cluster asks for no tokens, it
-    is the page's URL. Returns FAILED_PRECONDITION, START_FAILED if the coordinator has no page.
+    """Returns a link that logs a browser in to the coordinator's page as the caller. If the cluster asks for no tokens,
+    the link is the page's URL. Returns FAILED_PRECONDITION, START_FAILED if the coordinator has no page.
     """
     CreateToken: _grpc.UnaryUnaryMultiCallable[_token_pb2.CreateTokenRequest, _token_pb2.CreateTokenReply]
     """Makes a token. Only admins may call this and the next two."""
     RevokeToken: _grpc.UnaryUnaryMultiCallable[_token_pb2.RevokeTokenRequest, _token_pb2.RevokeTokenReply]
-    """Makes a token useless, with all tickets made for it, for new calls. A call in progress continues until it ends."""
+    """Revokes a token or a certificate. New calls with it, or with tickets that were made for it, are refused. Its calls
+    of Jobs.Watch end; other calls in progress continue until they end.
+    """
     ListTokens: _grpc.UnaryUnaryMultiCallable[_token_pb2.ListTokensRequest, _token_pb2.ListTokensReply]
-    """Returns the tokens that have not expired, without the texts that prove them."""
+    """Returns the tokens that have not expired, without their secrets."""
 
 @_typing.type_check_only
 class TokensAsyncStub(TokensStub):
-    """Calls on tokens. A call without a valid token returns UNAUTHENTICATED, UNAUTHENTICATED, and a call of a caller who may
-    not make it returns PERMISSION_DENIED, FORBIDDEN. So do the calls of the other services. If the cluster asks for no
-    tokens, CreateToken, RevokeToken and ListTokens return FAILED_PRECONDITION, START_FAILED.
+    """The service of tokens. In this service and all others, a call returns UNAUTHENTICATED, UNAUTHENTICATED if it has
+    neither a valid token nor a certificate that names an access role. It returns PERMISSION_DENIED, FORBIDDEN if its
+    caller may not make it. If the cluster asks for no tokens, CreateToken, RevokeToken and ListTokens return
+    FAILED_PRECONDITION, START_FAILED.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetTicket: _aio.UnaryUnaryMultiCallable[_token_pb2.GetTicketRequest, _token_pb2.GetTicketReply]  # type: ignore[assignment]
-    """Returns a ticket for a participant of a job, or for a reader of its values. The participant must be a live member
-    that works on the job; for a session, the caller's token must be one that may submit jobs. Returns NOT_FOUND,
+    """Returns a ticket for a participant of a job, or for a reader of its values. A ticket for a worker needs the access
+    role worker. A ticket for a session needs a token of the job's submitter or of an admin. Returns NOT_FOUND,
     UNKNOWN_JOB if the job does not exist, and ABORTED, FENCED if the member is not alive in this incarnation.
     """
     GetLoginLink: _aio.UnaryUnaryMultiCallable[_token_pb2.GetLoginLinkRequest, _token_pb2.GetLoginLinkReply]  # type: ignore[assignment]
-    """Returns a link that logs a browser in to the coordinator's page as the caller. If the cluster asks for no tokens, it
-    is the page's URL. Returns FAILED_PRECONDITION, START_FAILED if the coordinator has no page.
+    """Returns a link that logs a browser in to the coordinator's page as the caller. If the cluster asks for no tokens,
+    the link is the page's URL. Returns FAILED_PRECONDITION, START_FAILED if the coordinator has no page.
     """
     CreateToken: _aio.UnaryUnaryMultiCallable[_token_pb2.CreateTokenRequest, _token_pb2.CreateTokenReply]  # type: ignore[assignment]
     """Makes a token. Only admins may call this and the next two."""
     RevokeToken: _aio.UnaryUnaryMultiCallable[_token_pb2.RevokeTokenRequest, _token_pb2.RevokeTokenReply]  # type: ignore[assignment]
-    """Makes a token useless, with all tickets made for it, for new calls. A call in progress continues until it ends."""
+    """Revokes a token or a certificate. New calls with it, or with tickets that were made for it, are refused. Its calls
+    of Jobs.Watch end; other calls in progress continue until they end.
+    """
     ListTokens: _aio.UnaryUnaryMultiCallable[_token_pb2.ListTokensRequest, _token_pb2.ListTokensReply]  # type: ignore[assignment]
-    """Returns the tokens that have not expired, without the texts that prove them."""
+    """Returns the tokens that have not expired, without their secrets."""
 
 class TokensServicer(metaclass=_abc_1.ABCMeta):
-    """Calls on tokens. A call without a valid token returns UNAUTHENTICATED, UNAUTHENTICATED, and a call of a caller who may
-    not make it returns PERMISSION_DENIED, FORBIDDEN. So do the calls of the other services. If the cluster asks for no
-    tokens, CreateToken, RevokeToken and ListTokens return FAILED_PRECONDITION, START_FAILED.
+    """The service of tokens. In this service and all others, a call returns UNAUTHENTICATED, UNAUTHENTICATED if it has
+    neither a valid token nor a certificate that names an access role. It returns PERMISSION_DENIED, FORBIDDEN if its
+    caller may not make it. If the cluster asks for no tokens, CreateToken, RevokeToken and ListTokens return
+    FAILED_PRECONDITION, START_FAILED.
     """
 
     @_abc_1.abstractmethod
@@ -93,8 +100,8 @@ class TokensServicer(metaclass=_abc_1.ABCMeta):
         request: _token_pb2.GetTicketRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_token_pb2.GetTicketReply, _abc.Awaitable[_token_pb2.GetTicketReply]]:
-        """Returns a ticket for a participant of a job, or for a reader of its values. The participant must be a live member
-        that works on the job; for a session, the caller's token must be one that may submit jobs. Returns NOT_FOUND,
+        """Returns a ticket for a participant of a job, or for a reader of its values. A ticket for a worker needs the access
+        role worker. A ticket for a session needs a token of the job's submitter or of an admin. Returns NOT_FOUND,
         UNKNOWN_JOB if the job does not exist, and ABORTED, FENCED if the member is not alive in this incarnation.
         """
 
@@ -104,8 +111,8 @@ class TokensServicer(metaclass=_abc_1.ABCMeta):
         request: _token_pb2.GetLoginLinkRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_token_pb2.GetLoginLinkReply, _abc.Awaitable[_token_pb2.GetLoginLinkReply]]:
-        """Returns a link that logs a browser in to the coordinator's page as the caller. If the cluster asks for no tokens, it
-        is the page's URL. Returns FAILED_PRECONDITION, START_FAILED if the coordinator has no page.
+        """Returns a link that logs a browser in to the coordinator's page as the caller. If the cluster asks for no tokens,
+        the link is the page's URL. Returns FAILED_PRECONDITION, START_FAILED if the coordinator has no page.
         """
 
     @_abc_1.abstractmethod
@@ -122,7 +129,9 @@ class TokensServicer(metaclass=_abc_1.ABCMeta):
         request: _token_pb2.RevokeTokenRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_token_pb2.RevokeTokenReply, _abc.Awaitable[_token_pb2.RevokeTokenReply]]:
-        """Makes a token useless, with all tickets made for it, for new calls. A call in progress continues until it ends."""
+        """Revokes a token or a certificate. New calls with it, or with tickets that were made for it, are refused. Its calls
+        of Jobs.Watch end; other calls in progress continue until they end.
+        """
 
     @_abc_1.abstractmethod
     def ListTokens(
@@ -130,6 +139,6 @@ class TokensServicer(metaclass=_abc_1.ABCMeta):
         request: _token_pb2.ListTokensRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_token_pb2.ListTokensReply, _abc.Awaitable[_token_pb2.ListTokensReply]]:
-        """Returns the tokens that have not expired, without the texts that prove them."""
+        """Returns the tokens that have not expired, without their secrets."""
 
 def add_TokensServicer_to_server(servicer: TokensServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

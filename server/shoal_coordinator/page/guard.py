@@ -1,6 +1,6 @@
 """Access rules of the page: the requests that it refuses, and its security headers.
 
-Who may watch and act is decided by the login (`login`). The rules prevent other sites from acting through the browser
+The login (`login`) decides who may watch and act. The rules prevent other sites from acting through the browser
 of a user who has logged in, or who needs no login. Another site could try this in three ways: with a name that resolves
 to this address (DNS rebinding), with a form or a script that sends requests to this page (cross-site requests), or by
 showing this page in a frame.
@@ -76,7 +76,7 @@ class RequestRules:
             )
         if method in _READING:
             if path.startswith("/api/") and headers.get("sec-fetch-site", "none") not in {"same-origin", "none"}:
-                raise errors.Forbidden("another site's page sends this request; only this page's scripts may do so")
+                raise errors.Forbidden("this request comes from another site; only scripts of this page may send it")
             return
         if self.read_only and path not in (LOGIN_PATH, LOGOUT_PATH):
             raise errors.Forbidden("this page is read-only (--page-read-only); use the command line")
@@ -99,7 +99,7 @@ class Guard:
     Args:
         app: The application behind it.
         rules: The rules for requests.
-        login: Says who makes a request. None means that the cluster asks for no tokens.
+        login: Identifies the caller of a request. None means that the cluster asks for no tokens.
     """
 
     def __init__(self, app: ASGIApp, rules: RequestRules, login: PageLogin | None = None) -> None:
@@ -132,8 +132,8 @@ def _check_action(host: str, headers: Mapping[str, str] | _Fields) -> None:
     ours = site == "same-origin" if site else _authority(origin) == host.lower()
     if not (site or origin):
         raise errors.Forbidden(
-            "an action must come from this page, but neither Sec-Fetch-Site nor Origin says where it comes from; a "
-            f"script sends the headers Sec-Fetch-Site: same-origin, {ACTION_HEADER}: 1 and Content-Type: "
+            "an action must come from this page, but neither Sec-Fetch-Site nor Origin says where it comes from; in a "
+            f"script, send the headers Sec-Fetch-Site: same-origin, {ACTION_HEADER}: 1 and Content-Type: "
             "application/json"
         )
     if not ours or (origin and _authority(origin) != host.lower()):

@@ -1,4 +1,4 @@
-"""Login of the page: who makes a request, by a cookie or a token, and what that caller may do."""
+"""Login of the page: who makes a request, as a cookie or a token proves, and what that caller may do."""
 
 from collections.abc import Awaitable, Callable
 from http.cookies import CookieError, SimpleCookie
@@ -11,7 +11,7 @@ from starlette.types import Scope
 from shoal._security import Principal, check_permitted, token_in
 from shoal_coordinator.logins import SESSION_S, Logins
 
-# The paths under /api/ that need no login: they give one, and end it.
+# The paths under /api/ that need no login, because they begin and end a session.
 LOGIN_PATH, LOGOUT_PATH = "/api/login", "/api/logout"
 # The key of the request's scope that holds the caller.
 _SCOPE_KEY = "shoal.principal"
@@ -24,14 +24,14 @@ class PageLogin:
 
     Args:
         logins: the codes and sessions.
-        port: the port of the page, which the name of the cookie contains, because browsers send cookies to all ports of
-            a host.
+        port: the port of the page. The name of the cookie contains it, because browsers send cookies to all ports of a
+            host.
         tls: whether the page is served over TLS.
     """
 
     def __init__(self, logins: Logins, port: int, *, tls: bool) -> None:
         self._logins, self._tls = logins, tls
-        # Browsers take a cookie with this prefix from the host itself only, and over TLS only.
+        # Browsers accept a cookie with this prefix only over TLS, and only from the host itself.
         self._name = f"{'__Host-' if tls else ''}shoal-{port}"
 
     def principal(self, headers: Headers) -> Principal:
@@ -67,7 +67,7 @@ class PageLogin:
 
 
 def needs_login(path: str) -> bool:
-    """Returns whether a path shows or changes the cluster. The other ones have the page's own files, and the login."""
+    """Returns whether a path shows or changes the cluster. All other paths serve the page's own files, or the login."""
     return path.startswith("/api/") and path not in (LOGIN_PATH, LOGOUT_PATH)
 
 
@@ -83,11 +83,14 @@ def set_principal(scope: Scope, principal: Principal) -> None:
 
 
 def permitted(call: str, endpoint: Endpoint) -> Endpoint:
-    """Wraps an endpoint, which then needs the permission of a call of the cluster.
+    """Wraps an endpoint, so that only callers that may make a given RPC can use it.
 
     Args:
-        call: SERVICE/METHOD, as in the table of permissions.
-        endpoint: the endpoint. The result raises Forbidden if the caller may not make the call.
+        call: SERVICE/METHOD of the RPC, as in the table of permissions.
+        endpoint: the endpoint.
+
+    Returns:
+        The wrapped endpoint. It raises Forbidden if the caller may not make the RPC.
     """
 
     async def checked(request: Request) -> Response:

@@ -25,7 +25,7 @@ def test_a_name_is_one_that_the_contract_allows(host: str | None) -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (["--trainer-env", "1=secret"], "--trainer-env has '1', which is no name of a variable"),
+        (["--trainer-env", "1=secret"], "--trainer-env has '1', which is not a variable name"),
         (["--trainer-memory", "1000"], "--trainer-memory is 1,000; a trainer needs at least 268,435,456"),
         (["--trainer-open-files", "3"], "--trainer-open-files is 3; a trainer needs at least 64"),
         (["--trainer-user", "no-such-user"], "--trainer-user is 'no-such-user', and this host has no such user"),

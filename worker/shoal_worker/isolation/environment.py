@@ -28,7 +28,7 @@ ALLOWED_PREFIXES = (
     *("BLIS_", "GOMP_", "GOTO_", "KMP_", "MKL_", "NUMBA_", "NUMEXPR_", "OMP_", "OPENBLAS_", "VECLIB_"),
     *("GRPC_", "OTEL_"),
 )
-# A variable with such a word may hold a secret, such as OTEL_EXPORTER_OTLP_HEADERS. Its prefix does not allow it.
+# A variable with such a word may hold a secret, such as OTEL_EXPORTER_OTLP_HEADERS. It is not passed by its prefix.
 _SECRET_WORDS = frozenset({"AUTH", "CREDENTIAL", "CREDENTIALS", "HEADERS", "KEY", "PASSWORD", "SECRET", "TOKEN"})
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -62,7 +62,7 @@ def check_additions(further: Iterable[str]) -> None:
         name = each.partition("=")[0]
         if not _NAME.fullmatch(name) or "\0" in each:
             raise errors.BadRequest(  # without the value, which may be a secret
-                f"--trainer-env has {name!r:.80}, which is no name of a variable; give NAME or NAME=VALUE, such as "
+                f"--trainer-env has {name!r:.80}, which is not a variable name; give NAME or NAME=VALUE, such as "
                 "AWS_ACCESS_KEY_ID"
             )
 

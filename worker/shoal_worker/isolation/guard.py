@@ -1,9 +1,9 @@
-"""Guard of a trainer: the process between a daemon and its trainer, which ends with all processes that it started.
+"""Guard of a trainer: the process between a daemon and its trainer. It ends the trainer and all its processes.
 
 The daemon runs this file as a script, without any package. The guard starts the trainer with its limits and its user,
-and waits for the end of the trainer or of the daemon. As a subreaper it becomes the parent of every process that loses
-its own, so it finds and kills all of them, also those that left the trainer's process group. Then it ends as the
-trainer did: with the same exit status, or by the same signal.
+and waits for the end of the trainer or of the daemon. As a subreaper, the guard becomes the parent of every process of
+the program that loses its parent. So it finds and kills all of them, including those outside the trainer's process
+group. Then the guard ends as the trainer did: with the same exit status, or by the same signal.
 """
 
 import ctypes
@@ -21,9 +21,9 @@ from typing import Any, NoReturn
 # What the daemon writes to the lifeline to end the trainer at once.
 KILL = b"k"
 _PR_SET_CHILD_SUBREAPER = 36
-# Seconds that a trainer has to end by itself after its daemon is gone. A trainer that runs needs less than one.
+# Seconds that a trainer has to end by itself after its daemon has died. Trainers need less than one.
 _ORPHAN_GRACE_S = 2.0
-# Seconds until the guard looks again for processes that it killed, if none of its own children ends before.
+# Seconds until the guard checks again whether killed processes remain, unless one of its children ends earlier.
 _LOOK_AGAIN_S = 0.1
 
 
@@ -94,7 +94,7 @@ class TrainerGuard:
             os.killpg(self._trainer, number)
 
     def _kill_all(self) -> None:
-        """Kills all descendants. One that starts others in the meantime leaves them to this process when it ends."""
+        """Kills all descendants. If one of them starts others meanwhile, these become children of the guard."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         killed = [True]
         while any(killed) or self._status is None:  # a process of another user may stay

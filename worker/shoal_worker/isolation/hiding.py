@@ -1,4 +1,4 @@
-"""Hiding of a daemon's environment from the trainers that run as the daemon's own user."""
+"""Protection of a daemon's environment against trainers that run as the daemon's own user."""
 
 import ctypes
 import sys
@@ -12,7 +12,7 @@ def hide_environment() -> bool:
     Processes that this one starts are not affected. The process writes no core dumps, and only root can trace it.
 
     Returns:
-        Whether it is hidden; False if the system is not Linux.
+        Whether the environment is hidden; False if the system is not Linux.
     """
     return sys.platform == "linux" and bool(ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) == 0)
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from shoal import errors
 
-# Less memory than this is not enough to start a trainer.
+# The least memory with which a trainer can start.
 _LEAST_MEMORY = 256 << 20
 _LEAST_FILES = 64
-# Texts of errors of a process that has reached a limit. They come from Python, NumPy, C++ and the system, and have no
-# common type.
+# Error texts of a process that has reached a limit. They come from Python, NumPy, C++ and the system, and their errors
+# have no common type.
 _NO_MEMORY = re.compile(r"MemoryError|ran out of memory|bad_alloc|Cannot allocate memory|Unable to allocate")
 _NO_FILES = re.compile(r"Too many open files")
 _NO_PROCESSES = re.compile(r"can't start new thread|Resource temporarily unavailable")
@@ -48,15 +48,16 @@ class TrainerLimits:
                 )
 
     def by_resource(self) -> dict[str, int]:
-        """Returns the limits by the names of `resource`.
+        """Returns the limits by their names in the module `resource`.
 
-        RLIMIT_CORE is 1 and not 0: the kernel then writes no core dump to a file or to a program either.
+        RLIMIT_CORE is 1: with this value, the kernel writes no core dump to a file, and none to a program. With 0, it
+        would still write core dumps to a program.
         """
         given = {"RLIMIT_DATA": self.memory, "RLIMIT_NOFILE": self.open_files, "RLIMIT_NPROC": self.processes}
         return {"RLIMIT_CORE": 1, **{name: limit for name, limit in given.items() if limit}}
 
     def advice(self, status: int, error: str) -> str:
-        """Returns a sentence that names the limit that a failed trainer may have exceeded; empty if there is none.
+        """Returns a text that names the limits that a failed trainer may have exceeded; empty if there are none.
 
         Args:
             status: exit status of the trainer; negative if a signal killed it.

@@ -62,7 +62,7 @@ class TrainerIsolation:
             settings |= {"user": self.user.uid, "group": self.user.gid, "scratch": scratch}
             own = {**daemon, **_variables(self.user, scratch)}
         environment = trainer_environment(own, self.environment)
-        # -I and -S: the guard loads nothing of the user's, and not even the packages of this environment.
+        # -I and -S: the guard loads no files of the user, and no packages of this environment.
         words = (sys.executable, "-I", "-S", _GUARD, json.dumps(settings))
         return GuardedCommand(words, environment, scratch)
 
@@ -82,7 +82,7 @@ class GuardedCommand:
     scratch: str = ""
 
     def clean_up(self) -> None:
-        """Removes the trainer's folder, if the guard has not started or did not come to it."""
+        """Removes the trainer's folder, in case the guard did not start or could not remove it."""
         if self.scratch:
             shutil.rmtree(self.scratch, ignore_errors=True)
 
@@ -90,7 +90,7 @@ class GuardedCommand:
 def _own_folder(user: TrainerUser) -> str:
     """Creates a temporary folder that only this user, and root, may enter.
 
-    It is in the daemon's TMPDIR, or in /tmp if other users cannot enter that one.
+    The folder is in the daemon's TMPDIR, or in /tmp if other users cannot enter TMPDIR.
     """
     place = next((each for each in (tempfile.gettempdir(), _TMP) if _is_open(Path(each))), None)
     folder = tempfile.mkdtemp(prefix="shoal-trainer-", dir=place)
@@ -110,8 +110,8 @@ def _is_open(folder: Path) -> bool:
 def _variables(user: TrainerUser, scratch: str) -> dict[str, str]:
     """Returns the variables that replace those of the daemon's user.
 
-    Numba and CuPy keep compiled code. They refuse a folder that they cannot write to, and a folder that others can
-    write to would let these run code as the trainer's user.
+    Numba and CuPy keep compiled code in a folder. They refuse a folder that they cannot write to. If other users could
+    write to the folder, they could run code as the trainer's user.
     """
     return {
         "HOME": user.home or scratch,

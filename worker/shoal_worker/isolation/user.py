@@ -1,4 +1,4 @@
-"""The other user that trainers run as, if the operator names one."""
+"""User account that trainers run as, if the operator names one with --trainer-user."""
 
 import os
 import pwd
@@ -22,7 +22,7 @@ class TrainerUser:
         name: the user's name.
         uid: the user's id.
         gid: the id of the user's group; the trainer has no other group.
-        home: the user's home folder; empty if there is none that belongs to the user.
+        home: the user's home folder; empty if it does not exist or belongs to another user.
     """
 
     name: str
@@ -32,7 +32,7 @@ class TrainerUser:
 
     @classmethod
     def find(cls, given: str) -> "TrainerUser":
-        """Returns the user with this name or id, after checks that this process may start a trainer as that user.
+        """Returns the user with this name or id. Checks that this process may start a trainer as that user.
 
         Raises:
             BadRequest: there is no such user, this process lacks the permission, or that user cannot run Python.

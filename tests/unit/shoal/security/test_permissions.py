@@ -20,7 +20,7 @@ def test_every_call_of_the_contract_has_its_permissions() -> None:
 
 
 def test_a_call_that_is_not_in_the_table_is_refused() -> None:
-    with pytest.raises(errors.Forbidden, match="its roles are: nobody"):
+    with pytest.raises(errors.Forbidden, match="only these roles may: nobody"):
         check_permitted(Principal("ann", AccessRole.ADMIN), "shoal.v1.Jobs/New")
 
 
