@@ -26,7 +26,10 @@ TICKET_S = 600.0
 _OWN_S, LOCAL_S = 3_600.0, 365 * 86_400.0
 MAX_VALID_S = 10 * 365 * 86_400.0
 MAX_TOKENS = catalogue.MAX_TOKENS.default
-_CERTIFICATE = re.compile(rf"{ID_PREFIX}[0-9A-Fa-f]{{1,40}}")
+# The holder of the tokens of the access file.
+_LOCAL_NAME = "local"
+# Ids of what can be revoked though no admin made it: a certificate, and a token of the access file.
+_UNLISTED = re.compile(rf"{ID_PREFIX}[0-9A-Fa-f]{{1,64}}|{_LOCAL_NAME}-[0-9a-f]{{8}}")
 # Roles of the tokens for processes of the coordinator's user on its machine.
 _LOCAL_ROLES = (AccessRole.ADMIN, AccessRole.WORKER, AccessRole.SERVER)
 
@@ -74,6 +77,7 @@ class Access:
         self._lock = threading.Lock()  # guards what follows; held while a change is written, so that they keep order
         self._tokens = _tokens_in(records)
         self._own: tuple[str, float] = "", 0.0  # the coordinator's token, and when to make another one
+        self._local_ids: list[str] = []  # of the tokens in the access file
         key = records.get(record_keys.ACCESS_KEY) or TokenSigner.new_key()
         self._key_is_new = record_keys.ACCESS_KEY not in records
         self._key = key
@@ -92,15 +96,23 @@ class Access:
         """The ids of the revoked tokens that have not expired."""
         return self.verifier.revoked
 
+    @property
+    def local_revoked(self) -> bool:
+        """Whether a token that is in the access file was revoked."""
+        with self._lock:
+            return not self.revoked.isdisjoint(self._local_ids)
+
     def is_revoked(self, principal: Principal | None) -> bool:
         """Returns whether the token of a caller was revoked."""
         return principal is not None and principal.token in self.revoked
 
     def local_tokens(self) -> dict[AccessRole, str]:
         """Returns new tokens for the processes of this user on this machine."""
+        ids = {role: f"{_LOCAL_NAME}-{secrets.token_hex(4)}" for role in _LOCAL_ROLES}
+        with self._lock:
+            self._local_ids = [*ids.values()]
         return {
-            role: self.signer.sign(Principal("local", role, f"local-{secrets.token_hex(4)}"), valid_s=LOCAL_S)
-            for role in _LOCAL_ROLES
+            role: self.signer.sign(Principal(_LOCAL_NAME, role, token), valid_s=LOCAL_S) for role, token in ids.items()
         }
 
     def own_token(self) -> str:
@@ -164,16 +176,19 @@ class Access:
     def revoke(self, token: str) -> list[TokenInfo]:
         """Revokes the token with this id, or all tokens of this name. Returns the tokens that this call revoked.
 
-        The id `cert:SERIAL` revokes the certificate with this serial number, in hexadecimal without leading zeros.
+        The id `cert:SERIAL` revokes the certificate with this serial number, in hexadecimal. The name `local` revokes
+        the tokens of the access file.
 
         Raises:
             BadRequest: there is no such token.
         """
         with self._lock:
             found = [each for each in self._tokens.values() if token in (each.id, each.name)]
-            if not found and _CERTIFICATE.fullmatch(token):
-                expires_at = self._clock() + MAX_VALID_S
-                found = [TokenInfo(token.lower(), "certificate", AccessRole.READER, expires_at)]
+            if token == _LOCAL_NAME:
+                found += [_unlisted(each, self._clock()) for each in self._local_ids if each not in self._tokens]
+            elif not found and _UNLISTED.fullmatch(token):
+                made = _unlisted(token, self._clock())
+                found = [self._tokens.get(made.id, made)]
             if not found:
                 raise errors.BadRequest(
                     f"there is no token with the id or the name {token!r}; `shoal token ls` lists them"
@@ -206,6 +221,13 @@ class Access:
         now = self._clock()
         revoked = (token.id for token in self._tokens.values() if token.revoked and token.expires_at > now)
         self.verifier.revoke(frozenset(revoked))
+
+
+def _unlisted(token: str, now: float) -> TokenInfo:
+    """Returns what is recorded of a certificate, or of a token of the access file, that is to be revoked."""
+    if serial := token.partition(ID_PREFIX)[2]:  # other tools pad it with zeros
+        return TokenInfo(f"{ID_PREFIX}{int(serial, 16):x}", "certificate", AccessRole.READER, now + MAX_VALID_S)
+    return TokenInfo(token, _LOCAL_NAME, AccessRole.ADMIN, now + LOCAL_S)
 
 
 def _tokens_in(records: Mapping[str, bytes]) -> dict[str, TokenInfo]:

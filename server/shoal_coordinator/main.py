@@ -71,9 +71,7 @@ class CoordinatorOptions:
     ] = catalogue.MAX_LIVE_JOBS.default
     max_host_jobs: Annotated[
         int,
-        typer.Option(
-            envvar="SHOAL_MAX_HOST_JOBS", min=1, help="Limit of jobs that one host submitted and that have not ended."
-        ),
+        typer.Option(envvar="SHOAL_MAX_HOST_JOBS", min=1, help="Limit of jobs of one submitter that have not ended."),
     ] = catalogue.HOST_JOBS.default
     max_job_variables: Annotated[
         int, typer.Option(envvar="SHOAL_MAX_JOB_VARIABLES", min=1, help="Limit of the variables of one job.")

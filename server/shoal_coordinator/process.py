@@ -167,6 +167,8 @@ class CoordinatorProcess:
         self.address = self._server.address
         self._store.publish_address(self.address)
         self.coordinator.start(self._server.take_essential_delays)
+        if self.access:
+            self.access.start()
         self._give_local_tokens()
         self._server.start()
         self._server.set_ready(True)
@@ -175,7 +177,7 @@ class CoordinatorProcess:
         members = CoordinatorService(
             self.coordinator, heartbeat_timeout_s=config.heartbeat_timeout_s, access=self.access
         )
-        tokens = TokensService(self.coordinator, self.access, logins, lambda: self.page)
+        tokens = TokensService(self.coordinator, self.access, logins, lambda: self.page, self._give_local_tokens)
         return _rpc.RpcServer(
             config.listen,
             [
@@ -219,7 +221,6 @@ class CoordinatorProcess:
     def _give_local_tokens(self) -> None:
         """Writes tokens to the file in which this user's processes on this machine find them."""
         if self.access:
-            self.access.start()
             tokens = self.access.local_tokens()
             for file in self._access_files():
                 file.write(tokens)

@@ -504,8 +504,8 @@ class TestActions:
     @pytest.mark.parametrize(
         ("headers", "reason"),
         [
-            ({"x-shoal-page": "1"}, "a script sends the headers Sec-Fetch-Site: same-origin, x-shoal-page: 1 and"),
-            ({}, "a script sends the headers"),
+            ({"x-shoal-page": "1"}, "in a script, send the headers Sec-Fetch-Site: same-origin, x-shoal-page: 1 and"),
+            ({}, "in a script, send the headers"),
             ({**ACTION, "sec-fetch-site": "cross-site"}, "Sec-Fetch-Site or Origin names another site"),
             ({**ACTION, "sec-fetch-site": "same-site"}, "must come from this page"),
             ({"x-shoal-page": "1", "origin": "http://evil.example"}, "must come from this page"),

@@ -64,6 +64,15 @@ HTTP_HEADER_BYTES = _add(
 HELLO_BYTES = _add(
     "HELLO_BYTES", 4096, "bytes", "the hello of a lane", roles=(), excess="the connection is closed with `BAD_FRAME`"
 )
+MAX_TOKEN_BYTES = _add(
+    "MAX_TOKEN_BYTES",
+    2048,
+    "bytes",
+    "a token or a ticket",
+    roles=(),
+    excess="the call is refused with `UNAUTHENTICATED`",
+    error=errors.Unauthenticated,
+)
 BODY_BYTES = _add(
     "BODY_BYTES", 4096, "bytes", "the body of a request to the page", roles=_COORDINATOR, error=errors.MessageTooLarge
 )

@@ -85,7 +85,7 @@ class Reception:
     ) -> None:
         if authorizer and not _SUPPORTED:
             raise errors.StartFailed(
-                "this version of grpcio cannot refuse calls before their messages arrive; install 1.85"
+                "this grpcio cannot refuse calls before their messages arrive; install grpcio 1.85"
             )
         self._limits, self._refusal, self._clock, self._resident = limits, refusal, clock, resident
         self._authorizer, self._on_outcome = authorizer, on_outcome
@@ -102,9 +102,7 @@ class Reception:
     def start(self) -> None:
         """Starts to end calls whose message is late."""
         if not _SUPPORTED:
-            _log.error(
-                "this version of grpcio gives calls a thread before their messages arrive", fix="install grpcio 1.85"
-            )
+            _log.error("this grpcio gives calls a thread before their messages arrive", fix="install grpcio 1.85")
         self._watch.start()
 
     def stop(self) -> None:
@@ -152,12 +150,7 @@ class Reception:
         return _ReceivingPool(self, name, threads, streaming=streaming, essential=essential, hold=hold)
 
     def authorize(self, name: str, event: Any) -> Principal | None:
-        """Returns who makes a call. Raises the errors of `Authorizer.authorize`.
-
-        Args:
-            name: SERVICE/METHOD.
-            event: grpcio's event for the headers of the call.
-        """
+        """Returns who makes the call `name`, from grpcio's event of its headers. Raises as `Authorizer.authorize`."""
         allow, token = self._authorizer, token_in(event.invocation_metadata)
         try:
             return allow.authorize(name, token, lambda: _certificate(event.call)) if allow else None

@@ -1,7 +1,9 @@
 """Bearer tokens in the metadata of a call."""
 
-# The most characters of a token. This bounds the work for a caller that is not authenticated yet.
-MAX_TOKEN_BYTES = 2_048
+from shoal._limits import catalogue
+
+# This bounds the work for a caller that is not authenticated yet.
+MAX_TOKEN_BYTES = catalogue.MAX_TOKEN_BYTES.default
 _KEY, _SCHEME = "authorization", "Bearer "
 
 

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from shoal import errors
+from shoal._limits import catalogue
 from shoal._security.bearer import MAX_TOKEN_BYTES
 from shoal._security.principal import AccessRole, Principal
 
@@ -134,9 +135,7 @@ class TokenVerifier:
 
     def _read(self, token: str, audience: str) -> tuple[Principal, float]:
         if len(token) > MAX_TOKEN_BYTES:
-            raise errors.Unauthenticated(
-                f"the token has {len(token)} characters; the limit MAX_TOKEN_BYTES is {MAX_TOKEN_BYTES}"
-            )
+            raise catalogue.MAX_TOKEN_BYTES.refusal(f"the token has {len(token)} characters")
         try:
             # The caller checks the time of expiry, on each call.
             claims = jwt.decode(

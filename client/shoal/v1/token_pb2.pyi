@@ -226,7 +226,7 @@ class RevokeTokenRequest(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     """Id of a token; or the name of a holder, to revoke all tokens of this name; or cert:SERIAL, to revoke the
-    certificate with this serial number in hexadecimal, without leading zeros.
+    certificate with this serial number in hexadecimal.
     """
     def __init__(
         self,

@@ -37,6 +37,7 @@ class TokensService(token_pb2_grpc.TokensServicer):
         access: The cluster's tokens. None means that the cluster asks for none.
         logins: The logins of the page. None if the cluster asks for no tokens.
         page: Returns the URL of the page; empty if there is none.
+        renew_local_tokens: Writes other tokens to the access file.
     """
 
     def __init__(
@@ -45,8 +46,10 @@ class TokensService(token_pb2_grpc.TokensServicer):
         access: Access | None,
         logins: Logins | None = None,
         page: Callable[[], str] = str,
+        renew_local_tokens: Callable[[], None] = lambda: None,
     ) -> None:
         self._coordinator, self._access, self._logins, self._page = coordinator, access, logins, page
+        self._renew_local_tokens = renew_local_tokens
 
     @_rpc.servicer
     def GetTicket(self, request: pb.GetTicketRequest, _: grpc.ServicerContext) -> pb.GetTicketReply:
@@ -59,6 +62,10 @@ class TokensService(token_pb2_grpc.TokensServicer):
             role = cluster.members.check(request.worker, request.incarnation).role.value if request.worker else ""
         if role:
             check_submitter(self._coordinator, caller, request.job)
+        if not role and caller.role is AccessRole.WORKER:
+            raise errors.Forbidden(
+                f"{caller} gets tickets only for its own part in a job; readers use their own tokens"
+            )
         if role and not caller.job and caller.role not in _MEMBERS[role]:
             raise errors.Forbidden(f"{caller} gets no ticket for {role} {request.worker!r}; its own process does")
         ticket = self._access.ticket(caller, request.job, request.worker, request.incarnation)
@@ -86,7 +93,10 @@ class TokensService(token_pb2_grpc.TokensServicer):
 
     @_rpc.servicer
     def RevokeToken(self, request: pb.RevokeTokenRequest, _: grpc.ServicerContext) -> pb.RevokeTokenReply:
-        revoked = self._required().revoke(request.token)
+        access = self._required()
+        revoked = access.revoke(request.token)
+        if access.local_revoked:  # this user's own processes must find others
+            self._renew_local_tokens()
         self._coordinator.wake()  # ends the streams of the token
         _log.info("revoked tokens", tokens=[each.id for each in revoked], by=str(_rpc.caller()))
         return pb.RevokeTokenReply(tokens=map(_message, revoked))

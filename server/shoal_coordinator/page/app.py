@@ -23,7 +23,7 @@ from shoal._rpc import CallOutcome, OnOutcome
 from shoal._security import PERMISSIONS, Principal
 from shoal.v1 import job_pb2
 from shoal_coordinator.page.guard import Guard, RequestRules
-from shoal_coordinator.page.login import LOGIN_PATH, LOGOUT_PATH, PageLogin, permitted, principal_of
+from shoal_coordinator.page.login import LOGIN_PATH, LOGOUT_PATH, Endpoint, PageLogin, permitted, principal_of
 from shoal_coordinator.page.reader import EventPosition, Reader
 from shoal_coordinator.page.responses import answer, encode, failure
 from shoal_coordinator.page.streams import Stream, Streams
@@ -57,7 +57,7 @@ def make_app(
         stopping: Set when all streams must end.
         max_watchers: The limit of concurrent streams.
         login: Says who makes a request. None means that the cluster asks for no tokens.
-        on_outcome: Called with each login and each action.
+        on_outcome: Called with each login and each action, and with each request that is refused because of its caller.
     """
     pages = _Pages(reader, stopping, max_watchers, login, on_outcome)
     job = "/api/jobs/{name}"
@@ -76,6 +76,10 @@ def make_app(
         f"{job}/cancel": (_CANCEL, pages.act(_CANCEL, reader.cancel)),
         f"{job}/checkpoint": (_CHECKPOINT, pages.act(_CHECKPOINT, reader.checkpoint)),
     }
+
+    def allowed(call: str, endpoint: Endpoint) -> Endpoint:
+        return permitted(f"shoal.v1.{call}", endpoint, on_outcome)
+
     routes = [
         Route("/", pages.overview),
         Route("/jobs/{name}", pages.job),
@@ -83,11 +87,8 @@ def make_app(
         Route("/api/session", pages.session),
         Route(LOGIN_PATH, pages.log_in, methods=["POST"]),
         Route(LOGOUT_PATH, pages.log_out, methods=["POST"]),
-        *(Route(path, permitted(f"shoal.v1.{call}", endpoint)) for path, (call, endpoint) in reads.items()),
-        *(
-            Route(path, permitted(f"shoal.v1.{call}", endpoint), methods=["POST"])
-            for path, (call, endpoint) in actions.items()
-        ),
+        *(Route(path, allowed(call, endpoint)) for path, (call, endpoint) in reads.items()),
+        *(Route(path, allowed(call, endpoint), methods=["POST"]) for path, (call, endpoint) in actions.items()),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
     handlers: dict[Any, Callable[[Request, Any], Awaitable[Response]]] = {
@@ -95,7 +96,7 @@ def make_app(
         HTTPException: _refuse_route,
         Exception: _fail,
     }
-    return Guard(Starlette(routes=routes, exception_handlers=handlers), rules, login)
+    return Guard(Starlette(routes=routes, exception_handlers=handlers), rules, login, on_outcome)
 
 
 class _Pages:

@@ -16,12 +16,22 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal import errors
-from shoal_coordinator.page.login import LOGIN_PATH, LOGOUT_PATH, PageLogin, needs_login, set_principal
+from shoal._rpc import OnOutcome
+from shoal_coordinator.page.login import (
+    LOGIN_PATH,
+    LOGOUT_PATH,
+    PageLogin,
+    needs_login,
+    note_refusal,
+    set_principal,
+)
 from shoal_coordinator.page.responses import failure
 
 # Another site's page cannot send this header: browsers ask for permission first, and the server does not grant it.
 ACTION_HEADER = "x-shoal-page"
 _READING = {"GET", "HEAD"}
+# What the audit log calls a request without a valid login.
+_REQUEST = "page/request"
 # Only the page's own files run or are shown, and no text becomes HTML or a script.
 _POLICY = (
     "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -100,10 +110,17 @@ class Guard:
         app: The application behind it.
         rules: The rules for requests.
         login: Identifies the caller of a request. None means that the cluster asks for no tokens.
+        on_outcome: Called with each request that is refused because nobody has logged in.
     """
 
-    def __init__(self, app: ASGIApp, rules: RequestRules, login: PageLogin | None = None) -> None:
-        self._app, self._rules, self._login = app, rules, login
+    def __init__(
+        self,
+        app: ASGIApp,
+        rules: RequestRules,
+        login: PageLogin | None = None,
+        on_outcome: OnOutcome = lambda _: None,
+    ) -> None:
+        self._app, self._rules, self._login, self._on_outcome = app, rules, login, on_outcome
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def with_headers(message: Message) -> None:
@@ -120,10 +137,22 @@ class Guard:
         try:
             self._rules.check(scope["method"], scope["path"], Headers(scope=scope))
             if self._login and needs_login(scope["path"]):
-                set_principal(scope, self._login.principal(Headers(scope=scope)))
+                self._identify(scope, self._login)
         except errors.ShoalError as error:
             app = failure(error)
         await app(scope, receive, with_headers)
+
+    def _identify(self, scope: Scope, login: PageLogin) -> None:
+        """Sets who makes a request.
+
+        Raises:
+            Unauthenticated: Nobody has logged in, or the login has ended.
+        """
+        try:
+            set_principal(scope, login.principal(Headers(scope=scope)))
+        except errors.Unauthenticated as error:
+            note_refusal(self._on_outcome, scope, _REQUEST, None, error)
+            raise
 
 
 def _check_action(host: str, headers: Mapping[str, str] | _Fields) -> None:

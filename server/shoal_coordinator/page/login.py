@@ -8,6 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
+from shoal import errors
+from shoal._rpc import CallOutcome, OnOutcome
 from shoal._security import Principal, check_permitted, token_in
 from shoal_coordinator.logins import SESSION_S, Logins
 
@@ -82,12 +84,29 @@ def set_principal(scope: Scope, principal: Principal) -> None:
     scope[_SCOPE_KEY] = principal
 
 
-def permitted(call: str, endpoint: Endpoint) -> Endpoint:
+def note_refusal(
+    on_outcome: OnOutcome, scope: Scope, call: str, principal: Principal | None, error: errors.ShoalError
+) -> None:
+    """Reports that a request was refused because of who made it.
+
+    Args:
+        on_outcome: Receives the report.
+        scope: The request.
+        call: What the request asked for.
+        principal: Who made it; None if that is not known.
+        error: The reason.
+    """
+    host = (scope.get("client") or ("", 0))[0]
+    on_outcome(CallOutcome(call, principal, host, error.status, reason=error.message))
+
+
+def permitted(call: str, endpoint: Endpoint, on_outcome: OnOutcome) -> Endpoint:
     """Wraps an endpoint, so that only callers that may make a given RPC can use it.
 
     Args:
         call: SERVICE/METHOD of the RPC, as in the table of permissions.
         endpoint: the endpoint.
+        on_outcome: called with each request that is refused.
 
     Returns:
         The wrapped endpoint. It raises Forbidden if the caller may not make the RPC.
@@ -95,7 +114,11 @@ def permitted(call: str, endpoint: Endpoint) -> Endpoint:
 
     async def checked(request: Request) -> Response:
         if principal := principal_of(request):
-            check_permitted(principal, call)
+            try:
+                check_permitted(principal, call)
+            except errors.Forbidden as error:
+                note_refusal(on_outcome, request.scope, call, principal, error)
+                raise
         return await endpoint(request)
 
     return checked
@@ -107,6 +130,7 @@ __all__ = [
     "Endpoint",
     "PageLogin",
     "needs_login",
+    "note_refusal",
     "permitted",
     "principal_of",
     "set_principal",

@@ -45,6 +45,9 @@ def test_what_callers_did_is_in_the_log_and_no_secret(rig: SecureRig, tmp_path: 
     headers = ACTION | {"authorization": f"Bearer {admin}"}
     httpx.post(f"{page}/api/login", json={"code": link.rpartition("=")[2]}, headers=ACTION, timeout=10)
     httpx.post(f"{page}/api/jobs/job/cancel", json={}, headers=headers, timeout=10)
+    httpx.post(f"{page}/api/jobs/job/cancel", json={}, headers=ACTION, timeout=10)
+    as_reader = ACTION | {"authorization": f"Bearer {reader}"}
+    httpx.post(f"{page}/api/jobs/job/cancel", json={}, headers=as_reader, timeout=10)
 
     def seen() -> set[tuple[str, str, str]]:
         records = [json.loads(line) for line in file.read_text().splitlines()]
@@ -60,6 +63,8 @@ def test_what_callers_did_is_in_the_log_and_no_secret(rig: SecureRig, tmp_path: 
         ("Jobs/Cancel", "UNAUTHENTICATED", ""),
         ("page/login", "OK", "root"),
         ("Jobs/Cancel", "OK", "root"),
+        ("Jobs/Cancel", "PERMISSION_DENIED", "ann"),
+        ("page/request", "UNAUTHENTICATED", ""),
     }
     wait_until(lambda: wanted <= seen(), what="the records")
     text = file.read_text()

@@ -215,6 +215,33 @@ def test_a_revoked_token_is_refused_everywhere(rig: SecureRig) -> None:
         client.close()
 
 
+def test_revoked_tokens_of_the_access_file_are_replaced() -> None:
+    """Its own processes go on with other tokens. The caller loses its token with this call."""
+    with secure_rig() as rig:
+        earlier = AccessFile(rig.coordinator.address).read()
+        leaked = calling(rig, earlier["admin"])
+        try:
+            revoked = leaked.call(leaked.tokens.RevokeToken, token_pb2.RevokeTokenRequest(token="local")).tokens
+            assert {token.name for token in revoked} == {"local"}
+            with pytest.raises(errors.Unauthenticated, match="revoked"):
+                leaked.call(leaked.jobs.List, job_pb2.ListRequest(), retry_for_s=0)
+        finally:
+            leaked.close()
+        assert set(AccessFile(rig.coordinator.address).read().values()).isdisjoint(earlier.values())
+        assert rig.client.status().members
+        rig.session.pull()
+        rig.session.push({"w": np.ones(3)})
+
+
+def test_a_worker_gets_no_ticket_to_read_any_job(rig: SecureRig) -> None:
+    worker = calling(rig, rig.token(AccessRole.WORKER))
+    try:
+        with pytest.raises(errors.Forbidden, match="only for its own part"):
+            worker.call(worker.tokens.GetTicket, token_pb2.GetTicketRequest(job="job"), retry_for_s=0)
+    finally:
+        worker.close()
+
+
 OTHER_USER = """
     import os, sys
     import numpy as np
