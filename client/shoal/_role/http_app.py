@@ -23,7 +23,7 @@ from starlette.types import ASGIApp
 
 from shoal import errors
 from shoal._limits import catalogue
-from shoal._role.web_server import ConnectionLimits, WebServer, in_thread
+from shoal._role.web_server import ConnectionLimits, WebServer, certificate_of, in_thread
 from shoal._security import token_in
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _HINT = "not found; this server has /metrics and /healthz\n"
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
+# Decides from the token of a request, and from a function that returns the certificate of its client as PEM.
+Authorize = Callable[[str, Callable[[], bytes]], object]
 # A connection serves one request, so its time limit covers the whole request.
 _ONCE = {"Connection": "close"}
 
@@ -38,7 +40,7 @@ _ONCE = {"Connection": "close"}
 def make_server(
     listening: socket.socket,
     not_ready: Callable[[], str],
-    authorize: Callable[[str], object],
+    authorize: Authorize,
     registry: prometheus_client.CollectorRegistry,
     *,
     connections: int,
@@ -50,7 +52,7 @@ def make_server(
     Args:
         listening: a listening socket, which the server closes.
         not_ready: returns the reason why the role does not serve, or an empty string if it serves.
-        authorize: called with the token of each request for metrics. Raises Unauthenticated, Forbidden or Unreachable.
+        authorize: called for each request for metrics. Raises Unauthenticated, Forbidden or Unreachable.
         registry: the metrics to serve.
         connections: largest number of connections at a time. Further ones get status 503.
         seconds: the longest duration of a connection.
@@ -62,12 +64,18 @@ def make_server(
     limits = ConnectionLimits(
         catalogue.HTTP_CONNECTIONS, connections, idle_timeout_s=seconds, longest_s=seconds, refusal=_BUSY
     )
-    return WebServer(listening, lambda _: _make_app(not_ready, authorize, registry, connections), limits, tls)
+    return WebServer(
+        listening,
+        lambda _: _make_app(not_ready, authorize, registry, connections),
+        limits,
+        tls,
+        client_certificates=True,
+    )
 
 
 def _make_app(
     not_ready: Callable[[], str],
-    authorize: Callable[[str], object],
+    authorize: Authorize,
     registry: prometheus_client.CollectorRegistry,
     readings: int,
 ) -> ASGIApp:
@@ -75,7 +83,7 @@ def _make_app(
 
     async def metrics(request: Request) -> Response:
         try:
-            authorize(token_in(request.headers.items()))
+            authorize(token_in(request.headers.items()), lambda: certificate_of(request))
         except errors.ShoalError as error:
             return _refused(error)
         # The collectors run in a thread, so that one that hangs delays neither /healthz nor the end of the role.

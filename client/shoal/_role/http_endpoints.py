@@ -99,7 +99,7 @@ class RoleHttpServer:
         server = make_server(
             listening,
             lambda: self.not_ready,
-            lambda token: self.authorizer.authorize(METRICS_CALL, token),
+            lambda token, certificate: self.authorizer.authorize(METRICS_CALL, token, certificate),
             self._registry,
             connections=MAX_CONNECTIONS,
             seconds=CONNECTION_S,

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import uvicorn
+from starlette.requests import Request
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -28,6 +29,8 @@ T = TypeVar("T")
 
 # Seconds for responses in progress when the server stops.
 _GRACE_S = 2
+# The name of a client's certificate in the state of its requests.
+_CERTIFICATE = "client_certificate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,9 @@ class WebServer:
         make_app: returns the app. It is called in the event loop's thread with an event that is set when streams must
             end.
         limits: the limits of connections.
-        tls: TLS settings. None means plain HTTP. Clients need no certificate: browsers and Prometheus have other means.
+        tls: TLS settings. None means plain HTTP. Clients need no certificate.
+        client_certificates: whether a client may show a certificate, which `certificate_of` returns. The page does not
+            ask for one, because browsers would then ask their users to choose one.
     """
 
     def __init__(
@@ -86,8 +91,10 @@ class WebServer:
         make_app: Callable[[asyncio.Event], ASGIApp],
         limits: ConnectionLimits,
         tls: "TlsFiles | None" = None,
+        *,
+        client_certificates: bool = False,
     ) -> None:
-        self._tls = tls
+        self._tls, self._client_certificates = tls, client_certificates
         self._listening, self._make_app, self._limits = listening, make_app, limits
         self._lock = threading.Lock()  # guards _loop and _stopped
         self._loop: asyncio.AbstractEventLoop | None = None  # while `run` serves
@@ -130,7 +137,7 @@ class WebServer:
         )
         config.load()
         if self._tls:
-            config.ssl = _reloading_context(self._tls)
+            config.ssl = _reloading_context(self._tls, self._client_certificates)
         self._server = uvicorn.Server(config)
         with self._lock:
             if self._stopped:
@@ -147,10 +154,16 @@ class WebServer:
         self._server.should_exit = True
 
 
-def _reloading_context(tls: "TlsFiles") -> ssl.SSLContext:
-    """Returns a context with which each handshake uses the current certificate."""
+def _reloading_context(tls: "TlsFiles", client_certificates: bool) -> ssl.SSLContext:
+    """Returns a context with which each handshake uses the current certificate and the current CAs."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if client_certificates:
+        # OpenSSL takes this mode from here, and the CAs from the context that the callback sets.
+        context.verify_mode = ssl.CERT_OPTIONAL
+        # A session that is resumed would not check the certificate again.
+        context.options |= ssl.OP_NO_TICKET
+        context.num_tickets = 0
 
     def use_current(handshake: ssl.SSLSocket | ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
         current = tls.current().web
@@ -172,6 +185,8 @@ class _Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if connection := transport.get_extra_info("ssl_object"):
+            self.app_state = {**self.app_state, _CERTIFICATE: connection.getpeercert(binary_form=True)}
         self._host = str((transport.get_extra_info("peername") or [""])[0])
         self.of_host[self._host] += 1
         refused = self.limits.refused(self._host, self.of_host[self._host], len(self.connections))
@@ -211,6 +226,12 @@ class _Connection(H11Protocol):
             self.transport.close()
 
 
+def certificate_of(request: Request) -> bytes:
+    """Returns the certificate of the client as PEM. It is empty if the client has shown none."""
+    shown: bytes | None = getattr(request.state, _CERTIFICATE, None)
+    return ssl.DER_cert_to_PEM_cert(shown).encode() if shown else b""
+
+
 def in_thread(function: Callable[[], T], name: str) -> Future[T]:
     """Runs a function in a daemon thread.
 
@@ -233,4 +254,4 @@ def in_thread(function: Callable[[], T], name: str) -> Future[T]:
     return result
 
 
-__all__ = ["ConnectionLimits", "WebServer", "in_thread"]
+__all__ = ["ConnectionLimits", "WebServer", "certificate_of", "in_thread"]

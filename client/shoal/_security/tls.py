@@ -37,7 +37,7 @@ class TlsMaterial:
         ca, certificate, key: PEM. The last two are empty for a client without a certificate.
         lane_server: context for lanes that this process accepts; None without a certificate.
         lane_client: context for lanes that this process opens, and for probes.
-        web: context for HTTP, which asks for no client certificate; None without a certificate.
+        web: context for HTTP, which trusts the CAs for the certificates of clients; None without a certificate.
     """
 
     ca: bytes
@@ -149,6 +149,7 @@ class TlsFiles:
         server.verify_mode = ssl.CERT_REQUIRED if self.client_certificates else ssl.CERT_OPTIONAL
         web = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         web.minimum_version = ssl.TLSVersion.TLSv1_2
+        web.load_verify_locations(cadata=ca.decode("ascii", errors="replace"))
         for context in (client, server, web):
             try:
                 context.load_cert_chain(self.certificate, self.key)

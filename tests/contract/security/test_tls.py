@@ -2,6 +2,8 @@
 
 import functools
 import http.client
+import os
+import shutil
 import socket
 import ssl
 import threading
@@ -13,13 +15,15 @@ from pathlib import Path
 import numpy as np
 import prometheus_client
 import pytest
+from cryptography import x509
 
 from shoal import _rpc, consistency, errors, optim
 from shoal._role.http_endpoints import RoleHttpServer
 from shoal._rpc import tls_channel
-from shoal._security import NO_CREDENTIALS, Credentials
-from shoal._security.certificates import make_certificates
+from shoal._security import NO_CREDENTIALS, Authorizer, Credentials
+from shoal._security.certificates import ROLES, make_certificates
 from shoal._security.tls import TlsFiles
+from shoal._security.tokens import TokenSigner, TokenVerifier
 from shoal._transport import TlsSecurity, TokenSecurity, listener, open_handshake
 from shoal._transport.frames import PARAMETER_SERVER
 from shoal._transport.grpc_transport import GrpcTransport
@@ -279,3 +283,69 @@ def test_http_endpoints_use_tls_and_new_certificates(tmp_path: Path) -> None:
         assert health()[1] != first
     finally:
         server.stop()
+
+
+class TestMetricsByCertificate:
+    """/metrics of a role, for callers that show a certificate and no token."""
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        make_certificates(tmp_path / "certificates")
+        return tmp_path / "certificates"
+
+    @pytest.fixture
+    def role(self, folder: Path) -> Iterator[RoleHttpServer]:
+        server = RoleHttpServer("127.0.0.1:0", prometheus_client.CollectorRegistry(), tls=tls_files(folder))
+        server.authorizer = Authorizer(TokenVerifier(TokenSigner(TokenSigner.new_key()).public_key))
+        server.not_ready = ""
+        yield server
+        server.stop()
+
+    def test_a_certificate_of_a_reader_is_enough(self, role: RoleHttpServer, folder: Path) -> None:
+        found = {name: status_of(role, folder, name) for name in ROLES}
+        readers = ("admin", "submitter", "reader")
+        expected = dict.fromkeys(ROLES, 403) | dict.fromkeys(readers, 200)
+        assert found == expected | {"coordinator": 401}  # whose certificate gives no role to a caller
+        assert status_of(role, folder) == 401
+        assert status_of(role, folder, path="/healthz") == 200  # a probe has no certificate
+
+    def test_a_revoked_certificate_is_refused(self, role: RoleHttpServer, folder: Path) -> None:
+        reader = x509.load_pem_x509_certificate((folder / "reader.pem").read_bytes())
+        role.authorizer.revoke([f"cert:{reader.serial_number:x}"])
+        assert status_of(role, folder, "reader") == 401
+        assert status_of(role, folder, "submitter") == 200
+
+    def test_a_certificate_of_another_ca_is_refused(self, role: RoleHttpServer, folder: Path, others: Path) -> None:
+        with pytest.raises(OSError, match=r"(?i)ssl|reset|closed"):
+            status_of(role, others, "reader", ca=folder / "ca.pem")
+
+    def test_a_ca_that_is_replaced_is_trusted_no_longer(self, role: RoleHttpServer, folder: Path, others: Path) -> None:
+        context = context_of(folder, "reader")
+        assert status_with(role, context) == 200
+        for name in ("ca.pem", "server.pem", "server-key.pem"):
+            os.replace(shutil.copy(others / name, folder / f"{name}.new"), folder / name)
+        assert status_of(role, others, "reader") == 200
+        context.load_verify_locations(others / "ca.pem")
+        with pytest.raises(OSError, match=r"(?i)ssl|reset|closed"):
+            status_with(role, context)
+
+
+def context_of(folder: Path, role: str = "", ca: Path | None = None) -> ssl.SSLContext:
+    """Returns a client's context, with the certificate of a role if one is given."""
+    context = ssl.create_default_context(cafile=ca or folder / "ca.pem")
+    if role:
+        context.load_cert_chain(folder / f"{role}.pem", folder / f"{role}-key.pem")
+    return context
+
+
+def status_of(
+    server: RoleHttpServer, folder: Path, role: str = "", *, path: str = "/metrics", ca: Path | None = None
+) -> int:
+    return status_with(server, context_of(folder, role, ca), path)
+
+
+def status_with(server: RoleHttpServer, context: ssl.SSLContext, path: str = "/metrics") -> int:
+    host, port = _rpc.parse_address(server.address)
+    with closing(http.client.HTTPSConnection(host, port, timeout=10, context=context)) as connection:
+        connection.request("GET", path)
+        return connection.getresponse().status
