@@ -18,8 +18,9 @@ Hosts = Annotated[
     typer.Option(
         "--host",
         metavar="NAME",
-        help="Name or address of a host of the cluster, such as node-1.example or *.servers.example. Repeatable. The "
-        "certificates also name localhost, 127.0.0.1, ::1 and this machine.",
+        help="Name or address of a host of the cluster, such as node-1.example or *.servers.example. ROLE=NAME is only "
+        "in the certificate of this role: coordinator, server or worker. Repeatable. The certificates also name "
+        "localhost, 127.0.0.1, ::1 and this machine.",
     ),
 ]
 CaFolder = Annotated[

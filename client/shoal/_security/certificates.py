@@ -45,7 +45,8 @@ def make_certificates(
 
     Args:
         folder: folder for the files; it is created if it does not exist.
-        hosts: names and addresses of the hosts of the cluster, beside localhost and this machine's name.
+        hosts: names and addresses of the hosts of the cluster, beside localhost and this machine's name. ROLE=NAME is
+            only in the certificate of this role.
         ca: folder with ca.pem and ca-key.pem of an earlier call; this CA then issues the certificates. If it is None,
             the function makes a new CA.
         now: the current time. None means that the clock gives it.
@@ -57,11 +58,11 @@ def make_certificates(
         BadRequest: a file exists already, a host is invalid, the CA cannot be read, or the folder cannot be written.
     """
     now = now or datetime.datetime.now(datetime.UTC)
-    names = _alternative_names([*_LOCAL_HOSTS, socket.gethostname(), *hosts])
+    names = _names_of_roles([*_LOCAL_HOSTS, socket.gethostname(), *hosts])
     issuer = _read_ca(ca) if ca else _make_ca(now)
     contents = {f"{_CA}.pem": _pem(issuer.certificate), f"{_CA}-key.pem": _key_pem(issuer.key)}
     for role in ROLES:
-        certificate, key = _issue(issuer, role, names if role in SERVING_ROLES else [], now)
+        certificate, key = _issue(issuer, role, names.get(role, []), now)
         contents |= {f"{role}.pem": _pem(certificate), f"{role}-key.pem": _key_pem(key)}
     try:
         private_files.make_folder(folder)
@@ -153,8 +154,21 @@ def _name(common: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
 
 
-def _alternative_names(hosts: Iterable[str]) -> list[x509.GeneralName]:
-    return [_alternative_name(host) for host in dict.fromkeys(hosts)]
+def _names_of_roles(hosts: Iterable[str]) -> dict[str, list[x509.GeneralName]]:
+    """Returns the hosts for the certificate of each role that accepts connections."""
+    names: dict[str, list[x509.GeneralName]] = {role: [] for role in SERVING_ROLES}
+    for given in dict.fromkeys(hosts):
+        only, equals, host = given.rpartition("=")
+        if equals and only not in SERVING_ROLES:
+            raise errors.BadRequest(
+                f"{given!r} does not begin with a role whose certificate names hosts; write NAME or ROLE=NAME, with "
+                f"one of the roles {', '.join(SERVING_ROLES)}",
+                host=given,
+            )
+        name = _alternative_name(host)
+        for role in [only] if equals else SERVING_ROLES:
+            names[role].append(name)
+    return names
 
 
 def _alternative_name(host: str) -> x509.GeneralName:

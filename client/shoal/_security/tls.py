@@ -191,11 +191,16 @@ class TlsFiles:
 def check_private(file: Path) -> None:
     """Checks that only the owner of a file can access it, and its group if SHOAL_FILE_ACCESS allows that.
 
+    The group may also read a file of root if this process is not root, as PostgreSQL allows. The files of a secret of
+    Kubernetes are of this kind: their group is the pod's `fsGroup`.
+
     Raises:
         BadRequest: other users can read or change the file.
     """
-    mode = file.stat().st_mode & 0o777
-    if mode & 0o077 & ~private_files.file_mode():
+    status = file.stat()
+    mode = status.st_mode & 0o777
+    of_secret = 0o040 if status.st_uid == 0 and os.geteuid() != 0 else 0
+    if mode & 0o077 & ~(private_files.file_mode() | of_secret):
         raise errors.BadRequest(
             f"the key {file} has the mode {mode:o}, with which others can read or change it; run: chmod 600 {file}",
             file=file,

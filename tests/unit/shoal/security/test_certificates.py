@@ -32,6 +32,23 @@ def test_every_role_gets_a_certificate_with_its_role_and_a_key_that_only_the_use
         assert (ipaddress.ip_address("10.1.2.3") in addresses) == (role in SERVING_ROLES)
 
 
+def test_a_host_of_one_role_is_only_in_its_certificate(tmp_path: Path) -> None:
+    make_certificates(tmp_path, ["server=server-0", "worker=10.1.2.3", "shared"])
+    found = {role: names_of(tmp_path / f"{role}.pem") for role in ROLES}
+    dns = {role: set(names.get_values_for_type(x509.DNSName)) for role, names in found.items()}
+    assert {role for role in ROLES if "server-0" in dns[role]} == {"server"}
+    assert {role for role in ROLES if "shared" in dns[role]} == set(SERVING_ROLES)
+    address = ipaddress.ip_address("10.1.2.3")
+    assert {role for role in ROLES if address in found[role].get_values_for_type(x509.IPAddress)} == {"worker"}
+
+
+@pytest.mark.parametrize("host", ["reader=a", "=a", "a=b", "server=a=b"])
+def test_a_host_of_a_role_without_hosts_is_refused(tmp_path: Path, host: str) -> None:
+    with pytest.raises(errors.BadRequest, match=r"write NAME or ROLE=NAME, with one of the roles coordinator, server"):
+        make_certificates(tmp_path, [host])
+    assert not [*tmp_path.iterdir()]
+
+
 def test_certificates_are_valid_for_the_documented_time(tmp_path: Path) -> None:
     make_certificates(tmp_path)
     certificate = read(tmp_path / "server.pem")
