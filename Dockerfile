@@ -38,9 +38,11 @@ COPY deploy/image/health.py /opt/shoal/health.py
 
 FROM base AS shoal
 ARG BASE
+# A new volume gets the owner of the folder at which it is first mounted. deploy/compose/certs.sh writes to those in tls.
 RUN echo shoal:x:65532: >> /etc/group \
  && echo shoal:x:65532:65532::/tmp:/usr/sbin/nologin >> /etc/passwd \
  && mkdir --parents /programs /var/lib/shoal/store /var/lib/shoal/checkpoints \
+ && for role in ca coordinator server worker submitter reader; do mkdir --parents /var/lib/shoal/tls/$role; done \
  && chown --recursive 65532:65532 /var/lib/shoal
 COPY --from=build /opt/shoal /opt/shoal
 # All interfaces: a container has an address of its own, and its network decides who can reach it.

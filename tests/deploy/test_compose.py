@@ -1,7 +1,11 @@
 """Checks of the compose file without an engine: services are confined, bound to loopback and pinned; files exist."""
 
 import inspect
+import os
 import re
+import subprocess
+import sys
+import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +13,11 @@ from typing import Any
 
 import pytest
 import yaml
+from cryptography import x509
 from opentelemetry.sdk.trace import TracerProvider
 
+from shoal._security import VARIABLES
+from shoal._security.tls import TlsFiles
 from shoal._tracing import environment as tracing
 from shoal_coordinator.main import coordinator
 from shoal_server.main import server
@@ -21,6 +28,12 @@ from support.deployment.compose_stack import COMPOSE_FILE, compose_file, default
 FILE = compose_file()
 SERVICES = FILE["services"]
 ROLES = ["coordinator", "server-0", "server-1", "worker", "worker-gpu"]
+# Services that run one command and end.
+COMMANDS = ["certs", "client"]
+# The service that may see each volume of certificates, by the beginning of its name, beside `certs`.
+TLS = {"tls-ca": "certs", "tls-submitter": "client", "tls-reader": "prometheus"} | {
+    f"tls-{role}": role for role in ("coordinator", "server", "worker")
+}
 ROOT = Path(__file__).parents[2]
 TRACING = (ROOT / "docs" / "how-to" / "tracing.md").read_text()
 SERVERS = ["server-0", "server-1"]
@@ -42,9 +55,13 @@ class TestEveryService:
         assert service["cap_drop"] == ["ALL"]
         assert service["security_opt"] == ["no-new-privileges:true"]
         assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", service["user"])
-        assert not {"privileged", "cap_add", "network_mode", "pid", "devices"} & set(service)
+        assert not {"privileged", "cap_add", "pid", "devices"} & set(service)
+        assert service.get("network_mode", "none") == "none"
 
     def test_it_is_looked_after(self, service: dict[str, Any]) -> None:
+        if service in [SERVICES[name] for name in COMMANDS]:
+            assert (service["healthcheck"], service["restart"]) == ({"disable": True}, "no")
+            return
         assert service["healthcheck"]["test"][0] == "CMD"
         assert service["restart"] == "unless-stopped"
         assert seconds(service["stop_grace_period"]) >= 30
@@ -74,8 +91,16 @@ class TestEveryService:
         assert "container_name" not in service
 
     def test_what_it_waits_for_says_that_it_is_well(self, service: dict[str, Any]) -> None:
-        conditions = [waits["condition"] for waits in service.get("depends_on", {}).values()]
-        assert set(conditions) <= {"service_healthy"}
+        for name, waits in service.get("depends_on", {}).items():
+            ended = name == "certs"
+            assert waits["condition"] == ("service_completed_successfully" if ended else "service_healthy")
+
+    def test_it_has_tls_and_is_not_insecure(self, service: dict[str, Any]) -> None:
+        variables = service.get("environment", {})
+        assert "SHOAL_INSECURE" not in variables
+        if service in [SERVICES[name] for name in (*ROLES, "client")]:
+            files = {f"/etc/shoal/tls/{name}.pem" for name in ("ca", "cert", "key")}
+            assert {variables[name] for name in VARIABLES} == files
 
 
 def test_it_has_none_of_the_keys_that_compose_1_or_2_complains_of() -> None:
@@ -167,7 +192,80 @@ def test_memory_is_bounded_where_somebody_says_so() -> None:
 
 
 def test_without_a_profile_there_are_the_cpus_roles() -> None:
-    assert [name for name, service in SERVICES.items() if "profiles" not in service] == ROLES[:-1]
+    assert [name for name, service in SERVICES.items() if "profiles" not in service] == ["certs", *ROLES[:-1]]
+
+
+@pytest.mark.parametrize("volume", TLS)
+def test_a_key_is_seen_by_its_role_alone(volume: str) -> None:
+    mounts = {
+        name: mount.removeprefix(volume)
+        for name, service in SERVICES.items()
+        for mount in service.get("volumes", [])
+        if mount.split(":")[0] == volume
+    }
+    made = mounts.pop("certs")
+    assert made == f":/var/lib/shoal/tls/{volume.removeprefix('tls-')}"
+    assert {name.split("-")[0] for name in mounts} == {TLS[volume]} - {"certs"}
+    assert all(mount.endswith("/tls:ro") for mount in mounts.values())
+    assert volume in FILE["volumes"]
+
+
+def test_the_certificates_name_the_hosts_of_their_roles() -> None:
+    advertised = {name: SERVICES[name]["environment"].get("SHOAL_ADVERTISE") for name in ROLES}
+    named = {tuple(host.split("=")) for host in SERVICES["certs"]["command"]}
+    assert named == {(name.split("-")[0], host or "worker") for name, host in advertised.items()}
+
+
+def make_certs(folder: Path, *hosts: str) -> dict[str, bytes]:
+    """Returns the files that certs.sh leaves in the folders of the volumes, as `certs` runs it."""
+    script = (COMPOSE_FILE.parent / "certs.sh").read_text()
+    copy = folder / "certs.sh"
+    copy.write_text(script.replace("/var/lib/shoal/tls", str(folder / "tls")))
+    for volume in TLS:
+        (folder / "tls" / volume.removeprefix("tls-")).mkdir(parents=True, exist_ok=True)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "TMPDIR": str(folder)}
+    subprocess.run(["sh", str(copy), *hosts], check=True, env=environment, capture_output=True)
+    return {str(file.relative_to(folder / "tls")): file.read_bytes() for file in (folder / "tls").glob("*/*")}
+
+
+class TestCertificates:
+    """The script of the service `certs`."""
+
+    def test_it_makes_the_files_of_each_role(self, tmp_path: Path) -> None:
+        made = make_certs(tmp_path, *SERVICES["certs"]["command"])
+        roles = [volume.removeprefix("tls-") for volume in TLS if volume != "tls-ca"]
+        expected = {f"{role}/{name}.pem" for role in roles for name in ("ca", "cert", "key")}
+        assert made.keys() == expected | {"ca/ca.pem", "ca/ca-key.pem", "ca/hosts"}
+        modes = {name: (tmp_path / "tls" / name).stat().st_mode & 0o777 for name in made if "key" in name}
+        assert {name for name, mode in modes.items() if mode != 0o600} == {"reader/key.pem"}
+        assert modes["reader/key.pem"] == 0o640  # Prometheus has another user and the same group
+        for role in roles:
+            files = [tmp_path / "tls" / role / f"{name}.pem" for name in ("ca", "cert", "key")]
+            if role != "reader":
+                assert TlsFiles(*files).has_certificate
+        names = names_of(tmp_path / "tls" / "server" / "cert.pem")
+        assert {"server-0", "server-1"} <= names
+        assert not {"coordinator", "worker"} & names
+
+    def test_it_keeps_them_until_a_host_is_added_or_half_a_year_has_passed(self, tmp_path: Path) -> None:
+        first = make_certs(tmp_path, "server=server-0")
+        assert make_certs(tmp_path, "server=server-0") == first
+        added = make_certs(tmp_path, "server=server-0", "server=server-1")
+        assert "server-1" in names_of(tmp_path / "tls" / "server" / "cert.pem")
+        assert (added["ca/ca.pem"], added["ca/ca-key.pem"]) == (first["ca/ca.pem"], first["ca/ca-key.pem"])
+        long_ago = time.time() - 183 * 86_400
+        os.utime(tmp_path / "tls" / "ca" / "hosts", (long_ago, long_ago))
+        renewed = make_certs(tmp_path, "server=server-0", "server=server-1")
+        assert renewed["worker/cert.pem"] != added["worker/cert.pem"]
+        assert renewed["ca/ca.pem"] == first["ca/ca.pem"]
+
+
+def names_of(file: Path) -> set[str]:
+    """Returns the DNS names in a certificate."""
+    extensions = x509.load_pem_x509_certificate(file.read_bytes()).extensions
+    names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return set(names.get_values_for_type(x509.DNSName))
 
 
 def test_its_image_is_this_version() -> None:
@@ -196,8 +294,9 @@ def test_an_image_is_built_once(image: str) -> None:
 
 def test_the_image_is_built_before_others_want_it() -> None:
     # Compose 1 builds in the order of what waits for what, and would look in a registry for what is not there yet.
-    assert "build" in SERVICES["coordinator"]
-    assert all("coordinator" in SERVICES[role]["depends_on"] for role in ROLES[1:])
+    assert "build" in SERVICES["certs"]
+    assert "certs" in SERVICES["coordinator"]["depends_on"]
+    assert all("coordinator" in SERVICES[role]["depends_on"] for role in (*ROLES[1:], "client"))
 
 
 @pytest.mark.parametrize("worker", WORKERS)

@@ -14,6 +14,7 @@ import promql_parser
 import pytest
 import yaml
 
+from support.deployment.compose_stack import compose_file
 from support.deployment.needed_programs import need
 from support.deployment.promql import grouped_by, selectors, strangers
 from support.role_metrics import TARGET_LABELS, Scraped, roles
@@ -79,6 +80,17 @@ def unmeasured(expression: str, labels: dict[str, dict[str, set[str]]]) -> Itera
             elif (values := known[label]) is not None:
                 for strange in sorted(strangers(operator, value, values)):
                     yield f"{selector.name} never has the {label} {strange}"
+
+
+def as_in_the_container(folder: Path, more: str = "") -> Path:
+    """Returns the configuration, with further lines, beside the rules and the files for TLS that promtool looks for."""
+    config = folder / "prometheus.yml"
+    config.write_text((PROMETHEUS / "prometheus.yml").read_text() + more)
+    (folder / "rules").symlink_to(PROMETHEUS / "rules")
+    (folder / "tls").mkdir()
+    for name in ("ca", "cert", "key"):
+        (folder / "tls" / f"{name}.pem").touch()
+    return config
 
 
 def promtool(*arguments: str | Path, text: str = "") -> str:
@@ -212,16 +224,13 @@ class TestRules:
         for name in {"for", "keep_firing_for"} & ALERTS[alert].keys():
             promql_parser.parse_duration(ALERTS[alert][name])
 
-    def test_pass_promtools_check(self) -> None:
+    def test_pass_promtools_check(self, tmp_path: Path) -> None:
         promtool("check", "rules", *sorted((PROMETHEUS / "rules").glob("*.yml")))
-        promtool("check", "config", PROMETHEUS / "prometheus.yml")
+        promtool("check", "config", as_in_the_container(tmp_path))
 
     def test_the_docs_lines_for_an_alertmanager_are_a_configuration(self, tmp_path: Path) -> None:
         [lines] = re.findall(r"```yaml\n(alerting:.*?)```", MONITORING, re.DOTALL)
-        config = tmp_path / "prometheus.yml"
-        config.write_text((PROMETHEUS / "prometheus.yml").read_text() + lines)
-        (tmp_path / "rules").symlink_to(PROMETHEUS / "rules")
-        promtool("check", "config", config)
+        promtool("check", "config", as_in_the_container(tmp_path, lines))
 
     @pytest.mark.parametrize("alert", ALERTS)
     def test_an_alert_is_tested_firing_and_not_firing(self, alert: str) -> None:
@@ -317,13 +326,30 @@ class TestScraping:
     )
     def test_services_of_compose_are_told_apart(self, service: str, labels: dict[str, str]) -> None:
         config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
-        [job] = config["scrape_configs"]
+        jobs = {name: job for job in config["scrape_configs"] for name in job["dns_sd_configs"][0]["names"]}
+        job = jobs[service]
         [names] = job["dns_sd_configs"]
         assert (names["type"], names["port"]) == ("A", 7090)
-        assert service in names["names"]
         given = {}
-        for relabel in job["relabel_configs"]:
+        same, *relabels = job["relabel_configs"]
+        assert same == {"target_label": "job", "replacement": "shoal"}
+        for relabel in relabels:
             assert relabel["source_labels"] == ["__meta_dns_name"]
             if match := re.fullmatch(relabel["regex"], service):  # as Prometheus does: anchored at both ends
                 given[relabel["target_label"]] = match.expand(relabel["replacement"].replace("$", "\\"))
         assert given == labels
+
+    def test_each_role_of_compose_is_scraped_over_tls_with_a_readers_certificate(self) -> None:
+        config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
+        file = compose_file()
+        [folder] = [mount for mount in file["services"]["prometheus"]["volumes"] if mount.startswith("tls-reader:")]
+        assert folder == "tls-reader:/etc/prometheus/tls:ro"
+        certified = {tuple(host.split("=")) for host in file["services"]["certs"]["command"]}
+        scraped = set()
+        for job in config["scrape_configs"]:
+            assert job["scheme"] == "https"
+            tls = dict(job["tls_config"])
+            scraped.add((job["job_name"], tls.pop("server_name")))
+            assert tls == {f"{name}_file": f"tls/{name}.pem" for name in ("ca", "cert", "key")}
+        assert {role for role, _ in scraped} == {"coordinator", "server", "worker"}
+        assert scraped <= certified

@@ -12,8 +12,10 @@ import signal
 import subprocess
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,11 +24,13 @@ import pytest
 
 import shoal
 from shoal._numerics import kernels
+from shoal._security import NO_CREDENTIALS, Credentials
 from shoal.events import MetricsReported, StateChanged
 from shoal.status import MemberStatus, SavedCheckpoint
 from support.deployment import docker_engine
 from support.deployment.compose_stack import COMPOSE_FILE, Stack, compose_file
 from support.deployment.docker_engine import ROOT, Engine
+from support.deployment.stack_pages import PageVisitor, metrics_of
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
@@ -60,8 +64,7 @@ LONG = dataclasses.replace(
 GOES_ON = re.compile(rf"^continues from {LONG.name}/(\d+)")
 KEPT = CHECKPOINTS.keep_last
 # What a dashboard's panel may have nothing of, on a CPU, where nothing fails.
-MAY_BE_EMPTY = {"GPUs' memory"}
-PAGE = "http://127.0.0.1:7080"
+MAY_BE_EMPTY = {"GPU memory"}
 FILES_OF_BUILDING = ["/src", "/opt/build", "/root/.cache", "/tmp/*", "/var/cache/apt/*/*.deb", "/var/lib/apt/lists/*"]
 READ_FILES = "import glob, sys; print(sorted(found for path in sys.argv[1:] for found in glob.glob(path)))"
 READ_STATUS = "print(open('/proc/1/status').read())"
@@ -73,9 +76,16 @@ for path in glob.glob('/proc/[0-9]*/maps'):
     except OSError:
         pass
 """
-READ_METRICS = """
-import sys, urllib.request
-sys.stdout.write(urllib.request.urlopen('http://127.0.0.1:7090/metrics').read().decode())
+# What each container may see in its folder of certificates, beside the role's own certificate.
+FILES_OF_TLS = ["ca.pem", "cert.pem", "key.pem"]
+READ_TLS = """
+import pathlib
+from cryptography import x509
+folder = pathlib.Path('/etc/shoal/tls')
+names = x509.load_pem_x509_certificate((folder / 'cert.pem').read_bytes()).extensions
+alternatives = names.get_extension_for_class(x509.SubjectAlternativeName).value
+print(*sorted(file.name for file in folder.iterdir()))
+print(*alternatives.get_values_for_type(x509.UniformResourceIdentifier))
 """
 
 
@@ -87,12 +97,6 @@ def engine() -> Iterator[Engine]:
         docker_engine.import_base(engine)
         docker_engine.import_prometheus(engine, compose_file()["services"]["prometheus"]["image"])
         yield engine
-
-
-def get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as reply:
-        text: str = reply.read().decode()
-        return text
 
 
 def block(document: str, heading: str, number: int = 0) -> str:
@@ -108,7 +112,8 @@ class Shown:
     Attributes:
         commands: the commands as they were typed.
         said: what they printed.
-        page: the URL that the last command would open in a browser.
+        page: the link that the second command would open in a browser.
+        expected: the URL of the page.
         html: the contents of that page.
         losses: the job's curve.
     """
@@ -116,13 +121,14 @@ class Shown:
     commands: str
     said: str
     page: str
+    expected: str
     html: str
     losses: list[float]
 
 
 @pytest.fixture(scope="module")
 def shown(engine: Engine) -> Shown:
-    """Runs the docs' three commands unchanged except for the page's port. No cluster is left."""
+    """Runs the docs' three commands unchanged. No cluster is left."""
     stack = Stack(engine)
     commands = block("docs/how-to/compose.md", "## From nothing to a trained model")
     with tempfile.TemporaryDirectory(prefix="e2e-") as folder:
@@ -131,15 +137,16 @@ def shown(engine: Engine) -> Shown:
         browser.chmod(0o700)
         began = time.monotonic()
         try:
-            said = stack.terminal(commands.replace(PAGE, stack.page), ROOT, BROWSER=f"{browser} %s")
+            said = stack.terminal(commands, ROOT, BROWSER=f"{browser} %s")
             print(f"\nthe docs' three commands took {time.monotonic() - began:.0f} s, the image's build included")
             wait_until(lambda: opened.exists() and opened.read_text() != "", what="the page that the browser opens")
             page = opened.read_text()
             with stack.client() as client:
                 [job] = client.jobs()
-            curve = get(f"{page}/api/jobs/{job.name}/events")  # to its end, as the job has ended
+            person = PageVisitor(page, stack.tls(certificate=False))
+            curve = person.get(f"/api/jobs/{job.name}/events")  # to its end, as the job has ended
             losses = [float(loss) for loss in re.findall(r'"loss": ?(\d[^,}]*)', curve)]
-            found = Shown(commands, said, page.replace(stack.page, PAGE), get(page), losses)
+            found = Shown(commands, said, page, stack.page, person.get("/"), losses)
         finally:
             stack.compose("down", "--volumes", "--timeout", "5")
     return found
@@ -238,7 +245,7 @@ def alive(client: shoal.Client) -> list[MemberStatus]:
 def test_the_three_commands_of_the_readme_train_a_model_and_show_its_curve(shown: Shown) -> None:
     assert len(shown.commands.replace("\\\n", "").splitlines()) == 3
     assert float(re.findall(r"accuracy (0\.\d+|1)", shown.said)[-1]) >= ACCURACY
-    assert shown.page == PAGE
+    assert re.fullmatch(rf"{re.escape(shown.expected)}/#login=\S+", shown.page)
     assert "<title>" in shown.html
     assert len(shown.losses) > 10
     assert min(shown.losses) < shown.losses[0] / 4
@@ -282,7 +289,7 @@ def heeds(pid: int, number: int) -> bool:
 @pytest.mark.parametrize("when", ["while it loads", "while it waits for its coordinator"])
 def test_container_that_is_not_ready_ends_on_sigterm(engine: Engine, image: str, when: str) -> None:
     """The process has process id 1 in the container, so a signal without a handler would have no effect."""
-    server = ["server", "--advertise", "here", "--coordinator", "127.0.0.1:1", "--retry-for", "600"]
+    server = ["server", "--advertise", "here", "--coordinator", "127.0.0.1:1", "--retry-for", "600", "--insecure"]
     container = engine.docker("run", "--detach", "--network", "none", image, *server).strip()
     try:
         [found] = json.loads(engine.docker("inspect", container))
@@ -449,7 +456,7 @@ def test_every_panel_of_the_dashboard_shows_something(stack: Stack, long_job: sh
 
 def test_promtool_finds_no_problem(stack: Stack) -> None:
     for service in ROLES:
-        page = stack.inside(stack.containers(service)[0], "python3", "-c", READ_METRICS)
+        page = metrics_of(stack, stack.containers(service)[0], stack.tls())
         checked = subprocess.run(
             ["promtool", "check", "metrics"], input=page, capture_output=True, text=True, check=False
         )
@@ -458,7 +465,7 @@ def test_promtool_finds_no_problem(stack: Stack) -> None:
 
 def test_every_container_is_confined(stack: Stack) -> None:
     containers = stack.containers()
-    assert len(containers) == len(ROLES) + 4
+    assert len(containers) == len(ROLES) + 5  # a server is twice there, and two more workers, certs and Prometheus
     for container in containers:
         found = stack.inspect(container)
         host, name = found["HostConfig"], found["Name"]
@@ -472,6 +479,39 @@ def test_every_container_is_confined(stack: Stack) -> None:
         status = dict(re.findall(r"^(\w+):\s+(.*)$", stack.inside(container, "python3", "-c", READ_STATUS), re.M))
         assert set(status["Uid"].split()) == {"65532"}
         assert (int(status["CapEff"], 16), int(status["CapBnd"], 16), status["NoNewPrivs"]) == (0, 0, "1")
+
+
+@pytest.mark.parametrize("service", ROLES)
+def test_a_container_has_the_key_of_its_role_alone(stack: Stack, service: str) -> None:
+    shown = stack.inside(stack.containers(service)[0], "/opt/shoal/bin/python3", "-c", READ_TLS).splitlines()
+    assert shown == [" ".join(FILES_OF_TLS), f"spiffe://shoal/{service.partition('-')[0]}"]
+
+
+@pytest.mark.parametrize("service", ROLES)
+def test_metrics_are_for_readers_alone(stack: Stack, service: str) -> None:
+    container = stack.containers(service)[0]
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        metrics_of(stack, container, stack.tls(certificate=False))
+    with pytest.raises(OSError):  # without TLS
+        urllib.request.urlopen(f"http://{stack.address(container)}:7090/metrics", timeout=10)
+
+
+def test_a_client_without_a_certificate_is_refused(stack: Stack) -> None:
+    address = f"127.0.0.1:{stack.ports['SHOAL_PORT']}"
+    ca = Credentials.find(str(stack.certificates / "ca.pem"))
+    for presented in (ca, NO_CREDENTIALS):
+        client = shoal.Client(address, retry_for_s=0, credentials=presented)
+        with closing(client), pytest.raises(shoal.errors.Unauthenticated):
+            client.status()
+
+
+def test_a_second_start_keeps_the_certificates(stack: Stack) -> None:
+    [coordinator], [certs] = stack.containers("coordinator"), stack.containers("certs")
+    before = stack.inside(coordinator, "cat", "/etc/shoal/tls/cert.pem")
+    stack.start(certs)
+    wait_until(lambda: not stack.inspect(certs)["State"]["Running"], what="the end of certs")
+    assert stack.inspect(certs)["State"]["ExitCode"] == 0
+    assert stack.inside(coordinator, "cat", "/etc/shoal/tls/cert.pem") == before
 
 
 def test_every_role_is_healthy(stack: Stack) -> None:

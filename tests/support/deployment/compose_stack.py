@@ -6,16 +6,19 @@ import re
 import secrets
 import shlex
 import socket
+import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 import shoal
+from shoal._security import Credentials
 from support.deployment.docker_engine import ROOT, Engine, run
 
 COMPOSE_FILE = ROOT / "deploy" / "compose" / "docker-compose.yml"
@@ -51,7 +54,7 @@ class Stack:
         ports = {name: str(port) for name, port in self.ports.items()}
         # The engine has no bridge of its own, so what a build fetches it fetches by the host's network.
         override = engine.folder / "override.yml"
-        override.write_text("services: {coordinator: {build: {network: host}}}\n")
+        override.write_text("services: {certs: {build: {network: host}}}\n")
         self.environment = {
             **engine.environment,
             **ports,
@@ -62,7 +65,7 @@ class Stack:
     @property
     def page(self) -> str:
         """The URL of the coordinator's page."""
-        return f"http://127.0.0.1:{self.ports['SHOAL_PAGE_PORT']}"
+        return f"https://127.0.0.1:{self.ports['SHOAL_PAGE_PORT']}"
 
     def compose(self, *arguments: str) -> str:
         """Returns what `docker-compose ARGUMENTS` prints."""
@@ -80,8 +83,28 @@ class Stack:
         return run([*command, "/dev/null"], {**self.environment, **environment})
 
     def client(self) -> shoal.Client:
-        """Yields a client on this host, which retries while the coordinator is away."""
-        return shoal.Client(f"127.0.0.1:{self.ports['SHOAL_PORT']}", retry_for_s=60)
+        """Yields a client on this host, a submitter, which retries while the coordinator is away."""
+        folder = self.certificates
+        credentials = Credentials.find(*(str(folder / f"{name}.pem") for name in ("ca", "cert", "key")))
+        return shoal.Client(f"127.0.0.1:{self.ports['SHOAL_PORT']}", retry_for_s=60, credentials=credentials)
+
+    @cached_property
+    def certificates(self) -> Path:
+        """The folder with the files of a submitter, which the command of the docs copies. The engine removes it."""
+        home = self._engine.folder / self.project
+        home.mkdir()
+        page = (ROOT / "docs" / "how-to" / "compose.md").read_text()
+        [command] = re.findall(r"^mkdir .*docker-compose run .*$", page, re.MULTILINE)
+        self.terminal(command, COMPOSE_FILE.parent, HOME=str(home))
+        [folder] = home.iterdir()
+        return folder
+
+    def tls(self, certificate: bool = True) -> ssl.SSLContext:
+        """Returns a TLS context that trusts the cluster's CA, by default with the certificate of a submitter."""
+        context = ssl.create_default_context(cafile=self.certificates / "ca.pem")
+        if certificate:
+            context.load_cert_chain(self.certificates / "cert.pem", self.certificates / "key.pem")
+        return context
 
     def containers(self, *services: str) -> list[str]:
         """Returns the ids of the containers of these services, or of all services. Ended containers are included."""
@@ -91,6 +114,11 @@ class Stack:
         """Returns the engine's description of a container."""
         found: list[dict[str, Any]] = json.loads(self._engine.docker("inspect", container))
         return found[0]
+
+    def address(self, container: str) -> str:
+        """Returns the address of a container in the project's network. This host can reach it."""
+        [network] = self.inspect(container)["NetworkSettings"]["Networks"].values()
+        return str(network["IPAddress"])
 
     def inside(self, container: str, *command: str) -> str:
         """Returns what a command prints in a container."""
