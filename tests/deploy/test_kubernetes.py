@@ -6,19 +6,24 @@ rules of `manifest_rules`. `test_kubernetes_rules` tests that these rules find m
 
 import os
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
+from cryptography import x509
 
+from shoal._security.certificates import make_certificates
 from shoal._tracing import environment as tracing
 from support.deployment import manifest_network as network
+from support.deployment import manifest_tls
 from support.deployment.manifest_network import OVERLAYS
-from support.deployment.manifest_rules import NEWEST, OLDEST, RULES, Rule, complaints, schema_errors
+from support.deployment.manifest_rules import NEWEST, OLDEST, RULES, complaints, schema_errors
 from support.deployment.manifests import (
     KUBERNETES,
     Object,
+    Rule,
     environment,
     named,
     of_kind,
@@ -268,9 +273,27 @@ class TestDocs:
 
     def test_folders_and_files_that_it_names_are_there(self) -> None:
         root = KUBERNETES.parents[1]
-        paths = re.findall(r"(?:apply -[kf] |from-file=)([^\s-]\S*)", self.TEXT)
+        paths = re.findall(r"(?:apply -[kf] |from-file=)([^\s=-][^\s=]*)(?=\s)", self.TEXT)
         assert paths
         assert [path for path in paths if not (root / path).exists()] == []
+
+    def test_its_certificates_name_their_roles_and_the_hosts_that_are_called(self, tmp_path: Path) -> None:
+        [line] = re.findall(r"shoal:\S+ certs init certs (.*?)\nfor", self.TEXT, re.DOTALL)
+        hosts = [word for word in shlex.split(line.replace("\\\n", " ")) if word != "--host"]
+        make_certificates(tmp_path, hosts)
+        for role in ("coordinator", "server", "worker"):
+            made = x509.load_pem_x509_certificate((tmp_path / f"{role}.pem").read_bytes())
+            names = made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            given = names.get_values_for_type(x509.DNSName)
+            called = manifest_tls.called(role, rendered("overlays/local"))
+            assert [host for host in called if not any(manifest_tls.covers(name, host) for name in given)] == []
+
+    def test_its_secrets_are_those_that_the_pods_and_prometheus_mount(self) -> None:
+        [roles] = re.findall(r"^for role in (.*); do kubectl -n shoal create secret", self.TEXT, re.MULTILINE)
+        made = {f"{role}-tls" for role in roles.split()}
+        table = set(re.findall(r"^\| `(\S+-tls)` \|", self.TEXT, re.MULTILINE))
+        issued = {each["spec"]["secretName"] for each in of_kind(rendered("overlays/production"), "Certificate")}
+        assert made == table == issued - {"shoal-ca"}
 
     def test_its_table_of_overlays_has_all_of_them(self) -> None:
         [section] = re.findall(r"^(# .*?)\n## ", self.TEXT, re.DOTALL)

@@ -76,7 +76,7 @@ BROKEN: list[tuple[str, Change, str]] = [
     ),
     (
         "the API server refuses a mount of a volume that an overlay removed",
-        lambda o: pod(o)["volumes"].pop(0),
+        lambda o: pod(o)["volumes"].remove(next(each for each in pod(o)["volumes"] if each["name"] == "checkpoints")),
         "volume checkpoints is not there",
     ),
     (
@@ -150,6 +150,48 @@ BROKEN: list[tuple[str, Change, str]] = [
         "the coordinator ends before the servers' last checkpoint",
         lambda o: container(o, "coordinator").pop("lifecycle"),
         "while servers still need it",
+    ),
+    (
+        "a server holds the key of the coordinator",
+        lambda o: next(each for each in pod(o)["volumes"] if each["name"] == "tls")["secret"].update(
+            secretName="coordinator-tls"
+        ),
+        "server mounts the secrets",
+    ),
+    (
+        "everybody can call a server",
+        lambda o: variable(o, "SHOAL_INSECURE", "1"),
+        "server is insecure",
+    ),
+    (
+        "a role cannot read its key",
+        lambda o: pod(o)["securityContext"].pop("fsGroup"),
+        "its user cannot read its key",
+    ),
+    (
+        "the kubelet asks for gRPC without TLS",
+        lambda o: container(o).update(livenessProbe={"grpc": {"port": 7070}}),
+        "livenessProbe does not ask for /healthz over TLS",
+    ),
+    (
+        "Prometheus scrapes without a certificate",
+        lambda o: spec(o, "PodMonitor")["podMetricsEndpoints"][0].pop("tlsConfig"),
+        "PodMonitor server does not scrape over TLS",
+    ),
+    (
+        "clients refuse the certificate of a server",
+        lambda o: spec(o, "Certificate")["dnsNames"].remove("*.server.shoal.svc"),
+        "Certificate server does not name server-0.server.shoal.svc",
+    ),
+    (
+        "a reader poses as a server",
+        lambda o: spec(o, "Certificate", "reader").update(dnsNames=["server"]),
+        "its holder can pose as ['server']",
+    ),
+    (
+        "a worker has the rights of an admin",
+        lambda o: spec(o, "Certificate", "worker").update(uris=["spiffe://shoal/admin"]),
+        "Certificate worker names",
     ),
 ]
 

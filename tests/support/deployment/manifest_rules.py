@@ -5,7 +5,7 @@ the overlay and is in `manifest_network`. Decision 30 says why no linter replace
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 from unittest import mock
@@ -16,9 +16,18 @@ from opentelemetry.sdk import environment_variables
 
 from shoal._cli.app import app
 from shoal_coordinator.page.server import rules_for
-from support.deployment.manifests import Object, Workload, environment, named, of_kind, quantity, selects, workloads
-
-Rule = Callable[[Sequence[Object]], Iterator[str]]
+from support.deployment import manifest_tls
+from support.deployment.manifests import (
+    Object,
+    Rule,
+    Workload,
+    environment,
+    named,
+    of_kind,
+    quantity,
+    selects,
+    workloads,
+)
 
 NEWEST = "1.36.0"  # strict: no field that this version does not know
 OLDEST = "1.30.0"  # that docs/how-to/kubernetes.md names: preStop's sleep is of 1.30
@@ -49,7 +58,7 @@ _CONTAINER_SECURITY = {
     "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]},
 }
-_VOLUMES = {"configMap", "emptyDir", "persistentVolumeClaim"}
+_VOLUMES = {"configMap", "emptyDir", "persistentVolumeClaim", "secret"}
 # The ports of each role, and the variables that set where it listens.
 _PORTS = {
     "coordinator": ("grpc", "page", "metrics"),
@@ -150,7 +159,7 @@ def selectors(objects: Sequence[Object]) -> Iterator[str]:
         name, selector = found["metadata"]["name"], found["spec"]["selector"]
         selector = {"matchLabels": selector} if found["kind"] == "Service" else selector
         selected = {each for each, labels in pods.items() if selects(selector, labels)}
-        if selected != (set(MEMBERS) if found["kind"] == "PodMonitor" else {name}):
+        if selected != {name}:
             yield f"{found['kind']} {name} selects pods of {sorted(selected)}"
 
 
@@ -162,7 +171,9 @@ def identities(objects: Sequence[Object]) -> Iterator[str]:
         yield f"there are {coordinator['replicas']} coordinators"
     for workload in workloads(objects):
         variables = environment(workload.containers[0], objects)
-        if variables["SHOAL_COORDINATOR"] != f"coordinator-0.{coordinator['serviceName']}:7070":
+        # The coordinator's own is for commands in its container: the access file is found by this address.
+        host = "localhost" if workload.name == "coordinator" else f"coordinator-0.{coordinator['serviceName']}"
+        if variables["SHOAL_COORDINATOR"] != f"{host}:7070":
             yield f"{workload} looks for the coordinator at {variables['SHOAL_COORDINATOR']}"
         if workload.kind == "StatefulSet":
             name = workload.spec["serviceName"]
@@ -202,6 +213,7 @@ def command_lines(objects: Sequence[Object]) -> Iterator[str]:
             found, command = environment(container, objects), container["args"][0]
             own = {variable["name"] for variable in container["env"]}
             known = _variables(command) | READ_ELSEWHERE | _NOT_OURS
+            known |= {"SHOAL_COORDINATOR"} if command == "coordinator" else set()  # for `kubectl exec`
             of_any = known.union(*map(_variables, MEMBERS))
             for name in sorted((own - known) | (found.keys() - of_any)):
                 yield f"{workload}: shoal {command} does not read {name}"
@@ -222,13 +234,15 @@ def page_names(objects: Sequence[Object]) -> Iterator[str]:
 
 
 def probes(objects: Sequence[Object]) -> Iterator[str]:
-    """Each member is probed by gRPC. The startup probe lasts longer than the member's search for its coordinator."""
+    """Each member is probed over TLS, at /healthz: the kubelet cannot probe gRPC with TLS.
+
+    The startup probe lasts longer than the member's search for its coordinator.
+    """
     for workload in _members(objects):
         [container] = workload.containers
-        port = next((port["containerPort"] for port in container["ports"] if port["name"] == "grpc"), None)
         for name in ("startupProbe", "readinessProbe", "livenessProbe"):
-            if container.get(name, {}).get("grpc", {}).get("port") != port:
-                yield f"{workload}: {name} does not ask at the port grpc"
+            if container.get(name, {}).get("httpGet") != {"path": "/healthz", "port": "metrics", "scheme": "HTTPS"}:
+                yield f"{workload}: {name} does not ask for /healthz over TLS at the port metrics"
         startup = container.get("startupProbe", {})
         patience_s = startup.get("periodSeconds", 10) * startup.get("failureThreshold", 3)
         retries_s = float(environment(container, objects)["SHOAL_RETRY_FOR"])
@@ -260,6 +274,7 @@ RULES: list[Rule] = [
     page_names,
     probes,
     endings,
+    *manifest_tls.RULES,
 ]
 
 
@@ -272,7 +287,7 @@ def schema_errors(objects: Sequence[Object], version: str) -> list[str]:
     """Returns the errors by Kubernetes' own schema of this version, which does not include custom resources."""
     errors = []
     for found in objects:
-        if not found["apiVersion"].startswith("monitoring.coreos.com/"):
+        if not found["apiVersion"].startswith(("monitoring.coreos.com/", "cert-manager.io/")):
             try:
                 assert kubernetes_validate.validate(found, version, strict=True) == version.rpartition(".")[0]
             except kubernetes_validate.ValidationError as error:

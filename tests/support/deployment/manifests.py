@@ -16,6 +16,8 @@ from support.deployment.needed_programs import need
 KUBERNETES = Path(__file__).parents[3] / "deploy" / "kubernetes"
 
 Object = dict[str, Any]
+# Yields the complaints about some objects.
+Rule = Callable[[Sequence[Object]], Iterator[str]]
 
 _SUFFIXES = {"m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30}
 # Values of fields that a pod's environment refers to.
