@@ -360,6 +360,14 @@ def test_command_of_the_compose_guide_pulls_a_model(stack: Stack, job: shoal.Job
         assert weights["hidden/w"].shape == (64, JOB.settings["hidden"])
 
 
+def test_command_of_the_compose_guide_runs_a_session(stack: Stack, client: shoal.Client) -> None:
+    page = (ROOT / "docs" / "how-to" / "compose.md").read_text()
+    [line] = re.findall(r"^docker-compose run .* python3 plain_session\.py", page, re.MULTILINE)
+    assert "worker 0: loss" in stack.terminal(line, COMPOSE_FILE.parent)
+    [session] = [job for job in client.jobs() if job.name == "line"]
+    assert session.state is shoal.JobState.SUCCEEDED
+
+
 @pytest.mark.parametrize("service", ["server-0", "worker", "coordinator"])
 def test_crashed_container_is_restarted(stack: Stack, client: shoal.Client, service: str) -> None:
     container = stack.containers(service)[0]

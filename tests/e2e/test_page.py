@@ -99,7 +99,7 @@ def test_login_by_token_as_a_reader_and_logout(
         page.goto(f"/jobs/{job.name}")
         page.fill("#token", "guess")
         page.click("button:text('Log in')")
-        assert "not made by this cluster" in page.wait_for_selector("[role=alert]").inner_text()
+        assert "did not make the token" in page.wait_for_selector("[role=alert]").inner_text()
         page.fill("#token", token)
         page.click("button:text('Log in')")
         page.wait_for_selector(".state")
