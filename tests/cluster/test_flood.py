@@ -7,7 +7,7 @@ and the role has a core of its own. The short form checks the same without the t
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -75,7 +75,7 @@ def role(cores: tuple[int, int]) -> Iterator[Role]:
         yield Role(process.pid, cluster.address, f"http://{process.metrics}/healthz")
 
 
-def grpc_probe(role: Role) -> Iterator[None]:
+def grpc_probe(role: Role) -> Generator[None, None, None]:
     """Asks gRPC's health service, once for each item."""
     with grpc.insecure_channel(role.address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
@@ -84,14 +84,14 @@ def grpc_probe(role: Role) -> Iterator[None]:
             yield
 
 
-def http_probe(role: Role) -> Iterator[None]:
+def http_probe(role: Role) -> Generator[None, None, None]:
     """Asks for /healthz on a new connection, as Docker and Kubernetes do, once for each item."""
     while True:
         httpx.get(role.health, timeout=20).raise_for_status()
         yield
 
 
-def probes(role: Role, probe: Callable[[Role], Iterator[None]], seconds: float) -> list[float]:
+def probes(role: Role, probe: Callable[[Role], Generator[None, None, None]], seconds: float) -> list[float]:
     """Probes a role for a while, and returns the seconds that each probe took, in order of size."""
     taken: list[float] = []
     pause, end = threading.Event(), time.monotonic() + seconds
