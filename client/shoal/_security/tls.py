@@ -279,7 +279,6 @@ def _context(protocol: int, ca: bytes) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(_LANE_CIPHERS)
-    context.options |= getattr(ssl, "OP_ENABLE_KTLS", 0)  # Python 3.12; the kernel then encrypts, if it can
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
     context.load_verify_locations(cadata=ca.decode("ascii", errors="replace"))
     return context

@@ -1,11 +1,9 @@
 """TLS on lanes: a byte stream that encrypts with Python's `ssl`, and the security that puts it on a connection."""
 
 import math
-import select
 import socket
 import ssl
 import struct
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -21,8 +19,10 @@ from shoal._wire import Buffer
 if TYPE_CHECKING:
     from shoal._security.tls import TlsFiles
 
-# Bytes of one write to `ssl`, which encrypts them without the GIL. A stalled peer is noticed after each write.
+# Bytes that `ssl` encrypts at a time, without the GIL. The other end decrypts them while this end encrypts more.
 _WRITE_BYTES = 256 << 10
+# Encrypted bytes that one system call reads. More take no less time, and each lane has such a buffer.
+_READ_BYTES = 128 << 10
 # Pieces below this size are copied together, because each write makes a record of its own.
 _GATHERED_BYTES = 64 << 10
 # A reader waits for a part of what it asks for: `ssl` already holds up to one record of it.
@@ -30,6 +30,7 @@ _WAKE_SHARE = 2
 _DRAINED_BYTES = 64 << 10
 # OpenSSL sends no alert to an end that does not use TLS. This alert (protocol_version) lets a lane say what is wrong.
 _ALERT = b"\x15\x03\x03\x00\x02\x02\x46"
+_SHORTEST_TIMEOUT_S = 0.001  # 0 would mean a socket that never waits
 _TIMEOUT = struct.Struct("ll")
 _DONT_WAIT, _WAIT_ALL = int(socket.MSG_DONTWAIT), int(socket.MSG_WAITALL)
 
@@ -78,7 +79,8 @@ class TlsSecurity:
 class TlsStream:
     """An encrypted stream with the socket methods that a connection uses.
 
-    Timeouts raise BlockingIOError, as they do on a socket with a timeout of the kernel.
+    `ssl` reads and writes two buffers in memory, so that one system call moves many records. A call ends at the kernel's
+    timeout with BlockingIOError, as on a plain lane. The socket carries only bytes that `ssl` has encrypted.
 
     Args:
         connection: a connected socket; the stream owns it.
@@ -88,101 +90,135 @@ class TlsStream:
     """
 
     def __init__(self, connection: socket.socket, context: ssl.SSLContext, peer: str, host: str) -> None:
-        self._peer, self._accepted = peer, not host
+        self._peer, self._accepted, self._socket = peer, not host, connection
+        self._received, self._encrypted = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(
+            self._received, self._encrypted, server_side=self._accepted, server_hostname=host or None
+        )
         # Seconds that a call may wait; 0 means no limit, as for the kernel.
         self._timeout_s = _seconds(connection.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEOUT.size))
-        self._socket = context.wrap_socket(
-            connection, server_side=self._accepted, server_hostname=host or None, do_handshake_on_connect=False
-        )
-        self._socket.settimeout(self._timeout_s or None)
-        # Held while `ssl` uses the socket. `close` takes it, so that the descriptor is not reused under a call.
-        self._use = threading.Lock()
-        # MSG_DONTWAIT has no effect on a Python socket with a timeout.
-        self._arrivals = select.poll()
-        self._arrivals.register(self._socket, select.POLLIN)
+        self._arrived = memoryview(bytearray(_READ_BYTES))  # what one system call has read
         self._greeted = False  # whether the TLS handshake is complete
-        self._begun: memoryview | None = None  # a write that timed out, which `ssl` must get again
+        self._ended = False  # whether the other end has said that it sends nothing more
+        # A chunk that a timeout interrupted: the encrypted rest, and the size of the chunk, which was not reported.
+        self._unsent, self._unreported = memoryview(b""), 0
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def pending(self) -> int:
-        """Returns the number of decrypted bytes that no call has read yet. `poll` does not see them."""
-        return self._socket.pending() if self._greeted else 0
+        """Returns the number of bytes that this end holds and no call has read yet. `poll` does not see them."""
+        return self._tls.pending() + self._received.pending
 
     def setsockopt(self, level: int, option: int, value: int | bytes, /) -> None:
         if (level, option) == (socket.SOL_SOCKET, socket.SO_RCVTIMEO):
             assert isinstance(value, bytes)
             self._timeout_s = _seconds(value)
-            self._socket.settimeout(self._timeout_s or None)
         elif (level, option) == (socket.SOL_SOCKET, socket.SO_RCVLOWAT):
             assert isinstance(value, int)
-            self._socket.setsockopt(level, option, max(1, value // _WAKE_SHARE))
-        elif (level, option) != (socket.SOL_SOCKET, socket.SO_SNDTIMEO):  # one timeout serves both directions
-            self._socket.setsockopt(level, option, value)
+            value = max(1, value // _WAKE_SHARE)
+        self._socket.setsockopt(level, option, value)
 
     def sendmsg(self, buffers: Iterable[Buffer], /) -> int:
-        """Sends buffers. After BlockingIOError, the next call must begin with the same bytes."""
-        with self._use:
+        """Sends buffers. After BlockingIOError, or a part, the next call must begin with the bytes that were not sent.
+
+        Returns:
+            The number of bytes that were sent. It may be 0 if the timeout ended within a chunk.
+        """
+        if not self._greeted:
             self._greet()
-            sent = 0
-            begun, self._begun = self._begun, None
-            for chunk in _chunks(buffers, begun):
-                try:
-                    self._socket.send(chunk)
-                except TimeoutError:
-                    self._begun = chunk
-                    if sent:
-                        return sent
-                    raise BlockingIOError from None
-                sent += len(chunk)
-            return sent
+        sent = 0
+        try:
+            if self._unreported:
+                if not self._send(self._unsent):
+                    return 0
+                sent, self._unreported = self._unreported, 0
+                buffers = rest(list(buffers), sent)
+            for chunk in _chunks(buffers):
+                self._tls.write(chunk)
+                self._unreported = len(chunk)
+                if not self._send(self._encrypted.read()):
+                    break
+                sent, self._unreported = sent + len(chunk), 0
+        except BlockingIOError:
+            if not sent:
+                raise
+        return sent
 
     def recv_into(self, buffer: memoryview, nbytes: int = 0, flags: int = 0, /) -> int:
-        with self._use:
+        if not self._greeted:
             self._greet()
-            if flags & _DONT_WAIT and not (self._socket.pending() or self._arrivals.poll(0)):
-                raise BlockingIOError
-            return self._receive(buffer, nbytes)
+        give_up = time.monotonic() + (self._timeout_s or math.inf)
+        target = buffer[:nbytes] if nbytes else buffer
+        while not (count := self._decrypt(target)) and self._fetch(give_up, flags):
+            pass
+        return count
 
     def recvmsg_into(
         self, buffers: Iterable[memoryview], _size: int = 0, flags: int = 0, /
     ) -> tuple[int, list[object], int, None]:
         """Fills the buffers, with MSG_WAITALL completely unless the time is over or the other end closes."""
+        if not self._greeted:
+            self._greet()
         give_up = time.monotonic() + (self._timeout_s or math.inf)
         received = 0
-        with self._use:
-            self._greet()
+        try:
             for buffer in buffers:
                 begin = 0
                 while begin < len(buffer):
-                    try:
-                        count = self._receive(buffer[begin:], 0)
-                    except BlockingIOError:
-                        if received:
-                            return received, [], 0, None
-                        raise
-                    received, begin = received + count, begin + count
-                    if not count or not flags & _WAIT_ALL or time.monotonic() > give_up:
+                    count = self._decrypt(buffer[begin:])
+                    begin, received = begin + count, received + count
+                    if begin == len(buffer):
+                        break
+                    if (received and not flags & _WAIT_ALL) or not self._fetch(give_up):
                         return received, [], 0, None
+        except BlockingIOError:
+            if not received:
+                raise
         return received, [], 0, None
 
     def shutdown(self, how: int, /) -> None:
-        # Not the method of SSLSocket: it goes back to plain text, in which another thread could then send.
-        socket.socket.shutdown(self._socket, how)
+        self._socket.shutdown(how)
 
     def close(self) -> None:
-        """Closes the socket, after the call in progress, if there is one. `shutdown` ends this call."""
-        with suppress(OSError):
-            self.shutdown(socket.SHUT_RDWR)
-        with self._use:
-            self._socket.close()
+        self._socket.close()
 
-    def _receive(self, buffer: memoryview, nbytes: int) -> int:
+    def _send(self, encrypted: Buffer) -> bool:
+        """Sends the encrypted bytes of a chunk, and keeps the rest of them if it cannot. Returns whether it could."""
+        self._unsent = memoryview(encrypted)
+        self._unsent = self._unsent[self._socket.send(encrypted) :]
+        return not self._unsent
+
+    def _decrypt(self, buffer: memoryview) -> int:
+        """Decrypts the complete records that have arrived into a buffer. Returns the number of bytes."""
+        tls, received, size, done = self._tls, self._received, len(buffer), 0
         try:
-            return self._socket.recv_into(buffer, nbytes)
-        except TimeoutError:
-            raise BlockingIOError from None
+            while done < size and (received.pending or tls.pending()):
+                count: int = tls.read(size - done, buffer[done:])  # type: ignore[assignment]
+                if not count:
+                    self._ended = True
+                    break
+                done += count
+        except ssl.SSLWantReadError:
+            pass  # the last record is not complete
+        return done
+
+    def _fetch(self, give_up: float, flags: int = 0) -> bool:
+        """Waits for encrypted bytes.
+
+        Returns:
+            Whether some arrived. Otherwise the other end has closed the connection.
+
+        Raises:
+            BlockingIOError: none arrived in time, or the bytes arrive too slowly to complete a record.
+        """
+        if self._ended:
+            return False
+        if time.monotonic() > give_up:
+            raise BlockingIOError
+        count = self._socket.recv_into(self._arrived, 0, flags)
+        self._received.write(self._arrived[:count])
+        return count > 0
 
     def _greet(self) -> None:
         """Makes the TLS handshake at the first use.
@@ -192,51 +228,67 @@ class TlsStream:
                 use TLS.
             BlockingIOError: it takes too long.
         """
-        if self._greeted:
-            return
+        give_up = time.monotonic() + (self._timeout_s or math.inf)
         try:
-            self._socket.do_handshake()
+            while not self._shake_hands():
+                # The handshake has several reads, and the kernel's timeout holds for each. Python's can be shortened.
+                left = give_up - time.monotonic()
+                self._socket.settimeout(None if left == math.inf else max(left, _SHORTEST_TIMEOUT_S))
+                if not self._fetch(give_up):
+                    self._received.write_eof()
         except TimeoutError:
             raise BlockingIOError from None
         except ssl.SSLError as error:
             if self._accepted:
                 self._refuse(uses_tls=error.reason not in NO_TLS)
             raise _failure(self._peer, error, accepted=self._accepted) from None
+        self._socket.settimeout(None)
         self._greeted = True
+
+    def _shake_hands(self) -> bool:
+        """Continues the TLS handshake with what has arrived. Returns whether it is complete."""
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            complete = False
+        except ssl.SSLError:
+            with suppress(OSError):  # the other end may be gone, and the error is the reason
+                self._socket.sendall(self._encrypted.read())  # an alert
+            raise
+        else:
+            complete = True
+        if answer := self._encrypted.read():
+            self._socket.sendall(answer)
+        return complete
 
     def _refuse(self, *, uses_tls: bool) -> None:
         """Ends the connection after the TLS alert, and reads what the other end has sent, so that no reset follows."""
         with suppress(OSError):
             if not uses_tls:
-                socket.socket.send(self._socket, _ALERT)
-            socket.socket.shutdown(self._socket, socket.SHUT_WR)
-            socket.socket.recv(self._socket, _DRAINED_BYTES, socket.MSG_DONTWAIT)
+                self._socket.send(_ALERT)
+            self._socket.shutdown(socket.SHUT_WR)
+            self._socket.settimeout(None)  # because MSG_DONTWAIT has no effect on a Python socket with a timeout
+            self._socket.recv(_DRAINED_BYTES, socket.MSG_DONTWAIT)
 
 
-def _chunks(buffers: Iterable[Buffer], begun: memoryview | None) -> Iterator[memoryview]:
-    """Yields the bytes of buffers in chunks for `ssl`: small pieces together, large ones in parts.
-
-    Args:
-        buffers: the buffers.
-        begun: their first bytes, if these are a chunk of their own.
-    """
-    if begun:
-        yield begun
-        buffers = rest(list(buffers), len(begun))
-    gathered = bytearray()
+def _chunks(buffers: Iterable[Buffer]) -> Iterator[Buffer]:
+    """Yields the bytes of buffers in chunks for `ssl`: small pieces together, large ones in parts."""
+    gathered: list[Buffer] = []
+    size = 0
     for buffer in buffers:
         if len(buffer) < _GATHERED_BYTES:
-            gathered += buffer
-            if len(gathered) < _WRITE_BYTES:
+            gathered.append(buffer)
+            size += len(buffer)
+            if size < _WRITE_BYTES:
                 continue
         if gathered:
-            yield memoryview(gathered)
-            gathered = bytearray()
+            yield b"".join(gathered)
+            gathered, size = [], 0
         if len(buffer) >= _GATHERED_BYTES:
             view = memoryview(buffer)
             yield from (view[begin : begin + _WRITE_BYTES] for begin in range(0, len(view), _WRITE_BYTES))
     if gathered:
-        yield memoryview(gathered)
+        yield b"".join(gathered)
 
 
 def _seconds(timeout: bytes) -> float:
