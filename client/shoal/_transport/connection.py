@@ -40,7 +40,8 @@ class Frames:
 class ByteStream(Protocol):
     """The socket methods that a connection uses. An encrypted stream implements them as well.
 
-    An encrypted stream also has `pending`, which returns how many decrypted bytes it holds.
+    An encrypted stream also has `pending`, which returns how many bytes it holds that no call has read. Its `sendmsg`
+    returns 0 if a timeout ended after a part of a chunk was sent.
     """
 
     def sendmsg(self, buffers: Iterable[Buffer], /) -> int: ...

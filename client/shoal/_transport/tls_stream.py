@@ -79,8 +79,8 @@ class TlsSecurity:
 class TlsStream:
     """An encrypted stream with the socket methods that a connection uses.
 
-    `ssl` reads and writes two buffers in memory, so that one system call moves many records. A call ends at the kernel's
-    timeout with BlockingIOError, as on a plain lane. The socket carries only bytes that `ssl` has encrypted.
+    `ssl` reads and writes two buffers in memory, so that one system call moves many records. A call ends with
+    BlockingIOError at the kernel's timeout, as on a plain lane. The socket carries only bytes that `ssl` has produced.
 
     Args:
         connection: a connected socket; the stream owns it.
