@@ -130,6 +130,32 @@ def torch_cases() -> Iterator[tuple[Case, Callable[[Values, list[Values]], list[
             lambda o: schedulers.CosineAnnealingLR(o, 90, 0.001),
         ),
         ("adam-constant-warm", {"name": "ConstantLR"}, 20, lambda o: schedulers.ConstantLR(o, 1.0)),
+        (
+            "adam-linear",
+            {"name": "LinearLR", "steps": 80, "final": 0.003},
+            0,
+            lambda o: schedulers.LinearLR(o, 1.0, 0.1, total_iters=80),
+        ),
+        (
+            "adam-piecewise",
+            {"name": "PiecewiseLR", "boundaries": [20, 60], "rates": [0.015, 0.003]},
+            0,
+            lambda o: schedulers.LambdaLR(o, lambda v: 1.0 if v < 20 else 0.5 if v < 60 else 0.1),
+        ),
+        (
+            "adam-onecycle",
+            {"name": "OneCycleLR", "steps": 100},
+            0,
+            lambda o: schedulers.OneCycleLR(o, 0.03, total_steps=100, cycle_momentum=False),
+        ),
+        (
+            "adam-onecycle-linear",
+            {"name": "OneCycleLR", "steps": 100, "rise": 0.4, "div_factor": 10, "final_div_factor": 20, "linear": True},
+            0,
+            lambda o: schedulers.OneCycleLR(
+                o, 0.03, None, 10, 10, 0.4, "linear", cycle_momentum=False, div_factor=10, final_div_factor=20
+            ),
+        ),
     ):
         rate = schedule | {"learning_rate": 0.03, "warmup_steps": warmup}
         case = {"name": name, "optimizer": "Adam", "numbers": {"learning_rate": rate}}

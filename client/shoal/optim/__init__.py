@@ -11,7 +11,16 @@ from shoal.optim._optimizers import (
     RMSProp,
     from_proto,
 )
-from shoal.optim._schedules import ConstantLR, CosineLR, ExponentialLR, Schedule, StepLR
+from shoal.optim._schedules import (
+    ConstantLR,
+    CosineLR,
+    ExponentialLR,
+    LinearLR,
+    OneCycleLR,
+    PiecewiseLR,
+    Schedule,
+    StepLR,
+)
 
 __all__ = [
     "FTRL",
@@ -22,8 +31,11 @@ __all__ = [
     "ConstantLR",
     "CosineLR",
     "ExponentialLR",
+    "LinearLR",
     "Momentum",
+    "OneCycleLR",
     "Optimizer",
+    "PiecewiseLR",
     "RMSProp",
     "Schedule",
     "StepLR",

@@ -8,25 +8,14 @@ PyTorch, and for FTRL those of Keras.
     job = client.submit(shoal.Job("digits:Digits", optimizer=optimizer))
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import InitVar, dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from shoal.errors import InvalidOptimizer
-from shoal.optim._schedules import (
-    ConstantLR,
-    CosineLR,
-    ExponentialLR,
-    Flag,
-    Fraction,
-    NonNegative,
-    NonPositive,
-    Positive,
-    Schedule,
-    Specification,
-    StepLR,
-)
+from shoal.optim._schedules import ConstantLR, Schedule
+from shoal.optim._specifications import Flag, Fraction, NonNegative, NonPositive, Positive, Specification, checked_list
 from shoal.v1 import job_pb2
 
 
@@ -42,9 +31,11 @@ class Optimizer(Specification):
         weight_decay: 0 or more.
         decay_exclude: shell-style, case-sensitive patterns for the names of variables without weight decay, such as
             ("*bias",).
+        lr: another name of `learning_rate`; give one of the two.
 
     Raises:
-        InvalidOptimizer: a number is out of range or not finite, or the patterns are not strings.
+        InvalidOptimizer: a number is out of range or not finite, the patterns are not strings, or an argument is given
+            under both of its names.
     """
 
     kind: ClassVar[str] = "optimizer"
@@ -54,8 +45,23 @@ class Optimizer(Specification):
     learning_rate: float | Schedule = 1e-3
     weight_decay: NonNegative = field(default=0.0, kw_only=True)
     decay_exclude: tuple[str, ...] = field(default=(), kw_only=True)
+    lr: InitVar[float | Schedule | None] = field(default=None, kw_only=True)
 
-    def __post_init__(self) -> None:
+    def __new__(cls, *args: object, **given: object) -> Self:
+        cls._refuse_both(given, "lr", "learning_rate", is_positional=bool(args))
+        return super().__new__(cls)
+
+    @classmethod
+    def _refuse_both(cls, given: Mapping[str, object], alias: str, name: str, *, is_positional: bool) -> None:
+        """Raises InvalidOptimizer if an argument is given under both of its names."""
+        if given.get(alias) is not None and (name in given or is_positional):
+            raise InvalidOptimizer(
+                f"{cls.name}: {name} and {alias} are both given, and {alias} is another name of {name}; give only one"
+            )
+
+    def __post_init__(self, lr: float | Schedule | None) -> None:
+        if lr is not None:
+            object.__setattr__(self, "learning_rate", lr)
         super().__post_init__()
         if not isinstance(self.learning_rate, Schedule):
             ConstantLR.checked({"learning_rate": self.learning_rate}, self.name)
@@ -151,8 +157,8 @@ class Momentum(Optimizer, name="momentum"):
     momentum: Fraction = 0.9
     nesterov: Flag = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __post_init__(self, lr: float | Schedule | None) -> None:
+        super().__post_init__(lr)
         if self.nesterov and not self.momentum:
             raise InvalidOptimizer("momentum: nesterov needs a momentum above 0; raise it, or use SGD")
 
@@ -214,11 +220,27 @@ class Adam(Optimizer, name="adam"):
         beta1: in [0, 1).
         beta2: in [0, 1).
         eps: above 0.
+        betas: (beta1, beta2), instead of `beta1` and `beta2`.
     """
 
     beta1: Fraction = 0.9
     beta2: Fraction = 0.999
     eps: Positive = 1e-8
+    betas: InitVar[tuple[float, float] | None] = field(default=None, kw_only=True)
+
+    def __new__(cls, *args: object, **given: object) -> Self:
+        for place, name in enumerate(("beta1", "beta2"), start=1):
+            cls._refuse_both(given, "betas", name, is_positional=len(args) > place)
+        return super().__new__(cls, *args, **given)
+
+    def __post_init__(self, lr: float | Schedule | None, betas: tuple[float, float] | None) -> None:
+        if betas is not None:
+            both = checked_list(f"{self.name}: betas", betas, Fraction)
+            if len(both) != 2:
+                raise InvalidOptimizer(f"{self.name}: betas is {betas!r}; give two numbers, such as (0.9, 0.999)")
+            object.__setattr__(self, "beta1", both[0])
+            object.__setattr__(self, "beta2", both[1])
+        super().__post_init__(lr)
 
 
 @dataclass(frozen=True)
@@ -266,13 +288,8 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdamW",
-    "ConstantLR",
-    "CosineLR",
-    "ExponentialLR",
     "Momentum",
     "Optimizer",
     "RMSProp",
-    "Schedule",
-    "StepLR",
     "from_proto",
 ]

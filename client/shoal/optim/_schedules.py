@@ -1,137 +1,26 @@
-"""Learning-rate schedules, and the checked parameters that they share with optimizers."""
+"""Learning-rate schedules."""
 
-import dataclasses
 import math
-import numbers
-import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from bisect import bisect_right
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from shoal.errors import InvalidOptimizer
+from shoal.optim._specifications import (
+    AtLeastOne,
+    Count,
+    Factor,
+    Flag,
+    Fraction,
+    NonNegative,
+    PositiveCount,
+    Specification,
+    checked_list,
+)
 from shoal.v1 import job_pb2
 
-
-@dataclass(frozen=True)
-class ValueRange:
-    """The range of a hyperparameter.
-
-    Attributes:
-        description: description of the range for messages.
-        test: returns whether a finite number is in the range.
-    """
-
-    description: str
-    test: Callable[[float], bool]
-
-
-_MAX_COUNT = 2**53  # numbers travel as doubles, which represent all whole numbers up to here
-_TINY = 2.0**-126  # smallest normal float32; a kernel could round a smaller divisor to 0
-
-NonNegative = Annotated[float, ValueRange("at least 0", lambda x: x >= 0)]
-NonPositive = Annotated[float, ValueRange("at most 0", lambda x: x <= 0)]
-Positive = Annotated[float, ValueRange("at least 2**-126", lambda x: x >= _TINY)]
-Fraction = Annotated[float, ValueRange("at least 0 and below 1", lambda x: 0 <= x < 1)]
-Factor = Annotated[float, ValueRange("above 0 and at most 1", lambda x: 0 < x <= 1)]
-Count = Annotated[int, ValueRange("a whole number from 0 to 2**53", lambda x: 0 <= x <= _MAX_COUNT)]
-PositiveCount = Annotated[int, ValueRange("a whole number from 1 to 2**53", lambda x: 1 <= x <= _MAX_COUNT)]
-Flag = Annotated[bool, ValueRange("true or false (1 or 0)", lambda x: x in {0, 1})]
-
-
-@dataclass(frozen=True)
-class Specification:
-    """A schedule or an optimizer: a class that is selected by name and has numbers as parameters.
-
-    A subclass with a `name` is registered with its kind. The constructor checks the fields with an `Annotated` type of
-    this module, and converts them to Python numbers. The message carries them in a map, except for the fields in
-    `separate_fields`.
-
-    Attributes:
-        kind: name of the kind, for error messages.
-        registry: registered classes of the kind, by name.
-        separate_fields: names of the fields that have their own field in the message.
-        name: name of the class in the registry and in messages.
-    """
-
-    kind: ClassVar[str]
-    registry: ClassVar[dict[str, type[Any]]]
-    separate_fields: ClassVar[frozenset[str]] = frozenset()
-    name: ClassVar[str]
-
-    def __init_subclass__(cls, *, name: str = "") -> None:
-        super().__init_subclass__()
-        if name:
-            cls.name = name
-            cls.registry[name] = cls
-
-    def __post_init__(self) -> None:
-        for key, number in self.checked(vars(self), self.name).items():
-            object.__setattr__(self, key, number)
-
-    @classmethod
-    def checked(cls, values: Mapping[str, object], owner: str) -> dict[str, float]:
-        """Checks values for this class, and converts them.
-
-        Args:
-            values: values of fields, by name. Those of fields that are no numbers are left out.
-            owner: what the user gave the values to, for messages: the name of an optimizer or a schedule.
-
-        Returns:
-            The values as Python numbers.
-
-        Raises:
-            InvalidOptimizer: a value is no number, or is out of range.
-        """
-        return {
-            key: _checked(f"{owner}: {key}", values[key], kind, value_range)
-            for key, (kind, value_range) in _ranges(cls).items()
-            if key in values
-        }
-
-    def numbers(self) -> dict[str, float]:
-        """Returns the numbers in the message's map, by field name."""
-        return {key: float(getattr(self, key)) for key in _ranges(type(self)) if key not in self.separate_fields}
-
-    @classmethod
-    def decoded(cls, name: str, values: Mapping[str, float], **separate_fields: Any) -> Self:
-        """Creates the schedule or optimizer that a message describes.
-
-        Args:
-            name: name of the class.
-            values: the message's map of numbers. Missing ones have their defaults.
-            separate_fields: the fields that are not in the map.
-
-        Raises:
-            InvalidOptimizer: the name or a number is unknown, a required number is missing, or one is out of range.
-        """
-        if name not in cls.registry:
-            raise InvalidOptimizer(f"unknown {cls.kind} {name!r}; choose one of {', '.join(sorted(cls.registry))}")
-        member = cls.registry[name]
-        keys = [key for key in _ranges(member) if key not in cls.separate_fields]
-        if unknown := sorted(set(values) - set(keys)):
-            raise InvalidOptimizer(f"{name}: unknown {', '.join(unknown)}; it takes {', '.join(keys) or 'no numbers'}")
-        required = {item.name for item in dataclasses.fields(member) if item.default is dataclasses.MISSING}
-        if missing := sorted(required.intersection(keys).difference(values)):
-            raise InvalidOptimizer(f"{name}: {', '.join(missing)} is missing; give it a value")
-        return typing.cast(Self, member(**values, **separate_fields))
-
-
-def _ranges(cls: type[Specification]) -> dict[str, tuple[type, ValueRange]]:
-    """Returns the type and the range of each checked field, by name, in field order."""
-    hints = typing.get_type_hints(cls, include_extras=True)
-    found = {item.name: typing.get_args(hints[item.name]) for item in dataclasses.fields(cls)}
-    return {
-        key: (args[0], args[1]) for key, args in found.items() if len(args) == 2 and isinstance(args[1], ValueRange)
-    }
-
-
-def _checked(where: str, value: object, kind: type, value_range: ValueRange) -> float:
-    """Returns `value` as a float, int or bool. Raises InvalidOptimizer if it is not a number in the range."""
-    fits = isinstance(value, numbers.Real) and math.isfinite(value) and value_range.test(float(value))
-    if not fits or (kind is not float and kind(value) != value):
-        raise InvalidOptimizer(f"{where} is {value!r}; it must be finite and {value_range.description}")
-    return typing.cast(float, kind(value))
+_MAX_PIECES = 1_000
 
 
 @dataclass(frozen=True)
@@ -168,7 +57,8 @@ class Schedule(Specification, ABC):
 
     def to_proto(self) -> job_pb2.Schedule:
         """Returns the message that carries this schedule."""
-        return job_pb2.Schedule(name=self.name, parameters=self.numbers(), warmup_steps=self.warmup_steps)
+        lists = {name: getattr(self, name) for name in self.separate_fields - Schedule.separate_fields}
+        return job_pb2.Schedule(name=self.name, parameters=self.numbers(), warmup_steps=self.warmup_steps, **lists)
 
     @staticmethod
     def from_proto(message: job_pb2.Schedule) -> "Schedule":
@@ -177,7 +67,9 @@ class Schedule(Specification, ABC):
         Raises:
             InvalidOptimizer: the name or a number is unknown, missing or out of range.
         """
-        return Schedule.decoded(message.name, message.parameters, warmup_steps=message.warmup_steps)
+        given = {"boundaries": tuple(message.boundaries), "rates": tuple(message.rates)}
+        lists = {name: values for name, values in given.items() if values}
+        return Schedule.decoded(message.name, message.parameters, warmup_steps=message.warmup_steps, **lists)
 
 
 @dataclass(frozen=True)
@@ -254,3 +146,110 @@ class CosineLR(Schedule, name="cosine"):
     def _after_warmup(self, version: int, /) -> float:
         fallen = min(version / self.steps, 1.0)
         return self.minimum + (self.learning_rate - self.minimum) * (1 + math.cos(math.pi * fallen)) / 2
+
+
+@dataclass(frozen=True)
+class LinearLR(Schedule, name="linear"):
+    """A rate that changes linearly: learning_rate + (final - learning_rate) * min(v / steps, 1).
+
+    PyTorch's LinearLR with the factors 1 and final / learning_rate is equal.
+
+    Args:
+        learning_rate: initial rate, >= 0.
+        steps: number of updates until `final`, >= 1, without the warm-up.
+        final: final rate, >= 0. It may be above the initial rate.
+        warmup_steps: see `Schedule`.
+    """
+
+    steps: PositiveCount
+    final: NonNegative = 0.0
+
+    def _after_warmup(self, version: int, /) -> float:
+        return _between(self.learning_rate, self.final, min(version / self.steps, 1.0))
+
+
+@dataclass(frozen=True)
+class PiecewiseLR(Schedule, name="piecewise"):
+    """A rate that has a given value from each boundary on.
+
+        PiecewiseLR(0.1, boundaries=(1_000, 5_000), rates=(0.01, 0.001))
+
+    rate(v) = learning_rate for v < boundaries[0], and rates[k] for boundaries[k] <= v < boundaries[k + 1].
+
+    Args:
+        learning_rate: rate before the first boundary, >= 0.
+        boundaries: versions, without the warm-up, from 1 and ascending; 1 to 1,000 of them.
+        rates: for each boundary, the rate from there on, >= 0.
+        interpolate: whether the rate changes linearly instead: from `learning_rate` at version 0 to each of `rates` at
+            its boundary.
+        warmup_steps: see `Schedule`.
+    """
+
+    separate_fields: ClassVar[frozenset[str]] = Schedule.separate_fields | {"boundaries", "rates"}
+
+    boundaries: tuple[int, ...] = ()
+    rates: tuple[float, ...] = ()
+    interpolate: Flag = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "boundaries", checked_list("piecewise: boundaries", self.boundaries, PositiveCount))
+        object.__setattr__(self, "rates", checked_list("piecewise: rates", self.rates, NonNegative))
+        if not 1 <= len(self.boundaries) == len(self.rates) <= _MAX_PIECES:
+            raise InvalidOptimizer(
+                f"piecewise: there are {len(self.boundaries)} boundaries and {len(self.rates)} rates; give as many "
+                f"rates as boundaries, 1 to {_MAX_PIECES:,}"
+            )
+        if sorted(set(self.boundaries)) != list(self.boundaries):
+            raise InvalidOptimizer(f"piecewise: boundaries are {self.boundaries}; give versions in ascending order")
+
+    def _after_warmup(self, version: int, /) -> float:
+        passed = bisect_right(self.boundaries, version)
+        start = self.rates[passed - 1] if passed else self.learning_rate
+        if not self.interpolate or passed == len(self.boundaries):
+            return start
+        since = self.boundaries[passed - 1] if passed else 0
+        return _between(start, self.rates[passed], (version - since) / (self.boundaries[passed] - since))
+
+
+@dataclass(frozen=True)
+class OneCycleLR(Schedule, name="onecycle"):
+    """A rate that rises to a maximum and then falls below its initial value (Smith and Topin, 2017, arXiv:1708.07120).
+
+    From learning_rate / div_factor, the rate rises along a cosine to `learning_rate`, which it has at v = rise * steps
+    - 1. It then falls along a cosine to the initial rate divided by final_div_factor, which it has from v = steps - 1
+    on. PyTorch's OneCycleLR is equal; it raises an error after `steps`.
+
+    Args:
+        learning_rate: largest rate, >= 0.
+        steps: number of updates of the cycle, >= 1, without the warm-up.
+        rise: fraction of `steps` in which the rate rises, in [0, 1).
+        div_factor: largest rate divided by the initial one, >= 1.
+        final_div_factor: initial rate divided by the final one, >= 1.
+        linear: whether the rate changes linearly instead of along a cosine.
+        warmup_steps: see `Schedule`. A cycle usually needs no warm-up, because it begins with a small rate.
+    """
+
+    steps: PositiveCount
+    rise: Fraction = 0.3
+    div_factor: AtLeastOne = 25.0
+    final_div_factor: AtLeastOne = 1e4
+    linear: Flag = False
+
+    def _after_warmup(self, version: int, /) -> float:
+        peak, end = self.rise * self.steps - 1, self.steps - 1
+        first = self.learning_rate / self.div_factor
+        if version <= peak:
+            return self._changed(first, self.learning_rate, version / peak if peak > 0 else 1.0)
+        start = max(peak, -1.0)
+        passed = (version - start) / (end - start) if version < end else 1.0
+        return self._changed(self.learning_rate, first / self.final_div_factor, passed)
+
+    def _changed(self, start: float, stop: float, passed: float) -> float:
+        """Returns the rate after this fraction of the way from `start` to `stop`."""
+        return _between(start, stop, passed if self.linear else (1 - math.cos(math.pi * passed)) / 2)
+
+
+def _between(start: float, stop: float, passed: float) -> float:
+    """Returns the number after this fraction of the way from `start` to `stop`, and exactly `stop` at its end."""
+    return stop if passed >= 1 else start + (stop - start) * passed

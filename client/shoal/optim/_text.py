@@ -5,7 +5,7 @@ from typing import Any
 
 from shoal._job.settings import value
 from shoal.errors import InvalidOptimizer
-from shoal.optim._optimizers import Optimizer
+from shoal.optim._optimizers import Adam, Optimizer
 from shoal.optim._schedules import Schedule
 
 SYNTAX = (
@@ -14,8 +14,11 @@ SYNTAX = (
     + ". Keys are the arguments in shoal.optim. schedule=NAME ("
     + ", ".join(sorted(Schedule.registry))
     + ") takes its keys in the same list: sgd:learning_rate=0.1,schedule=cosine,steps=1000,warmup_steps=50. "
-    "decay_exclude takes patterns of variable names, separated by |."
+    "lr is short for learning_rate. decay_exclude takes patterns of variable names, separated by |. betas, boundaries "
+    "and rates take numbers, separated by |: schedule=piecewise,boundaries=100|200,rates=0.01|0.001."
 )
+
+_NUMBER_LISTS = ("betas", "boundaries", "rates")
 
 
 def parse(text: str) -> Optimizer:
@@ -27,12 +30,18 @@ def parse(text: str) -> Optimizer:
     name, _, rest = text.partition(":")
     kind = _known(Optimizer, name)
     values = _pairs(text, rest)
+    if "lr" in values:
+        if "learning_rate" in values:
+            raise InvalidOptimizer(f"{text}: learning_rate and lr are both given, and mean the same; give only one")
+        values["learning_rate"] = values.pop("lr")
     is_chosen = "schedule" in values
     schedule = _known(Schedule, str(values.pop("schedule", "constant")))
     if "decay_exclude" in values:
         values["decay_exclude"] = tuple(str(values["decay_exclude"]).split("|"))
+    for key in values.keys() & set(_NUMBER_LISTS):
+        values[key] = tuple(value(each) for each in str(values[key]).split("|"))
     rate = {key: values.pop(key) for key in _fields(schedule) if key in values}
-    if unknown := values.keys() - _fields(kind):
+    if unknown := values.keys() - _fields(kind) - _aliases(kind):
         taken = [*_fields(kind), "schedule", *(key for key in _fields(schedule) if key != "learning_rate")]
         raise InvalidOptimizer(
             f"{name}: unknown {', '.join(sorted(unknown))}; with this schedule it takes {', '.join(taken)}"
@@ -66,6 +75,10 @@ def _known(kind: Any, name: str) -> Any:
 
 def _fields(kind: Any) -> dict[str, "dataclasses.Field[Any]"]:
     return {field.name: field for field in dataclasses.fields(kind)}
+
+
+def _aliases(kind: type[Optimizer]) -> set[str]:
+    return {"betas"} if issubclass(kind, Adam) else set()
 
 
 def _required(field: "dataclasses.Field[Any]") -> bool:

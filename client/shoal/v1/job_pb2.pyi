@@ -99,13 +99,23 @@ class Schedule(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
     WARMUP_STEPS_FIELD_NUMBER: _builtins.int
+    BOUNDARIES_FIELD_NUMBER: _builtins.int
+    RATES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """constant, step, exponential or cosine. `parameters` includes learning_rate."""
+    """constant, step, exponential, cosine, linear, piecewise or onecycle. `parameters` includes learning_rate."""
     warmup_steps: _builtins.int
     """Versions over which the rate rises linearly to its value. 0 means no warm-up."""
     @_builtins.property
     def parameters(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """The parameters by name."""
+
+    @_builtins.property
+    def boundaries(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Only for piecewise: versions from 1, ascending, at most 1,000."""
+
+    @_builtins.property
+    def rates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Only for piecewise: for each boundary, the rate from there on."""
 
     def __init__(
         self,
@@ -113,10 +123,12 @@ class Schedule(_message.Message):
         name: _builtins.str = ...,
         parameters: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         warmup_steps: _builtins.int = ...,
+        boundaries: _abc.Iterable[_builtins.int] | None = ...,
+        rates: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "parameters", b"parameters", "warmup_steps", b"warmup_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boundaries", b"boundaries", "name", b"name", "parameters", b"parameters", "rates", b"rates", "warmup_steps", b"warmup_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -29,8 +29,21 @@ SCHEDULES = st.one_of(
     st.builds(optim.ExponentialLR, SIZES, FACTORS, warmup_steps=WARMUPS),
     st.builds(optim.CosineLR, SIZES.map(lambda x: x + 1), COUNTS, FRACTIONS, warmup_steps=WARMUPS),
 )
+OTHER_SCHEDULES = st.one_of(
+    st.builds(optim.LinearLR, SIZES, COUNTS, SIZES, warmup_steps=WARMUPS),
+    st.builds(optim.OneCycleLR, SIZES, COUNTS, FRACTIONS, st.floats(1, 1e6), st.floats(1, 1e6), st.booleans()),
+    st.sets(COUNTS, min_size=1, max_size=5).flatmap(
+        lambda at: st.builds(
+            optim.PiecewiseLR,
+            SIZES,
+            st.just(tuple(sorted(at))),
+            st.lists(SIZES, min_size=len(at), max_size=len(at)).map(tuple),
+            st.booleans(),
+        )
+    ),
+)
 COMMON: dict[str, Any] = {
-    "learning_rate": SIZES | SCHEDULES,
+    "learning_rate": SIZES | SCHEDULES | OTHER_SCHEDULES,
     "weight_decay": SIZES,
     "decay_exclude": st.lists(st.text(max_size=5).filter(str.isprintable), max_size=3).map(tuple),
 }
@@ -68,7 +81,15 @@ def test_the_message_holds_each_number_once() -> None:
 
 def test_names_on_the_wire_are_those_of_the_contract() -> None:
     assert sorted(optim.Optimizer.registry) == ["adagrad", "adam", "adamw", "ftrl", "momentum", "rmsprop", "sgd"]
-    assert sorted(optim.Schedule.registry) == ["constant", "cosine", "exponential", "step"]
+    assert sorted(optim.Schedule.registry) == [
+        "constant",
+        "cosine",
+        "exponential",
+        "linear",
+        "onecycle",
+        "piecewise",
+        "step",
+    ]
     for name, known in {**optim.Optimizer.registry, **optim.Schedule.registry}.items():
         assert known.name == name
         assert known.__name__ in optim.__all__
@@ -93,8 +114,8 @@ def test_missing_field_of_a_message_takes_its_default() -> None:
         ({"name": "momentum", "hyperparameters": {"nesterov": 0.5}}, "momentum: nesterov is 0.5"),
         ({"name": "sgd", "weight_decay": math.inf}, "sgd: weight_decay is inf"),
         (
-            {"name": "sgd", "learning_rate": {"name": "linear"}},
-            "unknown schedule 'linear'; choose one of constant, cosine",
+            {"name": "sgd", "learning_rate": {"name": "triangle"}},
+            "unknown schedule 'triangle'; choose one of constant, cosine",
         ),
         ({"name": "sgd", "learning_rate": {"name": "constant"}}, "constant: learning_rate is missing"),
         (
@@ -104,6 +125,17 @@ def test_missing_field_of_a_message_takes_its_default() -> None:
         (
             {"name": "sgd", "learning_rate": {"name": "constant", "parameters": {"learning_rate": 1, "gamma": 1}}},
             "constant: unknown gamma; it takes learning_rate",
+        ),
+        (
+            {
+                "name": "sgd",
+                "learning_rate": {"name": "constant", "parameters": {"learning_rate": 1}, "boundaries": [1]},
+            },
+            "constant: it takes no boundaries",
+        ),
+        (
+            {"name": "sgd", "learning_rate": {"name": "piecewise", "parameters": {"learning_rate": 1}}},
+            "piecewise: there are 0 boundaries and 0 rates",
         ),
     ],
 )
@@ -143,6 +175,21 @@ def test_messages_that_are_not_ours_are_refused(message: dict[str, Any], says: s
         (lambda: UNTYPED.ExponentialLR(1.0, 0.0), "exponential: gamma is 0.0"),
         (lambda: UNTYPED.CosineLR(1.0, 10, minimum=2.0), "cosine: minimum 2.0 is above learning_rate 1.0"),
         (lambda: UNTYPED.ConstantLR(1.0, warmup_steps=-1), "constant: warmup_steps is -1"),
+        (lambda: UNTYPED.LinearLR(1.0, 10, math.nan), "linear: final is nan"),
+        (lambda: UNTYPED.OneCycleLR(1.0, 10, div_factor=0.5), "onecycle: div_factor is 0.5; it must be finite and at"),
+        (lambda: UNTYPED.PiecewiseLR(1.0, 5, 0.1), "piecewise: boundaries is 5; give a tuple"),
+        (lambda: UNTYPED.PiecewiseLR(1.0, (5,), (0.1, 0.2)), "piecewise: there are 1 boundaries and 2 rates"),
+        (lambda: UNTYPED.PiecewiseLR(1.0, (5, 5), (1, 1)), "piecewise: boundaries are (5, 5); give versions in asc"),
+        (lambda: UNTYPED.PiecewiseLR(1.0, (0,), (1,)), "a number of piecewise: boundaries is 0; it must be finite and"),
+        (lambda: UNTYPED.PiecewiseLR(1.0, (5,), (math.nan,)), "a number of piecewise: rates is nan"),
+        (lambda: UNTYPED.PiecewiseLR(1.0, range(1, 1002), [0] * 1001), "piecewise: there are 1001 boundaries"),
+        (lambda: UNTYPED.SGD(lr=math.nan), "sgd: learning_rate is nan"),
+        (lambda: UNTYPED.SGD(0.1, lr=0.2), "sgd: learning_rate and lr are both given, and lr is another name of"),
+        (lambda: UNTYPED.Adam(learning_rate=0.1, lr=0.1), "adam: learning_rate and lr are both given"),
+        (lambda: UNTYPED.Adam(betas=(0.9, 0.99), beta2=0.9), "adam: beta2 and betas are both given"),
+        (lambda: UNTYPED.AdamW(0.1, 0.9, betas=(0.9, 0.99)), "adamw: beta1 and betas are both given"),
+        (lambda: UNTYPED.Adam(betas=(0.9,)), "adam: betas is (0.9,); give two numbers"),
+        (lambda: UNTYPED.Adam(betas=(0.9, 1)), "a number of adam: betas is 1"),
     ],
 )
 def test_numbers_out_of_range_are_refused(build: Callable[[], Any], says: str) -> None:
@@ -161,6 +208,13 @@ def test_specifications_are_frozen_and_comparable() -> None:
         optimizer.beta1 = 0.5  # type: ignore[misc]
 
 
+def test_other_names_of_arguments_set_the_same_fields() -> None:
+    assert optim.SGD(lr=0.5) == optim.SGD(0.5)
+    assert optim.AdamW(lr=optim.LinearLR(0.1, 9), betas=(0.8, 0.95)) == optim.AdamW(optim.LinearLR(0.1, 9), 0.8, 0.95)
+    assert dataclasses.replace(optim.Adam(lr=0.5, betas=(0.8, 0.95)), eps=1e-3) == optim.Adam(0.5, 0.8, 0.95, 1e-3)
+    assert optim.Momentum(lr=0.5, nesterov=True) == optim.Momentum(0.5, nesterov=True)
+
+
 def test_patterns_match_with_case() -> None:
     optimizer = optim.SGD(weight_decay=0.5, decay_exclude=("*bias", "norm[0-9]/*"))
     names = ("dense/kernel", "dense/bias", "dense/Bias", "norm1/scale", "normal/scale", "bias_of")
@@ -177,6 +231,30 @@ def test_rates() -> None:
     assert rates(optim.ExponentialLR(8.0, 0.5), 0, 1, 3, 10**6) == [8, 4, 1, 0]
     cosine = optim.CosineLR(3.0, 100, minimum=1.0)
     assert rates(cosine, 0, 50, 100, 101, 10**9) == pytest.approx([3, 2, 1, 1, 1], rel=1e-15)
+
+
+def test_rates_that_change_linearly_or_in_pieces() -> None:
+    linear = optim.LinearLR(1.0, 4, 3.0, warmup_steps=2)
+    assert rates(linear, 0, 1, 2, 3, 6, 10**9) == [0.5, 1, 1, 1.5, 3, 3]
+    assert rates(optim.LinearLR(1.0, 10), 9, 10) == pytest.approx([0.1, 0])
+    pieces = optim.PiecewiseLR(1.0, (2, 6), (0.5, 2.5))
+    assert rates(pieces, 0, 1, 2, 5, 6, 10**9) == [1, 1, 0.5, 0.5, 2.5, 2.5]
+    joined = optim.PiecewiseLR(1.0, (2, 6), (0.5, 2.5), interpolate=True)
+    assert rates(joined, 0, 1, 2, 3, 6, 10**9) == [1, 0.75, 0.5, 1, 2.5, 2.5]
+
+
+def test_one_cycle_rises_and_falls() -> None:
+    cycle = optim.OneCycleLR(1.0, 100, 0.5, 10, 100)
+    assert rates(cycle, 0, 49, 99, 100, 10**9) == pytest.approx([0.1, 1, 0.001, 0.001, 0.001], rel=1e-12)
+    straight = optim.OneCycleLR(1.0, 101, 0.0, linear=True)
+    assert rates(straight, 0, 100) == pytest.approx([1 - (1 - 4e-6) / 101, 4e-6], rel=1e-12)
+    assert rates(optim.OneCycleLR(1.0, 1), 0, 1) == pytest.approx([4e-6, 4e-6])
+
+
+@given(schedule=OTHER_SCHEDULES, version=st.integers(0, 2**60))
+def test_a_rate_is_between_those_that_its_schedule_names(schedule: optim.Schedule, version: int) -> None:
+    named = [schedule.learning_rate, *getattr(schedule, "rates", ()), getattr(schedule, "final", 0.0)]
+    assert 0 <= schedule.rate(version) <= max(named) * (1 + 1e-12)
 
 
 def test_warm_up_rises_to_the_rate_and_then_the_schedule_starts() -> None:

@@ -272,6 +272,11 @@ class TestOptimizers:
                 "sgd:weight_decay=0.1,decay_exclude=*bias|norm*",
                 shoal.optim.SGD(weight_decay=0.1, decay_exclude=("*bias", "norm*")),
             ),
+            ("adam:lr=0.01,betas=0.8|0.95", shoal.optim.Adam(0.01, 0.8, 0.95)),
+            (
+                "sgd:lr=0.1,schedule=piecewise,boundaries=10|20,rates=0.01|0.001",
+                shoal.optim.SGD(shoal.optim.PiecewiseLR(0.1, (10, 20), (0.01, 0.001))),
+            ),
         ],
     )
     def test_are_read_as_people_write_them(self, text: str, made: Optimizer) -> None:
@@ -289,6 +294,10 @@ class TestOptimizers:
             ("adam:warmup_steps=2.5", "adam: warmup_steps is 2.5"),
             ("adam:learning_rate=fast,schedule=cosine,steps=9", "cosine: learning_rate is 'fast'"),
             ("adam:beta1=2", "beta1"),
+            ("adam:lr=1,learning_rate=1", "learning_rate and lr are both given"),
+            ("adam:beta1=0.9,betas=0.9|0.99", "beta1 and betas are both given"),
+            ("sgd:betas=0.9|0.99", "unknown betas"),
+            ("sgd:schedule=piecewise,boundaries=1|x,rates=1|2", "a number of piecewise: boundaries is 'x'"),
         ],
     )
     def test_error_names_the_invalid_part(self, text: str, said: str) -> None:
