@@ -69,7 +69,7 @@ def speed(seconds: list[float]) -> float:
 def updates(optimizer: optim.Optimizer) -> Callable[[], float]:
     """Returns a function that makes one update of an arena and returns the seconds that it took."""
     rule = update_rules.rule_for(optimizer)
-    decay_ranges = update_rules.decay_ranges_for([("w", ELEMENTS)], optimizer)
+    setting_ranges = update_rules.setting_ranges_for([("w", ELEMENTS)], optimizer)
     chance = np.random.default_rng(0)
     values, gradient = (arrays.empty(ELEMENTS, np.float32) for _ in range(2))
     for array in (values, gradient):
@@ -80,7 +80,7 @@ def updates(optimizer: optim.Optimizer) -> Callable[[], float]:
     def update() -> float:
         nonlocal version
         start = time.perf_counter()
-        rule.apply(values, gradient, slots, version=version, lr_scale=1.0, decay_ranges=decay_ranges)
+        rule.apply(values, gradient, slots, version=version, lr_scale=1.0, setting_ranges=setting_ranges)
         version += 1
         return time.perf_counter() - start
 

@@ -115,6 +115,23 @@ def torch_cases() -> Iterator[tuple[Case, Callable[[Values, list[Values]], list[
         numbers = {"learning_rate": 0.05, "weight_decay": decay, "decay_exclude": ["*bias"]}
         case = {"name": name, "optimizer": ours, "numbers": numbers}
         yield case, torch_run(reference, {"lr": 0.05, "weight_decay": decay}, exclude="bias")
+    for name, ours, reference in (
+        ("sgd-groups", "SGD", optim.SGD),
+        ("adagrad-groups", "Adagrad", optim.Adagrad),
+        ("adam-groups", "Adam", optim.Adam),
+        ("adamw-groups", "AdamW", optim.AdamW),
+        ("rmsprop-groups", "RMSProp", optim.RMSprop),
+    ):
+        groups: Case = {"kernel": {"rate": 0.25}, "bias": {"rate": 2.0, "weight_decay": 0.02}}
+        numbers = {"learning_rate": 0.02, "weight_decay": 0.1}
+        case = {"name": name, "optimizer": ours, "numbers": numbers | {"groups": in_groups(groups)}}
+        yield case, torch_run(reference, {"lr": 0.02, "weight_decay": 0.1}, groups=groups)
+    groups = {"kernel": {"rate": 2.0}, "bias": {"frozen": True}}
+    numbers = {"learning_rate": 0.01, "groups": in_groups(groups)}
+    yield (
+        {"name": "adam-frozen", "optimizer": "Adam", "numbers": numbers},
+        torch_run(optim.Adam, {"lr": 0.01}, groups=groups),
+    )
     for name, schedule, warmup, scheduler in (
         ("adam-step", {"name": "StepLR", "step_size": 30, "gamma": 0.5}, 0, lambda o: schedulers.StepLR(o, 30, 0.5)),
         (
@@ -162,6 +179,11 @@ def torch_cases() -> Iterator[tuple[Case, Callable[[Values, list[Values]], list[
         yield case, torch_run(optim.Adam, {"lr": 0.03}, scheduler=after_warmup(warmup, scheduler))
 
 
+def in_groups(groups: Case) -> list[Case]:
+    """Returns the arguments of our groups; the pattern is the name of a variable."""
+    return [{"pattern": name} | settings for name, settings in groups.items()]
+
+
 def after_warmup(warmup: int, scheduler: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """A scheduler behind a linear warm-up whose update v, from 0, has the rate (v + 1) / warmup."""
 
@@ -175,21 +197,37 @@ def after_warmup(warmup: int, scheduler: Callable[[Any], Any]) -> Callable[[Any]
 
 
 def torch_run(
-    reference: Any, numbers: Case, *, exclude: str = "", scheduler: Callable[[Any], Any] | None = None
+    reference: Any,
+    numbers: Case,
+    *,
+    exclude: str = "",
+    groups: Case | None = None,
+    scheduler: Callable[[Any], Any] | None = None,
 ) -> Callable[[Values, list[Values]], list[Values]]:
     """Trains with a PyTorch optimizer, one parameter group a variable; `exclude` has no weight decay."""
+    ours = groups or {}
+
+    def theirs(name: str) -> Case:
+        """Returns the settings of a variable's parameter group."""
+        settings = dict(ours.get(name, {}))
+        settings.pop("frozen", False)
+        rate = settings.pop("rate", None)
+        return (
+            settings
+            | ({"weight_decay": 0.0} if name == exclude else {})
+            | ({"lr": rate * numbers["lr"]} if rate else {})
+        )
 
     def run(initial: Values, gradients: list[Values]) -> list[Values]:
         parts = torch.tensor(initial, dtype=torch.float64).split(list(SIZES.values()))
         named = dict(zip(SIZES, (part.clone().requires_grad_() for part in parts), strict=True))
-        groups = [{"params": [x]} | ({"weight_decay": 0.0} if name == exclude else {}) for name, x in named.items()]
-        optimizer = reference(groups, **numbers)
+        optimizer = reference([{"params": [x]} | theirs(name) for name, x in named.items()], **numbers)
         schedule = scheduler(optimizer) if scheduler else None
         kept = []
         for number, gradient in enumerate(gradients, start=1):
             slopes = torch.tensor(gradient, dtype=torch.float64).split(list(SIZES.values()))
-            for x, slope in zip(named.values(), slopes, strict=True):
-                x.grad = slope
+            for (name, x), slope in zip(named.items(), slopes, strict=True):
+                x.grad = None if ours.get(name, {}).get("frozen") else slope
             optimizer.step()
             if schedule:
                 schedule.step()

@@ -1,5 +1,6 @@
 """Optimizers and learning-rate schedules. A job names them, and the servers apply them."""
 
+from shoal.optim._groups import Group, VariableSettings
 from shoal.optim._optimizers import (
     FTRL,
     SGD,
@@ -31,6 +32,7 @@ __all__ = [
     "ConstantLR",
     "CosineLR",
     "ExponentialLR",
+    "Group",
     "LinearLR",
     "Momentum",
     "OneCycleLR",
@@ -39,5 +41,6 @@ __all__ = [
     "RMSProp",
     "Schedule",
     "StepLR",
+    "VariableSettings",
     "from_proto",
 ]

@@ -8,12 +8,13 @@ PyTorch, and for FTRL those of Keras.
     job = client.submit(shoal.Job("digits:Digits", optimizer=optimizer))
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import InitVar, dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from shoal.errors import InvalidOptimizer
+from shoal.optim._groups import Group, VariableSettings, checked_groups, group_of, unmatched_patterns
 from shoal.optim._schedules import ConstantLR, Schedule
 from shoal.optim._specifications import Flag, Fraction, NonNegative, NonPositive, Positive, Specification, checked_list
 from shoal.v1 import job_pb2
@@ -31,6 +32,8 @@ class Optimizer(Specification):
         weight_decay: 0 or more.
         decay_exclude: shell-style, case-sensitive patterns for the names of variables without weight decay, such as
             ("*bias",).
+        groups: settings of some variables, by patterns of their names: see `Group`. If several patterns match a
+            variable, the first one counts. Each pattern must match a trainable variable of the job.
         lr: another name of `learning_rate`; give one of the two.
 
     Raises:
@@ -45,28 +48,27 @@ class Optimizer(Specification):
     learning_rate: float | Schedule = 1e-3
     weight_decay: NonNegative = field(default=0.0, kw_only=True)
     decay_exclude: tuple[str, ...] = field(default=(), kw_only=True)
+    groups: Sequence[Group] = field(default=(), kw_only=True)
     lr: InitVar[float | Schedule | None] = field(default=None, kw_only=True)
 
-    def __new__(cls, *args: object, **given: object) -> Self:
-        cls._refuse_both(given, "lr", "learning_rate", is_positional=bool(args))
-        return super().__new__(cls)
-
-    @classmethod
-    def _refuse_both(cls, given: Mapping[str, object], alias: str, name: str, *, is_positional: bool) -> None:
-        """Raises InvalidOptimizer if an argument is given under both of its names."""
-        if given.get(alias) is not None and (name in given or is_positional):
+    def _refuse_both(self, alias: str, name: str) -> None:
+        """Raises InvalidOptimizer if an argument with another name is given under this name, too."""
+        # By identity: an argument that equals the default is another object.
+        if getattr(self, name) is not getattr(type(self), name):
             raise InvalidOptimizer(
-                f"{cls.name}: {name} and {alias} are both given, and {alias} is another name of {name}; give only one"
+                f"{self.name}: {name} and {alias} are both given, and {alias} sets {name}; give only one of them"
             )
 
     def __post_init__(self, lr: float | Schedule | None) -> None:
         if lr is not None:
+            self._refuse_both("lr", "learning_rate")
             object.__setattr__(self, "learning_rate", lr)
         super().__post_init__()
         if not isinstance(self.learning_rate, Schedule):
             ConstantLR.checked({"learning_rate": self.learning_rate}, self.name)
         object.__setattr__(self, "learning_rate", _simplified(self.schedule))
         object.__setattr__(self, "decay_exclude", _patterns(self.name, self.decay_exclude))
+        object.__setattr__(self, "groups", checked_groups(self.name, self.groups))
 
     @property
     def schedule(self) -> Schedule:
@@ -82,10 +84,21 @@ class Optimizer(Specification):
         given = self.learning_rate
         return given.rate(version) if isinstance(given, Schedule) else given  # a new schedule per call is too slow
 
-    def decay_of(self, variable: str) -> float:
-        """Returns the weight decay of the variable of this name: 0 if a pattern of `decay_exclude` matches."""
+    def settings_of(self, variable: str) -> VariableSettings:
+        """Returns the settings of the variable of this name.
+
+        The weight decay is that of its group, if the group has one. Otherwise it is 0 if a pattern of `decay_exclude`
+        matches, and else `weight_decay`.
+        """
+        group = group_of(self.groups, variable)
+        if group and group.weight_decay is not None:
+            return VariableSettings(group.rate, group.weight_decay)
         excluded = any(fnmatchcase(variable, pattern) for pattern in self.decay_exclude)
-        return 0.0 if excluded else self.weight_decay
+        return VariableSettings(group.rate if group else 1.0, 0.0 if excluded else self.weight_decay)
+
+    def unmatched(self, variables: Iterable[str]) -> str:
+        """Returns an error text if a group's pattern matches none of these trainable variables; otherwise ""."""
+        return unmatched_patterns(self.groups, variables)
 
     def to_proto(self) -> job_pb2.Optimizer:
         """Returns the message that carries this optimizer."""
@@ -95,6 +108,7 @@ class Optimizer(Specification):
             learning_rate=self.schedule.to_proto(),
             weight_decay=self.weight_decay,
             decay_exclude=self.decay_exclude,
+            groups=[group.to_proto() for group in self.groups],
         )
 
 
@@ -110,6 +124,7 @@ def from_proto(message: job_pb2.Optimizer) -> Optimizer:
         message.hyperparameters,
         weight_decay=message.weight_decay,
         decay_exclude=tuple(message.decay_exclude),
+        groups=tuple(Group.from_proto(group) for group in message.groups),
         **rate,
     )
 
@@ -228,18 +243,14 @@ class Adam(Optimizer, name="adam"):
     eps: Positive = 1e-8
     betas: InitVar[tuple[float, float] | None] = field(default=None, kw_only=True)
 
-    def __new__(cls, *args: object, **given: object) -> Self:
-        for place, name in enumerate(("beta1", "beta2"), start=1):
-            cls._refuse_both(given, "betas", name, is_positional=len(args) > place)
-        return super().__new__(cls, *args, **given)
-
     def __post_init__(self, lr: float | Schedule | None, betas: tuple[float, float] | None) -> None:
         if betas is not None:
             both = checked_list(f"{self.name}: betas", betas, Fraction)
             if len(both) != 2:
                 raise InvalidOptimizer(f"{self.name}: betas is {betas!r}; give two numbers, such as (0.9, 0.999)")
-            object.__setattr__(self, "beta1", both[0])
-            object.__setattr__(self, "beta2", both[1])
+            for name, value in zip(("beta1", "beta2"), both, strict=True):
+                self._refuse_both("betas", name)
+                object.__setattr__(self, name, value)
         super().__post_init__(lr)
 
 

@@ -165,6 +165,7 @@ class Optimizer(_message.Message):
     LEARNING_RATE_FIELD_NUMBER: _builtins.int
     WEIGHT_DECAY_FIELD_NUMBER: _builtins.int
     DECAY_EXCLUDE_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name of a class of shoal.optim in lower case, such as adamw."""
     weight_decay: _builtins.float
@@ -181,6 +182,12 @@ class Optimizer(_message.Message):
     def decay_exclude(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Shell-style patterns of variable names that weight decay skips, such as "*bias"."""
 
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___OptimizerGroup]:
+        """Settings of some variables, at most 1,000. If several patterns match a variable, the first group counts. If a pattern
+        matches no trainable variable of the job, Describe returns INVALID_ARGUMENT, INVALID_JOB.
+        """
+
     def __init__(
         self,
         *,
@@ -189,14 +196,54 @@ class Optimizer(_message.Message):
         learning_rate: Global___Schedule | None = ...,
         weight_decay: _builtins.float = ...,
         decay_exclude: _abc.Iterable[_builtins.str] | None = ...,
+        groups: _abc.Iterable[Global___OptimizerGroup] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["learning_rate", b"learning_rate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decay_exclude", b"decay_exclude", "hyperparameters", b"hyperparameters", "learning_rate", b"learning_rate", "name", b"name", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decay_exclude", b"decay_exclude", "groups", b"groups", "hyperparameters", b"hyperparameters", "learning_rate", b"learning_rate", "name", b"name", "weight_decay", b"weight_decay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Optimizer: _TypeAlias = Optimizer  # noqa: Y015
+
+@_typing.final
+class OptimizerGroup(_message.Message):
+    """Settings of the variables whose names match a pattern."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATTERN_FIELD_NUMBER: _builtins.int
+    RATE_FIELD_NUMBER: _builtins.int
+    WEIGHT_DECAY_FIELD_NUMBER: _builtins.int
+    pattern: _builtins.str
+    """A shell-style pattern of variable names, such as "*bias"."""
+    rate: _builtins.float
+    """The factor of the learning rate, >= 0. Not set means 1. 0 means that updates leave the variables and their optimizer
+    slots alone.
+    """
+    weight_decay: _builtins.float
+    """The weight decay. Not set means that of the optimizer."""
+    def __init__(
+        self,
+        *,
+        pattern: _builtins.str = ...,
+        rate: _builtins.float | None = ...,
+        weight_decay: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_rate", b"_rate", "_weight_decay", b"_weight_decay", "rate", b"rate", "weight_decay", b"weight_decay"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rate", b"_rate", "_weight_decay", b"_weight_decay", "pattern", b"pattern", "rate", b"rate", "weight_decay", b"weight_decay"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__rate: _TypeAlias = _typing.Literal["rate"]  # noqa: Y015
+    _WhichOneofArgType__rate: _TypeAlias = _typing.Literal["_rate", b"_rate"]  # noqa: Y015
+    _WhichOneofReturnType__weight_decay: _TypeAlias = _typing.Literal["weight_decay"]  # noqa: Y015
+    _WhichOneofArgType__weight_decay: _TypeAlias = _typing.Literal["_weight_decay", b"_weight_decay"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rate) -> _WhichOneofReturnType__rate | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__weight_decay) -> _WhichOneofReturnType__weight_decay | None: ...
+
+Global___OptimizerGroup: _TypeAlias = OptimizerGroup  # noqa: Y015
 
 @_typing.final
 class Consistency(_message.Message):

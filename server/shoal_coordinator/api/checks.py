@@ -48,7 +48,7 @@ def check_submission(spec: Job, token: str) -> None:
 
     Raises:
         BadRequest: A text has control characters.
-        LimitExceeded: A text is too long, or the optimizer has too many patterns.
+        LimitExceeded: A text is too long, or the optimizer has too many patterns or groups.
         ProgramNotAllowed: The program is in Python's standard library.
     """
     owner = f"of job {spec.name}"
@@ -58,8 +58,12 @@ def check_submission(spec: Job, token: str) -> None:
     patterns = spec.optimizer.decay_exclude
     if len(patterns) > catalogue.DECAY_PATTERNS.default:
         raise catalogue.DECAY_PATTERNS.refusal(f"decay_exclude {owner} has {len(patterns)} patterns")
+    if len(spec.optimizer.groups) > catalogue.OPTIMIZER_GROUPS.default:
+        raise catalogue.OPTIMIZER_GROUPS.refusal(f"the optimizer {owner} has {len(spec.optimizer.groups)} groups")
     for pattern in patterns:
         check_text(f"a pattern of decay_exclude {owner}", pattern)
+    for group in spec.optimizer.groups:
+        check_text(f"the pattern of a group of the optimizer {owner}", group.pattern)
     check_not_standard_library(spec.program)
 
 

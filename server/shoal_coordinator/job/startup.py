@@ -74,12 +74,15 @@ class JobStartup:
         """Records a worker's description of the program; returns its `conflict`, or an empty string.
 
         Raises:
-            InvalidJob: the program has no variables.
+            InvalidJob: the program has no variables, or a group of the optimizer matches none of them.
         """
         plan, description = self._plan, event.description
         if not description.variables:
             raise errors.InvalidJob(f"the program of job {self._spec.name} has no variables; define at least one")
         if plan.description is None:
+            names = [name for name, it in description.variables.items() if it.trainable]
+            if problem := self._spec.optimizer.unmatched(names):
+                raise errors.InvalidJob(f"job {self._spec.name}: {problem}")
             plan.describe(description)
             self._accounting.begin(description.samples)
         elif conflict := self.conflict(event.worker, description):

@@ -117,8 +117,9 @@ CLAIMS = writable(types.int64)
 def update(*, slots: int, optional_slots: int = 0, scalars: int, optional_scalars: int = 0) -> Callable[[F], F]:
     """Returns a decorator that registers an update kernel.
 
-    A kernel's arguments are: values, gradient, slots, optional slots, bounds, decay, claims, scalars, optional scalars.
-    An optional argument may be None. Each combination is compiled separately, so `if slot is not None` costs nothing.
+    A kernel's arguments are: values, gradient, slots, optional slots, bounds, decay, rates, claims, scalars, optional
+    scalars. An optional argument may be None. Each combination is compiled separately, so `if slot is not
+    None` costs nothing.
 
     Args:
         slots: number of slots.
@@ -126,7 +127,7 @@ def update(*, slots: int, optional_slots: int = 0, scalars: int, optional_scalar
         scalars: number of scalars.
         optional_scalars: number of scalars that may be None.
     """
-    shares = (readable(types.int64), readable(types.float64), CLAIMS)
+    shares = (readable(types.int64), readable(types.float64), readable(types.float64), CLAIMS)
     signatures = []
     for dtype in FLOATS:
         arena = (writable(dtype), readable(dtype), *[writable(dtype)] * slots)

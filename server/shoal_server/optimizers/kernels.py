@@ -4,10 +4,11 @@ Arrays are flat, contiguous and aligned. All arrays and scalars of an update hav
 check the sizes (`update_rules` does). Kernels run without the GIL. The same inputs give the same bits on every call, on
 any number of threads. Half-precision gradients are widened to float32 before a kernel gets them.
 
-An update kernel gets an arena's values, the gradient, the slots, the decay ranges (`bounds` and `decay`), the claims
-(the counter by which threads divide the work) and scalars. It changes values and slots. The elements [bounds[k],
-bounds[k + 1]) have weight decay decay[k], so one call can update ten thousand variables. Threads with the same claims
-share an arena: each takes the next block by an atomic addition. The bits do not depend on which thread takes a block.
+An update kernel gets an arena's values, the gradient, the slots, the setting ranges (`bounds`, `decay`, `rates`), the
+claims (the counter by which threads divide the work) and scalars. It changes values and slots. The elements [bounds[k],
+bounds[k + 1]) have weight decay decay[k], and their learning rate is multiplied by rates[k], so one call can update ten
+thousand variables. Where rates[k] is 0, nothing changes. Threads with the same claims share an arena: each takes the
+next block by an atomic addition. The bits do not depend on which thread takes a block.
 
 Code that is compiled into a kernel must be in the kernel's own file, because Numba only tracks changes there.
 """
@@ -39,13 +40,12 @@ __all__ = ["accumulate", "adagrad", "adam", "all_finite", "ftrl", "momentum", "r
 
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
 Bounds: TypeAlias = npt.NDArray[np.int64]
-Decay: TypeAlias = npt.NDArray[np.float64]
+Settings: TypeAlias = npt.NDArray[np.float64]
 Scalar: TypeAlias = np.floating[Any]
 
 BLOCK = 1 << 17  # elements: 0.1 ms of work, so that no thread waits long for the last block
 
-_INT64 = ir.IntType(64)
-_UNSIGNED = (types.uint16, types.uint32, types.uint64)
+_INT64, _UNSIGNED = ir.IntType(64), (types.uint16, types.uint32, types.uint64)
 
 
 def _address_of(_context: Any, array: Any) -> tuple[Any, Callable[..., Any]]:
@@ -91,11 +91,9 @@ def _blocks(claims: int) -> Iterator[tuple[int, int]]:
 
 
 @compiled
-def _runs(bounds: int, claims: int) -> Iterator[tuple[int, int, int]]:
-    """Yields the claimed blocks in parts (k, start, stop), each within decay range k.
-
-    The ranges cover all elements. This repeats the loop of `_blocks`: a nested generator compiles a third longer.
-    """
+def _runs(bounds: int, rates: int, claims: int) -> Iterator[tuple[int, int, int]]:
+    """Yields the claimed blocks in parts (k, start, stop), each within setting range k, but none of the rate 0."""
+    # This repeats the loop of `_blocks`: a nested generator compiles a third longer. The ranges cover all elements.
     k = 0  # blocks that a thread claims later lie further on
     end = _item(claims, 1)
     start = _take(claims, BLOCK)
@@ -105,7 +103,8 @@ def _runs(bounds: int, claims: int) -> Iterator[tuple[int, int, int]]:
             while _item(bounds, k + 1) <= start:
                 k += 1
             stop = min(_item(bounds, k + 1), block_end)
-            yield k, start, stop
+            if _item(rates, k) != 0:  # the bits of the float64
+                yield k, start, stop
             start = stop
         start = _take(claims, BLOCK)
 
@@ -115,18 +114,20 @@ def _runs(bounds: int, claims: int) -> Iterator[tuple[int, int, int]]:
 
 
 @update(slots=0, scalars=1)
-def sgd(values: Array, gradient: Array, bounds: Bounds, decay: Decay, claims: Claims, rate: Scalar) -> None:
+def sgd(
+    values: Array, gradient: Array, bounds: Bounds, decay: Settings, rates: Settings, claims: Claims, rate: Scalar
+) -> None:
     """Applies `shoal.optim.SGD`.
 
     Args:
-        values, gradient, bounds, decay, claims, rate: see `compilation.update`; rate is the learning rate.
+        values, gradient, bounds, decay, rates, claims, rate: see `compilation.update`; rate is the learning rate.
     """
-    for k, start, stop in _runs(_address(bounds), _address(claims)):
+    for k, start, stop in _runs(_address(bounds), _address(rates), _address(claims)):
         cut = slice(start, stop)
         x, g = values[cut], gradient[cut]
-        coupled = values.dtype.type(decay[k])
+        coupled, own = values.dtype.type(decay[k]), rate * values.dtype.type(rates[k])
         for i in range(x.size):
-            x[i] -= rate * (g[i] + coupled * x[i])
+            x[i] -= own * (g[i] + coupled * x[i])
 
 
 @update(slots=1, scalars=4)
@@ -135,7 +136,8 @@ def momentum(
     gradient: Array,
     momentum_buffer: Array,
     bounds: Bounds,
-    decay: Decay,
+    decay: Settings,
+    rates: Settings,
     claims: Claims,
     rate: Scalar,
     keep: Scalar,
@@ -145,18 +147,18 @@ def momentum(
     """Applies `shoal.optim.Momentum`: the step is direct * g + through * s.
 
     Args:
-        values, gradient, momentum_buffer, bounds, decay, claims: see `compilation.update`.
+        values, gradient, momentum_buffer, bounds, decay, rates, claims: see `compilation.update`.
         rate, keep: learning rate, and factor of the momentum buffer s.
         direct, through: (0, 1), or (1, momentum) for Nesterov momentum.
     """
-    for k, start, stop in _runs(_address(bounds), _address(claims)):
+    for k, start, stop in _runs(_address(bounds), _address(rates), _address(claims)):
         cut = slice(start, stop)
         x, g, s = values[cut], gradient[cut], momentum_buffer[cut]
-        coupled = values.dtype.type(decay[k])
+        coupled, own = values.dtype.type(decay[k]), rate * values.dtype.type(rates[k])
         for i in range(x.size):
             slope = g[i] + coupled * x[i]
             s[i] = keep * s[i] + slope
-            x[i] -= rate * (direct * slope + through * s[i])
+            x[i] -= own * (direct * slope + through * s[i])
 
 
 @update(slots=1, scalars=2)
@@ -165,7 +167,8 @@ def adagrad(
     gradient: Array,
     accumulator: Array,
     bounds: Bounds,
-    decay: Decay,
+    decay: Settings,
+    rates: Settings,
     claims: Claims,
     rate: Scalar,
     eps: Scalar,
@@ -173,17 +176,17 @@ def adagrad(
     """Applies `shoal.optim.Adagrad`.
 
     Args:
-        values, gradient, accumulator, bounds, decay, claims: see `compilation.update`.
+        values, gradient, accumulator, bounds, decay, rates, claims: see `compilation.update`.
         rate, eps: learning rate, and what is added to the denominator.
     """
-    for k, start, stop in _runs(_address(bounds), _address(claims)):
+    for k, start, stop in _runs(_address(bounds), _address(rates), _address(claims)):
         cut = slice(start, stop)
         x, g, s = values[cut], gradient[cut], accumulator[cut]
-        coupled = values.dtype.type(decay[k])
+        coupled, own = values.dtype.type(decay[k]), rate * values.dtype.type(rates[k])
         for i in range(x.size):
             slope = g[i] + coupled * x[i]
             s[i] += slope * slope
-            x[i] -= rate * slope / (np.sqrt(s[i]) + eps)
+            x[i] -= own * slope / (np.sqrt(s[i]) + eps)
 
 
 @update(slots=1, optional_slots=2, scalars=5)
@@ -194,7 +197,8 @@ def rmsprop(
     grad_avg: Array | None,
     momentum_buffer: Array | None,
     bounds: Bounds,
-    decay: Decay,
+    decay: Settings,
+    rates: Settings,
     claims: Claims,
     rate: Scalar,
     alpha: Scalar,
@@ -205,20 +209,20 @@ def rmsprop(
     """Applies `shoal.optim.RMSProp`.
 
     Args:
-        values, gradient, square_avg, bounds, decay, claims: see `compilation.update`.
+        values, gradient, square_avg, bounds, decay, rates, claims: see `compilation.update`.
         grad_avg, momentum_buffer: optional slots of the centered form and of the momentum.
         rate, keep: learning rate, and momentum.
         alpha, rest, eps: smoothing constant, 1 - alpha, and what is added to the denominator.
     """
     zero = values.dtype.type(0)
-    for k, start, stop in _runs(_address(bounds), _address(claims)):
+    for k, start, stop in _runs(_address(bounds), _address(rates), _address(claims)):
         cut = slice(start, stop)
         x, g, s = values[cut], gradient[cut], square_avg[cut]
         if grad_avg is not None:
             a = grad_avg[cut]
         if momentum_buffer is not None:
             b = momentum_buffer[cut]
-        coupled = values.dtype.type(decay[k])
+        coupled, own = values.dtype.type(decay[k]), rate * values.dtype.type(rates[k])
         for i in range(x.size):
             slope = g[i] + coupled * x[i]
             s[i] = alpha * s[i] + rest * slope * slope
@@ -230,7 +234,7 @@ def rmsprop(
             if momentum_buffer is not None:
                 b[i] = keep * b[i] + step
                 step = b[i]
-            x[i] -= rate * step
+            x[i] -= own * step
 
 
 @update(slots=2, scalars=9)
@@ -240,7 +244,8 @@ def adam(
     exp_avg: Array,
     exp_avg_sq: Array,
     bounds: Bounds,
-    decay: Decay,
+    decay: Settings,
+    rates: Settings,
     claims: Claims,
     step: Scalar,
     unbias: Scalar,
@@ -258,22 +263,22 @@ def adam(
     not compute 1 - lr * decay.
 
     Args:
-        values, gradient, exp_avg, exp_avg_sq, bounds, decay, claims: see `compilation.update`.
+        values, gradient, exp_avg, exp_avg_sq, bounds, decay, rates, claims: see `compilation.update`.
         step, unbias: lr / (1 - beta1 ** t), and 1 / sqrt(1 - beta2 ** t).
         beta1, rest1, beta2, rest2: decay rates of the averages; rest is 1 - beta.
         eps: added to the denominator.
         couple, shrink: (1, 0) for coupled weight decay, (0, lr) for decoupled.
     """
-    for k, start, stop in _runs(_address(bounds), _address(claims)):
+    for k, start, stop in _runs(_address(bounds), _address(rates), _address(claims)):
         cut = slice(start, stop)
         x, g, m, v = values[cut], gradient[cut], exp_avg[cut], exp_avg_sq[cut]
-        coupled = couple * values.dtype.type(decay[k])
-        shrunk = shrink * values.dtype.type(decay[k])
+        coupled, own = couple * values.dtype.type(decay[k]), step * values.dtype.type(rates[k])
+        shrunk = shrink * values.dtype.type(decay[k]) * values.dtype.type(rates[k])
         for i in range(x.size):
             slope = g[i] + coupled * x[i]
             m[i] = beta1 * m[i] + rest1 * slope
             v[i] = beta2 * v[i] + rest2 * slope * slope
-            x[i] -= shrunk * x[i] + step * m[i] / (unbias * np.sqrt(v[i]) + eps)
+            x[i] -= shrunk * x[i] + own * m[i] / (unbias * np.sqrt(v[i]) + eps)
 
 
 @update(slots=2, scalars=5, optional_scalars=1)
@@ -283,7 +288,8 @@ def ftrl(
     accumulator: Array,
     linear: Array,
     bounds: Bounds,
-    decay: Decay,
+    decay: Settings,
+    rates: Settings,
     claims: Claims,
     rate: Scalar,
     l1: Scalar,
@@ -295,16 +301,17 @@ def ftrl(
     """Applies `shoal.optim.FTRL`.
 
     Args:
-        values, gradient, accumulator, linear, bounds, decay, claims: see `compilation.update`.
+        values, gradient, accumulator, linear, bounds, decay, rates, claims: see `compilation.update`.
         rate, l1, l2, l2_shrinkage, beta: as in `shoal.optim.FTRL`; the learning rate is > 0.
         power: minus the learning-rate power; None means 0.5. Square roots then replace powers: they vectorize, and the
             difference of two of them loses no digits.
     """
     two = values.dtype.type(2)
-    for k, start, stop in _runs(_address(bounds), _address(claims)):
+    for k, start, stop in _runs(_address(bounds), _address(rates), _address(claims)):
         cut = slice(start, stop)
         x, g, n, z = values[cut], gradient[cut], accumulator[cut], linear[cut]
-        shrunk = rate * values.dtype.type(decay[k])
+        own = rate * values.dtype.type(rates[k])
+        shrunk = own * values.dtype.type(decay[k])
         for i in range(x.size):
             value = x[i] - shrunk * x[i]
             square = g[i] * g[i]
@@ -316,9 +323,9 @@ def ftrl(
                 root = grown**power
                 rise = root - n[i] ** power
             n[i] = grown
-            z[i] += g[i] + two * l2_shrinkage * value - rise / rate * value
+            z[i] += g[i] + two * l2_shrinkage * value - rise / own * value
             pull = min(max(z[i], -l1), l1) - z[i]
-            x[i] = pull / ((root + beta) / rate + two * l2)
+            x[i] = pull / ((root + beta) / own + two * l2)
 
 
 # Means are limited to finite numbers, above which rounding may lead.
@@ -348,10 +355,8 @@ def _scale(total: Array, factor: Scalar, largest: Scalar, claims: Claims) -> Non
 
 @kernel([(readable(dtype), dtype, CLAIMS) for dtype in _UNSIGNED])
 def _exponents_below(bits: npt.NDArray[Any], infinity: Any, claims: Claims) -> bool:
-    """Returns whether no claimed element has all bits of `infinity` set. A thread that finds one claims all the rest.
-
-    It compares integers, because compiler flags may assume that floats are never NaN.
-    """
+    """Returns whether no claimed element has all bits of `infinity` set; one that has ends the work."""
+    # It compares integers, because compiler flags may assume that floats are never NaN.
     for start, stop in _blocks(_address(claims)):
         block = bits[start:stop]
         found = False
@@ -387,10 +392,7 @@ def scale(total: Array, factor: float) -> None:
 
 
 def all_finite(x: npt.NDArray[Any]) -> bool:
-    """Returns whether no element is NaN or infinite; stops at the first block that has one.
-
-    The array is flat and contiguous; integers are always finite.
-    """
+    """Returns whether no element of a flat, contiguous array is NaN or infinite. Stops at the first block with one."""
     if np.issubdtype(x.dtype, np.integer):
         return True
     bits, infinity = x.view(f"u{x.dtype.itemsize}"), infinity_of(x.dtype)

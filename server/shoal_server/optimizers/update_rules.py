@@ -23,16 +23,18 @@ O = TypeVar("O", bound=optim.Optimizer)  # noqa: E741
 
 
 @dataclass(frozen=True)
-class DecayRanges:
-    """Ranges of an arena with one weight decay each.
+class SettingRanges:
+    """Ranges of an arena whose variables have the same settings: see `shoal.optim.VariableSettings`.
 
     Attributes:
         bounds: int64[n + 1], in elements: range k is [bounds[k], bounds[k + 1]). Starts at 0, never falls.
         decay: float64[n], the weight decay of each range.
+        rates: float64[n], the factor of the learning rate of each range. Updates leave a range with the factor 0 alone.
     """
 
     bounds: npt.NDArray[np.int64]
     decay: npt.NDArray[np.float64]
+    rates: npt.NDArray[np.float64]
 
     @property
     def elements(self) -> int:
@@ -40,20 +42,21 @@ class DecayRanges:
         return int(self.bounds[-1])
 
 
-def decay_ranges_for(slices: Sequence[tuple[str, int]], optimizer: optim.Optimizer) -> DecayRanges:
-    """Returns the fewest decay ranges for an arena with these slices.
+def setting_ranges_for(slices: Sequence[tuple[str, int]], optimizer: optim.Optimizer) -> SettingRanges:
+    """Returns the fewest setting ranges for an arena with these slices.
 
     Args:
         slices: (variable name, elements) in the arena's order, without gaps.
-        optimizer: gives the weight decay of each variable.
+        optimizer: gives the settings of each variable.
     """
     runs = [
-        (decay, sum(elements for _, elements in run))
-        for decay, run in groupby(slices, key=lambda part: optimizer.decay_of(part[0]))
+        (settings, sum(elements for _, elements in run))
+        for settings, run in groupby(slices, key=lambda part: optimizer.settings_of(part[0]))
     ]
-    return DecayRanges(
+    return SettingRanges(
         bounds=np.cumsum([0, *(elements for _, elements in runs)], dtype=np.int64),
-        decay=np.array([decay for decay, _ in runs], np.float64),
+        decay=np.array([settings.weight_decay for settings, _ in runs], np.float64),
+        rates=np.array([settings.rate for settings, _ in runs], np.float64),
     )
 
 
@@ -80,7 +83,7 @@ class UpdateRule(ABC):
         *,
         version: int,
         lr_scale: float,
-        decay_ranges: DecayRanges,
+        setting_ranges: SettingRanges,
     ) -> None:
         """Applies one gradient to one arena, in place: the gradient of a push, or the mean gradient of a step.
 
@@ -90,7 +93,7 @@ class UpdateRule(ABC):
             slots: at least `self.slots`; changed.
             version: updates applied to this arena before.
             lr_scale: factor for the learning rate (staleness).
-            decay_ranges: cover the arena.
+            setting_ranges: cover the arena.
 
         Raises:
             ValueError: dtypes or sizes do not match, or a slot is missing. Nothing was changed.
@@ -98,7 +101,7 @@ class UpdateRule(ABC):
 
 
 class _DenseRule(UpdateRule, Generic[O]):
-    """Rule that is one kernel call: (values, gradient, slots, decay ranges, claims, scalars).
+    """Rule that is one kernel call: (values, gradient, slots, setting ranges, claims, scalars).
 
     Attributes:
         kernel: a function of `kernels`.
@@ -125,18 +128,21 @@ class _DenseRule(UpdateRule, Generic[O]):
         *,
         version: int,
         lr_scale: float,
-        decay_ranges: DecayRanges,
+        setting_ranges: SettingRanges,
     ) -> None:
         if missing := [name for name in self.slots if name not in slots]:
             raise ValueError(f"slots {', '.join(missing)} are missing; {self.optimizer.name} needs {self.slots}")
         state = [slots[name] if name in self.slots else None for name in self.kernel_slots]
         _check_arrays(values, [gradient, *(slot for slot in state if slot is not None)])
-        if decay_ranges.elements != values.size:
-            raise ValueError(f"the decay ranges cover {decay_ranges.elements} elements of an arena of {values.size}")
+        if setting_ranges.elements != values.size:
+            raise ValueError(
+                f"the setting ranges cover {setting_ranges.elements} elements of an arena of {values.size}"
+            )
         scalars = self.scalars(self._schedule.rate(version) * lr_scale, version)
         if scalars is not None:
             kernel_scalars = [None if number is None else values.dtype.type(number) for number in scalars]
-            arrays = (values, gradient, *state, decay_ranges.bounds, decay_ranges.decay)
+            ranges = (setting_ranges.bounds, setting_ranges.decay, setting_ranges.rates)
+            arrays = (values, gradient, *state, *ranges)
             share(values.size, lambda claims: self.kernel(*arrays, claims, *kernel_scalars))
 
 

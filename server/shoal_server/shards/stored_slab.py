@@ -62,7 +62,7 @@ class StoredSlab:
         self._sum: RunningSum | None = None  # of the open step; None if it has no contribution
         if slab.aggregation is Aggregation.TRAINABLE:
             self._rule = update_rules.rule_for(optimizer)
-            self._decay_ranges = update_rules.decay_ranges_for(sizes, optimizer)
+            self._setting_ranges = update_rules.setting_ranges_for(sizes, optimizer)
             self.slots = {
                 name: arrays.full(slab.elements, self._rule.initial(name), dtype) for name in self._rule.slots
             }
@@ -146,7 +146,7 @@ class StoredSlab:
         result, self._sum = self._sum.take(self.values), None
         if self._rule is not None and result is not None:
             self._rule.apply(
-                self.values, result, self.slots, version=version, lr_scale=scale, decay_ranges=self._decay_ranges
+                self.values, result, self.slots, version=version, lr_scale=scale, setting_ranges=self._setting_ranges
             )
 
 

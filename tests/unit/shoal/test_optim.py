@@ -46,6 +46,10 @@ COMMON: dict[str, Any] = {
     "learning_rate": SIZES | SCHEDULES | OTHER_SCHEDULES,
     "weight_decay": SIZES,
     "decay_exclude": st.lists(st.text(max_size=5).filter(str.isprintable), max_size=3).map(tuple),
+    "groups": st.lists(
+        st.builds(optim.Group, st.text(min_size=1, max_size=5).filter(str.isprintable), SIZES, st.none() | SIZES),
+        max_size=3,
+    ),
 }
 OPTIMIZERS = st.one_of(
     st.builds(optim.SGD, **COMMON),
@@ -169,6 +173,12 @@ def test_messages_that_are_not_ours_are_refused(message: dict[str, Any], says: s
         (lambda: UNTYPED.SGD(weight_decay=math.nan), "sgd: weight_decay is nan"),
         (lambda: UNTYPED.SGD(decay_exclude="*bias"), "sgd: decay_exclude is '*bias'; give a tuple"),
         (lambda: UNTYPED.SGD(decay_exclude=(1,)), "sgd: decay_exclude is (1,)"),
+        (lambda: UNTYPED.SGD(groups="*bias"), "sgd: groups has '*bias'; give a list of shoal.optim.Group"),
+        (lambda: UNTYPED.SGD(groups={"*bias": {}}), "sgd: groups has '*bias'"),
+        (lambda: UNTYPED.Group("*", math.nan), "group '*': rate is nan; it must be finite and at least 0"),
+        (lambda: UNTYPED.Group("*", weight_decay=-1), "group '*': weight_decay is -1"),
+        (lambda: UNTYPED.Group(""), "the pattern of a group is ''"),
+        (lambda: UNTYPED.Group("*", 0.5, frozen=True), "group '*' is frozen, but has rate 0.5"),
         (lambda: UNTYPED.StepLR(1.0, 0), "step: step_size is 0"),
         (lambda: UNTYPED.StepLR(1.0, 2.5), "step: step_size is 2.5"),
         (lambda: UNTYPED.StepLR(1.0, 10, gamma=1.5), "step: gamma is 1.5"),
@@ -184,8 +194,9 @@ def test_messages_that_are_not_ours_are_refused(message: dict[str, Any], says: s
         (lambda: UNTYPED.PiecewiseLR(1.0, (5,), (math.nan,)), "a number of piecewise: rates is nan"),
         (lambda: UNTYPED.PiecewiseLR(1.0, range(1, 1002), [0] * 1001), "piecewise: there are 1001 boundaries"),
         (lambda: UNTYPED.SGD(lr=math.nan), "sgd: learning_rate is nan"),
-        (lambda: UNTYPED.SGD(0.1, lr=0.2), "sgd: learning_rate and lr are both given, and lr is another name of"),
+        (lambda: UNTYPED.SGD(0.1, lr=0.2), "sgd: learning_rate and lr are both given, and lr sets learning_rate"),
         (lambda: UNTYPED.Adam(learning_rate=0.1, lr=0.1), "adam: learning_rate and lr are both given"),
+        (lambda: UNTYPED.Adam(1e-3, lr=0.1), "adam: learning_rate and lr are both given"),
         (lambda: UNTYPED.Adam(betas=(0.9, 0.99), beta2=0.9), "adam: beta2 and betas are both given"),
         (lambda: UNTYPED.AdamW(0.1, 0.9, betas=(0.9, 0.99)), "adamw: beta1 and betas are both given"),
         (lambda: UNTYPED.Adam(betas=(0.9,)), "adam: betas is (0.9,); give two numbers"),
@@ -218,7 +229,30 @@ def test_other_names_of_arguments_set_the_same_fields() -> None:
 def test_patterns_match_with_case() -> None:
     optimizer = optim.SGD(weight_decay=0.5, decay_exclude=("*bias", "norm[0-9]/*"))
     names = ("dense/kernel", "dense/bias", "dense/Bias", "norm1/scale", "normal/scale", "bias_of")
-    assert [optimizer.decay_of(name) for name in names] == [0.5, 0, 0.5, 0, 0.5, 0.5]
+    assert [optimizer.settings_of(name).weight_decay for name in names] == [0.5, 0, 0.5, 0, 0.5, 0.5]
+
+
+def test_the_first_group_that_matches_counts() -> None:
+    groups = [optim.Group("head/*", 10), optim.Group("*bias", weight_decay=0.25), optim.Group("b*", frozen=True)]
+    optimizer = optim.SGD(weight_decay=0.5, decay_exclude=("*bias",), groups=groups)
+    found = {name: optimizer.settings_of(name) for name in ("head/w", "head/bias", "w/bias", "body/w", "w")}
+    assert {name: (it.rate, it.weight_decay) for name, it in found.items()} == {
+        "head/w": (10, 0.5),
+        "head/bias": (10, 0),
+        "w/bias": (1, 0.25),
+        "body/w": (0, 0.5),
+        "w": (1, 0.5),
+    }
+
+
+def test_a_pattern_that_matches_nothing_is_told_with_the_names() -> None:
+    optimizer = optim.SGD(groups=[optim.Group("*bios", 2), optim.Group("w*", 2)])
+    assert optimizer.unmatched(["w", "bias"]) == (
+        "the optimizer has a group for '*bios', which matches no trainable variable; correct the pattern, or leave the "
+        "group out. The trainable variables are 'w', 'bias'"
+    )
+    assert optimizer.unmatched(f"bios{i}" for i in range(30)).endswith("'bios19' and 10 more")
+    assert optimizer.unmatched(["w", "bios"]) == ""
 
 
 def rates(schedule: optim.Schedule, *versions: int) -> list[float]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from shoal import errors, optim
 from shoal._wire import Lease, NoRange
 from shoal._wire.layout import Placement
 from shoal.checkpoint_policy import CheckpointChoice
@@ -53,6 +54,18 @@ def running(workers: int = 1, samples: int = 100, possible: bool = False, **opti
 
 def report(worker: str = "w0", **metrics: Any) -> WorkerReported:
     return WorkerReported("a", worker, 1, **metrics)
+
+
+def test_a_group_that_matches_no_variable_is_refused() -> None:
+    spec = Job("m:f", name="a", optimizer=optim.SGD(0.1, groups=[optim.Group("w", 2), optim.Group("*bios", 0)]))
+    job = JobMachine.begun(Submission(JobRef("a", 1), spec), START)
+    job.enrol("w0", 1, 1, START)
+    count = Variable((), "int64", trainable=False, aggregation="sum")
+    described = JobDescribed("a", "w0", 1, ProgramDescription(VARIABLES | {"a/bios": count}, 9))
+    with pytest.raises(errors.InvalidJob, match=r"a group for '\*bios', .* The trainable variables are 'w'$"):
+        job.describe(described, START)
+    described = JobDescribed("a", "w0", 1, ProgramDescription(VARIABLES | {"bios": Variable((2,))}, 9))
+    assert not job.describe(described, START)[0].conflict
 
 
 def test_metrics_add_up_over_workers() -> None:

@@ -88,8 +88,8 @@ def test_accumulate_refuses_another_size_and_changes_nothing() -> None:
 def adam(arrays: list[np.ndarray], bounds: list[int], decay: float) -> None:
     dtype = arrays[0].dtype.type
     numbers = [dtype(x) for x in (1e-2, 1.5, 0.9, 0.1, 0.99, 0.01, 1e-8, 1.0, 0.0)]
-    decay_ranges = (np.array(bounds, np.int64), np.full(len(bounds) - 1, decay))
-    arguments: list[Any] = [*arrays, *decay_ranges, np.array([0, bounds[-1]]), *numbers]
+    setting_ranges = (np.array(bounds, np.int64), np.full(len(bounds) - 1, decay), np.ones(len(bounds) - 1))
+    arguments: list[Any] = [*arrays, *setting_ranges, np.array([0, bounds[-1]]), *numbers]
     kernels.adam(*arguments)
 
 
@@ -138,9 +138,10 @@ def test_small_arenas_ask_for_no_help(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels.scale(np.ones(kernel_threads.LARGE - 1, np.float32), 2.0)
 
 
-def test_decay_ranges_leave_the_rest_of_the_arena_alone() -> None:
+def test_setting_ranges_leave_the_rest_of_the_arena_alone() -> None:
     values, gradient = np.ones(10), np.ones(10)
-    kernels.sgd(values, gradient, np.array([2, 2, 5]), np.array([7.0, 1.0]), np.array([2, 5]), np.float64(0.25))
+    ranges = (np.array([2, 2, 5]), np.array([7.0, 1.0]), np.ones(2))
+    kernels.sgd(values, gradient, *ranges, np.array([2, 5]), np.float64(0.25))
     assert values.tolist() == [1, 1, 0.5, 0.5, 0.5, 1, 1, 1, 1, 1]
 
 
@@ -155,7 +156,7 @@ def test_warm_kernels_compile_nothing() -> None:
     integers: Any = np.ones(2, np.int64)
     bounds = np.array([0, 2])
     with pytest.raises(TypeError, match="No matching definition"):
-        kernels.sgd(integers, integers, bounds, np.zeros(1), bounds, np.float64(1))
+        kernels.sgd(integers, integers, bounds, np.zeros(1), np.ones(1), bounds, np.float64(1))
     assert counts == [len(kernel.signatures) for kernel, _ in compilation.registered]
 
 

@@ -1,5 +1,6 @@
-"""Update rules: the references' results, decay ranges, invalid arguments, and the aggregations without gradients."""
+"""Update rules: the references' results, setting ranges, invalid arguments, and the aggregations without gradients."""
 
+import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -45,13 +46,19 @@ class Trainee:
         self.rule = update_rules.rule_for(optimizer)
         self.values = np.array(values, dtype)
         self.slots = {slot: np.full(self.values.size, self.rule.initial(slot), dtype) for slot in self.rule.slots}
-        self.decay_ranges = update_rules.decay_ranges_for(list((sizes or {"w": self.values.size}).items()), optimizer)
+        self.setting_ranges = update_rules.setting_ranges_for(
+            list((sizes or {"w": self.values.size}).items()), optimizer
+        )
         self.version = 0
 
     def apply(self, gradient: Any, lr_scale: float = 1.0) -> None:
         given = np.array(gradient, self.values.dtype)
         given.flags.writeable = False
-        arguments: dict[str, Any] = {"version": self.version, "lr_scale": lr_scale, "decay_ranges": self.decay_ranges}
+        arguments: dict[str, Any] = {
+            "version": self.version,
+            "lr_scale": lr_scale,
+            "setting_ranges": self.setting_ranges,
+        }
         self.rule.apply(self.values, given, self.slots, **arguments)
         self.version += 1
 
@@ -61,6 +68,7 @@ def optimizer_of(case: dict[str, Any]) -> optim.Optimizer:
     if isinstance(rate := numbers.get("learning_rate"), dict):
         schedule = getattr(optim, rate["name"])
         numbers["learning_rate"] = schedule(**{key: value for key, value in rate.items() if key != "name"})
+    numbers["groups"] = [optim.Group(**group) for group in numbers.get("groups", [])]
     built: optim.Optimizer = getattr(optim, case["optimizer"])(**numbers)
     return built
 
@@ -79,7 +87,8 @@ def trained(case: dict[str, Any], dtype: Any) -> np.ndarray:
 def test_100_updates_equal_the_reference_in_float64(name: str) -> None:
     expected = np.array(CASES[name]["values"])
     np.testing.assert_allclose(trained(CASES[name], np.float64), expected, rtol=1e-12, atol=1e-15)
-    assert np.all((expected[-1] != GOLDEN["initial"]) | (expected[-1] == 0))
+    if not name.endswith("frozen"):
+        assert np.all((expected[-1] != GOLDEN["initial"]) | (expected[-1] == 0))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -100,6 +109,10 @@ def test_golden_cases_cover_every_optimizer_and_schedule() -> None:
     assert {type(optimizer.schedule) for optimizer in optimizers} == set(optim.Schedule.registry.values())
     assert any(optimizer.schedule.warmup_steps for optimizer in optimizers)
     assert any(optimizer.decay_exclude for optimizer in optimizers)
+    grouped = {group for optimizer in optimizers for group in optimizer.groups}
+    assert any(group.frozen for group in grouped)
+    assert any(group.weight_decay for group in grouped)
+    assert any(group.rate not in {0, 1} for group in grouped)
     values = np.array(CASES["ftrl-l1"]["values"])
     assert 0 < np.count_nonzero(values == 0) < values.size  # the proximal step was at work
 
@@ -150,12 +163,13 @@ def test_repeating_gives_the_same_bits(optimizer: optim.Optimizer) -> None:
 
 
 def trained_in(share: Any, optimizer: optim.Optimizer, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> bytes:
-    """Two updates of an arena of several blocks whose decay ranges end within blocks, through this way to share it."""
+    """Two updates of an arena of several blocks whose ranges end within blocks, through this way to share it."""
     size = 3 * kernels.BLOCK + 12_345
     bounds = np.array([0, 7, 7, 50_001, kernels.BLOCK + 1, 3 * kernels.BLOCK - 1, size])
     decay = np.array([0.1, 0.7, 0.0, 0.02, 0.3, 0.1])
     trainee = Trainee(optimizer, np.linspace(-1, 1, size), dtype)
-    trainee.decay_ranges = update_rules.DecayRanges(bounds, decay)
+    rates = np.array([1.0, 0.5, 2.0, 1.0, 0.0, 1.0])
+    trainee.setting_ranges = update_rules.SettingRanges(bounds, decay, rates)
     monkeypatch.setattr(kernels, "share", share)
     for _ in range(2):
         trainee.apply(np.sin(np.arange(size)))
@@ -212,7 +226,27 @@ def test_weight_decay_skips_what_is_excluded() -> None:
     trainee = Trainee(optimizer, np.ones(6), np.float64, {"w": 2, "w/bias": 2, "norm/scale": 1, "v": 1})
     trainee.apply(np.zeros(6))
     np.testing.assert_allclose(trainee.values, [0.95, 0.95, 1, 1, 1, 0.95], rtol=1e-15)
-    assert trainee.decay_ranges.bounds.tolist() == [0, 2, 5, 6]
+    assert trainee.setting_ranges.bounds.tolist() == [0, 2, 5, 6]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("optimizer", EVERY, ids=repr)
+def test_a_group_gets_the_bits_of_an_optimizer_of_its_own(optimizer: optim.Optimizer, dtype: Any) -> None:
+    sizes = {"a": 5, "frozen": 3, "fast": 4, "b": 2}
+    groups = [optim.Group("fast", rate=2, weight_decay=0.25), optim.Group("frozen", frozen=True), optim.Group("*")]
+    grouped = Trainee(dataclasses.replace(optimizer, groups=groups), np.linspace(-1, 1, 14), dtype, sizes)
+    fast = dataclasses.replace(optimizer, learning_rate=2 * optimizer.rate(0), weight_decay=0.25)
+    alone = [Trainee(each, np.linspace(-1, 1, 14), dtype) for each in (optimizer, fast)]
+    for number in range(5):
+        for trainee in (grouped, *alone):
+            trainee.apply(np.sin(np.arange(14) + number))
+    own, theirs = np.r_[:5, 12:14], np.r_[8:12]
+    for slot in (None, *grouped.slots):
+        array, *expected = (trainee.values if slot is None else trainee.slots[slot] for trainee in (grouped, *alone))
+        assert array[own].tobytes() == expected[0][own].tobytes()
+        assert array[theirs].tobytes() == expected[1][theirs].tobytes()
+        frozen = np.linspace(-1, 1, 14).astype(dtype)[5:8] if slot is None else grouped.rule.initial(slot)
+        assert np.all(array[5:8] == frozen)
 
 
 @pytest.mark.parametrize("optimizer", EVERY[:-1], ids=repr)
@@ -226,16 +260,16 @@ SLICES = st.lists(st.tuples(st.sampled_from(["w", "v", "w/bias", "v/bias"]), st.
 
 
 @given(slices=SLICES, decay=st.sampled_from([0.0, 0.01]))
-def test_decay_ranges_are_the_fewest_that_give_each_decay(slices: list[tuple[str, int]], decay: float) -> None:
+def test_setting_ranges_are_the_fewest_that_give_each_decay(slices: list[tuple[str, int]], decay: float) -> None:
     optimizer = optim.SGD(weight_decay=decay, decay_exclude=("*bias",))
-    decay_ranges = update_rules.decay_ranges_for(slices, optimizer)
+    setting_ranges = update_rules.setting_ranges_for(slices, optimizer)
     expected = [0.0 if name.endswith("bias") else decay for name, elements in slices for _ in range(elements)]
-    assert np.repeat(decay_ranges.decay, np.diff(decay_ranges.bounds)).tolist() == expected
-    assert decay_ranges.bounds[0] == 0
-    assert decay_ranges.elements == len(expected)
-    assert decay_ranges.bounds.dtype == np.int64
-    assert decay_ranges.decay.dtype == np.float64
-    assert all(one != other for one, other in zip(decay_ranges.decay, decay_ranges.decay[1:], strict=False))
+    assert np.repeat(setting_ranges.decay, np.diff(setting_ranges.bounds)).tolist() == expected
+    assert setting_ranges.bounds[0] == 0
+    assert setting_ranges.elements == len(expected)
+    assert setting_ranges.bounds.dtype == np.int64
+    assert setting_ranges.decay.dtype == np.float64
+    assert all(one != other for one, other in zip(setting_ranges.decay, setting_ranges.decay[1:], strict=False))
 
 
 def test_empty_arena_is_updated() -> None:
@@ -252,17 +286,20 @@ def test_empty_arena_is_updated() -> None:
         ({"slots": {"momentum_buffer": np.ones(2, np.float32)}}, r"float32\(2,\) does not match"),
         ({"slots": {}}, "momentum_buffer are missing"),
         ({"values": np.ones((3, 1), np.float32), "gradient": np.ones((3, 1), np.float32)}, "arrays must be flat"),
-        ({"decay_ranges": update_rules.decay_ranges_for([("w", 5)], optim.SGD())}, "cover 5 elements of an arena of 3"),
+        (
+            {"setting_ranges": update_rules.setting_ranges_for([("w", 5)], optim.SGD())},
+            "cover 5 elements of an arena of 3",
+        ),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused_and_unchanged(changed: dict[str, Any], message: str) -> None:
     values, slot = np.ones(3, np.float32), np.ones(3, np.float32)
-    decay_ranges = update_rules.decay_ranges_for([("w", 3)], optim.SGD())
+    setting_ranges = update_rules.setting_ranges_for([("w", 3)], optim.SGD())
     arguments: dict[str, Any] = {
         "values": values,
         "gradient": np.ones(3, np.float32),
         "slots": {"momentum_buffer": slot},
-        "decay_ranges": decay_ranges,
+        "setting_ranges": setting_ranges,
     }
     with pytest.raises(ValueError, match=message):
         update_rules.rule_for(optim.Momentum()).apply(**(arguments | changed), version=0, lr_scale=1.0)

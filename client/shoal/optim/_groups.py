@@ -1,0 +1,125 @@
+"""Settings of an optimizer for some variables, which patterns of names select."""
+
+import math
+import numbers
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from shoal.errors import InvalidOptimizer
+from shoal.v1 import job_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class VariableSettings:
+    """The settings that apply to one variable.
+
+    Attributes:
+        rate: factor of the learning rate. 0 means that the variable is frozen.
+        weight_decay: the weight decay.
+    """
+
+    rate: float
+    weight_decay: float
+
+
+@dataclass(frozen=True)
+class Group:
+    """Settings for the variables whose names match a pattern.
+
+        SGD(0.1, groups=[Group("embed/*", frozen=True), Group("*bias", weight_decay=0), Group("head/*", rate=10)])
+
+    Args:
+        pattern: shell-style, case-sensitive pattern of variable names, such as "*bias".
+        rate: factor of the learning rate, >= 0. 0 freezes the variables.
+        weight_decay: weight decay, >= 0. None means the optimizer's own.
+        frozen: whether updates leave the variables and their slots alone, as with the rate 0. Pushes still carry
+            gradients for them, which have no effect and do not count in the norm of `clip_norm`.
+
+    Raises:
+        InvalidOptimizer: the pattern is not a string, a number is out of range, or a frozen group has a rate.
+    """
+
+    pattern: str
+    rate: float = 1.0
+    weight_decay: float | None = None
+    frozen: bool = False
+
+    def __post_init__(self) -> None:
+        pattern: object = self.pattern
+        if not isinstance(pattern, str) or not pattern:
+            raise InvalidOptimizer(f"the pattern of a group is {pattern!r}; give a pattern of names, such as '*bias'")
+        object.__setattr__(self, "rate", self._checked("rate", self.rate))
+        if self.weight_decay is not None:
+            object.__setattr__(self, "weight_decay", self._checked("weight_decay", self.weight_decay))
+        if self.frozen not in {True, False}:
+            raise InvalidOptimizer(f"group {self.pattern!r}: frozen is {self.frozen!r}; it must be True or False")
+        if self.frozen and self.rate not in {0.0, 1.0}:
+            raise InvalidOptimizer(f"group {self.pattern!r} is frozen, but has rate {self.rate}; leave one of them out")
+        is_frozen = bool(self.frozen) or self.rate == 0
+        object.__setattr__(self, "frozen", is_frozen)
+        if is_frozen:
+            object.__setattr__(self, "rate", 0.0)
+
+    def _checked(self, name: str, value: object) -> float:
+        if not isinstance(value, numbers.Real) or not math.isfinite(value) or value < 0:
+            raise InvalidOptimizer(f"group {self.pattern!r}: {name} is {value!r}; it must be finite and at least 0")
+        return float(value)
+
+    def to_proto(self) -> job_pb2.OptimizerGroup:
+        """Returns the message that carries this group."""
+        return job_pb2.OptimizerGroup(pattern=self.pattern, rate=self.rate, weight_decay=self.weight_decay)
+
+    @classmethod
+    def from_proto(cls, message: job_pb2.OptimizerGroup) -> "Group":
+        """Returns the group that a message carries.
+
+        Raises:
+            InvalidOptimizer: see the constructor.
+        """
+        decay = message.weight_decay if message.HasField("weight_decay") else None
+        return cls(message.pattern, message.rate if message.HasField("rate") else 1.0, decay)
+
+
+def checked_groups(optimizer: str, groups: object) -> tuple[Group, ...]:
+    """Returns groups as a tuple.
+
+    Raises:
+        InvalidOptimizer: it is not an iterable of groups.
+    """
+    kept = tuple(groups) if isinstance(groups, Iterable) and not isinstance(groups, str) else (groups,)
+    for group in kept:
+        if not isinstance(group, Group):
+            raise InvalidOptimizer(
+                f"{optimizer}: groups has {group!r}; give a list of shoal.optim.Group, such as "
+                'Group("*bias", weight_decay=0)'
+            )
+    return kept
+
+
+def group_of(groups: Iterable[Group], variable: str) -> Group | None:
+    """Returns the first group whose pattern matches the name of the variable, or None."""
+    return next((group for group in groups if fnmatchcase(variable, group.pattern)), None)
+
+
+def unmatched_patterns(groups: Iterable[Group], variables: Iterable[str]) -> str:
+    """Returns an error text if the patterns of some groups match no variable; otherwise "".
+
+    Args:
+        groups: groups of an optimizer.
+        variables: names of all trainable variables.
+    """
+    names = [*variables]
+    idle = [group.pattern for group in groups if not any(fnmatchcase(name, group.pattern) for name in names)]
+    if not idle:
+        return ""
+    shown = ", ".join(map(repr, names[:_SHOWN])) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    return (
+        f"the optimizer has a group for {', '.join(map(repr, idle[:_SHOWN]))}, which matches no trainable variable; "
+        f"correct the pattern, or leave the group out. The trainable variables are {shown or 'none'}"
+    )
+
+
+_SHOWN = 20
+
+__all__ = ["Group", "VariableSettings", "checked_groups", "group_of", "unmatched_patterns"]
