@@ -1,11 +1,13 @@
 """Guarantees of the consistency modes on real processes: exact sums, bounded staleness, counted updates, learning."""
 
+import json
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -17,10 +19,12 @@ from shoal import initializers, optim, partitioners
 from shoal.consistency import Consistency
 from shoal.events import MetricsReported
 from support import run_lengths
-from support.clusters import history_server, reference_worker
+from support.clusters import history_server, reference_worker, training_problem
 from support.clusters.cluster_probe import histories, in_sessions, leads_of, placement
 
 pytestmark = pytest.mark.cluster
+
+TRAINING = json.loads((Path(__file__).parents[1] / "golden" / "training.json").read_text())["cases"]
 
 
 def test_synchronous_is_exact(shared_cluster: shoal.LocalCluster, client: shoal.Client) -> None:
@@ -40,6 +44,27 @@ def test_synchronous_is_exact(shared_cluster: shoal.LocalCluster, client: shoal.
         print(f"largest relative difference in {dtype}: {difference:.2g}")
         assert difference <= tolerance, f"the largest relative difference in {dtype} is {difference:.2g}"
         assert np.max(np.abs(alone["w"] - problem.start["w"])) > 0.1, "nothing was learned, so nothing was compared"
+
+
+@pytest.mark.parametrize("case", TRAINING, ids=lambda case: case["name"])
+def test_groups_schedules_and_clipping_equal_one_process(client: shoal.Client, case: dict[str, Any]) -> None:
+    """2 workers on unequal parts of each batch, against PyTorch on the joined batches, in float64."""
+    job, clips = f"training-{case['name']}", bool(case["clip_norm"])
+
+    def train(session: shoal.Session, rank: int) -> None:
+        for step in range(training_problem.STEPS):
+            gradients = training_problem.gradients(session.pull(), step, rank)
+            session.push(gradients, weight=training_problem.ROWS[rank + 1] - training_problem.ROWS[rank])
+
+    optimizer = training_problem.optimizer(case["clip_norm"])
+    in_sessions(client, job, 2, train, variables=training_problem.start(), optimizer=optimizer, shards=4)
+    assert len({shard.address for shard in placement(client, job).shards}) == (1 if clips else 3)
+    assert 25 < case["clipped_steps"] < 45 or not clips
+    found = client.pull(job)
+    difference = max(np.abs(found[name] - np.array(value)).max() for name, value in case["values"].items())
+    print(f"largest difference: {difference:.2g}")
+    assert difference < 1e-10
+    assert np.abs(found["out"] - training_problem.start()["out"]).max() > 0.1
 
 
 def largest_difference(found: np.ndarray, expected: np.ndarray) -> float:

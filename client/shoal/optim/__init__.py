@@ -1,6 +1,6 @@
 """Optimizers and learning-rate schedules. A job names them, and the servers apply them."""
 
-from shoal.optim._groups import Group, VariableSettings
+from shoal.optim._groups import VariableGroup, VariableSettings
 from shoal.optim._optimizers import (
     FTRL,
     SGD,
@@ -32,7 +32,6 @@ __all__ = [
     "ConstantLR",
     "CosineLR",
     "ExponentialLR",
-    "Group",
     "LinearLR",
     "Momentum",
     "OneCycleLR",
@@ -41,6 +40,7 @@ __all__ = [
     "RMSProp",
     "Schedule",
     "StepLR",
+    "VariableGroup",
     "VariableSettings",
     "from_proto",
 ]

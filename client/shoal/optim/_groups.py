@@ -24,10 +24,11 @@ class VariableSettings:
 
 
 @dataclass(frozen=True)
-class Group:
+class VariableGroup:
     """Settings for the variables whose names match a pattern.
 
-        SGD(0.1, groups=[Group("embed/*", frozen=True), Group("*bias", weight_decay=0), Group("head/*", rate=10)])
+        frozen, fast = VariableGroup("embed/*", frozen=True), VariableGroup("head/*", rate=10)
+        optimizer = SGD(0.1, groups=[frozen, fast, VariableGroup("*bias", weight_decay=0)])
 
     Args:
         pattern: shell-style, case-sensitive pattern of variable names, such as "*bias".
@@ -71,7 +72,7 @@ class Group:
         return job_pb2.OptimizerGroup(pattern=self.pattern, rate=self.rate, weight_decay=self.weight_decay)
 
     @classmethod
-    def from_proto(cls, message: job_pb2.OptimizerGroup) -> "Group":
+    def from_proto(cls, message: job_pb2.OptimizerGroup) -> "VariableGroup":
         """Returns the group that a message carries.
 
         Raises:
@@ -81,7 +82,7 @@ class Group:
         return cls(message.pattern, message.rate if message.HasField("rate") else 1.0, decay)
 
 
-def checked_groups(optimizer: str, groups: object) -> tuple[Group, ...]:
+def checked_groups(optimizer: str, groups: object) -> tuple[VariableGroup, ...]:
     """Returns groups as a tuple.
 
     Raises:
@@ -89,20 +90,20 @@ def checked_groups(optimizer: str, groups: object) -> tuple[Group, ...]:
     """
     kept = tuple(groups) if isinstance(groups, Iterable) and not isinstance(groups, str) else (groups,)
     for group in kept:
-        if not isinstance(group, Group):
+        if not isinstance(group, VariableGroup):
             raise InvalidOptimizer(
-                f"{optimizer}: groups has {group!r}; give a list of shoal.optim.Group, such as "
-                'Group("*bias", weight_decay=0)'
+                f"{optimizer}: groups has {group!r}; give a list of shoal.optim.VariableGroup, such as "
+                'VariableGroup("*bias", weight_decay=0)'
             )
     return kept
 
 
-def group_of(groups: Iterable[Group], variable: str) -> Group | None:
+def group_of(groups: Iterable[VariableGroup], variable: str) -> VariableGroup | None:
     """Returns the first group whose pattern matches the name of the variable, or None."""
     return next((group for group in groups if fnmatchcase(variable, group.pattern)), None)
 
 
-def unmatched_patterns(groups: Iterable[Group], variables: Iterable[str]) -> str:
+def unmatched_patterns(groups: Iterable[VariableGroup], variables: Iterable[str]) -> str:
     """Returns an error text if the patterns of some groups match no variable; otherwise "".
 
     Args:
@@ -122,4 +123,4 @@ def unmatched_patterns(groups: Iterable[Group], variables: Iterable[str]) -> str
 
 _SHOWN = 20
 
-__all__ = ["Group", "VariableSettings", "checked_groups", "group_of", "unmatched_patterns"]
+__all__ = ["VariableGroup", "VariableSettings", "checked_groups", "group_of", "unmatched_patterns"]

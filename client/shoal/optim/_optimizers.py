@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
 from shoal.errors import InvalidOptimizer
-from shoal.optim._groups import Group, VariableSettings, checked_groups, group_of, unmatched_patterns
+from shoal.optim._groups import VariableGroup, VariableSettings, checked_groups, group_of, unmatched_patterns
 from shoal.optim._schedules import ConstantLR, Schedule
 from shoal.optim._specifications import Flag, Fraction, NonNegative, NonPositive, Positive, Specification, checked_list
 from shoal.v1 import job_pb2
@@ -32,8 +32,12 @@ class Optimizer(Specification):
         weight_decay: 0 or more.
         decay_exclude: shell-style, case-sensitive patterns for the names of variables without weight decay, such as
             ("*bias",).
-        groups: settings of some variables, by patterns of their names: see `Group`. If several patterns match a
+        groups: settings of some variables, by patterns of their names: see `VariableGroup`. If several patterns match a
             variable, the first one counts. Each pattern must match a trainable variable of the job.
+        clip_norm: largest global norm of the gradient, as in `torch.nn.utils.clip_grad_norm_`: an update multiplies the
+            gradient g by min(1, clip_norm / (norm(g) + 1e-6)) before all else. The norm is that of all trainable
+            variables together, without frozen ones. In synchronous mode g is the mean of the step, in the other modes
+            the gradient of one push. All variables of the job are then on one server. 0 means no limit.
         lr: another name of `learning_rate`; give one of the two.
 
     Raises:
@@ -43,12 +47,13 @@ class Optimizer(Specification):
 
     kind: ClassVar[str] = "optimizer"
     registry: ClassVar[dict[str, type[Any]]] = {}
-    separate_fields: ClassVar[frozenset[str]] = frozenset({"weight_decay"})
+    separate_fields: ClassVar[frozenset[str]] = frozenset({"weight_decay", "clip_norm"})
 
     learning_rate: float | Schedule = 1e-3
     weight_decay: NonNegative = field(default=0.0, kw_only=True)
     decay_exclude: tuple[str, ...] = field(default=(), kw_only=True)
-    groups: Sequence[Group] = field(default=(), kw_only=True)
+    groups: Sequence[VariableGroup] = field(default=(), kw_only=True)
+    clip_norm: NonNegative = field(default=0.0, kw_only=True)
     lr: InitVar[float | Schedule | None] = field(default=None, kw_only=True)
 
     def _refuse_both(self, alias: str, name: str) -> None:
@@ -109,6 +114,7 @@ class Optimizer(Specification):
             weight_decay=self.weight_decay,
             decay_exclude=self.decay_exclude,
             groups=[group.to_proto() for group in self.groups],
+            clip_norm=self.clip_norm,
         )
 
 
@@ -124,7 +130,8 @@ def from_proto(message: job_pb2.Optimizer) -> Optimizer:
         message.hyperparameters,
         weight_decay=message.weight_decay,
         decay_exclude=tuple(message.decay_exclude),
-        groups=tuple(Group.from_proto(group) for group in message.groups),
+        groups=tuple(VariableGroup.from_proto(group) for group in message.groups),
+        clip_norm=message.clip_norm,
         **rate,
     )
 

@@ -166,10 +166,15 @@ class Optimizer(_message.Message):
     WEIGHT_DECAY_FIELD_NUMBER: _builtins.int
     DECAY_EXCLUDE_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
+    CLIP_NORM_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name of a class of shoal.optim in lower case, such as adamw."""
     weight_decay: _builtins.float
     """The weight decay. 0 means none."""
+    clip_norm: _builtins.float
+    """The largest global norm of a gradient; a larger gradient is scaled down to it. The gradient is that of one push, or
+    in synchronous mode the mean of a step. 0 means no limit. All shards of a job with a limit are on one server.
+    """
     @_builtins.property
     def hyperparameters(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """The hyperparameters of that class by name, without the learning rate and the weight decay."""
@@ -197,10 +202,11 @@ class Optimizer(_message.Message):
         weight_decay: _builtins.float = ...,
         decay_exclude: _abc.Iterable[_builtins.str] | None = ...,
         groups: _abc.Iterable[Global___OptimizerGroup] | None = ...,
+        clip_norm: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["learning_rate", b"learning_rate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decay_exclude", b"decay_exclude", "groups", b"groups", "hyperparameters", b"hyperparameters", "learning_rate", b"learning_rate", "name", b"name", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clip_norm", b"clip_norm", "decay_exclude", b"decay_exclude", "groups", b"groups", "hyperparameters", b"hyperparameters", "learning_rate", b"learning_rate", "name", b"name", "weight_decay", b"weight_decay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -175,6 +175,20 @@ def assign_shards(
     )
 
 
+def candidates_for_one_server(servers: Sequence[Candidate], previous_servers: Sequence[str] = ()) -> list[Candidate]:
+    """Returns the server for a job whose shards must be on one server.
+
+    Args:
+        servers: all live servers that may take shards, at least one.
+        previous_servers: by shard, the server that held it before. If that server is live, it is chosen.
+
+    Returns:
+        The only candidate: the previous server, else the one with the fewest bytes of other jobs, else the first by
+        name.
+    """
+    return [min(servers, key=lambda server: (server.server not in previous_servers, server.bytes, server.server))]
+
+
 def _on_previous_servers(
     layouts: Sequence[ShardLayout], servers: Sequence[Candidate], previous_servers: Sequence[str], *, fullest: int
 ) -> dict[int, Candidate] | None:

@@ -16,7 +16,13 @@ from shoal._wire import Placement
 from shoal.status import JobState, Role
 from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.membership import Member, Membership
-from shoal_coordinator.cluster.placement import Candidate, PlacementPolicy, default_shards, plan_shards
+from shoal_coordinator.cluster.placement import (
+    Candidate,
+    PlacementPolicy,
+    candidates_for_one_server,
+    default_shards,
+    plan_shards,
+)
 from shoal_coordinator.job import JobMachine
 from shoal_coordinator.messages import Effect
 
@@ -125,6 +131,8 @@ class Scheduler:
         try:
             count = job.spec.shards or default_shards(len(servers), variables.values())
             layouts = plan_shards(variables, count, np.dtype(job.spec.wire_dtype))
+            if job.spec.optimizer.clip_norm:  # the norm is that of all variables, and one server has to know them all
+                candidates = candidates_for_one_server(candidates, job.previous_servers)
             shards = self._placement.assign(layouts, candidates, job.previous_servers)
         except errors.ShoalError as error:
             self._emit(job.fail(f"its variables cannot be placed: {error.message}", now))

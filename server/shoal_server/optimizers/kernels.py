@@ -22,7 +22,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from shoal_server.optimizers import sums  # noqa: F401  # `warm_up` compiles its kernels, too
+from shoal_server.optimizers import norms, sums  # noqa: F401  # `warm_up` compiles their kernels, too
 from shoal_server.optimizers.compilation import (
     CLAIMS,
     FLOATS,

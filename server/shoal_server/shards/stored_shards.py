@@ -7,6 +7,7 @@ import numpy as np
 
 from shoal._memory.buffers import BufferPool
 from shoal._wire import ArenaKey, CallLayout, ShardLayout
+from shoal_server.optimizers import kernels, norms
 from shoal_server.shards.mode import Apply, Contribution
 from shoal_server.shards.shard import Arena, JobShardConfig, Shard
 from shoal_server.shards.snapshot import ShardSnapshot
@@ -45,6 +46,7 @@ class StoredShards:
         earlier: "StoredShards | None" = None,
     ) -> None:
         layout = CallLayout(layouts)
+        self._clip_norm = config.optimizer.clip_norm
         slabs = [StoredSlab(slab, config.variables, config.optimizer, config.seed, counting) for slab in layout.slabs]
         self.slabs: Sequence[StoredSlab] = [*(earlier.slabs if earlier else ()), *slabs]
         self.places: dict[ArenaKey, tuple[int, int]] = {
@@ -98,17 +100,28 @@ class StoredShards:
             update: the contributions, in order of rank. Those after the first `folded` ones lose their gradients.
             version: updates applied before this one.
         """
+        scale = update.learning_rate_scale
+        if not self._clip_norm:
+            for slab, parts, weights in self._taken(update):
+                slab.apply(parts, weights, version=version, scale=scale, expected=update.expected)
+            return
+        combined = [
+            (slab, slab.combine(parts, weights, update.expected)) for slab, parts, weights in self._taken(update)
+        ]
+        gradients = [(slab, gradient) for slab, gradient in combined if gradient is not None]
+        factor = norms.clip_factor(sum(slab.squares(gradient) for slab, gradient in gradients), self._clip_norm)
+        for slab, gradient in gradients:
+            if factor < 1:
+                kernels.scale(gradient, factor)
+            slab.update(gradient, version=version, scale=scale)
+
+    def _taken(self, update: Apply) -> Iterator[tuple[StoredSlab, list[np.ndarray], list[float]]]:
+        """Yields each slab of an update, with the arrays and weights that are not folded yet."""
         rest = update.contributions[update.folded :]
         for index, slab in enumerate(self.slabs):
             parts = [part for part in rest if index in part.payload]
             if parts or slab.folded:
-                slab.apply(
-                    [part.payload.pop(index) for part in parts],
-                    [part.weight for part in parts],
-                    version=version,
-                    scale=update.learning_rate_scale,
-                    expected=update.expected,
-                )
+                yield slab, [part.payload.pop(index) for part in parts], [part.weight for part in parts]
 
 
 __all__ = ["Payload", "StoredShards", "needed_bytes"]

@@ -9,7 +9,7 @@ from shoal import initializers, optim
 from shoal._memory.buffers import BufferPool
 from shoal._wire import Aggregation, Slab, Slice, row_elements, storage_dtype
 from shoal.variables import Variable
-from shoal_server.optimizers import arrays, conversions, update_rules
+from shoal_server.optimizers import arrays, conversions, norms, update_rules
 from shoal_server.shards.running_sum import RunningSum, running_sum
 from shoal_server.shards.snapshot import Snapshot
 
@@ -139,14 +139,41 @@ class StoredSlab:
             scale: factor for the learning rate.
             expected: number of contributions for which the running sum makes room; at least those in `pushed`.
         """
+        gradient = self.combine(pushed, weights, expected)
+        if gradient is not None:
+            self.update(gradient, version=version, scale=scale)
+
+    def combine(self, pushed: Sequence[np.ndarray], weights: Sequence[float], expected: int = 0) -> np.ndarray | None:
+        """Ends the running sum of the open step.
+
+        Args:
+            pushed, weights, expected: as for `apply`.
+
+        Returns:
+            The gradient, for `update`. It may be changed. None if the values need no gradient; they have changed then.
+        """
         for array, weight in zip(pushed, weights, strict=True):
             self.fold(array, weight, max(expected, len(pushed)))
         if self._sum is None:
-            return
+            return None
         result, self._sum = self._sum.take(self.values), None
-        if self._rule is not None and result is not None:
+        return result if self._rule is not None else None
+
+    def squares(self, gradient: np.ndarray) -> float:
+        """Returns the sum of the squares of a gradient, without frozen variables."""
+        ranges = self._setting_ranges
+        return norms.sum_of_squares(gradient, ranges.bounds, ranges.rates)
+
+    def update(self, gradient: np.ndarray, *, version: int, scale: float) -> None:
+        """Applies the optimizer to a gradient.
+
+        Args:
+            gradient: the result of `combine`; not changed.
+            version, scale: as for `apply`.
+        """
+        if self._rule is not None:
             self._rule.apply(
-                self.values, result, self.slots, version=version, lr_scale=scale, setting_ranges=self._setting_ranges
+                self.values, gradient, self.slots, version=version, lr_scale=scale, setting_ranges=self._setting_ranges
             )
 
 

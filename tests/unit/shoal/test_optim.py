@@ -45,9 +45,12 @@ OTHER_SCHEDULES = st.one_of(
 COMMON: dict[str, Any] = {
     "learning_rate": SIZES | SCHEDULES | OTHER_SCHEDULES,
     "weight_decay": SIZES,
+    "clip_norm": SIZES,
     "decay_exclude": st.lists(st.text(max_size=5).filter(str.isprintable), max_size=3).map(tuple),
     "groups": st.lists(
-        st.builds(optim.Group, st.text(min_size=1, max_size=5).filter(str.isprintable), SIZES, st.none() | SIZES),
+        st.builds(
+            optim.VariableGroup, st.text(min_size=1, max_size=5).filter(str.isprintable), SIZES, st.none() | SIZES
+        ),
         max_size=3,
     ),
 }
@@ -173,12 +176,13 @@ def test_messages_that_are_not_ours_are_refused(message: dict[str, Any], says: s
         (lambda: UNTYPED.SGD(weight_decay=math.nan), "sgd: weight_decay is nan"),
         (lambda: UNTYPED.SGD(decay_exclude="*bias"), "sgd: decay_exclude is '*bias'; give a tuple"),
         (lambda: UNTYPED.SGD(decay_exclude=(1,)), "sgd: decay_exclude is (1,)"),
-        (lambda: UNTYPED.SGD(groups="*bias"), "sgd: groups has '*bias'; give a list of shoal.optim.Group"),
+        (lambda: UNTYPED.SGD(clip_norm=math.nan), "sgd: clip_norm is nan; it must be finite and at least 0"),
+        (lambda: UNTYPED.SGD(groups="*bias"), "sgd: groups has '*bias'; give a list of shoal.optim.VariableGroup"),
         (lambda: UNTYPED.SGD(groups={"*bias": {}}), "sgd: groups has '*bias'"),
-        (lambda: UNTYPED.Group("*", math.nan), "group '*': rate is nan; it must be finite and at least 0"),
-        (lambda: UNTYPED.Group("*", weight_decay=-1), "group '*': weight_decay is -1"),
-        (lambda: UNTYPED.Group(""), "the pattern of a group is ''"),
-        (lambda: UNTYPED.Group("*", 0.5, frozen=True), "group '*' is frozen, but has rate 0.5"),
+        (lambda: UNTYPED.VariableGroup("*", math.nan), "group '*': rate is nan; it must be finite and at least 0"),
+        (lambda: UNTYPED.VariableGroup("*", weight_decay=-1), "group '*': weight_decay is -1"),
+        (lambda: UNTYPED.VariableGroup(""), "the pattern of a group is ''"),
+        (lambda: UNTYPED.VariableGroup("*", 0.5, frozen=True), "group '*' is frozen, but has rate 0.5"),
         (lambda: UNTYPED.StepLR(1.0, 0), "step: step_size is 0"),
         (lambda: UNTYPED.StepLR(1.0, 2.5), "step: step_size is 2.5"),
         (lambda: UNTYPED.StepLR(1.0, 10, gamma=1.5), "step: gamma is 1.5"),
@@ -233,7 +237,11 @@ def test_patterns_match_with_case() -> None:
 
 
 def test_the_first_group_that_matches_counts() -> None:
-    groups = [optim.Group("head/*", 10), optim.Group("*bias", weight_decay=0.25), optim.Group("b*", frozen=True)]
+    groups = [
+        optim.VariableGroup("head/*", 10),
+        optim.VariableGroup("*bias", weight_decay=0.25),
+        optim.VariableGroup("b*", frozen=True),
+    ]
     optimizer = optim.SGD(weight_decay=0.5, decay_exclude=("*bias",), groups=groups)
     found = {name: optimizer.settings_of(name) for name in ("head/w", "head/bias", "w/bias", "body/w", "w")}
     assert {name: (it.rate, it.weight_decay) for name, it in found.items()} == {
@@ -246,7 +254,7 @@ def test_the_first_group_that_matches_counts() -> None:
 
 
 def test_a_pattern_that_matches_nothing_is_told_with_the_names() -> None:
-    optimizer = optim.SGD(groups=[optim.Group("*bios", 2), optim.Group("w*", 2)])
+    optimizer = optim.SGD(groups=[optim.VariableGroup("*bios", 2), optim.VariableGroup("w*", 2)])
     assert optimizer.unmatched(["w", "bias"]) == (
         "the optimizer has a group for '*bios', which matches no trainable variable; correct the pattern, or leave the "
         "group out. The trainable variables are 'w', 'bias'"

@@ -13,7 +13,14 @@ from shoal._wire.layout import Aggregation, ArenaLayout, Placement, ShardLayout,
 from shoal.partitioners import FixedShards, MaxSize
 from shoal.v1 import tensor_pb2
 from shoal.variables import Variable
-from shoal_coordinator.cluster.placement import SMALL_JOB_BYTES, Candidate, assign_shards, default_shards, plan_shards
+from shoal_coordinator.cluster.placement import (
+    SMALL_JOB_BYTES,
+    Candidate,
+    assign_shards,
+    candidates_for_one_server,
+    default_shards,
+    plan_shards,
+)
 
 shapes = st.lists(st.integers(1, 40), max_size=3).map(tuple)
 variables = st.one_of(
@@ -402,3 +409,10 @@ def test_a_choice_survives_the_wire_and_shares_bytes_out_as_they_travel() -> Non
 def test_an_arena_without_wire_dtype_travels_unchanged() -> None:
     arena = ArenaLayout(np.dtype(np.float64), Aggregation.TRAINABLE, (), 3)
     assert (arena.wire_dtype, arena.nbytes) == (np.dtype(np.float64), 24)
+
+
+def test_one_server_is_the_previous_one_or_that_with_the_fewest_bytes() -> None:
+    servers = [Candidate("a", "h:1", 9), Candidate("b", "h:2", 5), Candidate("c", "h:3", 5)]
+    assert candidates_for_one_server(servers) == [servers[1]]
+    assert candidates_for_one_server(servers, ["a", "a"]) == [servers[0]]
+    assert candidates_for_one_server(servers, ["gone"]) == [servers[1]]

@@ -57,7 +57,9 @@ def report(worker: str = "w0", **metrics: Any) -> WorkerReported:
 
 
 def test_a_group_that_matches_no_variable_is_refused() -> None:
-    spec = Job("m:f", name="a", optimizer=optim.SGD(0.1, groups=[optim.Group("w", 2), optim.Group("*bios", 0)]))
+    spec = Job(
+        "m:f", name="a", optimizer=optim.SGD(0.1, groups=[optim.VariableGroup("w", 2), optim.VariableGroup("*bios", 0)])
+    )
     job = JobMachine.begun(Submission(JobRef("a", 1), spec), START)
     job.enrol("w0", 1, 1, START)
     count = Variable((), "int64", trainable=False, aggregation="sum")

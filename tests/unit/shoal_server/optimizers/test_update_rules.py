@@ -68,7 +68,7 @@ def optimizer_of(case: dict[str, Any]) -> optim.Optimizer:
     if isinstance(rate := numbers.get("learning_rate"), dict):
         schedule = getattr(optim, rate["name"])
         numbers["learning_rate"] = schedule(**{key: value for key, value in rate.items() if key != "name"})
-    numbers["groups"] = [optim.Group(**group) for group in numbers.get("groups", [])]
+    numbers["groups"] = [optim.VariableGroup(**group) for group in numbers.get("groups", [])]
     built: optim.Optimizer = getattr(optim, case["optimizer"])(**numbers)
     return built
 
@@ -233,7 +233,11 @@ def test_weight_decay_skips_what_is_excluded() -> None:
 @pytest.mark.parametrize("optimizer", EVERY, ids=repr)
 def test_a_group_gets_the_bits_of_an_optimizer_of_its_own(optimizer: optim.Optimizer, dtype: Any) -> None:
     sizes = {"a": 5, "frozen": 3, "fast": 4, "b": 2}
-    groups = [optim.Group("fast", rate=2, weight_decay=0.25), optim.Group("frozen", frozen=True), optim.Group("*")]
+    groups = [
+        optim.VariableGroup("fast", rate=2, weight_decay=0.25),
+        optim.VariableGroup("frozen", frozen=True),
+        optim.VariableGroup("*"),
+    ]
     grouped = Trainee(dataclasses.replace(optimizer, groups=groups), np.linspace(-1, 1, 14), dtype, sizes)
     fast = dataclasses.replace(optimizer, learning_rate=2 * optimizer.rate(0), weight_decay=0.25)
     alone = [Trainee(each, np.linspace(-1, 1, 14), dtype) for each in (optimizer, fast)]

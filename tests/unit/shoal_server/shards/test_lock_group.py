@@ -1,5 +1,6 @@
 """Lock group: one version for all shards, requests that name some shards, and failures of updates and answers."""
 
+import dataclasses
 import itertools
 import re
 import weakref
@@ -47,6 +48,34 @@ def push(group: LockGroup, worker: str, step: int) -> None:
     gradients = {slab: np.full(slab.elements, -1.0, np.float32) for slab in shards.layout.slabs}
     group.stage(stamp, 1.0, group.version, shards.payload(gradients, BufferPool(0, 0.0)))
     group.commit(stamp)
+
+
+def clipped(mode: consistency.Consistency, gradients: list[tuple[float, float]]) -> np.ndarray:
+    """The change of all values when each worker pushes one gradient (value, weight), and SGD(1) clips to the norm 3."""
+    groups = (optim.VariableGroup("v0", frozen=True),)
+    group = LockGroup(
+        dataclasses.replace(config(mode), optimizer=optim.SGD(1.0, clip_norm=3.0, groups=groups)), layouts()
+    )
+    for rank in range(len(gradients)):
+        group.admit(f"w{rank}", 1, rank)
+    shards = group.select(range(SHARDS))
+    for rank, (value, weight) in enumerate(gradients):
+        pushed = {slab: np.full(slab.elements, value, np.float32) for slab in shards.layout.slabs}
+        stamp = Stamp(f"w{rank}", 1, 0)
+        group.stage(stamp, weight, group.version, shards.payload(pushed, BufferPool(0, 0.0)))
+        group.commit(stamp)
+    return np.concatenate([arena.values for shard in group.shards for arena in shard.arenas])
+
+
+def test_a_gradient_is_clipped_to_its_norm_over_all_shards() -> None:
+    """6 of the 8 values are not frozen, so a gradient of ones has the norm 6 ** 0.5."""
+    limit = 3.0 / 6**0.5
+    asynchronous = clipped(consistency.Asynchronous(), [(5.0, 1.0), (0.5, 1.0), (-4.0, 1.0)])
+    np.testing.assert_allclose(asynchronous, [0, 0, *[-limit - 0.5 + limit] * 6], rtol=1e-5, atol=1e-6)
+    below = clipped(consistency.Synchronous(), [(5.0, 1.0), (-1.0, 3.0)])  # the mean is 0.5
+    np.testing.assert_allclose(below, [0, 0, *[-0.5] * 6], rtol=1e-6)
+    above = clipped(consistency.Synchronous(), [(5.0, 3.0), (1.0, 1.0)])
+    np.testing.assert_allclose(above, [0, 0, *[-limit] * 6], rtol=1e-5)
 
 
 class Ticket:

@@ -1,0 +1,58 @@
+"""Global norms of gradients, and the factor that limits them: see `clip_norm` of `shoal.optim.Optimizer`."""
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import types
+
+from shoal_server.optimizers.compilation import FLOATS, kernel, readable
+
+_TINY = 1e-6  # as in PyTorch: a norm of 0 divides nothing
+
+
+@kernel([(readable(dtype), readable(types.int64), readable(types.float64)) for dtype in FLOATS])
+def _sum_of_squares(gradient: Any, bounds: Any, rates: Any) -> float:
+    # Four sums, because each addition to one sum waits for the one before. In float64, also for float32 gradients.
+    first = second = third = fourth = 0.0
+    for k in range(rates.size):
+        if rates[k] == 0:
+            continue
+        part = gradient[bounds[k] : bounds[k + 1]]
+        whole = part.size // 4 * 4
+        for i in range(0, whole, 4):
+            a, b = np.float64(part[i]), np.float64(part[i + 1])
+            c, d = np.float64(part[i + 2]), np.float64(part[i + 3])
+            first += a * a
+            second += b * b
+            third += c * c
+            fourth += d * d
+        for i in range(whole, part.size):
+            first += np.float64(part[i]) * np.float64(part[i])
+    return (first + second) + (third + fourth)
+
+
+def sum_of_squares(gradient: np.ndarray, bounds: npt.NDArray[np.int64], rates: npt.NDArray[np.float64]) -> float:
+    """Returns the sum of the squares of a gradient's elements, without frozen ranges. It may be infinite.
+
+    The same gradient always gives the same bits.
+
+    Args:
+        gradient: float32 or float64, flat and contiguous.
+        bounds, rates: the setting ranges, which cover the gradient; see `update_rules.SettingRanges`.
+    """
+    return float(_sum_of_squares(gradient, bounds, rates))
+
+
+def clip_factor(squares: float, clip_norm: float) -> float:
+    """Returns the factor of a gradient that limits its norm, at most 1.
+
+    Args:
+        squares: sum of the squares of all elements.
+        clip_norm: largest norm, > 0.
+    """
+    return min(1.0, clip_norm / (math.sqrt(squares) + _TINY))
+
+
+__all__ = ["clip_factor", "sum_of_squares"]
