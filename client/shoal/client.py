@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from shoal import _rpc, _tracing, errors, events
+from shoal._learning_rate import LearningRateControl
 from shoal._rpc import CoordinatorClient, TicketSource
 from shoal._security import AccessRole, Credentials
 from shoal._system import check_count, check_seconds, check_type
@@ -28,7 +29,7 @@ _Page = TypeVar("_Page", job_pb2.ListReply, coordinator_pb2.GetStatusReply)
 DEFAULT_ADDRESS = "127.0.0.1:7070"
 
 
-class JobHandle:
+class JobHandle(LearningRateControl):
     """One job of a cluster. `Client.submit` and `Client.job` return it; it is valid while its client is open.
 
     Attributes:
@@ -36,8 +37,8 @@ class JobHandle:
     """
 
     def __init__(self, coordinator: CoordinatorClient, name: str) -> None:
-        self._coordinator, self._jobs, self._credentials = coordinator, coordinator.jobs, coordinator.credentials
-        self.name = name
+        super().__init__(coordinator, name)
+        self._jobs, self._credentials = coordinator.jobs, coordinator.credentials
 
     def status(self) -> JobStatus:
         """Returns the current status of the job.

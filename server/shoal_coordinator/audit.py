@@ -37,6 +37,7 @@ CONTROL_CALLS = frozenset(
         "Jobs/Cancel",
         "Jobs/Drop",
         "Jobs/TakeCheckpoint",
+        "Jobs/SetLearningRate",
         "Tokens/CreateToken",
         "Tokens/RevokeToken",
         "Tokens/GetLoginLink",

@@ -21,6 +21,7 @@ from shoal.events import MetricsReported
 from support import run_lengths
 from support.clusters import history_server, reference_worker, training_problem
 from support.clusters.cluster_probe import histories, in_sessions, leads_of, placement
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -65,6 +66,23 @@ def test_groups_schedules_and_clipping_equal_one_process(client: shoal.Client, c
     print(f"largest difference: {difference:.2g}")
     assert difference < 1e-10
     assert np.abs(found["out"] - training_problem.start()["out"]).max() > 0.1
+
+
+def test_a_learning_rate_can_be_set_while_a_job_runs(client: shoal.Client) -> None:
+    variables: Any = {f"v{i}": np.zeros(2) for i in range(3)}
+    pushed = {name: np.full(2, -1.0) for name in variables}
+    with client.session("rated", variables=variables, optimizer=optim.SGD(1.0), shards=3) as session:
+        assert _moved(session, pushed) == {1.0}
+        client.job("rated").set_learning_rate(0.25)
+        wait_until(lambda: _moved(session, pushed) == {0.25}, what="the servers' use of the new rate")
+
+
+def _moved(session: shoal.Session, pushed: dict[str, np.ndarray]) -> set[float]:
+    """The changes of all elements by one push."""
+    before = session.pull()
+    session.push(pushed)
+    after = session.pull()
+    return {float(change) for name in before for change in after[name] - before[name]}
 
 
 def largest_difference(found: np.ndarray, expected: np.ndarray) -> float:

@@ -286,6 +286,17 @@ class TestTheWayThere:
             assert client.address == coordinator.address
 
 
+def test_a_learning_rate_is_a_number_or_a_schedule(coordinator: FakeCoordinator, client: shoal.Client) -> None:
+    handle = client.submit(shoal.Job("m:f", name="a"))
+    handle.set_learning_rate(0.5)
+    client.job("a").set_learning_rate(shoal.optim.StepLR(1.0, 10))
+    assert [it.name for it in coordinator.learning_rates] == ["constant", "step"]
+    with pytest.raises(shoal.InvalidOptimizer, match="learning_rate is nan; it must be finite and at least 0"):
+        handle.set_learning_rate(float("nan"))
+    with pytest.raises(shoal.UnknownJob):
+        client.job("b").set_learning_rate(0.5)
+
+
 def test_status_lists_the_members(coordinator: FakeCoordinator, client: shoal.Client) -> None:
     coordinator.status.members.add(
         member="server-0", role=coordinator_pb2.SERVER, address="h:1", alive=True, shards=4, bytes=100

@@ -379,6 +379,7 @@ class JobSpec(_message.Message):
     CHECKPOINTS_FIELD_NUMBER: _builtins.int
     RESTORE_FIELD_NUMBER: _builtins.int
     EVALUATION_FIELD_NUMBER: _builtins.int
+    LEARNING_RATE_SET_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """1 to 63 characters of [a-z0-9-], starting with a letter."""
     program: _builtins.str
@@ -449,6 +450,12 @@ class JobSpec(_message.Message):
     def evaluation(self) -> Global___EvaluationPolicy:
         """If not set, there are no evaluations. If a session job sets it, Submit returns INVALID_ARGUMENT, INVALID_JOB."""
 
+    @_builtins.property
+    def learning_rate_set(self) -> Global___Schedule:
+        """Only in manifests of checkpoints: the learning rate that SetLearningRate gave. A job that continues from the
+        checkpoint with the same optimizer goes on with it. Submit ignores it.
+        """
+
     def __init__(
         self,
         *,
@@ -472,10 +479,11 @@ class JobSpec(_message.Message):
         checkpoints: Global___CheckpointPolicy | None = ...,
         restore: Global___CheckpointChoice | None = ...,
         evaluation: Global___EvaluationPolicy | None = ...,
+        learning_rate_set: Global___Schedule | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints", "consistency", b"consistency", "evaluation", b"evaluation", "optimizer", b"optimizer", "restore", b"restore"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints", "consistency", b"consistency", "evaluation", b"evaluation", "learning_rate_set", b"learning_rate_set", "optimizer", b"optimizer", "restore", b"restore"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "checkpoints", b"checkpoints", "consistency", b"consistency", "epochs", b"epochs", "evaluation", b"evaluation", "max_steps", b"max_steps", "max_workers", b"max_workers", "min_workers", b"min_workers", "name", b"name", "no_overlap", b"no_overlap", "optimizer", b"optimizer", "program", b"program", "range_size", b"range_size", "restore", b"restore", "seed", b"seed", "settings_json", b"settings_json", "shards", b"shards", "step_timeout_s", b"step_timeout_s", "wire_dtype", b"wire_dtype", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "checkpoints", b"checkpoints", "consistency", b"consistency", "epochs", b"epochs", "evaluation", b"evaluation", "learning_rate_set", b"learning_rate_set", "max_steps", b"max_steps", "max_workers", b"max_workers", "min_workers", b"min_workers", "name", b"name", "no_overlap", b"no_overlap", "optimizer", b"optimizer", "program", b"program", "range_size", b"range_size", "restore", b"restore", "seed", b"seed", "settings_json", b"settings_json", "shards", b"shards", "step_timeout_s", b"step_timeout_s", "wire_dtype", b"wire_dtype", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1446,6 +1454,50 @@ class HeldRange(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HeldRange: _TypeAlias = HeldRange  # noqa: Y015
+
+@_typing.final
+class SetLearningRateRequest(_message.Message):
+    """Request of Jobs.SetLearningRate."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    LEARNING_RATE_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    @_builtins.property
+    def learning_rate(self) -> Global___Schedule:
+        """The learning rate as a function of the shard's version, which counts from the beginning of the job."""
+
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        learning_rate: Global___Schedule | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["learning_rate", b"learning_rate"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "learning_rate", b"learning_rate"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetLearningRateRequest: _TypeAlias = SetLearningRateRequest  # noqa: Y015
+
+@_typing.final
+class SetLearningRateReply(_message.Message):
+    """Reply of Jobs.SetLearningRate."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetLearningRateReply: _TypeAlias = SetLearningRateReply  # noqa: Y015
 
 @_typing.final
 class WatchRequest(_message.Message):

@@ -67,6 +67,11 @@ class JobsStub:
                 request_serializer=shoal_dot_v1_dot_job__pb2.TakeCheckpointRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_job__pb2.TakeCheckpointReply.FromString,
                 _registered_method=True)
+        self.SetLearningRate = channel.unary_unary(
+                '/shoal.v1.Jobs/SetLearningRate',
+                request_serializer=shoal_dot_v1_dot_job__pb2.SetLearningRateRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_job__pb2.SetLearningRateReply.FromString,
+                _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/shoal.v1.Jobs/Watch',
                 request_serializer=shoal_dot_v1_dot_job__pb2.WatchRequest.SerializeToString,
@@ -170,6 +175,15 @@ class JobsServicer:
         """Begins a checkpoint. The reply has the number of the attempt. The CheckpointEnd event with this number has the
         outcome. Returns UNAVAILABLE, STORAGE_FAILED if the cluster has no checkpoint storage, and FAILED_PRECONDITION,
         NOT_PLACED if the job's variables are not on servers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetLearningRate(self, request, context):
+        """Sets the learning rate of a live job: each server uses it from its next update on, instead of the job's schedule.
+        Checkpoints keep it. If the job has ended: FAILED_PRECONDITION, NOT_PLACED. If the schedule is not valid:
+        INVALID_ARGUMENT, INVALID_OPTIMIZER.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -294,6 +308,11 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.TakeCheckpoint,
                     request_deserializer=shoal_dot_v1_dot_job__pb2.TakeCheckpointRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_job__pb2.TakeCheckpointReply.SerializeToString,
+            ),
+            'SetLearningRate': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetLearningRate,
+                    request_deserializer=shoal_dot_v1_dot_job__pb2.SetLearningRateRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_job__pb2.SetLearningRateReply.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
@@ -515,6 +534,33 @@ class Jobs:
             '/shoal.v1.Jobs/TakeCheckpoint',
             shoal_dot_v1_dot_job__pb2.TakeCheckpointRequest.SerializeToString,
             shoal_dot_v1_dot_job__pb2.TakeCheckpointReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetLearningRate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Jobs/SetLearningRate',
+            shoal_dot_v1_dot_job__pb2.SetLearningRateRequest.SerializeToString,
+            shoal_dot_v1_dot_job__pb2.SetLearningRateReply.FromString,
             options,
             channel_credentials,
             insecure,

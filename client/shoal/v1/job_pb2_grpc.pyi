@@ -59,6 +59,11 @@ class JobsStub:
     outcome. Returns UNAVAILABLE, STORAGE_FAILED if the cluster has no checkpoint storage, and FAILED_PRECONDITION,
     NOT_PLACED if the job's variables are not on servers.
     """
+    SetLearningRate: _grpc.UnaryUnaryMultiCallable[_job_pb2.SetLearningRateRequest, _job_pb2.SetLearningRateReply]
+    """Sets the learning rate of a live job: each server uses it from its next update on, instead of the job's schedule.
+    Checkpoints keep it. If the job has ended: FAILED_PRECONDITION, NOT_PLACED. If the schedule is not valid:
+    INVALID_ARGUMENT, INVALID_OPTIMIZER.
+    """
     Watch: _grpc.UnaryStreamMultiCallable[_job_pb2.WatchRequest, _job_pb2.Event]
     """Streams a job's events after a sequence number. The stream ends after the event that ends the job."""
     GetPlacement: _grpc.UnaryUnaryMultiCallable[_job_pb2.GetPlacementRequest, _tensor_pb2.Placement]
@@ -121,6 +126,11 @@ class JobsAsyncStub(JobsStub):
     """Begins a checkpoint. The reply has the number of the attempt. The CheckpointEnd event with this number has the
     outcome. Returns UNAVAILABLE, STORAGE_FAILED if the cluster has no checkpoint storage, and FAILED_PRECONDITION,
     NOT_PLACED if the job's variables are not on servers.
+    """
+    SetLearningRate: _aio.UnaryUnaryMultiCallable[_job_pb2.SetLearningRateRequest, _job_pb2.SetLearningRateReply]  # type: ignore[assignment]
+    """Sets the learning rate of a live job: each server uses it from its next update on, instead of the job's schedule.
+    Checkpoints keep it. If the job has ended: FAILED_PRECONDITION, NOT_PLACED. If the schedule is not valid:
+    INVALID_ARGUMENT, INVALID_OPTIMIZER.
     """
     Watch: _aio.UnaryStreamMultiCallable[_job_pb2.WatchRequest, _job_pb2.Event]  # type: ignore[assignment]
     """Streams a job's events after a sequence number. The stream ends after the event that ends the job."""
@@ -217,6 +227,17 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         """Begins a checkpoint. The reply has the number of the attempt. The CheckpointEnd event with this number has the
         outcome. Returns UNAVAILABLE, STORAGE_FAILED if the cluster has no checkpoint storage, and FAILED_PRECONDITION,
         NOT_PLACED if the job's variables are not on servers.
+        """
+
+    @_abc_1.abstractmethod
+    def SetLearningRate(
+        self,
+        request: _job_pb2.SetLearningRateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_pb2.SetLearningRateReply, _abc.Awaitable[_job_pb2.SetLearningRateReply]]:
+        """Sets the learning rate of a live job: each server uses it from its next update on, instead of the job's schedule.
+        Checkpoints keep it. If the job has ended: FAILED_PRECONDITION, NOT_PLACED. If the schedule is not valid:
+        INVALID_ARGUMENT, INVALID_OPTIMIZER.
         """
 
     @_abc_1.abstractmethod

@@ -642,6 +642,50 @@ class CreateShardsReply(_message.Message):
 Global___CreateShardsReply: _TypeAlias = CreateShardsReply  # noqa: Y015
 
 @_typing.final
+class SetRateRequest(_message.Message):
+    """Request of ParameterServer.SetRate."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    LEARNING_RATE_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    @_builtins.property
+    def learning_rate(self) -> _job_pb2.Schedule:
+        """The learning rate as a function of the shard's version."""
+
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        learning_rate: _job_pb2.Schedule | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["learning_rate", b"learning_rate"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "learning_rate", b"learning_rate"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetRateRequest: _TypeAlias = SetRateRequest  # noqa: Y015
+
+@_typing.final
+class SetRateReply(_message.Message):
+    """Reply of ParameterServer.SetRate."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetRateReply: _TypeAlias = SetRateReply  # noqa: Y015
+
+@_typing.final
 class DropShardsRequest(_message.Message):
     """Request of ParameterServer.DropShards."""
 

@@ -85,6 +85,11 @@ class ParameterServerStub:
                 request_serializer=shoal_dot_v1_dot_parameter__server__pb2.ReleaseWorkersRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_parameter__server__pb2.ReleaseWorkersReply.FromString,
                 _registered_method=True)
+        self.SetRate = channel.unary_unary(
+                '/shoal.v1.ParameterServer/SetRate',
+                request_serializer=shoal_dot_v1_dot_parameter__server__pb2.SetRateRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_parameter__server__pb2.SetRateReply.FromString,
+                _registered_method=True)
         self.HoldCommits = channel.unary_unary(
                 '/shoal.v1.ParameterServer/HoldCommits',
                 request_serializer=shoal_dot_v1_dot_parameter__server__pb2.HoldCommitsRequest.SerializeToString,
@@ -199,6 +204,13 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetRate(self, request, context):
+        """Sets the learning rate of a job's later updates on this server. A repetition has no effect.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def HoldCommits(self, request, context):
         """First call of a checkpoint's cut, to each server of the job. Waits until commits in progress have ended, and holds
         back new ones for at most 2 seconds. If the commits in progress take too long: RESOURCE_EXHAUSTED, OVERLOADED.
@@ -297,6 +309,11 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.ReleaseWorkers,
                     request_deserializer=shoal_dot_v1_dot_parameter__server__pb2.ReleaseWorkersRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_parameter__server__pb2.ReleaseWorkersReply.SerializeToString,
+            ),
+            'SetRate': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetRate,
+                    request_deserializer=shoal_dot_v1_dot_parameter__server__pb2.SetRateRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_parameter__server__pb2.SetRateReply.SerializeToString,
             ),
             'HoldCommits': grpc.unary_unary_rpc_method_handler(
                     servicer.HoldCommits,
@@ -595,6 +612,33 @@ class ParameterServer:
             '/shoal.v1.ParameterServer/ReleaseWorkers',
             shoal_dot_v1_dot_parameter__server__pb2.ReleaseWorkersRequest.SerializeToString,
             shoal_dot_v1_dot_parameter__server__pb2.ReleaseWorkersReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetRate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.ParameterServer/SetRate',
+            shoal_dot_v1_dot_parameter__server__pb2.SetRateRequest.SerializeToString,
+            shoal_dot_v1_dot_parameter__server__pb2.SetRateReply.FromString,
             options,
             channel_credentials,
             insecure,

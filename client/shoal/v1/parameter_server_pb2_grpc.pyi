@@ -77,6 +77,8 @@ class ParameterServerStub:
     committed_steps - 1, another server has already committed it, so this server commits it too. Otherwise this server
     discards it.
     """
+    SetRate: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.SetRateRequest, _parameter_server_pb2.SetRateReply]
+    """Sets the learning rate of a job's later updates on this server. A repetition has no effect."""
     HoldCommits: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.HoldCommitsRequest, _parameter_server_pb2.HoldCommitsReply]
     """First call of a checkpoint's cut, to each server of the job. Waits until commits in progress have ended, and holds
     back new ones for at most 2 seconds. If the commits in progress take too long: RESOURCE_EXHAUSTED, OVERLOADED.
@@ -149,6 +151,8 @@ class ParameterServerAsyncStub(ParameterServerStub):
     committed_steps - 1, another server has already committed it, so this server commits it too. Otherwise this server
     discards it.
     """
+    SetRate: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.SetRateRequest, _parameter_server_pb2.SetRateReply]  # type: ignore[assignment]
+    """Sets the learning rate of a job's later updates on this server. A repetition has no effect."""
     HoldCommits: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.HoldCommitsRequest, _parameter_server_pb2.HoldCommitsReply]  # type: ignore[assignment]
     """First call of a checkpoint's cut, to each server of the job. Waits until commits in progress have ended, and holds
     back new ones for at most 2 seconds. If the commits in progress take too long: RESOURCE_EXHAUSTED, OVERLOADED.
@@ -278,6 +282,14 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         committed_steps - 1, another server has already committed it, so this server commits it too. Otherwise this server
         discards it.
         """
+
+    @_abc_1.abstractmethod
+    def SetRate(
+        self,
+        request: _parameter_server_pb2.SetRateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_parameter_server_pb2.SetRateReply, _abc.Awaitable[_parameter_server_pb2.SetRateReply]]:
+        """Sets the learning rate of a job's later updates on this server. A repetition has no effect."""
 
     @_abc_1.abstractmethod
     def HoldCommits(

@@ -238,6 +238,7 @@ class JobRecord(_message.Message):
     QUARANTINED_FIELD_NUMBER: _builtins.int
     TRAINED_S_FIELD_NUMBER: _builtins.int
     TRAINING_SINCE_FIELD_NUMBER: _builtins.int
+    LEARNING_RATE_FIELD_NUMBER: _builtins.int
     state: _job_pb2.JobState.ValueType
     """The state of the job."""
     reason: _builtins.str
@@ -311,6 +312,10 @@ class JobRecord(_message.Message):
     def quarantined(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuarantineRecord]:
         """The workers that were quarantined for this job, including those whose quarantine has ended."""
 
+    @_builtins.property
+    def learning_rate(self) -> _job_pb2.Schedule:
+        """The learning rate that SetLearningRate gave. Not set if there was no such call."""
+
     def __init__(
         self,
         *,
@@ -340,10 +345,11 @@ class JobRecord(_message.Message):
         quarantined: _abc.Iterable[Global___QuarantineRecord] | None = ...,
         trained_s: _builtins.float | None = ...,
         training_since: _builtins.float = ...,
+        learning_rate: _job_pb2.Schedule | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_trained_s", b"_trained_s", "source", b"source", "trained_s", b"trained_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_trained_s", b"_trained_s", "learning_rate", b"learning_rate", "source", b"source", "trained_s", b"trained_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trained_s", b"_trained_s", "all_workers_finished", b"all_workers_finished", "assigned", b"assigned", "created", b"created", "failed_restarts", b"failed_restarts", "finished", b"finished", "finished_at", b"finished_at", "members", b"members", "next_read_at", b"next_read_at", "quarantined", b"quarantined", "read_backoff_s", b"read_backoff_s", "read_failure", b"read_failure", "reason", b"reason", "reserved_sequence", b"reserved_sequence", "restarts", b"restarts", "restored", b"restored", "server_return_deadline", b"server_return_deadline", "servers", b"servers", "source", b"source", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at", "trained_s", b"trained_s", "training_since", b"training_since", "value_sender", b"value_sender", "waiting_for", b"waiting_for", "worker_group", b"worker_group"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trained_s", b"_trained_s", "all_workers_finished", b"all_workers_finished", "assigned", b"assigned", "created", b"created", "failed_restarts", b"failed_restarts", "finished", b"finished", "finished_at", b"finished_at", "learning_rate", b"learning_rate", "members", b"members", "next_read_at", b"next_read_at", "quarantined", b"quarantined", "read_backoff_s", b"read_backoff_s", "read_failure", b"read_failure", "reason", b"reason", "reserved_sequence", b"reserved_sequence", "restarts", b"restarts", "restored", b"restored", "server_return_deadline", b"server_return_deadline", "servers", b"servers", "source", b"source", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at", "trained_s", b"trained_s", "training_since", b"training_since", "value_sender", b"value_sender", "waiting_for", b"waiting_for", "worker_group", b"worker_group"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__trained_s: _TypeAlias = _typing.Literal["trained_s"]  # noqa: Y015
     _WhichOneofArgType__trained_s: _TypeAlias = _typing.Literal["_trained_s", b"_trained_s"]  # noqa: Y015
@@ -916,6 +922,7 @@ class EffectRecord(_message.Message):
     TAKE_CUT_FIELD_NUMBER: _builtins.int
     COMMIT_CHECKPOINT_FIELD_NUMBER: _builtins.int
     SCAN_CHECKPOINTS_FIELD_NUMBER: _builtins.int
+    SET_LEARNING_RATE_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     submission: _builtins.int
     """The number of the job's submission."""
@@ -933,6 +940,8 @@ class EffectRecord(_message.Message):
     def commit_checkpoint(self) -> Global___CommitCheckpointEffect: ...
     @_builtins.property
     def scan_checkpoints(self) -> Global___ScanCheckpointsEffect: ...
+    @_builtins.property
+    def set_learning_rate(self) -> Global___SetLearningRateEffect: ...
     def __init__(
         self,
         *,
@@ -945,12 +954,13 @@ class EffectRecord(_message.Message):
         take_cut: Global___TakeCutEffect | None = ...,
         commit_checkpoint: Global___CommitCheckpointEffect | None = ...,
         scan_checkpoints: Global___ScanCheckpointsEffect | None = ...,
+        set_learning_rate: Global___SetLearningRateEffect | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admit_worker", b"admit_worker", "commit_checkpoint", b"commit_checkpoint", "create_shards", b"create_shards", "drop_shards", b"drop_shards", "kind", b"kind", "remove_worker", b"remove_worker", "scan_checkpoints", b"scan_checkpoints", "take_cut", b"take_cut"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admit_worker", b"admit_worker", "commit_checkpoint", b"commit_checkpoint", "create_shards", b"create_shards", "drop_shards", b"drop_shards", "kind", b"kind", "remove_worker", b"remove_worker", "scan_checkpoints", b"scan_checkpoints", "set_learning_rate", b"set_learning_rate", "take_cut", b"take_cut"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_worker", b"admit_worker", "commit_checkpoint", b"commit_checkpoint", "create_shards", b"create_shards", "drop_shards", b"drop_shards", "job", b"job", "kind", b"kind", "remove_worker", b"remove_worker", "scan_checkpoints", b"scan_checkpoints", "submission", b"submission", "take_cut", b"take_cut"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_worker", b"admit_worker", "commit_checkpoint", b"commit_checkpoint", "create_shards", b"create_shards", "drop_shards", b"drop_shards", "job", b"job", "kind", b"kind", "remove_worker", b"remove_worker", "scan_checkpoints", b"scan_checkpoints", "set_learning_rate", b"set_learning_rate", "submission", b"submission", "take_cut", b"take_cut"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["create_shards", "admit_worker", "remove_worker", "drop_shards", "take_cut", "commit_checkpoint", "scan_checkpoints"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["create_shards", "admit_worker", "remove_worker", "drop_shards", "take_cut", "commit_checkpoint", "scan_checkpoints", "set_learning_rate"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -989,6 +999,36 @@ class CreateShardsEffect(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CreateShardsEffect: _TypeAlias = CreateShardsEffect  # noqa: Y015
+
+@_typing.final
+class SetLearningRateEffect(_message.Message):
+    """Sets the learning rate of a job's shards."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEARNING_RATE_FIELD_NUMBER: _builtins.int
+    SERVERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def learning_rate(self) -> _job_pb2.Schedule:
+        """The learning rate as a function of the shard's version."""
+
+    @_builtins.property
+    def servers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServerRecord]:
+        """The servers that the effect calls."""
+
+    def __init__(
+        self,
+        *,
+        learning_rate: _job_pb2.Schedule | None = ...,
+        servers: _abc.Iterable[Global___ServerRecord] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["learning_rate", b"learning_rate"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["learning_rate", b"learning_rate", "servers", b"servers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetLearningRateEffect: _TypeAlias = SetLearningRateEffect  # noqa: Y015
 
 @_typing.final
 class ScanCheckpointsEffect(_message.Message):
@@ -1062,6 +1102,7 @@ class CommitCheckpointEffect(_message.Message):
     BEST_FIELD_NUMBER: _builtins.int
     KEEP_FIELD_NUMBER: _builtins.int
     HELD_BY_FIELD_NUMBER: _builtins.int
+    LEARNING_RATE_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """The number of the checkpoint."""
     step: _builtins.int
@@ -1094,6 +1135,10 @@ class CommitCheckpointEffect(_message.Message):
     def keep(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The numbers of checkpoints to keep even if the policy would remove them."""
 
+    @_builtins.property
+    def learning_rate(self) -> _job_pb2.Schedule:
+        """The learning rate that SetLearningRate gave. Not set if there was no such call."""
+
     def __init__(
         self,
         *,
@@ -1108,10 +1153,11 @@ class CommitCheckpointEffect(_message.Message):
         best: _job_pb2.Evaluation | None = ...,
         keep: _abc.Iterable[_builtins.int] | None = ...,
         held_by: _builtins.int = ...,
+        learning_rate: _job_pb2.Schedule | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "data", b"data", "placement", b"placement", "progress_totals", b"progress_totals", "spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "data", b"data", "learning_rate", b"learning_rate", "placement", b"placement", "progress_totals", b"progress_totals", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "data", b"data", "held_by", b"held_by", "keep", b"keep", "number", b"number", "placement", b"placement", "progress_totals", b"progress_totals", "spec", b"spec", "step", b"step", "time", b"time", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "data", b"data", "held_by", b"held_by", "keep", b"keep", "learning_rate", b"learning_rate", "number", b"number", "placement", b"placement", "progress_totals", b"progress_totals", "spec", b"spec", "step", b"step", "time", b"time", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

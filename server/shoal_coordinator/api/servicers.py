@@ -13,6 +13,7 @@ from shoal._limits import catalogue
 from shoal._security import Principal
 from shoal._wire import Cursor, ReportAck
 from shoal.job import Job
+from shoal.optim import Schedule
 from shoal.status import ClusterStatus, Evaluation, ServerLoad, StepTiming
 from shoal.v1 import coordinator_pb2 as members_pb
 from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc
@@ -184,6 +185,12 @@ class JobsService(job_pb2_grpc.JobsServicer):
     def TakeCheckpoint(self, request: pb.TakeCheckpointRequest, _: grpc.ServicerContext) -> pb.TakeCheckpointReply:
         attempt = self._coordinator.handle(events.CheckpointRequested(request.job))
         return pb.TakeCheckpointReply(attempt=attempt.number, after=attempt.after)
+
+    @_rpc.servicer
+    @for_itself
+    def SetLearningRate(self, request: pb.SetLearningRateRequest, _: grpc.ServicerContext) -> pb.SetLearningRateReply:
+        self._coordinator.handle(events.LearningRateRequested(request.job, Schedule.from_proto(request.learning_rate)))
+        return pb.SetLearningRateReply()
 
     @_rpc.servicer
     @for_itself

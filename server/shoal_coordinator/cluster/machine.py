@@ -89,6 +89,7 @@ class Cluster:
             events.JobCancelled: self._job_cancelled,
             events.JobDropped: self._job_dropped,
             events.CheckpointRequested: self._checkpoint_requested,
+            events.LearningRateRequested: self._learning_rate_requested,
             **self._worker_requests.handlers,
             **self._outcomes.handlers,
         }
@@ -359,6 +360,9 @@ class Cluster:
         attempt, effects = self.job(event.job).request_checkpoint(now)
         self._emit(effects)
         return attempt
+
+    def _learning_rate_requested(self, event: events.LearningRateRequested, _: float) -> None:
+        self._emit(self.job(event.job).set_learning_rate(event.learning_rate))
 
     def _check_storage(self, spec: Job) -> None:
         requested = bool(spec.restore) or (spec.checkpoints is not None and spec.checkpoints.takes_any)

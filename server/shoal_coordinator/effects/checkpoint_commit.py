@@ -11,6 +11,7 @@ from shoal import errors
 from shoal._checkpoint import Catalogue, FileEntry, Manifest, expired_numbers, path_of
 from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.status import SavedCheckpoint
+from shoal.v1 import job_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_coordinator.effects import checkpoint_cut
 from shoal_coordinator.effects.server_calls import ServerCalls
@@ -121,6 +122,13 @@ def _collected(server: ServerRef, job: str, number: int, calls: ServerCalls) -> 
     raise errors.StorageFailed(f"server {server.member} did not write its files within {_WRITE_FOR_S:g} s")
 
 
+def _spec(effect: CommitCheckpoint) -> job_pb2.JobSpec:
+    spec = effect.spec.to_proto()
+    if effect.learning_rate:
+        spec.learning_rate_set.CopyFrom(effect.learning_rate.to_proto())
+    return spec
+
+
 def _manifest(effect: CommitCheckpoint, files: Iterable[FileEntry]) -> Manifest:
     cut, variables = effect.cut, effect.placement.variables
     return Manifest(
@@ -129,7 +137,7 @@ def _manifest(effect: CommitCheckpoint, files: Iterable[FileEntry]) -> Manifest:
         created_at=cut.time,
         step=cut.step,
         version=cut.version,
-        spec=json_format.MessageToDict(effect.spec.to_proto()),
+        spec=json_format.MessageToDict(_spec(effect)),
         variables=tuple(json_format.MessageToDict(it.to_proto(name)) for name, it in variables.items()),
         files=tuple(sorted(files, key=lambda entry: entry.name)),
         data=json_format.MessageToDict(cut.data) if cut.data else {},

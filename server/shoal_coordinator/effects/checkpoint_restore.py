@@ -8,7 +8,7 @@ import structlog
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
-from shoal import errors
+from shoal import errors, optim
 from shoal._checkpoint import Catalogue, Manifest, restore_problem
 from shoal._numerics import storage_dtype
 from shoal.checkpoint_policy import CheckpointChoice
@@ -119,7 +119,21 @@ def _restored(
         progress_totals=_parsed(manifest.progress if continues else {}, state_pb2.ProgressRecord(), manifest),
         seed=_spec(manifest).seed if manifest.spec else None,
         skipped=tuple(skipped),
+        learning_rate=_learning_rate(effect, manifest) if continues else None,
     )
+
+
+def _learning_rate(effect: CreateShards, manifest: Manifest) -> optim.Schedule | None:
+    """Returns the learning rate that a user has set, if the job has the optimizer of the checkpoint's job."""
+    spec = _spec(manifest)
+    if not spec.HasField("learning_rate_set") or spec.optimizer != effect.spec.optimizer.to_proto():
+        return None
+    try:
+        return optim.Schedule.from_proto(spec.learning_rate_set)
+    except errors.InvalidOptimizer as error:
+        raise errors.CorruptCheckpoint(
+            f"the manifest of {manifest.job}/{manifest.number} has an invalid learning rate: {error.message}"
+        ) from None
 
 
 def _check_optimizer(effect: CreateShards, choice: CheckpointChoice, manifest: Manifest) -> None:

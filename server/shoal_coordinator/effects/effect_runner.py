@@ -44,6 +44,7 @@ from shoal_coordinator.messages import (
     RemoveWorker,
     ScanCheckpoints,
     ServerRef,
+    SetLearningRate,
     TakeCut,
     events,
     servers_of,
@@ -311,6 +312,8 @@ class EffectRunner:
                 )
             case DropShards():
                 shard_effects.drop(effect, calls)
+            case SetLearningRate():
+                shard_effects.set_learning_rate(effect, calls)
             case ScanCheckpoints():
                 return checkpoint_commit.scan(effect, self._saving_catalogue(effect))
             case TakeCut():
@@ -377,8 +380,10 @@ def _checkpoint_of(effect: Effect) -> str:
     return ""
 
 
-def _doing(effect: CreateShards | AdmitWorker | RemoveWorker) -> str:
+def _doing(effect: CreateShards | AdmitWorker | RemoveWorker | SetLearningRate) -> str:
     match effect:
+        case SetLearningRate():
+            return "its learning rate could not be set"
         case CreateShards():
             return "its shards could not be created"
         case AdmitWorker():

@@ -8,7 +8,7 @@ from shoal._checkpoint import Catalogue
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_coordinator.effects import checkpoint_restore
 from shoal_coordinator.effects.server_calls import ServerCalls
-from shoal_coordinator.messages import CreateShards, DropShards, ServerRef, events, servers_of
+from shoal_coordinator.messages import CreateShards, DropShards, ServerRef, SetLearningRate, events, servers_of
 
 # Allocating and filling shards of many GB takes a while.
 _CREATE_TIMEOUT_S = 120.0
@@ -51,6 +51,16 @@ def drop(effect: DropShards, calls: ServerCalls) -> None:
         raise errors.Unreachable("; ".join(failures))
 
 
+def set_learning_rate(effect: SetLearningRate, calls: ServerCalls) -> None:
+    """Sets the learning rate of a job's later updates on all its servers.
+
+    Raises:
+        ShoalError: A server does not answer, or has lost the shards.
+    """
+    request = pb.SetRateRequest(job=effect.job.name, learning_rate=effect.learning_rate.to_proto())
+    calls.call_all(effect.servers, "SetRate", lambda _: request)
+
+
 def _requests(effect: CreateShards) -> Callable[[ServerRef], pb.CreateShardsRequest]:
     """Returns the function that makes a server's request. The variables are encoded once for all servers."""
     placement, spec = effect.placement, effect.spec
@@ -74,4 +84,4 @@ def _requests(effect: CreateShards) -> Callable[[ServerRef], pb.CreateShardsRequ
     return request_for
 
 
-__all__ = ["create", "drop"]
+__all__ = ["create", "drop", "set_learning_rate"]

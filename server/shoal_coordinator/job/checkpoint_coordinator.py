@@ -219,7 +219,8 @@ class CheckpointCoordinator:
         evaluation_schedule = self.evaluation_schedule
         best = evaluation_schedule.cut_taken(self.checkpoints.attempt) if evaluation_schedule else None
         keep = (evaluation_schedule.kept,) if evaluation_schedule and evaluation_schedule.kept else ()
-        return [CommitCheckpoint(self._ref, self._plan.placement, self._spec, cut, best, keep)]
+        rate = self._plan.learning_rate
+        return [CommitCheckpoint(self._ref, self._plan.placement, self._spec, cut, best, keep, rate)]
 
     def published(self, event: CheckpointPublished | CheckpointCommitted) -> None:
         """Records that the checkpoint in progress can be restored. Repeating it changes nothing."""

@@ -11,14 +11,15 @@ If the last one dies, the job stays running, so that its user can return.
 `recovery` decides how a job that loses its shards goes on. It restarts from its newest complete checkpoint, or from the
 beginning if it has none, and its workers get new assignments. A session job fails, because users' loops cannot restart.
 
-Each method handles one thing that happens to the job, and so changes one part of the job's state. The owner of that
-part (see `view`) records the change. This class decides what it means for the other owners and the job as a whole.
+Each method handles one thing that happens to the job. The owner of that part of its state (see `view`) records the
+change, and this class decides what it means for the other owners and the job as a whole.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 
 from shoal._wire import Cursor, EvaluationAck, EvaluationClaim, Lease, NoRange, Placement
 from shoal.events import LogLine, MetricsReported
+from shoal.optim import Schedule
 from shoal.status import Evaluation, JobState, SavedCheckpoint
 from shoal_coordinator.job.counters import JobCounters, QuarantineReason, RestartReason
 from shoal_coordinator.job.submission import Submission
@@ -75,8 +76,6 @@ class JobMachine(JobView):
         """Sets what the job waits for, and logs each change; an empty string means that it waits for nothing."""
         self._lifecycle.wait_for(what, now)
 
-    # Start of workers.
-
     def enrol(self, worker: str, incarnation: int, assignment: int, now: float) -> GroupMember:
         """Gives a worker the first vacant rank, or else the first rank for extra workers.
 
@@ -112,6 +111,10 @@ class JobMachine(JobView):
         problem = self._startup.shards_created(now, restored)
         return self.fail(problem, now) if problem else self._startup.admit_waiting()
 
+    def set_learning_rate(self, learning_rate: Schedule) -> list[Effect]:
+        """Sets the learning rate of later updates; see `JobStartup.set_learning_rate`."""
+        return self._startup.set_learning_rate(learning_rate)
+
     def join(self, worker: str, assigned: bool, now: float, *, waits: bool = False) -> list[Effect]:
         """Lets a worker enter as far as possible; see `Startup.join`."""
         return self._startup.join(worker, assigned, now, waits=waits)
@@ -119,8 +122,6 @@ class JobMachine(JobView):
     def admitted(self, steps: Mapping[int, int], now: float) -> None:
         """Records that all servers have admitted workers, by assignment; see `Startup.admitted`."""
         self._startup.admitted(steps, now)
-
-    # Work.
 
     def lease(self, worker: str, done: int, now: float) -> Lease | NoRange:
         """Leases the next range to a worker.
@@ -188,8 +189,6 @@ class JobMachine(JobView):
             return self.quarantine(worker, QuarantineReason.HUNG, reason, now)
         self._lifecycle.note(f"worker {worker} is restarted: {reason}", now)
         return self.lose(worker, now)
-
-    # Evaluations.
 
     def claim_evaluation(self, worker: str, step: int, *, finished_training: bool) -> EvaluationClaim:
         """Gives a worker the evaluation that is due; see `CheckpointCoordinator.claim_evaluation`."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from shoal._wire import Placement
+from shoal.optim import Schedule
 from shoal.v1 import state_pb2, tensor_pb2
 from shoal_coordinator.messages import JobRecordKind, ProgramDescription, ServerRef, digest_of, servers_of
 
@@ -20,6 +21,7 @@ class Plan:
         created: whether the shards are on the servers.
         assigned: whether the given values are in place.
         restored: the variables with given values that were restored from a checkpoint instead.
+        learning_rate: set while the job ran; None means that of the specification.
     """
 
     def __init__(self, changed: Callable[[str], None]) -> None:
@@ -30,6 +32,7 @@ class Plan:
         self._servers: tuple[Placement | None, tuple[ServerRef, ...]] = None, ()  # of a placement
         self.created = self.assigned = False
         self.restored: frozenset[str] = frozenset()
+        self.learning_rate: Schedule | None = None
 
     @property
     def servers(self) -> tuple[ServerRef, ...]:
@@ -58,6 +61,11 @@ class Plan:
         self.placement = placement
         self.previous_servers = tuple(shard.server for shard in placement.shards)
         self._changed(JobRecordKind.PLAN)
+
+    def set_learning_rate(self, learning_rate: Schedule) -> None:
+        """Records the learning rate of later updates."""
+        self.learning_rate = learning_rate
+        self._changed(JobRecordKind.STATE)
 
     def create(self) -> None:
         """Records that all servers hold the shards."""
@@ -109,11 +117,14 @@ class Plan:
         """Writes the state of the shards into the job's record."""
         record.assigned, record.created = self.assigned, self.created
         record.restored.extend(sorted(self.restored))
+        if self.learning_rate:
+            record.learning_rate.CopyFrom(self.learning_rate.to_proto())
 
     def restore_from(self, record: state_pb2.JobRecord, plan: state_pb2.PlanRecord | None) -> None:
         """Restores the plan from the job's record, and from the plan's record if there is one."""
         self.assigned, self.created = record.assigned, record.created
         self.restored = frozenset(record.restored)
+        self.learning_rate = Schedule.from_proto(record.learning_rate) if record.HasField("learning_rate") else None
         if plan is None:
             return
         self.description = ProgramDescription.from_proto(plan.variables, plan.samples, digest_of(plan.variables))

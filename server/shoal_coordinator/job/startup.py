@@ -4,9 +4,11 @@ A job starts several times if it loses its shards and restarts.
 """
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 
 from shoal import errors
 from shoal._wire import Placement
+from shoal.optim import Schedule
 from shoal.status import JobState
 from shoal_coordinator.job.checkpoint_coordinator import CheckpointCoordinator
 from shoal_coordinator.job.owners import Owners
@@ -22,6 +24,7 @@ from shoal_coordinator.messages import (
     JoinResult,
     ProgramDescription,
     RestoredCheckpoint,
+    SetLearningRate,
 )
 
 
@@ -49,6 +52,8 @@ class JobStartup:
         self._worker_group, self._accounting = owners.worker_group, owners.accounting
         self._checkpoint_coordinator, self._recovery = checkpoint_coordinator, recovery
         self._changed = changed
+        # The learning rate of a checkpoint, between the event that restores it and the effects of that event.
+        self._untold_rate: Schedule | None = None
 
     def enrol(self, member: GroupMember, now: float) -> None:
         """Adds a worker to the worker group, at a free rank."""
@@ -110,7 +115,24 @@ class JobStartup:
         self._plan.place(placement)
         if self._lifecycle.state is not JobState.PLACING:  # otherwise this is a repeated attempt
             self._lifecycle.enter(JobState.PLACING, "", now)
-        return [CreateShards(self._ref, placement, self._spec, self._recovery.sources)]
+        spec, rate = self._spec, self._plan.learning_rate
+        if rate:
+            spec = replace(spec, optimizer=replace(spec.optimizer, learning_rate=rate))
+        return [CreateShards(self._ref, placement, spec, self._recovery.sources)]
+
+    def set_learning_rate(self, learning_rate: Schedule) -> list[Effect]:
+        """Sets the learning rate of later updates.
+
+        Raises:
+            NotPlaced: the job has ended.
+        """
+        if self._lifecycle.ended:
+            raise errors.NotPlaced(
+                f"job {self._ref.name} is {self._lifecycle.state.value}; only a live job takes a learning rate"
+            )
+        self._plan.set_learning_rate(learning_rate)
+        servers = self._plan.servers  # without any, the shards will be created with this rate
+        return [SetLearningRate(self._ref, learning_rate, servers)] if servers else []
 
     def shards_created(self, now: float, restored: RestoredCheckpoint | None) -> str:
         """Records that all servers hold filled shards; returns why the job cannot continue, or an empty string."""
@@ -149,10 +171,13 @@ class JobStartup:
         for part in waiting:
             self._worker_group.begin_entry(part.worker)
             self._changed(JobRecordKind.STATE)
-        return [
+        rate, self._untold_rate = self._untold_rate, None
+        effects: list[Effect] = [SetLearningRate(self._ref, rate, plan.servers)] if rate else []
+        effects += [
             AdmitWorker(self._ref, part.worker, part.incarnation, part.rank, part.assignment, plan.servers)
             for part in waiting
         ]
+        return effects
 
     def answerable(self, workers: Collection[str]) -> list[str]:
         """Returns those of the waiting workers that need not wait any longer.
@@ -209,6 +234,9 @@ class JobStartup:
         assert self._plan.description is not None
         resume_plan = self._recovery.resume(restored, self._plan.description, self._accounting.ledger_changed)
         self._plan.resume_from(resume_plan.given, assigned=resume_plan.assigned)
+        if restored.learning_rate and not self._plan.learning_rate:
+            self._plan.set_learning_rate(restored.learning_rate)
+            self._untold_rate = restored.learning_rate
         if resume_plan.ledger:
             self._accounting.resume_data(resume_plan.ledger)
         if resume_plan.problem:

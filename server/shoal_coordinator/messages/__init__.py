@@ -15,6 +15,7 @@ from shoal_coordinator.messages.effects import (
     Effect,
     RemoveWorker,
     ScanCheckpoints,
+    SetLearningRate,
     TakeCut,
 )
 from shoal_coordinator.messages.event_codec import event_message, progress_message, state_code
@@ -65,6 +66,7 @@ __all__ = [
     "RestoredCheckpoint",
     "ScanCheckpoints",
     "ServerRef",
+    "SetLearningRate",
     "TakeCheckpointResult",
     "TakeCut",
     "WorkerReported",

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from shoal._wire import Placement
 from shoal.checkpoint_policy import CheckpointChoice
 from shoal.job import Job
+from shoal.optim import Schedule
 from shoal.status import Evaluation
 from shoal_coordinator.messages.events import CutTaken
 from shoal_coordinator.messages.refs import JobRef, ServerRef
@@ -55,6 +56,16 @@ class RemoveWorker:
     incarnation: int
     servers: tuple[ServerRef, ...]
     committed_steps: int | None = None  # None: not known to be fenced on every server
+    number: int = field(default=0, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class SetLearningRate:
+    """Sets the learning rate of a job's later updates on its servers."""
+
+    job: JobRef
+    learning_rate: Schedule
+    servers: tuple[ServerRef, ...]
     number: int = field(default=0, kw_only=True)
 
 
@@ -107,7 +118,17 @@ class CommitCheckpoint:
     cut: CutTaken
     best: Evaluation | None = None  # the best evaluation so far, if the cut was taken at it
     keep: tuple[int, ...] = ()  # numbers of checkpoints to retain, whatever the policy says
+    learning_rate: Schedule | None = None  # set by a user while the job ran
     number: int = field(default=0, kw_only=True)
 
 
-Effect = CreateShards | AdmitWorker | RemoveWorker | DropShards | ScanCheckpoints | TakeCut | CommitCheckpoint
+Effect = (
+    CreateShards
+    | AdmitWorker
+    | RemoveWorker
+    | SetLearningRate
+    | DropShards
+    | ScanCheckpoints
+    | TakeCut
+    | CommitCheckpoint
+)

@@ -6,6 +6,7 @@ from typing import Generic, TypeVar
 
 from shoal._wire import Cursor, EvaluationAck, EvaluationClaim, Lease, NoRange, ReportAck
 from shoal.job import Job
+from shoal.optim import Schedule
 from shoal.status import Evaluation, JobStatus, Role, SavedCheckpoint, ServerLoad, StepTiming
 from shoal.v1 import state_pb2
 from shoal_coordinator.messages.description import ProgramDescription
@@ -108,6 +109,14 @@ class CheckpointRequested(ClusterEvent[TakeCheckpointResult]):
     """A user requests a checkpoint of a running job."""
 
     job: str
+
+
+@dataclass(frozen=True, slots=True)
+class LearningRateRequested(ClusterEvent[None]):
+    """A user sets the learning rate of a live job."""
+
+    job: str
+    learning_rate: Schedule
 
 
 @dataclass(frozen=True, slots=True)

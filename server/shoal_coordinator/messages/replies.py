@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from shoal._wire import Placement, PushCounts
 from shoal.checkpoint_policy import CheckpointChoice
 from shoal.job import Job
+from shoal.optim import Schedule
 from shoal.status import JobState
 from shoal.v1 import state_pb2
 
@@ -109,6 +110,7 @@ class RestoredCheckpoint:
         progress_totals: the job's progress.
         seed: seed of the data's order; None if unknown.
         skipped: why newer checkpoints could not be used.
+        learning_rate: set by a user of the checkpoint's job; None if none was, or if the job has another optimizer.
     """
 
     source: CheckpointChoice
@@ -118,3 +120,4 @@ class RestoredCheckpoint:
     progress_totals: state_pb2.ProgressRecord
     seed: int | None = None
     skipped: tuple[str, ...] = ()
+    learning_rate: Schedule | None = None

@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 from shoal._wire import Placement
 from shoal.checkpoint_policy import CheckpointChoice
 from shoal.job import Job
+from shoal.optim import Schedule
 from shoal.status import Evaluation
 from shoal.v1 import state_pb2
 from shoal_coordinator.messages import (
@@ -23,6 +24,7 @@ from shoal_coordinator.messages import (
     RemoveWorker,
     ScanCheckpoints,
     ServerRef,
+    SetLearningRate,
     TakeCut,
 )
 
@@ -119,6 +121,15 @@ def _remove_worker(job: JobRef, number: int, record: state_pb2.RemoveWorkerEffec
     return RemoveWorker(job, record.worker, record.incarnation, _servers(record.servers), committed, number=number)
 
 
+def _set_learning_rate_record(effect: SetLearningRate) -> state_pb2.SetLearningRateEffect:
+    servers = _server_records(effect.servers)
+    return state_pb2.SetLearningRateEffect(learning_rate=effect.learning_rate.to_proto(), servers=servers)
+
+
+def _set_learning_rate(job: JobRef, number: int, record: state_pb2.SetLearningRateEffect) -> SetLearningRate:
+    return SetLearningRate(job, Schedule.from_proto(record.learning_rate), _servers(record.servers), number=number)
+
+
 def _drop_shards_record(effect: DropShards) -> state_pb2.DropShardsEffect:
     return state_pb2.DropShardsEffect(servers=_server_records(effect.servers))
 
@@ -162,6 +173,7 @@ def _commit_checkpoint_record(effect: CommitCheckpoint) -> state_pb2.CommitCheck
         best=effect.best.to_proto() if effect.best else None,
         keep=effect.keep,
         held_by=cut.held_by,
+        learning_rate=effect.learning_rate.to_proto() if effect.learning_rate else None,
     )
 
 
@@ -183,6 +195,7 @@ def _commit_checkpoint(job: JobRef, number: int, record: state_pb2.CommitCheckpo
         cut,
         Evaluation.from_proto(record.best) if record.HasField("best") else None,
         tuple(record.keep),
+        Schedule.from_proto(record.learning_rate) if record.HasField("learning_rate") else None,
         number=number,
     )
 
@@ -200,6 +213,7 @@ _CODECS: dict[type[Effect], _Codec[Any, Any]] = {
     CreateShards: _Codec("create_shards", _create_shards_record, _create_shards),
     AdmitWorker: _Codec("admit_worker", _admit_worker_record, _admit_worker),
     RemoveWorker: _Codec("remove_worker", _remove_worker_record, _remove_worker),
+    SetLearningRate: _Codec("set_learning_rate", _set_learning_rate_record, _set_learning_rate),
     DropShards: _Codec("drop_shards", _drop_shards_record, _drop_shards),
     ScanCheckpoints: _Codec("scan_checkpoints", _scan_checkpoints_record, _scan_checkpoints),
     TakeCut: _Codec("take_cut", _take_cut_record, _take_cut),

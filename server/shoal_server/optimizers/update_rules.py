@@ -84,6 +84,7 @@ class UpdateRule(ABC):
         version: int,
         lr_scale: float,
         setting_ranges: SettingRanges,
+        learning_rate: optim.Schedule | None = None,
     ) -> None:
         """Applies one gradient to one arena, in place: the gradient of a push, or the mean gradient of a step.
 
@@ -94,6 +95,7 @@ class UpdateRule(ABC):
             version: updates applied to this arena before.
             lr_scale: factor for the learning rate (staleness).
             setting_ranges: cover the arena.
+            learning_rate: replaces the optimizer's schedule; None keeps it.
 
         Raises:
             ValueError: dtypes or sizes do not match, or a slot is missing. Nothing was changed.
@@ -129,6 +131,7 @@ class _DenseRule(UpdateRule, Generic[O]):
         version: int,
         lr_scale: float,
         setting_ranges: SettingRanges,
+        learning_rate: optim.Schedule | None = None,
     ) -> None:
         if missing := [name for name in self.slots if name not in slots]:
             raise ValueError(f"slots {', '.join(missing)} are missing; {self.optimizer.name} needs {self.slots}")
@@ -138,7 +141,7 @@ class _DenseRule(UpdateRule, Generic[O]):
             raise ValueError(
                 f"the setting ranges cover {setting_ranges.elements} elements of an arena of {values.size}"
             )
-        scalars = self.scalars(self._schedule.rate(version) * lr_scale, version)
+        scalars = self.scalars((learning_rate or self._schedule).rate(version) * lr_scale, version)
         if scalars is not None:
             kernel_scalars = [None if number is None else values.dtype.type(number) for number in scalars]
             ranges = (setting_ranges.bounds, setting_ranges.decay, setting_ranges.rates)

@@ -88,6 +88,12 @@ class ParameterServerServicer:
         return pb.ReleaseWorkersReply()
 
     @_rpc.servicer
+    def SetRate(self, request: pb.SetRateRequest, context: grpc.ServicerContext) -> pb.SetRateReply:
+        learning_rate = optim.Schedule.from_proto(request.learning_rate)
+        self._store.group_at_any_generation(request.job).set_learning_rate(learning_rate)
+        return pb.SetRateReply()
+
+    @_rpc.servicer
     def HoldCommits(self, request: pb.HoldCommitsRequest, context: grpc.ServicerContext) -> pb.HoldCommitsReply:
         return cut_session.hold(self._store, self._writer, request)
 

@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeVar
 
 from shoal import errors
 from shoal._wire import Cursor, PushCounts
+from shoal.optim import Schedule
 from shoal_server.shards.mode import Apply, Fold
 
 
@@ -152,6 +153,13 @@ class ValuesAssigned:
 
 
 @dataclass(frozen=True, slots=True)
+class LearningRateSet:
+    """A user sets the learning rate of later updates."""
+
+    learning_rate: Schedule
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerProgress:
     """The progress of an admitted worker on a shard.
 
@@ -208,6 +216,7 @@ Event = (
     | ValuesAssigned
     | CutRequested
     | ValuesRestored
+    | LearningRateSet
 )
 
 # Effects, besides `Fold` and `Apply`.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from shoal import errors
+from shoal import errors, optim
 from shoal._memory.buffers import BufferPool
 from shoal._wire import Cursor, ShardLayout, Slab
 from shoal_server.shards import events, tickets
@@ -50,8 +50,7 @@ class LockGroup:
         memory: BufferPool | None = None,
         on_admission: Callable[[events.Admission], object] | None = None,
     ) -> None:
-        self.config = config
-        self.commit_gate = CommitGate()
+        self.config, self.commit_gate = config, CommitGate()
         self._memory = memory or BufferPool(0, 0.0)
         # Guards the numbers of readers of all snapshots; taken alone or after _lock, and no lock is taken under it.
         self._counting = threading.Lock()
@@ -248,6 +247,10 @@ class LockGroup:
         """
         self._handle(events.WorkerReleased(worker, incarnation, committed_steps))
 
+    def set_learning_rate(self, learning_rate: optim.Schedule) -> None:
+        """Sets the learning rate of later updates, instead of the optimizer's schedule."""
+        self._handle(events.LearningRateSet(learning_rate))
+
     def close(self, effects: Iterable[events.Effect] = ()) -> None:
         """Refuses waiting and later calls, and those that these effects would have answered."""
         with self._lock:
@@ -276,8 +279,7 @@ class LockGroup:
         """Returns the current values of some shards, at one version; later updates do not change them."""
         with self._lock:
             self._check_open()
-            version = self._state.version
-            slabs = self._stored.slabs
+            version, slabs = self._state.version, self._stored.slabs
             snapshots = {index: slabs[index].latest(version) for index in shards.stored}
             return Reading(version, shards, snapshots, self._counting)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal._wire import Cursor
+from shoal.optim import Schedule
 from shoal_server.shards.clocks import Clocks
 
 
@@ -57,12 +58,14 @@ class Apply:
         learning_rate_scale: factor for the learning rate.
         folded: number of leading contributions that earlier `Fold` effects have named.
         expected: number of contributions for which the sum makes room.
+        learning_rate: replaces the optimizer's schedule; None keeps it.
     """
 
     contributions: tuple[Contribution, ...]
     learning_rate_scale: float = 1.0
     folded: int = 0
     expected: int = 1
+    learning_rate: Schedule | None = None
 
 
 @dataclass(frozen=True, slots=True)

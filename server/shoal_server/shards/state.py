@@ -6,11 +6,12 @@ opaque payloads.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from shoal import errors
 from shoal._limits import catalogue
+from shoal.optim import Schedule
 from shoal_server.shards.clocks import Clocks, WaitingPull, WaitingPulls, WorkerClock, check_step
 from shoal_server.shards.events import (
     Admission,
@@ -24,6 +25,7 @@ from shoal_server.shards.events import (
     Event,
     Folded,
     FoldsDone,
+    LearningRateSet,
     Overwrite,
     PullAbandoned,
     PullRequested,
@@ -69,6 +71,7 @@ class GroupState:
     _staged: dict[str, Contribution] = field(default_factory=dict)  # at most one per worker, not yet committed
     applied: AppliedPushes = field(default_factory=AppliedPushes)  # of admitted workers
     _waiting: WaitingPulls = field(default_factory=WaitingPulls)
+    _learning_rate: Schedule | None = None  # for later updates; None means that of the optimizer
     permits: Permits = field(init=False)
     _fences: Fences = field(init=False)
     _answers: Answers = field(init=False)  # to admitted workers only
@@ -115,12 +118,13 @@ class GroupState:
                 return self._worker_fenced(event)
             case WorkerReleased():
                 return self._worker_released(event)
-            case ValuesAssigned():
-                return self._values_assigned()
             case CutRequested():
                 return self._cut_requested(event)
-            case ValuesRestored():
-                return self._values_restored(event)
+            case ValuesAssigned() | ValuesRestored():
+                return self._values_assigned() if isinstance(event, ValuesAssigned) else self._values_restored(event)
+            case LearningRateSet():
+                self._learning_rate = event.learning_rate
+                return []
 
     def answer_to(self, worker: str, incarnation: int, step: int) -> AnswerPush | None:
         """Returns the answer to a push with this stamp if it was committed; otherwise None.
@@ -374,7 +378,7 @@ class GroupState:
             self.permits.folded()
         for apply in applies:
             self.applied.applied(apply.contributions)
-        return list(applies)
+        return [replace(it, learning_rate=self._learning_rate) for it in applies] if self._learning_rate else [*applies]
 
     def _admit_pulls(self, step: int, pulls: Mapping[Any, WaitingPull]) -> AnswerPulls:
         # One effect for all: the commit that ends a step may let a thousand pulls through, under the group's lock.

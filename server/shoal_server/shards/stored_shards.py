@@ -103,7 +103,14 @@ class StoredShards:
         scale = update.learning_rate_scale
         if not self._clip_norm:
             for slab, parts, weights in self._taken(update):
-                slab.apply(parts, weights, version=version, scale=scale, expected=update.expected)
+                slab.apply(
+                    parts,
+                    weights,
+                    version=version,
+                    scale=scale,
+                    expected=update.expected,
+                    learning_rate=update.learning_rate,
+                )
             return
         combined = [
             (slab, slab.combine(parts, weights, update.expected)) for slab, parts, weights in self._taken(update)
@@ -113,7 +120,7 @@ class StoredShards:
         for slab, gradient in gradients:
             if factor < 1:
                 kernels.scale(gradient, factor)
-            slab.update(gradient, version=version, scale=scale)
+            slab.update(gradient, version=version, scale=scale, learning_rate=update.learning_rate)
 
     def _taken(self, update: Apply) -> Iterator[tuple[StoredSlab, list[np.ndarray], list[float]]]:
         """Yields each slab of an update, with the arrays and weights that are not folded yet."""

@@ -128,7 +128,14 @@ class StoredSlab:
         self._sum.add(array, weight, expected)
 
     def apply(
-        self, pushed: Sequence[np.ndarray], weights: Sequence[float], *, version: int, scale: float, expected: int = 0
+        self,
+        pushed: Sequence[np.ndarray],
+        weights: Sequence[float],
+        *,
+        version: int,
+        scale: float,
+        expected: int = 0,
+        learning_rate: optim.Schedule | None = None,
     ) -> None:
         """Applies one update: the gradient of one push, or the contributions to a step in order of rank.
 
@@ -138,10 +145,11 @@ class StoredSlab:
             version: updates applied before this one.
             scale: factor for the learning rate.
             expected: number of contributions for which the running sum makes room; at least those in `pushed`.
+            learning_rate: replaces the optimizer's schedule; None keeps it.
         """
         gradient = self.combine(pushed, weights, expected)
         if gradient is not None:
-            self.update(gradient, version=version, scale=scale)
+            self.update(gradient, version=version, scale=scale, learning_rate=learning_rate)
 
     def combine(self, pushed: Sequence[np.ndarray], weights: Sequence[float], expected: int = 0) -> np.ndarray | None:
         """Ends the running sum of the open step.
@@ -164,16 +172,24 @@ class StoredSlab:
         ranges = self._setting_ranges
         return norms.sum_of_squares(gradient, ranges.bounds, ranges.rates)
 
-    def update(self, gradient: np.ndarray, *, version: int, scale: float) -> None:
+    def update(
+        self, gradient: np.ndarray, *, version: int, scale: float, learning_rate: optim.Schedule | None = None
+    ) -> None:
         """Applies the optimizer to a gradient.
 
         Args:
             gradient: the result of `combine`; not changed.
-            version, scale: as for `apply`.
+            version, scale, learning_rate: as for `apply`.
         """
         if self._rule is not None:
             self._rule.apply(
-                self.values, gradient, self.slots, version=version, lr_scale=scale, setting_ranges=self._setting_ranges
+                self.values,
+                gradient,
+                self.slots,
+                version=version,
+                lr_scale=scale,
+                setting_ranges=self._setting_ranges,
+                learning_rate=learning_rate,
             )
 
 

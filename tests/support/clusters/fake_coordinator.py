@@ -64,6 +64,7 @@ class FakeCoordinator(
         self.timings = job_pb2.GetTimingsReply()
         self.timings_asked: list[job_pb2.GetTimingsRequest] = []
         self.disk = ""
+        self.learning_rates: list[job_pb2.Schedule] = []
         self.disk_hangs = False
         self._events: dict[str, list[job_pb2.Event]] = {}
         self._changed = threading.Condition()  # guards _events and _stopping
@@ -188,6 +189,12 @@ class FakeCoordinator(
     @_rpc.servicer
     def Get(self, request: Any, context: Any) -> Any:
         return job_pb2.GetReply(status=self._job(request.job))
+
+    @_rpc.servicer
+    def SetLearningRate(self, request: Any, context: Any) -> Any:
+        self._job(request.job)
+        self.learning_rates.append(request.learning_rate)
+        return job_pb2.SetLearningRateReply()
 
     @_rpc.servicer
     def TakeCheckpoint(self, request: Any, context: Any) -> Any:

@@ -181,11 +181,12 @@ def write(
     *,
     best: Evaluation | None = None,
     keep: tuple[int, ...] = (),
+    rate: optim.Schedule | None = None,
     published: Callable[[events.CheckpointPublished], bool] = lambda _: True,
     **fields: Any,
 ) -> CheckpointCommitted:
     made = cut(number, **fields)
-    effect = CommitCheckpoint(REF, placement(), spec(checkpoints=policy), made, best, keep, number=number)
+    effect = CommitCheckpoint(REF, placement(), spec(checkpoints=policy), made, best, keep, rate, number=number)
     return checkpoint_commit.commit(effect, servers, catalogue, published)
 
 
@@ -199,6 +200,17 @@ def restore(
 ) -> RestoredCheckpoint:
     effect = CreateShards(REF, placement(variables), spec(**options), sources, number=9)
     return checkpoint_restore.restore(effect, create, servers, catalogue)
+
+
+@pytest.mark.parametrize("rate", [None, optim.PiecewiseLR(0.5, (3,), (0.25,))])
+def test_a_learning_rate_set_at_run_time_is_in_the_checkpoint(
+    servers: Servers, catalogue: Catalogue, rate: optim.Schedule | None
+) -> None:
+    write(servers, catalogue, 1, rate=rate)
+    assert restore(servers, catalogue, CheckpointChoice("a", 1)).learning_rate == rate
+    other = optim.Adam(0.125)
+    assert restore(servers, catalogue, CheckpointChoice("a", 1), optimizer=other).learning_rate is None
+    assert restore(servers, catalogue, CheckpointChoice("a", 1, partial=True)).learning_rate is None
 
 
 @pytest.mark.parametrize("access", ["manifest", "file_bytes", "publish"])

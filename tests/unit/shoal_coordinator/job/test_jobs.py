@@ -14,6 +14,7 @@ from shoal.consistency import Asynchronous
 from shoal.events import EvaluationEnded, LogLine, MetricsReported, StateChanged
 from shoal.job import Job
 from shoal.status import Evaluation, JobState, Progress, SavedCheckpoint, StepTiming, Timings
+from shoal.v1 import state_pb2
 from shoal.variables import Variable
 from shoal_coordinator.cluster import Candidate, assign_shards, plan_shards
 from shoal_coordinator.job import event_log
@@ -22,11 +23,14 @@ from shoal_coordinator.job.machine import JobMachine
 from shoal_coordinator.job.progress import ProgressTotals
 from shoal_coordinator.job.submission import Submission
 from shoal_coordinator.messages import (
+    AdmitWorker,
     CheckpointPublished,
+    CreateShards,
     JobDescribed,
     JobRef,
     ProgramDescription,
     RestoredCheckpoint,
+    SetLearningRate,
     WorkerReported,
 )
 
@@ -68,6 +72,39 @@ def test_a_group_that_matches_no_variable_is_refused() -> None:
         job.describe(described, START)
     described = JobDescribed("a", "w0", 1, ProgramDescription(VARIABLES | {"bios": Variable((2,))}, 9))
     assert not job.describe(described, START)[0].conflict
+
+
+def test_a_learning_rate_goes_to_the_servers_and_to_later_placements() -> None:
+    job, rate = running(possible=True), optim.ConstantLR(0.25)
+    [effect] = job.set_learning_rate(rate)
+    assert effect == SetLearningRate(job.ref, rate, job.servers)
+    job.lose_shards("lost", 0.0, START + 1)
+    assert job.set_learning_rate(optim.ConstantLR(0.5)) == [], "no server has the shards"
+    job.enrol("w9", 9, 9, START + 2)
+    job.describe(JobDescribed("a", "w9", 9, ProgramDescription(VARIABLES, 100)), START + 2)
+    shards = assign_shards(plan_shards(VARIABLES, 2), [Candidate("s0", "h:1", 0)])
+    [created] = job.place(Placement("a", 2, VARIABLES, shards), START + 3)
+    assert isinstance(created, CreateShards)
+    assert created.spec.optimizer == optim.SGD(0.5)
+    job.cancel(START + 4)
+    with pytest.raises(errors.NotPlaced, match="job a is cancelled; only a live job takes a learning rate"):
+        job.set_learning_rate(rate)
+
+
+def test_a_learning_rate_of_a_checkpoint_is_told_before_workers_enter() -> None:
+    spec, rate = Job("m:f", name="a", restore="b"), optim.ConstantLR(0.25)
+    job = JobMachine.begun(Submission(JobRef("a", 1), spec), START, checkpoints=True)
+    job.enrol("w0", 1, 1, START)
+    job.describe(JobDescribed("a", "w0", 1, ProgramDescription(VARIABLES, 0)), START)
+    job.join("w0", False, START, waits=True)
+    shards = assign_shards(plan_shards(VARIABLES, 2), [Candidate("s0", "h:1", 0)])
+    job.place(Placement("a", 1, VARIABLES, shards), START)
+    totals = state_pb2.ProgressRecord()
+    source = CheckpointChoice("b", 1)
+    restored = RestoredCheckpoint(source, 7, frozenset(VARIABLES), None, totals, learning_rate=rate)
+    told, admitted = job.shards_created(START, restored)
+    assert told == SetLearningRate(job.ref, rate, job.servers)
+    assert isinstance(admitted, AdmitWorker)
 
 
 def test_metrics_add_up_over_workers() -> None:

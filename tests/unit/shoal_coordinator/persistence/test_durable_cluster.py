@@ -11,7 +11,7 @@ from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from shoal import errors
+from shoal import errors, optim
 from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.local_storage import LocalStorage
 from shoal._wire.limits import MAX_LEAD
@@ -33,6 +33,7 @@ from shoal_coordinator.messages import (
     HoldResult,
     RemoveWorker,
     ScanCheckpoints,
+    SetLearningRate,
     TakeCheckpointResult,
     TakeCut,
     events,
@@ -323,6 +324,16 @@ class TestEvents:
             rig.status("a").checkpoint,
             "the disk is full" if fails else "",
         )
+
+    def test_a_learning_rate_and_its_effect_survive(self, rig: Rig) -> None:
+        rig.submit(job())
+        rig.start("a", "w0", "w1")
+        rig.handle(events.LearningRateRequested("a", optim.CosineLR(0.5, 10)))
+        [effect] = rig.pending
+        rig.crash()
+        assert rig.pending == [effect]
+        assert isinstance(effect, SetLearningRate)
+        assert effect.learning_rate == optim.CosineLR(0.5, 10)
 
     def test_no_number_comes_twice(self, rig: Rig) -> None:
         rig.submit(job())

@@ -67,6 +67,16 @@ def clipped(mode: consistency.Consistency, gradients: list[tuple[float, float]])
     return np.concatenate([arena.values for shard in group.shards for arena in shard.arenas])
 
 
+def test_a_learning_rate_counts_from_the_next_update_on() -> None:
+    group = group_of(workers="a")
+    push(group, "a", 0)
+    group.set_learning_rate(optim.PiecewiseLR(0.5, (2,), (0.25,)))
+    values = group.shards[0].arenas[0].values
+    for step in (1, 2):
+        push(group, "a", step)
+    assert values.tolist() == [1.75, 1.75]  # 1, then 0.5 at version 1, and 0.25 at version 2
+
+
 def test_a_gradient_is_clipped_to_its_norm_over_all_shards() -> None:
     """6 of the 8 values are not frozen, so a gradient of ones has the norm 6 ** 0.5."""
     limit = 3.0 / 6**0.5
