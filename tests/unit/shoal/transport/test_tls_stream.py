@@ -77,16 +77,16 @@ def test_write_that_timed_out_continues_with_the_same_bytes(streams: tuple[TlsSt
     near, far = streams
     near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout(0.01))
     pieces = [bytes([number]) * size for number, size in enumerate((5, 1 << 20, 40_000, 3 << 20, 7))]
-    waiting, stalls = list[Any](pieces), 0
+    waiting, timeouts = list[Any](pieces), 0
 
     def send() -> None:
-        nonlocal waiting, stalls
+        nonlocal waiting, timeouts
         try:
             waiting = rest(waiting, near.sendmsg(waiting))
         except BlockingIOError:
-            stalls += 1
+            timeouts += 1
 
-    while stalls < 2:  # nobody reads: the socket's buffers are full
+    while timeouts < 2:  # nobody reads: the socket's buffers are full
         send()
     received = memoryview(bytearray(sum(map(len, pieces))))
     with ThreadPoolExecutor(1) as thread:
