@@ -109,6 +109,7 @@ class Server:
             config.coordinator,
             retry_for_s=config.retry_for_s,
             credentials=config.credentials.for_coordinator(config.coordinator, AccessRole.SERVER),
+            on_silence=_log.warning,
         )
         self._membership = MembershipClient(
             self._coordinator,

@@ -36,6 +36,7 @@ def start_worker(config: WorkerConfig, registry: CollectorRegistry, metrics_addr
             config.coordinator,
             retry_for_s=config.retry_for_s,
             credentials=config.credentials.for_coordinator(config.coordinator, AccessRole.WORKER),
+            on_silence=_log.warning,
         )
         undo.callback(client.close)
         health = RpcServer(

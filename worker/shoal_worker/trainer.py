@@ -192,12 +192,16 @@ def _client(instructions: Instructions) -> CoordinatorClient:
     credentials = Credentials.find(*instructions.tls, environment={})
     if not instructions.ticket:  # the cluster asks for none
         return CoordinatorClient(
-            instructions.coordinator, retry_for_s=instructions.retry_for_s, credentials=credentials
+            instructions.coordinator,
+            retry_for_s=instructions.retry_for_s,
+            credentials=credentials,
+            on_silence=_log.warning,
         )
     client = CoordinatorClient(
         instructions.coordinator,
         retry_for_s=instructions.retry_for_s,
         credentials=credentials.with_token(lambda: tickets()),  # noqa: PLW0108 - it does not exist yet
+        on_silence=_log.warning,
     )
     tickets = TicketSource(
         client, instructions.job, instructions.worker, instructions.incarnation, first=instructions.ticket

@@ -2,8 +2,9 @@
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,11 +58,24 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(*given: Any, **values: Any) -> None:
         of_client = {it.name: values.pop(it.name) for it in added}
-        command(*given, connect=lambda: opener(**of_client), **values)
+        with _no_warnings() if values["as_json"] else nullcontext():
+            command(*given, connect=lambda: opener(**of_client), **values)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # typer reads both
     run.__annotations__ = {it.name: it.annotation for it in parameters}
     return run
+
+
+@contextmanager
+def _no_warnings() -> Iterator[None]:
+    """Drops the warnings of the client in the block, because machines expect one JSON object on each line."""
+    log = logging.getLogger("shoal")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def _open_client(

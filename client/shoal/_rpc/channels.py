@@ -69,9 +69,12 @@ def parse_address(text: object, what: str = "an address") -> tuple[str, int]:
     Raises:
         BadRequest: it is not an address.
     """
-    host, _, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
+    plain = text if isinstance(text, str) else ""
+    host, _, port = plain.rpartition(":")
     if not host or "/" in host or not port.isdecimal() or int(port) > 65_535:
-        raise errors.BadRequest(f"{text!r} is not {what}; give host:port, such as 127.0.0.1:7070", address=text)
+        scheme, found, rest = plain.partition("://")
+        give = f"leave out {scheme}:// and give" if found and scheme and rest else "give"
+        raise errors.BadRequest(f"{text!r} is not {what}; {give} host:port, such as 127.0.0.1:7070", address=text)
     return host, int(port)
 
 
@@ -231,8 +234,11 @@ def error_from(failure: grpc.RpcError, address: str) -> errors.ShoalError:
 
 def _plain(details: str) -> str:
     """Returns the reason why a connection failed, such as "Connection refused", without gRPC's words around it."""
-    _, found, reason = details.partition("last error: ")
-    return reason.rpartition(": ")[2] if found else details
+    for words in ("last error: ", "errors resolving "):
+        _, found, reason = details.partition(words)
+        if found:
+            return reason.rpartition(": ")[2].rstrip("]")
+    return details
 
 
 @contextmanager
@@ -252,6 +258,9 @@ def as_shoal_errors(address: str) -> Iterator[None]:
 
 # Retries.
 
+# Seconds without an answer after which a caller that waits is told. It is longer than a restart of a coordinator takes.
+TOLD_AFTER_S = 1.0
+
 Clock = Callable[[], float]
 Sleep = Callable[[float], object]
 
@@ -266,6 +275,7 @@ def retrying(
     sleep: Sleep = time.sleep,
     jitter: Callable[[], float] = random.random,
     on_retry: Callable[[errors.ShoalError], None] | None = None,
+    on_silence: Callable[[str], object] | None = None,
 ) -> T:
     """Repeats a call while its target does not answer, with `Backoff` between the attempts.
 
@@ -278,6 +288,8 @@ def retrying(
         sleep: waits for some seconds.
         jitter: returns a random number in [0, 1) for each pause.
         on_retry: called with the error before each repetition.
+        on_silence: called once with a sentence for people, before the target has been silent for `TOLD_AFTER_S` seconds
+            or when the first attempt ends later than that.
 
     Returns:
         The result of the call.
@@ -286,7 +298,7 @@ def retrying(
         Unreachable: the target did not answer in time. The message has the address and the time.
         ShoalError: any other error of `call`, without a repetition.
     """
-    failed_at: float | None = None
+    began_at, failed_at = clock(), None
     backoff = Backoff(jitter)
     while True:
         try:
@@ -303,4 +315,7 @@ def retrying(
                 ) from None
             if on_retry:
                 on_retry(error)
+            if on_silence and now - began_at + backoff.at_most > TOLD_AFTER_S:
+                on_silence(f"{what} at {address} does not answer ({error.message}); trying again for up to {for_s:g} s")
+                on_silence = None
             sleep(backoff.next())

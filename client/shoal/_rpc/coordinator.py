@@ -1,10 +1,9 @@
 """Client of the coordinator for clients, sessions, servers and workers: a channel with retries."""
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
-
-import structlog
 
 from shoal import _tracing, errors
 from shoal._rpc import channels
@@ -18,7 +17,6 @@ T = TypeVar("T")
 CALL_TIMEOUT_S = 5.0
 # Seconds between two checks whether a call in progress is abandoned.
 _ABANDON_POLL_S = 0.1
-_log = structlog.get_logger(__name__)
 
 
 class CoordinatorClient:
@@ -28,17 +26,27 @@ class CoordinatorClient:
         address: host:port.
         retry_for_s: seconds during which a call is repeated while the coordinator does not answer.
         credentials: what this process presents.
+        on_silence: called with a sentence for people when the coordinator has not answered for about a second. Default:
+            a warning of the logger `shoal` of the standard library, which goes to standard error unless the program
+            configures it otherwise.
 
     Attributes:
         credentials: as given; calls to servers use them as well.
         retries: counts of repeated calls. The owner of this client also counts its own repeated calls to servers here.
     """
 
-    def __init__(self, address: str, *, retry_for_s: float = 20.0, credentials: Credentials = NO_CREDENTIALS) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        retry_for_s: float = 20.0,
+        credentials: Credentials = NO_CREDENTIALS,
+        on_silence: Callable[[str], object] = logging.getLogger("shoal").warning,
+    ) -> None:
         self.address, self.credentials = address, credentials
         self._answered = False  # whether any call was answered, so that TLS works
         self.retries = Retries()
-        self._retry_for_s = retry_for_s
+        self._retry_for_s, self._on_silence = retry_for_s, on_silence
         self._channel = channels.channel(address, credentials)
         self.members = coordinator_pb2_grpc.CoordinatorStub(self._channel)
         self.jobs = job_pb2_grpc.JobsStub(self._channel)
@@ -101,6 +109,7 @@ class CoordinatorClient:
                 address=self.address,
                 for_s=self._retry_for_s if retry_for_s is None else retry_for_s,
                 on_retry=lambda _: self.retries.count("coordinator"),
+                on_silence=self._on_silence,
             )
 
     def metadata(self) -> tuple[tuple[str, str], ...]:

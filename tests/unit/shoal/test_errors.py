@@ -121,6 +121,42 @@ class TestRetrying:
         assert result.message.startswith("it: host:1 did not answer (gone); check")
         assert slept == []
 
+    @pytest.mark.parametrize("first_s", [0.0, 5.0], ids=["refused", "silent"])
+    def test_tells_within_a_second_that_it_waits_and_only_once(self, first_s: float) -> None:
+        now, told = [0.0], list[tuple[float, str]]()
+
+        def call() -> None:
+            now[0] += first_s
+            raise errors.Unreachable("Connection refused")
+
+        def sleep(seconds: float) -> None:
+            now[0] += seconds
+
+        def tell(text: str) -> None:
+            told.append((now[0], text))
+
+        with pytest.raises(errors.Unreachable):
+            _rpc.retrying(
+                call, what="it", address="host:1", for_s=30, clock=lambda: now[0], sleep=sleep, on_silence=tell
+            )
+        ((at_s, text),) = told
+        assert at_s <= first_s + 1.0
+        assert text == "it at host:1 does not answer (Connection refused); trying again for up to 30 s"
+
+    def test_does_not_tell_of_a_short_silence(self) -> None:
+        outcomes: list[str | None] = [None, None, "there"]
+
+        def call() -> str:
+            if outcome := outcomes.pop(0):
+                return outcome
+            raise errors.Unreachable("it restarts")
+
+        told: list[str] = []
+        answer = _rpc.retrying(
+            call, what="it", address="host:1", for_s=30, clock=lambda: 0.0, sleep=lambda _: None, on_silence=told.append
+        )
+        assert (answer, told) == ("there", [])
+
     def test_does_not_retry_permanent_errors(self) -> None:
         wrong = errors.BadRequest("no")
         assert self.run([wrong]) == (wrong, [])

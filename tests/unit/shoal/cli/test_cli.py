@@ -667,6 +667,24 @@ class TestTheCommand:
         assert result.exit_code == 3
         assert f"{coordinator.address} did not answer within 0.1 s" in result.stderr.replace("\n", "")
 
+    def test_tells_that_it_waits_for_a_cluster_that_is_not_there(
+        self, coordinator: FakeCoordinator, run: Callable[..., Result], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        coordinator.stop()
+        assert run("jobs", "--retry-for", "1.7").exit_code == 3
+        (told,) = caplog.messages
+        assert told.startswith(f"the coordinator at {coordinator.address} does not answer (call to")
+        assert told.endswith("Connection refused); trying again for up to 1.7 s")
+        caplog.clear()
+        assert len(records(run("jobs", "--retry-for", "1.7", "--json").stderr)) == 1
+        assert not caplog.messages
+
+    @pytest.mark.parametrize("address", ["http://127.0.0.1:7070", "grpc://shoal.example:7070"])
+    def test_says_that_an_address_has_no_scheme(self, run: Callable[..., Result], address: str) -> None:
+        result = run("jobs", "--coordinator", address)
+        assert result.exit_code == 2
+        assert f"leave out {address.partition('//')[0]}// and give host:port" in result.stderr.replace("\n", "")
+
     @pytest.mark.parametrize(
         "address", ["localhost", "127.0.0.1:port", "http://127.0.0.1:7080", "http://127.0.0.1:7080/"]
     )
