@@ -6,14 +6,10 @@ for your own training loop. The documentation is in docs/.
 The import is cheap: each name is loaded at its first use.
 """
 
-import typing as _typing
-from importlib import import_module as _import_module
-from importlib.metadata import version as _version
-
-from shoal._memory.allocator import tune as tune_allocator
-
-if _typing.TYPE_CHECKING:
+TYPE_CHECKING = False  # as type checkers know it: the module `typing` would take a fifth of the time
+if TYPE_CHECKING:
     from shoal import callbacks, consistency, data, errors, events, initializers, optim, partitioners, status
+    from shoal._memory.allocator import tune as tune_allocator
     from shoal.checkpoint_policy import CheckpointPolicy
     from shoal.checkpoints import Checkpoint, Checkpoints
     from shoal.client import Client, JobHandle, connect
@@ -63,7 +59,7 @@ if _typing.TYPE_CHECKING:
     from shoal.status import JobState
     from shoal.variables import Variable
 
-__version__ = _version("shoal")
+    __version__: str
 
 __all__ = [
     "Asynchronous",
@@ -134,7 +130,8 @@ __all__ = [
 ]
 
 # The modules that define the public names; all other names are errors. Every import of the package runs this module
-# first, and a role sets up its allocator before gRPC and NumPy are loaded. So this module loads neither.
+# first, and a role sets up its allocator before gRPC and NumPy are loaded. So this module loads neither. It imports
+# nothing at all, because a command must be able to handle Ctrl-C soon.
 _HOMES = {
     "Asynchronous": "consistency",
     "BoundedStaleness": "consistency",
@@ -159,16 +156,28 @@ _HOMES = {
 }
 _MODULES = {"callbacks", "data", "errors", "events", "initializers", "optim", "partitioners", *_HOMES.values()}
 
-if not _typing.TYPE_CHECKING:  # with __getattr__, a type checker would accept every name
+if not TYPE_CHECKING:  # with __getattr__, a type checker would accept every name
 
     def __getattr__(name: str) -> object:
+        from importlib import import_module  # noqa: PLC0415 - as the comment above says
+
         if name in _MODULES:
-            return _import_module(f"shoal.{name}")
+            return import_module(f"shoal.{name}")
         if name not in __all__:
             raise AttributeError(f"module 'shoal' has no attribute {name!r}")
-        value = getattr(_import_module(f"shoal.{_HOMES.get(name, 'errors')}"), name)
+        if name == "__version__":
+            from importlib.metadata import version  # noqa: PLC0415 - slow
+
+            value = version("shoal")
+        elif name == "tune_allocator":
+            value = import_module("shoal._memory.allocator").tune
+        else:
+            value = getattr(import_module(f"shoal.{_HOMES.get(name, 'errors')}"), name)
         globals()[name] = value
         return value
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})
+
+
+del TYPE_CHECKING  # no public name

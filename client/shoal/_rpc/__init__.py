@@ -5,6 +5,11 @@ the calls that carry values, over gRPC and over other transports. Roles, clients
 layers above this one may import `shoal._rpc`.
 """
 
+import os
+
+# gRPC's own lines would precede our message, and say less. A user who wants them sets the variable to ERROR or INFO.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
 from shoal._rpc.backoff import Backoff
 from shoal._rpc.call_limits import CallLimits
 from shoal._rpc.callers import caller, set_caller

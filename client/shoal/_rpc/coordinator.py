@@ -14,6 +14,8 @@ from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc, token_pb2_grpc
 
 T = TypeVar("T")
 
+_LOG = logging.getLogger("shoal")
+
 CALL_TIMEOUT_S = 5.0
 # Seconds between two checks whether a call in progress is abandoned.
 _ABANDON_POLL_S = 0.1
@@ -41,7 +43,7 @@ class CoordinatorClient:
         *,
         retry_for_s: float = 20.0,
         credentials: Credentials = NO_CREDENTIALS,
-        on_silence: Callable[[str], object] = logging.getLogger("shoal").warning,
+        on_silence: Callable[[str], object] = _LOG.warning,
     ) -> None:
         self.address, self.credentials = address, credentials
         self._answered = False  # whether any call was answered, so that TLS works

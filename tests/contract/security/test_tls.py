@@ -6,6 +6,8 @@ import os
 import shutil
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -349,3 +351,33 @@ def status_with(server: RoleHttpServer, context: ssl.SSLContext, path: str = "/m
     with closing(http.client.HTTPSConnection(host, port, timeout=10, context=context)) as connection:
         connection.request("GET", path)
         return connection.getresponse().status
+
+
+# A first call with TLS to a port that answers plain text, in a process whose environment has no settings of gRPC.
+PLAIN = """
+import socket, sys, threading
+import shoal
+from pathlib import Path
+from shoal._security import Credentials
+def answer():
+    while True:
+        listening.accept()[0].send(b"hello\\n" * 99)
+listening = socket.create_server(("127.0.0.1", 0))
+threading.Thread(target=answer, daemon=True).start()
+presented = Credentials.find(*sys.argv[1:])
+with shoal.Client("127.0.0.1:%s" % listening.getsockname()[1], retry_for_s=0, credentials=presented) as client:
+    try:
+        client.status()
+    except shoal.ShoalError as error:
+        print(error.message, file=sys.stderr)
+"""
+
+
+def test_grpc_writes_no_lines_before_ours(certificates: Path) -> None:
+    files = [str(certificates / name) for name in ("ca.pem", "admin.pem", "admin-key.pem")]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN, *files], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    (line,) = done.stderr.splitlines()
+    assert "the other end does not use TLS" in line

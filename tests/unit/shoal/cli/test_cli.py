@@ -806,3 +806,40 @@ main()
 def test_first_process_of_a_container_ends_on_sigterm() -> None:
     done = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "loaded\n"), done.stderr
+
+
+# Ctrl-C while the commands are loaded, while one runs, or after it has ended.
+INTERRUPTED = """
+import signal, sys, types
+def interrupt(now):
+    if now == sys.argv[1]:
+        signal.raise_signal(signal.SIGINT)
+class Loading(types.ModuleType):
+    def __getattr__(self, name):
+        interrupt("loaded")
+        return app
+def app(**_):
+    try:
+        interrupt("run")
+    except KeyboardInterrupt:
+        print("cleaned up", flush=True)
+        raise SystemExit(130)
+sys.modules["shoal._cli.app"] = Loading("shoal._cli.app")
+from shoal._cli import main
+try:
+    main()
+finally:
+    interrupt("ended")
+"""
+
+
+@pytest.mark.parametrize(("moment", "said"), [("loaded", ""), ("run", "cleaned up\n"), ("ended", "")])
+def test_an_interrupt_at_any_moment_is_quiet(moment: str, said: str) -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, moment], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, said, "")
+
+
+def test_an_interrupt_stays_ignored_where_the_shell_says_so() -> None:
+    ignored = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n{INTERRUPTED}"
+    done = subprocess.run([sys.executable, "-c", ignored, "loaded"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
