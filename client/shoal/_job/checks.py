@@ -12,6 +12,13 @@ UINT32, UINT64 = 2**32 - 1, 2**64 - 1
 # The largest number of steps. `shoal._wire.limits.MAX_STEP` is the number after it.
 MOST_STEPS = catalogue.MAX_STEP.default - 1
 STEPS = f"a whole number from 0 to {MOST_STEPS}; the limit MAX_STEP is 2^53"
+_SUFFIX = ".py"
+_MAIN = "__main__"
+_NOT_MAIN = (
+    "Workers cannot import what is defined in a script or a notebook itself (__main__). Save it as a module in a "
+    "folder of the workers' --path, in a notebook with a cell that begins with %%writefile digits.py, and name it as "
+    "digits:FACTORY"
+)
 _STANDARD_LIBRARY = sys.stdlib_module_names | {*sys.builtin_module_names}
 
 
@@ -78,13 +85,58 @@ def flag(field: str, value: object) -> None:
 def program_name(field: str, value: object) -> None:
     """Raises InvalidJob unless the value is the name of a program's factory, or ""."""
     if not isinstance(value, str):
-        raise errors.InvalidJob(f"{field} is {value!r}; it must be the text package.module:factory")
+        raise errors.InvalidJob(
+            f"{field} is {value!r:.200}; it must be the text package.module:factory{_name_of(value)}"
+        )
     module, colon, factory = value.partition(":")
     named = bool(colon) and all(part.isidentifier() for part in [*module.split("."), factory])
     if value and not named:
         raise errors.InvalidJob(
-            f"{field} {value!r} does not name a factory; write package.module:factory", program=value
+            f"{field} {value!r} does not name a factory; write package.module:factory{_meant(value)}", program=value
         )
+
+
+def check_importable(program: str) -> None:
+    """Checks that a program may be in a module that workers can import. It imports nothing.
+
+    Args:
+        program: package.module:factory, or "".
+
+    Raises:
+        InvalidJob: the name is that of a file, or the module is `__main__`.
+        ProgramNotAllowed: its module is one of the standard library.
+    """
+    module, _, factory = program.partition(":")
+    if module == _MAIN:
+        raise errors.InvalidJob(f"program {program}: {_NOT_MAIN}", program=program)
+    if module.endswith(_SUFFIX):
+        raise errors.InvalidJob(
+            f"program {program!r} names a file, and workers import modules; drop {_SUFFIX}: "
+            f"{module.removesuffix(_SUFFIX)}:{factory}",
+            program=program,
+        )
+    check_not_standard_library(program)
+
+
+def _name_of(value: object) -> str:
+    """Returns what to write instead of a class or a function, as the end of a message."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str):
+        return ""
+    return f". {_NOT_MAIN}" if module == _MAIN else f", here {f'{module}:{name}'!r}"
+
+
+def _meant(value: str) -> str:
+    """Returns what a name that is invalid may stand for, as the end of a message; empty if nothing is likely."""
+    module, colon, factory = value.replace("\\", "/").rpartition(":")
+    if not colon:
+        module, factory = (value, "FACTORY") if "/" in value or value.endswith(_SUFFIX) else value.rpartition(".")[::2]
+    folder, _, file = module.rpartition("/")
+    meant = f"{file.removesuffix(_SUFFIX)}:{factory}"
+    if not all(part.isidentifier() for part in meant.replace(":", ".").split(".")):
+        return ""
+    where = f", and give workers its folder (shoal up --path {folder})" if folder.strip("./") else ""
+    return f", such as {meant}{where}"
 
 
 def check_not_standard_library(program: str) -> None:
@@ -118,6 +170,7 @@ __all__ = [
     "Instance",
     "Number",
     "OneOf",
+    "check_importable",
     "check_not_standard_library",
     "flag",
     "program_name",

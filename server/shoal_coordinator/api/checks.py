@@ -8,7 +8,7 @@ from importlib.metadata import version
 from itertools import pairwise
 
 from shoal import errors
-from shoal._job.checks import check_not_standard_library
+from shoal._job.checks import check_importable
 from shoal._limits import Limit, catalogue
 from shoal._wire import NAMES, check_address, check_text, is_name, limits, without_controls
 from shoal.job import Job
@@ -49,6 +49,7 @@ def check_submission(spec: Job, token: str) -> None:
     Raises:
         BadRequest: A text has control characters.
         LimitExceeded: A text is too long, or the optimizer has too many patterns or groups.
+        InvalidJob: The program's name is that of a file, or the program is in `__main__`.
         ProgramNotAllowed: The program is in Python's standard library.
     """
     owner = f"of job {spec.name}"
@@ -64,7 +65,7 @@ def check_submission(spec: Job, token: str) -> None:
         check_text(f"a pattern of decay_exclude {owner}", pattern)
     for group in spec.optimizer.groups:
         check_text(f"the pattern of a group of the optimizer {owner}", group.pattern)
-    check_not_standard_library(spec.program)
+    check_importable(spec.program)
 
 
 def check_step(what: str, step: int) -> None:

@@ -66,6 +66,8 @@ def test_submissions_with_hostile_fields_are_refused(rig: Rig) -> None:
         ({"program": "subprocess:run"}, errors.ProgramNotAllowed, "standard library, which has no programs"),
         ({"program": "os:system"}, errors.ProgramNotAllowed, "standard library"),
         ({"program": "builtins:eval"}, errors.ProgramNotAllowed, "standard library"),
+        ({"program": "digits.py:Digits"}, errors.InvalidJob, "drop .py: digits:Digits"),
+        ({"program": "__main__:Digits"}, errors.InvalidJob, "%%writefile"),
         ({"program": "m\n:f"}, errors.InvalidJob, "does not name a factory"),
         ({"name": "a\nb"}, errors.InvalidJob, "job name"),
         ({"max_steps": 1 << 53}, errors.InvalidJob, "the limit MAX_STEP"),
