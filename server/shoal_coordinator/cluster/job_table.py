@@ -11,6 +11,9 @@ from shoal.status import JobState
 from shoal_coordinator.job import JobMachine
 from shoal_coordinator.messages import JobRef
 
+# Names of forgotten jobs that are remembered, for a message that says so. They are not in the store.
+FORGOTTEN_NAMES = 1_000
+
 
 class JobTable(Mapping[str, JobMachine]):
     """Jobs by name, in the order of their submissions.
@@ -32,6 +35,7 @@ class JobTable(Mapping[str, JobMachine]):
         self._with_variables: dict[int, JobMachine] = {}
         self._without_variables: dict[int, JobMachine] = {}
         self._ended_states: Counter[JobState] = Counter()  # of both
+        self._forgotten: dict[str, None] = {}  # names, oldest first; at most FORGOTTEN_NAMES
 
     def __getitem__(self, name: str) -> JobMachine:
         return self._jobs[name]
@@ -50,6 +54,13 @@ class JobTable(Mapping[str, JobMachine]):
         """
         if name not in self._jobs:
             kept = self._keep_ended
+            if name in self._forgotten:
+                raise errors.UnknownJob(
+                    f"job {name!r:.80} has ended and is forgotten: of the ended jobs the newest {kept} with variables "
+                    f"and the newest {kept} without are kept (--keep-finished-jobs of the coordinator). Its "
+                    "checkpoints remain: `shoal checkpoints ls` lists them",
+                    job=name,
+                )
             raise errors.UnknownJob(
                 f"there is no job {name!r:.80}; of the ended jobs the coordinator keeps the {kept} newest with "
                 f"variables and the {kept} newest without (--keep-finished-jobs); it forgets the others, but their "
@@ -71,10 +82,16 @@ class JobTable(Mapping[str, JobMachine]):
         number = job.ref.submission
         del self._jobs[job.ref.name], self._by_submission[number]
         del self._submissions[bisect_left(self._submissions, number)]
-        if self._live.pop(number, None) is None:
-            if self._with_variables.pop(number, None) is None:
-                del self._without_variables[number]
-            self._ended_states[job.state] -= 1
+        if self._live.pop(number, None) is not None:
+            return
+        ended = self._with_variables if number in self._with_variables else self._without_variables
+        if len(ended) > self._keep_ended:  # else it was dropped, or its name is used again
+            self._forgotten.pop(job.ref.name, None)
+            self._forgotten[job.ref.name] = None
+            if len(self._forgotten) > FORGOTTEN_NAMES:
+                del self._forgotten[next(iter(self._forgotten))]
+        del ended[number]
+        self._ended_states[job.state] -= 1
 
     def variables_lost(self, job: JobMachine) -> None:
         """Counts a job that has ended as one without variables, because they are not on servers any more."""

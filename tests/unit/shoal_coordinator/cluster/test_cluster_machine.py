@@ -14,7 +14,7 @@ from shoal._wire.cursor import Cursor
 from shoal.status import JobState, Role
 from shoal.v1 import state_pb2
 from shoal.variables import Variable
-from shoal_coordinator.cluster import ClusterPolicy, JobLimits
+from shoal_coordinator.cluster import ClusterPolicy, JobLimits, job_table
 from shoal_coordinator.cluster.scheduler import Scheduler
 from shoal_coordinator.job.recovery import MAX_FAILED_RESTARTS
 from shoal_coordinator.messages import (
@@ -350,7 +350,25 @@ def test_only_the_newest_finished_jobs_are_kept(rig: Rig) -> None:
         rig.handle(events.JobCancelled(name))
     assert [status.name for status in rig.machine.jobs(rig.now)] == ["c", "b"]
     assert [effect.job.name for effect in rig.perform() if isinstance(effect, DropShards)] == ["a"]
-    with pytest.raises(errors.UnknownJob, match=r"the 2 newest with variables.*but their checkpoints remain"):
+    with pytest.raises(errors.UnknownJob, match=r"'a' has ended and is forgotten: .*the newest 2 with variables"):
+        rig.machine.job("a")
+    with pytest.raises(errors.UnknownJob, match=r"there is no job 'd'; .*the 2 newest with variables"):
+        rig.machine.job("d")
+    rig.handle(events.JobDropped("b"))
+    with pytest.raises(errors.UnknownJob, match="there is no job 'b'"):
+        rig.machine.job("b")
+
+
+def test_few_names_of_forgotten_jobs_are_remembered(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_table, "FORGOTTEN_NAMES", 1)
+    for name in ("a", "b", "c", "d"):
+        rig.submit(job(name))
+        rig.start(name, "w0", "w1")
+        rig.now += 1
+        rig.handle(events.JobCancelled(name))
+    with pytest.raises(errors.UnknownJob, match="'b' has ended and is forgotten"):
+        rig.machine.job("b")
+    with pytest.raises(errors.UnknownJob, match="there is no job 'a'"):
         rig.machine.job("a")
 
 
