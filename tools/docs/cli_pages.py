@@ -8,6 +8,7 @@ import typer
 from markdown_text import code, page, table, text
 
 from shoal._cli.app import app
+from shoal._cli.help_examples import EXAMPLES
 
 _NOTES = re.compile(r"\s*\[([^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*)\]$")
 _NOTE_KINDS = ("env var", "default", "required")
@@ -81,7 +82,7 @@ def _section(name: str, command: Any, context: Any) -> Iterator[str]:
         yield from table(["option", "meaning", "default", "variable"], options)
     if command.epilog:
         yield text(command.epilog)
-    yield ""
+    yield from ("", "Examples:", "", "```console", *EXAMPLES[name], "```", "")
 
 
 def _variables(found: list[tuple[str, Any, Any]]) -> list[str]:

@@ -38,6 +38,7 @@ import version
 ROOT = Path(__file__).parents[2]
 DIST = ROOT / "dist"
 PACKAGES = ("client/shoal", "server/shoal_server", "server/shoal_coordinator", "worker/shoal_worker", "worker/shoal_nn")
+EXAMPLES = ("examples/", "shoal/_examples/")  # in the repository, and in a wheel
 COMMIT_FILE = "shoal/_system/commit.txt"
 
 _PLACEHOLDER = "example.invalid"
@@ -59,6 +60,7 @@ def wheel_faults(members: set[str], tracked: set[str]) -> list[str]:
         if path.startswith(package + "/")
     }
     found = {path for path in members if ".dist-info/" not in path}
+    wanted |= {path.replace(EXAMPLES[0], EXAMPLES[1], 1) for path in tracked if path.startswith(EXAMPLES[0])}
     return _differences("the wheel", found, wanted | {COMMIT_FILE})
 
 

@@ -1,5 +1,6 @@
 """The command tree: the commands of the client, and those of the installed roles."""
 
+import functools
 import re
 from importlib.metadata import entry_points
 from typing import Annotated, Any
@@ -7,18 +8,21 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from shoal._cli import certs, checkpoints, cluster, images, jobs, roles, submit, tokens, version
+from shoal._cli import certs, checkpoints, cluster, examples, images, jobs, roles, submit, tokens, version
+from shoal._cli.help_text import help_lines
 from shoal._cli.output import EXIT_CODES_HELP
 
 _TYPES = {"str": "TEXT", "int": "INTEGER", "float": "NUMBER", "path": "PATH", "Path": "PATH"}
+_HELP = ["-h", "--help"]
 
 
 def _name_values(command: Any, name: str) -> Any:
-    """Returns the command with a placeholder for the value of each option, in place of a Python type.
+    """Returns the command with its own `--help`, and a placeholder for the value of each option in place of a type.
 
     A flag has none: typer shows one, although the flag takes no value.
     """
-    context = typer.Context(command, info_name=name)
+    command.format_help = functools.partial(_format_help, command)
+    context = typer.Context(command, info_name=name, help_option_names=_HELP)
     for option in command.get_params(context):
         if option.param_type_name != "option" or option.metavar is not None:
             continue
@@ -29,6 +33,10 @@ def _name_values(command: Any, name: str) -> Any:
     for child, each in getattr(command, "commands", {}).items():
         _name_values(each, child)
     return command
+
+
+def _format_help(command: Any, context: Any, formatter: Any) -> None:
+    formatter.write("\n".join(help_lines(command, context)).rstrip("\n"))
 
 
 class _WithRoles(TyperGroup):
@@ -42,7 +50,7 @@ class _WithRoles(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         for role in entry_points(group="shoal.roles", name=cmd_name):
-            single = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+            single = typer.Typer(add_completion=False, rich_markup_mode=None)
             single.command(name=cmd_name, rich_help_panel="One role")(role.load())
             return _name_values(typer.main.get_command(single), cmd_name)
         found = super().get_command(ctx, cmd_name)
@@ -51,15 +59,16 @@ class _WithRoles(TyperGroup):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         for option in self.get_params(ctx):
             option.metavar = ""  # the group's own options are flags
-        super().format_help(ctx, formatter)
+        _format_help(self, ctx, formatter)
 
 
 app = typer.Typer(
     cls=_WithRoles,
     no_args_is_help=True,
-    rich_markup_mode="markdown",
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     epilog=EXIT_CODES_HELP,
+    context_settings={"help_option_names": _HELP},
 )
 app.command(rich_help_panel="Cluster")(cluster.up)
 app.command(rich_help_panel="Cluster")(cluster.status)
@@ -67,6 +76,7 @@ app.command(rich_help_panel="Cluster")(cluster.page)
 app.add_typer(tokens.app, name="token", rich_help_panel="Cluster")
 app.command(name="compile", rich_help_panel="Cluster")(images.compile_)
 app.command(rich_help_panel="Cluster")(version.version)
+app.command(rich_help_panel="Jobs")(examples.examples)
 app.command(rich_help_panel="Jobs")(submit.submit)
 for _command in (jobs.jobs, jobs.wait, jobs.logs, jobs.data, jobs.timings, jobs.cancel, jobs.drop, jobs.pull):
     app.command(rich_help_panel="Jobs")(_command)

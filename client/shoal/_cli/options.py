@@ -26,6 +26,7 @@ CoordinatorOption = Annotated[
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Prints one JSON object per line. Errors are JSON too, on standard error.")
 ]
+AllOption = Annotated[bool, typer.Option("--all", help="Also shows what is left out by default.")]
 TensorBoardOption = Annotated[
     Path | None,
     typer.Option(
@@ -126,6 +127,7 @@ def tensorboard(folder: Path | None, *, waiting: bool = True) -> Iterator[list[T
 
 __all__ = [
     "DEFAULT_ADDRESS",
+    "AllOption",
     "Connect",
     "ConnectCoordinator",
     "CoordinatorOption",

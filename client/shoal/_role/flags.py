@@ -12,7 +12,13 @@ from shoal.client import DEFAULT_ADDRESS as DEFAULT_COORDINATOR
 # Empty if not given. TF_CONFIG, the pod or the default then supplies the value (`shoal._role.identity`).
 Coordinator = Annotated[
     str,
-    typer.Option(envvar="SHOAL_COORDINATOR", help="host:port of the coordinator.", show_default=DEFAULT_COORDINATOR),
+    typer.Option(
+        "--coordinator",
+        "-c",
+        envvar="SHOAL_COORDINATOR",
+        help="host:port of the coordinator.",
+        show_default=DEFAULT_COORDINATOR,
+    ),
 ]
 Name = Annotated[
     str,

@@ -12,8 +12,21 @@ sys.path += [str(ROOT / "tools" / name) for name in ("release", "supply_chain")]
 import lock_files  # noqa: E402 - tools are no package
 import release  # noqa: E402
 
-TRACKED = {"README.md", "client/shoal/a.py", "client/other.py", "server/shoal_server/py.typed", "tests/test_a.py"}
-WHEEL = {"shoal/a.py", "shoal_server/py.typed", "shoal/_system/commit.txt", "shoal-0.1.0.dist-info/METADATA"}
+TRACKED = {
+    "README.md",
+    "client/shoal/a.py",
+    "client/other.py",
+    "server/shoal_server/py.typed",
+    "tests/test_a.py",
+    "examples/a.py",
+}
+WHEEL = {
+    "shoal/a.py",
+    "shoal/_examples/a.py",
+    "shoal_server/py.typed",
+    "shoal/_system/commit.txt",
+    "shoal-0.1.0.dist-info/METADATA",
+}
 SDIST = TRACKED | {"PKG-INFO", "client/shoal/_system/commit.txt"}
 
 
@@ -23,6 +36,7 @@ SDIST = TRACKED | {"PKG-INFO", "client/shoal/_system/commit.txt"}
         (WHEEL, []),
         (WHEEL - {"shoal_server/py.typed"}, ["the wheel lacks shoal_server/py.typed"]),
         (WHEEL | {"tests/test_a.py"}, ["the wheel has tests/test_a.py, which no commit has"]),
+        (WHEEL - {"shoal/_examples/a.py"}, ["the wheel lacks shoal/_examples/a.py"]),
         (WHEEL - {"shoal/_system/commit.txt"}, ["the wheel lacks shoal/_system/commit.txt"]),
     ],
 )

@@ -1,0 +1,73 @@
+"""The command `examples`, which lists and copies the examples that Shoal is installed with."""
+
+import ast
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import shoal
+from shoal import errors
+from shoal._cli import options
+from shoal._cli.output import Output, Row
+
+# In a wheel beside the package; in a checkout at its root.
+_FOLDERS = (Path(shoal.__file__).parent / "_examples", Path(shoal.__file__).parents[2] / "examples")
+
+
+def examples(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME", help="Examples to copy. Without one, all are listed.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Copies all examples.")] = False,
+    to: Annotated[Path, typer.Option("--to", help="Folder to copy to. It is created if it is missing.")] = Path(),
+    as_json: options.JsonOption = False,
+) -> None:
+    """Lists the examples that Shoal is installed with, or copies some of them. Existing files are not overwritten."""
+    with Output(as_json) as out:
+        found = {path.name: path for path in _found()}
+        chosen = list(found) if everything else [_file_name(name, found) for name in names or ()]
+        if not chosen:
+            rows: list[tuple[list[str], Row]] = [
+                ([name, _purpose(path)], {"name": name, "purpose": _purpose(path)}) for name, path in found.items()
+            ]
+            out.rows("", ["example", "purpose"], rows, notes=["`shoal examples NAME` copies one to this folder"])
+        for name in chosen:
+            target = to / name
+            _copy(found[name], target)
+            out.message(f"wrote {target}", {"name": name, "file": str(target)})
+
+
+def _found() -> list[Path]:
+    folder = next((it for it in _FOLDERS if it.is_dir()), None)
+    if folder is None:
+        raise errors.BadRequest("this installation has no examples; install the wheel of Shoal, or use its repository")
+    return sorted(folder.glob("*.py"))
+
+
+def _file_name(name: str, found: dict[str, Path]) -> str:
+    file = name if name.endswith(".py") else f"{name}.py"
+    if file not in found:
+        raise errors.BadRequest(f"there is no example {name!r}; choose one of: {', '.join(found)}", name=name)
+    return file
+
+
+def _purpose(path: Path) -> str:
+    """Returns the first paragraph of an example's docstring."""
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return " ".join(text.split("\n\n")[0].split())
+
+
+def _copy(source: Path, target: Path) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with source.open("rb") as read, target.open("xb") as written:
+            shutil.copyfileobj(read, written)
+    except FileExistsError:
+        raise errors.BadRequest(f"{target} exists, and is not overwritten; name another folder with --to") from None
+    except OSError as error:
+        raise errors.BadRequest(f"cannot write {target}: {error.strerror}; name another folder with --to") from None
+
+
+__all__ = ["examples"]

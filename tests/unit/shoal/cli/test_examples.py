@@ -1,0 +1,45 @@
+"""`shoal examples`: the list, and copies."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from shoal._cli.app import app
+
+EXAMPLES = sorted((Path(__file__).parents[4] / "examples").glob("*.py"))
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: CliRunner().invoke(app, ["examples", *arguments])
+
+
+def test_are_listed_with_their_purpose(run: Callable[..., Result]) -> None:
+    lines = run().stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:-1]] == [path.name for path in EXAMPLES]
+    assert "classifies handwritten digits" in next(line for line in lines if line.startswith("digits.py"))
+
+
+@pytest.mark.parametrize("name", ["digits", "digits.py"])
+def test_are_copied_and_never_overwrite(run: Callable[..., Result], tmp_path: Path, name: str) -> None:
+    assert run(name).stdout == "wrote digits.py\n"
+    assert (tmp_path / "digits.py").read_text() == next(it.read_text() for it in EXAMPLES if it.name == "digits.py")
+    (tmp_path / "digits.py").write_text("mine")
+    again = run(name)
+    assert again.exit_code == 2
+    assert "digits.py exists, and is not overwritten" in again.stderr
+    assert (tmp_path / "digits.py").read_text() == "mine"
+
+
+def test_all_are_copied_to_a_new_folder(run: Callable[..., Result], tmp_path: Path) -> None:
+    assert run("--all", "--to", "a/b").exit_code == 0
+    assert sorted(path.name for path in (tmp_path / "a" / "b").iterdir()) == [path.name for path in EXAMPLES]
+
+
+def test_an_unknown_one_gets_the_names(run: Callable[..., Result]) -> None:
+    result = run("digit")
+    assert result.exit_code == 2
+    assert "there is no example 'digit'; choose one of: curves.py, demo.py, digits.py" in result.stderr
