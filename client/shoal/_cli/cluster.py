@@ -19,7 +19,7 @@ from shoal._role.supervision import Death, RestartPolicy
 from shoal._rpc import CoordinatorClient
 from shoal._security import AccessRole, Credentials
 from shoal.local_cluster import LocalCluster
-from shoal.status import MemberStatus
+from shoal.status import MemberStatus, Role
 from shoal.v1 import token_pb2
 
 _log = structlog.get_logger(__name__)
@@ -111,9 +111,13 @@ def up(
 @options.connected
 def status(
     connect: options.Connect,
+    everything: options.AllOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Shows the members of the cluster with their state, devices, jobs and shards."""
+    """Shows the members of the cluster with their state, devices, jobs and shards.
+
+    Sessions that have left are counted, and shown only with --all; --json has all.
+    """
     columns = ["member", "role", "state", "address", "device", "job", "shards", "bytes", "metrics"]
     with Output(as_json) as out, connect() as client:
         now = client.status()
@@ -123,8 +127,11 @@ def status(
         size = f"{counted(now.shards, 'shard')} · {counted(now.bytes, 'byte')}"
         title = f"cluster {now.cluster} · generation {now.generation} · {size}"
         late_s = records.late_after_s(now)
-        rows: list[tuple[list[str], Row]] = [(_member_cells(member, late_s), {}) for member in now.members]
-        out.rows(title, columns, rows, optional=["metrics", "device", "bytes", "shards"])
+        shown = [it for it in now.members if everything or not _has_left(it, late_s)]
+        rows: list[tuple[list[str], Row]] = [(_member_cells(member, late_s), {}) for member in shown]
+        left = len(now.members) - len(shown)
+        notes = [f"{counted(left, 'session')} left; `shoal status --all` shows them"] if left else []
+        out.rows(title, columns, rows, optional=["metrics", "device", "bytes", "shards"], notes=notes)
 
 
 @options.connected
@@ -150,6 +157,10 @@ def _member_cells(member: MemberStatus, late_s: float) -> list[str]:
         f"{member.bytes:,}" if member.bytes else "",
         member.metrics_address,
     ]
+
+
+def _has_left(member: MemberStatus, late_s: float) -> bool:
+    return member.role is Role.SESSION and records.member_state(member, late_s) == "left"
 
 
 def _state(member: MemberStatus, late_s: float) -> str:

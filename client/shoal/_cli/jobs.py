@@ -3,7 +3,7 @@
 import sys
 import time
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
@@ -16,7 +16,7 @@ from shoal._cli.files import STDOUT, cannot_write, check_writable
 from shoal._cli.job_watch import evaluations, summary
 from shoal._cli.job_watch import follow as follow_job
 from shoal._cli.output import Output, Row
-from shoal._display import counted, first_line, format_duration, records
+from shoal._display import counted, format_duration, records, short_reason
 from shoal._system import atomic_write
 from shoal._wire.limits import KEPT_TIMINGS
 from shoal.events import LogLine
@@ -26,21 +26,29 @@ from shoal.timings import PHASES
 # Columns that `shoal jobs` omits on a narrow screen, first to last.
 _OPTIONAL = ["age", "stale", "left", "samples/s", "program", "loss", "workers"]
 
+# Ended jobs that `shoal jobs` shows without --all.
+_ENDED_SHOWN = 5
+
 
 @options.connected
 def jobs(
     connect: options.Connect,
+    everything: options.AllOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Lists all jobs, newest first, with their state, what they wait for, and their evaluations.
+    """Lists jobs, newest first, with their state, what they wait for, and their evaluations.
 
-    A narrow screen shows fewer columns. --json has all fields but the settings.
+    Of the jobs that have ended, it shows the newest five without --all; --json has all. A narrow screen shows fewer
+    columns. --json has all fields but the settings.
     """
     columns = ["job", "state", "program", "mode", "workers", "steps", "samples/s", "loss", "stale", "left", "age"]
     with Output(as_json) as out, connect() as client:
         now, found = time.time(), client.jobs()
-        rows = [_job_row(status, now) for status in found]
-        notes = [f"{status.name}: {note}" for status in found for note in _notes(status)]
+        shown = found if everything or as_json else _recent(found)
+        rows = [_job_row(status, now) for status in shown]
+        notes = [f"{status.name}: {note}" for status in shown for note in _notes(status)]
+        if left_out := len(found) - len(shown):
+            notes.append(f"{counted(left_out, 'older job')} not shown; `shoal jobs --all` shows all")
         out.rows("", columns, rows, optional=_OPTIONAL, notes=notes)
 
 
@@ -192,6 +200,12 @@ def pull(
         )
 
 
+def _recent(found: Sequence[JobStatus]) -> list[JobStatus]:
+    """Returns the jobs that have not ended and the newest of those that have, in the given order."""
+    ended = [status for status in found if status.state.finished][_ENDED_SHOWN:]
+    return [status for status in found if status not in ended]
+
+
 def _job_row(status: JobStatus, now: float) -> tuple[list[str], Row]:
     done = status.progress
     metrics = [f"{done.samples_per_s:,.0f}", f"{done.loss:.4g}", f"{done.staleness_p50:g}/{done.staleness_max}"]
@@ -215,9 +229,9 @@ def _timing_cells(worker: str, typical: StepTiming, slowest: float | None) -> li
 
 
 def _notes(status: JobStatus) -> list[str]:
-    failure = status.checkpoint_failure and f"the last checkpoint failed: {first_line(status.checkpoint_failure)}"
+    failure = status.checkpoint_failure and f"the last checkpoint failed: {short_reason(status.checkpoint_failure)}"
     metric = status.job.evaluation.metric if status.job.evaluation else ""
-    return [*filter(None, (first_line(status.reason), failure)), *evaluations(status.evaluation, status.best, metric)]
+    return [*filter(None, (short_reason(status.reason), failure)), *evaluations(status.evaluation, status.best, metric)]
 
 
 def _data_title(job: str, account: DataAccount) -> str:

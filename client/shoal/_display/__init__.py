@@ -3,7 +3,14 @@
 The command line, callbacks and the coordinator's page import this package. It calls no coordinator or server.
 """
 
-from shoal._display.formatting import counted, first_line, format_duration, format_metrics, printable
+from shoal._display.formatting import (
+    counted,
+    first_line,
+    format_duration,
+    format_metrics,
+    printable,
+    short_reason,
+)
 from shoal._display.progress_bar import ProgressBar
 from shoal._display.tensorboard import TensorBoard
 
@@ -15,4 +22,5 @@ __all__ = [
     "format_duration",
     "format_metrics",
     "printable",
+    "short_reason",
 ]

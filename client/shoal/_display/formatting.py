@@ -30,6 +30,12 @@ def first_line(reason: str) -> str:
     return reason.partition("\n")[0]
 
 
+def short_reason(reason: str, most: int = 200) -> str:
+    """Returns the first line of a reason, cut to a number of characters, for a table of many."""
+    line = first_line(reason)
+    return line if len(line) <= most else f"{line[: most - 1].rstrip()}…"
+
+
 def counted(number: int, noun: str) -> str:
     """Formats a count with its noun, which takes a plural "s": "1 server", "1,797 samples"."""
     return f"{number:,} {noun}" + ("s" if number != 1 else "")
@@ -72,4 +78,5 @@ __all__ = [
     "format_evaluation",
     "format_metrics",
     "printable",
+    "short_reason",
 ]

@@ -305,6 +305,29 @@ class TestOptimizers:
             options.optimizer(text)
 
 
+class TestFailures:
+    REASON = "worker w failed: PROGRAM_ERROR: step 0 raised ValueError: no\nTraceback:\nValueError: no"
+
+    def test_are_told_once_under_follow(
+        self, coordinator: FakeCoordinator, run: Callable[..., Result], job: str
+    ) -> None:
+        for line in ("PROGRAM_ERROR: step 0 raised ValueError: no", "Traceback:", "ValueError: no"):
+            coordinator.log(job, line)
+        coordinator.enter(job, "FAILED", self.REASON)
+        result = run("wait", job, "--follow")
+        assert result.exit_code == 1
+        assert result.stderr.count("step 0 raised") == result.stderr.count("Traceback:") == 1
+        assert result.stderr.endswith("error: job digits failed: worker w failed, as the lines above say\n")
+
+    def test_are_told_whole_where_no_line_told_them(
+        self, coordinator: FakeCoordinator, run: Callable[..., Result], job: str
+    ) -> None:
+        coordinator.log(job, "PROGRAM_ERROR: step 0 raised ValueError: no")  # its traceback was cut off
+        coordinator.enter(job, "FAILED", self.REASON)
+        assert run("wait", job, "--follow").stderr.endswith(f"error: job digits failed: {self.REASON}\n")
+        assert run("wait", job).stderr == f"error: job digits failed: {self.REASON}\n"
+
+
 class TestJobs:
     def test_are_listed(self, run: Callable[..., Result], job: str) -> None:
         lines = run("jobs").stdout.splitlines()
@@ -321,6 +344,20 @@ class TestJobs:
         _, row, note = run("jobs").stdout.splitlines()
         assert row.split()[:9] == ["early", "pending", "m:f", "sync", "2/5", "0", "-", "-", "-"]
         assert note == "early: waiting for workers: 2 of 5"
+
+    def test_old_failures_and_long_reasons_do_not_fill_the_list(
+        self, coordinator: FakeCoordinator, run: Callable[..., Result], job: str
+    ) -> None:
+        long = "the trainer ended: " + "x" * 5_000
+        for number in range(9):
+            coordinator.add(shoal.Job("m:f", name=f"failed-{number}"), "FAILED", reason=long, finished_at=3.0)
+        shown = run("jobs").stdout
+        assert len(shown.splitlines()) == 1 + 1 + 5 + 5 + 1  # columns, the live job, ended ones, their reasons, a note
+        assert max(map(len, shown.splitlines())) < 240
+        assert job in shown
+        assert shown.splitlines()[-1] == "4 older jobs not shown; `shoal jobs --all` shows all"
+        assert sum(line.startswith("failed-") for line in run("jobs", "--all").stdout.splitlines()) == 2 * 9
+        assert {it["reason"] for it in records(run("jobs", "--json").stdout)} == {"", long}
 
     def test_job_without_a_step_has_no_metrics(self, coordinator: FakeCoordinator, run: Callable[..., Result]) -> None:
         coordinator.add(shoal.Job("m:f", name="empty"), "SUCCEEDED", finished_at=3.0)
@@ -608,6 +645,18 @@ class TestStatus:
         (record,) = records(run("status", "--json").stdout)
         assert (record["generation"], record["shards"], record["bytes"]) == (7, 8, 4096)
         assert [member["role"] for member in record["members"]] == ["server", "worker"]
+
+    def test_counts_the_sessions_that_have_left(self, coordinator: FakeCoordinator, run: Callable[..., Result]) -> None:
+        members = coordinator.status.members
+        members.add(member="session-live", role=coordinator_pb2.SESSION, alive=True)
+        members.add(member="session-lost", role=coordinator_pb2.SESSION, silent_s=12)
+        for number in range(3):
+            members.add(member=f"session-{number}", role=coordinator_pb2.SESSION, silent_s=12, draining=True)
+        shown = run("status").stdout
+        assert [line.split()[0] for line in shown.splitlines()[2:4]] == ["session-live", "session-lost"]
+        assert shown.splitlines()[4:] == ["3 sessions left; `shoal status --all` shows them"]
+        assert "session-2" in run("status", "--all").stdout
+        assert len(records(run("status", "--json").stdout)[0]["members"]) == 5
 
     def test_shows_draining_servers(self, coordinator: FakeCoordinator, run: Callable[..., Result]) -> None:
         members = coordinator.status.members
