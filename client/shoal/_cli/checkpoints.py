@@ -161,6 +161,8 @@ def import_(
 
 def _opened(url: str) -> Checkpoints:
     """Returns the checkpoints of a storage. A local folder must exist, because a missing one is a wrong name."""
+    if not url.strip():  # it would be the working directory
+        raise errors.BadRequest("--checkpoints is empty; name the folder or URL of the cluster's checkpoint storage")
     checkpoints = Checkpoints(url)
     if "://" not in checkpoints.url and not Path(checkpoints.url).exists():
         raise errors.StorageFailed(

@@ -429,6 +429,10 @@ class TestTheCommands:
         save_file({"w": KERNEL}, tmp_path / "m.safetensors")
         assert run("import", tmp_path / "m.safetensors", "tuned", "--checkpoints", folder).exit_code == 0, "it makes it"
 
+    def test_no_folder_is_not_the_working_directory(self, run: Callable[..., Result]) -> None:
+        result = run("checkpoints", "ls", "--checkpoints", "")
+        assert (result.exit_code, "--checkpoints is empty; name the folder or URL" in result.stderr) == (2, True)
+
     def test_skipped_damaged_checkpoint_is_reported(self, tmp_path: Path, run: Callable[..., Result]) -> None:
         save(tmp_path, 1)
         save(tmp_path, 2)
