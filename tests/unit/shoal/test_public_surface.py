@@ -83,6 +83,18 @@ def test_import_loads_dependencies_on_first_use() -> None:
     assert modules_after("from shoal import *") >= {"grpc", "numpy"}
 
 
+def test_the_bare_import_loads_no_other_module() -> None:
+    code = "import sys; before = {*sys.modules}; import shoal; print(*sorted({*sys.modules} - before))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["shoal"]
+
+
+def test_only_servers_load_kernels() -> None:
+    others = "shoal_coordinator.process, shoal_worker.process, shoal_worker.trainer, shoal_nn, shoal_server.main"
+    assert modules_after(f"import {others}") & {"numba", "llvmlite"} == set()
+    assert modules_after("import shoal_server.process") >= {"numba", "llvmlite"}
+
+
 def test_missing_name_raises_attribute_error() -> None:
     assert set(shoal.__all__) <= set(dir(shoal))
     module: Any = shoal
