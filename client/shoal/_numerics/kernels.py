@@ -18,13 +18,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager, nullcontext, suppress
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from shoal import errors
+from shoal._numerics import shared_kernels
 
 VARIABLE = "SHOAL_KERNELS"
 GROUP = "shoal.kernels"
@@ -132,7 +133,13 @@ def compile_all(group: str) -> None:
         each.load()()
 
 
-def prepare(dispatcher: Any, signatures: Collection[tuple[Any, ...]]) -> None:
+def prepare(
+    dispatcher: Any,
+    signatures: Collection[tuple[Any, ...]],
+    *,
+    shared: Path | None = None,
+    on_compile: Callable[[], object] = lambda: None,
+) -> None:
     """Compiles a kernel for the given argument types, or loads it from its cache.
 
     Numba's cache has no locks. Two processes that save code for different types at the same time, such as two servers
@@ -144,17 +151,27 @@ def prepare(dispatcher: Any, signatures: Collection[tuple[Any, ...]]) -> None:
     Args:
         dispatcher: the result of `numba.njit(cache=True)`, which may still compile.
         signatures: tuples of the types of all arguments.
+        shared: a folder from which the machine code is taken if the cache has none, and to which new code is copied
+            (`shared_kernels`). None means none.
+        on_compile: called before the kernel is compiled; not called if a cache has its code.
     """
     wanted = set(signatures)
     if wanted.issubset(dispatcher.signatures):
         return
-    with _alone(Path(dispatcher.stats.cache_path)):
+    own = Path(dispatcher.stats.cache_path)
+    with _alone(own), _alone(shared) if shared else nullcontext():
+        if shared:
+            shared_kernels.take(dispatcher, shared)
+        if not any(shared_kernels.files_of(dispatcher, own)):
+            on_compile()
         for signature in wanted.difference(dispatcher.signatures):
             dispatcher.compile(signature)
         if missing := wanted.difference(dispatcher.signatures):  # the loaded code has other types
             dispatcher.recompile()
             for signature in missing:
                 dispatcher.compile(signature)
+        if shared and (dispatcher.stats.cache_misses or not any(shared_kernels.files_of(dispatcher, shared))):
+            shared_kernels.give(dispatcher, shared)
 
 
 @contextmanager

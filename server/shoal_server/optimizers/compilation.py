@@ -1,7 +1,8 @@
 """Compilation of kernels with Numba, for the requested types, before the server serves.
 
 Compiled code is cached beside the function's file. If that folder is read-only, the code is cached in the user's cache
-directory. The environment variable NUMBA_CACHE_DIR overrides both. Container images include the cache
+directory. All environments of a user share the code through ~/.cache/shoal (`shoal._numerics.shared_kernels`). The
+environment variable NUMBA_CACHE_DIR overrides all of this. Container images include the cache
 (`shoal._numerics.kernels`).
 """
 
@@ -12,15 +13,19 @@ from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
+import structlog
 from llvmlite import binding
 from numba import types
 from numba.np.numpy_support import as_dtype
 
 from shoal._numerics.kernels import prepare
+from shoal._numerics.shared_kernels import shared_folder
 from shoal._system import hidden
 from shoal_server.optimizers.kernel_threads import kernel_threads
 
 F = TypeVar("F", bound=Callable[..., object])
+
+_log = structlog.get_logger(__name__)
 
 registered: list[tuple[Any, list[tuple[Any, ...]]]] = []  # kernels, each with its signatures
 
@@ -36,15 +41,40 @@ def warm_up() -> float:
     """
     started = time.perf_counter()
     kernel_threads()
+    progress = _Progress(len(registered))
     with hidden("scipy.linalg"):  # Numba imports it where it is installed; no kernel uses it
-        for dispatcher, signatures in registered:
-            prepare(dispatcher, signatures)
+        for number, (dispatcher, signatures) in enumerate(registered, 1):
+            progress.now = number
+            prepare(dispatcher, signatures, shared=shared_folder(dispatcher), on_compile=progress.tell)
             dispatcher.disable_compile()
             # Numba learns at the first call how arguments convert to a signature's types. This is not thread-safe: each
             # thread may intern its own type for the same arguments.
             for arguments in itertools.chain.from_iterable(map(samples, signatures)):
                 dispatcher(*arguments)
     return time.perf_counter() - started
+
+
+class _Progress:
+    """Says which kernels are compiled. The first line is a warning, which `shoal up` shows: a start then takes longer.
+
+    Attributes:
+        now: the number of the kernel, from 1.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._total, self._told, self.now = total, False, 0
+
+    def tell(self) -> None:
+        """Writes a line to the log."""
+        if self._told:
+            _log.info("compiling kernels", kernel=self.now, of=self._total)
+        else:
+            _log.warning(
+                "compiling kernels, which takes about ten seconds of one core at the first start of this version",
+                kernel=self.now,
+                of=self._total,
+            )
+        self._told = True
 
 
 def samples(signature: tuple[Any, ...]) -> Iterator[list[Any]]:

@@ -186,6 +186,7 @@ class FakeKernel:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.stats = SimpleNamespace(cache_path=str(folder))
+        self.py_func = cpuinfo  # any function: its cache is empty
         self.signatures: list[Any] = []
         self.alone: list[bool] = []
 
