@@ -8,7 +8,12 @@ layers above this one may import `shoal._rpc`.
 import os
 
 # gRPC's own lines would precede our message, and say less. A user who wants them sets the variable to ERROR or INFO.
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+# gRPC reads it when it is loaded; later it would only reach child processes, such as those of a user's program.
+if "GRPC_VERBOSITY" not in os.environ:
+    os.environ["GRPC_VERBOSITY"] = "NONE"
+    import grpc  # noqa: F401 - for its effect
+
+    del os.environ["GRPC_VERBOSITY"]
 
 from shoal._rpc.backoff import Backoff
 from shoal._rpc.call_limits import CallLimits
