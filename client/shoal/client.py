@@ -2,12 +2,11 @@
 
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from shoal import _rpc, _tracing, errors, events
 from shoal._learning_rate import LearningRateControl
@@ -22,7 +21,6 @@ from shoal.job import Job, SessionOptions
 from shoal.session import Session
 from shoal.status import ClusterStatus, DataAccount, JobResult, JobStatus, SavedCheckpoint, Timings
 from shoal.v1 import coordinator_pb2, job_pb2
-from shoal.variables import Variable
 
 _Page = TypeVar("_Page", job_pb2.ListReply, coordinator_pb2.GetStatusReply)
 
@@ -304,7 +302,7 @@ class Client:
         self,
         job: str,
         *,
-        variables: Mapping[str, Variable | ArrayLike] | None = None,
+        variables: Any = None,
         worker: str = "",
         **options: Unpack[SessionOptions],
     ) -> Session:
@@ -314,8 +312,10 @@ class Client:
 
         Args:
             job: name of the job: 1 to 63 characters of a-z, 0-9 and -, starting with a letter.
-            variables: the job's variables by name. An array is the initial value of a variable, which is trainable if
-                its dtype is a float. Required to start a job, optional to join one.
+            variables: the job's variables: a dict by name, or a tree of dicts, lists, tuples and named tuples, or of
+                containers that JAX knows. The variable at `tree["layers"][0]["w"]` is named "layers/0/w". An array is
+                the initial value of a variable, which is trainable if its dtype is a float; `Variable.of` makes others.
+                Required to start a job, optional to join one.
             worker: member id of this session. "" means a random one.
             options: fields of `Job`, which describes them. An option that is left out or None has the default of `Job`,
                 except that `overlap` is then False. A session that joins a job may repeat the job's values.

@@ -1,5 +1,6 @@
 """Sessions: user training loops that take part in a job as workers, in any framework that can use NumPy arrays."""
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -12,17 +13,14 @@ from numpy.typing import ArrayLike
 
 from shoal import _tracing, errors
 from shoal._rpc import CoordinatorClient, MembershipClient
-from shoal._training import Gradients, Outbox, Pipeline, PushResult, StepClock, cancel, member_id, start_or_find
+from shoal._session.inputs import Inputs, lines_of, numbers_of, report_of, variables_of
+from shoal._session.reports import Reports
+from shoal._training import Gradients, Pipeline, PushResult, StepClock, cancel, member_id, start_or_find
 from shoal._training.failures import failure_text
 from shoal._training.participant import Participant, Report
-from shoal._training.session_input import as_arrays, as_pair, lines_of, numbers_of, pairs_of, plain, report_of
-from shoal._wire import ReportAck
 from shoal.v1 import coordinator_pb2
-from shoal.variables import Variable
 
 _log = structlog.get_logger(__name__)
-
-REPORT_EVERY_S = 0.5  # least time between two reports; the coordinator may ask for more. A push sends the report
 
 
 class Session:
@@ -47,7 +45,7 @@ class Session:
     Args:
         coordinator: client of the coordinator.
         job: name of the job, also an attribute.
-        variables: variables of the job, by name. None joins a job that another session describes.
+        variables: variables of the job: a tree. None joins a job that another session describes.
         options: fields of the job; see `Client.session`.
         worker: member id, also an attribute. "" means a random one.
         clock: returns seconds from any origin, for timings.
@@ -57,7 +55,7 @@ class Session:
         self,
         coordinator: CoordinatorClient,
         job: str,
-        variables: Mapping[str, Variable | ArrayLike] | None,
+        variables: Any,
         options: Mapping[str, Any],
         *,
         worker: str = "",
@@ -65,27 +63,29 @@ class Session:
     ) -> None:
         self.job, self.worker = job, member_id(worker)
         self._clock = clock
-        self._reported_at = clock()
-        self._unreported = Outbox()
+        self._pid = os.getpid()
         self._steps = StepClock()
         self._computing = False  # whether the user's loop computes: between a pull and the next push
         self._since = clock()  # end of the last timed block
         self._generating_s = 0.0  # time of the gradient generator within the timed block
         self._unsettled: tuple[float, Mapping[str, float]] = (0.0, {})  # weight and metrics of the push in progress
         self._incarnation = 0
-        self._fenced = self._over = self._closed = False
+        self._fenced = self._closed = False
         self._lost: errors.ShoalError | None = None  # the error that ended this session
+        described, structure = (None, None) if variables is None else variables_of(variables)
         with _tracing.root("enter", job=job, worker=self.worker), ExitStack() as opened:
-            if start_or_find(coordinator, job, variables, options):
+            if start_or_find(coordinator, job, options, starts=described is not None):
                 opened.push(lambda _kind, error, _trace: cancel(coordinator, job, error))
             member = coordinator_pb2.RegisterRequest(role=coordinator_pb2.SESSION, member=self.worker)
             membership = opened.enter_context(MembershipClient(coordinator, member, on_incarnation=self._live_as))
             membership.start()
             own, presented = (job, self.worker, membership.incarnation), membership.credentials_in(job)
             self._participant = Participant(coordinator, *own, credentials=presented)
-            if variables is not None:
-                self._participant.describe({name: plain(value) for name, value in variables.items()}, samples=0)
+            self._reports = Reports(self._participant, membership.pace, self._steps, self._lose, clock)
+            if described is not None:
+                self._participant.describe(described, samples=0)
             self._parameters: Pipeline = opened.enter_context(self._participant.enter())
+            self._inputs = Inputs(self._parameters.variables, structure, self._participant.spec.optimizer)
             opened.pop_all()
         self._membership = membership
 
@@ -99,11 +99,12 @@ class Session:
         """The rank of this session within the worker group, from 0."""
         return self._participant.rank
 
-    def pull(self) -> dict[str, np.ndarray]:
+    def pull(self) -> Any:
         """Returns the values of all variables, as soon as the job's consistency mode allows it.
 
         Returns:
-            New arrays by name, in the variables' shapes and dtypes.
+            New arrays in the variables' shapes and dtypes: by name, or in the tree in which this session gave the
+            variables.
 
         Raises:
             Fenced: this session was declared lost. The message says what to do.
@@ -115,7 +116,7 @@ class Session:
         with self._alive(), self._timed("pull"):
             values = self._parameters.pull()
         self._computing = True
-        return values
+        return self._inputs.rebuilt(values)
 
     def buffers(self) -> dict[str, np.ndarray]:
         """Returns arrays for this step's gradients, which the push does not need to copy.
@@ -135,22 +136,24 @@ class Session:
 
     def push(
         self,
-        gradients: Mapping[str, ArrayLike] | Iterable[tuple[str, ArrayLike]],
+        gradients: Any,
         *,
-        updates: Mapping[str, ArrayLike] | None = None,
+        updates: Any = None,
         weight: float = 1.0,
         metrics: Mapping[str, float] | None = None,
     ) -> PushResult:
         """Pushes this step's gradients. They count completely or not at all, and only once.
 
         Args:
-            gradients: gradients of all trainable variables by name, in their shapes and dtypes, for example `buffers`.
-                It can also be an iterable of (name, array) pairs in any order, such as a generator: the session then
-                sends the first arrays while the next are computed. Do not change these arrays before the push is
-                settled. If the generator raises, nothing counts, and the step can be pushed again. The generator must
-                not use the session.
-            updates: values, or increments for the aggregation "sum", of non-trainable variables by name. If you give
-                one of an aggregation, give all of that aggregation. A variable without an update keeps its value.
+            gradients: gradients of all trainable variables, in their shapes and dtypes: a dict by name, for example
+                `buffers`, or a tree as for the variables. It can also be an iterable of (name, array) pairs in any
+                order, such as a generator: the session then sends the first arrays while the next are computed. Do not
+                change these arrays before the push is settled. If the generator raises, nothing counts, and the step
+                can be pushed again. The generator must not use the session. With plain `SGD`, a gradient may be None:
+                the variable is then unchanged by this push. Other optimizers refuse None.
+            updates: values, or increments for the aggregation "sum", of non-trainable variables: a dict by name, or a
+                tree. If you give one of an aggregation, give all of that aggregation. A variable without an update
+                keeps its value.
             weight: weight in the mean of a synchronous step, > 0: usually the number of samples.
             metrics: metrics of the step by name, such as {"loss": 0.3}. If there are more than 256, "loss" and the
                 first others are kept.
@@ -167,8 +170,9 @@ class Session:
             BadRequest: a metric is not a number, or `buffers` were pushed before; nothing was sent.
             Fenced, UnknownJob, JobFailed, Cancelled, Unreachable: see `pull`.
         """
-        arrays: Gradients = as_arrays(gradients) if isinstance(gradients, Mapping) else self._generated(gradients)
-        new = as_arrays(updates) if updates else None
+        as_tree = self._inputs.is_tree(gradients)
+        arrays: Gradients = self._inputs.gradients(gradients) if as_tree else self._generated(gradients)
+        new = self._inputs.updates(updates) if updates else None
         numbers = numbers_of(metrics)
         with self._alive():
             with self._timed("push"):
@@ -180,7 +184,7 @@ class Session:
             if result.outcome == "sent":
                 self._unsettled = weight, numbers
             else:
-                self._account(report_of(result, weight, numbers))
+                self._reports.add(report_of(result, weight, numbers))
             return result
 
     def settle(self) -> PushResult | None:
@@ -221,8 +225,8 @@ class Session:
 
     def log(self, text: str) -> None:
         """Adds lines to the job's log. The next report sends them. A line of more than 8 KiB is split."""
-        self._unreported.add_lines(lines_of(text))
-        self._account(Report(step=self.step))
+        self._reports.outbox.add_lines(lines_of(text))
+        self._reports.add(Report(step=self.step))
 
     def close(self, error: str = "") -> None:
         """Closes the session, even if this call raises. A second call does nothing.
@@ -247,8 +251,8 @@ class Session:
                 raise self._declared_lost()
             failure = self._last_failure()
             error = error or (failure_text(failure) if failure else "")
-            self._unreported.add_lines(error.splitlines())
-            self._send_reports()
+            self._reports.outbox.add_lines(error.splitlines())
+            self._reports.send(self.step)
             if self._lost:
                 raise self._lost
             with self._translated():
@@ -284,7 +288,7 @@ class Session:
 
     def _generated(self, gradients: Iterable[tuple[str, ArrayLike]]) -> Iterator[tuple[str, np.ndarray]]:
         """Yields the pairs as arrays, on this thread, and records the time of the user's generator."""
-        pairs = pairs_of(gradients)
+        pairs = self._inputs.pairs(gradients)
         while True:
             start = self._clock()
             try:
@@ -293,7 +297,7 @@ class Session:
                 return
             finally:
                 self._generating_s += self._clock() - start
-            yield as_pair(pair)
+            yield self._inputs.pair(pair)
 
     def _stepped(self, step: int) -> None:
         self._steps.stepped(step)
@@ -303,7 +307,7 @@ class Session:
         with self._counting_rejected():
             result = self._parameters.settle()
         if result:
-            self._account(report_of(result, *self._unsettled))
+            self._reports.add(report_of(result, *self._unsettled))
         return result
 
     def _last_failure(self) -> errors.ShoalError | None:
@@ -320,7 +324,7 @@ class Session:
         try:
             yield
         except errors.NonFiniteGradient:
-            self._account(Report(step=self.step, rejected=1))
+            self._reports.add(Report(step=self.step, rejected=1))
             raise
 
     def _live_as(self, incarnation: int) -> None:
@@ -330,7 +334,7 @@ class Session:
 
     @contextmanager
     def _alive(self) -> Iterator[None]:
-        if self._closed or (self._over and not self._lost):
+        if self._closed or (self._reports.over and not self._lost):
             raise errors.Cancelled(f"job {self.job} has ended for {self.worker}; stop the loop", job=self.job)
         if self._fenced:
             self._lost = self._lost or self._declared_lost()
@@ -370,31 +374,6 @@ class Session:
             job=self.job,
             worker=self.worker,
         )
-
-    def _account(self, report: Report) -> None:
-        self._unreported.add_metrics(report)
-        if self._clock() - self._reported_at >= REPORT_EVERY_S and self._membership.pace.report_due_s <= 0:
-            self._send_reports()
-
-    def _send_reports(self) -> None:
-        """Sends the unsent reports. Does not raise, because the step has been taken."""
-        self._reported_at = self._clock()
-        if timings := self._steps.take():
-            self._unreported.add_metrics(Report(step=self.step, timings=timings))
-        while report := self._unreported.take():
-            try:
-                self._over = self._participant.report(report, self._membership.pace) is ReportAck.DONE
-                if self._over:
-                    self._lost = self._lost or self._participant.failure()
-            except (errors.Unreachable, errors.DeadlineExceeded) as error:  # training continues
-                _log.debug("could not report", job=self.job, reason=error.message)
-                self._unreported.put_back(report)
-                return
-            except (errors.Fenced, errors.UnknownJob) as error:  # the next call raises it
-                self._lose(error)
-                return
-            except errors.ShoalError as error:  # a retry would be refused, too
-                _log.warning("a report was refused", job=self.job, reason=error.message)
 
 
 __all__ = ["PushResult", "Session"]

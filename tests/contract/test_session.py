@@ -208,7 +208,7 @@ def answer_reports(coordinator: FakeCoordinator, how: Callable[[job_pb2.ReportRe
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes every push report."""
-    monkeypatch.setattr("shoal.session.REPORT_EVERY_S", 0.0)
+    monkeypatch.setattr("shoal._session.reports.REPORT_EVERY_S", 0.0)
 
 
 def test_whatever_is_logged_or_measured_the_coordinator_takes_it(
@@ -668,7 +668,7 @@ def test_a_member_id_is_no_number_of_sessions(client: shoal.Client) -> None:
 
 def test_a_session_that_cannot_enter_leaves_nothing_behind(coordinator: FakeCoordinator, client: shoal.Client) -> None:
     with pytest.raises(shoal.InvalidVariable):
-        client.session("job", variables={"w": np.zeros(3, complex)}, worker="me")
+        client.session("job", variables={"w" * 300: np.zeros(3)}, worker="me")
     assert coordinator.jobs["job"].state == job_pb2.CANCELLED
     assert coordinator.members == {}
 

@@ -3,6 +3,7 @@
 Sessions and workers use this package. `shoal._transport` sends the bytes to servers.
 """
 
+from shoal._training.gradient_buffers import GradientBuffers
 from shoal._training.outbox import Outbox
 from shoal._training.overlap import Gradients, Pipeline
 from shoal._training.parameters import ParameterClient, PushResult
@@ -11,6 +12,7 @@ from shoal._training.session_options import check_options, spelled_out
 from shoal._training.step_clock import StepClock
 
 __all__ = [
+    "GradientBuffers",
     "Gradients",
     "Outbox",
     "ParameterClient",

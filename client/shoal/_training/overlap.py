@@ -27,6 +27,7 @@ from shoal._memory.buffers import BufferPool
 from shoal._training.gradient_buffers import GradientBuffers
 from shoal._training.parameters import ParameterClient, PullResult, Push, PushResult
 from shoal._wire import Cursor
+from shoal.variables import Variable
 
 Gradients: TypeAlias = Mapping[str, np.ndarray] | Iterable[tuple[str, np.ndarray]]
 
@@ -69,6 +70,11 @@ class Pipeline:
     def step(self) -> int:
         """The next step."""
         return self._parameters.step
+
+    @property
+    def variables(self) -> Mapping[str, Variable]:
+        """The variables of the job, by name."""
+        return self._parameters.servers.packer.variables
 
     def pull(self) -> dict[str, np.ndarray]:
         """Pulls as `ParameterClient.pull` does. If the last push failed, `settle` raises its error."""

@@ -96,13 +96,15 @@ class Participant:
     def describe(self, variables: Mapping[str, Variable | np.ndarray], samples: int) -> None:
         """Sends the program's variables and the number of its samples (0 without a data set).
 
-        An array stands for a variable with the array's values as initial values; see `variable_from_array`.
+        An array stands for a variable with the array's values as initial values; see `variable_from_array`. So does the
+        array of a `Variable.of`.
 
         Raises:
             InvalidVariable: an array has an unsupported dtype, or a variable is inconsistent.
             InvalidJob: another worker has described the job differently.
         """
-        given = {name: variable for name, variable in variables.items() if isinstance(variable, np.ndarray)}
+        values = {name: it.values if isinstance(it, Variable) else it for name, it in variables.items()}
+        given = {name: array for name, array in values.items() if array is not None}
         request = job_pb2.DescribeRequest(
             **self._identity,
             variables=[_variable(value).to_proto(name) for name, value in variables.items()],

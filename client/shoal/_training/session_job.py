@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import structlog
-from numpy.typing import ArrayLike
 
 from shoal import errors
 from shoal._rpc import CoordinatorClient
@@ -14,7 +13,6 @@ from shoal._transport import chosen_setting
 from shoal.job import Job
 from shoal.status import JobStatus
 from shoal.v1 import job_pb2
-from shoal.variables import Variable
 
 _log = structlog.get_logger(__name__)
 
@@ -22,29 +20,29 @@ _log = structlog.get_logger(__name__)
 def start_or_find(
     coordinator: CoordinatorClient,
     name: str,
-    variables: Mapping[str, Variable | ArrayLike] | None,
     options: Mapping[str, Any],
+    *,
+    starts: bool,
 ) -> bool:
     """Starts a job for sessions, or checks that the running one has the same options.
 
     Args:
         coordinator: client of the coordinator.
         name: name of the job.
-        variables: variables of a new job; None means to join a running one.
         options: options of `Job`.
+        starts: whether to start a job if none of this name is running; the session then has variables.
 
     Returns:
         Whether the job was started.
 
     Raises:
-        BadRequest: `name` or `variables` has the wrong type, or SHOAL_TRANSPORT is unknown.
+        BadRequest: `name` has the wrong type, or SHOAL_TRANSPORT is unknown.
         UnknownJob: no job of this name is running, and there are no variables to start one.
         InvalidJob: the running job has other options, or the options are inconsistent.
     """
     chosen_setting()  # before a job is started, not at the first call
     check_type("job", name, str, "the name of a job, such as 'digits-1'")
-    if variables is not None:
-        check_type("variables", variables, Mapping, "a dict of arrays by name, such as {'w': np.zeros(3)}")
+    if starts:
         # Overlap is off by default: with it, pulled values lack the loop's own last push.
         job = Job(name=name, **{"overlap": False, **options})
         try:
