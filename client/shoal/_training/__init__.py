@@ -10,6 +10,7 @@ from shoal._training.parameters import ParameterClient, PushResult
 from shoal._training.session_job import cancel, member_id, start_or_find
 from shoal._training.session_options import check_options, spelled_out
 from shoal._training.step_clock import StepClock
+from shoal._training.submission import submit
 
 __all__ = [
     "GradientBuffers",
@@ -24,4 +25,5 @@ __all__ = [
     "member_id",
     "spelled_out",
     "start_or_find",
+    "submit",
 ]

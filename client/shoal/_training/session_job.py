@@ -9,7 +9,9 @@ import structlog
 from shoal import errors
 from shoal._rpc import CoordinatorClient
 from shoal._system import check_type
+from shoal._training.submission import submit
 from shoal._transport import chosen_setting
+from shoal.checkpoint_policy import AUTO
 from shoal.job import Job
 from shoal.status import JobStatus
 from shoal.v1 import job_pb2
@@ -46,8 +48,7 @@ def start_or_find(
         # Overlap is off by default: with it, pulled values lack the loop's own last push.
         job = Job(name=name, **{"overlap": False, **options})
         try:
-            request = job_pb2.SubmitRequest(spec=job.to_proto(), token=secrets.token_hex(8))
-            coordinator.call(coordinator.jobs.Submit, request)
+            submit(coordinator, job)
         except errors.JobExists:
             pass
         else:
@@ -62,7 +63,7 @@ def start_or_find(
         )
     for option, wanted in options.items():
         running = getattr(status.job, option)
-        chosen_for_us = option == "shards" and wanted == 0
+        chosen_for_us = (option == "shards" and wanted == 0) or wanted == AUTO
         if wanted != running and not chosen_for_us:
             raise errors.InvalidJob(
                 f"job {name} runs with {option}={running}, not {wanted}; leave {option} out to join it, "
