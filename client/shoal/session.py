@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from shoal import errors
 from shoal._rpc import CoordinatorClient
 from shoal._session.batches import NumberedBatches
-from shoal._session.checkpointing import take_checkpoint
+from shoal._session.checkpoint_calls import take_checkpoint
 from shoal._session.endings import declared_lost, forked, job_gone
 from shoal._session.entry import enter
 from shoal._session.inputs import lines_of, numbers_of, report_of

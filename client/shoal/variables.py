@@ -100,7 +100,9 @@ class Variable:
 
         Args:
             array: the initial values. An array is not copied: do not change it until the job has begun.
-            trainable, aggregation, partitioner: see `Variable`.
+            trainable: see `Variable`.
+            aggregation: see `Variable`.
+            partitioner: see `Variable`.
 
         Raises:
             InvalidVariable, LimitExceeded: see `Variable`.

@@ -34,7 +34,7 @@ class NumberedBatches:
         skip: Callable[[], object],
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
-        self._order: SampleOrder = ShuffledSamples(samples, spec.seed)
+        self._permuted: SampleOrder = ShuffledSamples(samples, spec.seed)
         self._spec, self._lease, self._skip, self._sleep = spec, lease, skip, sleep
         self.cursor: Cursor | None = None
 
@@ -63,7 +63,7 @@ class NumberedBatches:
                 "use the coordinator's version of Shoal"
             )
         leased, consumed = lease.range, 0
-        for numbers in cut(self._order.numbers(leased.epoch, leased.start, leased.stop), self._spec.batch_size):
+        for numbers in cut(self._permuted.numbers(leased.epoch, leased.start, leased.stop), self._spec.batch_size):
             consumed += len(numbers)
             self.cursor = Cursor(lease.number, consumed)
             yield numbers

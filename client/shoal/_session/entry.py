@@ -14,7 +14,7 @@ from shoal.v1 import coordinator_pb2
 
 
 @dataclass(frozen=True, slots=True)
-class Entered:
+class SessionPart:
     """A session's part in a job.
 
     Attributes:
@@ -37,7 +37,7 @@ def enter(
     variables: Any,
     options: Mapping[str, Any],
     live_as: Callable[[int], None],
-) -> Entered:
+) -> SessionPart:
     """Starts or joins a job, and waits until it has all its sessions and the variables are placed.
 
     Args:
@@ -59,7 +59,7 @@ def enter(
         parameters = opened.enter_context(participant.enter())
         inputs = Inputs(parameters.variables, structure, participant.spec.optimizer)
         opened.pop_all()
-    return Entered(participant, membership, parameters, inputs)
+    return SessionPart(participant, membership, parameters, inputs)
 
 
-__all__ = ["Entered", "enter"]
+__all__ = ["SessionPart", "enter"]

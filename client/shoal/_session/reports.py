@@ -16,7 +16,7 @@ REPORT_EVERY_S = 0.5  # least time between two reports; the coordinator may ask 
 
 
 class Reports:
-    """Collects what a session reports, and sends it now and then.
+    """Collects what a session reports, and sends it periodically.
 
     Args:
         participant: the session's part in its job.

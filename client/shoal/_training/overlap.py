@@ -182,7 +182,7 @@ class Pipeline:
             return self._settled()
 
     def refresh(self) -> None:
-        """Makes the next pull fetch the values anew, so that they include the last push. Call it after `settle`."""
+        """Makes the next pull fetch the values again, so that they include the last push. Call it after `settle`."""
         self._outdated = self._fetched is not None
 
     def _settled(self) -> PushResult | None:
