@@ -58,6 +58,9 @@ class Session:
         worker: member id, also an attribute. "" means a random one.
         on_error: "leave" or "fail"; see `Client.session`.
         clock: returns seconds from any origin, for timings.
+
+    Raises:
+        BadRequest: `on_error` or another argument is invalid. `Client.session` describes the other errors.
     """
 
     def __init__(

@@ -79,7 +79,16 @@ class JobMachine(JobView):
         self._lifecycle.wait_for(what, now)
 
     def enrol(self, worker: str, incarnation: int, assignment: int, now: float) -> GroupMember:
-        """Gives a worker the first vacant rank, or else the first rank for extra workers; returns the new member."""
+        """Gives a worker the first vacant rank, or else the first rank for extra workers.
+
+        Args:
+            worker, incarnation: id of the worker, and its incarnation.
+            assignment: number of the new assignment.
+            now: seconds of Unix time.
+
+        Returns:
+            The new member of the worker group.
+        """
         member = GroupMember(worker, incarnation, (self.vacancies or self.openings)[0], assignment)
         self._startup.enrol(member, now)
         return member
@@ -158,7 +167,16 @@ class JobMachine(JobView):
     # Workers that fail again and again, or hang.
 
     def quarantine(self, worker: str, why: QuarantineReason, reason: str, now: float) -> list[Effect]:
-        """Takes a worker out of the job for a while; `why` labels the metric, and users see `reason`."""
+        """Takes a worker out of the job for a while.
+
+        Args:
+            worker: id of the worker.
+            why, reason: label of the metric, and the reason that users see.
+            now: seconds of Unix time.
+
+        Returns:
+            The effects.
+        """
         seconds = self._worker_group.quarantine(worker, now)
         self._counters.quarantined[why] += 1
         self._lifecycle.note(f"worker {worker} is quarantined for {seconds:.0f} s: {reason}", now)
