@@ -12,6 +12,8 @@ from shoal._job.description import Option, check, decode, encode, field_metadata
 from shoal.v1 import job_pb2
 
 _MOST_S = 10.0**9
+# The value of `Job.restore` that means the newest checkpoint of the job's own name.
+AUTO = "auto"
 # A checkpoint is stored under a job's name, so that a job can start from each checkpoint.
 JOB_NAME = re.compile(r"[a-z][a-z0-9-]{0,62}")
 _CHOICE = re.compile(rf"(?P<job>{JOB_NAME.pattern})(?:/(?:(?P<number>(?!0+\Z)[0-9]{{1,18}})|(?P<best>best)))?")
@@ -188,4 +190,4 @@ class CheckpointChoice:
         return cls.parse(f"{message.job}/{which}" if which else message.job, partial=message.partial)
 
 
-__all__ = ["JOB_NAME", "NEVER", "CheckpointChoice", "CheckpointPolicy", "from_options"]
+__all__ = ["AUTO", "JOB_NAME", "NEVER", "CheckpointChoice", "CheckpointPolicy", "from_options"]

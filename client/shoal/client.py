@@ -1,28 +1,26 @@
 """The client of a cluster: submit jobs, watch them, and fetch the trained variables."""
 
 import os
-import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import TypeVar, Unpack
+from typing import Any, Literal, TypeVar, Unpack
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from shoal import _rpc, _tracing, errors, events
 from shoal._learning_rate import LearningRateControl
 from shoal._rpc import CoordinatorClient, TicketSource
 from shoal._security import AccessRole, Credentials
+from shoal._session.checkpoint_calls import take_checkpoint
 from shoal._system import check_count, check_seconds, check_type
-from shoal._training import ParameterClient, check_options, spelled_out
+from shoal._training import ParameterClient, check_options, spelled_out, submit
 from shoal._wire import Placement
 from shoal._wire.limits import KEPT_TIMINGS
-from shoal.events import CheckpointEnded, Event, LogLine
+from shoal.events import Event, LogLine
 from shoal.job import Job, SessionOptions
 from shoal.session import Session
 from shoal.status import ClusterStatus, DataAccount, JobResult, JobStatus, SavedCheckpoint, Timings
 from shoal.v1 import coordinator_pb2, job_pb2
-from shoal.variables import Variable
 
 _Page = TypeVar("_Page", job_pb2.ListReply, coordinator_pb2.GetStatusReply)
 
@@ -170,24 +168,7 @@ class JobHandle(LearningRateControl):
             UnknownJob: there is no such job, or it was dropped.
             DeadlineExceeded: the checkpoint was not complete within `timeout_s`.
         """
-        check_seconds("timeout_s", timeout_s, optional=True)
-        with _tracing.root("checkpoint", job=self.name):
-            reply = self._coordinator.call(self._jobs.TakeCheckpoint, job_pb2.TakeCheckpointRequest(job=self.name))
-        watched = events.watch(self._coordinator, self.name, after=reply.after, timeout_s=timeout_s)
-        try:
-            ends = (event for event in watched if isinstance(event, CheckpointEnded) and event.attempt >= reply.attempt)
-            end = next(ends, None)
-        except errors.DeadlineExceeded:
-            raise errors.DeadlineExceeded(
-                f"the checkpoint of job {self.name} was not complete within {timeout_s:g} s; it continues, and the "
-                "job's events report how it ends",
-                job=self.name,
-            ) from None
-        if end and end.saved:
-            return end.saved
-        if end:
-            raise errors.StorageFailed(f"a checkpoint of job {self.name} failed: {end.failure}", job=self.name)
-        raise errors.NotPlaced(f"job {self.name} has ended before its checkpoint was complete", job=self.name)
+        return take_checkpoint(self._coordinator, self.name, timeout_s)
 
     def pull(self) -> dict[str, np.ndarray]:
         """Returns the current values of the job's variables. While the job runs, shards may differ by some updates.
@@ -259,11 +240,11 @@ class Client:
             ProgramNotAllowed: the program is in Python's standard library.
             JobExists: a job of that name is running.
             UnknownCheckpoint: the checkpoint in `Job.restore` does not exist.
+            StorageFailed: the job has `restore="auto"`, and the cluster has no checkpoint storage.
         """
         check_type("job", job, Job, "a shoal.Job, such as shoal.Job('digits:Digits', workers=2)")
-        request = job_pb2.SubmitRequest(spec=job.to_proto(), token=secrets.token_hex(8))
         with _tracing.root("submit", job=job.name):
-            reply = self._coordinator.call(self._coordinator.jobs.Submit, request)
+            reply = submit(self._coordinator, job)
         return JobHandle(self._coordinator, reply.status.spec.name)
 
     def jobs(self) -> list[JobStatus]:
@@ -304,8 +285,9 @@ class Client:
         self,
         job: str,
         *,
-        variables: Mapping[str, Variable | ArrayLike] | None = None,
+        variables: Any = None,
         worker: str = "",
+        on_error: Literal["leave", "fail"] = "leave",
         **options: Unpack[SessionOptions],
     ) -> Session:
         """Opens a session, which pulls and pushes in your own training loop, in any framework. See `Session`.
@@ -314,9 +296,13 @@ class Client:
 
         Args:
             job: name of the job: 1 to 63 characters of a-z, 0-9 and -, starting with a letter.
-            variables: the job's variables by name. An array is the initial value of a variable, which is trainable if
-                its dtype is a float. Required to start a job, optional to join one.
+            variables: the job's variables: a dict by name, or a tree of dicts, lists, tuples and named tuples, or of
+                containers that JAX knows. The variable at `tree["layers"][0]["w"]` is named "layers/0/w". An array is
+                the initial value of a variable, which is trainable if its dtype is a float; `Variable.of` makes others.
+                Required to start a job, optional to join one.
             worker: member id of this session. "" means a random one.
+            on_error: what follows for the job if the `with` block ends with an exception or Ctrl-C. "leave": the other
+                sessions go on, and the job fails only if there are none. "fail": the job fails.
             options: fields of `Job`, which describes them. An option that is left out or None has the default of `Job`,
                 except that `overlap` is then False. A session that joins a job may repeat the job's values.
 
@@ -324,8 +310,10 @@ class Client:
                 - `optimizer`, `consistency`: how updates are computed, and in which order pushes and pulls happen.
                 - `seed`, `shards`: seed of the initial values, and number of shards of the variables.
                 - `wire_dtype`, `overlap`: dtype of float32 values on the wire; whether calls overlap with computing.
+                - `epochs`, `batch_size`, `range_size`: how `Session.batches` divides the data.
                 - `checkpoints`: a `CheckpointPolicy`.
                 - `restore`, `partial_restore`: the checkpoint to start from, and whether it may have other variables.
+                  With "auto", a first run begins, and a rerun goes on from the newest checkpoint.
 
         Returns:
             The open session.
@@ -338,7 +326,7 @@ class Client:
         """
         check_options(options)
         given = {name: value for name, value in options.items() if value is not None}
-        return Session(self._coordinator, job, variables, given, worker=worker)
+        return Session(self._coordinator, job, variables, given, worker=worker, on_error=on_error)
 
     def _list(self, token: str) -> job_pb2.ListReply:
         return self._coordinator.call(self._coordinator.jobs.List, job_pb2.ListRequest(page_token=token))

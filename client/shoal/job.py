@@ -5,9 +5,7 @@ The metadata of each field of `Job` defines its check, its encoding, its option 
 """
 
 import json
-import random
-import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, TypeAlias, TypedDict
 
@@ -17,7 +15,8 @@ from shoal._job import settings as settings_
 from shoal._job.checks import MOST_STEPS, STEPS, UINT32, UINT64, Instance, Number, OneOf, flag, program_name
 from shoal._job.codecs import EncodedElsewhere, Named, Negated, Nested, Scalar, Text
 from shoal._job.description import JsonField, Option, OptionGroup, check, decode, encode, field_metadata
-from shoal.checkpoint_policy import JOB_NAME, CheckpointChoice, CheckpointPolicy
+from shoal._job.names import draw_name
+from shoal.checkpoint_policy import AUTO, JOB_NAME, CheckpointChoice, CheckpointPolicy
 from shoal.evaluation_policy import EvaluationPolicy
 from shoal.optim import _text as optimizer_text
 from shoal.v1 import job_pb2, tensor_pb2
@@ -95,7 +94,7 @@ class Job:
         restore: the checkpoint that the job starts from: "JOB" for the newest one of a job, "JOB/NUMBER", or "JOB/best"
             for the newest one of a best evaluation. The job restores variables, optimizer slots, worker clocks and the
             position in the data. Without `partial_restore`, the job fails if its variables are not those of the
-            checkpoint. "" means initial values.
+            checkpoint. "" means initial values; "auto" the newest one of this job's name, or else initial values.
         partial_restore: whether to restore only the variables that checkpoint and job both have, for fine-tuning.
         checkpoints: when they are taken and kept. None means every ten minutes and at the end, if storage exists.
         evaluation: when held-out samples are evaluated, and what follows from it. None means no evaluation.
@@ -258,7 +257,11 @@ class Job:
         default="",
         metadata=field_metadata(
             _check_restore,
-            Option("Checkpoint to start from: JOB (its newest), JOB/NUMBER, or JOB/best.", ["--from"], "CHECKPOINT"),
+            Option(
+                "Checkpoint to start from: JOB (its newest), JOB/NUMBER, JOB/best, or auto: the newest of --name.",
+                ["--from"],
+                "CHECKPOINT",
+            ),
             _Restore(),
             json=None,
         ),
@@ -295,8 +298,10 @@ class Job:
     )
 
     def __post_init__(self) -> None:
+        if self.restore == AUTO and not self.name:
+            raise errors.InvalidJob('restore is "auto", but the job has no name; give it the same name in each run')
         if not self.name and isinstance(self.program, str):
-            object.__setattr__(self, "name", _draw_name(self.program))
+            object.__setattr__(self, "name", draw_name(self.program))
         check(self)
         self._check_ranges()
         self._check_session()
@@ -304,7 +309,6 @@ class Job:
         if self.partial_restore and not self.restore:
             raise errors.InvalidJob("partial_restore is set without restore; set restore (--from) to a checkpoint")
         self.consistency.check(self.fewest_workers)
-        # A copy, as the factory will receive it: later changes by the caller do not affect the job.
         object.__setattr__(self, "settings", json.loads(settings_.dumped(self.settings)))
 
     @property
@@ -385,16 +389,12 @@ class SessionOptions(TypedDict, total=False):
     seed: int | None
     wire_dtype: WireDtype | None
     overlap: bool | None
+    epochs: int | None
+    batch_size: int | None
+    range_size: int | None
     checkpoints: CheckpointPolicy | None
     restore: str | None
     partial_restore: bool | None
-
-
-def _draw_name(program: str, draw: Callable[[int], int] = random.getrandbits) -> str:
-    module = program.partition(":")[0].rpartition(".")[2].lower()
-    stem = "".join(letter if letter in string.ascii_lowercase + string.digits else "-" for letter in module)
-    stem = stem.lstrip("-0123456789")[:48].rstrip("-") or ("job" if program else "session")
-    return f"{stem}-{draw(24):06x}"
 
 
 __all__ = ["JSON", "Job", "SessionOptions", "WireDtype"]

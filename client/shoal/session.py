@@ -1,28 +1,34 @@
 """Sessions: user training loops that take part in a job as workers, in any framework that can use NumPy arrays."""
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import structlog
 from numpy.typing import ArrayLike
 
-from shoal import _tracing, errors
-from shoal._rpc import CoordinatorClient, MembershipClient
-from shoal._training import Gradients, Outbox, Pipeline, PushResult, StepClock, cancel, member_id, start_or_find
+from shoal import errors
+from shoal._rpc import CoordinatorClient
+from shoal._session.batches import NumberedBatches
+from shoal._session.checkpoint_calls import take_checkpoint
+from shoal._session.endings import declared_lost, forked, job_gone
+from shoal._session.entry import enter
+from shoal._session.inputs import lines_of, numbers_of, report_of
+from shoal._session.reports import Reports
+from shoal._session.step_times import StepTimes
+from shoal._system import check_count
+from shoal._training import Gradients, PushResult, member_id
 from shoal._training.failures import failure_text
-from shoal._training.participant import Participant, Report
-from shoal._training.session_input import as_arrays, as_pair, lines_of, numbers_of, pairs_of, plain, report_of
-from shoal._wire import ReportAck
-from shoal.v1 import coordinator_pb2
-from shoal.variables import Variable
+from shoal._training.participant import Report
+from shoal._wire import Lease, NoRange
+from shoal.status import SavedCheckpoint
 
 _log = structlog.get_logger(__name__)
-
-REPORT_EVERY_S = 0.5  # least time between two reports; the coordinator may ask for more. A push sends the report
 
 
 class Session:
@@ -36,9 +42,9 @@ class Session:
                 session.push(gradients, weight=len(x), metrics={"loss": loss})
 
     The constructor waits until the job has all its sessions and the variables are placed. The job succeeds when the
-    last session has closed. If a session closes because of an exception, the job fails with its traceback. The
-    variables remain available to `Client.pull` until the job is dropped. A session that has other variables than its
-    job is refused, and the others go on.
+    last session has closed. If a session closes because of an exception or Ctrl-C, its traceback is in the job's log,
+    and the others go on; the last one, or any with `on_error="fail"`, makes the job fail. The variables remain
+    available to `Client.pull` until the job is dropped. A session that has other variables than its job is refused.
 
     Open one session per process or thread; a session is not thread-safe. If the process stalls for longer than the
     cluster's heartbeat timeout, the coordinator declares the session lost. The others continue, and its next call
@@ -47,47 +53,41 @@ class Session:
     Args:
         coordinator: client of the coordinator.
         job: name of the job, also an attribute.
-        variables: variables of the job, by name. None joins a job that another session describes.
+        variables: variables of the job: a tree. None joins a job that another session describes.
         options: fields of the job; see `Client.session`.
         worker: member id, also an attribute. "" means a random one.
+        on_error: "leave" or "fail"; see `Client.session`.
         clock: returns seconds from any origin, for timings.
+
+    Raises:
+        BadRequest: `on_error` or another argument is invalid. `Client.session` describes the other errors.
     """
 
     def __init__(
         self,
         coordinator: CoordinatorClient,
         job: str,
-        variables: Mapping[str, Variable | ArrayLike] | None,
+        variables: Any,
         options: Mapping[str, Any],
         *,
         worker: str = "",
+        on_error: Literal["leave", "fail"] = "leave",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.job, self.worker = job, member_id(worker)
-        self._clock = clock
-        self._reported_at = clock()
-        self._unreported = Outbox()
-        self._steps = StepClock()
-        self._computing = False  # whether the user's loop computes: between a pull and the next push
-        self._since = clock()  # end of the last timed block
-        self._generating_s = 0.0  # time of the gradient generator within the timed block
+        if on_error not in ("leave", "fail"):
+            raise errors.BadRequest(f"on_error is {on_error!r}; give 'leave' or 'fail'")
+        self.job, self.worker, self._on_error = job, member_id(worker), on_error
+        self._coordinator, self._pid = coordinator, os.getpid()
+        self._times = StepTimes(clock)
         self._unsettled: tuple[float, Mapping[str, float]] = (0.0, {})  # weight and metrics of the push in progress
         self._incarnation = 0
-        self._fenced = self._over = self._closed = False
+        self._fenced = self._closed = False
         self._lost: errors.ShoalError | None = None  # the error that ended this session
-        with _tracing.root("enter", job=job, worker=self.worker), ExitStack() as opened:
-            if start_or_find(coordinator, job, variables, options):
-                opened.push(lambda _kind, error, _trace: cancel(coordinator, job, error))
-            member = coordinator_pb2.RegisterRequest(role=coordinator_pb2.SESSION, member=self.worker)
-            membership = opened.enter_context(MembershipClient(coordinator, member, on_incarnation=self._live_as))
-            membership.start()
-            own, presented = (job, self.worker, membership.incarnation), membership.credentials_in(job)
-            self._participant = Participant(coordinator, *own, credentials=presented)
-            if variables is not None:
-                self._participant.describe({name: plain(value) for name, value in variables.items()}, samples=0)
-            self._parameters: Pipeline = opened.enter_context(self._participant.enter())
-            opened.pop_all()
-        self._membership = membership
+        entered = enter(coordinator, job, self.worker, variables, options, self._live_as)
+        self._participant, self._membership = entered.participant, entered.membership
+        self._parameters, self._inputs = entered.parameters, entered.inputs
+        self._reports = Reports(self._participant, self._membership.pace, self._times.steps, self._lose, clock)
+        self._batches: NumberedBatches | None = None  # the batches that the user's loop reads
 
     @property
     def step(self) -> int:
@@ -99,11 +99,23 @@ class Session:
         """The rank of this session within the worker group, from 0."""
         return self._participant.rank
 
-    def pull(self) -> dict[str, np.ndarray]:
+    @property
+    def workers(self) -> int:
+        """The number of sessions that the job wants."""
+        return self._participant.spec.workers
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The member ids of the sessions that are in the job now, by rank. Asks the coordinator."""
+        with self._alive():
+            return self._participant.status().workers
+
+    def pull(self) -> Any:
         """Returns the values of all variables, as soon as the job's consistency mode allows it.
 
         Returns:
-            New arrays by name, in the variables' shapes and dtypes.
+            New arrays in the variables' shapes and dtypes: by name, or in the tree in which this session gave the
+            variables.
 
         Raises:
             Fenced: this session was declared lost. The message says what to do.
@@ -112,10 +124,10 @@ class Session:
             Cancelled: the job was cancelled or has ended.
             Unreachable: a server did not answer for too long.
         """
-        with self._alive(), self._timed("pull"):
+        with self._alive(), self._times.timed("pull"):
             values = self._parameters.pull()
-        self._computing = True
-        return values
+        self._times.computing = True
+        return self._inputs.rebuilt(values)
 
     def buffers(self) -> dict[str, np.ndarray]:
         """Returns arrays for this step's gradients, which the push does not need to copy.
@@ -135,22 +147,24 @@ class Session:
 
     def push(
         self,
-        gradients: Mapping[str, ArrayLike] | Iterable[tuple[str, ArrayLike]],
+        gradients: Any,
         *,
-        updates: Mapping[str, ArrayLike] | None = None,
+        updates: Any = None,
         weight: float = 1.0,
         metrics: Mapping[str, float] | None = None,
     ) -> PushResult:
         """Pushes this step's gradients. They count completely or not at all, and only once.
 
         Args:
-            gradients: gradients of all trainable variables by name, in their shapes and dtypes, for example `buffers`.
-                It can also be an iterable of (name, array) pairs in any order, such as a generator: the session then
-                sends the first arrays while the next are computed. Do not change these arrays before the push is
-                settled. If the generator raises, nothing counts, and the step can be pushed again. The generator must
-                not use the session.
-            updates: values, or increments for the aggregation "sum", of non-trainable variables by name. If you give
-                one of an aggregation, give all of that aggregation. A variable without an update keeps its value.
+            gradients: gradients of all trainable variables, in their shapes and dtypes: a dict by name, for example
+                `buffers`, or a tree as for the variables. It can also be an iterable of (name, array) pairs in any
+                order, such as a generator: the session then sends the first arrays while the next are computed. Do not
+                change these arrays before the push is settled. If the generator raises, nothing counts, and the step
+                can be pushed again. The generator must not use the session. With plain `SGD`, a gradient may be None:
+                the variable is then unchanged by this push. Other optimizers refuse None.
+            updates: values, or increments for the aggregation "sum", of non-trainable variables: a dict by name, or a
+                tree. If you give one of an aggregation, give all of that aggregation. A variable without an update
+                keeps its value.
             weight: weight in the mean of a synchronous step, > 0: usually the number of samples.
             metrics: metrics of the step by name, such as {"loss": 0.3}. If there are more than 256, "loss" and the
                 first others are kept.
@@ -167,24 +181,25 @@ class Session:
             BadRequest: a metric is not a number, or `buffers` were pushed before; nothing was sent.
             Fenced, UnknownJob, JobFailed, Cancelled, Unreachable: see `pull`.
         """
-        arrays: Gradients = as_arrays(gradients) if isinstance(gradients, Mapping) else self._generated(gradients)
-        new = as_arrays(updates) if updates else None
-        numbers = numbers_of(metrics)
+        as_tree = self._inputs.is_tree(gradients)
+        arrays: Gradients = self._inputs.gradients(gradients) if as_tree else self._generated(gradients)
+        new = self._inputs.updates(updates) if updates else None
+        numbers, cursor = numbers_of(metrics), self._batches.cursor if self._batches else None
         with self._alive():
-            with self._timed("push"):
+            with self._times.timed("push"):
                 self._settle()
                 step = self.step
                 with self._counting_rejected():
-                    result = self._parameters.push(arrays, updates=new, weight=weight)
-            self._stepped(step)
+                    result = self._parameters.push(arrays, updates=new, weight=weight, cursor=cursor)
+            self._times.stepped(step)
             if result.outcome == "sent":
                 self._unsettled = weight, numbers
             else:
-                self._account(report_of(result, weight, numbers))
+                self._reports.add(report_of(result, weight, numbers))
             return result
 
     def settle(self) -> PushResult | None:
-        """Waits for the last push of a job with overlap.
+        """Waits for the last push of a job with overlap. The next pull includes it.
 
         Returns:
             The outcome of the push, or None if no push is in progress.
@@ -192,8 +207,24 @@ class Session:
         Raises:
             NonFiniteGradient, Fenced, UnknownJob, JobFailed, Cancelled, Unreachable: see `push`.
         """
-        with self._alive(), self._timed("push"):
-            return self._settle()
+        with self._alive(), self._times.timed("push"):
+            result = self._settle()
+            self._parameters.refresh()
+            return result
+
+    def checkpoint(self, timeout_s: float | None = None) -> SavedCheckpoint:
+        """Takes a checkpoint after this session's last push, and returns it when it is complete.
+
+        Args:
+            timeout_s: how long to wait, in seconds. None means no limit. The checkpoint continues after a timeout.
+
+        Raises:
+            StorageFailed, DeadlineExceeded: see `JobHandle.checkpoint`.
+            NonFiniteGradient, Fenced, UnknownJob, JobFailed, Cancelled, Unreachable: see `push`.
+        """
+        with self._alive():
+            self._settle()
+            return take_checkpoint(self._coordinator, self.job, timeout_s)
 
     def skip(self) -> PushResult:
         """Skips this step, so that no other worker waits for this session's gradients.
@@ -202,11 +233,11 @@ class Session:
             NonFiniteGradient, Fenced, UnknownJob, JobFailed, Cancelled, Unreachable: see `push`.
         """
         with self._alive():
-            with self._timed("push"):
+            with self._times.timed("push"):
                 self._settle()
                 step = self.step
                 result = self._parameters.skip()
-            self._stepped(step)
+            self._times.stepped(step)
             return result
 
     def barrier(self) -> None:
@@ -215,28 +246,57 @@ class Session:
         Raises:
             NonFiniteGradient, Fenced, UnknownJob, JobFailed, Cancelled, Unreachable: see `push`.
         """
-        with self._alive(), self._timed("wait"):
+        with self._alive(), self._times.timed("wait"):
             self._settle()
             self._parameters.barrier()
 
+    def batches(self, n_samples: int) -> Iterator[np.ndarray]:
+        """Yields the numbers of the samples of each batch, until the sessions together have read all samples.
+
+            for numbers in session.batches(len(images)):
+                params = session.pull()
+                loss, gradients = loss_and_gradients(params, images[numbers])
+                session.push(gradients, weight=len(numbers))
+
+        The coordinator leases ranges of the shuffled samples to the sessions. A range is done when its session asks for
+        the next one. If a session is lost or leaves, another one reads its whole range; otherwise each sample is read
+        once in an epoch. Checkpoints contain the position in the data as of the last push.
+
+        Args:
+            n_samples: samples in one epoch, 1 or more; the same for all sessions. The job's `epochs`, `batch_size`,
+                `range_size` and `seed` apply.
+
+        Yields:
+            int64 arrays of at most `batch_size` numbers, each from 0 to `n_samples` - 1.
+
+        Raises:
+            InvalidJob: another session, or the checkpoint, has another number of samples.
+            NonFiniteGradient, Fenced, UnknownJob, JobFailed, Cancelled, Unreachable: see `push`.
+        """
+        check_count("n_samples", n_samples, 1)
+        spec = self._participant.spec
+        self._batches = NumberedBatches(n_samples, spec, partial(self._lease, n_samples), self.skip)
+        return iter(self._batches)
+
     def log(self, text: str) -> None:
         """Adds lines to the job's log. The next report sends them. A line of more than 8 KiB is split."""
-        self._unreported.add_lines(lines_of(text))
-        self._account(Report(step=self.step))
+        self._reports.outbox.add_lines(lines_of(text))
+        self._reports.add(Report(step=self.step))
 
     def close(self, error: str = "") -> None:
         """Closes the session, even if this call raises. A second call does nothing.
 
         Args:
-            error: text with which the job fails, also for its log. "" means that the session has finished its work.
+            error: text for the job's reason and its log. The job fails with it if no other session is in it, or if
+                `on_error` is "fail". "" means that the session has finished its work.
 
         Raises:
             Unreachable: the coordinator did not answer. It counts the session as lost after the heartbeat timeout.
             Fenced, UnknownJob, JobFailed: see `pull`; raised unless an earlier call has raised it.
             ShoalError: the last push failed, in a job with overlap. The job fails with this error.
         """
-        if self._closed:
-            return
+        if self._closed or os.getpid() != self._pid:
+            return  # the session of a forked process is its parent's
         self._closed = True
         with ExitStack() as closing:
             closing.callback(self._membership.stop)
@@ -244,15 +304,15 @@ class Session:
             if self._lost:
                 return
             if self._fenced:
-                raise self._declared_lost()
+                raise declared_lost(self.job, self.worker)
             failure = self._last_failure()
             error = error or (failure_text(failure) if failure else "")
-            self._unreported.add_lines(error.splitlines())
-            self._send_reports()
+            self._reports.outbox.add_lines(error.splitlines())
+            self._reports.send(self.step)
             if self._lost:
                 raise self._lost
             with self._translated():
-                self._participant.finish(error)
+                self._participant.finish(error, others_go_on=self._on_error == "leave")
             if failure:
                 raise failure
 
@@ -270,40 +330,22 @@ class Session:
         except errors.ShoalError as second:  # the first error is the one that the user needs
             _log.warning("could not end the session", job=self.job, reason=second.message)
 
-    @contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
-        """Counts the block as `phase`, and the user's time since the pull and within generators as "compute"."""
-        start, self._generating_s = self._clock(), 0.0
-        computing_s = start - self._since if self._computing else 0.0
-        try:
-            yield
-        finally:
-            self._since = self._clock()
-            self._steps.observe(phase, self._since - start - self._generating_s)
-            self._steps.observe("compute", computing_s + self._generating_s)
-
     def _generated(self, gradients: Iterable[tuple[str, ArrayLike]]) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields the pairs as arrays, on this thread, and records the time of the user's generator."""
-        pairs = pairs_of(gradients)
-        while True:
-            start = self._clock()
-            try:
-                pair = next(pairs)
-            except StopIteration:
-                return
-            finally:
-                self._generating_s += self._clock() - start
-            yield as_pair(pair)
+        """Yields the pairs as arrays, on this thread."""
+        yield from map(self._inputs.pair, self._times.generated(self._inputs.pairs(gradients)))
 
-    def _stepped(self, step: int) -> None:
-        self._steps.stepped(step)
-        self._computing = False
+    def _lease(self, n_samples: int, done: int) -> Lease | NoRange:
+        with self._alive(), self._times.timed("wait"):
+            self._settle()
+            if self._participant.spec.consistency.needs_every_worker:  # the ranges then depend only on the step
+                self._parameters.barrier()
+            return self._participant.lease(done, n_samples)
 
     def _settle(self) -> PushResult | None:
         with self._counting_rejected():
             result = self._parameters.settle()
         if result:
-            self._account(report_of(result, *self._unsettled))
+            self._reports.add(report_of(result, *self._unsettled))
         return result
 
     def _last_failure(self) -> errors.ShoalError | None:
@@ -320,7 +362,7 @@ class Session:
         try:
             yield
         except errors.NonFiniteGradient:
-            self._account(Report(step=self.step, rejected=1))
+            self._reports.add(Report(step=self.step, rejected=1))
             raise
 
     def _live_as(self, incarnation: int) -> None:
@@ -330,10 +372,12 @@ class Session:
 
     @contextmanager
     def _alive(self) -> Iterator[None]:
-        if self._closed or (self._over and not self._lost):
+        if os.getpid() != self._pid:
+            raise forked(self.job, self.worker, self._pid)
+        if self._closed or (self._reports.over and not self._lost):
             raise errors.Cancelled(f"job {self.job} has ended for {self.worker}; stop the loop", job=self.job)
         if self._fenced:
-            self._lost = self._lost or self._declared_lost()
+            self._lost = self._lost or declared_lost(self.job, self.worker)
         if self._lost:
             raise self._lost
         with self._translated():
@@ -353,48 +397,8 @@ class Session:
         if self._lost is None:
             self._lost = error if isinstance(error, errors.JobFailed) else self._participant.failure()
         if self._lost is None and not isinstance(error, errors.Unreachable):
-            self._lost = self._declared_lost() if isinstance(error, errors.Fenced) else self._job_gone()
-
-    def _job_gone(self) -> errors.UnknownJob:
-        return errors.UnknownJob(
-            f"job {self.job} and its variables are gone: it was dropped, or the coordinator was restarted with another "
-            "store. Close this session; to continue, open a new one with the values that you have",
-            job=self.job,
-            worker=self.worker,
-        )
-
-    def _declared_lost(self) -> errors.Fenced:
-        return errors.Fenced(
-            f"{self.worker} of job {self.job} was declared lost: it sent no heartbeat within the heartbeat timeout. "
-            "Its earlier pushes count, and other workers continue. Close this session and open a new one",
-            job=self.job,
-            worker=self.worker,
-        )
-
-    def _account(self, report: Report) -> None:
-        self._unreported.add_metrics(report)
-        if self._clock() - self._reported_at >= REPORT_EVERY_S and self._membership.pace.report_due_s <= 0:
-            self._send_reports()
-
-    def _send_reports(self) -> None:
-        """Sends the unsent reports. Does not raise, because the step has been taken."""
-        self._reported_at = self._clock()
-        if timings := self._steps.take():
-            self._unreported.add_metrics(Report(step=self.step, timings=timings))
-        while report := self._unreported.take():
-            try:
-                self._over = self._participant.report(report, self._membership.pace) is ReportAck.DONE
-                if self._over:
-                    self._lost = self._lost or self._participant.failure()
-            except (errors.Unreachable, errors.DeadlineExceeded) as error:  # training continues
-                _log.debug("could not report", job=self.job, reason=error.message)
-                self._unreported.put_back(report)
-                return
-            except (errors.Fenced, errors.UnknownJob) as error:  # the next call raises it
-                self._lose(error)
-                return
-            except errors.ShoalError as error:  # a retry would be refused, too
-                _log.warning("a report was refused", job=self.job, reason=error.message)
+            gone = declared_lost if isinstance(error, errors.Fenced) else job_gone
+            self._lost = gone(self.job, self.worker)
 
 
 __all__ = ["PushResult", "Session"]

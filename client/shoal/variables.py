@@ -6,7 +6,7 @@
 import math
 import operator
 from collections.abc import Iterable, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -56,6 +56,7 @@ class Variable:
         shape: the shape, as a tuple.
         dtype: the NumPy dtype.
         aggregation: the rule that `trainable` and `aggregation` resolve to.
+        values: the initial values that `of` was called with, or None. They do not travel with the variable.
     """
 
     shape: tuple[int, ...]
@@ -63,6 +64,7 @@ class Variable:
     initializer: Initializer
     aggregation: Aggregation
     partitioner: Partitioner | None
+    values: np.ndarray | None = field(compare=False, repr=False)
 
     def __init__(
         self,
@@ -80,7 +82,42 @@ class Variable:
         object.__setattr__(self, "initializer", initializer)
         object.__setattr__(self, "aggregation", _aggregation(trainable, aggregation))
         object.__setattr__(self, "partitioner", partitioner)
+        object.__setattr__(self, "values", None)
         self._check()
+
+    @classmethod
+    def of(
+        cls,
+        array: npt.ArrayLike,
+        *,
+        trainable: bool = True,
+        aggregation: AggregationName | None = None,
+        partitioner: Partitioner | None = None,
+    ) -> "Variable":
+        """Returns a variable that starts with the values of an array, in its shape and dtype.
+
+            variables = {"w": weights, "mean": shoal.Variable.of(mean, trainable=False, aggregation="mean")}
+
+        Args:
+            array: the initial values. An array is not copied: do not change it until the job has begun.
+            trainable: see `Variable`.
+            aggregation: see `Variable`.
+            partitioner: see `Variable`.
+
+        Raises:
+            InvalidVariable, LimitExceeded: see `Variable`.
+        """
+        values = np.asarray(array)
+        made = cls(
+            values.shape,
+            values.dtype,
+            Given(),
+            trainable=trainable,
+            aggregation=aggregation,
+            partitioner=partitioner,
+        )
+        object.__setattr__(made, "values", values)
+        return made
 
     @property
     def trainable(self) -> bool:

@@ -95,7 +95,8 @@ def test_server_sums_rounded_gradients_in_float32(client: shoal.Client, wire: Wi
     def loop(session: shoal.Session, rank: int) -> np.ndarray:
         for step in range(problem.STEPS):
             session.push({"w": problem.gradient(session.pull()["w"], step, rank)})
-        return session.pull()["w"]
+        pulled: np.ndarray = session.pull()["w"]
+        return pulled
 
     variables = {"w": shoal.Variable((problem.FEATURES,), partitioner=FixedShards(3))}
     options: dict[str, Any] = {

@@ -48,10 +48,16 @@ def test_the_spec_is_fetched_once(rig: Rig) -> None:
 
 def test_describe_turns_arrays_into_given_variables(rig: Rig) -> None:
     array = np.zeros((2, 3))
-    rig.participant.describe({"w": array, "b": Variable(1)}, samples=50)
+    kept = Variable.of(np.ones(2), trainable=False)
+    rig.participant.describe({"w": array, "b": Variable(1), "kept": kept}, samples=50)
     [request] = rig.record.requests
     assert (request.job, request.worker, request.incarnation, request.samples) == ("digits", "worker-1", 4, 50)
-    assert list(request.variables) == [variable_from_array(array).to_proto("w"), Variable(1).to_proto("b")]
+    assert list(request.variables) == [
+        variable_from_array(array).to_proto("w"),
+        Variable(1).to_proto("b"),
+        kept.to_proto("kept"),
+    ]
+    assert request.variables[2].initializer.name == "given"
 
 
 def test_enter_waits_longer_and_longer_until_it_is_ready(rig: Rig) -> None:

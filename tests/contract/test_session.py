@@ -1,6 +1,7 @@
 """Sessions: the user's own training loop against real servers. The test plays the coordinator."""
 
 import inspect
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -208,7 +209,7 @@ def answer_reports(coordinator: FakeCoordinator, how: Callable[[job_pb2.ReportRe
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes every push report."""
-    monkeypatch.setattr("shoal.session.REPORT_EVERY_S", 0.0)
+    monkeypatch.setattr("shoal._session.reports.REPORT_EVERY_S", 0.0)
 
 
 def test_whatever_is_logged_or_measured_the_coordinator_takes_it(
@@ -373,7 +374,7 @@ def test_fenced_session_raises_on_close(
 
         return _rpc.MembershipClient(*given, on_incarnation=noted)
 
-    monkeypatch.setattr("shoal.session.MembershipClient", member)
+    monkeypatch.setattr("shoal._session.entry.MembershipClient", member)
     session = client.session("job", variables={"w": np.zeros(3)}, worker="me")
     coordinator.fenced.add("me")
     wait_until(lambda: lives == [1, 2], what="another life")
@@ -494,6 +495,43 @@ def test_overlapping_session_gets_the_push_result_later(
     report = coordinator.reports[-1]
     assert (report.accepted, report.samples, report.step) == (5, 15, 5)
     assert [request.error for request in coordinator.finished] == [""]
+
+
+def test_a_pull_after_settle_has_the_last_push_of_an_overlapping_session(
+    overlapping: Callable[[], shoal.Session],
+) -> None:
+    with overlapping() as session:
+        for step in range(3):
+            np.testing.assert_array_equal(session.pull()["w"], np.full(3, -step, float))
+            session.push(GRADIENT)
+            session.settle()
+        np.testing.assert_array_equal(session.pull()["w"], np.full(3, -3.0))
+
+
+def test_a_fork_of_the_process_cannot_use_its_session(session: shoal.Session, coordinator: FakeCoordinator) -> None:
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            session.close()
+            session.pull()
+        except shoal.errors.BadRequest as error:
+            os.write(write, error.message.encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert (
+        f"was opened by process {os.getpid()}, and this is a fork of it; open a session in"
+        in os.read(read, 4096).decode()
+    )
+    os.close(read)
+    os.close(write)
+    assert coordinator.finished == []
+    assert session.push(GRADIENT).outcome == "accepted"
+
+
+def test_a_session_tells_how_many_sessions_its_job_wants(session: shoal.Session) -> None:
+    assert session.workers == 1
 
 
 def test_a_session_that_overlaps_passes_steps_by_and_waits_at_barriers(
@@ -631,7 +669,10 @@ def test_a_session_that_is_refused_cancels_its_job_unless_others_go_on_with_it(
 @pytest.mark.parametrize(
     ("option", "advice"),
     [
-        ("epochs", "sessions do not take the field epochs of Job, .* Their options are optimizer, .*, partial_restore"),
+        (
+            "max_steps",
+            "sessions do not take the field max_steps of Job, .* Their options are optimizer, .*, partial_restore",
+        ),
         ("optimiser", r"did you mean optimizer\?"),
         ("colour", "options are optimizer, .*, partial_restore"),
     ],
@@ -668,7 +709,7 @@ def test_a_member_id_is_no_number_of_sessions(client: shoal.Client) -> None:
 
 def test_a_session_that_cannot_enter_leaves_nothing_behind(coordinator: FakeCoordinator, client: shoal.Client) -> None:
     with pytest.raises(shoal.InvalidVariable):
-        client.session("job", variables={"w": np.zeros(3, complex)}, worker="me")
+        client.session("job", variables={"w" * 300: np.zeros(3)}, worker="me")
     assert coordinator.jobs["job"].state == job_pb2.CANCELLED
     assert coordinator.members == {}
 

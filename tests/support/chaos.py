@@ -38,6 +38,7 @@ SCENARIOS: Mapping[str, Sequence[str]] = {
     ],
     "coordinator_kill_restart": [f"{_COORDINATOR}::test_nothing_is_lost_when_the_coordinator_is_killed_repeatedly"],
     "worker_kill_ledger": [_LEDGER],
+    "session_kill_batches": ["tests/cluster/test_sessions.py::test_no_sample_is_missed_when_sessions_die"],
 }
 
 PYTEST: Sequence[str] = (sys.executable, "-m", "pytest", "-q")

@@ -3,14 +3,17 @@
 Sessions and workers use this package. `shoal._transport` sends the bytes to servers.
 """
 
+from shoal._training.gradient_buffers import GradientBuffers
 from shoal._training.outbox import Outbox
 from shoal._training.overlap import Gradients, Pipeline
 from shoal._training.parameters import ParameterClient, PushResult
 from shoal._training.session_job import cancel, member_id, start_or_find
 from shoal._training.session_options import check_options, spelled_out
 from shoal._training.step_clock import StepClock
+from shoal._training.submission import submit
 
 __all__ = [
+    "GradientBuffers",
     "Gradients",
     "Outbox",
     "ParameterClient",
@@ -22,4 +25,5 @@ __all__ = [
     "member_id",
     "spelled_out",
     "start_or_find",
+    "submit",
 ]

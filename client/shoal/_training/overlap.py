@@ -27,6 +27,7 @@ from shoal._memory.buffers import BufferPool
 from shoal._training.gradient_buffers import GradientBuffers
 from shoal._training.parameters import ParameterClient, PullResult, Push, PushResult
 from shoal._wire import Cursor
+from shoal.variables import Variable
 
 Gradients: TypeAlias = Mapping[str, np.ndarray] | Iterable[tuple[str, np.ndarray]]
 
@@ -64,11 +65,17 @@ class Pipeline:
         self._memory = BufferPool(_SPARE_BYTES, _SPARE_S)
         self._fetched: Future[PullResult] | None = None  # the next step's values
         self._sent: Future[PushResult] | None = None  # the last step's push
+        self._outdated = False  # whether the fetched values lack a push that the user has settled
 
     @property
     def step(self) -> int:
         """The next step."""
         return self._parameters.step
+
+    @property
+    def variables(self) -> Mapping[str, Variable]:
+        """The variables of the job, by name."""
+        return self._parameters.servers.packer.variables
 
     def pull(self) -> dict[str, np.ndarray]:
         """Pulls as `ParameterClient.pull` does. If the last push failed, `settle` raises its error."""
@@ -78,7 +85,8 @@ class Pipeline:
                 return self._upload(self._parameters.pull())
         with self.traces.span(self.step, "wait"):
             pulled = self._drain()
-        if pulled is None or pulled.step != self.step:  # pulled again, or not pulled, since the last push
+        outdated, self._outdated = self._outdated, False
+        if pulled is None or outdated or pulled.step != self.step:  # pulled again, or not pulled, since the last push
             pulled = self._run(self.step)
         values = self._parameters.take(pulled)
         self._fetched = self._thread.submit(self._fetch_behind, self._sent, self.step)
@@ -172,6 +180,10 @@ class Pipeline:
             return None
         with self.traces.span(self.step, "settle"):
             return self._settled()
+
+    def refresh(self) -> None:
+        """Makes the next pull fetch the values again, so that they include the last push. Call it after `settle`."""
+        self._outdated = self._fetched is not None
 
     def _settled(self) -> PushResult | None:
         sent, self._sent = self._sent, None

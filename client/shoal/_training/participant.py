@@ -18,7 +18,7 @@ from shoal._training.parameters import ParameterClient
 from shoal._training.report import Report
 from shoal._wire import EvaluationAck, EvaluationClaim, Lease, NoRange, Placement, ReportAck
 from shoal.job import Job
-from shoal.status import Evaluation
+from shoal.status import Evaluation, JobStatus
 from shoal.v1 import job_pb2
 from shoal.variables import Variable, variable_from_array
 
@@ -96,13 +96,15 @@ class Participant:
     def describe(self, variables: Mapping[str, Variable | np.ndarray], samples: int) -> None:
         """Sends the program's variables and the number of its samples (0 without a data set).
 
-        An array stands for a variable with the array's values as initial values; see `variable_from_array`.
+        An array stands for a variable with the array's values as initial values; see `variable_from_array`. So does the
+        array of a `Variable.of`.
 
         Raises:
             InvalidVariable: an array has an unsupported dtype, or a variable is inconsistent.
             InvalidJob: another worker has described the job differently.
         """
-        given = {name: variable for name, variable in variables.items() if isinstance(variable, np.ndarray)}
+        values = {name: it.values if isinstance(it, Variable) else it for name, it in variables.items()}
+        given = {name: array for name, array in values.items() if array is not None}
         request = job_pb2.DescribeRequest(
             **self._identity,
             variables=[_variable(value).to_proto(name) for name, value in variables.items()],
@@ -159,16 +161,17 @@ class Participant:
         traces = _tracing.Traces("step", job=self.job, worker=self.worker, rank=self.rank)
         return Pipeline(parameters, overlap=overlap, upload=upload, traces=traces)
 
-    def lease(self, done: int = 0) -> Lease | NoRange:
+    def lease(self, done: int = 0, samples: int = 0) -> Lease | NoRange:
         """Leases the next range of samples.
 
         Args:
             done: number of the lease whose range is done; 0 means none.
+            samples: samples in one epoch of a session's data; 0 for a worker.
 
         Returns:
             The lease, or the reason why there is none.
         """
-        request = job_pb2.LeaseRequest(**self._identity, done=done)
+        request = job_pb2.LeaseRequest(**self._identity, done=done, samples=samples)
         reply = self._coordinator.call(self._jobs.Lease, request)
         match reply.WhichOneof("answer"):
             case "range":
@@ -242,6 +245,7 @@ class Participant:
         *,
         shards_lost: bool = False,
         trainer_failed: bool = False,
+        others_go_on: bool = False,
         retry_for_s: float | None = None,
     ) -> None:
         """Reports that this worker has finished its part in the job.
@@ -250,6 +254,7 @@ class Participant:
             error: the error that the job fails with; empty means success.
             shards_lost: the error is that servers have lost the job's shards.
             trainer_failed: the trainer was killed several times in a row, so the worker is to be quarantined.
+            others_go_on: a session with an error only leaves, if its job has other sessions.
             retry_for_s: seconds of retries while the coordinator does not answer; None means the default of other
                 calls.
 
@@ -260,9 +265,21 @@ class Participant:
             error = f"[...]{error[-_MAX_ERROR_CHARACTERS:]}"
         error = error.encode(errors="replace").decode()  # a program's error may contain lone surrogates
         request = job_pb2.FinishRequest(
-            **self._identity, error=error, shards_lost=shards_lost, trainer_failed=trainer_failed
+            **self._identity,
+            error=error,
+            shards_lost=shards_lost,
+            trainer_failed=trainer_failed,
+            others_go_on=others_go_on,
         )
         self._coordinator.call(self._jobs.Finish, request, retry_for_s=retry_for_s)
+
+    def status(self) -> JobStatus:
+        """Returns the status of the job.
+
+        Raises:
+            UnknownJob: there is no such job.
+        """
+        return JobStatus.from_proto(self._status())
 
     def failure(self) -> errors.JobFailed | None:
         """Returns why the job has failed; None if it has not, or the coordinator does not answer."""

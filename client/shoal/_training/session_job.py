@@ -5,16 +5,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import structlog
-from numpy.typing import ArrayLike
 
 from shoal import errors
 from shoal._rpc import CoordinatorClient
 from shoal._system import check_type
+from shoal._training.submission import submit
 from shoal._transport import chosen_setting
+from shoal.checkpoint_policy import AUTO
 from shoal.job import Job
 from shoal.status import JobStatus
 from shoal.v1 import job_pb2
-from shoal.variables import Variable
 
 _log = structlog.get_logger(__name__)
 
@@ -22,34 +22,33 @@ _log = structlog.get_logger(__name__)
 def start_or_find(
     coordinator: CoordinatorClient,
     name: str,
-    variables: Mapping[str, Variable | ArrayLike] | None,
     options: Mapping[str, Any],
+    *,
+    starts: bool,
 ) -> bool:
     """Starts a job for sessions, or checks that the running one has the same options.
 
     Args:
         coordinator: client of the coordinator.
         name: name of the job.
-        variables: variables of a new job; None means to join a running one.
         options: options of `Job`.
+        starts: whether to start a job if none of this name is running; the session then has variables.
 
     Returns:
         Whether the job was started.
 
     Raises:
-        BadRequest: `name` or `variables` has the wrong type, or SHOAL_TRANSPORT is unknown.
+        BadRequest: `name` has the wrong type, or SHOAL_TRANSPORT is unknown.
         UnknownJob: no job of this name is running, and there are no variables to start one.
         InvalidJob: the running job has other options, or the options are inconsistent.
     """
     chosen_setting()  # before a job is started, not at the first call
     check_type("job", name, str, "the name of a job, such as 'digits-1'")
-    if variables is not None:
-        check_type("variables", variables, Mapping, "a dict of arrays by name, such as {'w': np.zeros(3)}")
+    if starts:
         # Overlap is off by default: with it, pulled values lack the loop's own last push.
         job = Job(name=name, **{"overlap": False, **options})
         try:
-            request = job_pb2.SubmitRequest(spec=job.to_proto(), token=secrets.token_hex(8))
-            coordinator.call(coordinator.jobs.Submit, request)
+            submit(coordinator, job)
         except errors.JobExists:
             pass
         else:
@@ -64,7 +63,7 @@ def start_or_find(
         )
     for option, wanted in options.items():
         running = getattr(status.job, option)
-        chosen_for_us = option == "shards" and wanted == 0
+        chosen_for_us = (option == "shards" and wanted == 0) or wanted == AUTO
         if wanted != running and not chosen_for_us:
             raise errors.InvalidJob(
                 f"job {name} runs with {option}={running}, not {wanted}; leave {option} out to join it, "

@@ -1969,6 +1969,7 @@ class LeaseRequest(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
     ASSIGNMENT_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     worker: _builtins.str
     incarnation: _builtins.int
@@ -1977,6 +1978,10 @@ class LeaseRequest(_message.Message):
     """The lease of a range that is done. 0 means none."""
     assignment: _builtins.int
     """HeartbeatReply.assignment, which tells apart two assignments to jobs of the same name. 0 for sessions."""
+    samples: _builtins.int
+    """For sessions: samples of one epoch, at most 2^48. The first lease of a session job sets the number. A lease with
+    another number returns INVALID_ARGUMENT, INVALID_JOB. 0 for workers, which describe their data instead.
+    """
     def __init__(
         self,
         *,
@@ -1985,10 +1990,11 @@ class LeaseRequest(_message.Message):
         incarnation: _builtins.int = ...,
         done: _builtins.int = ...,
         assignment: _builtins.int = ...,
+        samples: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "done", b"done", "incarnation", b"incarnation", "job", b"job", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "done", b"done", "incarnation", b"incarnation", "job", b"job", "samples", b"samples", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2383,6 +2389,7 @@ class FinishRequest(_message.Message):
     ASSIGNMENT_FIELD_NUMBER: _builtins.int
     SHARDS_LOST_FIELD_NUMBER: _builtins.int
     TRAINER_FAILED_FIELD_NUMBER: _builtins.int
+    OTHERS_GO_ON_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     worker: _builtins.str
     incarnation: _builtins.int
@@ -2403,6 +2410,10 @@ class FinishRequest(_message.Message):
     other live workers are quarantined too, or there are none, the job fails with the error instead. Ignored for
     sessions.
     """
+    others_go_on: _builtins.bool
+    """For a session with an error: whether the job goes on if it has other sessions. Then this session only leaves, and
+    its place is free. Ignored for workers.
+    """
     def __init__(
         self,
         *,
@@ -2413,10 +2424,11 @@ class FinishRequest(_message.Message):
         assignment: _builtins.int = ...,
         shards_lost: _builtins.bool = ...,
         trainer_failed: _builtins.bool = ...,
+        others_go_on: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "error", b"error", "incarnation", b"incarnation", "job", b"job", "shards_lost", b"shards_lost", "trainer_failed", b"trainer_failed", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "error", b"error", "incarnation", b"incarnation", "job", b"job", "others_go_on", b"others_go_on", "shards_lost", b"shards_lost", "trainer_failed", b"trainer_failed", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

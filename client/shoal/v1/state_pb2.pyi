@@ -212,6 +212,26 @@ class JobRecord(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class DepartedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     STATE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     WAITING_FOR_FIELD_NUMBER: _builtins.int
@@ -239,6 +259,7 @@ class JobRecord(_message.Message):
     TRAINED_S_FIELD_NUMBER: _builtins.int
     TRAINING_SINCE_FIELD_NUMBER: _builtins.int
     LEARNING_RATE_FIELD_NUMBER: _builtins.int
+    DEPARTED_FIELD_NUMBER: _builtins.int
     state: _job_pb2.JobState.ValueType
     """The state of the job."""
     reason: _builtins.str
@@ -316,6 +337,10 @@ class JobRecord(_message.Message):
     def learning_rate(self) -> _job_pb2.Schedule:
         """The learning rate that SetLearningRate gave. Not set if there was no such call."""
 
+    @_builtins.property
+    def departed(self) -> _containers.ScalarMap[_builtins.int, _builtins.str]:
+        """Of a session job: by free rank, what has happened to its last session."""
+
     def __init__(
         self,
         *,
@@ -346,10 +371,11 @@ class JobRecord(_message.Message):
         trained_s: _builtins.float | None = ...,
         training_since: _builtins.float = ...,
         learning_rate: _job_pb2.Schedule | None = ...,
+        departed: _abc.Mapping[_builtins.int, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_trained_s", b"_trained_s", "learning_rate", b"learning_rate", "source", b"source", "trained_s", b"trained_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trained_s", b"_trained_s", "all_workers_finished", b"all_workers_finished", "assigned", b"assigned", "created", b"created", "failed_restarts", b"failed_restarts", "finished", b"finished", "finished_at", b"finished_at", "learning_rate", b"learning_rate", "members", b"members", "next_read_at", b"next_read_at", "quarantined", b"quarantined", "read_backoff_s", b"read_backoff_s", "read_failure", b"read_failure", "reason", b"reason", "reserved_sequence", b"reserved_sequence", "restarts", b"restarts", "restored", b"restored", "server_return_deadline", b"server_return_deadline", "servers", b"servers", "source", b"source", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at", "trained_s", b"trained_s", "training_since", b"training_since", "value_sender", b"value_sender", "waiting_for", b"waiting_for", "worker_group", b"worker_group"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trained_s", b"_trained_s", "all_workers_finished", b"all_workers_finished", "assigned", b"assigned", "created", b"created", "departed", b"departed", "failed_restarts", b"failed_restarts", "finished", b"finished", "finished_at", b"finished_at", "learning_rate", b"learning_rate", "members", b"members", "next_read_at", b"next_read_at", "quarantined", b"quarantined", "read_backoff_s", b"read_backoff_s", "read_failure", b"read_failure", "reason", b"reason", "reserved_sequence", b"reserved_sequence", "restarts", b"restarts", "restored", b"restored", "server_return_deadline", b"server_return_deadline", "servers", b"servers", "source", b"source", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at", "trained_s", b"trained_s", "training_since", b"training_since", "value_sender", b"value_sender", "waiting_for", b"waiting_for", "worker_group", b"worker_group"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__trained_s: _TypeAlias = _typing.Literal["trained_s"]  # noqa: Y015
     _WhichOneofArgType__trained_s: _TypeAlias = _typing.Literal["_trained_s", b"_trained_s"]  # noqa: Y015

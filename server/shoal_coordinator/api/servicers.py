@@ -221,8 +221,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
     @_rpc.servicer
     @for_itself
     def Describe(self, request: pb.DescribeRequest, _: grpc.ServicerContext) -> pb.DescribeReply:
-        if request.samples > catalogue.MAX_SAMPLES.default:
-            raise catalogue.MAX_SAMPLES.refusal(f"an epoch of job {request.job} has {request.samples} samples")
+        _check_samples(request.job, request.samples)
         result = self._coordinator.handle(
             events.JobDescribed(
                 request.job,
@@ -239,8 +238,11 @@ class JobsService(job_pb2_grpc.JobsServicer):
     @_rpc.servicer
     @for_itself
     def Lease(self, request: pb.LeaseRequest, _: grpc.ServicerContext) -> pb.LeaseReply:
+        _check_samples(request.job, request.samples)
         answer = self._coordinator.handle(
-            events.LeaseRequested(request.job, request.worker, request.incarnation, request.done, request.assignment)
+            events.LeaseRequested(
+                request.job, request.worker, request.incarnation, request.done, request.assignment, request.samples
+            )
         )
         return codecs.lease_message(answer)
 
@@ -313,6 +315,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
                 request.assignment,
                 shards_lost=request.shards_lost,
                 trainer_failed=request.trainer_failed,
+                others_go_on=request.others_go_on,
             )
         )
         return pb.FinishReply()
@@ -343,6 +346,11 @@ class JobsService(job_pb2_grpc.JobsServicer):
             return
         if not there:
             raise self._catalogue.unknown(str(source))
+
+
+def _check_samples(job: str, samples: int) -> None:
+    if samples > catalogue.MAX_SAMPLES.default:
+        raise catalogue.MAX_SAMPLES.refusal(f"an epoch of job {job} has {samples} samples")
 
 
 class _Watch:

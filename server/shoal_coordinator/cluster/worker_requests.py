@@ -87,7 +87,7 @@ class WorkerRequests:
         self._members.check(event.worker, event.incarnation)
         job = self._jobs.named(event.job)
         has_part = job.has_part(event.worker, event.assignment)
-        return job.lease(event.worker, event.done, now) if has_part else NoRange.FINISHED
+        return job.lease(event.worker, event.done, now, event.samples) if has_part else NoRange.FINISHED
 
     def _evaluation_claimed(self, event: events.EvaluationClaimed, now: float) -> EvaluationClaim:
         self._members.check(event.worker, event.incarnation)
@@ -129,7 +129,7 @@ class WorkerRequests:
                 job, event.worker, partial(job.quarantine, event.worker, QuarantineReason.CRASHED, reason, now), now
             )
         elif not (event.shards_lost and job.can_restart):
-            self._emit(job.finish(event.worker, event.error, now))
+            self._emit(job.finish(event.worker, event.error, now, others_go_on=event.others_go_on))
         elif job.placement:
             reason = f"worker {event.worker} found its shards gone: {_last_line(event.error)}"
             self._outcomes.lose_shards(job, reason, now)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
+from shoal import errors
 from shoal._wire import Cursor, PushCounts
 from shoal.job import Job
 from shoal.status import DataAccount, Progress, Timings
@@ -36,6 +37,14 @@ class Accounting:
     def finished(self) -> bool:
         """Whether all data is done; always False without data."""
         return self.ledger is not None and self.ledger.finished
+
+    @property
+    def untrained(self) -> str:
+        """How much of the data was not trained on, in words; empty if nothing is left."""
+        if self.ledger is None or self.ledger.finished or not self.ledger.samples:
+            return ""
+        left = self.ledger.samples - self.ledger.account().total.done
+        return f"{left:,} of {self.ledger.samples:,} samples were not trained on"
 
     def account(self) -> DataAccount:
         """Returns the state of the data; empty until the job is described."""
@@ -78,6 +87,25 @@ class Accounting:
         """Creates the ledger of a job that was described; `samples` counts one epoch."""
         self.ledger = Ledger.of(self._spec, samples, self.ledger_changed)
         self.ledger_changed()
+
+    def use_samples(self, samples: int) -> None:
+        """Creates the ledger of a session job, at the first lease of a session.
+
+        Args:
+            samples: samples in one epoch, by the session that asks.
+
+        Raises:
+            InvalidJob: the ledger has another number of samples.
+        """
+        known = self.ledger.samples_per_epoch if self.ledger else 0
+        if known and samples != known:
+            raise errors.InvalidJob(
+                f"job {self._spec.name} has {known} samples in an epoch, not {samples}: all its sessions, and the "
+                "checkpoint that it began with, need the same number; pass that number, or use another job name",
+                job=self._spec.name,
+            )
+        if not known and samples:
+            self.begin(samples)
 
     def restart(self) -> None:
         """Resets all accounts to zero."""

@@ -40,6 +40,8 @@ from shoal_coordinator.messages import (
     WorkerReported,
 )
 
+_MAX_WHY = 300  # characters of an error in the reason of a job
+
 
 class JobMachine(JobView):
     """The state machine of one job: a `JobView` with the methods that change it; see `begun` and `restored`."""
@@ -123,17 +125,25 @@ class JobMachine(JobView):
         """Records that all servers have admitted workers, by assignment; see `Startup.admitted`."""
         self._startup.admitted(steps, now)
 
-    def lease(self, worker: str, done: int, now: float) -> Lease | NoRange:
+    # Work.
+
+    def lease(self, worker: str, done: int, now: float, samples: int = 0) -> Lease | NoRange:
         """Leases the next range to a worker.
 
         Args:
             worker: id of the worker.
             done: number of its lease whose range is done; 0 if there is none.
             now: seconds of Unix time.
+            samples: samples in one epoch of a session's data; 0 for a worker.
 
         Returns:
             The lease, or why there is none.
+
+        Raises:
+            InvalidJob: another session of the job has another number of samples.
         """
+        if self.spec.is_session and self._lifecycle.running:
+            self._accounting.use_samples(samples)
         ledger = self._accounting.ledger
         if ledger is None or not self._lifecycle.running:
             return NoRange.WAIT
@@ -306,17 +316,20 @@ class JobMachine(JobView):
 
     # End of workers and of the job.
 
-    def finish(self, worker: str, error: str, now: float) -> list[Effect]:
+    def finish(self, worker: str, error: str, now: float, *, others_go_on: bool = False) -> list[Effect]:
         """Records that a worker has finished. An error fails the job. Before the job runs, a session only leaves.
 
         Args:
             worker: id of the worker.
             error: its error, or empty.
             now: seconds of Unix time.
+            others_go_on: whether a session with an error only leaves, if the job has other sessions.
 
         Returns:
             The effects.
         """
+        if error and others_go_on and self.spec.is_session and len(self._worker_group.active) > 1:
+            return self.lose(worker, now, why=f"left: {error.partition(chr(10))[0][:_MAX_WHY]}")
         if error:
             return self.fail(f"worker {worker} failed: {error}", now)
         if not self._lifecycle.running and self.spec.is_session:
@@ -329,21 +342,22 @@ class JobMachine(JobView):
         self._changed(JobRecordKind.STATE)
         return effects + self._succeed_when_done(now)
 
-    def lose(self, worker: str, now: float, cursor: Cursor | None = None) -> list[Effect]:
+    def lose(self, worker: str, now: float, cursor: Cursor | None = None, why: str = "is gone") -> list[Effect]:
         """Records that a worker died or left before it finished; its range is requeued.
 
         Args:
             worker: id of the worker.
             now: seconds of Unix time.
             cursor: its position in its data, if known.
+            why: what has happened to it.
 
         Returns:
             The effects.
         """
         rank = self._worker_group.active[worker].rank
         effects = self._release(worker, cursor)
-        self._worker_group.vacate(rank)
-        self._lifecycle.note(f"worker {worker} (rank {rank}) is gone", now)
+        self._worker_group.vacate(rank, f"{worker} {why}")
+        self._lifecycle.note(f"worker {worker} (rank {rank}) {why}", now)
         self._startup.worker_gone(now)
         return effects if self.spec.is_session else effects + self._succeed_when_done(now)
 
@@ -384,6 +398,8 @@ class JobMachine(JobView):
         failure = self.checkpoint_failure if self.all_workers_finished else ""
         notes = [
             self.stopping,
+            self._worker_group.unfinished,
+            self._accounting.untrained if self.spec.is_session else "",
             "the final evaluation was lost with its worker" if self._checkpoint_coordinator.owes_evaluation else "",
             f"its last checkpoint failed: {failure}" if failure else "",
         ]

@@ -184,9 +184,11 @@ class Recovery:
             self._source = restored.source
         spec, given = self._spec, program.given & restored.variables
         data, ledger, problem = restored.data, None, ""
-        if data is not None and data.samples == program.samples and restored.seed == spec.seed:
+        # The sessions of a job tell the number of their samples later, with their first lease.
+        samples = data.samples if data is not None and spec.is_session else program.samples
+        if data is not None and data.samples == samples and restored.seed == spec.seed:
             ledger = Ledger.resumed(data, epochs=spec.epochs, workers=spec.workers, changed=changed)
-            if ledger.finished and restored.source not in self._own:
+            if ledger.finished and not spec.is_session and restored.source not in self._own:
                 problem = f"nothing is left to do: {restored.source} has done {spec.epochs} epochs; increase the epochs"
         note = _note(restored, frozenset(program.variables), data_restarted=data is not None and ledger is None)
         return ResumePlan(problem, note, given == program.given, given, ledger)

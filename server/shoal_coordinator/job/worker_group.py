@@ -112,11 +112,13 @@ class WorkerGroup:
 
     Attributes:
         active: the live members, by worker; empty once the job has ended. Only methods of this class change it.
+        departed: by free rank of a session job, what has happened to its last session.
     """
 
     def __init__(self, spec: Job) -> None:
         self._spec = spec
         self.active: dict[str, GroupMember] = {}
+        self.departed: dict[int, str] = {}
         self._names: dict[int, str] = {}  # by rank: its worker; kept when the worker finishes or the job ends
         self._finished: set[int] = set()  # ranks that have finished; a session can take one again
         self._value_sender = 0  # assignment of the worker that sends the given values; 0: none
@@ -129,6 +131,11 @@ class WorkerGroup:
     def names(self) -> tuple[str, ...]:
         """The current or last worker of each rank, in order of rank."""
         return tuple(self._names[rank] for rank in sorted(self._names))
+
+    @property
+    def unfinished(self) -> str:
+        """The ranks whose sessions did not finish, in words; empty if there are none."""
+        return "; ".join(f"rank {rank} did not finish: {why}" for rank, why in sorted(self.departed.items()))
 
     @property
     def finished(self) -> int:
@@ -263,6 +270,7 @@ class WorkerGroup:
         """Adds a member at a free rank."""
         self.active[member.worker] = member
         self._names[member.rank] = member.worker
+        self.departed.pop(member.rank, None)
 
     @property
     def waiting(self) -> list[GroupMember]:
@@ -336,15 +344,23 @@ class WorkerGroup:
         """Marks the rank of a released worker as finished."""
         self._finished.add(rank)
 
-    def vacate(self, rank: int) -> None:
-        """Frees the rank of a released worker that did not finish."""
+    def vacate(self, rank: int, why: str = "") -> None:
+        """Frees the rank of a released worker that did not finish.
+
+        Args:
+            rank: the rank.
+            why: what has happened to the worker; kept for the sessions of a job.
+        """
         del self._names[rank]
+        if self._spec.is_session:
+            self.departed[rank] = why
 
     def clear(self) -> None:
         """Removes all workers, because the job restarts."""
         self.active.clear()
         self._furthest = None
         self._names.clear()
+        self.departed.clear()
         self._finished.clear()
         self._value_sender = 0
 
@@ -352,6 +368,7 @@ class WorkerGroup:
         """Writes the worker group into the job's record."""
         record.members.extend(member.to_proto() for member in self.active.values())
         record.worker_group.update(self._names)
+        record.departed.update(self.departed)
         record.finished.extend(sorted(self._finished))
         record.value_sender = self._value_sender
         record.quarantined.extend(
@@ -365,6 +382,7 @@ class WorkerGroup:
         self._furthest = None
         self._names, self._finished = dict(record.worker_group), set(record.finished)
         self._value_sender = record.value_sender
+        self.departed = dict(record.departed)
         self._quarantines = {
             it.worker: Quarantine(it.count, min(it.until, now + _MAX_QUARANTINE_S)) for it in record.quarantined
         }

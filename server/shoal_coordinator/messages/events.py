@@ -161,6 +161,7 @@ class LeaseRequested(ClusterEvent[Lease | NoRange]):
     incarnation: int
     done: int = 0
     assignment: int = 0  # number of the worker's assignment; 0 for a session
+    samples: int = 0  # of a session's data, in one epoch; 0 for a worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +237,7 @@ class WorkerFinished(ClusterEvent[None]):
     """A worker has finished its part in a job. An error fails the job, unless `shards_lost`: its shards were gone.
 
     With `trainer_failed`, its trainer was killed several times in a row: the worker is quarantined.
+    With `others_go_on`, a session with an error only leaves if the job has other sessions.
     """
 
     job: str
@@ -245,6 +247,7 @@ class WorkerFinished(ClusterEvent[None]):
     assignment: int = 0  # number of the worker's assignment; 0 for a session
     shards_lost: bool = False
     trainer_failed: bool = False
+    others_go_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,13 @@ import pytest
 
 import shoal
 from shoal import errors
-from shoal._training import session_input
+from shoal._session import inputs as session_inputs
 
 NOWHERE = "127.0.0.1:1"
 # A type checker refuses these arguments, too.
 api: Any = shoal
-inputs: Any = session_input
+inputs: Any = session_inputs
+session_input: Any = session_inputs.Inputs({}, None, shoal.optim.SGD())
 
 
 class Digits:
@@ -53,7 +54,7 @@ SECONDS = "give a number of seconds, such as 5.0"
         (lambda client: client.job("a").wait(callbacks=["x"]), f"a callback is 'x'; {CALLBACKS}"),
         (lambda client: next(client.job("a").events("x")), "after is 'x'; it must be a whole number, 0 or more"),
         (lambda client: client.session(5), "job is 5; give the name of a job"),
-        (lambda client: client.session("a", variables=["w"]), r"variables is \['w'\]; give a dict of arrays by name"),
+        (lambda client: client.session("a", variables=5), r"variables is 5; give a dict of arrays by name"),
         (lambda _: api.Client(7070), "7070 is not the address of a coordinator; give host:port"),
         (lambda _: api.Client(NOWHERE, retry_for_s="5"), f"retry_for_s is '5'; {SECONDS}"),
         (
@@ -77,7 +78,7 @@ SECONDS = "give a number of seconds, such as 5.0"
         (lambda _: api.data.ImageFolder(5, size=(3, 3)), "folder is 5; give a folder"),
         (lambda _: api.data.Subset(5, [1]), "the data set of Subset is 5; give a data set, such as shoal.data.Idx"),
         (lambda _: api.data.split(5, 0.1), "the data set of split is 5; give a data set"),
-        (lambda _: inputs.as_arrays(["mean"]), r"updates is \['mean'\]; give a dict of arrays by name"),
+        (lambda _: session_input.updates(["mean"]), r"updates is \['mean'\]; give a dict of arrays by name"),
         (lambda _: inputs.numbers_of(["loss"]), r"metrics is \['loss'\]; give a dict of numbers by name"),
         (lambda _: inputs.lines_of(0.5), "text is 0.5; give a string"),
     ],
@@ -112,7 +113,7 @@ def test_gradients_that_are_no_iterable_are_refused() -> None:
     with pytest.raises(
         errors.InvalidGradient, match="must be a mapping by name, or pairs of name and array, not a int"
     ):
-        inputs.pairs_of(5)
+        session_input.pairs(5)
 
 
 def test_one_pattern_without_a_list_is_refused() -> None:

@@ -80,6 +80,15 @@ def test_array_of_integers_is_assigned() -> None:
     assert variable_from_array(np.ones(2, np.int64)) == Variable(2, "int64", Given(), trainable=False)
 
 
+def test_variable_of_an_array_keeps_its_values() -> None:
+    mean = np.arange(3, dtype=np.float16)
+    variable = Variable.of(mean, trainable=False, aggregation="mean")
+    assert variable == Variable(3, "float16", Given(), trainable=False, aggregation="mean")
+    assert variable.values is mean
+    assert Variable.of(2.5).dtype == np.float64
+    assert Variable(3).values is None
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -1,0 +1,65 @@
+"""Entry of a session into its job."""
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from shoal import _tracing
+from shoal._rpc import CoordinatorClient, MembershipClient
+from shoal._session.inputs import Inputs, variables_of
+from shoal._training import Pipeline, cancel, start_or_find
+from shoal._training.participant import Participant
+from shoal.v1 import coordinator_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPart:
+    """A session's part in a job.
+
+    Attributes:
+        participant: its calls to the coordinator.
+        membership: its membership of the cluster, with its heartbeats.
+        parameters: its pulls and pushes.
+        inputs: converts the arguments of its pushes.
+    """
+
+    participant: Participant
+    membership: MembershipClient
+    parameters: Pipeline
+    inputs: Inputs
+
+
+def enter(
+    coordinator: CoordinatorClient,
+    job: str,
+    worker: str,
+    variables: Any,
+    options: Mapping[str, Any],
+    live_as: Callable[[int], None],
+) -> SessionPart:
+    """Starts or joins a job, and waits until it has all its sessions and the variables are placed.
+
+    Args:
+        coordinator, job, variables, options: see `shoal.Session`.
+        worker: member id.
+        live_as: called with each incarnation of the member, on the heartbeat thread.
+    """
+    described, structure = (None, None) if variables is None else variables_of(variables)
+    with _tracing.root("enter", job=job, worker=worker), ExitStack() as opened:
+        if start_or_find(coordinator, job, options, starts=described is not None):
+            opened.push(lambda _kind, error, _trace: cancel(coordinator, job, error))
+        member = coordinator_pb2.RegisterRequest(role=coordinator_pb2.SESSION, member=worker)
+        membership = opened.enter_context(MembershipClient(coordinator, member, on_incarnation=live_as))
+        membership.start()
+        own, presented = (job, worker, membership.incarnation), membership.credentials_in(job)
+        participant = Participant(coordinator, *own, credentials=presented)
+        if described is not None:
+            participant.describe(described, samples=0)
+        parameters = opened.enter_context(participant.enter())
+        inputs = Inputs(parameters.variables, structure, participant.spec.optimizer)
+        opened.pop_all()
+    return SessionPart(participant, membership, parameters, inputs)
+
+
+__all__ = ["SessionPart", "enter"]

@@ -1,0 +1,274 @@
+"""Conversion of what users pass to a session: into arrays by variable, numbers and reports."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, cast
+
+import numpy as np
+
+from shoal import errors, optim
+from shoal._session import trees
+from shoal._system import check_type
+from shoal._training import GradientBuffers, PushResult
+from shoal._training.participant import Report
+from shoal.variables import Variable, variable_from_array
+
+# Largest number of variables that an error names.
+_MAX_NAMED = 10
+
+
+def variables_of(tree: Any) -> tuple[dict[str, Variable | np.ndarray], trees.Structure]:
+    """Returns the variables in a tree by name, each as a `Variable` or an array, and the tree's structure.
+
+    Raises:
+        BadRequest: the tree is not a container.
+        InvalidVariable: a leaf is neither a `Variable` nor an array of a supported shape and dtype, or the tree has an
+            invalid key. The message names the variable.
+    """
+    if not trees.is_container(tree):
+        check_type("variables", tree, (), "a dict of arrays by name, such as {'w': np.zeros(3)}")
+    leaves, structure = trees.flatten(tree, "variables", errors.InvalidVariable)
+    found = {name: _variable(name, value) for name, value in leaves.items()}
+    return found, structure
+
+
+def _variable(name: str, value: Any) -> Variable | np.ndarray:
+    if isinstance(value, Variable):
+        return value
+    array = to_array(name, value, errors.InvalidVariable)
+    try:
+        variable_from_array(array)
+    except (errors.InvalidVariable, errors.LimitExceeded) as error:
+        raise type(error)(f"variable {name!r}: {error.message}", **{**error.details, "variable": name}) from None
+    return array
+
+
+def to_array(name: str, value: Any, error: type[errors.ShoalError], wanted: np.dtype | None = None) -> np.ndarray:
+    """Returns a value as an array of real numbers.
+
+    Args:
+        name: name of the variable.
+        value: anything that NumPy reads.
+        error: class of the errors.
+        wanted: the variable's dtype. Python's numbers, and lists of them, take it if it is of their kind.
+
+    Returns:
+        The array. An array is returned as it is.
+
+    Raises:
+        ShoalError: of class `error`: NumPy cannot read the value, or it is not an array of real numbers.
+    """
+    if type(value) is np.ndarray:
+        array = value
+    else:
+        try:
+            array = np.asarray(value)
+        except Exception as cause:  # whatever the value's own conversion raises
+            reason = " ".join(str(cause).split())
+            raise error(
+                f"variable {name!r}: NumPy cannot read this {_kind(value)}: {reason}; {_cure(value)}", variable=name
+            ) from None
+        if wanted is not None and isinstance(value, int | float | list | tuple | np.generic):
+            # A number has no dtype of its own to keep. NumPy would make a float64 of it.
+            array = array.astype(wanted) if array.dtype.kind == wanted.kind == "f" else array
+    if array.dtype.kind in "OUSVMm":
+        if str(array.dtype) == "bfloat16":  # of ml_dtypes: its kind is "V"
+            return array
+        raise error(
+            f"variable {name!r}: a {_kind(value)} of dtype {array.dtype} is not an array of numbers; {_cure(value)}",
+            variable=name,
+        )
+    if array.dtype.kind == "c":
+        raise error(
+            f"variable {name!r} has complex numbers ({array.dtype}); give real and imaginary parts as two variables",
+            variable=name,
+        )
+    return array
+
+
+def _kind(value: Any) -> str:
+    module = type(value).__module__.partition(".")[0]
+    return f"{module}.{type(value).__name__}" if module not in {"builtins", "__main__"} else type(value).__name__
+
+
+def _cure(value: Any) -> str:
+    """Returns what to pass instead of a value that NumPy cannot read."""
+    if str(getattr(value, "dtype", "")) == "torch.bfloat16":
+        return "NumPy has no bfloat16 of PyTorch: pass tensor.detach().float().cpu().numpy()"
+    if hasattr(value, "detach"):
+        return "pass tensor.detach().cpu().numpy()"
+    if hasattr(value, "get") and hasattr(value, "device"):
+        return "pass array.get()"
+    return "give an array of real numbers with one shape, such as np.zeros(3)"
+
+
+class Inputs:
+    """Converts the arguments of a session's pushes.
+
+    Args:
+        variables: variables of the job, by name.
+        structure: structure of the tree in which the user gave them; None if another session described the job.
+        optimizer: optimizer of the job.
+    """
+
+    def __init__(
+        self, variables: Mapping[str, Variable], structure: trees.Structure | None, optimizer: optim.Optimizer
+    ) -> None:
+        self._variables, self._structure, self._optimizer = variables, structure, optimizer
+
+    def rebuilt(self, values: dict[str, np.ndarray]) -> Any:
+        """Returns pulled values in the structure in which the user gave the variables."""
+        return self._structure.rebuilt(values) if self._structure else values
+
+    def is_tree(self, gradients: Any) -> bool:
+        """Returns whether gradients are a tree. Otherwise they are pairs of name and array."""
+        return isinstance(gradients, Mapping) or (
+            self._structure is not None and type(gradients) is self._structure.kind
+        )
+
+    def gradients(self, tree: Any) -> Mapping[str, np.ndarray]:
+        """Returns the gradients in a tree, by name. Gradient buffers and arrays are not copied.
+
+        Raises:
+            InvalidGradient: a key or a leaf is invalid, or a gradient is None and the optimizer would change the
+                variable even without one.
+        """
+        return self._arrays(tree, "gradients", self._optimizer)
+
+    def updates(self, tree: Any) -> Mapping[str, np.ndarray]:
+        """Returns the updates in a tree, by name; those that are None are left out.
+
+        Raises:
+            BadRequest: the updates are not a container.
+            InvalidGradient: a key or a leaf is invalid.
+        """
+        if not self.is_tree(tree):
+            check_type("updates", tree, Mapping, "a dict of arrays by name, such as {'mean': mean}")
+        return self._arrays(tree, "updates", None)
+
+    def pairs(self, gradients: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+        """Returns an iterator over pairs of name and array.
+
+        Raises:
+            InvalidGradient: the gradients are not an iterable.
+        """
+        if not isinstance(gradients, Iterable):
+            raise errors.InvalidGradient(
+                f"gradients must be a mapping by name, or pairs of name and array, not a {type(gradients).__name__}"
+            )
+        return iter(gradients)
+
+    def pair(self, pair: tuple[str, Any]) -> tuple[str, np.ndarray]:
+        """Returns a pair of name and array.
+
+        Raises:
+            InvalidGradient: the value is not a pair, its name is not a string, or its gradient is invalid.
+        """
+        match pair:
+            case (str(name), None):
+                return name, self._without_gradient([name], self._optimizer)[name]
+            case (str(name), value):
+                return name, self._array(name, value)
+            case (name, _):
+                raise errors.InvalidGradient(
+                    f"the name {name!r:.100} of a gradient is a {type(name).__name__}; give a string"
+                )
+        raise errors.InvalidGradient(
+            f"gradients must be a mapping by name, or pairs of name and array, not a {type(pair).__name__}"
+        )
+
+    def _arrays(self, tree: Any, what: str, optimizer: optim.Optimizer | None) -> Mapping[str, np.ndarray]:
+        if isinstance(tree, GradientBuffers) or (
+            isinstance(tree, dict)
+            and set(map(type, tree.values())) <= {np.ndarray}
+            and set(map(type, tree)) <= {str}
+            and all(array.dtype.kind not in "OUSMmc" for array in tree.values())
+        ):
+            return cast(Mapping[str, np.ndarray], tree)
+        leaves, _ = trees.flatten(tree, what, errors.InvalidGradient, none_is_leaf=True)
+        found = {name: self._array(name, value) for name, value in leaves.items() if value is not None}
+        missing = [name for name, value in leaves.items() if value is None and name in self._variables]
+        if optimizer and missing:
+            if not any(name in self._variables for name in found):
+                raise errors.InvalidGradient(
+                    "all gradients are None: compute them before the push (PyTorch: loss.backward()), or call skip()"
+                )
+            found |= self._without_gradient(missing, optimizer)
+        return found
+
+    def _array(self, name: str, value: Any) -> np.ndarray:
+        known = self._variables.get(name)
+        return to_array(name, value, errors.InvalidGradient, known.dtype if known else None)
+
+    def _without_gradient(self, names: list[str], optimizer: optim.Optimizer) -> dict[str, np.ndarray]:
+        """Returns gradients by which the servers leave variables unchanged.
+
+        Raises:
+            InvalidGradient: the optimizer also changes a variable whose gradient is zero.
+        """
+        known = {name: self._variables[name] for name in names if name in self._variables}
+        plain = optim.SGD(optimizer.learning_rate)
+        if known and optimizer != plain:
+            name, variable = next(iter(known.items()))
+            shown = ", ".join(map(repr, list(known)[:_MAX_NAMED])) + (", ..." if len(known) > _MAX_NAMED else "")
+            raise errors.InvalidGradient(
+                f"the gradient of {shown} is None, and {type(optimizer).__name__} with these settings also changes a "
+                f"variable whose gradient is zero: push np.zeros({variable.shape}, {variable.dtype.name!r}) to let it, "
+                "or declare a variable that never has a gradient with trainable=False",
+                variable=name,
+            )
+        return {name: np.zeros(variable.shape, variable.dtype) for name, variable in known.items()}
+
+
+def numbers_of(metrics: Mapping[str, float] | None) -> dict[str, float]:
+    """Returns metrics as floats, by name.
+
+    Raises:
+        BadRequest: the metrics are not a mapping of numbers.
+    """
+    metrics = {} if metrics is None else metrics
+    check_type("metrics", metrics, Mapping, "a dict of numbers by name, such as {'loss': 0.3}")
+    return {name: number(name, value) for name, value in metrics.items()}
+
+
+def lines_of(text: str) -> list[str]:
+    """Returns the lines of a text for the log.
+
+    Raises:
+        BadRequest: it is not a string.
+    """
+    check_type("text", text, str, "a string, such as f'accuracy {accuracy:.3f}'")
+    return text.splitlines()
+
+
+def number(name: str, value: float) -> float:
+    """Returns a metric as a float.
+
+    Raises:
+        BadRequest: the value is not a number.
+    """
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise errors.BadRequest(f"metric {name!r} is {value!r}; give a number", metric=name) from None
+
+
+def report_of(result: PushResult, weight: float, metrics: Mapping[str, float]) -> Report:
+    """Returns the report of one push.
+
+    Args:
+        result: result of the push.
+        weight: number of samples in the push.
+        metrics: metrics of the step, by name.
+    """
+    if result.outcome != "accepted":
+        return Report(step=result.step, dropped=1)
+    return Report(
+        step=result.step,
+        accepted=1,
+        samples=round(weight),
+        values=metrics,
+        staleness={result.staleness: 1},
+    )
+
+
+__all__ = ["Inputs", "lines_of", "number", "numbers_of", "report_of", "to_array", "variables_of"]

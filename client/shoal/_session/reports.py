@@ -1,0 +1,78 @@
+"""Reports of a session: its metrics, timings and log lines on their way to the coordinator."""
+
+from collections.abc import Callable
+
+import structlog
+
+from shoal import errors
+from shoal._rpc import HeartbeatPace
+from shoal._training import Outbox, StepClock
+from shoal._training.participant import Participant, Report
+from shoal._wire import ReportAck
+
+_log = structlog.get_logger(__name__)
+
+REPORT_EVERY_S = 0.5  # least time between two reports; the coordinator may ask for more. A push sends the report
+
+
+class Reports:
+    """Collects what a session reports, and sends it periodically.
+
+    Args:
+        participant: the session's part in its job.
+        pace: pace of the heartbeats; a report counts as one.
+        steps: timings of the steps.
+        lose: called with the error that ends the session.
+        clock: returns seconds from any origin.
+
+    Attributes:
+        outbox: what has not been sent.
+        over: whether the job has ended for this session.
+    """
+
+    def __init__(
+        self,
+        participant: Participant,
+        pace: HeartbeatPace,
+        steps: StepClock,
+        lose: Callable[[errors.ShoalError], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._participant, self._pace, self._steps, self._lose, self._clock = participant, pace, steps, lose, clock
+        self._sent_at = clock()
+        self.outbox = Outbox()
+        self.over = False
+
+    def add(self, report: Report) -> None:
+        """Adds a report, and sends it with the earlier ones if it is time."""
+        self.outbox.add_metrics(report)
+        if self._clock() - self._sent_at >= REPORT_EVERY_S and self._pace.report_due_s <= 0:
+            self.send(report.step)
+
+    def send(self, step: int) -> None:
+        """Sends the unsent reports. Does not raise, because the step has been taken.
+
+        Args:
+            step: the next step of the session.
+        """
+        self._sent_at = self._clock()
+        if timings := self._steps.take():
+            self.outbox.add_metrics(Report(step=step, timings=timings))
+        while report := self.outbox.take():
+            try:
+                self.over = self._participant.report(report, self._pace) is ReportAck.DONE
+                failure = self._participant.failure() if self.over else None
+                if failure:
+                    self._lose(failure)
+            except (errors.Unreachable, errors.DeadlineExceeded) as error:  # training continues
+                _log.debug("could not report", job=self._participant.job, reason=error.message)
+                self.outbox.put_back(report)
+                return
+            except (errors.Fenced, errors.UnknownJob) as error:  # the next call raises it
+                self._lose(error)
+                return
+            except errors.ShoalError as error:  # a retry would be refused, too
+                _log.warning("a report was refused", job=self._participant.job, reason=error.message)
+
+
+__all__ = ["REPORT_EVERY_S", "Reports"]

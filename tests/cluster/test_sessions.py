@@ -1,0 +1,177 @@
+"""Sessions in a real cluster: how they end, go on from checkpoints, and divide the data."""
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal.data._reading import ShuffledSamples
+from shoal.status import JobState
+from support.clusters.local import ROOT, local_cluster
+from support.run_lengths import runs
+from support.waiting import wait_until
+
+VARIABLES = {"layer": {"w": np.linspace(0, 1, 5), "b": np.zeros(())}}
+
+
+@pytest.fixture(scope="module")
+def storing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[shoal.Client]:
+    """Yields a client of a cluster without workers that has checkpoint storage."""
+    folder: Path = tmp_path_factory.mktemp("checkpoints")
+    with local_cluster(servers=1, workers=0, checkpoints=str(folder)) as cluster, cluster.client() as client:
+        yield client
+
+
+def step(session: shoal.Session, numbers: np.ndarray) -> None:
+    """Takes a step on some samples."""
+    params = session.pull()
+    x = np.cos(numbers)[:, None] * np.arange(1, 6)
+    error = x @ params["layer"]["w"] + params["layer"]["b"] - 1
+    gradients = {"layer": {"w": x.T @ error / len(numbers), "b": np.asarray(error.mean())}}
+    session.push(gradients, weight=len(numbers))
+
+
+def train(session: shoal.Session) -> list[int]:
+    """Trains until the data ends. Returns the sample numbers of all batches."""
+    seen: list[int] = []
+    for numbers in session.batches(100):
+        step(session, numbers)
+        seen += numbers.tolist()
+    return seen
+
+
+def options(**changes: Any) -> dict[str, Any]:
+    return {"variables": VARIABLES, "batch_size": 5, "optimizer": shoal.optim.Adam(0.01), "seed": 3, **changes}
+
+
+def train_and_crash(client: shoal.Client) -> list[int]:
+    """Crashes two steps after a checkpoint at step 7. Returns the sample numbers before the checkpoint."""
+    seen: list[int] = []
+    session = client.session("again", restore="auto", **options())
+    for numbers in session.batches(100):
+        step(session, numbers)
+        if session.step == 9:
+            break
+        if session.step <= 7:
+            seen += numbers.tolist()
+        if session.step == 7:
+            assert session.checkpoint(timeout_s=20).step == 7
+    session.close("a crash")
+    return seen
+
+
+def test_a_rerun_with_restore_auto_ends_with_the_bits_of_an_uninterrupted_run(storing: shoal.Client) -> None:
+    with storing.session("whole", restore="auto", **options()) as session:
+        assert sorted(train(session)) == list(range(100))
+        expected = session.pull()["layer"]
+    seen = train_and_crash(storing)
+    with storing.session("again", restore="auto", **options()) as session:
+        assert session.step == 7
+        assert sorted(seen + train(session)) == list(range(100))
+        for name, value in session.pull()["layer"].items():
+            assert value.tobytes() == expected[name].tobytes()
+
+
+def test_an_exception_of_one_session_leaves_the_others_training(storing: shoal.Client) -> None:
+    def open_session(_: int) -> shoal.Session:
+        return storing.session("two", workers=2, consistency=shoal.Asynchronous(), **options())
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(open_session, range(2))
+    assert first.workers == 2
+    assert set(second.members) == {first.worker, second.worker}
+    step(first, next(first.batches(100)))
+    with pytest.raises(ValueError, match="my loop"), first:
+        raise ValueError("my loop")
+    job = storing.job("two")
+    assert any("ValueError: my loop" in line for line in job.logs())
+    assert any("in test_an_exception" in line for line in job.logs()), "the traceback"
+    assert second.members == (second.worker,)
+    assert job.status().state is JobState.RUNNING
+    with second:
+        assert sorted(train(second)) == list(range(100)), "also the range of the other"
+    result = job.wait(timeout_s=10)
+    rank = first.rank
+    assert result.reason == f"rank {rank} did not finish: {first.worker} left: the session raised ValueError: my loop"
+
+
+def test_with_fail_an_exception_fails_the_job(storing: shoal.Client) -> None:
+    def open_session(_: int) -> shoal.Session:
+        return storing.session("both", workers=2, on_error="fail", consistency=shoal.Asynchronous(), **options())
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(open_session, range(2))
+    with pytest.raises(KeyboardInterrupt), first:
+        raise KeyboardInterrupt
+    with pytest.raises(shoal.JobFailed, match="the session raised KeyboardInterrupt"):
+        storing.job("both").wait(timeout_s=10)
+    with pytest.raises(shoal.JobFailed), second:
+        second.pull()
+
+
+def test_a_job_tells_how_much_of_its_data_was_not_trained_on(storing: shoal.Client) -> None:
+    with storing.session("part", **options(range_size=20)) as session:
+        for numbers in session.batches(100):
+            step(session, numbers)
+            if session.step == 6:
+                break
+    assert storing.job("part").wait(timeout_s=10).reason == "80 of 100 samples were not trained on"
+
+
+def test_sessions_need_the_same_number_of_samples(storing: shoal.Client) -> None:
+    with storing.session("numbers", **options()) as session:
+        next(session.batches(100))
+        with pytest.raises(shoal.InvalidJob, match="job numbers has 100 samples in an epoch, not 99: all its sessions"):
+            next(session.batches(99))
+
+
+def test_a_checkpoint_of_another_model_is_refused_with_the_difference(storing: shoal.Client) -> None:
+    with storing.session("model", variables={"w": np.zeros(3)}) as session:
+        session.checkpoint(timeout_s=20)
+    storing.job("model").wait(timeout_s=20)
+    with pytest.raises(shoal.JobFailed, match=r"'w' was saved as float64\[3\], but is float64\[4\]"):
+        storing.session("model", variables={"w": np.zeros(4)}, restore="auto")
+
+
+def test_no_sample_is_missed_when_sessions_die(storing: shoal.Client, tmp_path: Path) -> None:
+    """Each death repeats at most the range that the dead session had leased."""
+    deaths, samples = runs(2, 20), 6_000
+    seen, rng = tmp_path / "seen", np.random.default_rng(11)
+    seen.touch()
+    script = str(ROOT / "tests/support/programs/session_reader.py")
+    command = [sys.executable, script, storing.address, "deaths", str(samples), str(seen)]
+    readers = [subprocess.Popen(command) for _ in range(2)]
+    leased: set[int] = set()  # places of the order in ranges that were leased at a death
+    try:
+        for _ in range(deaths):
+            lines = len(seen.read_text().splitlines()) + int(rng.integers(1, 25))
+            wait_until(partial(has_lines, seen, lines), timeout_s=30)
+            victim = int(rng.integers(2))
+            readers[victim].kill()
+            readers[victim].wait()
+            for held in storing.job("deaths").data().held:
+                leased.update(range(held.start, held.stop))
+            readers[victim] = subprocess.Popen(command)
+        for reader in readers:
+            assert reader.wait(timeout=120) == 0
+    finally:
+        for reader in readers:
+            reader.kill()
+            reader.wait()
+    times = Counter(int(number) for number in seen.read_text().split())
+    assert sorted(times) == list(range(samples)), "no sample is missed"
+    order = np.concatenate([*ShuffledSamples(samples, 0).numbers(0, 0, samples)])
+    assert {number for number, count in times.items() if count > 1} <= set(order[sorted(leased)].tolist())
+    assert storing.job("deaths").status().state is JobState.SUCCEEDED
+
+
+def has_lines(path: Path, lines: int) -> bool:
+    return len(path.read_text().splitlines()) >= lines

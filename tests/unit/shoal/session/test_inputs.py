@@ -1,0 +1,130 @@
+"""What users pass to a session, as arrays by variable. Each refusal names the variable and what to pass instead."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import shoal
+from shoal import errors
+from shoal._session.inputs import Inputs, to_array, variables_of
+
+VARIABLES = {"a/w": shoal.Variable((3,)), "b": shoal.Variable(())}
+
+
+class TorchTensor:
+    """A tensor of PyTorch, as NumPy sees it."""
+
+    def __init__(self, dtype: str, reason: str) -> None:
+        self.dtype, self._reason = dtype, reason
+
+    def detach(self) -> "TorchTensor":
+        return self
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        raise TypeError(self._reason)
+
+
+def inputs(optimizer: shoal.optim.Optimizer | None = None) -> Inputs:
+    return Inputs(VARIABLES, None, optimizer or shoal.optim.SGD(0.1))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (TorchTensor("torch.bfloat16", "Got unsupported ScalarType BFloat16"), r"pass tensor.detach\(\).float\(\).cpu"),
+        (TorchTensor("torch.float32", "can't convert cuda:0"), r"can't convert cuda:0; pass tensor.detach\(\).cpu\(\)"),
+        (np.array([None, 1], object), "of dtype object is not an array of numbers"),
+        ([[1.0], [1.0, 2.0]], "NumPy cannot read this list: .*inhomogeneous"),
+        (object(), "a object of dtype object is not an array of numbers"),
+        ("three", "of dtype <U5 is not an array of numbers"),
+        (np.ones(3, complex), "has complex numbers .complex128.; give real and imaginary parts as two variables"),
+    ],
+)
+def test_values_that_are_no_arrays_are_refused(value: Any, message: str) -> None:
+    for call in (
+        lambda: variables_of({"a": {"w": value}}),
+        lambda: inputs().gradients({"a": {"w": value}}),
+        lambda: inputs().pair(("a/w", value)),
+    ):
+        with pytest.raises((errors.InvalidVariable, errors.InvalidGradient), match=f"variable 'a/w'.*{message}"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (np.ones(3, bool), "dtype bool is not supported; choose, or cast to, one of float32"),
+        (True, "dtype bool is not supported"),
+        (np.zeros((0, 3)), r"shape \(0, 3\) has a dimension of 0 or less"),
+        (np.zeros(3, np.int8), "dtype int8 is not supported"),
+    ],
+)
+def test_variables_of_other_dtypes_and_shapes_are_refused(value: Any, message: str) -> None:
+    with pytest.raises(errors.InvalidVariable, match=f"variable 'a/w': .*{message}"):
+        variables_of({"a": {"w": value}})
+
+
+def test_variables_are_found_by_key_path() -> None:
+    kept = shoal.Variable.of(np.ones(2), trainable=False)
+    found, structure = variables_of({"a": [np.float32(3), kept], "none": None})
+    assert list(found) == ["a/0", "a/1"]
+    assert isinstance(found["a/0"], np.ndarray)
+    assert found["a/0"].shape == ()
+    assert found["a/0"].dtype == np.float32
+    assert found["a/1"] is kept
+    assert structure.rebuilt({"a/0": 1, "a/1": 2}) == {"a": [1, 2], "none": None}
+
+
+def test_gradient_of_none_leaves_a_variable_unchanged_with_plain_sgd() -> None:
+    found = inputs().gradients({"a": {"w": None}, "b": np.float32(1)})
+    assert found["a/w"].tolist() == [0, 0, 0]
+    assert found["a/w"].dtype == np.float32
+    assert inputs().pair(("a/w", None))[1].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("optimizer", [shoal.optim.Adam(0.1), shoal.optim.SGD(0.1, weight_decay=0.1)])
+def test_gradient_of_none_is_refused_where_zero_would_change_the_variable(optimizer: shoal.optim.Optimizer) -> None:
+    message = rf"gradient of 'a/w' is None, and {type(optimizer).__name__} .*push np.zeros\(\(3,\), 'float32'\)"
+    with pytest.raises(errors.InvalidGradient, match=message):
+        inputs(optimizer).gradients({"a": {"w": None}, "b": np.float32(1)})
+    with pytest.raises(errors.InvalidGradient, match=message):
+        inputs(optimizer).pair(("a/w", None))
+
+
+def test_gradients_that_are_all_none_are_refused() -> None:
+    with pytest.raises(errors.InvalidGradient, match=r"all gradients are None: .*loss.backward\(\).*skip\(\)"):
+        inputs().gradients({"a/w": None, "b": None})
+
+
+def test_names_must_be_strings() -> None:
+    with pytest.raises(errors.InvalidGradient, match="gradients has the key 3, a int"):
+        inputs().gradients({3: np.ones(3)})
+    with pytest.raises(errors.InvalidGradient, match="name 3 of a gradient is a int; give a string"):
+        inputs().pair((3, np.ones(3)))  # type: ignore[arg-type]
+
+
+def test_numbers_take_the_dtype_of_their_variable() -> None:
+    for number in (2.5, np.float64(2.5), np.float32(2.5)):
+        assert inputs().gradients({"a/w": [1.0, 2.0, 3.0], "b": number})["b"].dtype == np.float32
+    assert to_array("b", 3, errors.InvalidGradient, np.dtype("float32")).dtype == np.int64, "a whole number is no float"
+    assert to_array("b", np.zeros(3), errors.InvalidGradient, np.dtype("float32")).dtype == np.float64, "an array keeps"
+
+
+def test_arrays_are_not_copied() -> None:
+    strided = np.arange(6, dtype=np.float32)[::2]
+    halves = np.zeros((), ml_dtypes.bfloat16)
+    found = inputs().gradients({"a": {"w": strided}, "b": halves})
+    assert found["a/w"] is strided
+    assert found["b"] is halves
+
+
+def test_updates_of_none_are_left_out() -> None:
+    assert inputs().updates({"a": {"w": None}, "b": np.float32(1)}).keys() == {"b"}
+
+
+def test_a_list_is_a_tree_only_if_the_variables_are_one() -> None:
+    _, structure = variables_of([np.zeros(3)])
+    assert Inputs({"0": shoal.Variable(3)}, structure, shoal.optim.SGD(0.1)).is_tree([np.ones(3)])
+    assert not inputs().is_tree([("b", 1.0)])
