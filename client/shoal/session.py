@@ -41,14 +41,13 @@ class Session:
                 loss, gradients = loss_and_gradients(params, x, y)
                 session.push(gradients, weight=len(x), metrics={"loss": loss})
 
-    The constructor waits until the job has all its sessions and the variables are placed. The job succeeds when the
-    last session has closed. If a session closes because of an exception or Ctrl-C, its traceback is in the job's log,
-    and the others go on; the last one, or any with `on_error="fail"`, makes the job fail. The variables remain
-    available to `Client.pull` until the job is dropped. A session that has other variables than its job is refused.
+    The constructor waits until the job has all its sessions and the variables are placed. A session that has other
+    variables than its job is refused. The job succeeds when the last session has closed. If a session closes because of
+    an exception or Ctrl-C, its traceback is in the job's log, and the others go on; the last one, or any with
+    `on_error="fail"`, makes the job fail. `Client.pull` returns the variables until the job is dropped.
 
     Open one session per process or thread; a session is not thread-safe. If the process stalls for longer than the
-    cluster's heartbeat timeout, the coordinator declares the session lost. The others continue, and its next call
-    raises `Fenced`. While the coordinator does not answer, the session keeps metrics and the newest log lines.
+    heartbeat timeout, the session is declared lost: the others go on, and its next call raises `Fenced`.
 
     Args:
         coordinator: client of the coordinator.
@@ -60,7 +59,7 @@ class Session:
         clock: returns seconds from any origin, for timings.
 
     Raises:
-        BadRequest: `on_error` or another argument is invalid. `Client.session` describes the other errors.
+        BadRequest: an argument is invalid. `Client.session` describes the other errors.
     """
 
     def __init__(
@@ -80,8 +79,7 @@ class Session:
         self._coordinator, self._pid = coordinator, os.getpid()
         self._times = StepTimes(clock)
         self._unsettled: tuple[float, Mapping[str, float]] = (0.0, {})  # weight and metrics of the push in progress
-        self._incarnation = 0
-        self._fenced = self._closed = False
+        self._incarnation, self._fenced, self._closed = 0, False, False
         self._lost: errors.ShoalError | None = None  # the error that ended this session
         entered = enter(coordinator, job, self.worker, variables, options, self._live_as)
         self._participant, self._membership = entered.participant, entered.membership
@@ -114,14 +112,12 @@ class Session:
         """Returns the values of all variables, as soon as the job's consistency mode allows it.
 
         Returns:
-            New arrays in the variables' shapes and dtypes: by name, or in the tree in which this session gave the
-            variables.
+            New arrays in the variables' shapes and dtypes: by name, or in the tree that this session was given.
 
         Raises:
             Fenced: this session was declared lost. The message says what to do.
             UnknownJob: the job was dropped, or the coordinator was restarted with another store.
-            JobFailed: the job has failed. The message has the reason and, if servers were lost, what to do.
-            Cancelled: the job was cancelled or has ended.
+            JobFailed, Cancelled: the job has failed, or was cancelled or has ended. The message says why.
             Unreachable: a server did not answer for too long.
         """
         with self._alive(), self._times.timed("pull"):

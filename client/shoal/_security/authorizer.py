@@ -102,7 +102,9 @@ class Authorizer:
         if self._verifier and principal.token in self._verifier.revoked:
             raise errors.Unauthenticated(f"the token of {principal} was revoked; get a new one from an admin")
 
-    def check_participant(self, principal: Principal | None, job: str, worker: str, incarnation: int) -> None:
+    def check_participant(
+        self, principal: Principal | None, job: str, worker: str, incarnation: int, *, reading: bool
+    ) -> None:
         """Checks that a caller acts only as the participant that its ticket names, and that the ticket is not revoked.
 
         Args:
@@ -110,6 +112,7 @@ class Authorizer:
             job: the job that the request names.
             worker: the participant that the request names; empty for a reader.
             incarnation: the participant's incarnation.
+            reading: whether the request only reads.
 
         Raises:
             Forbidden: the ticket is for another participant.
@@ -118,7 +121,7 @@ class Authorizer:
         if principal is None:
             return
         self._check_not_revoked(principal)
-        check_own(principal, job, worker, incarnation)
+        check_own(principal, job, worker, incarnation, reading=reading)
 
 
 def open_authorizer() -> Authorizer:

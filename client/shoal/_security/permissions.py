@@ -108,7 +108,7 @@ def check_permitted(principal: Principal, call: str) -> None:
         )
 
 
-def check_own(principal: Principal | None, job: str, member: str, incarnation: int) -> None:
+def check_own(principal: Principal | None, job: str, member: str, incarnation: int, *, reading: bool = True) -> None:
     """Checks that the holder of a ticket acts only for the job, the member and the incarnation that the ticket names.
 
     Args:
@@ -116,13 +116,14 @@ def check_own(principal: Principal | None, job: str, member: str, incarnation: i
         job: the job that the request names.
         member: the member that the request names; empty for a reader.
         incarnation: the incarnation of the member that the request names.
+        reading: whether the request only reads. A request that changes something must name the ticket's member.
 
     Raises:
         Forbidden: the ticket is for another job, member or incarnation.
     """
     if principal is None or not principal.job:
         return
-    reads_only = not member and not incarnation
+    reads_only = reading and not member and not incarnation
     acts_for_itself = principal.role is _TRAINER and (principal.name, principal.incarnation) == (member, incarnation)
     if principal.job == job and (reads_only or acts_for_itself):
         return

@@ -80,6 +80,7 @@ class MemberRecord(_message.Message):
     DEAD_FIELD_NUMBER: _builtins.int
     LAST_SEEN_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """The member's newest incarnation."""
     enrolled: _builtins.bool
@@ -92,6 +93,10 @@ class MemberRecord(_message.Message):
     """
     draining: _builtins.bool
     """Whether this incarnation of a server drains."""
+    owner: _builtins.str
+    """The name of the token or certificate with which the member registered. Only its holder, and admins, may speak for the
+    member. Empty in a cluster that asks for no tokens.
+    """
     @_builtins.property
     def registration(self) -> _coordinator_pb2.RegisterRequest:
         """What the member has registered with."""
@@ -105,10 +110,11 @@ class MemberRecord(_message.Message):
         dead: _builtins.bool = ...,
         last_seen: _builtins.float = ...,
         draining: _builtins.bool = ...,
+        owner: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["registration", b"registration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead", b"dead", "draining", b"draining", "enrolled", b"enrolled", "incarnation", b"incarnation", "last_seen", b"last_seen", "registration", b"registration"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead", b"dead", "draining", b"draining", "enrolled", b"enrolled", "incarnation", b"incarnation", "last_seen", b"last_seen", "owner", b"owner", "registration", b"registration"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

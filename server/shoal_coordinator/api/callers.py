@@ -1,8 +1,12 @@
 """Identities of the callers of the coordinator's RPCs."""
 
+from dataclasses import replace
+
 import grpc
 
 from shoal import _rpc
+from shoal.v1 import coordinator_pb2
+from shoal_coordinator.messages import Registration
 
 
 def submitter_of(context: grpc.ServicerContext) -> str:
@@ -16,4 +20,14 @@ def submitter_of(context: grpc.ServicerContext) -> str:
     return peer.rpartition(":")[0]
 
 
-__all__ = ["submitter_of"]
+def registration_of(request: coordinator_pb2.RegisterRequest) -> Registration:
+    """Returns what a process states about itself, and the name under which it is known.
+
+    Raises:
+        BadRequest: see `Registration`.
+    """
+    caller = _rpc.caller()
+    return replace(Registration.from_proto(request), owner=caller.name if caller else "")
+
+
+__all__ = ["registration_of", "submitter_of"]

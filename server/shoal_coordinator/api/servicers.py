@@ -20,12 +20,13 @@ from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc
 from shoal.v1 import job_pb2 as pb
 from shoal_coordinator.access import Access
 from shoal_coordinator.api import checks, codecs
-from shoal_coordinator.api.callers import submitter_of
+from shoal_coordinator.api.callers import registration_of, submitter_of
 from shoal_coordinator.api.entry import Descriptions, JoinHandler, Placements
 from shoal_coordinator.api.tokens import check_member_role, for_itself, of_its_job
 from shoal_coordinator.cluster import JobLimits, job_before, member_after, page_size
 from shoal_coordinator.coordinator import Coordinator
-from shoal_coordinator.messages import Registration, event_message, events
+from shoal_coordinator.member_owners import check_member
+from shoal_coordinator.messages import event_message, events
 from shoal_coordinator.submitters import check_submission_name
 
 _log = structlog.get_logger(__name__)
@@ -56,7 +57,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     def Register(self, request: members_pb.RegisterRequest, _: grpc.ServicerContext) -> members_pb.RegisterReply:
         checks.check_registration(request)
         check_member_role(request)
-        member = self._coordinator.handle(events.RegistrationReceived(Registration.from_proto(request)))
+        member = self._coordinator.handle(events.RegistrationReceived(registration_of(request)))
         _log.info("registered", member=request.member, incarnation=member.incarnation, address=request.address)
         return members_pb.RegisterReply(
             incarnation=member.incarnation,
@@ -67,6 +68,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     @_rpc.servicer
     def Heartbeat(self, request: members_pb.HeartbeatRequest, _: grpc.ServicerContext) -> members_pb.HeartbeatReply:
+        check_member(self._coordinator, _rpc.caller(), request.member)
         load = ServerLoad.from_proto(request.load) if request.HasField("load") else None
         heartbeat = events.HeartbeatReceived(request.member, request.incarnation, request.shards, request.bytes, load)
         assignment = self._coordinator.handle(heartbeat)
@@ -84,12 +86,14 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     @_rpc.servicer
     def Leave(self, request: members_pb.LeaveRequest, _: grpc.ServicerContext) -> members_pb.LeaveReply:
+        check_member(self._coordinator, _rpc.caller(), request.member)
         cursor = Cursor.from_proto(request.cursor) if request.HasField("cursor") else None
         self._coordinator.handle(events.MemberLeft(request.member, request.incarnation, cursor))
         return members_pb.LeaveReply()
 
     @_rpc.servicer
     def Drain(self, request: members_pb.DrainRequest, _: grpc.ServicerContext) -> members_pb.DrainReply:
+        check_member(self._coordinator, _rpc.caller(), request.member)
         jobs = self._coordinator.handle(events.DrainRequested(request.member, request.incarnation))
         return members_pb.DrainReply(jobs=jobs)
 

@@ -9,24 +9,17 @@ import structlog
 
 from shoal import _rpc, errors
 from shoal._role.identity import MEMBER_ID
-from shoal._security import AccessRole, check_own
+from shoal._security import check_own
 from shoal.v1 import coordinator_pb2 as members_pb
 from shoal.v1 import token_pb2 as pb
 from shoal.v1 import token_pb2_grpc
 from shoal_coordinator.access import TICKET_S, Access, TokenInfo
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.logins import CODE_S, Logins
+from shoal_coordinator.member_owners import MEMBER_ROLES, check_assigned, check_member
 from shoal_coordinator.submitters import check_submitter
 
 _log = structlog.get_logger(__name__)
-
-_USERS = frozenset({AccessRole.ADMIN, AccessRole.SUBMITTER})
-# The access roles whose processes may be a member of each role.
-_MEMBERS = {
-    "server": frozenset({AccessRole.SERVER}),
-    "worker": frozenset({AccessRole.WORKER}),
-    "session": _USERS,
-}
 
 
 class TokensService(token_pb2_grpc.TokensServicer):
@@ -62,11 +55,9 @@ class TokensService(token_pb2_grpc.TokensServicer):
             role = cluster.members.check(request.worker, request.incarnation).role.value if request.worker else ""
         if role:
             check_submitter(self._coordinator, caller, request.job)
-        if not role and caller.role is AccessRole.WORKER:
-            raise errors.Forbidden(
-                f"{caller} gets tickets only for its own part in a job; readers use their own tokens"
-            )
-        if role and not caller.job and caller.role not in _MEMBERS[role]:
+            check_member(self._coordinator, caller, request.worker)
+        check_assigned(self._coordinator, caller, request.job, request.worker)
+        if role and not caller.job and caller.role not in MEMBER_ROLES[role]:
             raise errors.Forbidden(f"{caller} gets no ticket for {role} {request.worker!r}; its own process does")
         ticket = self._access.ticket(caller, request.job, request.worker, request.incarnation)
         return pb.GetTicketReply(ticket=ticket, valid_s=TICKET_S)
@@ -121,8 +112,8 @@ def check_member_role(request: members_pb.RegisterRequest) -> None:
     """
     caller = _rpc.caller()
     role = members_pb.Role.Name(request.role).lower() if request.role in members_pb.Role.values() else ""
-    if caller is not None and role in _MEMBERS and caller.role not in _MEMBERS[role]:
-        wanted = " or ".join(sorted(each.value for each in _MEMBERS[role]))
+    if caller is not None and role in MEMBER_ROLES and caller.role not in MEMBER_ROLES[role]:
+        wanted = " or ".join(sorted(each.value for each in MEMBER_ROLES[role]))
         raise errors.Forbidden(
             f"{caller} may not register as a {role}; that needs a token of the role {wanted}", role=role
         )
@@ -155,9 +146,10 @@ def check_for_itself(coordinator: Coordinator, request: Any) -> None:
 
     Raises:
         UnknownJob: the job of a submitter's call does not exist.
-        Forbidden: it names another participant, or the job of another submitter.
+        Forbidden: it names another participant, a member of another caller, or the job of another submitter.
     """
     check_submitter(coordinator, _rpc.caller(), request.job)
+    check_member(coordinator, _rpc.caller(), getattr(request, "worker", ""))
     check_own(_rpc.caller(), request.job, getattr(request, "worker", ""), getattr(request, "incarnation", 0))
 
 

@@ -7,7 +7,7 @@ retries, for at most one timeout.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import nsmallest
 
 from shoal import errors
@@ -90,13 +90,14 @@ class Member:
             dead=not self.alive,
             last_seen=0.0 if self.alive else self.last_seen,
             draining=self.draining,
+            owner=self.registration.owner,
         )
 
     @classmethod
     def from_proto(cls, record: state_pb2.MemberRecord) -> "Member":
         """Returns the member of a record. The caller sets `last_seen` of a live member."""
         return cls(
-            Registration.from_proto(record.registration),
+            replace(Registration.from_proto(record.registration), owner=record.owner),
             record.incarnation,
             record.last_seen,
             alive=not record.dead,

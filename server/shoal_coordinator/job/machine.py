@@ -10,9 +10,6 @@ If the last one dies, the job stays running, so that its user can return.
 
 `recovery` decides how a job that loses its shards goes on. It restarts from its newest complete checkpoint, or from the
 beginning if it has none, and its workers get new assignments. A session job fails, because users' loops cannot restart.
-
-Each method handles one thing that happens to the job. The owner of that part of its state (see `view`) records the
-change, and this class decides what it means for the other owners and the job as a whole.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -98,12 +95,6 @@ class JobMachine(JobView):
         conflict = self._startup.describe(event)
         return DescribeResult(conflict), self.fail(conflict, now) if conflict else []
 
-    @property
-    def best_checkpoint(self) -> int:
-        """The number of the checkpoint of the best evaluation; 0 if there is none."""
-        schedule = self._checkpoint_coordinator.evaluation_schedule
-        return schedule.kept if schedule else 0
-
     def place(self, placement: Placement, now: float) -> list[Effect]:
         """Requests the creation of the shards according to a placement."""
         return self._startup.place(placement, now)
@@ -124,8 +115,6 @@ class JobMachine(JobView):
     def admitted(self, steps: Mapping[int, int], now: float) -> None:
         """Records that all servers have admitted workers, by assignment; see `Startup.admitted`."""
         self._startup.admitted(steps, now)
-
-    # Work.
 
     def lease(self, worker: str, done: int, now: float, samples: int = 0) -> Lease | NoRange:
         """Leases the next range to a worker.
@@ -217,8 +206,6 @@ class JobMachine(JobView):
         if problem := self._checkpoint_coordinator.lacks(result):
             return EvaluationAck(stop=True), self.fail(problem, now)
         return self._checkpoint_coordinator.report_evaluation(worker, result, now)
-
-    # Checkpoints, in the order of their steps.
 
     def request_checkpoint(self, now: float) -> tuple[TakeCheckpointResult, list[Effect]]:
         """Requests a checkpoint, to begin now or after the one in progress; see `CheckpointCoordinator.request`."""
@@ -396,13 +383,10 @@ class JobMachine(JobView):
 
     def _succeed(self, now: float) -> list[Effect]:
         failure = self.checkpoint_failure if self.all_workers_finished else ""
-        notes = [
-            self.stopping,
-            self._worker_group.unfinished,
-            self._accounting.untrained if self.spec.is_session else "",
-            "the final evaluation was lost with its worker" if self._checkpoint_coordinator.owes_evaluation else "",
-            f"its last checkpoint failed: {failure}" if failure else "",
-        ]
+        untrained = self._accounting.untrained if self.spec.is_session else ""
+        lost = "the final evaluation was lost with its worker" if self._checkpoint_coordinator.owes_evaluation else ""
+        unsaved = f"its last checkpoint failed: {failure}" if failure else ""
+        notes = [self.stopping, self._worker_group.unfinished, untrained, lost, unsaved]
         return self._end(JobState.SUCCEEDED, "; ".join(filter(None, notes)), now)
 
     def _end(self, state: JobState, reason: str, now: float) -> list[Effect]:

@@ -2,8 +2,7 @@
 
 Each part of a job's state has an owner: `Plan` for what it trains and where, `WorkerGroup` for its workers,
 `Accounting` for what was done, `CheckpointCoordinator` for checkpoints and evaluations, `Lifecycle` for its state, and
-`Recovery` for restarts. Code outside this package does not use the owners; it uses the methods and properties of this
-module.
+`Recovery` for restarts. Code outside this package uses only the methods and properties of this module.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -203,10 +202,9 @@ class JobView:
     @property
     def openings(self) -> list[int]:
         """The free ranks for extra workers, which may join while the job runs and no worker has finished."""
-        joinable = self._lifecycle.running and not (
-            self._worker_group.finished or self.all_workers_finished or self.stopping
-        )
-        return self._worker_group.free(range(self.spec.workers, self.spec.most_workers)) if joinable else []
+        is_ending = self._worker_group.finished or self.all_workers_finished or self.stopping
+        ranks = range(self.spec.workers, self.spec.most_workers)
+        return self._worker_group.free(ranks) if self._lifecycle.running and not is_ending else []
 
     @property
     def wanted_workers(self) -> int:
@@ -297,6 +295,12 @@ class JobView:
     def newest_checkpoint(self) -> SavedCheckpoint | None:
         """The newest complete checkpoint; None if there is none."""
         return self._checkpoint_coordinator.checkpoints.newest
+
+    @property
+    def best_checkpoint(self) -> int:
+        """The number of the checkpoint of the best evaluation; 0 if there is none."""
+        schedule = self._checkpoint_coordinator.evaluation_schedule
+        return schedule.kept if schedule else 0
 
     @property
     def checkpoint_failure(self) -> str:

@@ -13,6 +13,9 @@ from shoal.v1 import coordinator_pb2
 class Registration:
     """What a process states about itself when it registers.
 
+    Attributes:
+        owner: name of the caller that registers, as its token or certificate says. It is not a part of the message.
+
     Raises:
         BadRequest: the member id is invalid, or the process or a server's address is missing.
     """
@@ -23,6 +26,7 @@ class Registration:
     address: str = ""
     device: str = ""
     metrics_address: str = ""
+    owner: str = ""
 
     def __post_init__(self) -> None:
         if not MEMBER_ID.fullmatch(self.member):

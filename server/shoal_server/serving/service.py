@@ -45,7 +45,7 @@ class DataService:
             StaleGeneration, UnknownJob, UnknownShard, BadRequest: from the store and the group.
             Forbidden, Unauthenticated: the caller is another one than the stamp says.
         """
-        self._check_caller(request.stamp)
+        self._check_caller(request.stamp, reading=True)
         self.metrics.pulls.inc()
         group = self.store.group(request.stamp.job, request.stamp.generation)
         return PendingPull(group, group.select(request.shards), wake, span)
@@ -119,7 +119,7 @@ class DataService:
             ShoalError: see `pushes.assign`.
             Forbidden, Unauthenticated: the caller is another one than the stamp says.
         """
-        self._check_caller(header.stamp)
+        self._check_caller(header.stamp, reading=True)  # before training begins, values have no stamp of a participant
         shards = pushes.assign(self.store, header, source)
         return shards.headers.of_push(0, 0, pb.PUSH_OUTCOME_UNSPECIFIED, 0)
 
@@ -135,10 +135,10 @@ class DataService:
         """Returns the function that counts bytes of gradients and values that a transport receives; see `sent`."""
         return self.metrics.received[transport]
 
-    def _check_caller(self, stamp: header_pb2.Stamp) -> None:
+    def _check_caller(self, stamp: header_pb2.Stamp, *, reading: bool = False) -> None:
         caller = _rpc.caller()
         if caller is not None:
-            self._authorizer.check_participant(caller, stamp.job, stamp.worker, stamp.incarnation)
+            self._authorizer.check_participant(caller, stamp.job, stamp.worker, stamp.incarnation, reading=reading)
 
     def _reply(self, shards: Selection, answer: AnswerPush) -> bytes:
         self.metrics.answered(answer)
