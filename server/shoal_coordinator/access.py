@@ -102,9 +102,9 @@ class Access:
         with self._lock:
             return not self.revoked.isdisjoint(self._local_ids)
 
-    def is_revoked(self, principal: Principal | None) -> bool:
-        """Returns whether the token of a caller was revoked."""
-        return principal is not None and principal.token in self.revoked
+    def has_ended(self, principal: Principal | None) -> bool:
+        """Returns whether the token of a caller was revoked or has expired."""
+        return principal is not None and (principal.token in self.revoked or principal.expires_at <= self._clock())
 
     def local_tokens(self) -> dict[AccessRole, str]:
         """Returns new tokens for the processes of this user on this machine."""
@@ -124,18 +124,19 @@ class Access:
                 self._own = token, self._clock() + _OWN_S / 2
             return token
 
-    def ticket(self, caller: Principal, job: str, worker: str, incarnation: int) -> str:
-        """Returns a ticket.
+    def ticket(self, caller: Principal, job: str, worker: str, incarnation: int) -> tuple[str, float]:
+        """Returns a ticket, and the seconds for which it is valid.
 
         Args:
-            caller: who requests it. If the caller's token is revoked, its tickets are refused too.
+            caller: who requests it. If the caller's token is revoked or expires, its tickets are refused too.
             job: the job.
             worker: the participant; empty for a reader.
             incarnation: the participant's incarnation.
         """
         role = AccessRole.TRAINER if worker else AccessRole.OBSERVER
-        holder = Principal(worker or caller.name, role, caller.token, job, incarnation)
-        return self.signer.sign(holder, valid_s=TICKET_S)
+        holder = Principal(worker or caller.name, role, caller.token, job, incarnation, caller.expires_at)
+        valid_s = max(0.0, min(TICKET_S, caller.expires_at - self._clock()))
+        return self.signer.sign(holder, valid_s=TICKET_S), valid_s
 
     def create(self, name: str, role: str, valid_s: float) -> tuple[TokenInfo, str]:
         """Makes a token.
@@ -210,9 +211,7 @@ class Access:
         Raises:
             Unauthenticated: it was revoked, or has expired.
         """
-        with self._lock:
-            known = self._tokens.get(principal.token)
-        if principal.token in self.revoked or (known and known.expires_at <= self._clock()):
+        if self.has_ended(principal):
             raise errors.Unauthenticated(
                 f"the token of {principal} was revoked or has expired; log in with another one"
             )

@@ -150,7 +150,7 @@ class CoordinatorProcess:
                 storage,
                 max_watchers=config.max_watchers,
                 limits=config.jobs,
-                is_revoked=access.is_revoked if access else lambda _: False,
+                has_ended=access.has_ended if access else lambda _: False,
             )
             undo.callback(self._jobs.close)
             logins = Logins(access, time.time) if access else None

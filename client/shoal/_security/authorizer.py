@@ -94,18 +94,18 @@ class Authorizer:
         from shoal._security.certificate_identity import principal_in  # noqa: PLC0415 - cryptography is slow to import
 
         principal = principal_in(pem)
-        self._check_not_revoked(principal)
+        self._check_valid(principal)
         check_permitted(principal, call)
         return principal
 
-    def _check_not_revoked(self, principal: Principal) -> None:
-        if self._verifier and principal.token in self._verifier.revoked:
-            raise errors.Unauthenticated(f"the token of {principal} was revoked; get a new one from an admin")
+    def _check_valid(self, principal: Principal) -> None:
+        if self._verifier:
+            self._verifier.check(principal)
 
     def check_participant(
         self, principal: Principal | None, job: str, worker: str, incarnation: int, *, reading: bool
     ) -> None:
-        """Checks that a caller acts only as the participant that its ticket names, and that the ticket is not revoked.
+        """Checks that a caller acts only as the participant that its ticket names, while its token is valid.
 
         Args:
             principal: the caller. None is not checked.
@@ -116,11 +116,11 @@ class Authorizer:
 
         Raises:
             Forbidden: the ticket is for another participant.
-            Unauthenticated: the ticket was revoked after the caller connected.
+            Unauthenticated: the token of the ticket expired or was revoked after the caller connected.
         """
         if principal is None:
             return
-        self._check_not_revoked(principal)
+        self._check_valid(principal)
         check_own(principal, job, worker, incarnation, reading=reading)
 
 

@@ -1,6 +1,7 @@
 """Principals: the identities of callers, with their access roles."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -42,6 +43,8 @@ class Principal:
         token: id of the token or the certificate. A ticket has the id of the token with which it was requested.
         job: the job that a ticket is for. Empty for other tokens.
         incarnation: the member's incarnation that a ticket is for. 0 for other tokens.
+        expires_at: Unix time in seconds when the caller's token expires, infinite for a certificate. A ticket or a login
+            has the time of the token for which it was made. Two principals that differ only in this time are equal.
     """
 
     name: str
@@ -49,6 +52,7 @@ class Principal:
     token: str = ""
     job: str = ""
     incarnation: int = 0
+    expires_at: float = field(default=math.inf, compare=False)
 
     def __str__(self) -> str:
         return f"{self.role.value} {self.name!r}" + (f" of job {self.job}" if self.job else "")

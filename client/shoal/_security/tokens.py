@@ -4,6 +4,7 @@ A token is a JSON Web Token (RFC 7519) with the algorithm EdDSA (RFC 8037). A *t
 one job. Servers have only the coordinator's public key, with which they check tokens without a call to the coordinator.
 """
 
+import math
 import secrets
 import threading
 import time
@@ -52,7 +53,8 @@ class TokenSigner:
 
         Args:
             principal: whom the token identifies.
-            valid_s: seconds until the token expires.
+            valid_s: seconds until the token expires. It expires earlier if `principal.expires_at` is earlier, so a ticket
+                or a login never outlives the token for which it was made.
             audience: the only place that accepts the token, such as the page. Empty for calls.
 
         Returns:
@@ -64,8 +66,10 @@ class TokenSigner:
             "role": principal.role.value,
             "jti": principal.token,
             "iat": int(now),
-            "exp": int(now + valid_s),
+            "exp": int(min(now + valid_s, principal.expires_at)),
         }
+        if principal.expires_at < math.inf:
+            claims["until"] = int(principal.expires_at)
         if audience:
             claims |= {"aud": audience, "sid": secrets.token_hex(8)}  # so that no two logins are the same
         if principal.job:
@@ -118,20 +122,34 @@ class TokenVerifier:
         with self._lock:
             known = self._known.get((audience, token))
         principal, expires = known or self._read(token, audience)
-        if self._clock() >= expires:
-            raise errors.Unauthenticated(
-                f"the token of {principal} expired {self._clock() - expires:.0f} s ago by the clock of the process "
-                "that refuses it. Get a new one with `shoal token create`; if it should be valid, compare this clock "
-                "with that of the coordinator"
-            )
-        if principal.token in self._revoked:
-            raise errors.Unauthenticated(f"the token of {principal} was revoked; get a new one from an admin")
+        self._check_time(principal, expires)
+        self.check(principal)
         if known is None:
             with self._lock:
                 self._known[audience, token] = principal, expires
                 if len(self._known) > _REMEMBERED:
                     self._known.popitem(last=False)
         return principal
+
+    def check(self, principal: Principal) -> None:
+        """Checks that the token which identified a caller earlier is still valid.
+
+        A ticket or a login is valid for as long as the token for which it was made.
+
+        Raises:
+            Unauthenticated: the token has expired or was revoked.
+        """
+        self._check_time(principal, principal.expires_at)
+        if principal.token in self._revoked:
+            raise errors.Unauthenticated(f"the token of {principal} was revoked; get a new one from an admin")
+
+    def _check_time(self, principal: Principal, expires: float) -> None:
+        if (late_s := self._clock() - expires) >= 0:
+            raise errors.Unauthenticated(
+                f"the token of {principal} expired {late_s:.0f} s ago by the clock of the process "
+                "that refuses it. Get a new one with `shoal token create`; if it should be valid, compare this clock "
+                "with that of the coordinator"
+            )
 
     def _read(self, token: str, audience: str) -> tuple[Principal, float]:
         if len(token) > MAX_TOKEN_BYTES:
@@ -146,10 +164,16 @@ class TokenVerifier:
                 options={"require": ["sub", "role", "jti", "exp"], "verify_exp": False, "verify_iat": False},
             )
             role = AccessRole(claims["role"])
+            expires = float(claims["exp"])
             principal = Principal(
-                str(claims["sub"]), role, claims["jti"], str(claims.get("job", "")), int(claims.get("life", 0))
+                str(claims["sub"]),
+                role,
+                claims["jti"],
+                str(claims.get("job", "")),
+                int(claims.get("life", 0)),
+                float(claims.get("until", expires)),
             )
-            return principal, float(claims["exp"])
+            return principal, expires
         except (jwt.InvalidTokenError, ValueError, TypeError):
             raise errors.Unauthenticated(
                 "this cluster's coordinator did not make the token. Use a token of this cluster: the one in the access "

@@ -37,8 +37,8 @@ TIMINGS = 64
 MAX_ERROR_CHARACTERS = 64 << 10
 # Threads that are kept free to refuse further watchers.
 _SPARE_THREADS = 2
-# Returns whether the token of a caller was revoked.
-IsRevoked = Callable[[Principal | None], bool]
+# Returns whether the token of a caller was revoked or has expired.
+HasEnded = Callable[[Principal | None], bool]
 
 
 class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
@@ -117,7 +117,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
         max_watchers: Concurrent calls of Watch. Each holds a thread of a separate pool, so that watchers never delay a
             heartbeat.
         limits: The limits of jobs.
-        is_revoked: Returns whether the token of a caller was revoked. The streams of this caller then end.
+        has_ended: Returns whether the token of a caller was revoked or has expired. The streams of this caller then end.
     """
 
     def __init__(
@@ -127,11 +127,11 @@ class JobsService(job_pb2_grpc.JobsServicer):
         *,
         max_watchers: int = catalogue.WATCHERS.default,
         limits: JobLimits = JobLimits(),  # noqa: B008 - it is immutable
-        is_revoked: IsRevoked = lambda _: False,
+        has_ended: HasEnded = lambda _: False,
     ) -> None:
         self._coordinator = coordinator
         self._catalogue = Catalogue(storage) if storage else None
-        self._watching = _Watch(coordinator, max_watchers, is_revoked)
+        self._watching = _Watch(coordinator, max_watchers, has_ended)
         self._descriptions, self._placements = Descriptions(limits), Placements()
         self._joining = JoinHandler(coordinator, self._placements)
 
@@ -360,8 +360,8 @@ def _check_samples(job: str, samples: int) -> None:
 class _Watch:
     """The handler of Watch, whose calls run in a separate pool."""
 
-    def __init__(self, coordinator: Coordinator, max_watchers: int, is_revoked: IsRevoked) -> None:
-        self._coordinator, self._is_revoked = coordinator, is_revoked
+    def __init__(self, coordinator: Coordinator, max_watchers: int, has_ended: HasEnded) -> None:
+        self._coordinator, self._has_ended = coordinator, has_ended
         self._max_watchers = max_watchers
         # grpcio runs a handler that has this attribute in that pool instead of the server's pool.
         self.experimental_thread_pool = ThreadPoolExecutor(max_watchers + _SPARE_THREADS, thread_name_prefix="watch")
@@ -379,12 +379,14 @@ class _Watch:
             caller = _rpc.caller()
 
             def gone() -> bool:
-                return not context.is_active() or self._is_revoked(caller)
+                return not context.is_active() or self._has_ended(caller)
 
             for event in self._coordinator.watch(request.job, request.after, wait=not request.no_wait, gone=gone):
                 yield event_message(event)
-            if self._is_revoked(caller):
-                raise errors.Unauthenticated(f"the token of {caller} was revoked; get a new one from an admin")
+            if self._has_ended(caller):
+                raise errors.Unauthenticated(
+                    f"the token of {caller} was revoked or has expired; get a new one from an admin"
+                )
         except errors.ShoalError as error:
             _rpc.refuse(context, error)
         finally:

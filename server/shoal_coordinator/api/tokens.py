@@ -13,7 +13,7 @@ from shoal._security import check_own
 from shoal.v1 import coordinator_pb2 as members_pb
 from shoal.v1 import token_pb2 as pb
 from shoal.v1 import token_pb2_grpc
-from shoal_coordinator.access import TICKET_S, Access, TokenInfo
+from shoal_coordinator.access import Access, TokenInfo
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.logins import CODE_S, Logins
 from shoal_coordinator.member_owners import MEMBER_ROLES, check_assigned, check_member
@@ -59,8 +59,8 @@ class TokensService(token_pb2_grpc.TokensServicer):
         check_assigned(self._coordinator, caller, request.job, request.worker)
         if role and not caller.job and caller.role not in MEMBER_ROLES[role]:
             raise errors.Forbidden(f"{caller} gets no ticket for {role} {request.worker!r}; its own process does")
-        ticket = self._access.ticket(caller, request.job, request.worker, request.incarnation)
-        return pb.GetTicketReply(ticket=ticket, valid_s=TICKET_S)
+        ticket, valid_s = self._access.ticket(caller, request.job, request.worker, request.incarnation)
+        return pb.GetTicketReply(ticket=ticket, valid_s=valid_s)
 
     @_rpc.servicer
     def GetLoginLink(self, request: pb.GetLoginLinkRequest, _: grpc.ServicerContext) -> pb.GetLoginLinkReply:

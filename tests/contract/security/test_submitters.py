@@ -127,3 +127,13 @@ def test_a_revocation_ends_running_streams(rig: SecureRig, anns: shoal.Session) 
         admin.close()
         with pytest.raises(errors.Unauthenticated, match="revoked"):
             watching.result(5)
+
+
+def test_a_stream_ends_when_its_token_expires(rig: SecureRig, anns: shoal.Session) -> None:
+    token = rig.access.create("dora", "reader", 2.5)[1]
+    with (
+        shoal.Client(rig.coordinator.address, credentials=presenting(token)) as dora,
+        ThreadPoolExecutor(1) as thread,
+        pytest.raises(errors.Unauthenticated, match="expired"),
+    ):
+        thread.submit(lambda: list(dora.job("anns").events())).result(10)

@@ -97,3 +97,20 @@ def test_a_session_that_has_logged_out_is_over(logins: Logins) -> None:
     assert logins.principal(session=another) == ANN
     with pytest.raises(errors.Unauthenticated):
         logins.principal(session=session)
+
+
+def test_a_session_stays_ended_when_the_record_of_its_token_is_removed(
+    logins: Logins, access: Access, clock: Clock
+) -> None:
+    _, expiring = access.create("expiring", "reader", 600.0)
+    revoked, other = access.create("revoked", "reader", 600.0)
+    sessions = [logins.log_in(token=token)[0] for token in (expiring, other)]
+    code = logins.new_code(access.verifier.identify(expiring))
+    access.revoke(revoked.id)
+    clock.now += 599.0
+    sessions.append(logins.log_in(code=code)[0])
+    clock.now += 1.0
+    access.create("next", "reader", 600.0)  # removes the records of expired tokens
+    for session in sessions:
+        with pytest.raises(errors.Unauthenticated, match="expired"):
+            logins.principal(session=session)

@@ -1,0 +1,75 @@
+"""The tokens of a cluster, by a fake clock: when what was made from a token ends, and what a restart keeps."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from shoal import errors
+from shoal._security import Authorizer
+from shoal_coordinator.access import TICKET_S, Access
+
+
+class Clock:
+    now = 1e9
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Records(dict[str, bytes]):
+    """Stored records."""
+
+    def write(self, changes: Mapping[str, bytes | None]) -> None:
+        self.update({key: record for key, record in changes.items() if record is not None})
+        for key, record in changes.items():
+            if record is None:
+                self.pop(key, None)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def records() -> Records:
+    return Records()
+
+
+@pytest.fixture
+def access(records: Records, clock: Clock) -> Access:
+    return started(records, clock)
+
+
+def started(records: Records, clock: Clock) -> Access:
+    """Returns the access of a coordinator that starts with these records."""
+    access = Access(records, records.write, clock)
+    access.start()
+    return access
+
+
+def test_a_ticket_renews_itself_only_until_its_token_expires(access: Access, clock: Clock) -> None:
+    made, token = access.create("ann", "submitter", 2.5 * TICKET_S)
+    assert made.expires_at == clock.now + 2.5 * TICKET_S
+    ticket, valid_s = access.ticket(access.verifier.identify(token), "job", "session-0", 1)
+    for remaining_s in (2.5 * TICKET_S, 1.6 * TICKET_S, 0.7 * TICKET_S):
+        assert valid_s == min(TICKET_S, remaining_s)
+        clock.now += 0.9 * TICKET_S if remaining_s > TICKET_S else remaining_s - 1.0
+        ticket, valid_s = access.ticket(access.verifier.identify(ticket), "job", "session-0", 1)
+    assert valid_s == 1.0
+    clock.now += 1.0
+    with pytest.raises(errors.Unauthenticated, match="expired"):
+        access.verifier.identify(ticket)
+
+
+def test_a_connected_caller_is_refused_once_the_token_of_its_ticket_expires(access: Access, clock: Clock) -> None:
+    _, token = access.create("ann", "submitter", 2 * TICKET_S)
+    ticket, _ = access.ticket(access.verifier.identify(token), "job", "session-0", 1)
+    caller, authorizer = access.verifier.identify(ticket), Authorizer(access.verifier)
+    clock.now += 1.5 * TICKET_S  # the ticket has expired, but its holder has got another one
+    authorizer.check_participant(caller, "job", "session-0", 1, reading=True)
+    assert not access.has_ended(caller)
+    clock.now += 0.5 * TICKET_S
+    assert access.has_ended(caller)
+    with pytest.raises(errors.Unauthenticated, match="expired"):
+        authorizer.check_participant(caller, "job", "session-0", 1, reading=True)
