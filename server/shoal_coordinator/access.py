@@ -107,12 +107,22 @@ class Access:
         return principal is not None and (principal.token in self.revoked or principal.expires_at <= self._clock())
 
     def local_tokens(self) -> dict[AccessRole, str]:
-        """Returns new tokens for the processes of this user on this machine."""
-        ids = {role: f"{_LOCAL_NAME}-{secrets.token_hex(4)}" for role in _LOCAL_ROLES}
+        """Returns new tokens for the processes of this user on this machine.
+
+        Their ids are those of the earlier start until they are revoked, so a revocation also ends the tokens in earlier
+        access files, and a restart ends no tickets.
+        """
+        now = self._clock()
         with self._lock:
-            self._local_ids = [*ids.values()]
+            kept = {token.role: token.id for token in self._tokens.values() if _is_local(token) and not token.revoked}
+            made = [
+                TokenInfo(kept.get(role) or _new_local_id(), _LOCAL_NAME, role, now + LOCAL_S) for role in _LOCAL_ROLES
+            ]
+            self._write({record_keys.of_token(token.id): _record(token) for token in made})
+            self._tokens |= {token.id: token for token in made}
+            self._local_ids = [token.id for token in made]
         return {
-            role: self.signer.sign(Principal(_LOCAL_NAME, role, token), valid_s=LOCAL_S) for role, token in ids.items()
+            token.role: self.signer.sign(Principal(token.name, token.role, token.id), valid_s=LOCAL_S) for token in made
         }
 
     def own_token(self) -> str:
@@ -161,7 +171,7 @@ class Access:
             raise errors.BadRequest(f"a token cannot be valid for {valid_s:g} s; give 1 to {MAX_VALID_S:.0f} seconds")
         with self._lock:
             expired = [token.id for token in self._tokens.values() if token.expires_at <= self._clock()]
-            if len(self._tokens) - len(expired) >= MAX_TOKENS:
+            if len(self._listed()) >= MAX_TOKENS:
                 raise catalogue.MAX_TOKENS.refusal(
                     f"the cluster has {MAX_TOKENS} tokens",
                     "give tokens that expire sooner, or use one token for several processes",
@@ -178,16 +188,14 @@ class Access:
         """Revokes the token with this id, or all tokens of this name. Returns the tokens that this call revoked.
 
         The id `cert:SERIAL` revokes the certificate with this serial number, in hexadecimal. The name `local` revokes
-        the tokens of the access file.
+        the tokens of the access file, also those of earlier starts.
 
         Raises:
             BadRequest: there is no such token.
         """
         with self._lock:
             found = [each for each in self._tokens.values() if token in (each.id, each.name)]
-            if token == _LOCAL_NAME:
-                found += [_unlisted(each, self._clock()) for each in self._local_ids if each not in self._tokens]
-            elif not found and _UNLISTED.fullmatch(token):
+            if not found and _UNLISTED.fullmatch(token):
                 made = _unlisted(token, self._clock())
                 found = [self._tokens.get(made.id, made)]
             if not found:
@@ -201,9 +209,12 @@ class Access:
         return revoked
 
     def tokens(self) -> list[TokenInfo]:
-        """Returns the tokens that have not expired, in the order in which they were made."""
+        """Returns the tokens that have not expired, in the order in which they were made.
+
+        The tokens of the access file are among them only when they are revoked.
+        """
         with self._lock:
-            return [token for token in self._tokens.values() if token.expires_at > self._clock()]
+            return self._listed()
 
     def check_valid(self, principal: Principal) -> None:
         """Checks that the token which identified a caller earlier is still valid.
@@ -216,10 +227,27 @@ class Access:
                 f"the token of {principal} was revoked or has expired; log in with another one"
             )
 
+    def _listed(self) -> list[TokenInfo]:
+        now = self._clock()
+        return [
+            token
+            for token in self._tokens.values()
+            if token.expires_at > now and (token.revoked or not _is_local(token))
+        ]
+
     def _apply_revocations(self) -> None:
         now = self._clock()
         revoked = (token.id for token in self._tokens.values() if token.revoked and token.expires_at > now)
         self.verifier.revoke(frozenset(revoked))
+
+
+def _new_local_id() -> str:
+    return f"{_LOCAL_NAME}-{secrets.token_hex(4)}"
+
+
+def _is_local(token: TokenInfo) -> bool:
+    """Returns whether a token is one of the access file."""
+    return token.id.startswith(f"{_LOCAL_NAME}-")
 
 
 def _unlisted(token: str, now: float) -> TokenInfo:

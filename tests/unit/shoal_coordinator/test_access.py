@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import pytest
 
 from shoal import errors
-from shoal._security import Authorizer
-from shoal_coordinator.access import TICKET_S, Access
+from shoal._security import AccessRole, Authorizer
+from shoal_coordinator.access import LOCAL_S, TICKET_S, Access
 
 
 class Clock:
@@ -73,3 +73,33 @@ def test_a_connected_caller_is_refused_once_the_token_of_its_ticket_expires(acce
     assert access.has_ended(caller)
     with pytest.raises(errors.Unauthenticated, match="expired"):
         authorizer.check_participant(caller, "job", "session-0", 1, reading=True)
+
+
+def test_revoking_local_ends_the_access_files_of_earlier_starts(records: Records, clock: Clock) -> None:
+    files = []
+    for _ in range(3):
+        access = started(records, clock)
+        files.append(access.local_tokens())
+        clock.now += 86_400.0
+    running = access.verifier.identify(files[0][AccessRole.WORKER])  # a restart ends no ticket of a running trainer
+    assert not access.has_ended(running)
+    assert not access.tokens()  # they are not among the tokens that admins made
+    assert {token.role for token in access.revoke("local")} == set(files[0])
+    assert access.local_revoked
+    renewed = access.local_tokens()
+    assert not access.local_revoked
+    after = started(records, clock)
+    for each in (access, after):
+        for token in (token for file in files for token in file.values()):
+            with pytest.raises(errors.Unauthenticated, match="revoked"):
+                each.verifier.identify(token)
+        assert {each.verifier.identify(token).role for token in renewed.values()} == set(renewed)
+
+
+def test_the_access_file_leaves_as_few_records_as_it_has_tokens(records: Records, clock: Clock) -> None:
+    for _ in range(5):
+        started(records, clock).local_tokens()
+    assert len(records) == 1 + len(started(records, clock).local_tokens())
+    clock.now += LOCAL_S
+    access = started(records, clock)
+    assert access.verifier.identify(access.local_tokens()[AccessRole.ADMIN]).name == "local"
