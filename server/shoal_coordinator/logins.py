@@ -12,13 +12,15 @@ from collections.abc import Callable
 
 from shoal import errors
 from shoal._limits import catalogue
-from shoal._security import Principal
+from shoal._security import AccessRole, Principal
 from shoal_coordinator.access import Access
 
 # Seconds for which a login link can be used, and for which a browser stays logged in.
 CODE_S, SESSION_S = 600.0, 12 * 3_600.0
 _RANDOM_BYTES = 24
 _AUDIENCE = "page"
+# The roles that people have. The tokens of processes, and tickets, are not for the page.
+_ROLES = (AccessRole.ADMIN, AccessRole.SUBMITTER, AccessRole.READER)
 _LOG_IN = "log in first: open the link that `shoal page` prints, or give a token"
 
 
@@ -57,8 +59,10 @@ class Logins:
 
         Raises:
             Unauthenticated: the code or the token is wrong, has expired or was revoked.
+            Forbidden: the page does not accept tokens of this role, or the token is a ticket.
         """
         principal = self._access.verifier.identify(token) if token else self._of_code(code)
+        _check_role(principal)
         self._access.check_valid(principal)
         return self._access.signer.sign(principal, valid_s=SESSION_S, audience=_AUDIENCE), principal
 
@@ -78,14 +82,18 @@ class Logins:
 
         Raises:
             Unauthenticated: the session does not exist or has ended, or the token is not valid.
+            Forbidden: the page does not accept tokens of this role, or the token is a ticket.
         """
         if token:
-            return self._access.verifier.identify(token)
+            principal = self._access.verifier.identify(token)
+            _check_role(principal)
+            return principal
         with self._lock:
             ended = not session or _hash(session) in self._ended
         if ended:
             raise errors.Unauthenticated(_LOG_IN)
         principal = self._access.verifier.identify(session, audience=_AUDIENCE)
+        _check_role(principal)
         self._access.check_valid(principal)
         return principal
 
@@ -95,6 +103,14 @@ class Logins:
         if found is None or self._clock() >= expires_at:
             raise errors.Unauthenticated("the login link has expired; `shoal page` prints another one")
         return found
+
+
+def _check_role(principal: Principal) -> None:
+    if principal.job or principal.role not in _ROLES:
+        raise errors.Forbidden(
+            f"the page does not accept the token of {principal}; use a token of the role "
+            f"{', '.join(role.value for role in _ROLES[:-1])} or {_ROLES[-1].value}"
+        )
 
 
 def _hash(text: str) -> bytes:

@@ -124,7 +124,7 @@ class _Pages:
         """Returns the page of a job. Its script shows a message if the job does not exist."""
         try:
             self._check_of(request)()
-        except errors.Unauthenticated:  # says nothing of the job
+        except (errors.Unauthenticated, errors.Forbidden):  # says nothing of the job
             return _shell()
         return _shell(200 if await self._ask(self._reader.knows, request.path_params["name"]) else 404)
 

@@ -110,7 +110,7 @@ class Guard:
         app: The application behind it.
         rules: The rules for requests.
         login: Identifies the caller of a request. None means that the cluster asks for no tokens.
-        on_outcome: Called with each request that is refused because nobody has logged in.
+        on_outcome: Called with each request that is refused because nobody has logged in, or because of the kind of its token.
     """
 
     def __init__(
@@ -147,10 +147,11 @@ class Guard:
 
         Raises:
             Unauthenticated: Nobody has logged in, or the login has ended.
+            Forbidden: The page does not accept this kind of token.
         """
         try:
             set_principal(scope, login.principal(Headers(scope=scope)))
-        except errors.Unauthenticated as error:
+        except (errors.Unauthenticated, errors.Forbidden) as error:
             note_refusal(self._on_outcome, scope, _REQUEST, None, error)
             raise
 

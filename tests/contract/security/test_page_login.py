@@ -78,8 +78,24 @@ def test_a_caller_reads_by_token_and_acts_by_role(rig: SecureRig, page: httpx.Cl
 
 
 @pytest.mark.parametrize("role", [AccessRole.WORKER, AccessRole.SERVER, AccessRole.COORDINATOR])
-def test_a_role_without_permission_sees_no_jobs(rig: SecureRig, page: httpx.Client, role: AccessRole) -> None:
-    assert page.get("/api/jobs", headers=bearer(rig.token(role))).status_code == 403
+def test_the_page_does_not_accept_the_tokens_of_processes(
+    rig: SecureRig, page: httpx.Client, role: AccessRole
+) -> None:
+    refuse(page, rig.token(role))
+
+
+@pytest.mark.parametrize("role", [AccessRole.TRAINER, AccessRole.OBSERVER, AccessRole.READER])
+def test_the_page_does_not_accept_tickets(rig: SecureRig, page: httpx.Client, role: AccessRole) -> None:
+    refuse(page, rig.token(role, job="job", worker=rig.session.worker, incarnation=rig.incarnation))
+
+
+def refuse(page: httpx.Client, token: str) -> None:
+    """Checks that the page accepts a token neither for requests nor for a login."""
+    found = {path: page.get(path, headers=bearer(token)).status_code for path in (*READS, *STREAMS)}
+    assert found == dict.fromkeys((*READS, *STREAMS), 403)
+    answered = log_in(page, token=token)
+    assert (answered.status_code, "set-cookie" in answered.headers) == (403, False)
+    assert page.get("/jobs/unknown", headers=bearer(token)).status_code == 200  # does not say whether the job exists
 
 
 def test_a_login_link_logs_a_browser_in_and_out(rig: SecureRig, page: httpx.Client) -> None:
