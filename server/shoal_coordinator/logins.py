@@ -1,4 +1,4 @@
-"""Logins of the page: short-lived codes of login links, and the sessions of browsers.
+"""Logins of the page: short-lived single-use codes of login links, and the sessions of browsers.
 
 A session is a token that only the page accepts. The coordinator's key signs it, so it outlives a restart. A code is a
 random text. This module keeps only its hash, and only in memory.
@@ -39,7 +39,7 @@ class Logins:
         self._ended: OrderedDict[bytes, None] = OrderedDict()  # hashes of the sessions that have logged out
 
     def new_code(self, principal: Principal) -> str:
-        """Returns a code that logs a browser in as this caller, for `CODE_S` seconds."""
+        """Returns a code that logs a browser in as this caller, once, within `CODE_S` seconds."""
         code = secrets.token_urlsafe(_RANDOM_BYTES)
         with self._lock:
             self._codes[_hash(code)] = principal, self._clock() + CODE_S
@@ -99,9 +99,9 @@ class Logins:
 
     def _of_code(self, code: str) -> Principal:
         with self._lock:
-            found, expires_at = self._codes.get(_hash(code), (None, 0.0))
+            found, expires_at = self._codes.pop(_hash(code), (None, 0.0))
         if found is None or self._clock() >= expires_at:
-            raise errors.Unauthenticated("the login link has expired; `shoal page` prints another one")
+            raise errors.Unauthenticated("the login link has expired or was used; `shoal page` prints another one")
         return found
 
 

@@ -38,14 +38,22 @@ def test_a_code_works_for_ten_minutes_and_a_session_for_twelve_hours(logins: Log
     clock.now += CODE_S - 1
     session, who = logins.log_in(code=code)
     assert who == ANN
-    clock.now += 1
+    late = logins.new_code(ANN)
+    clock.now += CODE_S
     with pytest.raises(errors.Unauthenticated, match="shoal page"):
-        logins.log_in(code=code)
-    clock.now += SESSION_S - 2
+        logins.log_in(code=late)
+    clock.now += SESSION_S - CODE_S - 1
     assert logins.principal(session=session) == ANN
     clock.now += 1
     with pytest.raises(errors.Unauthenticated):
         logins.principal(session=session)
+
+
+def test_a_code_works_once(logins: Logins) -> None:
+    code = logins.new_code(ANN)
+    logins.log_in(code=code)
+    with pytest.raises(errors.Unauthenticated, match="was used"):
+        logins.log_in(code=code)
 
 
 def test_a_session_ends_with_the_token_that_it_was_made_for(logins: Logins, access: Access, clock: Clock) -> None:
