@@ -14,7 +14,8 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter as Tally
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ from shoal._system import private_files
 
 _log = structlog.get_logger(__name__)
 
-# The calls that are recorded with any outcome, without the name of the package of the services.
+# The calls that are recorded with any outcome, up to a number a second for each caller. The names lack the package of
+# the services.
 CONTROL_CALLS = frozenset(
     {
         "Coordinator/Register",
@@ -78,7 +80,8 @@ class AuditLog:
             registry=registry,
         )
         self._lock = threading.Lock()  # guards the next three
-        self._second, self._refused, self._left_out = 0, 0, 0
+        self._second, self._left_out = 0, 0
+        self._in_second: Tally[Hashable] = Tally()  # the calls in this second; see `_admit`
         self._lines: queue.Queue[str] = queue.Queue(catalogue.AUDIT_RECORDS.default)
         self._writer = _Writer(file, self._lost.inc) if file else None
         self._thread = threading.Thread(target=self._write, name="audit", daemon=True)
@@ -93,7 +96,7 @@ class AuditLog:
         self._records.labels(call, outcome.status).inc()
         if self._writer is None:
             return
-        left_out = self._admit(refused=outcome.status in _REFUSED)
+        left_out = self._admit(outcome, call)
         if left_out is None:
             return
         record = {
@@ -118,16 +121,25 @@ class AuditLog:
             self._thread.join()
             self._writer.close()
 
-    def _admit(self, *, refused: bool) -> int | None:
-        """Returns how many refused calls were left out since the last record; None if this call is left out too."""
+    def _admit(self, outcome: CallOutcome, call: str) -> int | None:
+        """Returns how many calls were left out since the last record; None if this call is left out too.
+
+        A caller that repeats a call leaves out neither other calls nor those of others, so it cannot hide them.
+        """
+        caller, host = outcome.caller, outcome.host
+        who = (caller.name, caller.token, host) if caller else host
+        refused = outcome.status in _REFUSED
+        kind: Hashable = () if refused else (who, call, outcome.status)
+        most = catalogue.AUDIT_REFUSALS.default if refused else catalogue.AUDIT_CALLS.default
         with self._lock:
-            if refused:
-                second = int(self._clock())
-                self._refused = self._refused + 1 if second == self._second else 1
+            second = int(self._clock())
+            if second != self._second:
                 self._second = second
-                if self._refused > catalogue.AUDIT_REFUSALS.default:
-                    self._left_out += 1
-                    return None
+                self._in_second.clear()
+            self._in_second[kind] += 1
+            if self._in_second[kind] > most:
+                self._left_out += 1
+                return None
             left_out, self._left_out = self._left_out, 0
         return left_out
 

@@ -210,6 +210,14 @@ AUDIT_RECORDS = _add(
 AUDIT_REFUSALS = _add(
     "AUDIT_REFUSALS", 20, "records", "refused calls in one second", roles=(), excess="not recorded, but counted"
 )
+AUDIT_CALLS = _add(
+    "AUDIT_CALLS",
+    20,
+    "records",
+    "permitted calls of one kind, outcome and caller in one second",
+    roles=(),
+    excess="not recorded, but counted",
+)
 HTTP_CONNECTIONS = _add("HTTP_CONNECTIONS", 16, "connections", "the port of `/metrics` and `/healthz`")
 
 GROUPS: Sequence[tuple[str, Sequence[Limit]]] = tuple(_groups)

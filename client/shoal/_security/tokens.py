@@ -53,8 +53,8 @@ class TokenSigner:
 
         Args:
             principal: whom the token identifies.
-            valid_s: seconds until the token expires. It expires earlier if `principal.expires_at` is earlier, so a ticket
-                or a login never outlives the token for which it was made.
+            valid_s: seconds until the token expires. It expires earlier if `principal.expires_at` is earlier, so a
+                ticket or a login never outlives the token for which it was made.
             audience: the only place that accepts the token, such as the page. Empty for calls.
 
         Returns:
@@ -173,12 +173,12 @@ class TokenVerifier:
                 int(claims.get("life", 0)),
                 float(claims.get("until", expires)),
             )
-            return principal, expires
         except (jwt.InvalidTokenError, ValueError, TypeError):
             raise errors.Unauthenticated(
                 "this cluster's coordinator did not make the token. Use a token of this cluster: the one in the access "
                 "file on the coordinator's machine, or one from `shoal token create`"
             ) from None
+        return principal, expires
 
 
 __all__ = ["TokenSigner", "TokenVerifier"]

@@ -117,7 +117,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
         max_watchers: Concurrent calls of Watch. Each holds a thread of a separate pool, so that watchers never delay a
             heartbeat.
         limits: The limits of jobs.
-        has_ended: Returns whether the token of a caller was revoked or has expired. The streams of this caller then end.
+        has_ended: Returns whether the token of a caller was revoked or has expired. The caller's streams then end.
     """
 
     def __init__(

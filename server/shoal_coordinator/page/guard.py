@@ -110,7 +110,8 @@ class Guard:
         app: The application behind it.
         rules: The rules for requests.
         login: Identifies the caller of a request. None means that the cluster asks for no tokens.
-        on_outcome: Called with each request that is refused because nobody has logged in, or because of the kind of its token.
+        on_outcome: Called with each request that is refused because nobody has logged in, or because of its kind of
+            token.
     """
 
     def __init__(

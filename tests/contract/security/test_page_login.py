@@ -78,9 +78,7 @@ def test_a_caller_reads_by_token_and_acts_by_role(rig: SecureRig, page: httpx.Cl
 
 
 @pytest.mark.parametrize("role", [AccessRole.WORKER, AccessRole.SERVER, AccessRole.COORDINATOR])
-def test_the_page_does_not_accept_the_tokens_of_processes(
-    rig: SecureRig, page: httpx.Client, role: AccessRole
-) -> None:
+def test_the_page_does_not_accept_the_tokens_of_processes(rig: SecureRig, page: httpx.Client, role: AccessRole) -> None:
     refuse(page, rig.token(role))
 
 

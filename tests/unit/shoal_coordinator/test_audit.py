@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from shoal._limits import catalogue
 from shoal._rpc import CallOutcome
 from shoal._security import AccessRole, Principal
-from shoal.v1 import job_pb2, token_pb2
+from shoal.v1 import coordinator_pb2, job_pb2, token_pb2
 from shoal_coordinator import audit
 from shoal_coordinator.audit import AuditLog
 
@@ -87,6 +87,33 @@ def test_a_flood_of_refused_calls_is_summed_up(
     assert records[-1]["left_out"] == 5
     labels = {"call": "Jobs/Cancel", "outcome": "UNAUTHENTICATED"}
     assert registry.get_sample_value("shoal_coordinator_audit_records_total", labels) == most + 5
+
+
+def test_a_flood_of_permitted_calls_hides_no_others(log: AuditLog, tmp_path: Path) -> None:
+    most = catalogue.AUDIT_CALLS.default
+    leave = coordinator_pb2.LeaveRequest(member="nobody")
+    for _ in range(most + 5):
+        log.note(CallOutcome("shoal.v1.Coordinator/Leave", ANN, "h", "OK", leave))
+    log.note(cancel())
+    bob = Principal("bob", AccessRole.WORKER, "t2")
+    log.note(CallOutcome("shoal.v1.Coordinator/Leave", bob, "h", "OK", leave))
+    log.close()
+    records = read(tmp_path / "audit.jsonl")
+    assert [(each["call"], each["name"]) for each in records] == [
+        *[("Coordinator/Leave", "ann")] * most,
+        ("Jobs/Cancel", "ann"),
+        ("Coordinator/Leave", "bob"),
+    ]
+    assert [each.get("left_out", 0) for each in records[most:]] == [5, 0]
+
+
+def test_the_limit_of_records_is_for_each_second(tmp_path: Path, registry: CollectorRegistry) -> None:
+    seconds = iter(range(10**9, 2 * 10**9))
+    log = AuditLog(tmp_path / "audit.jsonl", registry, lambda: next(seconds))
+    for _ in range(catalogue.AUDIT_CALLS.default + 5):
+        log.note(cancel())
+    log.close()
+    assert len(read(tmp_path / "audit.jsonl")) == catalogue.AUDIT_CALLS.default + 5
 
 
 def test_files_are_rotated_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
