@@ -14,7 +14,7 @@ import os
 import queue
 import threading
 import time
-from collections import Counter as Tally
+from collections import Counter as CallCounts
 from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,7 @@ class AuditLog:
         )
         self._lock = threading.Lock()  # guards the next three
         self._second, self._left_out = 0, 0
-        self._in_second: Tally[Hashable] = Tally()  # the calls in this second; see `_admit`
+        self._in_second: CallCounts[Hashable] = CallCounts()  # the calls in this second; see `_admit`
         self._lines: queue.Queue[str] = queue.Queue(catalogue.AUDIT_RECORDS.default)
         self._writer = _Writer(file, self._lost.inc) if file else None
         self._thread = threading.Thread(target=self._write, name="audit", daemon=True)

@@ -44,7 +44,7 @@ class Principal:
         job: the job that a ticket is for. Empty for other tokens.
         incarnation: the member's incarnation that a ticket is for. 0 for other tokens.
         expires_at: Unix time in seconds when the caller's token expires, infinite for a certificate. A ticket or a
-            login has the time of the token for which it was made. Two principals that differ only in this time are equal.
+            login has the time of the token for which it was made. The comparison of principals ignores this time.
     """
 
     name: str
