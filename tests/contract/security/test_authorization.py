@@ -89,9 +89,27 @@ def test_every_call_without_a_valid_token_is_refused_before_its_message(rig: Sec
 
 
 def test_every_call_of_another_role_is_refused_before_its_message(rig: SecureRig) -> None:
-    wrong = {call: sorted(frozenset(AccessRole) - PERMISSIONS[call])[0] for call in CLOSED}
+    # A token of the coordinator is accepted only by the server that it names.
+    roles = frozenset(AccessRole) - {AccessRole.COORDINATOR}
+    wrong = {call: sorted(roles - PERMISSIONS[call])[0] for call in CLOSED}
     found = {call: status_without_message(address_of(rig, call), call, rig.token(wrong[call])) for call in CLOSED}
     assert found == dict.fromkeys(CLOSED, grpc.StatusCode.PERMISSION_DENIED)
+
+
+def test_a_server_accepts_only_the_coordinators_token_for_itself(rig: SecureRig) -> None:
+    """Each other server knows the token that the coordinator presents to it, and could use it here."""
+    call = "shoal.v1.ParameterServer/DropShards"
+    own = rig.access.servers.token_for("server-0")
+    refused = [
+        (rig.server.address, call, rig.token(AccessRole.COORDINATOR)),  # for no server
+        (rig.server.address, call, rig.access.servers.token_for("server-1")),
+        (rig.coordinator.address, "shoal.v1.Coordinator/GetStatus", own),
+    ]
+    for address, method, token in refused:
+        assert status_without_message(address, method, token) is grpc.StatusCode.UNAUTHENTICATED
+    with grpc.insecure_channel(rig.server.address) as channel:
+        drop: Any = channel.unary_unary(f"/{call}", request_serializer=pb.DropShardsRequest.SerializeToString)
+        drop(pb.DropShardsRequest(job="none"), timeout=10, metadata=authorization(own))
 
 
 def test_probes_need_no_token(rig: SecureRig) -> None:
