@@ -364,6 +364,40 @@ def test_another_local_user_is_refused(rig: SecureRig) -> None:
     assert done.stdout.split() == ["UNAUTHENTICATED"] * 12, done.stdout + done.stderr
 
 
+ON_THE_PORT = """
+    import os, socket, sys
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+    listener = socket.create_server(("127.0.0.1", 0))
+    print(listener.getsockname()[1], flush=True)
+    sys.stdin.read()
+    listener.setblocking(False)
+    try:
+        listener.accept()
+        print("somebody connected")
+    except BlockingIOError:
+        print("nobody connected")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
+def test_a_token_is_not_sent_to_another_user_on_the_port_of_a_coordinator_that_was_killed() -> None:
+    command = [sys.executable, "-c", textwrap.dedent(ON_THE_PORT)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdin
+        assert other.stdout
+        address = f"127.0.0.1:{other.stdout.readline().strip()}"
+        tokens = dict.fromkeys((AccessRole.ADMIN, AccessRole.SUBMITTER, AccessRole.SERVER), "secret")
+        AccessFile(address).write(tokens)  # the coordinator that was killed has left it
+        try:
+            with shoal.Client(address, retry_for_s=0) as client, pytest.raises(errors.Unauthenticated) as refused:
+                client.status()
+        finally:
+            AccessFile(address).remove(tokens)
+            other.stdin.close()
+        assert f"user 65534 listens on {address}" in refused.value.message
+        assert other.stdout.read() == "nobody connected\n"
+
+
 def test_the_file_with_the_tokens_is_private_and_goes_with_the_coordinator() -> None:
     with secure_rig() as rig:
         path = AccessFile(rig.coordinator.address).path
