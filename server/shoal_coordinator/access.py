@@ -16,14 +16,14 @@ from shoal._security.certificate_identity import ID_PREFIX
 from shoal._security.tokens import TokenSigner, TokenVerifier
 from shoal.v1 import state_pb2
 from shoal_coordinator.messages import record_keys
+from shoal_coordinator.server_tokens import ServerTokens
 
 _log = structlog.get_logger(__name__)
 
 # Seconds for which a ticket is valid. Its holder gets another one after half of this time.
 TICKET_S = 600.0
-# Seconds for which the token that the coordinator presents to servers is valid, and seconds for which the tokens in the
-# access file are valid. The coordinator writes the access file when it starts.
-_OWN_S, LOCAL_S = 3_600.0, 365 * 86_400.0
+# Seconds for which the tokens in the access file are valid. The coordinator writes the access file when it starts.
+LOCAL_S = 365 * 86_400.0
 MAX_VALID_S = 10 * 365 * 86_400.0
 MAX_TOKENS = catalogue.MAX_TOKENS.default
 # The holder of the tokens of the access file.
@@ -70,13 +70,13 @@ class Access:
         signer: makes tokens.
         verifier: checks the tokens of calls.
         public_key: the key with which servers check tickets.
+        servers: the tokens that the coordinator presents to servers.
     """
 
     def __init__(self, records: Mapping[str, bytes], write: Write, clock: Callable[[], float]) -> None:
         self._write, self._clock = write, clock
         self._lock = threading.Lock()  # guards what follows; held while a change is written, so that they keep order
         self._tokens = _tokens_in(records)
-        self._own: tuple[str, float] = "", 0.0  # the coordinator's token, and when to make another one
         self._local_ids: list[str] = []  # of the tokens in the access file
         key = records.get(record_keys.ACCESS_KEY) or TokenSigner.new_key()
         self._key_is_new = record_keys.ACCESS_KEY not in records
@@ -84,6 +84,7 @@ class Access:
         self.signer = TokenSigner(key, clock)
         self.public_key = self.signer.public_key
         self.verifier = TokenVerifier(self.public_key, clock)
+        self.servers = ServerTokens(self.signer, clock)
         self._apply_revocations()
 
     def start(self) -> None:
@@ -124,15 +125,6 @@ class Access:
         return {
             token.role: self.signer.sign(Principal(token.name, token.role, token.id), valid_s=LOCAL_S) for token in made
         }
-
-    def own_token(self) -> str:
-        """Returns the token that this coordinator presents to servers."""
-        with self._lock:
-            token, renew_at = self._own
-            if self._clock() >= renew_at:
-                token = self.signer.sign(Principal("coordinator", AccessRole.COORDINATOR), valid_s=_OWN_S)
-                self._own = token, self._clock() + _OWN_S / 2
-            return token
 
     def ticket(self, caller: Principal, job: str, worker: str, incarnation: int) -> tuple[str, float]:
         """Returns a ticket, and the seconds for which it is valid.

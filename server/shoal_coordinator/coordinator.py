@@ -13,12 +13,11 @@ import structlog
 
 from shoal import errors
 from shoal._checkpoint import CheckpointStorage
-from shoal._security import NO_CREDENTIALS, Credentials
 from shoal.events import Event as JobEvent
 from shoal_coordinator.cluster import Cluster, ClusterPolicy, ExpiryHold
 from shoal_coordinator.decision import Decision
 from shoal_coordinator.effect_host import MachineHost
-from shoal_coordinator.effects import EffectRunner
+from shoal_coordinator.effects import CredentialsFor, EffectRunner, no_credentials
 from shoal_coordinator.job_waits import EntryWait, JobWaits, Wake, wake_all
 from shoal_coordinator.messages import Effect, events, record_keys
 from shoal_coordinator.observer import Observer, log_restored
@@ -43,7 +42,7 @@ class Coordinator:
         on_failure: Called once from the writer's thread when the store has failed. The coordinator then answers no
             further calls.
         storage: The checkpoint storage. None means that the cluster has none.
-        credentials: What the coordinator presents to the servers.
+        credentials_for: Returns what the coordinator presents to a server, by its member id.
 
     Raises:
         StoreUnreadable: The store's records are invalid.
@@ -61,7 +60,7 @@ class Coordinator:
         clock: Callable[[], float] | None = None,
         on_failure: Callable[[errors.ShoalError], None] = lambda _: None,
         storage: CheckpointStorage | None = None,
-        credentials: Credentials = NO_CREDENTIALS,
+        credentials_for: CredentialsFor = no_credentials,
     ) -> None:
         self._clock = clock or steady_clock()
         self._observer = observer or Observer()
@@ -88,7 +87,7 @@ class Coordinator:
         self._stopped = threading.Event()
         host = MachineHost(self, self._machine, self._lock)
         self._effect_runner = EffectRunner(
-            host, self._observer.performed, storage, self._observer.retried, credentials=credentials
+            host, self._observer.performed, storage, self._observer.retried, credentials_for=credentials_for
         )
         self._ticker = Ticker(self, policy.heartbeat_timeout_s, self._observer.died, self._clock)
         self._writer = threading.Thread(target=self._write_on, name="store", daemon=True)

@@ -131,6 +131,7 @@ class CoordinatorProcess:
             jobs=config.jobs,
         )
         self.access: Access | None = None
+        self._credentials = config.credentials
         self._local_tokens: dict[AccessRole, str] = {}
         self._host = _rpc.parse_address(config.listen)[0]
         self._page: PageServer | None = None
@@ -138,7 +139,9 @@ class CoordinatorProcess:
             self._store = open_store(config.store)
             undo.callback(self._store.close)
             storage = open_shared_storage(config.checkpoints) if config.checkpoints else None
-            self.coordinator = _coordinator(config, self._store, policy, registry, on_failure, storage, self._token)
+            self.coordinator = _coordinator(
+                config, self._store, policy, registry, on_failure, storage, self._credentials_for
+            )
             self.access = access = self._open_access() if config.secure else None
             self.authorizer = Authorizer(access.verifier) if access else open_authorizer()
             if storage:
@@ -215,8 +218,9 @@ class CoordinatorProcess:
     def _open_access(self) -> Access:
         return Access(self.coordinator.access_records, self.coordinator.write, time.time)
 
-    def _token(self) -> str:
-        return self.access.own_token() if self.access else ""
+    def _credentials_for(self, server: str) -> Credentials:
+        credentials, access = self._credentials, self.access
+        return credentials.with_token(lambda: access.servers.token_for(server)) if access else credentials
 
     def _give_local_tokens(self) -> None:
         """Writes tokens to the file in which this user's processes on this machine find them."""
@@ -326,7 +330,7 @@ def _coordinator(
     registry: CollectorRegistry,
     on_failure: Callable[[errors.ShoalError], None],
     storage: CheckpointStorage | None,
-    token: Callable[[], str],
+    credentials_for: Callable[[str], Credentials],
 ) -> Coordinator:
     try:
         return Coordinator(
@@ -336,7 +340,7 @@ def _coordinator(
             count_events(registry),
             on_failure=on_failure,
             storage=storage,
-            credentials=config.credentials.with_token(token),
+            credentials_for=credentials_for,
         )
     except errors.StoreUnreadable as error:
         if "store" in error.details:

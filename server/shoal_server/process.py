@@ -84,7 +84,7 @@ class Server:
         self._pools = {kind: CallPool(config.rpc_threads, kind) for kind in ("pull", "push", "commit")}
         if abandoned := remove_stale():
             _log.info("removed shared memory of dead processes", segments=len(abandoned))
-        self.authorizer = Authorizer()  # refuses all calls until the server is registered
+        self.authorizer = Authorizer(server=config.name)  # refuses all calls until the server is registered
         service = DataService(self.store, metrics, self.authorizer)
         self._endpoints = EndpointGroup(service, self._endpoint_config(config))
         with ExitStack() as undo:

@@ -19,10 +19,12 @@ class Authorizer:
 
     Args:
         verifier: checks tokens. If it is None, the caller must call `require`, `use_key` or `allow_all` later.
+        server: member id of this server. It accepts only those tokens of the coordinator that were made for it. Empty
+            for other processes, which accept no token of the coordinator.
     """
 
-    def __init__(self, verifier: "TokenVerifier | None" = None) -> None:
-        self._verifier, self._open = verifier, False
+    def __init__(self, verifier: "TokenVerifier | None" = None, *, server: str = "") -> None:
+        self._verifier, self._server, self._open = verifier, server, False
 
     @property
     def is_open(self) -> bool:
@@ -49,7 +51,7 @@ class Authorizer:
             return
         from shoal._security.tokens import TokenVerifier  # noqa: PLC0415 - cryptography is slow to import
 
-        self.require(TokenVerifier(key))
+        self.require(TokenVerifier(key, server=self._server))
 
     def revoke(self, tokens: Iterable[str]) -> None:
         """Sets the ids of the tokens that are refused."""

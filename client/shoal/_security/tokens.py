@@ -55,7 +55,8 @@ class TokenSigner:
             principal: whom the token identifies.
             valid_s: seconds until the token expires. It expires earlier if `principal.expires_at` is earlier, so a
                 ticket or a login never outlives the token for which it was made.
-            audience: the only place that accepts the token, such as the page. Empty for calls.
+            audience: the only place that accepts the token, such as the page. Empty for calls, except those of the
+                coordinator: `server_audience` of the server.
 
         Returns:
             The token, in letters, digits, dots, - and _.
@@ -77,18 +78,26 @@ class TokenSigner:
         return jwt.encode(claims, self._key, algorithm=_ALGORITHM)
 
 
+def server_audience(member: str) -> str:
+    """Returns the audience of the coordinator's token for the server with this member id."""
+    return f"server:{member}"  # the prefix keeps it apart from the audience of the page
+
+
 class TokenVerifier:
     """Checks tokens. Thread-safe.
 
     Args:
         public_key: 32 bytes, from `TokenSigner.public_key`.
         clock: returns the time in seconds since 1970.
+        server: member id of the server that checks the tokens. It accepts a token of the coordinator only if the token
+            was made for it. If it is empty, no token of the coordinator is accepted.
 
     Raises:
         BadRequest: the key is not an Ed25519 public key.
     """
 
-    def __init__(self, public_key: bytes, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, public_key: bytes, clock: Callable[[], float] = time.time, *, server: str = "") -> None:
+        self._server = server
         try:
             self._key = Ed25519PublicKey.from_public_bytes(public_key)
         except (ValueError, InvalidKey, UnsupportedAlgorithm) as error:
@@ -114,10 +123,12 @@ class TokenVerifier:
 
         Args:
             token: the token.
-            audience: the place that asks; see `TokenSigner.sign`.
+            audience: the place that asks; see `TokenSigner.sign`. The coordinator's tokens need the audience of this
+                server instead.
 
         Raises:
-            Unauthenticated: it is not a token of this cluster, or it has expired or was revoked.
+            Unauthenticated: it is not a token of this cluster, it is for another place, or it has expired or was
+                revoked.
         """
         with self._lock:
             known = self._known.get((audience, token))
@@ -160,10 +171,15 @@ class TokenVerifier:
                 token,
                 self._key,
                 algorithms=[_ALGORITHM],
-                audience=audience or None,
-                options={"require": ["sub", "role", "jti", "exp"], "verify_exp": False, "verify_iat": False},
+                options={
+                    "require": ["sub", "role", "jti", "exp"],
+                    "verify_exp": False,
+                    "verify_iat": False,
+                    "verify_aud": False,  # `_check_audience` does it, because the audience depends on the role
+                },
             )
             role = AccessRole(claims["role"])
+            self._check_audience(role, claims.get("aud", ""), audience)
             expires = float(claims["exp"])
             principal = Principal(
                 str(claims["sub"]),
@@ -180,5 +196,16 @@ class TokenVerifier:
             ) from None
         return principal, expires
 
+    def _check_audience(self, role: AccessRole, found: object, wanted: str) -> None:
+        if role is not AccessRole.COORDINATOR:
+            if found != wanted:
+                raise jwt.InvalidAudienceError
+        elif not self._server or found != server_audience(self._server):
+            here = f"server {self._server!r}" if self._server else "this process"
+            raise errors.Unauthenticated(
+                f"the coordinator's token is for {str(found) or 'no server'!r}, and {here} refuses it. Only the server "
+                "that the token names accepts it; check that the server is registered with its own address"
+            )
 
-__all__ = ["TokenSigner", "TokenVerifier"]
+
+__all__ = ["TokenSigner", "TokenVerifier", "server_audience"]

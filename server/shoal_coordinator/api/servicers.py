@@ -102,9 +102,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         count, after = page_size(request.page_size), member_after(request.page_token)
         with self._coordinator.reading() as (cluster, now):
             found = cluster.listing.members(now, count + 1, after)  # one more tells whether there is a next page
-            status = ClusterStatus(
-                cluster.counts.cluster, cluster.generation, tuple(found), cluster.members.heartbeat_interval_s
-            )
+            name, interval_s = cluster.counts.cluster, cluster.members.heartbeat_interval_s
+            status = ClusterStatus(name, cluster.generation, tuple(found), interval_s)
         return codecs.cluster_message(status, count)
 
 
@@ -114,8 +113,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
     Args:
         coordinator: The shell.
         storage: The checkpoint storage. None means that the cluster has none.
-        max_watchers: Concurrent calls of Watch. Each holds a thread of a separate pool, so that watchers never delay a
-            heartbeat.
+        max_watchers: Concurrent calls of Watch. Their threads are separate, so they never delay a heartbeat.
         limits: The limits of jobs.
         has_ended: Returns whether the token of a caller was revoked or has expired. The caller's streams then end.
     """

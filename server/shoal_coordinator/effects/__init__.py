@@ -6,8 +6,11 @@ imports `job`, for the ledger of a checkpoint, and `messages`.
 """
 
 from shoal_coordinator.effects.effect_runner import EffectRunner, Report
+from shoal_coordinator.effects.server_channels import CredentialsFor, no_credentials
 
 __all__ = [
+    "CredentialsFor",
     "EffectRunner",
     "Report",
+    "no_credentials",
 ]

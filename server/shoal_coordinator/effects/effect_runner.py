@@ -25,11 +25,10 @@ import structlog
 
 from shoal import _tracing, errors
 from shoal._checkpoint import Catalogue, CheckpointStorage, no_storage_message
-from shoal._security import NO_CREDENTIALS, Credentials
 from shoal_coordinator.effects import checkpoint_commit, checkpoint_cut, shard_effects, worker_effects
 from shoal_coordinator.effects.parallel_calls import ServerSilent
 from shoal_coordinator.effects.server_calls import ServerCalls
-from shoal_coordinator.effects.server_channels import ServerChannels
+from shoal_coordinator.effects.server_channels import CredentialsFor, ServerChannels, no_credentials
 from shoal_coordinator.effects.storage_reads import StorageReads, TimedCatalogue
 from shoal_coordinator.messages import (
     AdmitWorker,
@@ -134,7 +133,7 @@ class EffectRunner:
         on_retry: Called for each repeated call to a server.
         reads: Limits the time that restores wait for the storage.
         saves: Limits the time that scans and commits of checkpoints wait for the storage.
-        credentials: What the coordinator presents to the servers.
+        credentials_for: Returns what the coordinator presents to a server, by its member id.
     """
 
     def __init__(
@@ -145,13 +144,13 @@ class EffectRunner:
         on_retry: Callable[[], None] = lambda: None,
         reads: StorageReads | None = None,
         saves: StorageReads | None = None,
-        credentials: Credentials = NO_CREDENTIALS,
+        credentials_for: CredentialsFor = no_credentials,
     ) -> None:
         # Separate, because a job may be restored while an effect of an earlier checkpoint still runs.
         self._reads, self._saves = reads or StorageReads(), saves or StorageReads()
         self._host, self._count, self._on_retry = host, count, on_retry
         self._catalogue = Catalogue(storage) if storage else None
-        self._channels = ServerChannels(host.incarnation, credentials=credentials)
+        self._channels = ServerChannels(host.incarnation, credentials_for=credentials_for)
         self._lock = threading.Lock()  # guards _queues and _patient; no other lock is taken under it
         # The keys are the job's name and whether the effects are slow. A new job of the same name waits for the effects
         # of the earlier one. A queue exists exactly as long as a thread works on it.

@@ -113,9 +113,9 @@ class ServerCalls:
         if not servers:
             return []
         with _tracing.client_span(getattr(pb, f"{method}Request")()):
-            metadata = self._channels.metadata()
 
             def begin(stub: Any, server: ServerRef) -> Any:
+                metadata = self._channels.metadata(server)
                 return getattr(stub, method).future(request_for(server), timeout=timeout_s, metadata=metadata)
 
             return ParallelCalls(self._channels, policy, begin).run(servers)
@@ -154,7 +154,9 @@ class ServerCalls:
 class ConcurrentCalls:
     """Channels to some servers; made by `ServerCalls.concurrently`."""
 
-    def __init__(self, channels: Sequence[LentChannel], metadata: Callable[[], tuple[tuple[str, str], ...]]) -> None:
+    def __init__(
+        self, channels: Sequence[LentChannel], metadata: Callable[[ServerRef], tuple[tuple[str, str], ...]]
+    ) -> None:
         self._channels, self._metadata = channels, metadata
 
     def call(self, method: str, request: Any, *, timeout_s: float = CALL_TIMEOUT_S) -> list[Any]:
@@ -197,9 +199,9 @@ class ConcurrentCalls:
                     call.result()
 
     def _begin(self, method: str, request: Any, timeout_s: float) -> list[tuple[ServerRef, Any]]:
-        metadata = self._metadata()
         calls = []
         for it in self._channels:
+            metadata = self._metadata(it.server)
             with _rpc.as_shoal_errors(it.server.address):
                 future = getattr(it.stub, method).future(request, timeout=timeout_s, metadata=metadata)
             calls.append((it.server, future))

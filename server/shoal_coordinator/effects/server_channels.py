@@ -12,6 +12,13 @@ from shoal_coordinator.messages import ServerRef
 
 # Number of channels that are kept between calls. More channels may be in use at the same time.
 MAX_CHANNELS = 1_024
+# Returns what the coordinator presents to the server with a member id.
+CredentialsFor = Callable[[str], Credentials]
+
+
+def no_credentials(server: str) -> Credentials:  # noqa: ARG001 - the same for all servers
+    """Returns credentials without TLS and without a token."""
+    return NO_CREDENTIALS
 
 
 @dataclass(eq=False, slots=True)
@@ -45,16 +52,16 @@ class ServerChannels:
     Args:
         incarnation_of: Returns the incarnation of a live server at this address, or 0.
         most: The number of channels that are kept.
-        credentials: What the coordinator presents to the servers.
+        credentials_for: Returns what the coordinator presents to a server, by its member id.
     """
 
     def __init__(
         self,
         incarnation_of: Callable[[ServerRef], int],
         most: int = MAX_CHANNELS,
-        credentials: Credentials = NO_CREDENTIALS,
+        credentials_for: CredentialsFor = no_credentials,
     ) -> None:
-        self._incarnation_of, self._most, self._credentials = incarnation_of, most, credentials
+        self._incarnation_of, self._most, self._credentials_for = incarnation_of, most, credentials_for
         self._lock = threading.Lock()  # guards all below and the numbers of users; no other lock is taken under it
         self._channels: dict[ServerRef, LentChannel] = {}  # the least recently used first
         self._silent: set[ServerRef] = set()
@@ -62,9 +69,9 @@ class ServerChannels:
     def __len__(self) -> int:
         return len(self._channels)
 
-    def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Returns the metadata of a call to a server: the trace of this thread, and the coordinator's token."""
-        return *(_tracing.metadata() or ()), *self._credentials.metadata()
+    def metadata(self, server: ServerRef) -> tuple[tuple[str, str], ...]:
+        """Returns the metadata of a call to a server: the trace of this thread, and the coordinator's token for it."""
+        return *(_tracing.metadata() or ()), *self._credentials_for(server.member).metadata()
 
     def borrow(self, server: ServerRef) -> LentChannel:
         """Returns the channel to a server, for one call. `give_back` must follow.
@@ -79,7 +86,7 @@ class ServerChannels:
             found = self._channels.pop(server, None)
             closed = [found] if found and found.incarnation != incarnation else []
             if found is None or closed:
-                channel = _rpc.channel(server.address, self._credentials)
+                channel = _rpc.channel(server.address, self._credentials_for(server.member))
                 found = LentChannel(server, ParameterServerStub(channel), incarnation, channel)
             self._channels[server] = found
             found.users += 1
@@ -140,4 +147,4 @@ class ServerChannels:
         return idle
 
 
-__all__ = ["MAX_CHANNELS", "LentChannel", "ServerChannels"]
+__all__ = ["MAX_CHANNELS", "CredentialsFor", "LentChannel", "ServerChannels", "no_credentials"]

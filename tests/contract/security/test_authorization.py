@@ -89,9 +89,27 @@ def test_every_call_without_a_valid_token_is_refused_before_its_message(rig: Sec
 
 
 def test_every_call_of_another_role_is_refused_before_its_message(rig: SecureRig) -> None:
-    wrong = {call: sorted(frozenset(AccessRole) - PERMISSIONS[call])[0] for call in CLOSED}
+    # A token of the coordinator is accepted only by the server that it names.
+    roles = frozenset(AccessRole) - {AccessRole.COORDINATOR}
+    wrong = {call: sorted(roles - PERMISSIONS[call])[0] for call in CLOSED}
     found = {call: status_without_message(address_of(rig, call), call, rig.token(wrong[call])) for call in CLOSED}
     assert found == dict.fromkeys(CLOSED, grpc.StatusCode.PERMISSION_DENIED)
+
+
+def test_a_server_accepts_only_the_coordinators_token_for_itself(rig: SecureRig) -> None:
+    """Each other server knows the token that the coordinator presents to it, and could use it here."""
+    call = "shoal.v1.ParameterServer/DropShards"
+    own = rig.access.servers.token_for("server-0")
+    refused = [
+        (rig.server.address, call, rig.token(AccessRole.COORDINATOR)),  # for no server
+        (rig.server.address, call, rig.access.servers.token_for("server-1")),
+        (rig.coordinator.address, "shoal.v1.Coordinator/GetStatus", own),
+    ]
+    for address, method, token in refused:
+        assert status_without_message(address, method, token) is grpc.StatusCode.UNAUTHENTICATED
+    with grpc.insecure_channel(rig.server.address) as channel:
+        drop: Any = channel.unary_unary(f"/{call}", request_serializer=pb.DropShardsRequest.SerializeToString)
+        drop(pb.DropShardsRequest(job="none"), timeout=10, metadata=authorization(own))
 
 
 def test_probes_need_no_token(rig: SecureRig) -> None:
@@ -344,6 +362,40 @@ def test_another_local_user_is_refused(rig: SecureRig) -> None:
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.split() == ["UNAUTHENTICATED"] * 12, done.stdout + done.stderr
+
+
+ON_THE_PORT = """
+    import os, socket, sys
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+    listener = socket.create_server(("127.0.0.1", 0))
+    print(listener.getsockname()[1], flush=True)
+    sys.stdin.read()
+    listener.setblocking(False)
+    try:
+        listener.accept()
+        print("somebody connected")
+    except BlockingIOError:
+        print("nobody connected")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
+def test_a_token_is_not_sent_to_another_user_on_the_port_of_a_coordinator_that_was_killed() -> None:
+    command = [sys.executable, "-c", textwrap.dedent(ON_THE_PORT)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdin
+        assert other.stdout
+        address = f"127.0.0.1:{other.stdout.readline().strip()}"
+        tokens = dict.fromkeys((AccessRole.ADMIN, AccessRole.SUBMITTER, AccessRole.SERVER), "secret")
+        AccessFile(address).write(tokens)  # the coordinator that was killed has left it
+        try:
+            with shoal.Client(address, retry_for_s=0) as client, pytest.raises(errors.Unauthenticated) as refused:
+                client.status()
+        finally:
+            AccessFile(address).remove(tokens)
+            other.stdin.close()
+        assert f"user 65534 listens on {address}" in refused.value.message
+        assert other.stdout.read() == "nobody connected\n"
 
 
 def test_the_file_with_the_tokens_is_private_and_goes_with_the_coordinator() -> None:

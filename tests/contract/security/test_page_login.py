@@ -77,9 +77,14 @@ def test_a_caller_reads_by_token_and_acts_by_role(rig: SecureRig, page: httpx.Cl
     assert answered.status_code == (403 if reads_only else 404)
 
 
-@pytest.mark.parametrize("role", [AccessRole.WORKER, AccessRole.SERVER, AccessRole.COORDINATOR])
-def test_the_page_does_not_accept_the_tokens_of_processes(rig: SecureRig, page: httpx.Client, role: AccessRole) -> None:
-    refuse(page, rig.token(role))
+@pytest.mark.parametrize(
+    ("role", "status"),
+    [(AccessRole.WORKER, 403), (AccessRole.SERVER, 403), (AccessRole.COORDINATOR, 401)],  # only servers accept the last
+)
+def test_the_page_does_not_accept_the_tokens_of_processes(
+    rig: SecureRig, page: httpx.Client, role: AccessRole, status: int
+) -> None:
+    refuse(page, rig.token(role), status)
 
 
 @pytest.mark.parametrize("role", [AccessRole.TRAINER, AccessRole.OBSERVER, AccessRole.READER])
@@ -87,12 +92,12 @@ def test_the_page_does_not_accept_tickets(rig: SecureRig, page: httpx.Client, ro
     refuse(page, rig.token(role, job="job", worker=rig.session.worker, incarnation=rig.incarnation))
 
 
-def refuse(page: httpx.Client, token: str) -> None:
+def refuse(page: httpx.Client, token: str, status: int = 403) -> None:
     """Checks that the page accepts a token neither for requests nor for a login."""
     found = {path: page.get(path, headers=bearer(token)).status_code for path in (*READS, *STREAMS)}
-    assert found == dict.fromkeys((*READS, *STREAMS), 403)
+    assert found == dict.fromkeys((*READS, *STREAMS), status)
     answered = log_in(page, token=token)
-    assert (answered.status_code, "set-cookie" in answered.headers) == (403, False)
+    assert (answered.status_code, "set-cookie" in answered.headers) == (status, False)
     assert page.get("/jobs/unknown", headers=bearer(token)).status_code == 200  # does not say whether the job exists
 
 

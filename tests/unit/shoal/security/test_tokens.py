@@ -4,7 +4,7 @@ import pytest
 
 from shoal import errors
 from shoal._security import MAX_TOKEN_BYTES, AccessRole, Principal, authorization, token_in
-from shoal._security.tokens import TokenSigner, TokenVerifier
+from shoal._security.tokens import TokenSigner, TokenVerifier, server_audience
 
 
 class Clock:
@@ -60,6 +60,32 @@ def test_a_revoked_token_and_its_tickets_are_refused() -> None:
     for revoked in (token, ticket):
         with pytest.raises(errors.Unauthenticated, match="was revoked"):
             verifier.identify(revoked)
+
+
+def test_a_token_of_the_coordinator_is_accepted_only_by_the_server_that_it_names() -> None:
+    clock = Clock()
+    signer, elsewhere = pair(clock)
+    here = TokenVerifier(signer.public_key, clock, server="server-0")
+    coordinator = Principal("coordinator", AccessRole.COORDINATOR)
+    token = signer.sign(coordinator, valid_s=60, audience=server_audience("server-0"))
+    assert here.identify(token) == coordinator
+    for verifier, refused, audience in [
+        (here, signer.sign(coordinator, valid_s=60, audience=server_audience("server-1")), ""),
+        (here, signer.sign(coordinator, valid_s=60), ""),
+        (elsewhere, token, ""),
+        (elsewhere, token, server_audience("server-0")),
+        (elsewhere, signer.sign(coordinator, valid_s=60), ""),
+    ]:
+        with pytest.raises(errors.Unauthenticated, match="the coordinator's token is for"):
+            verifier.identify(refused, audience=audience)
+
+
+def test_a_server_does_not_accept_a_token_of_another_role_with_its_audience() -> None:
+    signer, _ = pair(Clock())
+    here = TokenVerifier(signer.public_key, Clock(), server="server-0")
+    token = signer.sign(Principal("ann", AccessRole.ADMIN, "t1"), valid_s=60, audience=server_audience("server-0"))
+    with pytest.raises(errors.Unauthenticated):
+        here.identify(token)
 
 
 def test_a_key_of_the_wrong_length_is_refused() -> None:

@@ -13,6 +13,7 @@ from shoal import _rpc, errors, optim
 from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.local_storage import LocalStorage
 from shoal._checkpoint.manifest import Manifest
+from shoal._security import Credentials, token_in
 from shoal._wire.layout import Placement
 from shoal.checkpoint_policy import CheckpointChoice
 from shoal.job import Job
@@ -289,6 +290,15 @@ def test_a_restore_whose_manifest_is_not_read_ends_with_its_job(group: Callable[
     failed, dropped = there.host.take(2)
     assert isinstance(failed, events.EffectFailed)
     assert dropped == events.EffectDone(effect=2)
+
+
+def test_the_calls_to_a_server_have_the_credentials_for_it_alone(group: Callable[[int], Group]) -> None:
+    servers = group(2).servers
+    with closing(
+        ServerChannels(lambda _: 1, credentials_for=lambda member: Credentials(token=lambda: f"for-{member}"))
+    ) as channels:
+        found = {server.member: token_in(channels.metadata(server)) for server in servers}
+        assert found == {server.member: f"for-{server.member}" for server in servers}
 
 
 def test_a_channel_lasts_as_long_as_its_servers_incarnation(group: Callable[[int], Group]) -> None:

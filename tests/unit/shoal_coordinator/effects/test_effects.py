@@ -93,7 +93,7 @@ class Servers(ServerCalls):
                 outer.calls += [(method, server.member) for server in servers]
                 outer.sent = request
 
-        yield SequentialCalls([], tuple)
+        yield SequentialCalls([], lambda _: ())
 
     def unless_ended(self, is_live: Callable[[], bool]) -> ServerCalls:
         return self
