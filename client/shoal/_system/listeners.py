@@ -1,13 +1,16 @@
-"""The users whose processes listen on a TCP port of this machine, from the socket tables of Linux.
+"""The users whose processes listen on a TCP port of this machine.
 
-The process that listens on a port of loopback receives what a client sends to it, so a client looks here before it
-sends a secret. The tables are `/proc/net/tcp` and `/proc/net/tcp6` (proc(5)).
+The process that listens on a port of loopback receives what a client sends to it, so a client looks here before each
+call with a secret. The kernel answers this for one port. Where it does not, for example in a sandbox, its tables
+`/proc/net/tcp` and `/proc/net/tcp6` (proc(5)) have the answer.
 """
 
 import sys
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
+
+from shoal._system.socket_diag import listening_user
 
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _Address = IPv4Address | IPv6Address
@@ -60,20 +63,39 @@ def users_in(table: str, address: _Address, port: int) -> frozenset[int]:
     return frozenset(users[min(users)]) if users else frozenset()
 
 
-def listening_users(host: str, port: int, tables: Sequence[Path] = TABLES) -> frozenset[int]:
+def listening_users(host: str, port: int) -> frozenset[int]:
     """Returns the ids of the users who receive what a client sends to a port of loopback.
 
     Args:
         host: the host that the client connects to.
         port: the port.
-        tables: the files with the socket tables.
 
     Returns:
-        The user ids. There are none if nothing listens, if the host is not loopback, or if this system has no tables.
+        The user ids. There are none if nothing listens, if the host is not loopback, or if this system does not tell.
+    """
+    return frozenset().union(*(_users(address, port) for address in loopback_addresses(host)))
+
+
+def users_in_tables(host: str, port: int, tables: Sequence[Path] = TABLES) -> frozenset[int]:
+    """Returns the same as `listening_users`, from the socket tables alone. It takes some ms.
+
+    Args:
+        host: the host that the client connects to.
+        port: the port.
+        tables: the files with the socket tables.
     """
     addresses = loopback_addresses(host)
     text = "".join(map(_text, tables)) if addresses else ""
     return frozenset().union(*(users_in(text, address, port) for address in addresses))
+
+
+def _users(address: _Address, port: int) -> frozenset[int]:
+    try:
+        user = listening_user(address, port)
+    except OSError:
+        user = None
+    # None may also mean that this kernel has no module for the request. If nothing listens, the ms do not matter.
+    return users_in_tables(str(address), port) if user is None else frozenset([user])
 
 
 def _kinds(address: _Address) -> list[list[str]]:
@@ -107,4 +129,4 @@ def _text(table: Path) -> str:
         return ""
 
 
-__all__ = ["TABLES", "listening_users", "loopback_addresses", "users_in"]
+__all__ = ["TABLES", "listening_users", "loopback_addresses", "users_in", "users_in_tables"]

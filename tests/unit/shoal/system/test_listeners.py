@@ -1,13 +1,17 @@
 """Whose processes listen on a port of loopback, in samples of the socket tables of Linux."""
 
+import contextlib
 import ipaddress
 import os
 import socket
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from shoal._system.listeners import listening_users, loopback_addresses, users_in
+from shoal._system.listeners import listening_users, loopback_addresses, users_in, users_in_tables
+from shoal._system.socket_diag import listening_user
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
 QUEUES = "00000000:00000000 00:00000000 00000000"  # empty
@@ -82,19 +86,69 @@ def test_the_addresses_of_a_host_on_loopback(host: str, found: list[str]) -> Non
 def test_localhost_counts_the_listeners_of_both_addresses(tmp_path: Path) -> None:
     tables = [tmp_path / "tcp", tmp_path / "tcp6"]
     tables[0].write_text(TCP)
-    assert listening_users("localhost", 7070, tables) == {1000}, "without the second file"
+    assert users_in_tables("localhost", 7070, tables) == {1000}, "without the second file"
     tables[1].write_text(TCP6)
-    assert listening_users("localhost", 7070, tables) == {1000, 1004}
-    assert listening_users("10.0.0.1", 7070, tables) == frozenset()
+    assert users_in_tables("localhost", 7070, tables) == {1000, 1004}
+    assert users_in_tables("10.0.0.1", 7070, tables) == frozenset()
 
 
-@pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
-def test_a_listener_of_this_process_is_found(family: socket.AddressFamily, host: str) -> None:
+@pytest.mark.parametrize(("host", "at"), [("127.0.0.1", "127.0.0.1"), ("", "127.0.0.1"), ("::1", "::1"), ("::", "::1")])
+def test_a_listener_of_this_process_is_found_by_the_kernel_and_in_the_tables(host: str, at: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, 0), family=family)
     except OSError:
         pytest.skip(f"this machine has no {host}")
     with listener:
         port = listener.getsockname()[1]
-        assert listening_users(host, port) == {os.geteuid()}
-    assert listening_users(host, port) == frozenset()
+        assert listening_users(at, port) == users_in_tables(at, port) == {os.geteuid()}
+    assert listening_users(at, port) == users_in_tables(at, port) == frozenset()
+
+
+@contextlib.contextmanager
+def listener_of_another_user(host: str) -> Iterator[int]:
+    os.seteuid(65534)
+    try:
+        listener = socket.create_server((host, 0))
+    finally:
+        os.seteuid(0)
+    with listener:
+        yield listener.getsockname()[1]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can listen as another user")
+@pytest.mark.parametrize("host", ["127.0.0.2", ""])
+def test_the_kernel_names_the_user_of_the_socket_that_accepts(host: str) -> None:
+    with listener_of_another_user(host) as port:
+        assert listening_users("127.0.0.2", port) == {65534}
+        if host:
+            with socket.create_server(("127.0.0.1", port)):
+                assert listening_users("127.0.0.1", port) == {0}
+                assert listening_users("127.0.0.2", port) == {65534}
+
+
+def test_a_connection_from_the_port_does_not_listen() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as connection:
+        port = connection.getsockname()[1]
+        assert listening_user(ipaddress.ip_address("127.0.0.1"), port) is None
+
+
+def test_the_tables_are_read_where_the_kernel_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(socket, "AF_NETLINK")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(OSError, match="netlink"):
+            listening_user(ipaddress.ip_address("127.0.0.1"), port)
+        assert listening_users("127.0.0.1", port) == {os.geteuid()}
+
+
+def test_a_look_takes_less_than_a_call() -> None:
+    """Each control call looks. The socket tables take some ms, because the kernel walks all its connections."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        times = []
+        for _ in range(20):
+            start = time.perf_counter()
+            listening_users("127.0.0.1", port)
+            times.append(time.perf_counter() - start)
+    assert min(times) < 0.001
