@@ -6,17 +6,21 @@
 The job names the factory `digits:Digits`. Each worker calls it with the job's settings, and then runs the loop.
 The code uses only operators and universal functions of NumPy. CuPy's arrays support both, so the same code runs on a
 GPU if the worker has put the parameters and the batch on it.
+
+The images are in digits.npz: the test part of "Optical Recognition of Handwritten Digits" by E. Alpaydin and C. Kaynak
+(UCI Machine Learning Repository, 1998, https://doi.org/10.24432/C50P49), under the licence CC BY 4.0.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
-from sklearn.datasets import load_digits
 
 import shoal
 from shoal.initializers import HeNormal
 from shoal.program import Array
 
+FILE = Path(__file__).with_name("digits.npz")  # pixels, uint8 [1797, 64], from 0 to 16; labels, uint8 [1797]
 PIXELS, CLASSES = 8 * 8, 10
 HELD_OUT = 360  # of 1,797 images
 
@@ -51,8 +55,8 @@ class Digits:
 
     def __init__(self, hidden: int = 64, seed: int = 0, dtype: str = "float32") -> None:
         self.hidden, self.dtype = hidden, dtype
-        values, labels = load_digits(return_X_y=True)
-        pixels = (values / 16).astype(dtype)
+        with np.load(FILE) as found:
+            pixels, labels = (found["pixels"] / 16).astype(dtype), found["labels"]
         test, train = np.split(np.random.default_rng(seed).permutation(len(pixels)), [HELD_OUT])
         self.dataset = Images(pixels[train], labels[train])
         self.held_out = Images(pixels[test], labels[test])

@@ -3,8 +3,8 @@
     python examples/fine_tuning.py --data /usr/share/datasets/fashion-mnist
 
 It runs three jobs. The first trains the whole model on Fashion-MNIST, the second a new head on the digits, and the
-third all layers on the digits. Each job after the first starts from the checkpoint of the one before. scikit-learn
-provides the digits.
+third all layers on the digits. Each job after the first starts from the checkpoint of the one before. The
+digits are those of digits.py.
 """
 
 import argparse
@@ -14,13 +14,13 @@ from pathlib import Path
 
 import numpy as np
 from curves import Curve, save, trained
-from sklearn.datasets import load_digits
 
 import shoal
 
 PROGRAM = "shoal_nn.programs:image_classifier"
 # The images are small, so the first convolution has a stride of 1: the model halves their size four times, not five.
 MODEL = {"model": "mobilenet_v2", "options": {"width": 0.35, "stem_strides": 1}, "size": 32}
+DIGITS = Path(__file__).with_name("digits.npz")
 WORKERS = 2
 FALL = 0.995  # factor of the learning rate at each update
 TARGET_ACCURACY = 0.95  # of the held-out digits; guessing reaches 0.1
@@ -95,9 +95,9 @@ def run(fashion: Path, folder: Path, epochs: list[int]) -> list[Curve]:
 
 def save_digits(file: Path) -> None:
     """Writes 1,797 images of 8 by 8 pixels, from 0 to 240, and their labels."""
-    pixels, labels = load_digits(return_X_y=True)
-    images = (pixels * 15).astype(np.uint8).reshape(-1, 8, 8, 1)
-    np.savez(file, images=images, labels=labels.astype(np.int64))
+    with np.load(DIGITS) as found:
+        images = (found["pixels"] * 15).reshape(-1, 8, 8, 1)
+        np.savez(file, images=images, labels=found["labels"].astype(np.int64))
 
 
 def of_digits(file: Path) -> dict[str, object]:

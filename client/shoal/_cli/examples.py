@@ -24,7 +24,10 @@ def examples(
     to: Annotated[Path, typer.Option("--to", help="Folder to copy to. It is created if it is missing.")] = Path(),
     as_json: options.JsonOption = False,
 ) -> None:
-    """Lists the examples that Shoal is installed with, or copies some of them. Existing files are not overwritten."""
+    """Lists the examples that Shoal is installed with, or copies some of them, with the files that they need.
+
+    Existing files are not overwritten.
+    """
     with Output(as_json) as out:
         found = {path.name: path for path in _found()}
         chosen = list(found) if everything else [_file_name(name, found) for name in names or ()]
@@ -33,9 +36,9 @@ def examples(
                 ([name, _purpose(path)], {"name": name, "purpose": _purpose(path)}) for name, path in found.items()
             ]
             out.rows("", ["example", "purpose"], rows, notes=["`shoal examples NAME` copies one to this folder"])
-        for name in chosen:
+        for name in _with_their_files(chosen, found):
             target = to / name
-            _copy(found[name], target)
+            _copy(next(iter(found.values())).with_name(name), target)
             out.message(f"wrote {target}", {"name": name, "file": str(target)})
 
 
@@ -51,6 +54,33 @@ def _file_name(name: str, found: dict[str, Path]) -> str:
     if file not in found:
         raise errors.BadRequest(f"there is no example {name!r}; choose one of: {', '.join(found)}", name=name)
     return file
+
+
+def _with_their_files(chosen: list[str], found: dict[str, Path]) -> list[str]:
+    """Returns the names of the chosen examples, of the examples that they import, and of their data files."""
+    names: dict[str, None] = {}
+    waiting = list(chosen)
+    while waiting:
+        name = waiting.pop(0)
+        if name in names:
+            continue
+        names[name] = None
+        if path := found.get(name):
+            waiting += [f"{module}.py" for module in _imported(path) if f"{module}.py" in found]
+            # An example names each data file that it reads.
+            waiting += [data.name for data in sorted(path.parent.glob("*.npz")) if data.name in path.read_text("utf-8")]
+    return list(names)
+
+
+def _imported(path: Path) -> list[str]:
+    """Returns the names of the modules that an example imports."""
+    modules = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            modules += [each.name for each in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            modules.append(node.module)
+    return modules
 
 
 def _purpose(path: Path) -> str:

@@ -16,7 +16,6 @@ HEAVY = {
     "llvmlite",
     "typer",
     "matplotlib",
-    "sklearn",
     "scipy",
     "cupy",
     "torch",

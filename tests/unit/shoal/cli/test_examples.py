@@ -25,7 +25,7 @@ def test_are_listed_with_their_purpose(run: Callable[..., Result]) -> None:
 
 @pytest.mark.parametrize("name", ["digits", "digits.py"])
 def test_are_copied_and_never_overwrite(run: Callable[..., Result], tmp_path: Path, name: str) -> None:
-    assert run(name).stdout == "wrote digits.py\n"
+    assert run(name).stdout == "wrote digits.py\nwrote digits.npz\n"
     assert (tmp_path / "digits.py").read_text() == next(it.read_text() for it in EXAMPLES if it.name == "digits.py")
     (tmp_path / "digits.py").write_text("mine")
     again = run(name)
@@ -36,7 +36,13 @@ def test_are_copied_and_never_overwrite(run: Callable[..., Result], tmp_path: Pa
 
 def test_all_are_copied_to_a_new_folder(run: Callable[..., Result], tmp_path: Path) -> None:
     assert run("--all", "--to", "a/b").exit_code == 0
-    assert sorted(path.name for path in (tmp_path / "a" / "b").iterdir()) == [path.name for path in EXAMPLES]
+    copied = sorted(path.name for path in (tmp_path / "a" / "b").iterdir())
+    assert copied == sorted([*(path.name for path in EXAMPLES), "digits.npz"])
+
+
+def test_are_copied_with_the_examples_and_the_data_that_they_need(run: Callable[..., Result], tmp_path: Path) -> None:
+    run("fine_tuning")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.py", "digits.npz", "fine_tuning.py"]
 
 
 def test_an_unknown_one_gets_the_names(run: Callable[..., Result]) -> None:
