@@ -18,6 +18,7 @@ import shoal
 from shoal import errors, optim
 from shoal.consistency import Consistency
 from shoal.status import MemberStatus
+from support import run_lengths
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
@@ -47,7 +48,10 @@ def running(job: shoal.JobHandle) -> Callable[[], bool]:
     return lambda: job.status().state is shoal.JobState.RUNNING
 
 
-MODES = [shoal.Synchronous(), shoal.Asynchronous(), shoal.BoundedStaleness(1)]
+MODES = run_lengths.size(
+    [shoal.Synchronous(), shoal.Asynchronous()],
+    [shoal.Synchronous(), shoal.Asynchronous(), shoal.BoundedStaleness(1)],
+)
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
@@ -223,8 +227,8 @@ def test_coordinator_with_memory_store_forgets_its_jobs() -> None:
             session.push({"w": np.ones(3)})
 
 
-# `test_up_restarts_a_role_that_dies_and_ends_at_ctrl_c` sends SIGINT.
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+# `test_up_restarts_a_role_that_dies_and_ends_at_ctrl_c` sends SIGINT, which has the same handler as SIGTERM.
+@pytest.mark.parametrize("number", run_lengths.size([signal.SIGKILL], [signal.SIGKILL, signal.SIGTERM]))
 def test_nothing_outlives_shoal_up(number: signal.Signals, tmp_path: Path) -> None:
     """However `shoal up` ends while a job runs, no role, trainer or file is left."""
     command = [sys.executable, "-m", "shoal", "up", "--servers", "1", "--workers", "1", "--path", str(TESTS), "--json"]

@@ -17,7 +17,7 @@ from support.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 
-SIZE, EPOCHS = 4_096, 2
+SIZE, EPOCHS = run_lengths.size(2_048, 4_096), 2
 KILLS = run_lengths.runs(2, 30)
 
 

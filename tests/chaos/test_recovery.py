@@ -23,7 +23,7 @@ from support.waiting import wait_until
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 
 KILLS = run_lengths.runs(1, 20)
-SIZE, EPOCHS, BATCH, WORKERS = 512, 6, 8, run_lengths.size(2, 3)
+SIZE, EPOCHS, BATCH, WORKERS = 512, run_lengths.size(3, 6), 8, run_lengths.size(2, 3)
 STEPS = SIZE * EPOCHS // (BATCH * WORKERS)
 
 

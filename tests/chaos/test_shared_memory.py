@@ -10,6 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from shoal._transport.segment import SHM
+from support import run_lengths
 from support.faults.killable_roles import KillableRole, Nursery
 from support.waiting import wait_until
 
@@ -60,7 +61,7 @@ class TestKill9:
     """Kills by SIGKILL, at random lines of the code that shares memory."""
 
     def test_of_workers(self, nursery: Nursery, server: Server) -> None:
-        for moment in moments(10, seed=1):
+        for moment in moments(run_lengths.runs(5, 10), seed=1):
             assert nursery.worker(server.address, doom=moment).end() == KILLED
             wait_until_nothing_is_left(nursery, server.process)
             another = nursery.worker(server.address)
@@ -70,7 +71,7 @@ class TestKill9:
             wait_until_nothing_is_left(nursery, server.process)
 
     def test_of_servers(self, nursery: Nursery) -> None:
-        for moment in moments(20, seed=2):
+        for moment in moments(run_lengths.runs(8, 20), seed=2):
             server = nursery.server(doom=moment)
             worker = nursery.worker(server.hear())
             assert server.end() == KILLED
@@ -79,7 +80,7 @@ class TestKill9:
             worker.kill()
 
     def test_of_both(self, nursery: Nursery) -> None:
-        for moment in moments(5, seed=3):
+        for moment in moments(run_lengths.runs(3, 5), seed=3):
             server = nursery.server()
             assert nursery.worker(server.hear(), doom=moment).end() == KILLED
             assert server.kill() == KILLED

@@ -14,6 +14,7 @@ import pytest
 import shoal
 from shoal import optim
 from shoal.status import MemberStatus
+from support import run_lengths
 
 pytestmark = pytest.mark.cluster
 
@@ -202,7 +203,7 @@ class TestProcesses:
         assert advice in reason
         assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
-    @pytest.mark.parametrize("role", ["server", "worker"])
+    @pytest.mark.parametrize("role", run_lengths.size(["server"], ["server", "worker"]))
     def test_second_process_of_a_name_is_refused(
         self, shared_cluster: shoal.LocalCluster, client: shoal.Client, role: str
     ) -> None:

@@ -12,6 +12,7 @@ import pytest
 import shoal
 from shoal import errors, optim
 from shoal._role import RoleProcess
+from support import run_lengths
 from support.clusters.cluster_probe import placement
 from support.clusters.local import Mended, local_cluster
 from support.waiting import wait_until
@@ -91,7 +92,8 @@ def draining(client: shoal.Client, server: str) -> bool:
     return any(member.draining for member in client.status().members if member.member == server)
 
 
-@pytest.mark.parametrize("signals", [1, 2])
+# In the short form, the contract tests let the grace period end.
+@pytest.mark.parametrize("signals", run_lengths.size([2], [1, 2]))
 def test_server_that_cannot_save_its_jobs_waits_for_grace_period_or_second_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signals: int
 ) -> None:

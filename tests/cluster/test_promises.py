@@ -245,6 +245,7 @@ def test_with_a_backup_worker_each_step_counts_three_of_four(client: shoal.Clien
     assert client.job("backup").wait(timeout_s=20).progress.dropped == dropped
 
 
+@run_lengths.long_only  # benchmarks measure what overlapping saves
 def test_a_worker_that_overlaps_waits_for_less_of_its_time(client: shoal.Client) -> None:
     """A step moves 64 MB each way and computes for longer than this takes, first without overlap, then with it."""
     steps, settings = 30, {"elements": 16_000_000, "seconds": 0.1}

@@ -24,6 +24,7 @@ SYNCHRONOUS = shoal.Synchronous()
 SEED = 2
 
 
+@run_lengths.long_only  # the tests below check what is rounded, and how the server sums it
 def test_accuracy_does_not_depend_on_the_wire_dtype(client: shoal.Client) -> None:
     """After synchronous training with one seed, the accuracy is within half a point of that with float32."""
 
