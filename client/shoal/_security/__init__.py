@@ -15,11 +15,13 @@ from shoal._security.bearer import MAX_TOKEN_BYTES, authorization, token_in
 from shoal._security.credentials import NO_CREDENTIALS, VARIABLES, Credentials
 from shoal._security.permissions import OPEN_CALLS, PERMISSIONS, check_own, check_permitted
 from shoal._security.principal import GIVEN_ROLES, AccessRole, Principal
+from shoal._security.role_names import NAMED_ROLES, role_name
 from shoal._security.tls_errors import NO_TLS, explained
 
 __all__ = [
     "GIVEN_ROLES",
     "MAX_TOKEN_BYTES",
+    "NAMED_ROLES",
     "NO_CREDENTIALS",
     "NO_TLS",
     "OPEN_CALLS",
@@ -36,5 +38,6 @@ __all__ = [
     "check_permitted",
     "explained",
     "open_authorizer",
+    "role_name",
     "token_in",
 ]

@@ -69,6 +69,7 @@ class Credentials:
         key: str = "",
         *,
         client_certificates: bool = True,
+        role: AccessRole | None = None,
         environment: Mapping[str, str] = os.environ,
     ) -> "Credentials":
         """Returns the credentials with the TLS files of these paths. An empty path means the one in the environment.
@@ -79,6 +80,7 @@ class Credentials:
                 servers do not require one.
             key: file with the key of the certificate. Default: SHOAL_TLS_KEY.
             client_certificates: whether servers of this process require a certificate of each client.
+            role: access role in which this process serves; None for a client.
             environment: the environment variables.
 
         Returns:
@@ -98,7 +100,7 @@ class Credentials:
             )
         from shoal._security.tls import TlsFiles  # noqa: PLC0415 - cryptography is slow to import
 
-        return cls(TlsFiles(*paths, client_certificates=client_certificates))
+        return cls(TlsFiles(*paths, client_certificates=client_certificates, role=role))
 
 
 NO_CREDENTIALS = Credentials()

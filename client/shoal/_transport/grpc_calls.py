@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from shoal import _rpc, errors
-from shoal._security import NO_CREDENTIALS, Credentials
+from shoal._security import NO_CREDENTIALS, AccessRole, Credentials
 from shoal._wire import Buffer
 from shoal._wire.limits import transfer_s
 from shoal.v1 import parameter_server_pb2 as pb
@@ -24,7 +24,7 @@ class GrpcCalls:
 
     def __init__(self, address: str, credentials: Credentials = NO_CREDENTIALS) -> None:
         self._address, self.credentials = address, credentials
-        self._channel = _rpc.channel(address, credentials)
+        self._channel = _rpc.channel(address, credentials, AccessRole.SERVER)
         self._stub = ParameterServerStub(self._channel)
         # As the stub's methods, but messages with chunks are bytes, which avoids copies into protobuf objects.
         self._pull: Any = self._channel.unary_stream(f"{_SERVICE}Pull", pb.PullRequest.SerializeToString)
@@ -39,7 +39,7 @@ class GrpcCalls:
                     pb.AttachRequest(), timeout=_COMMIT_TIMEOUT_S, metadata=self.credentials.metadata()
                 )
         except errors.Unreachable:
-            if failure := _rpc.tls_failure(self._address, self.credentials.tls):
+            if failure := _rpc.tls_failure(self._address, self.credentials.tls, AccessRole.SERVER):
                 raise failure from None
             raise
 

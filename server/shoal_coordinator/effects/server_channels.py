@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal import _rpc, _tracing, errors
-from shoal._security import NO_CREDENTIALS, Credentials
+from shoal._security import NO_CREDENTIALS, AccessRole, Credentials
 from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
 from shoal_coordinator.messages import ServerRef
 
@@ -86,7 +86,7 @@ class ServerChannels:
             found = self._channels.pop(server, None)
             closed = [found] if found and found.incarnation != incarnation else []
             if found is None or closed:
-                channel = _rpc.channel(server.address, self._credentials_for(server.member))
+                channel = _rpc.channel(server.address, self._credentials_for(server.member), AccessRole.SERVER)
                 found = LentChannel(server, ParameterServerStub(channel), incarnation, channel)
             self._channels[server] = found
             found.users += 1
