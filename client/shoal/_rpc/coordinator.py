@@ -49,6 +49,7 @@ class CoordinatorClient:
         self._answered = False  # whether any call was answered, so that TLS works
         self.retries = Retries()
         self._retry_for_s, self._on_silence = retry_for_s, on_silence
+        self._check_port = credentials.port_check(address)
         self._channel = channels.channel(address, credentials, AccessRole.COORDINATOR)
         self.members = coordinator_pb2_grpc.CoordinatorStub(self._channel)
         self.jobs = job_pb2_grpc.JobsStub(self._channel)
@@ -116,8 +117,12 @@ class CoordinatorClient:
             )
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Returns the metadata of a call: the trace of this thread, and the token."""
-        return *(_tracing.metadata() or ()), *self.credentials.metadata()
+        """Returns the metadata of a call: the trace of this thread, and the token.
+
+        Raises:
+            Unauthenticated: another user listens on the coordinator's port.
+        """
+        return *(_tracing.metadata() or ()), *self.credentials.metadata(self._check_port)
 
     def close(self) -> None:
         """Closes the channel. Calls in progress fail with Cancelled."""
