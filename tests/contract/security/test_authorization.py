@@ -2,6 +2,8 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +24,13 @@ from shoal._security import (
     authorization,
     check_own,
 )
-from shoal._transport import GrpcCalls
+from shoal._transport import GrpcCalls, ServerConnection
+from shoal._wire import CallLayout
 from shoal.v1 import coordinator_pb2, job_pb2, token_pb2
 from shoal.v1 import header_pb2 as headers
 from shoal.v1 import parameter_server_pb2 as pb
 from support.clusters.secure_rig import SecureRig, expired, of_another_cluster, secure_rig
+from support.waiting import wait_until
 
 # Without that of /metrics, which is no gRPC call.
 CLOSED = sorted(PERMISSIONS.keys() - OPEN_CALLS - {METRICS_CALL})
@@ -183,6 +187,28 @@ def test_a_ticket_of_another_participant_is_refused_by_the_server(
             made[method]()
     finally:
         calls.close()
+
+
+@pytest.mark.parametrize("transport", ["grpc", "tcp"])
+def test_a_pull_that_waits_ends_when_its_token_is_revoked(
+    rig: SecureRig, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOAL_TRANSPORT", transport)
+    job, store = f"waits-{transport}", rig.server.store
+    with rig.client.session(job, variables={"w": np.zeros(3)}, consistency=shoal.Synchronous()) as session:
+        life = next(each.incarnation for each in rig.client.status().members if each.member == session.worker)
+        ticket = rig.token(AccessRole.TRAINER, job=job, worker=session.worker, incarnation=life)
+        [generation] = [group.config.generation for group in store.groups() if group.config.name == job]
+        own = headers.Stamp(job=job, worker=session.worker, incarnation=life, generation=generation)
+        connection = ServerConnection(rig.server.address, CallLayout([]), transport, Credentials(token=lambda: ticket))
+        with ThreadPoolExecutor(1) as thread, closing(connection):
+            pulled = thread.submit(connection.pull, pb.PullRequest(stamp=own, shards=[0], ahead=1), None)
+            wait_until(lambda: store.queues()[0] or pulled.done(), what="a pull that waits")
+            rig.server.authorizer.revoke(["test"])
+            with pytest.raises(errors.Unauthenticated, match="was revoked"):
+                pulled.result(10)
+        rig.server.authorizer.revoke([])
+        assert store.queues()[0] == 0
 
 
 @pytest.mark.parametrize("transport", ["grpc", "tcp", "auto"])
