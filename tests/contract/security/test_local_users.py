@@ -8,13 +8,15 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import shoal
 from shoal import errors
 from shoal._security import AccessFile, AccessRole, Credentials, Principal
-from shoal._transport import GrpcCalls
+from shoal._transport import GrpcCalls, Segment
 from shoal._transport.lane_transport import LaneFactory
+from shoal._transport.shared_memory import SHARED_FROM_BYTES
 from shoal._transport.transport import Target
 from shoal._wire import CallLayout
 from shoal.v1 import parameter_server_pb2 as pb
@@ -29,6 +31,13 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a
 def rig() -> Iterator[SecureRig]:
     with secure_rig() as running:
         yield running
+
+
+def lane_port_of(rig: SecureRig) -> str:
+    """Returns the port of the server's lanes."""
+    ticket = rig.token(AccessRole.TRAINER, job="job")
+    with closing(GrpcCalls(rig.server.address, Credentials(token=lambda: ticket))) as calls:
+        return calls.attach().address.rpartition(":")[2]
 
 
 OTHER_USER = """
@@ -72,19 +81,93 @@ OTHER_USER = """
 
 
 def test_another_local_user_is_refused(rig: SecureRig) -> None:
-    offer = GrpcCalls(rig.server.address, Credentials(token=lambda: rig.token(AccessRole.TRAINER, job="job")))
-    lane_port = offer.attach().address.rpartition(":")[2]
-    offer.close()
-    command = [
-        sys.executable,
-        "-c",
-        textwrap.dedent(OTHER_USER),
-        rig.coordinator.address,
-        rig.server.address,
-        lane_port,
-    ]
+    arguments = [rig.coordinator.address, rig.server.address, lane_port_of(rig)]
+    command = [sys.executable, "-c", textwrap.dedent(OTHER_USER), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.split() == ["UNAUTHENTICATED"] * 12, done.stdout + done.stderr
+
+
+IN_SHARED_MEMORY = """
+    import os, sys
+    from pathlib import Path
+    from shoal import errors
+    from shoal._transport import Lane, PARAMETER_SERVER, Segment, SegmentUnavailable, TokenSecurity, open_handshake
+    from shoal._transport.segment import SHM
+    from shoal.v1 import parameter_server_pb2 as pb
+
+    pid, lane_port, name, nonce, ticket = sys.argv[1:]
+    nonce = bytes.fromhex(nonce)
+
+    def attach(segment, nonce, token):
+        # Returns whether the server shares this memory.
+        lane = Lane.connect("127.0.0.1", int(lane_port), PARAMETER_SERVER, timeout_s=5)
+        try:
+            offer = pb.Segment(name=segment, regions=1, region_bytes=4096, nonce=nonce)
+            welcome = open_handshake(lane, TokenSecurity(token), pb.LaneHello(segment=offer), within_s=5)
+            if not welcome.shared:
+                raise SegmentUnavailable(welcome.reason)
+        finally:
+            lane.close()
+
+    try:
+        attach(name, nonce, b"guess")  # it imports what the other user cannot read
+    except errors.Unauthenticated:
+        pass
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+    own, path = Segment.create(4096), SHM / name
+    assert name in os.listdir(SHM)
+    attempts = {
+        "read": lambda: os.open(path, os.O_RDONLY),
+        "write": lambda: os.open(path, os.O_WRONLY),
+        "truncate": lambda: os.truncate(path, 0),
+        "chmod": lambda: path.chmod(0o666),
+        "rename": lambda: path.rename(SHM / "stolen"),
+        "remove": path.unlink,
+        "map": lambda: Segment.open(name, 4096, nonce),
+        "files": lambda: os.listdir(f"/proc/{pid}/fd"),
+        "mappings": lambda: os.listdir(f"/proc/{pid}/map_files"),
+        "memory": lambda: open(f"/proc/{pid}/mem", "rb"),
+        "attach": lambda: attach(name, nonce, b"guess"),
+        "attach own": lambda: attach(own.name, own.nonce, b"guess"),
+        "reader attaches": lambda: attach(name, bytes(16), ticket.encode()),
+        "reader attaches own": lambda: attach(own.name, own.nonce, ticket.encode()),
+    }
+    for what, attempt in attempts.items():
+        try:
+            attempt()
+            print(f"{what}: done")
+        except (PermissionError, SegmentUnavailable) as error:
+            print(f"{what}: {type(error).__name__}")
+        except errors.ShoalError as error:
+            print(f"{what}: {error.code}")
+    own.close()
+"""
+SHARED_MEMORY_OUTCOMES = (
+    dict.fromkeys(["read", "write", "truncate", "chmod", "rename", "remove"], "PermissionError")
+    | {"map": "SegmentUnavailable"}
+    | dict.fromkeys(["files", "mappings", "memory"], "PermissionError")
+    | dict.fromkeys(["attach", "attach own"], "UNAUTHENTICATED")
+    # A reader has a ticket, but its memory is another user's, and it does not know the nonce of others.
+    | dict.fromkeys(["reader attaches", "reader attaches own"], "SegmentUnavailable")
+)
+
+
+def test_another_local_user_gets_no_shared_memory(rig: SecureRig) -> None:
+    values = np.zeros(SHARED_FROM_BYTES, np.float32)
+    with Segment.create(4096) as segment, rig.client.session("shared", variables={"w": values}) as session:
+        session.pull()
+        assert b"/shoal-" in Path("/proc/self/maps").read_bytes(), "the session shares memory with the server"
+        segment.view(0, 6)[:] = b"secret"
+        reader = rig.token(AccessRole.OBSERVER, job="shared")
+        lane_port = lane_port_of(rig)
+        arguments = [str(os.getpid()), lane_port, segment.name, segment.nonce.hex(), reader]
+        command = [sys.executable, "-c", textwrap.dedent(IN_SHARED_MEMORY), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        found = dict(line.split(": ") for line in done.stdout.splitlines())
+        assert found == SHARED_MEMORY_OUTCOMES, done.stderr
+        segment.check()
+        assert bytes(segment.view(0, 6)) == b"secret"
+        session.pull()
 
 
 ON_THE_PORT = """
