@@ -27,7 +27,7 @@ if __name__ == "__main__":
 import numpy as np
 from peers import workload as wl
 
-from shoal._security import VARIABLES
+from shoal._security import VARIABLES, AccessRole, role_name
 from shoal._security.certificates import make_certificates
 
 LEARNING_RATE = 1e-3
@@ -131,7 +131,8 @@ def plain_environment() -> Iterator[dict[str, str]]:
 def tls_environment() -> Iterator[dict[str, str]]:
     """Makes certificates; yields the variables with which a process uses them."""
     with tempfile.TemporaryDirectory() as folder:
-        make_certificates(Path(folder))
+        # One certificate for all roles of this machine.
+        make_certificates(Path(folder), [f"server={role_name(AccessRole.COORDINATOR)}"])
         names = ("ca.pem", "server.pem", "server-key.pem")
         yield {variable: f"{folder}/{name}" for variable, name in zip(VARIABLES, names, strict=True)}
 

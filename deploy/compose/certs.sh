@@ -8,7 +8,8 @@ set -eu
 
 folder=/var/lib/shoal/tls
 roles="coordinator server worker submitter reader"
-issued=$folder/ca/hosts    # the hosts of the current certificates
+# The hosts of the current certificates. An earlier version, whose certificates did not name their roles, had another file.
+issued=$folder/ca/issued
 if [ "$(cat $issued 2> /dev/null)" = "$*" ] && [ -n "$(find $issued -mtime -182)" ]; then
     exit
 fi

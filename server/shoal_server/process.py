@@ -85,8 +85,8 @@ class Server:
         if abandoned := remove_stale():
             _log.info("removed shared memory of dead processes", segments=len(abandoned))
         self.authorizer = Authorizer(server=config.name)  # refuses all calls until the server is registered
-        service = DataService(self.store, metrics, self.authorizer)
-        self._endpoints = EndpointGroup(service, self._endpoint_config(config))
+        self._service = DataService(self.store, metrics, self.authorizer)
+        self._endpoints = EndpointGroup(self._service, self._endpoint_config(config))
         with ExitStack() as undo:
             undo.callback(self._endpoints.stop)
             self._writer = CheckpointWriter(storage, config.name)
@@ -166,6 +166,7 @@ class Server:
         # Each heartbeat calls this function, so periodic clean-up happens here.
         self.store.memory.trim()
         self._endpoints.end_stalled()
+        self._service.end_refused()
         remove_stale()  # removes the names left by clients that were killed before the handshake
         return *self.store.load(), self._metrics.load(waiting_pulls=self.store.queues()[0])
 

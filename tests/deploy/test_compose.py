@@ -16,7 +16,7 @@ import yaml
 from cryptography import x509
 from opentelemetry.sdk.trace import TracerProvider
 
-from shoal._security import VARIABLES
+from shoal._security import VARIABLES, AccessRole, role_name
 from shoal._security.tls import TlsFiles
 from shoal._tracing import environment as tracing
 from shoal_coordinator.main import coordinator
@@ -236,7 +236,7 @@ class TestCertificates:
         made = make_certs(tmp_path, *SERVICES["certs"]["command"])
         roles = [volume.removeprefix("tls-") for volume in TLS if volume != "tls-ca"]
         expected = {f"{role}/{name}.pem" for role in roles for name in ("ca", "cert", "key")}
-        assert made.keys() == expected | {"ca/ca.pem", "ca/ca-key.pem", "ca/hosts"}
+        assert made.keys() == expected | {"ca/ca.pem", "ca/ca-key.pem", "ca/issued"}
         modes = {name: (tmp_path / "tls" / name).stat().st_mode & 0o777 for name in made if "key" in name}
         assert {name for name, mode in modes.items() if mode != 0o600} == {"reader/key.pem"}
         assert modes["reader/key.pem"] == 0o640  # Prometheus has another user and the same group
@@ -245,8 +245,8 @@ class TestCertificates:
             if role != "reader":
                 assert TlsFiles(*files).has_certificate
         names = names_of(tmp_path / "tls" / "server" / "cert.pem")
-        assert {"server-0", "server-1"} <= names
-        assert not {"coordinator", "worker"} & names
+        assert {"server-0", "server-1", role_name(AccessRole.SERVER)} <= names
+        assert not {"coordinator", "worker", role_name(AccessRole.COORDINATOR)} & names
 
     def test_it_keeps_them_until_a_host_is_added_or_half_a_year_has_passed(self, tmp_path: Path) -> None:
         first = make_certs(tmp_path, "server=server-0")
@@ -255,10 +255,16 @@ class TestCertificates:
         assert "server-1" in names_of(tmp_path / "tls" / "server" / "cert.pem")
         assert (added["ca/ca.pem"], added["ca/ca-key.pem"]) == (first["ca/ca.pem"], first["ca/ca-key.pem"])
         long_ago = time.time() - 183 * 86_400
-        os.utime(tmp_path / "tls" / "ca" / "hosts", (long_ago, long_ago))
+        os.utime(tmp_path / "tls" / "ca" / "issued", (long_ago, long_ago))
         renewed = make_certs(tmp_path, "server=server-0", "server=server-1")
         assert renewed["worker/cert.pem"] != added["worker/cert.pem"]
         assert renewed["ca/ca.pem"] == first["ca/ca.pem"]
+
+    def test_it_replaces_those_that_do_not_name_their_roles(self, tmp_path: Path) -> None:
+        first = make_certs(tmp_path, "server=server-0")
+        # As an earlier version left it.
+        (tmp_path / "tls" / "ca" / "issued").rename(tmp_path / "tls" / "ca" / "hosts")
+        assert make_certs(tmp_path, "server=server-0")["server/cert.pem"] != first["server/cert.pem"]
 
 
 def names_of(file: Path) -> set[str]:

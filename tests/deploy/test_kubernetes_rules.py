@@ -184,6 +184,16 @@ BROKEN: list[tuple[str, Change, str]] = [
         "Certificate server does not name server-0.server.shoal.svc",
     ),
     (
+        "clients do not know the role of a server",
+        lambda o: spec(o, "Certificate")["dnsNames"].remove("server.role.shoal.internal"),
+        "Certificate server does not name server.role.shoal.internal",
+    ),
+    (
+        "a worker poses as a server",
+        lambda o: spec(o, "Certificate", "worker")["dnsNames"].append("*.role.shoal.internal"),
+        "Certificate worker: its holder can pose as another role",
+    ),
+    (
         "a reader poses as a server",
         lambda o: spec(o, "Certificate", "reader").update(dnsNames=["server"]),
         "its holder can pose as ['server']",

@@ -24,7 +24,7 @@ from shoal._role import process_metrics
 from shoal._role.exposure import check_exposure
 from shoal._role.http_endpoints import RoleHttpServer
 from shoal._role.identity import RoleIdentity
-from shoal._security import Authorizer, Credentials
+from shoal._security import AccessRole, Authorizer, Credentials
 from shoal._system import raise_open_files
 from shoal._system.exit_codes import exit_code
 
@@ -147,7 +147,8 @@ def find_credentials(role: str, options: ConnectionOptions, listens: Iterable[st
     """
     try:
         required = options.tls_client_certs == "required"
-        found = Credentials.find(options.tls_ca, options.tls_cert, options.tls_key, client_certificates=required)
+        paths = options.tls_ca, options.tls_cert, options.tls_key
+        found = Credentials.find(*paths, client_certificates=required, role=AccessRole(role))
         if found.tls:
             found.tls.check_serves()
         check_exposure(role, listens, tls=bool(found.tls), insecure=options.insecure)

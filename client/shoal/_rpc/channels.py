@@ -14,7 +14,7 @@ from shoal import errors
 from shoal._limits import catalogue
 from shoal._rpc.backoff import Backoff
 from shoal._rpc.tls_channel import TlsChannel
-from shoal._security import NO_CREDENTIALS, Credentials
+from shoal._security import NO_CREDENTIALS, AccessRole, Credentials
 from shoal._wire.limits import MAX_MESSAGE_BYTES
 from shoal.v1 import header_pb2
 
@@ -148,17 +148,24 @@ def reserve(host: str, port: int) -> socket.socket:
     return holder
 
 
-def channel(address: str, credentials: Credentials = NO_CREDENTIALS) -> grpc.Channel:
-    """Returns a channel to `host:port`, which connects at the first call.
+def channel(
+    address: str, credentials: Credentials = NO_CREDENTIALS, role: AccessRole = AccessRole.SERVER
+) -> grpc.Channel:
+    """Returns a channel, which connects at the first call.
 
     With TLS, its calls use new certificates once the files have changed.
 
     Create its stubs before it can be closed: grpcio 1.85 crashes the process if a stub is created on a closed channel.
+
+    Args:
+        address: host:port of the other process.
+        credentials: what this process presents.
+        role: access role of the other process. With TLS, its certificate must name this role.
     """
     # With the scheme, gRPC reads the rest as host:port. Without it, unix:80 would be a socket in the file system.
     target = f"dns:///{address}"
     if credentials.tls:
-        return TlsChannel(target, credentials.tls, _CHANNEL_OPTIONS)
+        return TlsChannel(target, credentials.tls, role, _CHANNEL_OPTIONS)
     return grpc.insecure_channel(target, options=_CHANNEL_OPTIONS)
 
 

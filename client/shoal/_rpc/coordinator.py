@@ -9,7 +9,7 @@ from shoal import _tracing, errors
 from shoal._rpc import channels
 from shoal._rpc.retries import Retries
 from shoal._rpc.tls_probe import tls_failure
-from shoal._security import NO_CREDENTIALS, Credentials
+from shoal._security import NO_CREDENTIALS, AccessRole, Credentials
 from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc, token_pb2_grpc
 
 T = TypeVar("T")
@@ -49,7 +49,8 @@ class CoordinatorClient:
         self._answered = False  # whether any call was answered, so that TLS works
         self.retries = Retries()
         self._retry_for_s, self._on_silence = retry_for_s, on_silence
-        self._channel = channels.channel(address, credentials)
+        self._check_port = credentials.port_check(address)
+        self._channel = channels.channel(address, credentials, AccessRole.COORDINATOR)
         self.members = coordinator_pb2_grpc.CoordinatorStub(self._channel)
         self.jobs = job_pb2_grpc.JobsStub(self._channel)
         self.tokens = token_pb2_grpc.TokensStub(self._channel)
@@ -88,7 +89,8 @@ class CoordinatorClient:
             try:
                 reply = attempt()
             except errors.Unreachable:
-                if not self._answered and (failure := tls_failure(self.address, self.credentials.tls)):
+                tls, role = self.credentials.tls, AccessRole.COORDINATOR
+                if not self._answered and (failure := tls_failure(self.address, tls, role)):
                     raise failure from None
                 raise
             self._answered = True
@@ -115,8 +117,12 @@ class CoordinatorClient:
             )
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Returns the metadata of a call: the trace of this thread, and the token."""
-        return *(_tracing.metadata() or ()), *self.credentials.metadata()
+        """Returns the metadata of a call: the trace of this thread, and the token.
+
+        Raises:
+            Unauthenticated: another user listens on the coordinator's port.
+        """
+        return *(_tracing.metadata() or ()), *self.credentials.metadata(self._check_port)
 
     def close(self) -> None:
         """Closes the channel. Calls in progress fail with Cancelled."""

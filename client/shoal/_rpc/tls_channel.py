@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from shoal._security import AccessRole, role_name
+
 if TYPE_CHECKING:
     from shoal._security.tls import TlsFiles, TlsMaterial
 
@@ -23,6 +25,7 @@ class TlsChannel(grpc.Channel):
     Args:
         target: address of the server, as for `grpc.secure_channel`.
         tls: TLS settings of this process.
+        role: access role that the server's certificate must name. The channel checks this name instead of the host.
         options: options of the channel.
         clock: monotonic clock, in seconds.
     """
@@ -31,10 +34,12 @@ class TlsChannel(grpc.Channel):
         self,
         target: str,
         tls: "TlsFiles",
+        role: AccessRole,
         options: list[tuple[str, Any]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._target, self._tls, self._options, self._clock = target, tls, options, clock
+        self._target, self._tls, self._clock = target, tls, clock
+        self._options = [*options, ("grpc.ssl_target_name_override", role_name(role))]
         self._lock = threading.Lock()  # guards all below, and the counts of calls
         self._current = self._open(tls.current())
         self._looked_at = clock()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shoal import errors
 from shoal._rpc.channels import parse_address
-from shoal._security import explained
+from shoal._security import AccessRole, explained, role_name
 
 if TYPE_CHECKING:
     from shoal._security.tls import TlsFiles
@@ -19,7 +19,7 @@ _USES_TLS = (
 )
 
 
-def tls_failure(address: str, tls: "TlsFiles | None") -> errors.Unauthenticated | None:
+def tls_failure(address: str, tls: "TlsFiles | None", role: AccessRole) -> errors.Unauthenticated | None:
     """Returns why TLS with a process fails, or None if the reason why it does not answer is another one.
 
     The function opens a connection of its own, and waits for at most a second.
@@ -27,11 +27,11 @@ def tls_failure(address: str, tls: "TlsFiles | None") -> errors.Unauthenticated 
     Args:
         address: host:port of the process.
         tls: TLS settings of this process. None means that it uses no TLS.
+        role: access role that the certificate of the other process must name.
     """
     host, port = parse_address(address)
-    host = host.strip("[]")
-    with suppress(OSError), socket.create_connection((host, port), _PROBE_S) as connection:
-        if why := _refusal(connection, tls, host) if tls else _hint(connection):
+    with suppress(OSError), socket.create_connection((host.strip("[]"), port), _PROBE_S) as connection:
+        if why := _refusal(connection, tls, role) if tls else _hint(connection):
             return errors.Unauthenticated(f"no connection to {address}: {why}", address=address)
     return None
 
@@ -48,9 +48,9 @@ def _hint(connection: socket.socket) -> str:
     return _USES_TLS
 
 
-def _refusal(connection: socket.socket, tls: "TlsFiles", host: str) -> str:
+def _refusal(connection: socket.socket, tls: "TlsFiles", role: AccessRole) -> str:
     try:
-        tls.current().lane_client.wrap_socket(connection, server_hostname=host).close()
+        tls.current().lane_client.wrap_socket(connection, server_hostname=role_name(role)).close()
     except ssl.SSLError as error:
         return explained(error)
     except ConnectionError:

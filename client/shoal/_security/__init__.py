@@ -1,8 +1,8 @@
 """Access control of a cluster, and protection of its connections.
 
 Tokens and tickets identify callers, and `permissions` says which calls each of them may make. Processes find their
-tokens in access files. `certificates` and `tls` protect connections. `credentials` has what a process presents to
-others.
+tokens in access files, and `port_check` keeps tokens from other users of a machine. `certificates` and `tls` protect
+connections. `credentials` has what a process presents to others.
 
 `_rpc`, `_transport`, `_role`, `_cli`, `client` and the roles import it. It imports nothing of Shoal except `errors` and
 `_system`, and no grpc. This module does not import `certificates`, `tls` and `tokens`: code that needs them imports
@@ -14,12 +14,16 @@ from shoal._security.authorizer import Authorizer, open_authorizer
 from shoal._security.bearer import MAX_TOKEN_BYTES, authorization, token_in
 from shoal._security.credentials import NO_CREDENTIALS, VARIABLES, Credentials
 from shoal._security.permissions import OPEN_CALLS, PERMISSIONS, check_own, check_permitted
+from shoal._security.port_check import CHECK_EVERY_S, PortCheck, user_mark
 from shoal._security.principal import GIVEN_ROLES, AccessRole, Principal
+from shoal._security.role_names import NAMED_ROLES, role_name
 from shoal._security.tls_errors import NO_TLS, explained
 
 __all__ = [
+    "CHECK_EVERY_S",
     "GIVEN_ROLES",
     "MAX_TOKEN_BYTES",
+    "NAMED_ROLES",
     "NO_CREDENTIALS",
     "NO_TLS",
     "OPEN_CALLS",
@@ -29,6 +33,7 @@ __all__ = [
     "AccessRole",
     "Authorizer",
     "Credentials",
+    "PortCheck",
     "Principal",
     "TokenSource",
     "authorization",
@@ -36,5 +41,7 @@ __all__ = [
     "check_permitted",
     "explained",
     "open_authorizer",
+    "role_name",
     "token_in",
+    "user_mark",
 ]

@@ -1,21 +1,20 @@
 """Access files: the files in which the processes of one user on one machine find their tokens.
 
 A coordinator writes a file with a token for each access role into a folder that only its user can read. The user's
-clients, servers and workers find the file by the coordinator's address. They do not present its tokens if another user
-listens at an address of loopback. On other machines, SHOAL_TOKEN_FILE names a file with one token.
+clients, servers and workers find the file by the coordinator's address. On other machines, SHOAL_TOKEN_FILE names a
+file with one token.
 """
 
 import json
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from shoal import errors
 from shoal._security.principal import AccessRole
 from shoal._system import atomic_write, private_files
-from shoal._system.listeners import listening_users
 
 TOKEN_FILE_VARIABLE = "SHOAL_TOKEN_FILE"  # noqa: S105 - the name of a variable
 # The group of a file may read it, as the files of a Kubernetes secret need. Only the owner may write.
@@ -86,26 +85,12 @@ class TokenSource:
     The token is in the file that SHOAL_TOKEN_FILE names, or else in this user's access file. It is read again when the
     file changes.
 
-    Connections on loopback may be without TLS, and the coordinator may be down. Another user's process that listens on
-    its port would then receive the token. So each call of the object checks who listens there, if the token is in the
-    access file. A token that SHOAL_TOKEN_FILE names is not checked, because its coordinator may be another user's. TLS
-    protects it.
-
     Args:
         address: host:port of the coordinator.
         role: the access role of the process.
-        listeners: returns the ids of the users who listen on a port of loopback. Its arguments are the host and the
-            port.
     """
 
-    def __init__(
-        self,
-        address: str,
-        role: AccessRole,
-        *,
-        listeners: Callable[[str, int], frozenset[int]] = listening_users,
-    ) -> None:
-        self._address, self._listeners = address, listeners
+    def __init__(self, address: str, role: AccessRole) -> None:
         self._named, self._access_file, self._role = os.environ.get(TOKEN_FILE_VARIABLE, ""), AccessFile(address), role
         self._path = Path(self._named) if self._named else self._access_file.path
         self._seen: tuple[object, str] = _NEVER, ""
@@ -114,8 +99,7 @@ class TokenSource:
         """Returns the token; empty if there is none.
 
         Raises:
-            Unauthenticated: the file that SHOAL_TOKEN_FILE names does not exist, the file cannot be used, or another
-                user listens at the address of the coordinator.
+            Unauthenticated: the file that SHOAL_TOKEN_FILE names does not exist, or the file cannot be used.
         """
         try:
             status = os.stat(self._path)
@@ -126,24 +110,7 @@ class TokenSource:
         if seen is _NEVER or seen != version:
             token = _token_in(self._path) if self._named else self._access_file.read().get(self._role.value, "")
             self._seen = version, token
-        if token and not self._named:
-            self._check_listeners()
         return token
-
-    def _check_listeners(self) -> None:
-        """Checks that no other user receives what this process sends to the coordinator.
-
-        If nothing listens, the call fails by itself.
-        """
-        host, _, port = self._address.rpartition(":")
-        if not port.isdecimal():
-            return
-        if others := self._listeners(host, int(port)) - {os.geteuid(), 0}:
-            raise errors.Unauthenticated(
-                f"user {min(others)} listens on {self._address}, but the coordinator of the token in {self._path} runs "
-                f"as user {os.geteuid()}. The token was not sent. When the port is free, start the coordinator again; "
-                "or start it on another port, and give its new address"
-            )
 
 
 def _token_in(path: Path) -> str:

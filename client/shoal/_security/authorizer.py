@@ -25,6 +25,7 @@ class Authorizer:
 
     def __init__(self, verifier: "TokenVerifier | None" = None, *, server: str = "") -> None:
         self._verifier, self._server, self._open = verifier, server, False
+        self._on_revoked: Callable[[], object] = bool  # does nothing
 
     @property
     def is_open(self) -> bool:
@@ -55,8 +56,14 @@ class Authorizer:
 
     def revoke(self, tokens: Iterable[str]) -> None:
         """Sets the ids of the tokens that are refused."""
-        if self._verifier:
-            self._verifier.revoke(frozenset(tokens))
+        revoked = frozenset(tokens)
+        if self._verifier and revoked != self._verifier.revoked:
+            self._verifier.revoke(revoked)
+            self._on_revoked()
+
+    def on_revoked(self, callback: Callable[[], object]) -> None:
+        """Sets what is called when other tokens are refused than before, on the thread that sets their ids."""
+        self._on_revoked = callback
 
     def allow_all(self) -> None:
         """Allows all calls, as in a cluster that was started with --insecure."""
@@ -96,11 +103,16 @@ class Authorizer:
         from shoal._security.certificate_identity import principal_in  # noqa: PLC0415 - cryptography is slow to import
 
         principal = principal_in(pem)
-        self._check_valid(principal)
+        self.check_valid(principal)
         check_permitted(principal, call)
         return principal
 
-    def _check_valid(self, principal: Principal) -> None:
+    def check_valid(self, principal: Principal) -> None:
+        """Checks that the token or the certificate which identified a caller earlier is still valid.
+
+        Raises:
+            Unauthenticated: it has expired or was revoked.
+        """
         if self._verifier:
             self._verifier.check(principal)
 
@@ -122,7 +134,7 @@ class Authorizer:
         """
         if principal is None:
             return
-        self._check_valid(principal)
+        self.check_valid(principal)
         check_own(principal, job, worker, incarnation, reading=reading)
 
 

@@ -1,7 +1,8 @@
 """Development certificates: a CA, and a certificate and key for each role, as `shoal certs init` writes them.
 
 A certificate carries its role as a URI (`spiffe://shoal/server`), and the hosts of its process as DNS names and
-addresses. A URI cannot be mistaken for a host, and SPIRE and cert-manager issue such certificates as well.
+addresses. A URI cannot be mistaken for a host, and SPIRE and cert-manager issue such certificates as well. Those of a
+coordinator and of a server also have the DNS name by which clients know the role (`role_names`).
 """
 
 import datetime
@@ -18,6 +19,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from shoal import errors
 from shoal._security.certificate_identity import ROLE_URI
+from shoal._security.role_names import NAMED_ROLES, ROLE_DOMAIN, is_role_name, role_name
 from shoal._system import private_files
 
 CA_DAYS, CERTIFICATE_DAYS = 3650, 365
@@ -46,7 +48,7 @@ def make_certificates(
     Args:
         folder: folder for the files; it is created if it does not exist.
         hosts: names and addresses of the hosts of the cluster, beside localhost and this machine's name. ROLE=NAME is
-            only in the certificate of this role.
+            only in the certificate of this role. A name of a role needs this form.
         ca: folder with ca.pem and ca-key.pem of an earlier call; this CA then issues the certificates. If it is None,
             the function makes a new CA.
         now: the current time. None means that the clock gives it.
@@ -124,7 +126,8 @@ def _issue(
     uses = [ExtendedKeyUsageOID.CLIENT_AUTH]
     if role in SERVING_ROLES:
         uses.append(ExtendedKeyUsageOID.SERVER_AUTH)
-    alternatives = [x509.UniformResourceIdentifier(f"{ROLE_URI}{role}"), *names]
+    own = [x509.DNSName(role_name(each)) for each in NAMED_ROLES if each.value == role]
+    alternatives = [x509.UniformResourceIdentifier(f"{ROLE_URI}{role}"), *own, *names]
     certificate = (
         _builder(_name(role), issuer.certificate.subject, key, now, CERTIFICATE_DAYS)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -166,6 +169,12 @@ def _names_of_roles(hosts: Iterable[str]) -> dict[str, list[x509.GeneralName]]:
                 host=given,
             )
         name = _alternative_name(host)
+        if is_role_name(host) and not equals:
+            raise errors.BadRequest(
+                f"{host!r} is a name of a role, and every process whose certificate has it can act as this role; names "
+                f"in {ROLE_DOMAIN} need ROLE=NAME",
+                host=given,
+            )
         for role in [only] if equals else SERVING_ROLES:
             names[role].append(name)
     return names

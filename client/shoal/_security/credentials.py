@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from shoal import errors
 from shoal._security.access_files import TokenSource
 from shoal._security.bearer import authorization
+from shoal._security.port_check import PortCheck
 from shoal._security.principal import AccessRole
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ def no_token() -> str:
 
 def _keep() -> None:
     """Does nothing: the next call presents the same token."""
+
+
+def _unchecked(token: str) -> None:
+    """Does nothing: the token needs no check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +58,30 @@ class Credentials:
         """
         return self if self.token is not no_token else self.with_token(TokenSource(address, role))
 
-    def metadata(self) -> tuple[tuple[str, str], ...]:
+    def metadata(self, check: Callable[[str], object] = _unchecked) -> tuple[tuple[str, str], ...]:
         """Returns the metadata of a call.
+
+        Args:
+            check: called with the token before it is sent; see `port_check`. By default, the caller has checked.
 
         Raises:
             ShoalError: the token cannot be read.
+            Unauthenticated: `check` refuses.
         """
-        return authorization(self.token())
+        token = self.token()
+        check(token)
+        return authorization(token)
+
+    def port_check(self, address: str, every_s: float = 0.0) -> Callable[[str], object]:
+        """Returns the check of who would receive a token that this process sends to an address.
+
+        With TLS, the certificate of the other end proves who it is.
+
+        Args:
+            address: host:port.
+            every_s: seconds for which a check is valid.
+        """
+        return _unchecked if self.tls else PortCheck(address, every_s=every_s)
 
     @classmethod
     def find(
@@ -69,6 +91,7 @@ class Credentials:
         key: str = "",
         *,
         client_certificates: bool = True,
+        role: AccessRole | None = None,
         environment: Mapping[str, str] = os.environ,
     ) -> "Credentials":
         """Returns the credentials with the TLS files of these paths. An empty path means the one in the environment.
@@ -79,6 +102,7 @@ class Credentials:
                 servers do not require one.
             key: file with the key of the certificate. Default: SHOAL_TLS_KEY.
             client_certificates: whether servers of this process require a certificate of each client.
+            role: access role in which this process serves; None for a client.
             environment: the environment variables.
 
         Returns:
@@ -98,7 +122,7 @@ class Credentials:
             )
         from shoal._security.tls import TlsFiles  # noqa: PLC0415 - cryptography is slow to import
 
-        return cls(TlsFiles(*paths, client_certificates=client_certificates))
+        return cls(TlsFiles(*paths, client_certificates=client_certificates, role=role))
 
 
 NO_CREDENTIALS = Credentials()

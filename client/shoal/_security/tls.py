@@ -16,6 +16,8 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 
 from shoal import errors
+from shoal._security.principal import AccessRole
+from shoal._security.role_names import NAMED_ROLES, role_name
 from shoal._system import private_files
 
 T = TypeVar("T")
@@ -60,14 +62,22 @@ class TlsFiles:
             for a client without a certificate.
         key: file with the key of the certificate. Only the owner may be able to read it.
         client_certificates: whether servers of this process require a certificate of each client.
+        role: access role in which this process serves. Its certificate must name the role if clients check that. None
+            for a client.
 
     Raises:
-        BadRequest: a file is missing or not valid; the certificate is expired, not valid yet or from another CA; the
-            key belongs to another certificate; or other users can read the key.
+        BadRequest: a file is missing or not valid; the certificate is expired, not valid yet or from another CA, or
+            does not name the role; the key belongs to another certificate; or other users can read the key.
     """
 
     def __init__(
-        self, ca: str | Path, certificate: str | Path = "", key: str | Path = "", *, client_certificates: bool = True
+        self,
+        ca: str | Path,
+        certificate: str | Path = "",
+        key: str | Path = "",
+        *,
+        client_certificates: bool = True,
+        role: AccessRole | None = None,
     ) -> None:
         if bool(certificate) != bool(key):
             raise errors.BadRequest(
@@ -75,7 +85,7 @@ class TlsFiles:
                 "--tls-key, or SHOAL_TLS_CERT and SHOAL_TLS_KEY"
             )
         self.ca, self.certificate, self.key = Path(ca), Path(certificate), Path(key)
-        self.client_certificates = client_certificates
+        self.client_certificates, self._role = client_certificates, role
         self._files = [self.ca, self.certificate, self.key] if certificate else [self.ca]
         self._lock = threading.Lock()  # guards _stamp and _material; held while the files are read
         self._stamp = self._stamp_now()
@@ -186,6 +196,13 @@ class TlsFiles:
                 file=self.certificate,
             )
         _check_dates(issuer, self.ca)
+        if self._role in NAMED_ROLES and role_name(self._role) not in _dns_names(own):
+            raise errors.BadRequest(
+                f"the certificate {self.certificate} has no DNS name {role_name(self._role)}, which clients expect of "
+                f"a {self._role.value}; use the files of this role from `shoal certs init`, or add the name "
+                "(`dnsNames` of cert-manager)",
+                file=self.certificate,
+            )
 
 
 def check_private(file: Path) -> None:
@@ -225,6 +242,14 @@ def _certificates(pem: bytes, file: Path) -> list[x509.Certificate]:
         raise errors.BadRequest(
             f"{file} has no certificate that can be read: {error}; give a PEM file", file=file
         ) from None
+
+
+def _dns_names(certificate: x509.Certificate) -> list[str]:
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except x509.ExtensionNotFound:
+        return []
+    return found.value.get_values_for_type(x509.DNSName)
 
 
 def _check_dates(certificate: x509.Certificate, file: Path) -> None:

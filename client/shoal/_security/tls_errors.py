@@ -31,13 +31,17 @@ def explained(error: ssl.SSLError) -> str:
 
 
 def _advice(error: ssl.SSLCertVerificationError) -> str:
-    match error.verify_code:
+    match error.verify_code:  # of X509_V_ERR_... in OpenSSL
         case 9 | 10:  # not yet valid; expired
             return "give the other end a new certificate, or set the clocks of both machines"
         case 26:  # purpose
             return "a server needs the certificate of coordinator, server or worker"
-        case 62 | 64:  # host name; address
-            return "give the other end a certificate with this name: `shoal certs init --host NAME`"
+        case 62:  # DNS name
+            return (
+                "the other end has another role, or its certificate does not name its role: check the address, then "
+                "give it the files of its role from `shoal certs init`, or add this DNS name to its certificate "
+                "(`dnsNames` of cert-manager)"
+            )
         case _:
             return "give both ends certificates of one CA, and this CA with --tls-ca"
 

@@ -5,6 +5,7 @@ one job. Servers have only the coordinator's public key, with which they check t
 """
 
 import math
+import os
 import secrets
 import threading
 import time
@@ -19,6 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from shoal import errors
 from shoal._limits import catalogue
 from shoal._security.bearer import MAX_TOKEN_BYTES
+from shoal._security.port_check import USER_MARK, user_mark
 from shoal._security.principal import AccessRole, Principal
 
 # Tokens whose signature was checked are remembered. A cluster has far fewer callers.
@@ -68,6 +70,7 @@ class TokenSigner:
             "jti": principal.token,
             "iat": int(now),
             "exp": int(min(now + valid_s, principal.expires_at)),
+            USER_MARK: user_mark(os.geteuid()),  # as whom the processes of the cluster on this machine run
         }
         if principal.expires_at < math.inf:
             claims["until"] = int(principal.expires_at)

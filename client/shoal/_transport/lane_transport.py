@@ -172,12 +172,14 @@ class LaneFactory(TransportFactory):
 
         Raises:
             ShoalError: the connection fails, or the server refuses it.
+            Unauthenticated: another user listens on the server's port.
         """
         with ExitStack() as undo:
             lane, token = self.dial(target)
             undo.callback(lane.close)
-            credential = target.credentials.token().encode() or token
-            security = secured(self._security(credential), target.credentials)
+            ticket = target.credentials.token()
+            target.credentials.port_check(target.offer.address)(ticket)
+            security = secured(self._security(ticket.encode() or token), target.credentials)
             welcome = open_handshake(lane, security, hello, within_s=WELCOME_TIMEOUT_S)
             undo.pop_all()
         return lane, welcome

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from shoal import _rpc, errors
-from shoal._security import NO_TLS, Credentials, Principal, explained
+from shoal import errors
+from shoal._security import NO_TLS, AccessRole, Credentials, Principal, explained, role_name
 from shoal._transport.connection import ByteStream
 from shoal._transport.handshake import Security
 from shoal._transport.pieces import rest
@@ -43,6 +43,9 @@ def secured(security: Security, credentials: Credentials) -> Security:
 class TlsSecurity:
     """Security with encryption: both ends show certificates. Credentials are those of another security.
 
+    The end that opens a connection expects the certificate of a server, whose name of the role it checks. It does not
+    check the host, as gRPC does not.
+
     Args:
         inner: gives and checks the credentials of hellos, which are encrypted.
         tls: TLS settings of this process.
@@ -63,9 +66,8 @@ class TlsSecurity:
         context = material.lane_server if accepted else material.lane_client
         if context is None:
             raise errors.Unauthenticated("this process has no certificate; give --tls-cert and --tls-key")
-        host = "" if accepted else _rpc.parse_address(peer)[0].strip("[]")
         try:
-            return TlsStream(stream, context, peer, host)
+            return TlsStream(stream, context, peer, "" if accepted else role_name(AccessRole.SERVER))
         except OSError as error:
             raise errors.Unreachable(f"the lane to {peer} broke: {error}", address=peer) from None
 
@@ -86,14 +88,14 @@ class TlsStream:
         connection: a connected socket; the stream owns it.
         context: context of this end.
         peer: the other end, for messages.
-        host: host whose certificate the other end must show. Empty if this end has accepted the connection.
+        name: DNS name that the certificate of the other end must have. Empty if this end has accepted the connection.
     """
 
-    def __init__(self, connection: socket.socket, context: ssl.SSLContext, peer: str, host: str) -> None:
-        self._peer, self._accepted, self._socket = peer, not host, connection
+    def __init__(self, connection: socket.socket, context: ssl.SSLContext, peer: str, name: str) -> None:
+        self._peer, self._accepted, self._socket = peer, not name, connection
         self._received, self._encrypted = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(
-            self._received, self._encrypted, server_side=self._accepted, server_hostname=host or None
+            self._received, self._encrypted, server_side=self._accepted, server_hostname=name or None
         )
         # Seconds that a call may wait; 0 means no limit, as for the kernel.
         self._timeout_s = _seconds(connection.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEOUT.size))

@@ -122,7 +122,12 @@ class ParallelCalls:
             call.began = call.began or now
             self._running.add(call)
             with self._failing(call):
-                call.lent = self._channels.borrow(call.server)
+                try:
+                    call.lent = self._channels.borrow(call.server)
+                except errors.Unreachable as error:
+                    self._running.discard(call)
+                    self._repeat_later(call, error)
+                    continue
                 call.future = self._begin_rpc(call.lent.stub, call.server)
                 call.future.add_done_callback(lambda _, ended=call: self._ended.put(ended))
 

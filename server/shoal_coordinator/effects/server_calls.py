@@ -137,6 +137,7 @@ class ServerCalls:
 
         Raises:
             Cancelled: A server is gone.
+            Unreachable: Another user listens on a server's port.
         """
         with ExitStack() as lent:
             channels = []

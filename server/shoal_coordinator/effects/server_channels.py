@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal import _rpc, _tracing, errors
-from shoal._security import NO_CREDENTIALS, Credentials
+from shoal._security import NO_CREDENTIALS, AccessRole, Credentials
 from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
 from shoal_coordinator.messages import ServerRef
 
@@ -78,15 +78,21 @@ class ServerChannels:
 
         Raises:
             Cancelled: The server is gone, or has another address now.
+            Unreachable: Another user listens on the server's port, and would get the coordinator's token.
         """
         incarnation = self._incarnation_of(server)
         if not incarnation:
             raise errors.Cancelled(f"server {server.member} at {server.address} is gone")
+        credentials = self._credentials_for(server.member)
+        try:
+            credentials.port_check(server.address)(credentials.token())
+        except errors.Unauthenticated as error:  # the server is down, and may return
+            raise errors.Unreachable(error.message, address=server.address) from None
         with self._lock:
             found = self._channels.pop(server, None)
             closed = [found] if found and found.incarnation != incarnation else []
             if found is None or closed:
-                channel = _rpc.channel(server.address, self._credentials_for(server.member))
+                channel = _rpc.channel(server.address, credentials, AccessRole.SERVER)
                 found = LentChannel(server, ParameterServerStub(channel), incarnation, channel)
             self._channels[server] = found
             found.users += 1

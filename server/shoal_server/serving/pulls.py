@@ -17,6 +17,8 @@ class PendingPull:
         shards: the shards to read once it permits that.
         wake: called when there is something to `take`, from any thread and without the group's lock.
         span: tracing span of the call; the sender of the answer ends it.
+        check: raises an error if the caller may not have the values any longer.
+        waiting: the pulls that wait; this one adds and removes itself.
     """
 
     def __init__(
@@ -25,9 +27,12 @@ class PendingPull:
         shards: Selection,
         wake: Callable[[], None],
         span: _tracing.Span = _tracing.NOTHING,
+        check: Callable[[], object] = bool,
+        waiting: "set[PendingPull] | None" = None,
     ) -> None:
         self.group, self.shards = group, shards
-        self._wake = wake
+        self._wake, self._check = wake, check
+        self._all: set[PendingPull] = set() if waiting is None else waiting  # single operations of a set are atomic
         self._waiting = span.child("wait")
         self._lock = threading.Lock()  # guards what follows; never held together with the group's lock
         self._step: int | None = None
@@ -40,6 +45,7 @@ class PendingPull:
             stamp: worker, incarnation and step.
             ahead: steps after the stamp's step for which the values are wanted.
         """
+        self._all.add(self)
         try:
             if stamp.worker:
                 self.shards.check_whole("pull")
@@ -49,6 +55,7 @@ class PendingPull:
 
     def answer(self, step: int) -> None:
         """Records that the values may be read, and the next step of the worker."""
+        self._all.discard(self)
         with self._lock:
             self._step = step
         self._waiting.end()
@@ -56,6 +63,7 @@ class PendingPull:
 
     def refuse(self, error: errors.ShoalError) -> None:
         """Records that the pull has failed."""
+        self._all.discard(self)
         with self._lock:
             self._error = self._error or error
         self._waiting.end(error)
@@ -66,11 +74,15 @@ class PendingPull:
 
         Raises:
             ShoalError: the pull was refused with this error.
+            Unauthenticated: the caller's token has expired or was revoked meanwhile.
         """
         with self._lock:
             if self._error:
                 raise self._error
-            return self._step
+            step = self._step
+        if step is not None:
+            self._check()
+        return step
 
     @property
     def waits(self) -> bool:
@@ -80,8 +92,17 @@ class PendingPull:
 
     def abandon(self) -> None:
         """Withdraws the ticket: the answer is no longer needed."""
+        self._all.discard(self)
         self._waiting.end()
         self.group.abandon(self)
+
+    def end_if_refused(self) -> None:
+        """Ends the wait if the caller may not have the values any longer."""
+        try:
+            self._check()
+        except errors.ShoalError as error:
+            self.group.abandon(self)
+            self.refuse(error)
 
     def read(self) -> Reading:
         """Returns the values. They do not change until the `with` block of the result ends."""

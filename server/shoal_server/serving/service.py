@@ -1,6 +1,7 @@
 """Data service: the data-plane calls on one server's shards, independent of the transport."""
 
 from collections.abc import Callable
+from functools import partial
 
 from shoal import _rpc, _tracing, errors
 from shoal._security import Authorizer, open_authorizer
@@ -30,6 +31,8 @@ class DataService:
     def __init__(self, store: ShardStore, metrics: ServerMetrics, authorizer: Authorizer | None = None) -> None:
         self.store, self.metrics = store, metrics
         self._authorizer = authorizer or open_authorizer()
+        self._authorizer.on_revoked(self.end_refused)
+        self._waiting: set[PendingPull] = set()
 
     def pull(
         self, request: pb.PullRequest, wake: Callable[[], None], span: _tracing.Span = _tracing.NOTHING
@@ -47,8 +50,14 @@ class DataService:
         """
         self._check_caller(request.stamp, reading=True)
         self.metrics.pulls.inc()
-        group = self.store.group(request.stamp.job, request.stamp.generation)
-        return PendingPull(group, group.select(request.shards), wake, span)
+        group, caller = self.store.group(request.stamp.job, request.stamp.generation), _rpc.caller()
+        check = partial(self._authorizer.check_valid, caller) if caller else bool
+        return PendingPull(group, group.select(request.shards), wake, span, check, self._waiting)
+
+    def end_refused(self) -> None:
+        """Ends waiting pulls of callers whose tokens have expired or were revoked. The server calls it periodically."""
+        for pull in [*self._waiting]:
+            pull.end_if_refused()
 
     def push(
         self,

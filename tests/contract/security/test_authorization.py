@@ -1,11 +1,9 @@
 """Authorization: every call of every service, with each kind of token that is not enough for it."""
 
-import os
-import subprocess
-import sys
-import textwrap
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +24,13 @@ from shoal._security import (
     authorization,
     check_own,
 )
-from shoal._transport import GrpcCalls
+from shoal._transport import GrpcCalls, ServerConnection
+from shoal._wire import CallLayout
 from shoal.v1 import coordinator_pb2, job_pb2, token_pb2
 from shoal.v1 import header_pb2 as headers
 from shoal.v1 import parameter_server_pb2 as pb
 from support.clusters.secure_rig import SecureRig, expired, of_another_cluster, secure_rig
+from support.waiting import wait_until
 
 # Without that of /metrics, which is no gRPC call.
 CLOSED = sorted(PERMISSIONS.keys() - OPEN_CALLS - {METRICS_CALL})
@@ -189,6 +189,28 @@ def test_a_ticket_of_another_participant_is_refused_by_the_server(
         calls.close()
 
 
+@pytest.mark.parametrize("transport", ["grpc", "tcp"])
+def test_a_pull_that_waits_ends_when_its_token_is_revoked(
+    rig: SecureRig, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOAL_TRANSPORT", transport)
+    job, store = f"waits-{transport}", rig.server.store
+    with rig.client.session(job, variables={"w": np.zeros(3)}, consistency=shoal.Synchronous()) as session:
+        life = next(each.incarnation for each in rig.client.status().members if each.member == session.worker)
+        ticket = rig.token(AccessRole.TRAINER, job=job, worker=session.worker, incarnation=life)
+        [generation] = [group.config.generation for group in store.groups() if group.config.name == job]
+        own = headers.Stamp(job=job, worker=session.worker, incarnation=life, generation=generation)
+        connection = ServerConnection(rig.server.address, CallLayout([]), transport, Credentials(token=lambda: ticket))
+        with ThreadPoolExecutor(1) as thread, closing(connection):
+            pulled = thread.submit(connection.pull, pb.PullRequest(stamp=own, shards=[0], ahead=1), None)
+            wait_until(lambda: store.queues()[0] or pulled.done(), what="a pull that waits")
+            rig.server.authorizer.revoke(["test"])
+            with pytest.raises(errors.Unauthenticated, match="was revoked"):
+                pulled.result(10)
+        rig.server.authorizer.revoke([])
+        assert store.queues()[0] == 0
+
+
 @pytest.mark.parametrize("transport", ["grpc", "tcp", "auto"])
 def test_a_session_trains_with_its_own_ticket(rig: SecureRig, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_TRANSPORT", transport)
@@ -305,97 +327,6 @@ def test_a_ticket_changes_nothing_without_the_name_of_its_holder() -> None:
     with pytest.raises(errors.Forbidden):
         check_own(own, "job", "", 0, reading=False)
     check_own(own, "job", "w", 1, reading=False)
-
-
-OTHER_USER = """
-    import os, sys
-    import numpy as np
-    import shoal
-    from shoal import errors
-    from shoal._transport import GrpcCalls, Lane, PARAMETER_SERVER, TokenSecurity, open_handshake
-    from shoal.v1 import parameter_server_pb2 as pb
-
-    coordinator, server, lane_port = sys.argv[1:]
-
-    def lane():
-        opened = Lane.connect("127.0.0.1", int(lane_port), PARAMETER_SERVER, timeout_s=5)
-        try:
-            open_handshake(opened, TokenSecurity(b"guess"), pb.LaneHello(), within_s=5)
-        finally:
-            opened.close()
-
-    def attempts():
-        with shoal.Client(coordinator, retry_for_s=0) as client:
-            for attempt in (
-                lambda: client.submit(shoal.Job("digits:Digits")),
-                client.status,
-                lambda: client.pull("job"),
-                lambda: client.session("job"),
-                GrpcCalls(server).attach,
-                lane,
-            ):
-                try:
-                    print("done", attempt())
-                except errors.ShoalError as error:
-                    print(error.code)
-
-    state = os.environ.pop("XDG_STATE_HOME")
-    attempts()  # this user, without the file; it imports what the other user cannot read
-    os.environ["XDG_STATE_HOME"] = state
-    os.setgroups([]); os.setgid(65534); os.setuid(65534)
-    attempts()
-"""
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_local_user_is_refused(rig: SecureRig) -> None:
-    offer = GrpcCalls(rig.server.address, Credentials(token=lambda: rig.token(AccessRole.TRAINER, job="job")))
-    lane_port = offer.attach().address.rpartition(":")[2]
-    offer.close()
-    command = [
-        sys.executable,
-        "-c",
-        textwrap.dedent(OTHER_USER),
-        rig.coordinator.address,
-        rig.server.address,
-        lane_port,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout.split() == ["UNAUTHENTICATED"] * 12, done.stdout + done.stderr
-
-
-ON_THE_PORT = """
-    import os, socket, sys
-    os.setgroups([]); os.setgid(65534); os.setuid(65534)
-    listener = socket.create_server(("127.0.0.1", 0))
-    print(listener.getsockname()[1], flush=True)
-    sys.stdin.read()
-    listener.setblocking(False)
-    try:
-        listener.accept()
-        print("somebody connected")
-    except BlockingIOError:
-        print("nobody connected")
-"""
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
-def test_a_token_is_not_sent_to_another_user_on_the_port_of_a_coordinator_that_was_killed() -> None:
-    command = [sys.executable, "-c", textwrap.dedent(ON_THE_PORT)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdin
-        assert other.stdout
-        address = f"127.0.0.1:{other.stdout.readline().strip()}"
-        tokens = dict.fromkeys((AccessRole.ADMIN, AccessRole.SUBMITTER, AccessRole.SERVER), "secret")
-        AccessFile(address).write(tokens)  # the coordinator that was killed has left it
-        try:
-            with shoal.Client(address, retry_for_s=0) as client, pytest.raises(errors.Unauthenticated) as refused:
-                client.status()
-        finally:
-            AccessFile(address).remove(tokens)
-            other.stdin.close()
-        assert f"user 65534 listens on {address}" in refused.value.message
-        assert other.stdout.read() == "nobody connected\n"
 
 
 def test_the_file_with_the_tokens_is_private_and_goes_with_the_coordinator() -> None:

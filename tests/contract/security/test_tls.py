@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import prometheus_client
@@ -20,14 +21,16 @@ import pytest
 from cryptography import x509
 
 from shoal import _rpc, consistency, errors, optim
+from shoal._limits import catalogue
 from shoal._role.http_endpoints import RoleHttpServer
 from shoal._rpc import tls_channel
-from shoal._security import NO_CREDENTIALS, Authorizer, Credentials
+from shoal._security import NO_CREDENTIALS, AccessRole, Authorizer, Credentials, role_name
 from shoal._security.certificates import ROLES, make_certificates
 from shoal._security.tls import TlsFiles
 from shoal._security.tokens import TokenSigner, TokenVerifier
-from shoal._transport import TlsSecurity, TokenSecurity, listener, open_handshake
+from shoal._transport import Listener, ListenerLimits, TlsSecurity, TokenSecurity, listener, open_handshake
 from shoal._transport.frames import PARAMETER_SERVER
+from shoal._transport.grpc_calls import GrpcCalls
 from shoal._transport.grpc_transport import GrpcTransport
 from shoal._transport.lane import Lane
 from shoal._transport.lane_transport import LaneTransport
@@ -111,7 +114,7 @@ def check_fails(address: str, presented: Credentials, message: str) -> None:
 
 
 def test_a_client_without_tls_learns_that_the_server_uses_it(certificates: Path) -> None:
-    with serving(credentials(certificates)) as address:
+    with serving(credentials(certificates, "coordinator")) as address:
         check_fails(address, NO_CREDENTIALS, "it uses TLS, and this process does not; give --tls-ca")
 
 
@@ -121,20 +124,48 @@ def test_a_client_with_tls_learns_that_the_server_does_not_use_it(certificates: 
 
 
 def test_a_server_of_another_ca_is_refused(certificates: Path, others: Path) -> None:
-    with serving(credentials(others)) as address:
+    with serving(credentials(others, "coordinator")) as address:
         check_fails(address, credentials(certificates), "give both ends certificates of one CA")
 
 
 def test_a_client_of_another_ca_is_refused(certificates: Path, others: Path, tmp_path: Path) -> None:
     both = tmp_path / "both.pem"
     both.write_bytes((certificates / "ca.pem").read_bytes() + (others / "ca.pem").read_bytes())
-    with serving(credentials(certificates)) as address:
+    with serving(credentials(certificates, "coordinator")) as address:
         check_fails(address, Credentials(tls_files(others, "worker", ca=both)), "the other end refuses this connection")
 
 
-def test_a_certificate_of_another_host_is_refused(certificates: Path) -> None:
-    with serving(credentials(certificates), "127.0.0.2") as address:
-        check_fails(address, credentials(certificates), r"not valid for '127\.0\.0\.2'; .*--host NAME")
+@pytest.mark.parametrize("role", ["server", "worker"])
+def test_another_role_cannot_pose_as_a_coordinator(certificates: Path, role: str) -> None:
+    missing = r"not valid for 'coordinator\.role\.shoal\.internal'; the other end has another role, .*add this DNS name"
+    with serving(credentials(certificates, role)) as address:  # at a host that its certificate names
+        check_fails(address, credentials(certificates), missing)
+
+
+@pytest.mark.parametrize("role", ["coordinator", "worker"])
+def test_another_role_cannot_pose_as_a_server(certificates: Path, role: str) -> None:
+    missing = r"not valid for 'server\.role\.shoal\.internal'"
+    with (
+        serving(credentials(certificates, role)) as address,
+        closing(GrpcCalls(address, credentials(certificates))) as calls,
+        pytest.raises(errors.Unauthenticated, match=missing),
+    ):
+        calls.attach()
+    with (
+        accepting_lanes(credentials(certificates, role)) as address,
+        closing(lane_to(address)) as lane,
+        pytest.raises(errors.Unauthenticated, match=missing),
+    ):
+        open_handshake(lane, TlsSecurity(TokenSecurity(b""), tls_files(certificates)), pb.LaneHello(), within_s=2)
+
+
+def test_a_coordinator_needs_no_certificate_of_its_host(certificates: Path) -> None:
+    with (
+        serving(credentials(certificates, "coordinator"), "127.0.0.2") as address,
+        Client(address, retry_for_s=0, credentials=credentials(certificates)) as client,
+        pytest.raises(errors.InternalError, match="UNIMPLEMENTED"),  # this server has no services
+    ):
+        client.status()
 
 
 def test_a_client_cannot_pose_as_a_server(certificates: Path) -> None:
@@ -144,7 +175,7 @@ def test_a_client_cannot_pose_as_a_server(certificates: Path) -> None:
 
 def test_a_client_needs_a_certificate_unless_it_is_optional(certificates: Path) -> None:
     without = Credentials(TlsFiles(certificates / "ca.pem"))
-    with serving(credentials(certificates)) as address:
+    with serving(credentials(certificates, "coordinator")) as address:
         check_fails(address, without, "may require a certificate")
     optional = Credentials(tls_files(certificates, client_certificates=False))
     with (
@@ -155,6 +186,27 @@ def test_a_client_needs_a_certificate_unless_it_is_optional(certificates: Path) 
             "/shoal.v1.ParameterServer/Attach", pb.AttachRequest.SerializeToString, pb.AttachReply.FromString
         )
         assert list_shards(pb.AttachRequest(), timeout=5).address
+
+
+@contextmanager
+def accepting_lanes(presented: Credentials) -> Iterator[str]:
+    """Starts a process that shows these credentials on its lanes, which it closes; yields their address."""
+    limits = ListenerLimits(catalogue.LANES, catalogue.HOST_LANES, most=2, most_of_host=2)
+    security = TlsSecurity(TokenSecurity(b""), presented.tls) if presented.tls else TokenSecurity(b"")
+    lanes = Listener(
+        _rpc.listen("127.0.0.1", 0),
+        PARAMETER_SERVER,
+        mock.MagicMock(),
+        security=security,
+        limits=limits,
+        name="lane",
+        advice="",
+    )
+    lanes.start()
+    try:
+        yield f"127.0.0.1:{lanes.address[1]}"
+    finally:
+        lanes.stop()
 
 
 def lane_to(address: str) -> Lane:
@@ -206,8 +258,8 @@ def test_a_lane_that_does_not_complete_its_tls_handshake_is_closed(
 def serial(address: str, tls: TlsFiles) -> str:
     """Returns the serial number of the certificate that a server shows."""
     host, port = _rpc.parse_address(address)
-    context = tls.current().lane_client
-    with socket.create_connection((host, port), 5) as plain, context.wrap_socket(plain, server_hostname=host) as stream:
+    context, name = tls.current().lane_client, role_name(AccessRole.SERVER)
+    with socket.create_connection((host, port), 5) as plain, context.wrap_socket(plain, server_hostname=name) as stream:
         return str((stream.getpeercert() or {})["serialNumber"])
 
 

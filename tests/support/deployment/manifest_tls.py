@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from shoal._security import VARIABLES
+from shoal._security import NAMED_ROLES, VARIABLES, AccessRole, role_name
 from shoal._security.certificate_identity import ROLE_URI
 from support.deployment.manifests import Object, Rule, environment, of_kind, workloads
 
@@ -67,6 +67,9 @@ def certificates(objects: Sequence[Object]) -> Iterator[str]:
         hosts = spec.get("dnsNames", [])
         if role not in _MEMBERS and hosts:
             yield f"Certificate {role}: its holder can pose as {hosts}"
+        others = {role_name(each) for each in NAMED_ROLES if each != role}
+        if any(covers(name, other) for name in hosts for other in others):
+            yield f"Certificate {role}: its holder can pose as another role"
         for host in (*called(role, objects), *(_page_hosts(objects) if role == "coordinator" else ())):
             if not any(covers(name, host) for name in hosts):
                 yield f"Certificate {role} does not name {host}"
@@ -75,10 +78,12 @@ def certificates(objects: Sequence[Object]) -> Iterator[str]:
 
 
 def called(role: str, objects: Sequence[Object]) -> Iterator[str]:
-    """Yields the names by which Prometheus and members call the pods of a role."""
+    """Yields the names by which Prometheus and members know the pods of a role, and call them."""
     if role not in _MEMBERS:
         return
     yield role
+    if role in NAMED_ROLES:
+        yield role_name(AccessRole(role))
     for workload in workloads(objects):
         variables = environment(workload.containers[0], objects)
         if role == "coordinator":

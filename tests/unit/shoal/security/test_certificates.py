@@ -42,6 +42,23 @@ def test_a_host_of_one_role_is_only_in_its_certificate(tmp_path: Path) -> None:
     assert {role for role in ROLES if address in found[role].get_values_for_type(x509.IPAddress)} == {"worker"}
 
 
+def test_the_name_of_a_role_is_only_in_its_certificate(tmp_path: Path) -> None:
+    make_certificates(tmp_path, ["worker=x.role.shoal.internal"])
+    dns = {role: names_of(tmp_path / f"{role}.pem").get_values_for_type(x509.DNSName) for role in ROLES}
+    named = {role: {name for name in names if "role.shoal.internal" in name} for role, names in dns.items()}
+    expected: dict[str, set[str]] = {role: set() for role in ROLES}
+    for role in ("coordinator", "server"):
+        expected[role] = {f"{role}.role.shoal.internal"}
+    assert named == expected | {"worker": {"x.role.shoal.internal"}}  # as the caller asked in as many words
+
+
+@pytest.mark.parametrize("host", [f"{name}.shoal.internal" for name in ("server.role", "*.role", "role", "A.ROLE")])
+def test_a_name_of_a_role_is_not_given_to_all_roles(tmp_path: Path, host: str) -> None:
+    with pytest.raises(errors.BadRequest, match=r"is a name of a role, .* need ROLE=NAME"):
+        make_certificates(tmp_path, [host])
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.mark.parametrize("host", ["reader=a", "=a", "a=b", "server=a=b"])
 def test_a_host_of_a_role_without_hosts_is_refused(tmp_path: Path, host: str) -> None:
     with pytest.raises(errors.BadRequest, match=r"write NAME or ROLE=NAME, with one of the roles coordinator, server"):

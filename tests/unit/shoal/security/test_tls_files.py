@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from shoal import errors
-from shoal._security import NO_CREDENTIALS, Credentials
+from shoal._security import NO_CREDENTIALS, AccessRole, Credentials
 from shoal._security.certificates import make_certificates
 from shoal._security.tls import TlsFiles, check_private
 from support.certificates import replace_certificates, tls_files
@@ -145,6 +145,32 @@ def test_credentials_come_from_options_and_then_from_the_environment(folder: Pat
         Credentials.find("", own[0], environment={})
     with pytest.raises(errors.BadRequest, match="give both --tls-cert and --tls-key"):
         Credentials.find(str(folder / "ca.pem"), own[0], environment={})
+
+
+@pytest.mark.parametrize(
+    ("role", "certificate", "missing"),
+    [
+        (AccessRole.COORDINATOR, "server", r"coordinator\.role\.shoal\.internal"),
+        (AccessRole.SERVER, "worker", r"server\.role\.shoal\.internal"),
+    ],
+)
+def test_a_role_needs_a_certificate_that_names_it(
+    folder: Path, role: AccessRole, certificate: str, missing: str
+) -> None:
+    paths = [str(folder / f"{name}.pem") for name in ("ca", certificate, f"{certificate}-key")]
+    with pytest.raises(errors.BadRequest, match=rf"has no DNS name {missing}, .*`shoal certs init`.*`dnsNames` of"):
+        Credentials.find(*paths, role=role)
+    assert Credentials.find(*paths, role=AccessRole.WORKER).tls  # nobody calls a worker over gRPC
+
+
+def test_a_new_certificate_that_does_not_name_the_role_is_not_used(folder: Path) -> None:
+    tls = TlsFiles(*(folder / f"{name}.pem" for name in ("ca", "server", "server-key")), role=AccessRole.SERVER)
+    first = tls.current()
+    for end in (".pem", "-key.pem"):
+        os.replace(folder / f"worker{end}", folder / f"server{end}")
+    with capture_logs() as logs:
+        assert tls.current() is first
+    assert "has no DNS name server.role.shoal.internal" in logs[0]["reason"]
 
 
 def test_a_role_needs_a_certificate(folder: Path) -> None:

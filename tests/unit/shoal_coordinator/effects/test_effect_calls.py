@@ -1,5 +1,6 @@
 """Effects' calls to servers: workers share calls, servers are called in parallel, a hung server delays few calls."""
 
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +14,7 @@ from shoal import _rpc, errors, optim
 from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.local_storage import LocalStorage
 from shoal._checkpoint.manifest import Manifest
-from shoal._security import Credentials, token_in
+from shoal._security import Credentials, PortCheck, token_in
 from shoal._wire.layout import Placement
 from shoal.checkpoint_policy import CheckpointChoice
 from shoal.job import Job
@@ -299,6 +300,25 @@ def test_the_calls_to_a_server_have_the_credentials_for_it_alone(group: Callable
     ) as channels:
         found = {server.member: token_in(channels.metadata(server)) for server in servers}
         assert found == {server.member: f"for-{server.member}" for server in servers}
+
+
+def test_a_call_waits_until_no_other_user_listens_on_the_port(
+    group: Callable[[int], Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [server] = group(1).servers
+    there = [frozenset({os.geteuid() + 1}), frozenset({os.geteuid() + 1}), frozenset({os.geteuid()})]
+
+    def port_check(_: Credentials, address: str) -> PortCheck:
+        return PortCheck(address, listeners=lambda _host, _port: there.pop(0))
+
+    monkeypatch.setattr(Credentials, "port_check", port_check)
+    retries: list[None] = []
+    with closing(
+        ServerChannels(lambda _: 1, credentials_for=lambda _: Credentials(token=lambda: "secret"))
+    ) as channels:
+        calls = ServerCalls(channels, lambda _: True, lambda: retries.append(None))
+        calls.call(server, "DropShards", pb.DropShardsRequest(job="a"))
+    assert (there, len(retries)) == ([], 2)
 
 
 def test_a_channel_lasts_as_long_as_its_servers_incarnation(group: Callable[[int], Group]) -> None:

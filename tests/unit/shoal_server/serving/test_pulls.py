@@ -1,9 +1,9 @@
 """Ticket of a pull: an answer can be read repeatedly, a refusal ends the pull, an abandoned pull leaves no ticket."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -148,6 +148,51 @@ def test_an_abandoned_pull_waits_nowhere() -> None:
     assert group.queues[0] == 1
     pull.abandon()
     assert group.queues[0] == 0
+
+
+class Check:
+    """Refuses from when `revoked` is set."""
+
+    revoked = False
+
+    def __call__(self) -> None:
+        if self.revoked:
+            raise errors.Unauthenticated("revoked")
+
+
+def test_a_waiting_pull_ends_when_its_caller_is_refused(wakes: Wakes) -> None:
+    group, check, waiting = real_group([3, 3]), Check(), set[PendingPull]()
+    group.admit("b", 1, 1)
+    pull = PendingPull(group, group.select([0, 1]), wakes, check=check, waiting=waiting)
+    pull.start(Stamp("a", 1, 1), 0)
+    pull.end_if_refused()
+    assert (pull.take(), waiting, group.queues[0], wakes.count) == (None, {pull}, 1, 0)
+    check.revoked = True
+    pull.end_if_refused()
+    assert (waiting, group.queues[0], wakes.count) == (set(), 0, 1)
+    with pytest.raises(errors.Unauthenticated):
+        pull.take()
+
+
+def test_values_are_not_read_for_a_caller_that_was_refused_while_it_waited(wakes: Wakes) -> None:
+    check, waiting = Check(), set[PendingPull]()
+    pull = PendingPull(cast(LockGroup, FakeGroup()), real_group([3]).select([0]), wakes, check=check, waiting=waiting)
+    pull.start(STAMP, 0)
+    check.revoked = True
+    pull.answer(7)
+    with pytest.raises(errors.Unauthenticated):
+        pull.take()
+    assert not waiting
+
+
+@pytest.mark.parametrize("end", [lambda it: it.abandon(), lambda it: it.refuse(errors.UnknownJob("gone"))])
+def test_a_pull_that_ended_does_not_wait(wakes: Wakes, end: Callable[[PendingPull], None]) -> None:
+    waiting = set[PendingPull]()
+    pull = PendingPull(cast(LockGroup, FakeGroup()), real_group([3]).select([0]), wakes, waiting=waiting)
+    pull.start(STAMP, 0)
+    assert waiting == {pull}
+    end(pull)
+    assert waiting == set()
 
 
 def test_a_pull_of_a_group_that_is_closed_is_refused() -> None:
