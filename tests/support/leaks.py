@@ -70,7 +70,9 @@ def main(command: list[str], grace_s: float = GRACE_S) -> int:
     marks = f"{os.environ.get(MARK, '')} {mark}".strip()
     folder, segments = _own_folder(None), _own_folder(SHM) if SHM.is_dir() else None
     variables = {MARK: marks, "SHOAL_TRAINER_ENV": MARK, "TMPDIR": str(folder)}
-    variables |= {FOLDER_VARIABLE: str(segments)} if segments else {}
+    if segments:
+        segments.chmod(0o1777)  # as /dev/shm: a test tries as another user
+        variables[FOLDER_VARIABLE] = str(segments)
     untracked_before = untracked_files()
     try:
         status = subprocess.run(command, env={**os.environ, **variables}, check=False).returncode

@@ -81,6 +81,7 @@ class DataService:
                 try:
                     if push.waits:
                         wait(push)
+                        self._check_caller(header.stamp)  # its token may have been revoked meanwhile
                 except BaseException:
                     push.withdraw()
                     raise
@@ -102,7 +103,25 @@ class DataService:
         return PendingPush(self.store, header)
 
     def finish_push(self, push: PendingPush, source: pushes.Source) -> bytes:
-        """Receives a push that does not wait any longer; returns as `push`, and raises as `pushes.receive`."""
+        """Receives a push that does not wait any longer.
+
+        Args:
+            push: what `open_push` returned.
+            source: receives the payload.
+
+        Returns:
+            An encoded `PushReply`.
+
+        Raises:
+            ShoalError: see `pushes.receive`.
+            Unauthenticated: the caller's token has expired or was revoked while the push waited.
+        """
+        if push.waited_s:
+            try:
+                self._check_caller(push.header.stamp)
+            except BaseException:
+                push.withdraw()
+                raise
         with self.metrics.pushing("push"), _tracing.server_span("Push", push.header.stamp):
             shards, answer = pushes.receive(push, source)
         if push.waited_s:

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ from shoal._wire import CallLayout
 from shoal.v1 import coordinator_pb2, job_pb2, token_pb2
 from shoal.v1 import header_pb2 as headers
 from shoal.v1 import parameter_server_pb2 as pb
+from shoal_server.shards.consistency import SynchronousMode
+from shoal_server.shards.mode import PermitLimits
 from support.clusters.secure_rig import SecureRig, expired, of_another_cluster, secure_rig
 from support.waiting import wait_until
 
@@ -209,6 +211,36 @@ def test_a_pull_that_waits_ends_when_its_token_is_revoked(
                 pulled.result(10)
         rig.server.authorizer.revoke([])
         assert store.queues()[0] == 0
+
+
+@pytest.mark.parametrize("transport", ["grpc", "tcp"])
+def test_a_push_that_waits_is_refused_when_its_token_is_revoked(
+    rig: SecureRig, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOAL_TRANSPORT", transport)
+    monkeypatch.setattr(SynchronousMode, "permit_limits", lambda _mode, _nbytes: PermitLimits(1, 1))
+    job, store = f"pushes-{transport}", rig.server.store
+    options: dict[str, Any] = {"variables": {"w": np.zeros(3)}, "consistency": shoal.Synchronous(), "workers": 3}
+    with ExitStack() as stack, ThreadPoolExecutor(3) as threads:
+        opened = [threads.submit(rig.client.session, job, **options) for _ in range(3)]
+        first, second, last = sorted(
+            (stack.enter_context(each.result(20)) for each in opened), key=lambda session: session.rank
+        )
+        life = next(each.incarnation for each in rig.client.status().members if each.member == last.worker)
+        ticket = rig.token(AccessRole.TRAINER, job=job, worker=last.worker, incarnation=life)
+        [generation] = [group.config.generation for group in store.groups() if group.config.name == job]
+        own = headers.Stamp(job=job, worker=last.worker, incarnation=life, generation=generation)
+        header = pb.PushHeader(stamp=own, shards=[0], versions=[0], weight=1, commit=True)
+        calls = GrpcCalls(rig.server.address, Credentials(token=lambda: ticket))
+        stack.callback(calls.close)
+        pushed = threads.submit(calls.push, iter([[pb.PushRequest(header=header).SerializeToString()]]), 0)
+        wait_until(lambda: store.queues()[2] or pushed.done(), what="a push that waits")
+        rig.server.authorizer.revoke(["test"])
+        for other in (first, second):
+            other.push({"w": np.ones(3)})
+        with pytest.raises(errors.Unauthenticated, match="was revoked"):
+            pushed.result(10)
+        rig.server.authorizer.revoke([])
 
 
 @pytest.mark.parametrize("transport", ["grpc", "tcp", "auto"])
