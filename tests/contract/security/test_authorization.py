@@ -282,45 +282,6 @@ def test_revoked_tokens_of_the_access_file_are_replaced() -> None:
         rig.session.push({"w": np.ones(3)})
 
 
-def test_nobody_speaks_for_a_member_of_another_caller(rig: SecureRig) -> None:
-    """Bob knows ann's member, because everybody may read the status."""
-    worker = coordinator_pb2.RegisterRequest(role=coordinator_pb2.WORKER, member="anns-worker", process="p")
-    ann, bob = (calling(rig, rig.token(AccessRole.WORKER, worker=name)) for name in ("ann", "bob"))
-    submitter = calling(rig, rig.token(AccessRole.SUBMITTER, worker="ann"))
-    try:
-        life = ann.call(ann.members.Register, worker, retry_for_s=0).incarnation
-        own: dict[str, Any] = {"member": "anns-worker", "incarnation": life}
-        of_server: dict[str, Any] = {"member": "server-0", "incarnation": 1}
-        for caller, fields in ((bob, own), (submitter, own), (bob, of_server), (ann, of_server)):
-            for call, request in (
-                (caller.members.Heartbeat, coordinator_pb2.HeartbeatRequest(**fields)),
-                (caller.members.Leave, coordinator_pb2.LeaveRequest(**fields)),
-            ):
-                with pytest.raises(errors.Forbidden, match="may not speak for"):
-                    caller.call(call, request, retry_for_s=0)
-        with pytest.raises(errors.Forbidden, match="may not speak for"):
-            bob.call(bob.jobs.Report, job_pb2.ReportRequest(job="job", worker="anns-worker", incarnation=life))
-        ann.call(ann.members.Heartbeat, coordinator_pb2.HeartbeatRequest(**own), retry_for_s=0)
-        ann.call(ann.members.Leave, coordinator_pb2.LeaveRequest(**own), retry_for_s=0)
-    finally:
-        for client in (ann, bob, submitter):
-            client.close()
-
-
-def test_a_worker_gets_tickets_only_for_jobs_that_it_takes_part_in(rig: SecureRig) -> None:
-    worker = calling(rig, rig.token(AccessRole.WORKER, worker="eve"))
-    try:
-        asked = coordinator_pb2.RegisterRequest(role=coordinator_pb2.WORKER, member="eve", process="p")
-        life = worker.call(worker.members.Register, asked, retry_for_s=0).incarnation
-        for fields in ({"job": "job"}, {"job": "job", "worker": "eve", "incarnation": life}):
-            with pytest.raises(errors.Forbidden, match="only for workers that take part in job"):
-                worker.call(worker.tokens.GetTicket, token_pb2.GetTicketRequest(**fields), retry_for_s=0)
-        left = coordinator_pb2.LeaveRequest(member="eve", incarnation=life)
-        worker.call(worker.members.Leave, left, retry_for_s=0)
-    finally:
-        worker.close()
-
-
 def test_a_ticket_changes_nothing_without_the_name_of_its_holder() -> None:
     own = Principal("w", AccessRole.TRAINER, "t", "job", 1)
     check_own(own, "job", "", 0)
