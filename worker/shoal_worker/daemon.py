@@ -300,7 +300,8 @@ class Daemon:
 
         try:  # a trainer has no token of its own: it can act only for this assignment
             if self._membership.tokens_required:
-                instructions = replace(instructions, ticket=self._membership.credentials_in(assigned.job).token())
+                ticket = self._membership.credentials_in(assigned.job).token()
+                instructions = replace(instructions, ticket=ticket, by_certificate=not self._client.credentials.token())
         except errors.ShoalError as error:
             _log.warning("no ticket for the trainer", job=assigned.job, reason=error.message)
             self._handle(TrainerEnded(1, None, False))

@@ -42,6 +42,8 @@ class Instructions:
         reports_fd: file descriptor that the trainer writes its messages to.
         tls: paths of the worker's files for TLS: the CA, the certificate and the key. Empty without TLS.
         ticket: the trainer's first ticket; empty if the cluster asks for none.
+        by_certificate: whether the worker's certificate is its identity, so that the trainer gets its next tickets with
+            this certificate.
     """
 
     coordinator: str
@@ -58,6 +60,7 @@ class Instructions:
     submitter: str = ""
     tls: tuple[str, ...] = ()
     ticket: str = ""
+    by_certificate: bool = False
 
     def to_line(self) -> bytes:
         """Returns one line of JSON."""

@@ -204,7 +204,12 @@ def _client(instructions: Instructions) -> CoordinatorClient:
         on_silence=_log.warning,
     )
     tickets = TicketSource(
-        client, instructions.job, instructions.worker, instructions.incarnation, first=instructions.ticket
+        client,
+        instructions.job,
+        instructions.worker,
+        instructions.incarnation,
+        first=instructions.ticket,
+        by_certificate=instructions.by_certificate,
     )
     return client
 

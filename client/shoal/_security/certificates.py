@@ -116,8 +116,8 @@ def issue_certificate(
         raise errors.BadRequest(f"a certificate cannot be valid for {days} days; give 1 to {CA_DAYS}", days=days)
     if named := list(filter(is_role_name, hosts)):
         raise errors.BadRequest(
-            f"{named[0]!r} is a name of a role, not of a host; leave it out, because the certificates of coordinators and "
-            "servers have it by themselves, or add that of another role with `shoal certs init --host ROLE=NAME`",
+            f"{named[0]!r} is a name of a role, not of a host; leave it out, because the certificates of coordinators "
+            "and servers have it by themselves, or add that of another role with `shoal certs init --host ROLE=NAME`",
             host=named[0],
         )
     own = dict.fromkeys([*_LOCAL_HOSTS, *hosts]) if role in SERVING_ROLES else ()

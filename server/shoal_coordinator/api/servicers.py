@@ -381,9 +381,9 @@ class _Watch:
 
             for event in self._coordinator.watch(request.job, request.after, wait=not request.no_wait, gone=gone):
                 yield event_message(event)
-            if self._has_ended(caller):
+            if caller and self._has_ended(caller):
                 raise errors.Unauthenticated(
-                    f"the token of {caller} was revoked or has expired; get a new one from an admin"
+                    f"the {caller.proof} of {caller} was revoked or has expired; get a new one from an admin"
                 )
         except errors.ShoalError as error:
             _rpc.refuse(context, error)
