@@ -193,7 +193,8 @@ class Daemon:
 
     def _on_heartbeat(self, reply: coordinator_pb2.HeartbeatReply) -> None:
         part = reply.assignment, self._membership.incarnation
-        assigned = AssignedJob(reply.job, *part, reply.program, reply.submitter) if reply.job else None
+        whose = reply.submitter, reply.submitter_role
+        assigned = AssignedJob(reply.job, *part, reply.program, *whose) if reply.job else None
         try:
             self._events.put_nowait(Assigned(assigned))
         except queue.Full:  # the next heartbeat repeats it
@@ -285,13 +286,14 @@ class Daemon:
             paths=config.paths,
             allow_programs=config.allow_programs,
             submitter=assigned.submitter,
+            submitter_role=assigned.submitter_role,
             retry_for_s=config.retry_for_s,
             reports_fd=-1,
             tls=config.credentials.tls.paths if config.credentials.tls else (),
         )
 
         try:  # the trainer checks it again, by the job's specification
-            self._allowed_programs.check(assigned.program, assigned.submitter)
+            self._allowed_programs.check(assigned.program, assigned.submitter, assigned.submitter_role)
         except errors.ShoalError as error:
             _log.warning("program refused", job=assigned.job, program=assigned.program, reason=error.message)
             run.outbox.add_line(error.message)

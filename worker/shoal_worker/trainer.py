@@ -150,7 +150,8 @@ def train(instructions: Instructions, emit: Emit, daemon: DaemonMessages) -> Tra
             instructions.assignment,
         )
         name = participant.spec.program
-        AllowedPrograms(instructions.paths, instructions.allow_programs).check(name, instructions.submitter)
+        allowed = AllowedPrograms(instructions.paths, instructions.allow_programs)
+        allowed.check(name, instructions.submitter, instructions.submitter_role)
         program = load_program(name, participant.spec.settings)
         samples = _samples_of(name, program)
         participant.describe(variables_of(name, program, device), samples)

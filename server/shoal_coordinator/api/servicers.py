@@ -21,7 +21,7 @@ from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc
 from shoal.v1 import job_pb2 as pb
 from shoal_coordinator.access import Access
 from shoal_coordinator.api import checks, codecs
-from shoal_coordinator.api.callers import registration_of, submitter_of
+from shoal_coordinator.api.callers import registration_of, submitter_of, submitter_role
 from shoal_coordinator.api.entry import Descriptions, JoinHandler, Placements
 from shoal_coordinator.api.tokens import check_member_role, for_itself, of_its_job
 from shoal_coordinator.cluster import JobLimits, job_before, member_after, page_size
@@ -76,13 +76,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         revoked = self._access.revoked if self._access else ()
         if assignment is None:
             return members_pb.HeartbeatReply(heartbeat_interval_s=interval_s, revoked_tokens=revoked)
-        return members_pb.HeartbeatReply(
-            job=assignment.job,
-            assignment=assignment.number,
-            program=assignment.program,
-            submitter=assignment.submitter,
-            heartbeat_interval_s=interval_s,
-        )
+        return codecs.assignment_message(assignment, interval_s)
 
     @_rpc.servicer
     def Leave(self, request: members_pb.LeaveRequest, _: grpc.ServicerContext) -> members_pb.LeaveReply:
@@ -157,7 +151,8 @@ class JobsService(job_pb2_grpc.JobsServicer):
         spec = Job.from_proto(request.spec)
         checks.check_submission(spec, request.token)
         self._check_source(spec)
-        submitted = events.JobSubmitted(spec, request.token, submitter_of(context), request.spec.ByteSize())
+        submitter, role = submitter_of(context), submitter_role()
+        submitted = events.JobSubmitted(spec, request.token, submitter, request.spec.ByteSize(), role)
         check = partial(check_submission_name, caller=_rpc.caller(), job=spec.name)
         status = self._coordinator.handle(submitted, check)
         return pb.SubmitReply(status=codecs.job_message(status))
