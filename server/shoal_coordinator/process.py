@@ -172,7 +172,11 @@ class CoordinatorProcess:
         self.coordinator.start(self._server.take_essential_delays)
         if self.access:
             self.access.start()
-        self._give_local_tokens()
+        if self.access:
+            self._give_local_tokens()
+        else:
+            for file in self._access_files():
+                file.discard()
         self._server.start()
         self._server.set_ready(True)
 

@@ -60,6 +60,15 @@ class AccessFile:
             if self.read() == {role.value: token for role, token in tokens.items()}:
                 self.path.unlink()
 
+    def discard(self) -> None:
+        """Removes the file that an earlier coordinator at this address has left.
+
+        A coordinator that asks for no tokens calls it. Otherwise, clients would send it the tokens in the file, which
+        are still valid for the earlier coordinator, and perhaps without TLS.
+        """
+        with suppress(OSError):
+            self.path.unlink()
+
     def read(self) -> dict[str, str]:
         """Returns the tokens by access role. There are none if the file does not exist.
 

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry
 
 import shoal
 from shoal import _rpc, errors
@@ -29,6 +30,7 @@ from shoal._wire import CallLayout
 from shoal.v1 import coordinator_pb2, job_pb2, token_pb2
 from shoal.v1 import header_pb2 as headers
 from shoal.v1 import parameter_server_pb2 as pb
+from shoal_coordinator.process import CoordinatorConfig, start_coordinator
 from support.clusters.secure_rig import SecureRig, expired, of_another_cluster, secure_rig
 from support.waiting import wait_until
 
@@ -296,6 +298,24 @@ def test_the_file_with_the_tokens_is_private_and_goes_with_the_coordinator() -> 
         assert path.stat().st_mode & 0o777 == 0o600
         assert path.parent.stat().st_mode & 0o777 == 0o700
     assert not path.exists()
+
+
+@pytest.mark.parametrize("left", [None, "damaged"])
+def test_a_coordinator_without_tokens_removes_those_of_an_earlier_start(left: str | None) -> None:
+    """Clients would send them to it. They are still valid for a later start with tokens."""
+    with secure_rig() as rig:
+        address = rig.coordinator.address
+        file = AccessFile(address).path
+        text = left or file.read_text()
+    file.touch(0o600)  # as if that coordinator had been killed
+    file.write_text(text)
+    coordinator = start_coordinator(CoordinatorConfig(listen=address, secure=False), CollectorRegistry())
+    try:
+        with shoal.Client(address) as client:
+            assert client.status().cluster
+        assert not file.exists()
+    finally:
+        coordinator.stop()
 
 
 def test_a_token_file_for_everybody_is_refused(rig: SecureRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
