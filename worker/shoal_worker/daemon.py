@@ -268,6 +268,13 @@ class Daemon:
         self._metrics.count("trainer_crashes")
         self._membership.renew()
 
+    def _with_ticket(self, instructions: Instructions) -> Instructions:
+        """Adds a ticket: a trainer has no token of its own, so it can act only for its assignment."""
+        if not self._membership.tokens_required:
+            return instructions
+        ticket = self._membership.credentials_in(instructions.job).token()
+        return replace(instructions, ticket=ticket, by_certificate=not self._client.credentials.token())
+
     def _start_trainer(self, assigned: AssignedJob) -> None:
         config = self._config
         _log.info("starting a trainer", job=assigned.job, assignment=assigned.assignment)
@@ -300,10 +307,8 @@ class Daemon:
             self._handle(TrainerEnded(1, TrainerOutcome(f"{error.code}: {error.message}"), False))
             return
 
-        try:  # a trainer has no token of its own: it can act only for this assignment
-            if self._membership.tokens_required:
-                ticket = self._membership.credentials_in(assigned.job).token()
-                instructions = replace(instructions, ticket=ticket, by_certificate=not self._client.credentials.token())
+        try:
+            instructions = self._with_ticket(instructions)
         except errors.ShoalError as error:
             _log.warning("no ticket for the trainer", job=assigned.job, reason=error.message)
             self._handle(TrainerEnded(1, None, False))

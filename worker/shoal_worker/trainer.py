@@ -150,8 +150,7 @@ def train(instructions: Instructions, emit: Emit, daemon: DaemonMessages) -> Tra
             instructions.assignment,
         )
         name = participant.spec.program
-        allowed = AllowedPrograms(instructions.paths, instructions.allow_programs)
-        allowed.check(name, instructions.submitter, instructions.submitter_role)
+        _check_allowed(name, instructions)
         program = load_program(name, participant.spec.settings)
         samples = _samples_of(name, program)
         participant.describe(variables_of(name, program, device), samples)
@@ -186,6 +185,12 @@ def train(instructions: Instructions, emit: Emit, daemon: DaemonMessages) -> Tra
             return TrainerOutcome() if training.run() else TrainerOutcome(left=True, cursor=batches.cursor)
     finally:
         coordinator.close()
+
+
+def _check_allowed(program: str, instructions: Instructions) -> None:
+    """Raises ProgramNotAllowed or ProgramError if this worker does not allow a program to the job's submitter."""
+    allowed = AllowedPrograms(instructions.paths, instructions.allow_programs)
+    allowed.check(program, instructions.submitter, instructions.submitter_role)
 
 
 def _client(instructions: Instructions) -> CoordinatorClient:

@@ -191,22 +191,19 @@ def run_role(
         supervised: whether `shoal up` or a `LocalCluster` started the process. It then prints one JSON line on standard
             output when it is ready, and stops at the end of standard input, so that it never outlives its parent.
         tls: TLS settings of /metrics and /healthz. None means no TLS.
-        insecure: whether --insecure was given. A metric shows it.
+        insecure: whether --insecure was given, for a metric.
 
     Raises:
         SystemExit: the role cannot start: the status is the exit code of the error. The log has the reason.
     """
     configure_logging(log_format, log_level, role=role, **({"member": member} if member else {}))
-    log = structlog.get_logger(__name__)
-    log.debug("raised the limit on open files", files=raise_open_files())  # each connection is one
-    signals = StopSignals()
+    log, signals = structlog.get_logger(__name__), StopSignals()
     if supervised:
         signals.follow_parent()
     try:
         with signals.interrupting(), gc_control.frozen_from_gc():
             _tracing.start(role, member)
-            registry = _new_registry(role, insecure=insecure)
-            running, endpoints, stop = _start(start, registry, metrics_listen, advertise, tls)
+            running, endpoints, stop = _start(start, _registry(role, insecure=insecure), metrics_listen, advertise, tls)
     except errors.ShoalError as error:
         log.error("cannot start", code=error.code, reason=error.message)
         raise SystemExit(exit_code(error)) from None
@@ -303,7 +300,7 @@ def _announce_ready(role: str, running: Running, endpoints: RoleHttpServer, supe
         sys.stdout.flush()
 
 
-def _new_registry(role: str, *, insecure: bool) -> prometheus_client.CollectorRegistry:
+def _registry(role: str, *, insecure: bool) -> prometheus_client.CollectorRegistry:
     """Returns a registry with the metrics of the process."""
     # Counters have no creation times: Prometheus detects resets itself.
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -322,6 +319,8 @@ def _start(
 ) -> tuple[R, RoleHttpServer, Callable[[], None]]:
     """Starts the HTTP endpoints and the role. Returns the role, the endpoints, and a function that stops both."""
     _check_transport()
+    files = raise_open_files()  # each connection is one
+    structlog.get_logger(__name__).debug("raised the limit on open files", files=files)
     endpoints = RoleHttpServer(metrics_listen, registry, advertise=advertise, tls=tls)
     try:
         running = start(registry, endpoints.address)

@@ -323,8 +323,7 @@ class Membership:
         """Ends a membership.
 
         Args:
-            member: id of the member.
-            incarnation: its incarnation.
+            member, incarnation: as for `check`.
             now: seconds of Unix time.
 
         Returns:
