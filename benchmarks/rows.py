@@ -162,6 +162,9 @@ FIGURES: Mapping[str, Figure] = {
     "dense_tls": Figure("tls", "dense step over lanes with TLS, in turn", "at least 0.35 of plain lanes", 0.35),
     "dense_tls_grpc": Figure("tls", "the same, against gRPC with TLS", "at least 1.5x", 1.5),
     "small_tls": Figure("tls", "small step over lanes with TLS, in turn", "at least 0.8 of plain lanes", 0.8),
+    "small_authorized": Figure(
+        "authorization", "small step, in turn, with tokens", "at least 0.97 of a cluster with --insecure", 0.97
+    ),
     "small_cluster": Figure(
         "small_cluster",
         "steps of two workers with two servers, a model of 171 KB",

@@ -108,6 +108,7 @@ BENCHES: Mapping[str, Callable[[Run], list[Row]]] = {
     "dense": steps.dense,
     "small": steps.small,
     "tls": steps.tls,
+    "authorization": steps.authorization,
     "small_cluster": steps.small_cluster,
     "kernels": kernels,
     "scale": steps.scale,

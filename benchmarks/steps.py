@@ -78,6 +78,18 @@ def tls(run: Run) -> list[Row]:
     ]
 
 
+def authorization(run: Run) -> list[Row]:
+    """Runs the small workload in a cluster that asks for tokens, as by default, and in one that does not."""
+    closed = _shoal(run, "Shoal, small", "auto", "small", "--in-turn")
+    insecure = _shoal(run, "Shoal, --insecure, small", "auto", "small", "--in-turn", "--insecure")
+    # Two processes of one kind differ by more than what is looked for.
+    lines = run.contest("authorization", [closed, insecure], rounds=2 * run.rounds - 1)
+    if not {closed.name, insecure.name} <= lines.keys():
+        return []
+    mine, theirs = (median(lines[it.name], "steps_per_s") for it in (closed, insecure))
+    return [compared("small_authorized", mine, "steps/s", insecure.name, theirs)]
+
+
 def small_cluster(run: Run) -> list[Row]:
     """Runs the small-cluster workload over the transport that Shoal chooses."""
     shoals = {

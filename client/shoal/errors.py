@@ -139,6 +139,10 @@ class NotStaged(ShoalError, code="NOT_STAGED", status="FAILED_PRECONDITION"):
     """The server has not staged the push that a commit names. Push again."""
 
 
+class UnknownMember(ShoalError, code="UNKNOWN_MEMBER", status="NOT_FOUND"):
+    """The coordinator remembers no member of that id."""
+
+
 class DuplicateMember(ShoalError, code="DUPLICATE_MEMBER", status="ALREADY_EXISTS"):
     """Another live process has this member id. Give each process its own id."""
 
@@ -271,6 +275,7 @@ __all__ = [
     "Unauthenticated",
     "UnknownCheckpoint",
     "UnknownJob",
+    "UnknownMember",
     "UnknownShard",
     "Unreachable",
     "WrongVersion",

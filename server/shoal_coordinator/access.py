@@ -11,8 +11,7 @@ from google.protobuf.message import DecodeError
 
 from shoal import errors
 from shoal._limits import catalogue
-from shoal._security import GIVEN_ROLES, AccessRole, Principal
-from shoal._security.certificate_identity import ID_PREFIX
+from shoal._security import GIVEN_ROLES, ID_PREFIX, AccessRole, Principal
 from shoal._security.tokens import TokenSigner, TokenVerifier
 from shoal.v1 import state_pb2
 from shoal_coordinator.messages import record_keys
@@ -104,7 +103,7 @@ class Access:
             return not self.revoked.isdisjoint(self._local_ids)
 
     def has_ended(self, principal: Principal | None) -> bool:
-        """Returns whether the token of a caller was revoked or has expired."""
+        """Returns whether the token or the certificate of a caller was revoked or has expired."""
         return principal is not None and (principal.token in self.revoked or principal.expires_at <= self._clock())
 
     def local_tokens(self) -> dict[AccessRole, str]:
@@ -130,7 +129,8 @@ class Access:
         """Returns a ticket, and the seconds for which it is valid.
 
         Args:
-            caller: who requests it. If the caller's token is revoked or expires, its tickets are refused too.
+            caller: who requests it. If the caller's token or certificate is revoked or expires, its tickets are refused
+                too.
             job: the job.
             worker: the participant; empty for a reader.
             incarnation: the participant's incarnation.
@@ -209,14 +209,14 @@ class Access:
             return self._listed()
 
     def check_valid(self, principal: Principal) -> None:
-        """Checks that the token which identified a caller earlier is still valid.
+        """Checks that the token or the certificate which identified a caller earlier is still valid.
 
         Raises:
             Unauthenticated: it was revoked, or has expired.
         """
         if self.has_ended(principal):
             raise errors.Unauthenticated(
-                f"the token of {principal} was revoked or has expired; log in with another one"
+                f"the {principal.proof} of {principal} was revoked or has expired; log in with another one"
             )
 
     def _listed(self) -> list[TokenInfo]:

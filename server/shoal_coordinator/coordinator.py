@@ -15,7 +15,7 @@ from shoal import errors
 from shoal._checkpoint import CheckpointStorage
 from shoal.events import Event as JobEvent
 from shoal_coordinator.cluster import Cluster, ClusterPolicy, ExpiryHold
-from shoal_coordinator.decision import Decision
+from shoal_coordinator.decision import Check, Decision, allow
 from shoal_coordinator.effect_host import MachineHost
 from shoal_coordinator.effects import CredentialsFor, EffectRunner, no_credentials
 from shoal_coordinator.job_waits import EntryWait, JobWaits, Wake, wake_all
@@ -143,21 +143,25 @@ class Coordinator:
             self._writer.join()
         self._over = True
 
-    def handle(self, event: events.ClusterEvent[events.R]) -> events.R:
+    def handle(self, event: events.ClusterEvent[events.R], check: Check = allow) -> events.R:
         """Feeds an event to the machine, and waits until the decision is durable. The effect runner gets its effects.
+
+        Args:
+            event: The event.
+            check: Raises an error if the caller may not cause the event. It runs with the lock.
 
         Returns:
             The result of the event.
 
         Raises:
-            ShoalError: The machine refuses the event.
+            ShoalError: The machine or the check refuses the event.
             Unreachable: The coordinator stops, or its store has failed. The event may or may not count.
         """
         decision = Decision()
         try:
             try:
                 with self._lock:
-                    result = self._decide(event, decision)
+                    result = self._decide(event, decision, check)
             finally:
                 wake_all(decision.wakes)
         except errors.ShoalError as error:
@@ -292,11 +296,11 @@ class Coordinator:
 
     # The methods that make decisions durable.
 
-    def _decide(self, event: events.ClusterEvent[events.R], decision: Decision) -> events.R:
+    def _decide(self, event: events.ClusterEvent[events.R], decision: Decision, check: Check = allow) -> events.R:
         """Feeds an event to the machine. It is called with the lock.
 
         Args:
-            event: The event.
+            event, check: As for `handle`.
             decision: Receives the decision's number, and whom to wake after the lock is released, also if this raises.
 
         Returns:
@@ -308,6 +312,7 @@ class Coordinator:
         self._check_open()
         effects: list[Effect] = []
         try:
+            check(self._machine)
             result, effects = self._machine.handle(event, self._clock())
         finally:  # a refused event may have changed the state too
             decision.number = self._note(effects)

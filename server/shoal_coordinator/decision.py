@@ -1,8 +1,17 @@
-"""What follows from one event of the cluster's state machine, besides its result."""
+"""What follows from one event of the cluster's state machine, besides its result, and the check that precedes it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from shoal_coordinator.cluster import Cluster
 from shoal_coordinator.job_waits import Wake
+
+# Raises an error if a caller may not cause an event in the present state of the cluster.
+Check = Callable[[Cluster], None]
+
+
+def allow(_: Cluster) -> None:
+    """The check of an event that every caller may cause."""
 
 
 @dataclass(slots=True)
@@ -18,4 +27,4 @@ class Decision:
     wakes: list[Wake] = field(default_factory=list)
 
 
-__all__ = ["Decision"]
+__all__ = ["Check", "Decision", "allow"]

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import structlog
 import typer
 from prometheus_client import CollectorRegistry
 
@@ -20,9 +19,6 @@ from shoal._security import Credentials
 
 if TYPE_CHECKING:
     from shoal_coordinator.process import CoordinatorConfig
-
-
-_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +158,6 @@ def coordinator(options: CoordinatorOptions) -> None:
     def start(registry: CollectorRegistry, _metrics_address: str) -> lifecycle.Running:
         from shoal_coordinator.process import start_coordinator  # noqa: PLC0415 - numpy is slow
 
-        if options.insecure:
-            _log.warning("the cluster asks for no tokens: all who can reach it can read and change everything in it")
         return start_coordinator(options.config(identity, credentials), registry, fail)
 
     lifecycle.run_role(
@@ -173,6 +167,7 @@ def coordinator(options: CoordinatorOptions) -> None:
         advertise=identity.advertise,
         supervised=options.supervised,
         tls=credentials.tls,
+        insecure=options.insecure,
         log_format=options.log_format,
         log_level=options.log_level,
     )

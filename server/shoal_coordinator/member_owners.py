@@ -1,8 +1,12 @@
-"""The check that a caller speaks only for members that it has registered."""
+"""The checks that a caller speaks only for its own members, and gets tickets only for them (no I/O)."""
+
+from collections.abc import Callable
+from functools import partial
 
 from shoal import errors
 from shoal._security import AccessRole, Principal
-from shoal_coordinator.coordinator import Coordinator
+from shoal_coordinator.cluster import Cluster
+from shoal_coordinator.submitters import check_submitter
 
 _USERS = frozenset({AccessRole.ADMIN, AccessRole.SUBMITTER})
 # The access roles whose processes may be a member of each role.
@@ -13,14 +17,14 @@ MEMBER_ROLES = {
 }
 
 
-def check_member(coordinator: Coordinator, caller: Principal | None, member: str) -> None:
+def check_member(cluster: Cluster, caller: Principal | None, member: str) -> None:
     """Checks that a caller may speak for a member.
 
     A member belongs to the name of the token, or of the certificate, with which it registered. Several processes may
     share a name. Admins may speak for all members. The holder of a ticket is checked by its ticket.
 
     Args:
-        coordinator: The shell.
+        cluster: The cluster.
         caller: The caller. None, as in a cluster that asks for no tokens, is not checked.
         member: The member id. An unknown one passes, because the state machine refuses it.
 
@@ -29,11 +33,10 @@ def check_member(coordinator: Coordinator, caller: Principal | None, member: str
     """
     if caller is None or caller.job or caller.role is AccessRole.ADMIN:
         return
-    with coordinator.reading() as (cluster, _now):
-        found = cluster.members.find(member)
-        if found is None:
-            return
-        role, owner = found.role.value, found.registration.owner
+    found = cluster.members.find(member)
+    if found is None:
+        return
+    role, owner = found.role.value, found.registration.owner
     if caller.role not in MEMBER_ROLES[role] or (owner and caller.name != owner):
         raise errors.Forbidden(
             f"{caller} may not speak for {role} {member!r}, which {owner or 'another process'} registered; use the "
@@ -42,26 +45,55 @@ def check_member(coordinator: Coordinator, caller: Principal | None, member: str
         )
 
 
-def check_assigned(coordinator: Coordinator, caller: Principal, job: str, member: str) -> None:
+def speaks_for(caller: Principal | None, member: str) -> Callable[[Cluster], None]:
+    """Returns a check of an event of a member; it raises as `check_member`."""
+    return partial(check_member, caller=caller, member=member)
+
+
+def check_assigned(cluster: Cluster, caller: Principal, job: str, member: str) -> None:
     """Checks that a worker takes part in a job, before it gets a ticket for the job.
 
     Args:
-        coordinator: The shell.
+        cluster: The cluster.
         caller: The caller. Only those of the role worker are checked.
         job: The name of the job.
         member: The member id of the worker; empty for a reader.
 
     Raises:
+        UnknownJob: The job does not exist.
         Forbidden: The worker has no assignment in the job.
     """
     if caller.role is not AccessRole.WORKER:
         return
-    with coordinator.reading() as (cluster, _now):
-        assigned = bool(member) and cluster.job(job).employs(member)
-    if not assigned:
+    if not (member and cluster.job(job).employs(member)):
         raise errors.Forbidden(
             f"{caller} gets tickets only for workers that take part in {job}; readers use their own tokens", job=job
         )
 
 
-__all__ = ["MEMBER_ROLES", "check_assigned", "check_member"]
+def check_ticket(cluster: Cluster, caller: Principal, job: str, member: str, incarnation: int) -> None:
+    """Checks that a caller may get a ticket.
+
+    Args:
+        cluster: The cluster.
+        caller: The caller.
+        job: The name of the job that the ticket is for.
+        member: The member id of the participant; empty for a reader.
+        incarnation: The incarnation of the participant.
+
+    Raises:
+        UnknownJob: The job does not exist.
+        Fenced: There is no such member, or it has another incarnation.
+        Forbidden: The caller is not the process of the member, or may not take part in the job.
+    """
+    cluster.job(job)  # raises UnknownJob
+    role = cluster.members.check(member, incarnation).role.value if member else ""
+    if role:
+        check_submitter(cluster, caller, job)
+        check_member(cluster, caller, member)
+    check_assigned(cluster, caller, job, member)
+    if role and not caller.job and caller.role not in MEMBER_ROLES[role]:
+        raise errors.Forbidden(f"{caller} gets no ticket for {role} {member!r}; its own process does")
+
+
+__all__ = ["MEMBER_ROLES", "check_assigned", "check_member", "check_ticket", "speaks_for"]

@@ -223,12 +223,18 @@ class CoordinatorProcess:
         return credentials.with_token(lambda: access.servers.token_for(server)) if access else credentials
 
     def _give_local_tokens(self) -> None:
-        """Writes tokens to the file in which this user's processes on this machine find them."""
-        if self.access:
-            tokens = self.access.local_tokens()
+        """Writes tokens to the file in which this user's processes on this machine find them.
+
+        If the cluster asks for no tokens, those of an earlier start are removed.
+        """
+        if not self.access:
             for file in self._access_files():
-                file.write(tokens)
-            self._local_tokens = tokens
+                file.discard()
+            return
+        tokens = self.access.local_tokens()
+        for file in self._access_files():
+            file.write(tokens)
+        self._local_tokens = tokens
 
     def _access_files(self) -> list[AccessFile]:
         """Returns the files for the addresses by which processes on this machine may call the coordinator."""

@@ -1,11 +1,11 @@
-"""The check that a submitter changes only its own jobs."""
+"""The check that a submitter changes only its own jobs (no I/O)."""
 
 from shoal import errors
 from shoal._security import AccessRole, Principal
-from shoal_coordinator.coordinator import Coordinator
+from shoal_coordinator.cluster import Cluster
 
 
-def check_submitter(coordinator: Coordinator, caller: Principal | None, job: str) -> None:
+def check_submitter(cluster: Cluster, caller: Principal | None, job: str) -> None:
     """Checks that a caller may change a job, or take part in it.
 
     A job belongs to its submitter, which is the name of a token. Several tokens may have the same name. Admins may
@@ -13,7 +13,7 @@ def check_submitter(coordinator: Coordinator, caller: Principal | None, job: str
     elsewhere.
 
     Args:
-        coordinator: The shell.
+        cluster: The cluster.
         caller: The caller. None, as in a cluster that asks for no tokens, is not checked.
         job: The name of the job.
 
@@ -23,17 +23,16 @@ def check_submitter(coordinator: Coordinator, caller: Principal | None, job: str
     """
     if caller is None or caller.role is not AccessRole.SUBMITTER:
         return
-    with coordinator.reading() as (cluster, _now):
-        submitter = cluster.job(job).submission.submitter
+    submitter = cluster.job(job).submission.submitter
     if submitter != caller.name:
         raise _refusal(caller, job, submitter)
 
 
-def check_submission_name(coordinator: Coordinator, caller: Principal | None, job: str) -> None:
+def check_submission_name(cluster: Cluster, caller: Principal | None, job: str) -> None:
     """Checks that a submission does not replace the ended job of another submitter.
 
     Args:
-        coordinator: The shell.
+        cluster: The cluster.
         caller: The caller. None is not checked.
         job: The name of the submitted job.
 
@@ -41,7 +40,7 @@ def check_submission_name(coordinator: Coordinator, caller: Principal | None, jo
         Forbidden: The job of this name is another submitter's.
     """
     try:
-        check_submitter(coordinator, caller, job)
+        check_submitter(cluster, caller, job)
     except errors.UnknownJob:
         return
 

@@ -136,4 +136,5 @@ def server(options: ServerOptions) -> None:
             log_level=options.log_level,
             supervised=options.supervised,
             tls=credentials.tls,
+            insecure=options.insecure,
         )

@@ -375,16 +375,28 @@ def test_a_trainer_that_exceeds_a_limit_fails_its_job_with_the_limit_and_its_opt
     assert finish.error.endswith(said)
 
 
-@pytest.mark.parametrize(("submitter", "other"), [("alice", "bob"), ("bob", "alice")])
+NAMED = ("alice=of_alice", "bob=of_bob:program")
+BY_ROLE = ("@admin=of_alice", "@submitter=of_bob:program")
+
+
+@pytest.mark.parametrize(
+    ("submitter", "role", "other", "patterns"),
+    [("alice", "", "bob", NAMED), ("bob", "", "alice", NAMED), ("alice", "admin", "bob", BY_ROLE)],
+)
 def test_a_submitter_runs_its_own_programs_and_is_refused_those_of_others_before_import(
-    cluster: FakeCluster, start: Callable[..., Daemon], tmp_path: Path, submitter: str, other: str
+    cluster: FakeCluster,
+    start: Callable[..., Daemon],
+    tmp_path: Path,
+    submitter: str,
+    role: str,
+    other: str,
+    patterns: tuple[str, ...],
 ) -> None:
     for each in ("alice", "bob"):
         (tmp_path / f"of_{each}.py").write_text(
             f"open({str(tmp_path / each)!r}, 'w').close()\n" + PROGRAM.replace("BODY", "pass")
         )
-    patterns = ("alice=of_alice", "bob=of_bob:program")
-    cluster.members.submitter = submitter
+    cluster.members.submitter, cluster.members.submitter_role = submitter, role
     cluster.members.program = f"of_{other}:program"
     cluster.jobs.job = replace(JOB, program=f"of_{other}:program")
     start(allow_programs=patterns)

@@ -61,8 +61,9 @@ def roles() -> Iterator[dict[str, Scraped]]:
     with ExitStack() as running:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # prometheus_client types it not
         running.callback(enable_created_metrics)
-        for registry in registries.values():
+        for role, registry in registries.items():
             process_metrics.register(registry)
+            process_metrics.register_insecure(registry, role, insecure=False)
         coordinator = start_coordinator(CoordinatorConfig(listen="127.0.0.1:0"), registries["coordinator"])
         running.callback(coordinator.stop)
         server = Server(ServerConfig("server-0", coordinator.address), registries["server"])

@@ -8,6 +8,7 @@ from markdown_text import code, page, table, text
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
+from shoal._role import process_metrics
 from shoal._training.participant import Report
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
 from shoal_server.process import Server, ServerConfig
@@ -38,6 +39,8 @@ class MetricFamily:
 def families() -> dict[str, list[MetricFamily]]:
     """Returns each role's own metrics by name. Starts a coordinator, a server and a worker on loopback."""
     registries = {role: CollectorRegistry() for role in ROLES}
+    for role, registry in registries.items():
+        process_metrics.register_insecure(registry, role, insecure=False)
     with ExitStack() as running:
         coordinator = start_coordinator(CoordinatorConfig(listen="127.0.0.1:0"), registries["coordinator"])
         running.callback(coordinator.stop)

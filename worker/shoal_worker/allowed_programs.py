@@ -13,6 +13,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 
 from shoal import errors
 from shoal._job.checks import check_not_standard_library
+from shoal._security import PERMISSIONS
 
 # The pattern that stands for the modules under `--path`.
 UNDER_PATH = "."
@@ -21,6 +22,10 @@ _MAX_PATTERN_CHARACTERS = 256
 # Between a submitter and a pattern. Neither can contain it, so no pattern can be misread. A colon would be ambiguous:
 # it separates a module from its factory.
 OF_SUBMITTER = "="
+# Before an access role, in place of the name of a submitter.
+OF_ROLE = "@"
+# The access roles that may submit jobs.
+SUBMITTING_ROLES = frozenset(role.value for role in PERMISSIONS["shoal.v1.Jobs/Submit"])
 # Characters of a pattern besides those of identifiers.
 _PUNCTUATION = frozenset(".:*?[]!-")
 
@@ -33,7 +38,8 @@ class AllowedPrograms:
         paths: folders that programs are imported from, before all others.
         patterns: what is allowed. A pattern is a module, which includes all modules of a package, or module:factory;
             `*` and `?` stand for any characters. "." stands for the modules under `paths`. SUBMITTER=PATTERN allows
-            the pattern only to jobs of that submitter.
+            the pattern only to jobs of that submitter, and @ROLE=PATTERN only to jobs of submitters with that access
+            role.
 
     Raises:
         BadRequest: a pattern is invalid.
@@ -50,16 +56,24 @@ class AllowedPrograms:
                 raise errors.BadRequest(
                     f"{given!r:.300} is not a pattern of programs; give --allow-program a module such as "
                     f"vision.models, module:factory, or {UNDER_PATH!r} for the modules under --path, in at most "
-                    f"{_MAX_PATTERN_CHARACTERS} characters; SUBMITTER=PATTERN allows it only to one submitter",
+                    f"{_MAX_PATTERN_CHARACTERS} characters; SUBMITTER=PATTERN allows it only to one submitter, and "
+                    "@ROLE=PATTERN only to one access role",
+                    pattern=given,
+                )
+            if submitter and submitter.startswith(OF_ROLE) and submitter.removeprefix(OF_ROLE) not in SUBMITTING_ROLES:
+                roles = ", ".join(f"{OF_ROLE}{role}" for role in sorted(SUBMITTING_ROLES))
+                raise errors.BadRequest(
+                    f"--allow-program {given!r:.300} names an access role that submits no jobs; use one of: {roles}",
                     pattern=given,
                 )
 
-    def check(self, reference: str, submitter: str = "") -> None:
+    def check(self, reference: str, submitter: str = "", role: str = "") -> None:
         """Checks that a program may be imported. It imports nothing itself.
 
         Args:
             reference: package.module:factory.
             submitter: the name of the job's submitter; empty if it is not known.
+            role: the access role of the submitter; empty if it is not known.
 
         Raises:
             ProgramNotAllowed: no pattern allows the program to this submitter, or its module belongs to Python's
@@ -67,7 +81,7 @@ class AllowedPrograms:
             ProgramError: the module does not exist.
         """
         check_not_standard_library(reference)
-        patterns = self._patterns_for(submitter)
+        patterns = self._patterns_for(submitter, role)
         if any(_matches(pattern, reference) for pattern in patterns if pattern != UNDER_PATH):
             return
         module = reference.partition(":")[0]
@@ -85,6 +99,7 @@ class AllowedPrograms:
         if found and not is_under_path:
             where = f"{module} is {found}, which is not under --path ({searched})"
         whose = f" to jobs of {submitter}" if submitter else ""
+        whose += f" ({role})" if role else ""
         raise errors.ProgramNotAllowed(
             f"program {reference}: {where}; this worker allows {', '.join(patterns) or 'no programs'}{whose}. Put the "
             "module in a folder of --path, or start the worker with a further --allow-program (from Python: path= and "
@@ -93,10 +108,12 @@ class AllowedPrograms:
             submitter=submitter,
         )
 
-    def _patterns_for(self, submitter: str) -> list[str]:
-        """Returns the patterns for all submitters, and those for this one, which must be known."""
-        split = map(_split, self.patterns)
-        return [pattern for of, pattern in split if of is None or (submitter and of == submitter)]
+    def _patterns_for(self, submitter: str, role: str) -> list[str]:
+        """Returns the patterns for all submitters, and those for this one and its role, which must be known."""
+        # A name that begins like a role would get the patterns of this role.
+        name = "" if submitter.startswith(OF_ROLE) else submitter
+        whose = {None, name or None, f"{OF_ROLE}{role}" if role else None}
+        return [pattern for of, pattern in map(_split, self.patterns) if of in whose]
 
     def _find(self, module: str) -> tuple[str, bool]:
         """Finds the file of a module, and whether the import takes it from `paths`. No file means that none exists."""
@@ -169,4 +186,4 @@ def _is_other(name: str, file: str) -> bool:
     return os.path.realpath(spec.origin or "") != os.path.realpath(file)
 
 
-__all__ = ["DEFAULT_PATTERNS", "OF_SUBMITTER", "UNDER_PATH", "AllowedPrograms", "advice_on_missing"]
+__all__ = ["DEFAULT_PATTERNS", "OF_ROLE", "OF_SUBMITTER", "UNDER_PATH", "AllowedPrograms", "advice_on_missing"]

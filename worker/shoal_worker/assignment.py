@@ -23,6 +23,7 @@ class AssignedJob:
         incarnation: the worker's incarnation.
         program: the job's program, package.module:factory.
         submitter: the name of the job's submitter; empty if it is not known.
+        submitter_role: the access role of the submitter; empty if it is not known.
     """
 
     job: str
@@ -30,6 +31,7 @@ class AssignedJob:
     incarnation: int
     program: str = ""
     submitter: str = ""
+    submitter_role: str = ""
 
 
 # Events.

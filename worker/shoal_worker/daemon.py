@@ -193,7 +193,8 @@ class Daemon:
 
     def _on_heartbeat(self, reply: coordinator_pb2.HeartbeatReply) -> None:
         part = reply.assignment, self._membership.incarnation
-        assigned = AssignedJob(reply.job, *part, reply.program, reply.submitter) if reply.job else None
+        whose = reply.submitter, reply.submitter_role
+        assigned = AssignedJob(reply.job, *part, reply.program, *whose) if reply.job else None
         try:
             self._events.put_nowait(Assigned(assigned))
         except queue.Full:  # the next heartbeat repeats it
@@ -267,6 +268,13 @@ class Daemon:
         self._metrics.count("trainer_crashes")
         self._membership.renew()
 
+    def _with_ticket(self, instructions: Instructions) -> Instructions:
+        """Adds a ticket: a trainer has no token of its own, so it can act only for its assignment."""
+        if not self._membership.tokens_required:
+            return instructions
+        ticket = self._membership.credentials_in(instructions.job).token()
+        return replace(instructions, ticket=ticket, by_certificate=not self._client.credentials.token())
+
     def _start_trainer(self, assigned: AssignedJob) -> None:
         config = self._config
         _log.info("starting a trainer", job=assigned.job, assignment=assigned.assignment)
@@ -285,22 +293,22 @@ class Daemon:
             paths=config.paths,
             allow_programs=config.allow_programs,
             submitter=assigned.submitter,
+            submitter_role=assigned.submitter_role,
             retry_for_s=config.retry_for_s,
             reports_fd=-1,
             tls=config.credentials.tls.paths if config.credentials.tls else (),
         )
 
         try:  # the trainer checks it again, by the job's specification
-            self._allowed_programs.check(assigned.program, assigned.submitter)
+            self._allowed_programs.check(assigned.program, assigned.submitter, assigned.submitter_role)
         except errors.ShoalError as error:
             _log.warning("program refused", job=assigned.job, program=assigned.program, reason=error.message)
             run.outbox.add_line(error.message)
             self._handle(TrainerEnded(1, TrainerOutcome(f"{error.code}: {error.message}"), False))
             return
 
-        try:  # a trainer has no token of its own: it can act only for this assignment
-            if self._membership.tokens_required:
-                instructions = replace(instructions, ticket=self._membership.credentials_in(assigned.job).token())
+        try:
+            instructions = self._with_ticket(instructions)
         except errors.ShoalError as error:
             _log.warning("no ticket for the trainer", job=assigned.job, reason=error.message)
             self._handle(TrainerEnded(1, None, False))

@@ -160,6 +160,7 @@ def worker(options: WorkerOptions) -> None:
             log_level=options.log_level,
             supervised=options.supervised,
             tls=credentials.tls,
+            insecure=options.insecure,
         )
 
 

@@ -38,10 +38,13 @@ class Instructions:
         paths: folders that the program is imported from, before all others.
         allow_programs: patterns of allowed programs; see `shoal_worker.allowed_programs`.
         submitter: the name of the job's submitter; empty if it is not known.
+        submitter_role: the access role of the submitter; empty if it is not known.
         retry_for_s: seconds for which unanswered calls are repeated.
         reports_fd: file descriptor that the trainer writes its messages to.
         tls: paths of the worker's files for TLS: the CA, the certificate and the key. Empty without TLS.
         ticket: the trainer's first ticket; empty if the cluster asks for none.
+        by_certificate: whether the worker's certificate is its identity, so that the trainer gets its next tickets with
+            this certificate.
     """
 
     coordinator: str
@@ -56,8 +59,10 @@ class Instructions:
     retry_for_s: float
     reports_fd: int
     submitter: str = ""
+    submitter_role: str = ""
     tls: tuple[str, ...] = ()
     ticket: str = ""
+    by_certificate: bool = False
 
     def to_line(self) -> bytes:
         """Returns one line of JSON."""

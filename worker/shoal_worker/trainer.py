@@ -150,7 +150,7 @@ def train(instructions: Instructions, emit: Emit, daemon: DaemonMessages) -> Tra
             instructions.assignment,
         )
         name = participant.spec.program
-        AllowedPrograms(instructions.paths, instructions.allow_programs).check(name, instructions.submitter)
+        _check_allowed(name, instructions)
         program = load_program(name, participant.spec.settings)
         samples = _samples_of(name, program)
         participant.describe(variables_of(name, program, device), samples)
@@ -187,6 +187,12 @@ def train(instructions: Instructions, emit: Emit, daemon: DaemonMessages) -> Tra
         coordinator.close()
 
 
+def _check_allowed(program: str, instructions: Instructions) -> None:
+    """Raises ProgramNotAllowed or ProgramError if this worker does not allow a program to the job's submitter."""
+    allowed = AllowedPrograms(instructions.paths, instructions.allow_programs)
+    allowed.check(program, instructions.submitter, instructions.submitter_role)
+
+
 def _client(instructions: Instructions) -> CoordinatorClient:
     """Returns a client that presents the worker's certificate, and tickets for this trainer's part in its job."""
     credentials = Credentials.find(*instructions.tls, environment={})
@@ -204,7 +210,12 @@ def _client(instructions: Instructions) -> CoordinatorClient:
         on_silence=_log.warning,
     )
     tickets = TicketSource(
-        client, instructions.job, instructions.worker, instructions.incarnation, first=instructions.ticket
+        client,
+        instructions.job,
+        instructions.worker,
+        instructions.incarnation,
+        first=instructions.ticket,
+        by_certificate=instructions.by_certificate,
     )
     return client
 

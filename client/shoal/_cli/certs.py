@@ -1,4 +1,4 @@
-"""The command `certs init`, which makes certificates for TLS."""
+"""The commands `certs init` and `certs issue`, which make certificates for TLS."""
 
 from pathlib import Path
 from typing import Annotated
@@ -53,6 +53,50 @@ def init(
             f"SHOAL_TLS_KEY={where}/server-key.pem\n"
             f"Each other role uses the files with its own name: {', '.join(ROLES)}. Keep ca-key.pem off the cluster.",
             {"folder": str(where), "files": [file.name for file in files], "days": CERTIFICATE_DAYS},
+        )
+
+
+@app.command()
+def issue(
+    role: Annotated[
+        str,
+        typer.Argument(
+            metavar="ROLE", help="Role of the holder: coordinator, server, worker, admin, submitter or reader."
+        ),
+    ],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of the holder: 1 to 63 characters of a-z, 0-9 and -.")
+    ],
+    ca: Annotated[Path, typer.Option("--ca", metavar="FOLDER", help="Folder of an earlier `shoal certs init`.")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--host",
+            metavar="NAME",
+            help="Name or address of a host of the holder, for the roles coordinator, server and worker. Repeatable. "
+            "Their certificates also name localhost, 127.0.0.1 and ::1.",
+        ),
+    ] = None,
+    out_folder: Annotated[
+        Path | None, typer.Option("--out", metavar="FOLDER", help="Folder to write to. Default: the folder of --ca.")
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, help="Days until the certificate expires.")] = 365,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Makes a certificate and a key for one more holder, such as another submitter or the worker of another host.
+
+    Writes NAME.pem and NAME-key.pem. The holder also needs ca.pem. Jobs and members belong to the name of the holder.
+    Existing files are never overwritten.
+    """
+    with Output(as_json) as out:
+        from shoal._security.certificates import issue_certificate  # noqa: PLC0415 - slow
+
+        files = issue_certificate(role, name, host or (), ca=ca, folder=out_folder, days=days)
+        certificate, key = (file.resolve() for file in files)
+        out.message(
+            f"wrote {certificate} and {key}, valid for {days} days. The {role} uses them with\n"
+            f"  export SHOAL_TLS_CA={(ca / 'ca.pem').resolve()} SHOAL_TLS_CERT={certificate} SHOAL_TLS_KEY={key}",
+            {"folder": str(certificate.parent), "files": [file.name for file in files], "days": days},
         )
 
 

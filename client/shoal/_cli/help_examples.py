@@ -48,6 +48,10 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "shoal checkpoints rm": ["shoal checkpoints rm night/3", "shoal checkpoints rm night --all"],
     "shoal certs": ["shoal certs init certificates"],
     "shoal certs init": ["shoal certs init certificates --host node-1.example --host node-2.example"],
+    "shoal certs issue": [
+        "shoal certs issue submitter ann --ca certificates",
+        "shoal certs issue worker gpu-2 --ca certificates --host node-2.example",
+    ],
     "shoal coordinator": ["shoal coordinator --listen 127.0.0.1:7070 --store ./shoal.db --checkpoints ./checkpoints"],
     "shoal server": ["shoal server -c 127.0.0.1:7070 --checkpoints ./checkpoints"],
     "shoal worker": ["shoal worker -c 127.0.0.1:7070 --path programs"],

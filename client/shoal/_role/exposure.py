@@ -37,6 +37,16 @@ def check_exposure(role: str, listens: Iterable[str], *, tls: bool, insecure: bo
             )
 
 
+def insecure_consequence(role: str) -> str:
+    """Returns what --insecure means for a role, for the warning at its start."""
+    if role == "coordinator":
+        return "the cluster asks for no tokens: all who can reach it can read and change everything in it"
+    return (
+        f"other hosts can connect to the {role} without TLS: all who reach the network can read and change what its "
+        "connections carry"
+    )
+
+
 def is_loopback(host: str) -> bool:
     """Returns whether only processes of this host can connect to a listening host."""
     try:
@@ -45,4 +55,4 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or host.endswith(".localhost")
 
 
-__all__ = ["check_exposure", "is_loopback"]
+__all__ = ["check_exposure", "insecure_consequence", "is_loopback"]

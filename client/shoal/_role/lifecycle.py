@@ -21,7 +21,7 @@ from shoal import _tracing, errors
 from shoal._memory import gc_control
 from shoal._role import identity as _identity
 from shoal._role import process_metrics
-from shoal._role.exposure import check_exposure
+from shoal._role.exposure import check_exposure, insecure_consequence
 from shoal._role.http_endpoints import RoleHttpServer
 from shoal._role.identity import RoleIdentity
 from shoal._security import AccessRole, Authorizer, Credentials
@@ -133,6 +133,8 @@ class ConnectionOptions(Protocol):
 def find_credentials(role: str, options: ConnectionOptions, listens: Iterable[str]) -> Credentials:
     """Reads the files for TLS that the options of a role name, or their variables. `identify` precedes it.
 
+    Warns if the role was started with --insecure.
+
     Args:
         role: coordinator, server or worker.
         options: its options.
@@ -145,6 +147,7 @@ def find_credentials(role: str, options: ConnectionOptions, listens: Iterable[st
         SystemExit: with status 2 if the files are not valid, or the role would be open to the network without TLS. The
             log has the reason.
     """
+    log = structlog.get_logger(__name__)
     try:
         required = options.tls_client_certs == "required"
         paths = options.tls_ca, options.tls_cert, options.tls_key
@@ -153,8 +156,10 @@ def find_credentials(role: str, options: ConnectionOptions, listens: Iterable[st
             found.tls.check_serves()
         check_exposure(role, listens, tls=bool(found.tls), insecure=options.insecure)
     except errors.BadRequest as error:
-        structlog.get_logger(__name__).error("cannot start", role=role, code=error.code, reason=error.message)
+        log.error("cannot start", role=role, code=error.code, reason=error.message)
         raise SystemExit(2) from None
+    if options.insecure:
+        log.warning("started with --insecure", consequence=insecure_consequence(role))
     return found
 
 
@@ -170,6 +175,7 @@ def run_role(
     log_level: str = "info",
     supervised: bool = False,
     tls: "TlsFiles | None" = None,
+    insecure: bool = False,
 ) -> None:
     """Runs one role until SIGTERM or SIGINT.
 
@@ -185,20 +191,19 @@ def run_role(
         supervised: whether `shoal up` or a `LocalCluster` started the process. It then prints one JSON line on standard
             output when it is ready, and stops at the end of standard input, so that it never outlives its parent.
         tls: TLS settings of /metrics and /healthz. None means no TLS.
+        insecure: whether --insecure was given, for a metric.
 
     Raises:
         SystemExit: the role cannot start: the status is the exit code of the error. The log has the reason.
     """
     configure_logging(log_format, log_level, role=role, **({"member": member} if member else {}))
-    log = structlog.get_logger(__name__)
-    log.debug("raised the limit on open files", files=raise_open_files())  # each connection is one
-    signals = StopSignals()
+    log, signals = structlog.get_logger(__name__), StopSignals()
     if supervised:
         signals.follow_parent()
     try:
         with signals.interrupting(), gc_control.frozen_from_gc():
             _tracing.start(role, member)
-            running, endpoints, stop = _start(start, metrics_listen, advertise, tls)
+            running, endpoints, stop = _start(start, _registry(role, insecure=insecure), metrics_listen, advertise, tls)
     except errors.ShoalError as error:
         log.error("cannot start", code=error.code, reason=error.message)
         raise SystemExit(exit_code(error)) from None
@@ -295,18 +300,27 @@ def _announce_ready(role: str, running: Running, endpoints: RoleHttpServer, supe
         sys.stdout.flush()
 
 
+def _registry(role: str, *, insecure: bool) -> prometheus_client.CollectorRegistry:
+    """Returns a registry with the metrics of the process."""
+    # Counters have no creation times: Prometheus detects resets itself.
+    prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+    registry = prometheus_client.CollectorRegistry()
+    process_metrics.register(registry)
+    process_metrics.register_insecure(registry, role, insecure=insecure)
+    return registry
+
+
 def _start(
     start: Callable[[prometheus_client.CollectorRegistry, str], R],
+    registry: prometheus_client.CollectorRegistry,
     metrics_listen: str,
     advertise: str,
     tls: "TlsFiles | None",
 ) -> tuple[R, RoleHttpServer, Callable[[], None]]:
     """Starts the HTTP endpoints and the role. Returns the role, the endpoints, and a function that stops both."""
     _check_transport()
-    # Counters have no creation times: Prometheus detects resets itself.
-    prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
-    registry = prometheus_client.CollectorRegistry()
-    process_metrics.register(registry)
+    files = raise_open_files()  # each connection is one
+    structlog.get_logger(__name__).debug("raised the limit on open files", files=files)
     endpoints = RoleHttpServer(metrics_listen, registry, advertise=advertise, tls=tls)
     try:
         running = start(registry, endpoints.address)

@@ -1,4 +1,4 @@
-"""Metrics of a role's process: memory, processor time, open files, threads and live Python objects."""
+"""Metrics of a role's process: memory, processor time, open files, threads, live Python objects, and --insecure."""
 
 import sys
 import threading
@@ -21,6 +21,13 @@ def register(registry: prometheus_client.CollectorRegistry) -> None:
     blocks.set_function(_allocated_blocks)
 
 
+def register_insecure(registry: prometheus_client.CollectorRegistry, role: str, *, insecure: bool) -> None:
+    """Adds the metric by which an operator finds the processes that anyone can reach."""
+    prometheus_client.Gauge(
+        f"shoal_{role}_insecure", "1 if the process was started with --insecure, otherwise 0.", registry=registry
+    ).set(insecure)
+
+
 def _allocated_blocks() -> int:
     """Returns the number of allocated blocks after it has cleared the interpreter's cache of attributes.
 
@@ -32,4 +39,4 @@ def _allocated_blocks() -> int:
     return sys.getallocatedblocks()
 
 
-__all__ = ["register"]
+__all__ = ["register", "register_insecure"]

@@ -25,6 +25,9 @@ class TicketSource:
         worker: the participant's member id; empty for a reader.
         incarnation: the participant's incarnation.
         first: a ticket that there is already. The source then presents it to get the next one, through `coordinator`.
+        by_certificate: whether the source presents only the certificate of its process to get the next ticket. A ticket
+            ends with the certificate for which it was made. So if the files of the certificate are replaced, the next
+            ticket is valid for longer.
         clock: monotonic clock, in seconds.
     """
 
@@ -36,13 +39,14 @@ class TicketSource:
         incarnation: int = 0,
         *,
         first: str = "",
+        by_certificate: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._coordinator, self._clock = coordinator, clock
         self._request = token_pb2.GetTicketRequest(job=job, worker=worker, incarnation=incarnation)
         # Held during the call, so that it is made once. The call may ask for the ticket that there is.
         self._lock = threading.RLock()
-        self._ticket = first
+        self._ticket, self._by_certificate, self._renewing = first, by_certificate, False
         self._renew_at = self._expires_at = 0.0
         if first:  # it is new, but its expiry is not known here
             self._renew_at, self._expires_at = clock() + _AGAIN_S, math.inf
@@ -59,6 +63,8 @@ class TicketSource:
             ShoalError: the coordinator refuses, or does not answer and there is no ticket yet.
         """
         with self._lock:
+            if self._renewing and self._by_certificate:
+                return ""
             now = self._clock()
             if now >= self._renew_at:
                 self._renew(now)
@@ -71,7 +77,7 @@ class TicketSource:
 
     def _renew(self, now: float) -> None:
         has_one = now < self._expires_at
-        self._renew_at = math.inf
+        self._renew_at, self._renewing = math.inf, True
         try:
             reply = self._coordinator.call(
                 self._coordinator.tokens.GetTicket, self._request, retry_for_s=0 if has_one else None
@@ -84,6 +90,8 @@ class TicketSource:
         except errors.ShoalError:
             self._renew_at = 0.0
             raise
+        finally:
+            self._renewing = False
         self._ticket = reply.ticket
         valid_s = reply.valid_s if reply.ticket else math.inf
         self._renew_at, self._expires_at = now + valid_s / 2, now + valid_s

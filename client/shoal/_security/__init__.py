@@ -15,13 +15,14 @@ from shoal._security.bearer import MAX_TOKEN_BYTES, authorization, token_in
 from shoal._security.credentials import NO_CREDENTIALS, VARIABLES, Credentials
 from shoal._security.permissions import OPEN_CALLS, PERMISSIONS, check_own, check_permitted
 from shoal._security.port_check import CHECK_EVERY_S, PortCheck, user_mark
-from shoal._security.principal import GIVEN_ROLES, AccessRole, Principal
+from shoal._security.principal import GIVEN_ROLES, ID_PREFIX, AccessRole, Principal
 from shoal._security.role_names import NAMED_ROLES, role_name
 from shoal._security.tls_errors import NO_TLS, explained
 
 __all__ = [
     "CHECK_EVERY_S",
     "GIVEN_ROLES",
+    "ID_PREFIX",
     "MAX_TOKEN_BYTES",
     "NAMED_ROLES",
     "NO_CREDENTIALS",

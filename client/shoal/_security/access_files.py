@@ -7,7 +7,6 @@ file with one token.
 
 import json
 import os
-import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -17,8 +16,6 @@ from shoal._security.principal import AccessRole
 from shoal._system import atomic_write, private_files
 
 TOKEN_FILE_VARIABLE = "SHOAL_TOKEN_FILE"  # noqa: S105 - the name of a variable
-# The group of a file may read it, as the files of a Kubernetes secret need. Only the owner may write.
-_FORBIDDEN_MODE = 0o027
 _NEVER = object()
 _LOOPBACK_NAMES = {"localhost": "127.0.0.1", "[::1]": "127.0.0.1", "::1": "127.0.0.1"}
 _MAX_BYTES = 64 << 10
@@ -59,6 +56,15 @@ class AccessFile:
         with suppress(OSError, errors.ShoalError):
             if self.read() == {role.value: token for role, token in tokens.items()}:
                 self.path.unlink()
+
+    def discard(self) -> None:
+        """Removes the file that an earlier coordinator at this address has left.
+
+        A coordinator that asks for no tokens calls it. Otherwise, clients would send it the tokens in the file, which
+        are still valid for the earlier coordinator, and perhaps without TLS.
+        """
+        with suppress(OSError):
+            self.path.unlink()
 
     def read(self) -> dict[str, str]:
         """Returns the tokens by access role. There are none if the file does not exist.
@@ -144,17 +150,8 @@ def _private_text(path: Path) -> str:
     except OSError as error:
         raise errors.Unauthenticated(f"the token file {path} cannot be read: {error.strerror}") from None
     with open(descriptor, encoding="utf-8", errors="replace") as file:
-        status = os.fstat(file.fileno())  # of the open file: the path may name another file by now
-        if (
-            not stat.S_ISREG(status.st_mode)
-            or status.st_uid not in (os.geteuid(), 0)
-            or status.st_mode & _FORBIDDEN_MODE
-        ):
-            raise errors.Unauthenticated(
-                f"the token file {path} is not private: its owner is user {status.st_uid} and its mode "
-                f"{stat.S_IMODE(status.st_mode):o}. Make new tokens, because others may have read these, and store "
-                f"them with mode 600 as user {os.geteuid()}"
-            )
+        # Of the open file, because the path may name another file by now.
+        private_files.check_secret("the token file", path, os.fstat(file.fileno()), errors.Unauthenticated)
         return file.read(_MAX_BYTES)
 
 

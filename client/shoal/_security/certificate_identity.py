@@ -6,12 +6,11 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 from shoal import errors
-from shoal._security.principal import GIVEN_ROLES, AccessRole, Principal
+from shoal._security.principal import GIVEN_ROLES, ID_PREFIX, AccessRole, Principal
 
 # The URI in a certificate that names the role of its holder, as `shoal certs init` and the manifests write it.
 ROLE_URI = "spiffe://shoal/"
-# Prefix of the id by which a certificate is revoked. The serial number follows.
-ID_PREFIX = "cert:"
+# A caller presents the same certificate for months, and its calls ask for it each time.
 _REMEMBERED = 1_024
 
 
@@ -23,7 +22,8 @@ def principal_in(pem: bytes) -> Principal:
         pem: the certificate.
 
     Returns:
-        The identity: the role of the URI, the common name, and `cert:SERIAL` in hexadecimal as the id.
+        The identity: the role of the URI, the common name, `cert:SERIAL` in hexadecimal as the id, and the time when
+        the certificate expires.
 
     Raises:
         Unauthenticated: it does not name exactly one role, or a certificate cannot give this role.
@@ -39,7 +39,12 @@ def principal_in(pem: bytes) -> Principal:
         )
     names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     name = str(names[0].value) if names else ""
-    return Principal(name, AccessRole(*roles), f"{ID_PREFIX}{certificate.serial_number:x}")
+    return Principal(
+        name,
+        AccessRole(*roles),
+        f"{ID_PREFIX}{certificate.serial_number:x}",
+        expires_at=certificate.not_valid_after_utc.timestamp(),
+    )
 
 
 def _uris(certificate: x509.Certificate) -> list[str]:
@@ -50,4 +55,4 @@ def _uris(certificate: x509.Certificate) -> list[str]:
     return alternatives.value.get_values_for_type(x509.UniformResourceIdentifier)
 
 
-__all__ = ["ID_PREFIX", "ROLE_URI", "principal_in"]
+__all__ = ["ROLE_URI", "principal_in"]

@@ -1,4 +1,4 @@
-"""Development certificates: a CA, and a certificate and key for each role, as `shoal certs init` writes them.
+"""Development certificates: a CA, and certificates and keys, as `shoal certs init` and `shoal certs issue` write them.
 
 A certificate carries its role as a URI (`spiffe://shoal/server`), and the hosts of its process as DNS names and
 addresses. A URI cannot be mistaken for a host, and SPIRE and cert-manager issue such certificates as well. Those of a
@@ -7,8 +7,9 @@ coordinator and of a server also have the DNS name by which clients know the rol
 
 import datetime
 import ipaddress
+import re
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,8 @@ ROLES = (*SERVING_ROLES, "admin", "submitter", "reader")
 _CLOCK_SLACK = datetime.timedelta(hours=1)
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 _CA = "ca"
+# The name of a holder is also the name of its files, so it must not end like that of a key.
+_HOLDER = re.compile(rf"(?!{_CA}$)(?!.*-key$)[a-z0-9][a-z0-9-]{{0,62}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +67,72 @@ def make_certificates(
     issuer = _read_ca(ca) if ca else _make_ca(now)
     contents = {f"{_CA}.pem": _pem(issuer.certificate), f"{_CA}-key.pem": _key_pem(issuer.key)}
     for role in ROLES:
-        certificate, key = _issue(issuer, role, names.get(role, []), now)
-        contents |= {f"{role}.pem": _pem(certificate), f"{role}-key.pem": _key_pem(key)}
+        contents |= _issue(issuer, role, role, names.get(role, []), now)
+    return _write_all(folder, contents, "name another folder")
+
+
+def issue_certificate(
+    role: str,
+    name: str,
+    hosts: Sequence[str] = (),
+    *,
+    ca: Path,
+    folder: Path | None = None,
+    days: int = CERTIFICATE_DAYS,
+    now: datetime.datetime | None = None,
+) -> list[Path]:
+    """Writes NAME.pem and NAME-key.pem of one more holder. Only this user can read the key.
+
+    Args:
+        role: coordinator, server, worker, admin, submitter or reader.
+        name: name of the holder, by which the cluster knows it: 1 to 63 characters of a-z, 0-9 and -.
+        hosts: names and addresses of the hosts of the holder's process, besides localhost.
+        ca: folder with ca.pem and ca-key.pem, from `make_certificates`.
+        folder: folder for the files; it is created if it does not exist. None means the folder of the CA.
+        days: days until the certificate expires.
+        now: the current time. None means that the clock gives it.
+
+    Returns:
+        The files.
+
+    Raises:
+        BadRequest: a file exists already, the role, the name, the days or a host is invalid, the CA cannot be read, or
+            the folder cannot be written.
+    """
+    if role not in ROLES:
+        raise errors.BadRequest(f"{role!r} is not a role; use one of: {', '.join(ROLES)}", role=role)
+    if not _HOLDER.fullmatch(name):
+        raise errors.BadRequest(
+            f"{name!r:.80} cannot be the name of a certificate's holder: give 1 to 63 characters of a-z, 0-9 and -, "
+            "but not ca, and not a name that ends with -key",
+        )
+    if hosts and role not in SERVING_ROLES:
+        raise errors.BadRequest(
+            f"a certificate of the role {role} names no hosts, because its holder accepts no connections; leave out "
+            "--host",
+            role=role,
+        )
+    if not 1 <= days <= CA_DAYS:
+        raise errors.BadRequest(f"a certificate cannot be valid for {days} days; give 1 to {CA_DAYS}", days=days)
+    if named := list(filter(is_role_name, hosts)):
+        raise errors.BadRequest(
+            f"{named[0]!r} is a name of a role, not of a host; leave it out, because the certificates of coordinators "
+            "and servers have it by themselves, or add that of another role with `shoal certs init --host ROLE=NAME`",
+            host=named[0],
+        )
+    own = dict.fromkeys([*_LOCAL_HOSTS, *hosts]) if role in SERVING_ROLES else ()
+    names = [_alternative_name(host) for host in own]
+    now = now or datetime.datetime.now(datetime.UTC)
+    return _write_all(folder or ca, _issue(_read_ca(ca), role, name, names, now, days), "choose another name or folder")
+
+
+def _write_all(folder: Path, contents: Mapping[str, bytes], advice: str) -> list[Path]:
+    """Writes new files to a folder. Raises BadRequest, and writes none of them, if one exists already."""
     try:
         private_files.make_folder(folder)
         if existing := [name for name in contents if (folder / name).exists()]:
             raise errors.BadRequest(
-                f"{folder / existing[0]} exists already, and is not overwritten; name another folder", file=existing[0]
+                f"{folder / existing[0]} exists already, and is not overwritten; {advice}", file=existing[0]
             )
         return [_write(folder / name, content) for name, content in contents.items()]
     except OSError as error:
@@ -120,8 +182,14 @@ def _read_ca(folder: Path) -> _Issuer:
 
 
 def _issue(
-    issuer: _Issuer, role: str, names: Sequence[x509.GeneralName], now: datetime.datetime
-) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    issuer: _Issuer,
+    role: str,
+    holder: str,
+    names: Sequence[x509.GeneralName],
+    now: datetime.datetime,
+    days: int = CERTIFICATE_DAYS,
+) -> dict[str, bytes]:
+    """Returns the contents of the files of a new certificate and its key, by their names."""
     key = ec.generate_private_key(ec.SECP256R1())
     uses = [ExtendedKeyUsageOID.CLIENT_AUTH]
     if role in SERVING_ROLES:
@@ -129,14 +197,14 @@ def _issue(
     own = [x509.DNSName(role_name(each)) for each in NAMED_ROLES if each.value == role]
     alternatives = [x509.UniformResourceIdentifier(f"{ROLE_URI}{role}"), *own, *names]
     certificate = (
-        _builder(_name(role), issuer.certificate.subject, key, now, CERTIFICATE_DAYS)
+        _builder(_name(holder), issuer.certificate.subject, key, now, days)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
         .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.key.public_key()), critical=False)
         .sign(issuer.key, hashes.SHA256())
     )
-    return certificate, key
+    return {f"{holder}.pem": _pem(certificate), f"{holder}-key.pem": _key_pem(key)}
 
 
 def _builder(
@@ -210,4 +278,4 @@ def _write(file: Path, content: bytes) -> Path:
     return file
 
 
-__all__ = ["CA_DAYS", "CERTIFICATE_DAYS", "ROLES", "SERVING_ROLES", "make_certificates"]
+__all__ = ["CA_DAYS", "CERTIFICATE_DAYS", "ROLES", "SERVING_ROLES", "issue_certificate", "make_certificates"]

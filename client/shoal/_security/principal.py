@@ -4,6 +4,9 @@ import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+# Prefix of the id by which a certificate is revoked. The serial number follows, in hexadecimal.
+ID_PREFIX = "cert:"
+
 
 class AccessRole(StrEnum):
     """What a caller may do. `permissions` lists the calls that each role may make.
@@ -43,8 +46,8 @@ class Principal:
         token: id of the token or the certificate. A ticket has the id of the token with which it was requested.
         job: the job that a ticket is for. Empty for other tokens.
         incarnation: the member's incarnation that a ticket is for. 0 for other tokens.
-        expires_at: Unix time in seconds when the caller's token expires, infinite for a certificate. A ticket or a
-            login has the time of the token for which it was made. The comparison of principals ignores this time.
+        expires_at: Unix time in seconds when the caller's token or certificate expires. A ticket or a login has the
+            time of the token or the certificate for which it was made. The comparison of principals ignores this time.
     """
 
     name: str
@@ -54,8 +57,13 @@ class Principal:
     incarnation: int = 0
     expires_at: float = field(default=math.inf, compare=False)
 
+    @property
+    def proof(self) -> str:
+        """What proves the identity, for messages: the token or the certificate."""
+        return "certificate" if self.token.startswith(ID_PREFIX) else "token"
+
     def __str__(self) -> str:
         return f"{self.role.value} {self.name!r}" + (f" of job {self.job}" if self.job else "")
 
 
-__all__ = ["GIVEN_ROLES", "AccessRole", "Principal"]
+__all__ = ["GIVEN_ROLES", "ID_PREFIX", "AccessRole", "Principal"]

@@ -153,7 +153,7 @@ class TlsFiles:
             return TlsMaterial(ca, b"", b"", None, client, None)
         certificate = _read(self.certificate, "the certificate", "--tls-cert or SHOAL_TLS_CERT")
         key = _read(self.key, "the key", "--tls-key or SHOAL_TLS_KEY")
-        check_private(self.key)
+        private_files.check_secret("the key", self.key, os.stat(self.key), errors.BadRequest)
         self._check_certificate(_certificates(certificate, self.certificate), key, authorities)
         server = _context(ssl.PROTOCOL_TLS_SERVER, ca)
         server.verify_mode = ssl.CERT_REQUIRED if self.client_certificates else ssl.CERT_OPTIONAL
@@ -203,25 +203,6 @@ class TlsFiles:
                 "(`dnsNames` of cert-manager)",
                 file=self.certificate,
             )
-
-
-def check_private(file: Path) -> None:
-    """Checks that only the owner of a file can access it, and its group if SHOAL_FILE_ACCESS allows that.
-
-    The group may also read a file of root if this process is not root, as PostgreSQL allows. The files of a secret of
-    Kubernetes are of this kind: their group is the pod's `fsGroup`.
-
-    Raises:
-        BadRequest: other users can read or change the file.
-    """
-    status = file.stat()
-    mode = status.st_mode & 0o777
-    of_secret = 0o040 if status.st_uid == 0 and os.geteuid() != 0 else 0
-    if mode & 0o077 & ~(private_files.file_mode() | of_secret):
-        raise errors.BadRequest(
-            f"the key {file} has the mode {mode:o}, with which others can read or change it; run: chmod 600 {file}",
-            file=file,
-        )
 
 
 def _read(file: Path, what: str, option: str) -> bytes:
@@ -309,4 +290,4 @@ def _context(protocol: int, ca: bytes) -> ssl.SSLContext:
     return context
 
 
-__all__ = ["TlsFiles", "TlsMaterial", "check_private"]
+__all__ = ["TlsFiles", "TlsMaterial"]

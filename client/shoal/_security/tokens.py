@@ -136,8 +136,8 @@ class TokenVerifier:
         with self._lock:
             known = self._known.get((audience, token))
         principal, expires = known or self._read(token, audience)
-        self._check_time(principal, expires)
         self.check(principal)
+        self._check_time(principal, expires)
         if known is None:
             with self._lock:
                 self._known[audience, token] = principal, expires
@@ -146,16 +146,23 @@ class TokenVerifier:
         return principal
 
     def check(self, principal: Principal) -> None:
-        """Checks that the token which identified a caller earlier is still valid.
+        """Checks that the token or the certificate which identified a caller earlier is still valid.
 
-        A ticket or a login is valid for as long as the token for which it was made.
+        A ticket or a login is valid for as long as the token or the certificate for which it was made.
 
         Raises:
-            Unauthenticated: the token has expired or was revoked.
+            Unauthenticated: the token or the certificate has expired or was revoked.
         """
+        if principal.proof == "certificate" and (late_s := self._clock() - principal.expires_at) >= 0:
+            raise errors.Unauthenticated(
+                f"the certificate of {principal} expired {late_s:.0f} s ago by the clock of the process that refuses "
+                "it. Replace the files of the certificate, and connect again"
+            )
         self._check_time(principal, principal.expires_at)
         if principal.token in self._revoked:
-            raise errors.Unauthenticated(f"the token of {principal} was revoked; get a new one from an admin")
+            raise errors.Unauthenticated(
+                f"the {principal.proof} of {principal} was revoked; get a new one from an admin"
+            )
 
     def _check_time(self, principal: Principal, expires: float) -> None:
         if (late_s := self._clock() - expires) >= 0:

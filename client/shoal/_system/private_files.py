@@ -8,6 +8,7 @@ their permissions.
 """
 
 import os
+import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -63,6 +64,35 @@ def state_folder(environment: Mapping[str, str] = os.environ) -> Path:
     return base / "shoal"
 
 
+def check_secret(what: str, file: Path, status: os.stat_result, refusal: type[errors.ShoalError]) -> None:
+    """Checks that a file with a key or a token is private. The rule is that of PostgreSQL.
+
+    The file belongs to this user or to root, and only its owner can access it. There are two exceptions. If this user
+    is not root, the group of a file of root may read it: the files of a Kubernetes secret belong to root, and their
+    group is the pod's `fsGroup`. With `SHOAL_FILE_ACCESS=group`, the group may read and write.
+
+    Args:
+        what: names the file in the message.
+        file: its path, for the message.
+        status: its owner and its mode.
+        refusal: the class of the error.
+
+    Raises:
+        ShoalError: `refusal`, because others can read or change the file.
+        BadRequest: see `file_mode`.
+    """
+    user, owner, mode = os.geteuid(), status.st_uid, stat.S_IMODE(status.st_mode)
+    of_secret = stat.S_IRGRP if owner == 0 != user else 0
+    forbidden = mode & (stat.S_IRWXG | stat.S_IRWXO) & ~(file_mode() | of_secret)
+    if forbidden or owner not in (user, 0) or not stat.S_ISREG(status.st_mode):
+        raise refusal(
+            f"{what} {file} is not private: it belongs to user {owner} and has the mode {mode:o}, so others than user "
+            f"{user} can read or change it. Make another one, because others may have read this one, store it as user "
+            f"{user}, and run: chmod 600 {file}. docs/how-to/security.md says when its group may read it",
+            file=file,
+        )
+
+
 def create(file: Path, mode: int = 0o600) -> int:
     """Creates a file for writing, and returns its descriptor.
 
@@ -73,4 +103,4 @@ def create(file: Path, mode: int = 0o600) -> int:
     return os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
 
 
-__all__ = ["VARIABLE", "create", "file_mode", "folder_mode", "make_folder", "state_folder"]
+__all__ = ["VARIABLE", "check_secret", "create", "file_mode", "folder_mode", "make_folder", "state_folder"]

@@ -224,6 +224,7 @@ class HeartbeatReply(_message.Message):
     HEARTBEAT_INTERVAL_S_FIELD_NUMBER: _builtins.int
     SUBMITTER_FIELD_NUMBER: _builtins.int
     REVOKED_TOKENS_FIELD_NUMBER: _builtins.int
+    SUBMITTER_ROLE_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     """The job that the worker should work on. If empty, the worker stops what it runs."""
     assignment: _builtins.int
@@ -234,6 +235,10 @@ class HeartbeatReply(_message.Message):
     """RegisterReply.heartbeat_interval_s from now on. 0 means no change."""
     submitter: _builtins.str
     """The name of that job's submitter, by which the worker allows programs. Empty if the coordinator does not know it."""
+    submitter_role: _builtins.str
+    """The access role of that job's submitter, admin or submitter, by which the worker allows programs. Empty if the
+    coordinator does not know it, as in a cluster that asks for no tokens.
+    """
     @_builtins.property
     def revoked_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """For servers: ids of the tokens that were revoked and have not expired. Tickets made for them are refused."""
@@ -247,10 +252,11 @@ class HeartbeatReply(_message.Message):
         heartbeat_interval_s: _builtins.float = ...,
         submitter: _builtins.str = ...,
         revoked_tokens: _abc.Iterable[_builtins.str] | None = ...,
+        submitter_role: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "heartbeat_interval_s", b"heartbeat_interval_s", "job", b"job", "program", b"program", "revoked_tokens", b"revoked_tokens", "submitter", b"submitter"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "heartbeat_interval_s", b"heartbeat_interval_s", "job", b"job", "program", b"program", "revoked_tokens", b"revoked_tokens", "submitter", b"submitter", "submitter_role", b"submitter_role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

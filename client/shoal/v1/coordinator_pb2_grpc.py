@@ -85,7 +85,8 @@ class CoordinatorServicer:
 
     def Leave(self, request, context):
         """Ends the membership at once, without a wait for the heartbeat timeout. It also ends the member's unfinished part
-        in a job: another worker may take its place.
+        in a job: another worker may take its place. A repeat changes nothing, and succeeds. Returns NOT_FOUND,
+        UNKNOWN_MEMBER if the coordinator remembers no member of that id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -47,7 +47,8 @@ class CoordinatorStub:
     """
     Leave: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.LeaveRequest, _coordinator_pb2.LeaveReply]
     """Ends the membership at once, without a wait for the heartbeat timeout. It also ends the member's unfinished part
-    in a job: another worker may take its place.
+    in a job: another worker may take its place. A repeat changes nothing, and succeeds. Returns NOT_FOUND,
+    UNKNOWN_MEMBER if the coordinator remembers no member of that id.
     """
     Drain: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.DrainRequest, _coordinator_pb2.DrainReply]
     """Drains a server: the coordinator places no new shards on it, takes checkpoints of the jobs with shards there and
@@ -78,7 +79,8 @@ class CoordinatorAsyncStub(CoordinatorStub):
     """
     Leave: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.LeaveRequest, _coordinator_pb2.LeaveReply]  # type: ignore[assignment]
     """Ends the membership at once, without a wait for the heartbeat timeout. It also ends the member's unfinished part
-    in a job: another worker may take its place.
+    in a job: another worker may take its place. A repeat changes nothing, and succeeds. Returns NOT_FOUND,
+    UNKNOWN_MEMBER if the coordinator remembers no member of that id.
     """
     Drain: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.DrainRequest, _coordinator_pb2.DrainReply]  # type: ignore[assignment]
     """Drains a server: the coordinator places no new shards on it, takes checkpoints of the jobs with shards there and
@@ -124,7 +126,8 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.LeaveReply, _abc.Awaitable[_coordinator_pb2.LeaveReply]]:
         """Ends the membership at once, without a wait for the heartbeat timeout. It also ends the member's unfinished part
-        in a job: another worker may take its place.
+        in a job: another worker may take its place. A repeat changes nothing, and succeeds. Returns NOT_FOUND,
+        UNKNOWN_MEMBER if the coordinator remembers no member of that id.
         """
 
     @_abc_1.abstractmethod

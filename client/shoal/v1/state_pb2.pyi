@@ -129,10 +129,13 @@ class SubmissionRecord(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     SUBMITTER_FIELD_NUMBER: _builtins.int
+    SUBMITTER_ROLE_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     """SubmitRequest.token."""
     submitter: _builtins.str
     """Who submitted the job; the limits of one submitter's jobs count by it. Empty if it is not known."""
+    submitter_role: _builtins.str
+    """The access role of the submitter's token or certificate: admin or submitter. Empty if it is not known."""
     @_builtins.property
     def spec(self) -> _job_pb2.JobSpec: ...
     def __init__(
@@ -141,10 +144,11 @@ class SubmissionRecord(_message.Message):
         spec: _job_pb2.JobSpec | None = ...,
         token: _builtins.str = ...,
         submitter: _builtins.str = ...,
+        submitter_role: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec", "submitter", b"submitter", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec", "submitter", b"submitter", "submitter_role", b"submitter_role", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -20,6 +20,12 @@ def submitter_of(context: grpc.ServicerContext) -> str:
     return peer.rpartition(":")[0]
 
 
+def submitter_role() -> str:
+    """Returns the access role of the caller, or an empty string if the cluster asks for no tokens."""
+    caller = _rpc.caller()
+    return caller.role.value if caller else ""
+
+
 def registration_of(request: coordinator_pb2.RegisterRequest) -> Registration:
     """Returns what a process states about itself, and the name under which it is known.
 
@@ -30,4 +36,4 @@ def registration_of(request: coordinator_pb2.RegisterRequest) -> Registration:
     return replace(Registration.from_proto(request), owner=caller.name if caller else "")
 
 
-__all__ = ["registration_of", "submitter_of"]
+__all__ = ["registration_of", "submitter_of", "submitter_role"]

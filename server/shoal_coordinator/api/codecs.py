@@ -19,7 +19,7 @@ from shoal.status import (
 )
 from shoal.v1 import coordinator_pb2, job_pb2
 from shoal_coordinator.cluster import ListedJob, token_after_job, token_after_member
-from shoal_coordinator.messages import progress_message, state_code
+from shoal_coordinator.messages import Assignment, progress_message, state_code
 
 M = TypeVar("M", bound=Message)
 
@@ -65,6 +65,18 @@ def timings_message(timings: Timings) -> job_pb2.GetTimingsReply:
         for worker, steps in timings.steps.items()
     )
     return job_pb2.GetTimingsReply(workers=workers, staleness=timings.staleness)
+
+
+def assignment_message(assignment: Assignment, interval_s: float) -> coordinator_pb2.HeartbeatReply:
+    """Encodes what a worker should work on, and the seconds to its next heartbeat."""
+    return coordinator_pb2.HeartbeatReply(
+        job=assignment.job,
+        assignment=assignment.number,
+        program=assignment.program,
+        submitter=assignment.submitter,
+        submitter_role=assignment.submitter_role,
+        heartbeat_interval_s=interval_s,
+    )
 
 
 def lease_message(answer: Lease | NoRange) -> job_pb2.LeaseReply:

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import grpc
 import structlog
@@ -20,12 +21,12 @@ from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc
 from shoal.v1 import job_pb2 as pb
 from shoal_coordinator.access import Access
 from shoal_coordinator.api import checks, codecs
-from shoal_coordinator.api.callers import registration_of, submitter_of
+from shoal_coordinator.api.callers import registration_of, submitter_of, submitter_role
 from shoal_coordinator.api.entry import Descriptions, JoinHandler, Placements
 from shoal_coordinator.api.tokens import check_member_role, for_itself, of_its_job
 from shoal_coordinator.cluster import JobLimits, job_before, member_after, page_size
 from shoal_coordinator.coordinator import Coordinator
-from shoal_coordinator.member_owners import check_member
+from shoal_coordinator.member_owners import speaks_for
 from shoal_coordinator.messages import event_message, events
 from shoal_coordinator.submitters import check_submission_name
 
@@ -68,33 +69,26 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     @_rpc.servicer
     def Heartbeat(self, request: members_pb.HeartbeatRequest, _: grpc.ServicerContext) -> members_pb.HeartbeatReply:
-        check_member(self._coordinator, _rpc.caller(), request.member)
         load = ServerLoad.from_proto(request.load) if request.HasField("load") else None
         heartbeat = events.HeartbeatReceived(request.member, request.incarnation, request.shards, request.bytes, load)
-        assignment = self._coordinator.handle(heartbeat)
+        assignment = self._coordinator.handle(heartbeat, speaks_for(_rpc.caller(), request.member))
         interval_s = self._coordinator.heartbeat_interval_s
         revoked = self._access.revoked if self._access else ()
         if assignment is None:
             return members_pb.HeartbeatReply(heartbeat_interval_s=interval_s, revoked_tokens=revoked)
-        return members_pb.HeartbeatReply(
-            job=assignment.job,
-            assignment=assignment.number,
-            program=assignment.program,
-            submitter=assignment.submitter,
-            heartbeat_interval_s=interval_s,
-        )
+        return codecs.assignment_message(assignment, interval_s)
 
     @_rpc.servicer
     def Leave(self, request: members_pb.LeaveRequest, _: grpc.ServicerContext) -> members_pb.LeaveReply:
-        check_member(self._coordinator, _rpc.caller(), request.member)
         cursor = Cursor.from_proto(request.cursor) if request.HasField("cursor") else None
-        self._coordinator.handle(events.MemberLeft(request.member, request.incarnation, cursor))
+        left = events.MemberLeft(request.member, request.incarnation, cursor)
+        self._coordinator.handle(left, speaks_for(_rpc.caller(), request.member))
         return members_pb.LeaveReply()
 
     @_rpc.servicer
     def Drain(self, request: members_pb.DrainRequest, _: grpc.ServicerContext) -> members_pb.DrainReply:
-        check_member(self._coordinator, _rpc.caller(), request.member)
-        jobs = self._coordinator.handle(events.DrainRequested(request.member, request.incarnation))
+        drain = events.DrainRequested(request.member, request.incarnation)
+        jobs = self._coordinator.handle(drain, speaks_for(_rpc.caller(), request.member))
         return members_pb.DrainReply(jobs=jobs)
 
     @_rpc.servicer
@@ -156,10 +150,11 @@ class JobsService(job_pb2_grpc.JobsServicer):
     def Submit(self, request: pb.SubmitRequest, context: grpc.ServicerContext) -> pb.SubmitReply:
         spec = Job.from_proto(request.spec)
         checks.check_submission(spec, request.token)
-        check_submission_name(self._coordinator, _rpc.caller(), spec.name)
         self._check_source(spec)
-        submitted = events.JobSubmitted(spec, request.token, submitter_of(context), request.spec.ByteSize())
-        status = self._coordinator.handle(submitted)
+        submitter, role = submitter_of(context), submitter_role()
+        submitted = events.JobSubmitted(spec, request.token, submitter, request.spec.ByteSize(), role)
+        check = partial(check_submission_name, caller=_rpc.caller(), job=spec.name)
+        status = self._coordinator.handle(submitted, check)
         return pb.SubmitReply(status=codecs.job_message(status))
 
     @_rpc.servicer
@@ -381,9 +376,9 @@ class _Watch:
 
             for event in self._coordinator.watch(request.job, request.after, wait=not request.no_wait, gone=gone):
                 yield event_message(event)
-            if self._has_ended(caller):
+            if caller and self._has_ended(caller):
                 raise errors.Unauthenticated(
-                    f"the token of {caller} was revoked or has expired; get a new one from an admin"
+                    f"the {caller.proof} of {caller} was revoked or has expired; get a new one from an admin"
                 )
         except errors.ShoalError as error:
             _rpc.refuse(context, error)

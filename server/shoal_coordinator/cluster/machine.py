@@ -340,7 +340,8 @@ class Cluster:
         self._submissions += 1
         self._dirty.counts()
         ref = JobRef(name, self._submissions)
-        job = self._new_job(Submission(ref, event.spec, event.token, event.submitter, event.spec_bytes), now)
+        role = event.submitter_role
+        job = self._new_job(Submission(ref, event.spec, event.token, event.submitter, event.spec_bytes, role), now)
         self._schedule(now)
         return job.status(now)
 

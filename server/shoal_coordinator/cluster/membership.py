@@ -323,15 +323,19 @@ class Membership:
         """Ends a membership.
 
         Args:
-            member: id of the member.
-            incarnation: its incarnation.
+            member, incarnation: as for `check`.
             now: seconds of Unix time.
 
         Returns:
             The member; None if this incarnation had ended before.
+
+        Raises:
+            UnknownMember: no member of this id is remembered.
         """
         known = self._members.get(member)
-        if known is None or not known.alive or known.incarnation != incarnation:
+        if known is None:
+            raise errors.UnknownMember(f"{member!r} cannot leave: it is no member; check the id", member=member)
+        if not known.alive or known.incarnation != incarnation:
             return None
         known.last_seen = now
         if known.role is not Role.SERVER:  # a server is expected back only if it was draining

@@ -17,6 +17,7 @@ class Submission:
         token: identifies repeats of the same submission.
         submitter: who submitted it; empty if it is not known.
         spec_bytes: bytes of the specification.
+        submitter_role: the access role of the submitter; empty if it is not known.
     """
 
     ref: JobRef
@@ -24,6 +25,7 @@ class Submission:
     token: str = ""
     submitter: str = ""
     spec_bytes: int = 0
+    submitter_role: str = ""
 
     def repeats(self, token: str, submitter: str) -> bool:
         """Returns whether a submission with this token, by this user, is the same one again."""
@@ -31,11 +33,16 @@ class Submission:
 
     def assigned(self, number: int) -> Assignment:
         """Returns the assignment of this number to the job."""
-        return Assignment(self.ref.name, number, self.spec.program, self.submitter)
+        return Assignment(self.ref.name, number, self.spec.program, self.submitter, self.submitter_role)
 
     def to_proto(self) -> state_pb2.SubmissionRecord:
         """Returns the record of this submission, without its number."""
-        return state_pb2.SubmissionRecord(spec=self.spec.to_proto(), token=self.token, submitter=self.submitter)
+        return state_pb2.SubmissionRecord(
+            spec=self.spec.to_proto(),
+            token=self.token,
+            submitter=self.submitter,
+            submitter_role=self.submitter_role,
+        )
 
     @classmethod
     def from_proto(cls, number: int, record: state_pb2.SubmissionRecord) -> "Submission":
@@ -45,4 +52,5 @@ class Submission:
             ShoalError, ValueError: the record is invalid.
         """
         spec = Job.from_proto(record.spec)
-        return cls(JobRef(spec.name, number), spec, record.token, record.submitter, record.spec.ByteSize())
+        ref, spec_bytes = JobRef(spec.name, number), record.spec.ByteSize()
+        return cls(ref, spec, record.token, record.submitter, spec_bytes, record.submitter_role)

@@ -88,6 +88,7 @@ class JobSubmitted(ClusterEvent[JobStatus]):
     token: str = ""  # a repeated token marks a repeat of the same submission
     submitter: str = ""  # who the limits of one submitter's jobs count for; empty if it is not known
     spec_bytes: int = 0  # bytes of the specification in the request
+    submitter_role: str = ""  # the access role of the submitter; empty if it is not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,12 +27,14 @@ class Assignment:
         number: number of the assignment.
         program: the job's program.
         submitter: the name of the job's submitter; empty if it is not known.
+        submitter_role: the access role of the submitter; empty if it is not known.
     """
 
     job: str
     number: int
     program: str = ""
     submitter: str = ""
+    submitter_role: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,7 +221,8 @@ class Reader:
 
     def check_submitter(self, principal: Principal | None, name: str) -> None:
         """Checks that a caller may change a job; raises as `submitters.check_submitter`."""
-        check_submitter(self._coordinator, principal, name)
+        with self._coordinator.reading() as (cluster, _):
+            check_submitter(cluster, principal, name)
 
     def cancel(self, name: str) -> bytes:
         """Cancels a job, and returns its record as JSON."""

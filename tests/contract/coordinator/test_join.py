@@ -180,10 +180,10 @@ def test_a_participant_that_waits_asks_once(rig: Rig, monkeypatch: pytest.Monkey
     coordinator = rig.process.coordinator
     handle = coordinator.handle
 
-    def noted(event: Any) -> Any:
+    def noted(event: Any, *more: Any) -> Any:
         if isinstance(event, events.JoinRequested):
             asked.append(event)
-        return handle(event)
+        return handle(event, *more)
 
     monkeypatch.setattr(coordinator, "handle", noted)
     stop, tick = threading.Event(), threading.Event()

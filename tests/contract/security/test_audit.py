@@ -12,7 +12,7 @@ import pytest
 from shoal import errors
 from shoal._rpc import CoordinatorClient
 from shoal._security import AccessRole, Credentials
-from shoal.v1 import job_pb2, token_pb2
+from shoal.v1 import coordinator_pb2, job_pb2, token_pb2
 from support.clusters.secure_rig import SecureRig, secure_rig
 from support.waiting import wait_until
 
@@ -38,6 +38,8 @@ def test_what_callers_did_is_in_the_log_and_no_secret(rig: SecureRig, tmp_path: 
         )
         client.call(client.tokens.RevokeToken, token_pb2.RevokeTokenRequest(token=made.token.id))
         link = client.call(client.tokens.GetLoginLink, token_pb2.GetLoginLinkRequest()).link
+    with calling(rig, admin) as client, pytest.raises(errors.UnknownMember, match="'nobody' cannot leave"):
+        client.call(client.members.Leave, coordinator_pb2.LeaveRequest(member="nobody", incarnation=1))
     for token, refused in ((reader, errors.Forbidden), ("nonsense", errors.Unauthenticated)):
         with calling(rig, token) as client, pytest.raises(refused):
             client.call(client.jobs.Cancel, job_pb2.CancelRequest(job="job"), retry_for_s=0)
@@ -59,6 +61,7 @@ def test_what_callers_did_is_in_the_log_and_no_secret(rig: SecureRig, tmp_path: 
         ("Tokens/CreateToken", "OK", "root"),
         ("Tokens/RevokeToken", "OK", "root"),
         ("Tokens/GetLoginLink", "OK", "root"),
+        ("Coordinator/Leave", "NOT_FOUND", "root"),
         ("Jobs/Cancel", "PERMISSION_DENIED", ""),
         ("Jobs/Cancel", "UNAUTHENTICATED", ""),
         ("page/login", "OK", "root"),

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry
 
 import shoal
 from shoal import _rpc, errors
@@ -29,6 +30,7 @@ from shoal._wire import CallLayout
 from shoal.v1 import coordinator_pb2, job_pb2, token_pb2
 from shoal.v1 import header_pb2 as headers
 from shoal.v1 import parameter_server_pb2 as pb
+from shoal_coordinator.process import CoordinatorConfig, start_coordinator
 from shoal_server.shards.consistency import SynchronousMode
 from shoal_server.shards.mode import PermitLimits
 from support.clusters.secure_rig import SecureRig, expired, of_another_cluster, secure_rig
@@ -314,45 +316,6 @@ def test_revoked_tokens_of_the_access_file_are_replaced() -> None:
         rig.session.push({"w": np.ones(3)})
 
 
-def test_nobody_speaks_for_a_member_of_another_caller(rig: SecureRig) -> None:
-    """Bob knows ann's member, because everybody may read the status."""
-    worker = coordinator_pb2.RegisterRequest(role=coordinator_pb2.WORKER, member="anns-worker", process="p")
-    ann, bob = (calling(rig, rig.token(AccessRole.WORKER, worker=name)) for name in ("ann", "bob"))
-    submitter = calling(rig, rig.token(AccessRole.SUBMITTER, worker="ann"))
-    try:
-        life = ann.call(ann.members.Register, worker, retry_for_s=0).incarnation
-        own: dict[str, Any] = {"member": "anns-worker", "incarnation": life}
-        of_server: dict[str, Any] = {"member": "server-0", "incarnation": 1}
-        for caller, fields in ((bob, own), (submitter, own), (bob, of_server), (ann, of_server)):
-            for call, request in (
-                (caller.members.Heartbeat, coordinator_pb2.HeartbeatRequest(**fields)),
-                (caller.members.Leave, coordinator_pb2.LeaveRequest(**fields)),
-            ):
-                with pytest.raises(errors.Forbidden, match="may not speak for"):
-                    caller.call(call, request, retry_for_s=0)
-        with pytest.raises(errors.Forbidden, match="may not speak for"):
-            bob.call(bob.jobs.Report, job_pb2.ReportRequest(job="job", worker="anns-worker", incarnation=life))
-        ann.call(ann.members.Heartbeat, coordinator_pb2.HeartbeatRequest(**own), retry_for_s=0)
-        ann.call(ann.members.Leave, coordinator_pb2.LeaveRequest(**own), retry_for_s=0)
-    finally:
-        for client in (ann, bob, submitter):
-            client.close()
-
-
-def test_a_worker_gets_tickets_only_for_jobs_that_it_takes_part_in(rig: SecureRig) -> None:
-    worker = calling(rig, rig.token(AccessRole.WORKER, worker="eve"))
-    try:
-        asked = coordinator_pb2.RegisterRequest(role=coordinator_pb2.WORKER, member="eve", process="p")
-        life = worker.call(worker.members.Register, asked, retry_for_s=0).incarnation
-        for fields in ({"job": "job"}, {"job": "job", "worker": "eve", "incarnation": life}):
-            with pytest.raises(errors.Forbidden, match="only for workers that take part in job"):
-                worker.call(worker.tokens.GetTicket, token_pb2.GetTicketRequest(**fields), retry_for_s=0)
-        left = coordinator_pb2.LeaveRequest(member="eve", incarnation=life)
-        worker.call(worker.members.Leave, left, retry_for_s=0)
-    finally:
-        worker.close()
-
-
 def test_a_ticket_changes_nothing_without_the_name_of_its_holder() -> None:
     own = Principal("w", AccessRole.TRAINER, "t", "job", 1)
     check_own(own, "job", "", 0)
@@ -367,6 +330,24 @@ def test_the_file_with_the_tokens_is_private_and_goes_with_the_coordinator() -> 
         assert path.stat().st_mode & 0o777 == 0o600
         assert path.parent.stat().st_mode & 0o777 == 0o700
     assert not path.exists()
+
+
+@pytest.mark.parametrize("left", [None, "damaged"])
+def test_a_coordinator_without_tokens_removes_those_of_an_earlier_start(left: str | None) -> None:
+    """Clients would send them to it. They are still valid for a later start with tokens."""
+    with secure_rig() as rig:
+        address = rig.coordinator.address
+        file = AccessFile(address).path
+        text = left or file.read_text()
+    file.touch(0o600)  # as if that coordinator had been killed
+    file.write_text(text)
+    coordinator = start_coordinator(CoordinatorConfig(listen=address, secure=False), CollectorRegistry())
+    try:
+        with shoal.Client(address) as client:
+            assert client.status().cluster
+        assert not file.exists()
+    finally:
+        coordinator.stop()
 
 
 def test_a_token_file_for_everybody_is_refused(rig: SecureRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,9 @@
 """Identity by certificate: callers over mutual TLS that present no token."""
 
 import datetime
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -17,7 +19,8 @@ import shoal
 from shoal import errors
 from shoal._rpc import CoordinatorClient
 from shoal._security import AccessRole, Credentials
-from shoal._security.certificates import make_certificates
+from shoal._security.certificate_identity import principal_in
+from shoal._security.certificates import issue_certificate, make_certificates
 from shoal._security.tls import TlsFiles
 from shoal.v1 import coordinator_pb2, token_pb2
 from shoal_coordinator.process import CoordinatorConfig, CoordinatorProcess, start_coordinator
@@ -166,3 +169,45 @@ def test_a_cluster_trains_with_certificates_alone(coordinator: CoordinatorProces
             assert session.pull()["w"].tolist() == [-1.0, -1.0]
     finally:
         server.stop()
+
+
+def short_lived(folder: Path, scratch: Path, role: str, valid_s: float) -> Credentials:
+    """Returns the credentials of a holder "ann" with a certificate that expires soon."""
+    now = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=valid_s, days=-1)
+    certificate, key = issue_certificate(role, "ann", ca=folder, folder=scratch, days=1, now=now)
+    return Credentials(TlsFiles(folder / "ca.pem", certificate, key))
+
+
+@pytest.fixture
+def waiting_job(coordinator: CoordinatorProcess, folder: Path) -> Iterator[str]:
+    """A job that waits for workers."""
+    with shoal.Client(coordinator.address, credentials=credentials(folder, "admin")) as client:
+        job = client.submit(shoal.Job("m:f", name="waiting"))
+        yield job.name
+        job.cancel()
+
+
+def test_a_ticket_ends_with_the_certificate_of_its_holder(
+    coordinator: CoordinatorProcess, folder: Path, tmp_path: Path, waiting_job: str
+) -> None:
+    presented = short_lived(folder, tmp_path, "reader", valid_s=60.0)
+    expires_at = principal_in((tmp_path / "ann.pem").read_bytes()).expires_at
+    assert 50 < expires_at - time.time() <= 60
+    with closing(CoordinatorClient(coordinator.address, credentials=presented)) as client:
+        reply = client.call(client.tokens.GetTicket, token_pb2.GetTicketRequest(job=waiting_job), retry_for_s=0)
+    assert reply.valid_s <= 60
+    assert coordinator.access
+    assert coordinator.access.verifier.identify(reply.ticket).expires_at == expires_at
+
+
+def test_what_a_certificate_began_ends_when_it_expires(
+    coordinator: CoordinatorProcess, folder: Path, tmp_path: Path, waiting_job: str
+) -> None:
+    """Its connection is still open, so TLS does not notice."""
+    presented = short_lived(folder, tmp_path, "reader", valid_s=3.0)
+    with shoal.Client(coordinator.address, credentials=presented) as ann, ThreadPoolExecutor(1) as thread:
+        assert ann.job(waiting_job).status().job.name == waiting_job
+        with pytest.raises(errors.Unauthenticated, match="the certificate of reader 'ann' was revoked or has expired"):
+            thread.submit(lambda: list(ann.job(waiting_job).events())).result(10)
+        with pytest.raises(errors.Unauthenticated, match=r"the certificate of reader 'ann' expired \d+ s ago.*Replace"):
+            ann.status()

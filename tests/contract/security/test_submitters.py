@@ -13,7 +13,7 @@ import shoal
 from shoal import errors
 from shoal._rpc import CoordinatorClient
 from shoal._security import AccessRole, Credentials
-from shoal.v1 import job_pb2, token_pb2
+from shoal.v1 import coordinator_pb2, job_pb2, token_pb2
 from support.clusters.secure_rig import SecureRig, secure_rig
 from support.waiting import wait_until
 
@@ -109,6 +109,27 @@ def test_tokens_of_one_name_are_one_submitter(anns: shoal.Session, rig: SecureRi
         rig.coordinator.address, credentials=presenting(rig.access.create("ann", "submitter", 60.0)[1])
     ) as another:
         assert another.cancel("anns").state.finished
+
+
+def test_an_assignment_has_the_name_and_the_access_role_of_the_submitter(rig: SecureRig, ann: shoal.Client) -> None:
+    """So a worker can allow programs by both."""
+    worker = CoordinatorClient(
+        rig.coordinator.address, credentials=presenting(rig.token(AccessRole.WORKER, worker="eve"))
+    )
+    request = coordinator_pb2.RegisterRequest(
+        role=coordinator_pb2.WORKER, member="eve", process="p", address="127.0.0.1:1"
+    )
+    try:
+        life: dict[str, Any] = {"member": "eve"}
+        life["incarnation"] = worker.call(worker.members.Register, request).incarnation
+        for client, expected in ((ann, ("ann", "submitter")), (rig.client, ("local", "admin"))):
+            job = client.submit(shoal.Job("m:f"))
+            reply = worker.call(worker.members.Heartbeat, coordinator_pb2.HeartbeatRequest(**life))
+            assert (reply.job, reply.submitter, reply.submitter_role) == (job.name, *expected)
+            job.cancel()
+        worker.call(worker.members.Leave, coordinator_pb2.LeaveRequest(**life))
+    finally:
+        worker.close()
 
 
 def test_a_revocation_ends_running_streams(rig: SecureRig, anns: shoal.Session) -> None:

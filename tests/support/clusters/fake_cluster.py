@@ -48,7 +48,7 @@ class FakeMembers(coordinator_pb2_grpc.CoordinatorServicer):
     """Registers everybody, with a new incarnation each time, and answers heartbeats with `assignments[incarnation]`."""
 
     def __init__(self, record: Record, program: str) -> None:
-        self.record, self.program, self.submitter = record, program, ""
+        self.record, self.program, self.submitter, self.submitter_role = record, program, "", ""
         self.incarnation = 0
         self.assignments: dict[int, tuple[str, int]] = {}
 
@@ -65,7 +65,11 @@ class FakeMembers(coordinator_pb2_grpc.CoordinatorServicer):
         self.record.add(request)
         job, assignment = self.assignments.get(request.incarnation, ("", 0))
         return coordinator_pb2.HeartbeatReply(
-            job=job, assignment=assignment, program=self.program, submitter=self.submitter
+            job=job,
+            assignment=assignment,
+            program=self.program,
+            submitter=self.submitter,
+            submitter_role=self.submitter_role,
         )
 
     @_rpc.servicer

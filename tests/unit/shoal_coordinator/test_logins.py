@@ -4,7 +4,7 @@ import pytest
 
 from shoal import errors
 from shoal._limits import catalogue
-from shoal._security import AccessRole, Principal
+from shoal._security import ID_PREFIX, AccessRole, Principal
 from shoal_coordinator.access import Access
 from shoal_coordinator.logins import CODE_S, SESSION_S, Logins
 
@@ -122,3 +122,16 @@ def test_a_session_stays_ended_when_the_record_of_its_token_is_removed(
     for session in sessions:
         with pytest.raises(errors.Unauthenticated, match="expired"):
             logins.principal(session=session)
+
+
+def test_a_session_ends_with_the_certificate_of_its_caller(logins: Logins, clock: Clock) -> None:
+    caller = Principal("ann", AccessRole.READER, f"{ID_PREFIX}1f", expires_at=clock.now + 60)
+    session, _ = logins.log_in(code=logins.new_code(caller))
+    late = logins.new_code(caller)
+    clock.now += 59
+    assert logins.principal(session=session) == caller
+    clock.now += 1
+    with pytest.raises(errors.Unauthenticated, match=r"the certificate of reader 'ann' expired"):
+        logins.principal(session=session)
+    with pytest.raises(errors.Unauthenticated, match="certificate"):
+        logins.log_in(code=late)

@@ -140,6 +140,24 @@ def test_a_pattern_of_a_submitter_allows_its_own_jobs_only(
                 allowed.check(program, other)
 
 
+def test_a_pattern_of_an_access_role_allows_jobs_of_this_role_only(folder: Path) -> None:
+    allowed = AllowedPrograms([str(folder)], ["@admin=installed_models", "@submitter=flowers", "ann=shoal_nn"])
+    allowed.check("installed_models:Model", "root", "admin")
+    allowed.check("flowers:f", "ann", "submitter")
+    allowed.check("shoal_nn.programs:image_classifier", "ann", "submitter")
+    for submitter, role in (("ann", "submitter"), ("admin", ""), ("@admin", ""), ("@admin", "submitter"), ("", "")):
+        with pytest.raises(errors.ProgramNotAllowed):
+            allowed.check("installed_models:Model", submitter, role)
+    with pytest.raises(errors.ProgramNotAllowed, match=r"to jobs of root \(admin\)"):
+        allowed.check("flowers:f", "root", "admin")
+
+
+@pytest.mark.parametrize("role", ["@", "@reader", "@Admin", "@*"])
+def test_an_access_role_that_submits_no_jobs_is_refused_when_the_worker_starts(role: str) -> None:
+    with pytest.raises(errors.BadRequest, match="submits no jobs; use one of: @admin, @submitter"):
+        AllowedPrograms([], [f"{role}=vision"])
+
+
 @pytest.mark.parametrize(
     "pattern", ["", "./programs", "a b", "vision\n", "x" * 257, "=vision", "alice=", "alice=bob=vision"]
 )

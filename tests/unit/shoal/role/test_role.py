@@ -10,12 +10,15 @@ import traceback
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from unittest import mock
 
 import prometheus_client
 import pytest
 import structlog
+from typer.testing import CliRunner
 
 from shoal import errors
+from shoal._cli.app import app
 from shoal._role.lifecycle import StopSignals, run_role
 from shoal._security import open_authorizer
 from support.waiting import wait_until
@@ -94,6 +97,7 @@ def test_health_follows_a_roles_life() -> None:
     assert role.stopped
     assert (seen["start"], seen["leave"]) == ((503, "starting\n"), (503, "stopping\n"))
     assert "shoal_test_calls_total 1.0" in metrics[0]
+    assert "shoal_worker_insecure 0.0" in metrics[0]
     assert "_created" not in metrics[0], "they are gauges to Prometheus, and promtool warns of their names"
     with pytest.raises(urllib.error.URLError):
         fetch(addresses[0])
@@ -159,6 +163,27 @@ def test_pages_are_found_where_the_role_is(capfd: pytest.CaptureFixture[str]) ->
         run_role("server", start, metrics_listen="0.0.0.0:0", advertise="server-0.server")
     assert ended.value.code == 1
     assert "pages at server-0.server:" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("role", ["coordinator", "server"])
+def test_an_insecure_role_says_so(role: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with mock.patch("shoal._role.lifecycle.run_role") as run:
+        result = CliRunner().invoke(app, [role, "--insecure", "--listen", "0.0.0.0:0"])
+    assert result.exit_code == 0, result.output
+    assert run.call_args.kwargs["insecure"]
+    assert "started with --insecure" in result.stderr
+
+
+def test_a_metric_shows_that_a_role_is_insecure() -> None:
+    seen = []
+
+    def start(registry: prometheus_client.CollectorRegistry, _address: str) -> Nothing:
+        seen.append(registry.get_sample_value("shoal_server_insecure"))
+        raise errors.StoreFailed("that is enough")
+
+    with pytest.raises(SystemExit):
+        run_role("server", start, metrics_listen="127.0.0.1:0", insecure=True)
+    assert seen == [1.0]
 
 
 def test_a_wrong_option_is_wrong_usage() -> None:

@@ -1,13 +1,24 @@
-"""Certificates that `shoal certs init` makes."""
+"""Certificates that `shoal certs init` and `shoal certs issue` make."""
 
 import ipaddress
 from pathlib import Path
 
 import pytest
 from cryptography import x509
+from typer.testing import CliRunner
 
 from shoal import errors
-from shoal._security.certificates import CERTIFICATE_DAYS, ROLES, SERVING_ROLES, make_certificates
+from shoal._cli.app import app
+from shoal._security.certificate_identity import principal_in
+from shoal._security.certificates import (
+    CERTIFICATE_DAYS,
+    ROLES,
+    SERVING_ROLES,
+    issue_certificate,
+    make_certificates,
+)
+from shoal._security.principal import AccessRole
+from shoal._security.tls import TlsFiles
 
 
 def names_of(file: Path) -> x509.SubjectAlternativeName:
@@ -92,3 +103,56 @@ def test_what_is_not_a_host_is_refused(tmp_path: Path, host: str) -> None:
     with pytest.raises(errors.BadRequest, match="is not a host; give a name or an address without a port"):
         make_certificates(tmp_path, [host])
     assert not [*tmp_path.iterdir()]
+
+
+def test_another_submitter_gets_a_certificate_with_its_own_name(tmp_path: Path) -> None:
+    ca = tmp_path / "certs"
+    make_certificates(ca)
+    result = CliRunner().invoke(app, ["certs", "issue", "submitter", "ann", "--ca", str(ca), "--days", "30"])
+    assert result.exit_code == 0, result.output
+    certificate = ca / "ann.pem"
+    caller = principal_in(certificate.read_bytes())
+    assert (caller.name, caller.role) == ("ann", AccessRole.SUBMITTER)
+    names = names_of(certificate)
+    assert not names.get_values_for_type(x509.DNSName), "a client's certificate names no host"
+    assert not names.get_values_for_type(x509.IPAddress)
+    assert (ca / "ann-key.pem").stat().st_mode & 0o777 == 0o600
+    found = read(certificate)
+    assert (found.not_valid_after_utc - found.not_valid_before_utc).days == 30
+    TlsFiles(ca / "ca.pem", certificate, ca / "ann-key.pem")  # they fit together
+
+
+def test_the_worker_of_another_host_gets_a_certificate_of_this_host(tmp_path: Path) -> None:
+    ca, folder = tmp_path / "certs", tmp_path / "node-2"
+    make_certificates(ca)
+    files = issue_certificate("worker", "gpu-2", ["node-2.example", "10.0.0.2"], ca=ca, folder=folder)
+    assert files == [folder / "gpu-2.pem", folder / "gpu-2-key.pem"]
+    names = names_of(folder / "gpu-2.pem")
+    assert names.get_values_for_type(x509.DNSName) == ["localhost", "node-2.example"]
+    assert ipaddress.ip_address("10.0.0.2") in names.get_values_for_type(x509.IPAddress)
+    assert principal_in((folder / "gpu-2.pem").read_bytes()).role is AccessRole.WORKER
+
+
+@pytest.mark.parametrize(
+    ("role", "name", "hosts", "days", "reason"),
+    [
+        ("root", "ann", [], 30, "'root' is not a role; use one of: coordinator, server"),
+        ("reader", "Ann", [], 30, "cannot be the name of a certificate's holder: give 1 to 63"),
+        ("reader", "../ann", [], 30, "cannot be the name"),
+        ("reader", "ca", [], 30, "but not ca"),
+        ("reader", "ann-key", [], 30, "ends with -key"),
+        ("reader", "ann", ["node-1"], 30, "the role reader names no hosts.*leave out --host"),
+        ("worker", "ann", ["a:1"], 30, "is not a host"),
+        ("worker", "ann", ["server.role.shoal.internal"], 30, "is a name of a role, not of a host"),
+        ("worker", "ann", [], 0, "cannot be valid for 0 days; give 1 to 3650"),
+        ("worker", "server", [], 30, r"server\.pem exists already.*choose another name"),
+    ],
+)
+def test_a_certificate_that_cannot_be_issued(
+    tmp_path: Path, role: str, name: str, hosts: list[str], days: int, reason: str
+) -> None:
+    make_certificates(tmp_path)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    with pytest.raises(errors.BadRequest, match=reason):
+        issue_certificate(role, name, hosts, ca=tmp_path, days=days)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before

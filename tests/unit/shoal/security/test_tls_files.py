@@ -4,9 +4,7 @@ import datetime
 import os
 import shutil
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from structlog.testing import capture_logs
@@ -14,7 +12,7 @@ from structlog.testing import capture_logs
 from shoal import errors
 from shoal._security import NO_CREDENTIALS, AccessRole, Credentials
 from shoal._security.certificates import make_certificates
-from shoal._security.tls import TlsFiles, check_private
+from shoal._security.tls import TlsFiles
 from support.certificates import replace_certificates, tls_files
 
 NOW = datetime.datetime.now(datetime.UTC)
@@ -65,7 +63,7 @@ def at(days: float) -> Callable[[Path], None]:
         (garbled, r"server\.pem has no certificate that can be read.*give a PEM file"),
         (another_key, r"server-key\.pem does not belong to the certificate .*server\.pem; give the key"),
         (another_ca, r"server\.pem was not issued by a CA in .*ca\.pem .*use the files of one `shoal certs init`"),
-        (open_key, r"server-key\.pem has the mode 644, .* run: chmod 600"),
+        (open_key, r"server-key\.pem is not private: .* has the mode 644, .* run: chmod 600"),
         (at(-366), r"server\.pem expired at .* UTC, 1\.0 days ago; make a new one, or set the clock .* fast by"),
         (at(-370), r"server\.pem expired at .* UTC, 5\.0 days ago"),
         (at(1), r"server\.pem is valid only from .* UTC, in 2[23]\.\d hours; set the clock .* slow by that much"),
@@ -83,27 +81,6 @@ def test_the_group_may_read_a_key_where_roles_share_files(folder: Path, monkeypa
         tls_files(folder)
     monkeypatch.setenv("SHOAL_FILE_ACCESS", "group")
     assert tls_files(folder).has_certificate
-
-
-@pytest.mark.parametrize(
-    ("owner", "user", "mode", "accepted"),
-    [
-        (0, 65532, 0o440, True),  # the file of a Kubernetes secret, whose group is the pod's
-        (0, 65532, 0o640, True),
-        (0, 65532, 0o660, False),
-        (0, 65532, 0o444, False),
-        (0, 0, 0o640, False),
-        (65532, 65532, 0o640, False),
-    ],
-)
-def test_the_group_may_read_a_key_of_root(
-    monkeypatch: pytest.MonkeyPatch, owner: int, user: int, mode: int, accepted: bool
-) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: user)
-    key = mock.Mock(spec=Path)
-    key.stat.return_value = mock.Mock(st_uid=owner, st_mode=mode)
-    with nullcontext() if accepted else pytest.raises(errors.BadRequest, match="others can read or change it"):
-        check_private(key)
 
 
 def test_replaced_files_are_used_and_half_replaced_ones_are_not(folder: Path, tmp_path: Path) -> None:

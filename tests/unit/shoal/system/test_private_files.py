@@ -3,6 +3,7 @@
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,32 @@ def test_what_exists_keeps_its_mode(tmp_path: Path) -> None:
 def test_an_unknown_value_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(errors.BadRequest, match=r"SHOAL_FILE_ACCESS is '0777'; use one of: owner, group"):
         private_files.file_mode({private_files.VARIABLE: "0777"})
+
+
+@pytest.mark.parametrize(
+    ("owner", "user", "mode", "access", "accepted"),
+    [
+        (1000, 1000, 0o600, "owner", True),
+        (1000, 1000, 0o400, "owner", True),
+        (0, 1000, 0o600, "owner", True),
+        (0, 65532, 0o440, "owner", True),  # the file of a Kubernetes secret, whose group is the pod's
+        (0, 65532, 0o640, "owner", True),
+        (0, 65532, 0o660, "owner", False),
+        (0, 65532, 0o444, "owner", False),
+        (0, 0, 0o640, "owner", False),
+        (1000, 1000, 0o640, "owner", False),
+        (1000, 1000, 0o660, "group", True),
+        (1000, 1000, 0o664, "group", False),
+        (1001, 1000, 0o600, "owner", False),  # its owner can read it and change it
+        (1001, 1000, 0o640, "group", False),
+    ],
+)
+def test_a_secret_that_others_can_read_or_change_is_refused(
+    monkeypatch: pytest.MonkeyPatch, owner: int, user: int, mode: int, access: str, accepted: bool
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    monkeypatch.setenv(private_files.VARIABLE, access)
+    status = os.stat_result((stat.S_IFREG | mode, 0, 0, 1, owner, 0, 0, 0, 0, 0))
+    refused = pytest.raises(errors.Unauthenticated, match=rf"the key k is not private.*user {owner}.*mode {mode:o}")
+    with nullcontext() if accepted else refused:
+        private_files.check_secret("the key", Path("k"), status, errors.Unauthenticated)

@@ -1,0 +1,92 @@
+"""Members that belong to the caller who registered them: calls for a member, and tickets for it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from shoal import _rpc, errors
+from shoal._security import AccessRole, Credentials
+from shoal.v1 import coordinator_pb2, job_pb2, token_pb2
+from shoal_coordinator.coordinator import Coordinator
+from support.clusters.secure_rig import SecureRig, secure_rig
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[SecureRig]:
+    with secure_rig() as running:
+        yield running
+
+
+def calling(rig: SecureRig, token: str) -> _rpc.CoordinatorClient:
+    """Returns a client of the coordinator that presents a token."""
+    return _rpc.CoordinatorClient(rig.coordinator.address, credentials=Credentials(token=lambda: token))
+
+
+def test_nobody_speaks_for_a_member_of_another_caller(rig: SecureRig) -> None:
+    """Bob knows ann's member, because everybody may read the status."""
+    worker = coordinator_pb2.RegisterRequest(role=coordinator_pb2.WORKER, member="anns-worker", process="p")
+    ann, bob = (calling(rig, rig.token(AccessRole.WORKER, worker=name)) for name in ("ann", "bob"))
+    submitter = calling(rig, rig.token(AccessRole.SUBMITTER, worker="ann"))
+    try:
+        life = ann.call(ann.members.Register, worker, retry_for_s=0).incarnation
+        own: dict[str, Any] = {"member": "anns-worker", "incarnation": life}
+        of_server: dict[str, Any] = {"member": "server-0", "incarnation": 1}
+        for caller, fields in ((bob, own), (submitter, own), (bob, of_server), (ann, of_server)):
+            for call, request in (
+                (caller.members.Heartbeat, coordinator_pb2.HeartbeatRequest(**fields)),
+                (caller.members.Leave, coordinator_pb2.LeaveRequest(**fields)),
+            ):
+                with pytest.raises(errors.Forbidden, match="may not speak for"):
+                    caller.call(call, request, retry_for_s=0)
+        with pytest.raises(errors.Forbidden, match="may not speak for"):
+            bob.call(bob.jobs.Report, job_pb2.ReportRequest(job="job", worker="anns-worker", incarnation=life))
+        ann.call(ann.members.Heartbeat, coordinator_pb2.HeartbeatRequest(**own), retry_for_s=0)
+        ann.call(ann.members.Leave, coordinator_pb2.LeaveRequest(**own), retry_for_s=0)
+    finally:
+        for client in (ann, bob, submitter):
+            client.close()
+
+
+def test_a_worker_gets_tickets_only_for_jobs_that_it_takes_part_in(rig: SecureRig) -> None:
+    worker = calling(rig, rig.token(AccessRole.WORKER, worker="eve"))
+    try:
+        asked = coordinator_pb2.RegisterRequest(role=coordinator_pb2.WORKER, member="eve", process="p")
+        life = worker.call(worker.members.Register, asked, retry_for_s=0).incarnation
+        for fields in ({"job": "job"}, {"job": "job", "worker": "eve", "incarnation": life}):
+            with pytest.raises(errors.Forbidden, match="only for workers that take part in job"):
+                worker.call(worker.tokens.GetTicket, token_pb2.GetTicketRequest(**fields), retry_for_s=0)
+        left = coordinator_pb2.LeaveRequest(member="eve", incarnation=life)
+        worker.call(worker.members.Leave, left, retry_for_s=0)
+    finally:
+        worker.close()
+
+
+def test_a_call_reads_the_state_once(rig: SecureRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reading waits for the coordinator's lock, and for the decisions before it."""
+    made, reading = [], Coordinator.reading
+
+    def counted(coordinator: Coordinator) -> Any:
+        made.append(coordinator)
+        return reading(coordinator)
+
+    monkeypatch.setattr(Coordinator, "reading", counted)
+    user = calling(rig, rig.token(AccessRole.SUBMITTER, worker="local"))
+    worker = calling(rig, rig.token(AccessRole.WORKER, worker="eve"))
+    own: dict[str, Any] = {"job": "job", "worker": rig.session.worker, "incarnation": rig.incarnation}
+    try:
+        asked = coordinator_pb2.RegisterRequest(role=coordinator_pb2.WORKER, member="eve", process="p")
+        life: dict[str, Any] = {"member": "eve", "incarnation": 1}
+        life["incarnation"] = worker.call(worker.members.Register, asked, retry_for_s=0).incarnation
+        for client, call, request, readings in (
+            (user, user.tokens.GetTicket, token_pb2.GetTicketRequest(**own), 1),
+            (user, user.jobs.Report, job_pb2.ReportRequest(**own), 1),
+            (worker, worker.members.Heartbeat, coordinator_pb2.HeartbeatRequest(**life), 0),
+            (worker, worker.members.Leave, coordinator_pb2.LeaveRequest(**life), 0),
+        ):
+            made.clear()
+            client.call(call, request, retry_for_s=0)
+            assert len(made) == readings, type(request).__name__
+    finally:
+        user.close()
+        worker.close()
