@@ -193,6 +193,7 @@ class PushHeader(_message.Message):
     VERSIONS_FIELD_NUMBER: _builtins.int
     REGION_FIELD_NUMBER: _builtins.int
     CURSOR_FIELD_NUMBER: _builtins.int
+    SQUARES_FIELD_NUMBER: _builtins.int
     weight: _builtins.float
     """Weight of the gradient in a synchronous step's mean, >= 0: its number of samples. 0 means that the worker skips
     this step: no chunks follow, and the other workers do not wait for this worker.
@@ -202,6 +203,11 @@ class PushHeader(_message.Message):
     region: _builtins.int
     """The number of the segment's region, from 1, that holds the arenas; no chunks follow then. 0 means that chunks
     follow. Used only on a lane with a segment.
+    """
+    squares: _builtins.float
+    """Sum of the squares of all gradients of the push, on all servers, without those of frozen variables; >= 0. It may be
+    infinite, but not NaN. Set if the job's optimizer has a clip_norm, the job is on several servers, and the mode is not
+    synchronous; each server then limits the norm of its part by it. Otherwise: INVALID_ARGUMENT, BAD_REQUEST.
     """
     @_builtins.property
     def stamp(self) -> _header_pb2.Stamp: ...
@@ -234,12 +240,15 @@ class PushHeader(_message.Message):
         versions: _abc.Iterable[_builtins.int] | None = ...,
         region: _builtins.int = ...,
         cursor: Global___DataCursor | None = ...,
+        squares: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "stamp", b"stamp"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_squares", b"_squares", "cursor", b"cursor", "squares", b"squares", "stamp", b"stamp"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregations", b"aggregations", "commit", b"commit", "cursor", b"cursor", "region", b"region", "shards", b"shards", "stamp", b"stamp", "versions", b"versions", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_squares", b"_squares", "aggregations", b"aggregations", "commit", b"commit", "cursor", b"cursor", "region", b"region", "shards", b"shards", "squares", b"squares", "stamp", b"stamp", "versions", b"versions", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__squares: _TypeAlias = _typing.Literal["squares"]  # noqa: Y015
+    _WhichOneofArgType__squares: _TypeAlias = _typing.Literal["_squares", b"_squares"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__squares) -> _WhichOneofReturnType__squares | None: ...
 
 Global___PushHeader: _TypeAlias = PushHeader  # noqa: Y015
 
@@ -513,6 +522,70 @@ class LaneWelcome(_message.Message):
 Global___LaneWelcome: _TypeAlias = LaneWelcome  # noqa: Y015
 
 @_typing.final
+class ShareNormRequest(_message.Message):
+    """Request of ParameterServer.ShareNorm."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    SERVER_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    SQUARES_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    generation: _builtins.int
+    """The generation of the placement."""
+    server: _builtins.str
+    """Member id of the calling server. It must be in CreateShardsRequest.peers. Otherwise: INVALID_ARGUMENT, BAD_REQUEST."""
+    incarnation: _builtins.int
+    """The server's incarnation."""
+    step: _builtins.int
+    """The step whose gradients the server has added. It may be closed here already, but not later than the open step.
+    Otherwise: INVALID_ARGUMENT, BAD_REQUEST.
+    """
+    @_builtins.property
+    def squares(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """For each slice of a trainable variable on that server, the sum of the squares of the mean gradient, 0 for a frozen
+        variable. Each is >= 0, may be infinite, and is not NaN. Otherwise: INVALID_ARGUMENT, BAD_REQUEST.
+        """
+
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        generation: _builtins.int = ...,
+        server: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        step: _builtins.int = ...,
+        squares: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "incarnation", b"incarnation", "job", b"job", "server", b"server", "squares", b"squares", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShareNormRequest: _TypeAlias = ShareNormRequest  # noqa: Y015
+
+@_typing.final
+class ShareNormReply(_message.Message):
+    """Reply of ParameterServer.ShareNorm."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShareNormReply: _TypeAlias = ShareNormReply  # noqa: Y015
+
+@_typing.final
 class ShardPush(_message.Message):
     """The answer of one shard to a push."""
 
@@ -567,6 +640,32 @@ class PushReply(_message.Message):
 Global___PushReply: _TypeAlias = PushReply  # noqa: Y015
 
 @_typing.final
+class Peer(_message.Message):
+    """A server that has other shards of a job."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVER_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    server: _builtins.str
+    """Member id of the server."""
+    address: _builtins.str
+    """Its address, host:port."""
+    def __init__(
+        self,
+        *,
+        server: _builtins.str = ...,
+        address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "server", b"server"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Peer: _TypeAlias = Peer  # noqa: Y015
+
+@_typing.final
 class CreateShardsRequest(_message.Message):
     """Request of ParameterServer.CreateShards."""
 
@@ -579,6 +678,7 @@ class CreateShardsRequest(_message.Message):
     OPTIMIZER_FIELD_NUMBER: _builtins.int
     CONSISTENCY_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    PEERS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     generation: _builtins.int
     """The generation of the placement."""
@@ -600,6 +700,10 @@ class CreateShardsRequest(_message.Message):
     def consistency(self) -> _job_pb2.Consistency:
         """The consistency mode of the job."""
 
+    @_builtins.property
+    def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Peer]:
+        """The other servers of the job, if the optimizer has a clip_norm; see ShareNorm. Empty for any other job."""
+
     def __init__(
         self,
         *,
@@ -610,10 +714,11 @@ class CreateShardsRequest(_message.Message):
         optimizer: _job_pb2.Optimizer | None = ...,
         consistency: _job_pb2.Consistency | None = ...,
         seed: _builtins.int = ...,
+        peers: _abc.Iterable[Global___Peer] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["consistency", b"consistency", "optimizer", b"optimizer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consistency", b"consistency", "generation", b"generation", "job", b"job", "optimizer", b"optimizer", "seed", b"seed", "shards", b"shards", "variables", b"variables"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consistency", b"consistency", "generation", b"generation", "job", b"job", "optimizer", b"optimizer", "peers", b"peers", "seed", b"seed", "shards", b"shards", "variables", b"variables"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

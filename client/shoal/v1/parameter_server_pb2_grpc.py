@@ -60,6 +60,11 @@ class ParameterServerStub:
                 request_serializer=shoal_dot_v1_dot_parameter__server__pb2.AttachRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_parameter__server__pb2.AttachReply.FromString,
                 _registered_method=True)
+        self.ShareNorm = channel.unary_unary(
+                '/shoal.v1.ParameterServer/ShareNorm',
+                request_serializer=shoal_dot_v1_dot_parameter__server__pb2.ShareNormRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_parameter__server__pb2.ShareNormReply.FromString,
+                _registered_method=True)
         self.CreateShards = channel.unary_unary(
                 '/shoal.v1.ParameterServer/CreateShards',
                 request_serializer=shoal_dot_v1_dot_parameter__server__pb2.CreateShardsRequest.SerializeToString,
@@ -157,6 +162,15 @@ class ParameterServerServicer:
     def Attach(self, request, context):
         """Returns how to reach this server's lanes. A lane carries Pull, Push and Commit with less work than gRPC, and with
         shared memory if both ends are on one host. Clients without lanes call Pull, Push and Commit directly.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ShareNorm(self, request, context):
+        """Tells this server the squares of a synchronous step's mean on another server of the job. Only servers call it, with a
+        ticket. If the optimizer has a clip_norm, the update of a step waits until this server has the squares of all servers
+        of the job. The first call for a step counts; a repetition has no effect.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -284,6 +298,11 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.Attach,
                     request_deserializer=shoal_dot_v1_dot_parameter__server__pb2.AttachRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_parameter__server__pb2.AttachReply.SerializeToString,
+            ),
+            'ShareNorm': grpc.unary_unary_rpc_method_handler(
+                    servicer.ShareNorm,
+                    request_deserializer=shoal_dot_v1_dot_parameter__server__pb2.ShareNormRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_parameter__server__pb2.ShareNormReply.SerializeToString,
             ),
             'CreateShards': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateShards,
@@ -477,6 +496,33 @@ class ParameterServer:
             '/shoal.v1.ParameterServer/Attach',
             shoal_dot_v1_dot_parameter__server__pb2.AttachRequest.SerializeToString,
             shoal_dot_v1_dot_parameter__server__pb2.AttachReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ShareNorm(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.ParameterServer/ShareNorm',
+            shoal_dot_v1_dot_parameter__server__pb2.ShareNormRequest.SerializeToString,
+            shoal_dot_v1_dot_parameter__server__pb2.ShareNormReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -56,6 +56,11 @@ class ParameterServerStub:
     """Returns how to reach this server's lanes. A lane carries Pull, Push and Commit with less work than gRPC, and with
     shared memory if both ends are on one host. Clients without lanes call Pull, Push and Commit directly.
     """
+    ShareNorm: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.ShareNormRequest, _parameter_server_pb2.ShareNormReply]
+    """Tells this server the squares of a synchronous step's mean on another server of the job. Only servers call it, with a
+    ticket. If the optimizer has a clip_norm, the update of a step waits until this server has the squares of all servers
+    of the job. The first call for a step counts; a repetition has no effect.
+    """
     CreateShards: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.CreateShardsRequest, _parameter_server_pb2.CreateShardsReply]
     """Only the coordinator calls the RPCs from here on.
 
@@ -129,6 +134,11 @@ class ParameterServerAsyncStub(ParameterServerStub):
     Attach: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.AttachRequest, _parameter_server_pb2.AttachReply]  # type: ignore[assignment]
     """Returns how to reach this server's lanes. A lane carries Pull, Push and Commit with less work than gRPC, and with
     shared memory if both ends are on one host. Clients without lanes call Pull, Push and Commit directly.
+    """
+    ShareNorm: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.ShareNormRequest, _parameter_server_pb2.ShareNormReply]  # type: ignore[assignment]
+    """Tells this server the squares of a synchronous step's mean on another server of the job. Only servers call it, with a
+    ticket. If the optimizer has a clip_norm, the update of a step waits until this server has the squares of all servers
+    of the job. The first call for a step counts; a repetition has no effect.
     """
     CreateShards: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.CreateShardsRequest, _parameter_server_pb2.CreateShardsReply]  # type: ignore[assignment]
     """Only the coordinator calls the RPCs from here on.
@@ -230,6 +240,17 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_parameter_server_pb2.AttachReply, _abc.Awaitable[_parameter_server_pb2.AttachReply]]:
         """Returns how to reach this server's lanes. A lane carries Pull, Push and Commit with less work than gRPC, and with
         shared memory if both ends are on one host. Clients without lanes call Pull, Push and Commit directly.
+        """
+
+    @_abc_1.abstractmethod
+    def ShareNorm(
+        self,
+        request: _parameter_server_pb2.ShareNormRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_parameter_server_pb2.ShareNormReply, _abc.Awaitable[_parameter_server_pb2.ShareNormReply]]:
+        """Tells this server the squares of a synchronous step's mean on another server of the job. Only servers call it, with a
+        ticket. If the optimizer has a clip_norm, the update of a step waits until this server has the squares of all servers
+        of the job. The first call for a step counts; a repetition has no effect.
         """
 
     @_abc_1.abstractmethod
