@@ -12,6 +12,7 @@ from shoal._security import NO_CREDENTIALS, Credentials
 from shoal._training.gradient_buffers import GradientBuffers
 from shoal._training.placed_servers import PlacedServers
 from shoal._training.puller import Puller, PullResult
+from shoal._training.push_norm import PushNorm
 from shoal._training.pusher import Push, Pusher, PushResult
 from shoal._transport import chosen_setting
 from shoal._wire import Cursor, Memory, Placement
@@ -32,6 +33,7 @@ class ParameterClient:
         transport: selects transports; None means the value of SHOAL_TRANSPORT.
         on_retry: called on any thread for each repeated call.
         credentials: what this process presents to the servers.
+        norm: measures pushes to several servers; None means that servers do not need their norms.
 
     Attributes:
         step: the next step.
@@ -51,6 +53,7 @@ class ParameterClient:
         transport: str | None = None,
         on_retry: Callable[[], None] = lambda: None,
         credentials: Credentials = NO_CREDENTIALS,
+        norm: PushNorm | None = None,
     ) -> None:
         self.servers = PlacedServers(
             placement,
@@ -62,7 +65,7 @@ class ParameterClient:
             on_retry=on_retry,
             credentials=credentials,
         )
-        self._puller, self.pusher = Puller(self.servers), Pusher(self.servers)
+        self._puller, self.pusher = Puller(self.servers), Pusher(self.servers, norm)
         self.step = step
         self._versions: dict[int, int] = {}  # versions of the last pulled values, by shard
 

@@ -15,6 +15,7 @@ from shoal._rpc import CoordinatorClient, HeartbeatPace
 from shoal._security import Credentials
 from shoal._training.overlap import Pipeline
 from shoal._training.parameters import ParameterClient
+from shoal._training.push_norm import PushNorm
 from shoal._training.report import Report
 from shoal._wire import EvaluationAck, EvaluationClaim, Lease, NoRange, Placement, ReportAck
 from shoal.job import Job
@@ -325,6 +326,8 @@ class Participant:
             client.assign(values)
 
     def _parameters(self, placement: Placement, step: int) -> ParameterClient:
+        spec = self.spec
+        clips_pushes = spec.optimizer.clip_norm and not spec.consistency.joins_gradients
         return ParameterClient(
             placement,
             worker=self.worker,
@@ -333,6 +336,7 @@ class Participant:
             refresh=self._placement,
             on_retry=self._on_retry,
             credentials=self._credentials,
+            norm=PushNorm(spec.optimizer) if clips_pushes else None,
         )
 
     def _on_retry(self) -> None:

@@ -16,6 +16,7 @@ import structlog
 from shoal import errors
 from shoal._training.gradient_buffers import GradientBuffers
 from shoal._training.placed_servers import PlacedServers
+from shoal._training.push_norm import PushNorm, check_pushed
 from shoal._transport import ServerConnection
 from shoal._wire import Aggregation, CompleteArrays, Cursor, Memory, PushPayload, PushStream
 from shoal.v1 import parameter_server_pb2 as pb
@@ -53,6 +54,8 @@ class Push:
         aggregations: aggregations of the arenas that the push carries.
         push_stream: the arrays, if they are given one by one; None means that all are available.
         cursor: the worker's position in its data after this push; None means that it has no data.
+        squares: returns the sum of the squares of all gradients; called once, when the push is sent. None means that
+            servers do not need it.
     """
 
     step: int
@@ -62,6 +65,7 @@ class Push:
     aggregations: Sequence[Aggregation]
     push_stream: PushStream | None = None
     cursor: Cursor | None = None
+    squares: Callable[[], float] | None = None
 
     def give_up(self) -> None:
         """Abandons the push if arrays are missing; otherwise does nothing."""
@@ -76,10 +80,11 @@ class Pusher:
 
     Args:
         servers: servers of the job.
+        norm: measures pushes to several servers; None means that servers do not need their norms.
     """
 
-    def __init__(self, servers: PlacedServers) -> None:
-        self._servers = servers
+    def __init__(self, servers: PlacedServers, norm: PushNorm | None = None) -> None:
+        self._servers, self._norm = servers, norm
         self._staged_step = -1  # the last step with gradients that servers may have staged
 
     def prepare(
@@ -128,7 +133,11 @@ class Pusher:
             part = partial(_lent, lent, payload)
         elif memory:
             part = partial(_ready, servers.before_push(payload))
-        return Push(step, weight, versions, part, aggregations, cursor=cursor)
+        squares: Callable[[], float] | None = None
+        if self._norm and len(servers.connections) > 1:
+            measured = self._norm.squares(gradients)  # now, because the arrays may change later
+            squares = lambda: measured  # noqa: E731
+        return Push(step, weight, versions, part, aggregations, cursor=cursor, squares=squares)
 
     def buffers(self, memory: Memory) -> GradientBuffers:
         """Returns arrays for a step's gradients.
@@ -169,7 +178,14 @@ class Pusher:
         def payload(connection: ServerConnection) -> PushPayload:
             return connection.prepare(self._servers.payload(connection, push_stream, aggregations), None)
 
-        push = Push(step, weight, versions, payload, aggregations, push_stream, cursor)
+        def squares() -> float:
+            assert self._norm is not None
+            push_stream.wait()
+            given = updates or {}
+            return self._norm.squares({name: it for name, it in push_stream.arrays.items() if name not in given})
+
+        wanted = squares if self._norm and len(self._servers.connections) > 1 else None
+        push = Push(step, weight, versions, payload, aggregations, push_stream, cursor, wanted)
         self._add(push, push_stream, [(name, np.array(array)) for name, array in (updates or {}).items()])
         return push
 
@@ -193,10 +209,15 @@ class Pusher:
         def at_once() -> bool:
             return len(servers.connections) == 1 or brings_nothing  # may change with the placement
 
+        squares = None
+        if push.squares:
+            squares = push.squares()
+            check_pushed(squares)
+
         def stage(connection: ServerConnection) -> pb.PushReply:
             if not at_once():
                 self._staged_step = push.step
-            return self._stage(connection, push, at_once)
+            return self._stage(connection, push, at_once, squares)
 
         def commit(connection: ServerConnection) -> pb.PushReply:
             request = pb.CommitRequest(stamp=servers.stamp(push.step), shards=connection.indices)
@@ -224,13 +245,16 @@ class Pusher:
         """Returns a push that skips a step."""
         return Push(step, 0.0, versions, lambda connection: self._servers.payload(connection, None, []), [])
 
-    def header(self, connection: ServerConnection, push: Push, *, commit: bool) -> pb.PushHeader:
+    def header(
+        self, connection: ServerConnection, push: Push, *, commit: bool, squares: float | None = None
+    ) -> pb.PushHeader:
         """Returns the header of a push to one server.
 
         Args:
             connection: connection to the server.
             push: the push.
             commit: whether the server commits the push in the same call.
+            squares: sum of the squares of all gradients; None if the servers do not need it.
         """
         return pb.PushHeader(
             stamp=self._servers.stamp(push.step),
@@ -240,16 +264,20 @@ class Pusher:
             aggregations=[aggregation.value for aggregation in push.aggregations],
             versions=[push.versions.get(index, 0) for index in connection.indices],
             cursor=push.cursor.to_proto() if push.cursor else None,
+            squares=squares,
         )
 
-    def _stage(self, connection: ServerConnection, push: Push, at_once: Callable[[], bool]) -> pb.PushReply:
+    def _stage(
+        self, connection: ServerConnection, push: Push, at_once: Callable[[], bool], squares: float | None
+    ) -> pb.PushReply:
         """Sends one server its part of a push."""
         payloads: list[PushPayload] = []
 
         def call() -> pb.PushReply:
             if not payloads:
                 payloads.append(push.payload_for(connection))
-            return connection.push(self.header(connection, push, commit=at_once()), payloads[0])
+            header = self.header(connection, push, commit=at_once(), squares=squares)
+            return connection.push(header, payloads[0])
 
         if push.push_stream:
             try:
