@@ -30,6 +30,16 @@ class Consistency:
         """
         return False
 
+    @property
+    def joins_gradients(self) -> bool:
+        """Whether an update applies the mean of the gradients of several workers, instead of one worker's gradient."""
+        return False
+
+    @property
+    def servers_agree(self) -> bool:
+        """Whether an update has the gradients of the same pushes on all servers of a job."""
+        return True
+
     def to_proto(self) -> job_pb2.Consistency:
         """Returns the message that carries this mode."""
         raise NotImplementedError
@@ -71,6 +81,14 @@ class Synchronous(Consistency):
 
     @property
     def needs_every_worker(self) -> bool:
+        return not self.backup_workers
+
+    @property
+    def joins_gradients(self) -> bool:
+        return True
+
+    @property
+    def servers_agree(self) -> bool:
         return not self.backup_workers
 
     def check(self, workers: int) -> None:

@@ -31,7 +31,7 @@ class AsynchronousMode(Mode):
         if contribution.payload is None:
             return PushDecision(accepted=True)
         scale = 1.0 / max(1, staleness) if self._scale_by_staleness else 1.0
-        return PushDecision(accepted=True, applies=[Apply((contribution,), scale)])
+        return PushDecision(accepted=True, applies=[Apply((contribution,), scale, squares=contribution.squares)])
 
     def permit_limits(self, nbytes: int) -> None:
         del nbytes  # a commit applies its gradient at once, so there are only those that are being sent
@@ -64,7 +64,8 @@ class SynchronousMode(Mode):
     the contributions of all workers except the `backup_workers` slowest ones. If only fewer workers are left, it takes
     all their contributions. Contributions to a closed step are dropped.
 
-    A step that is about to close can be sealed first: it takes no more contributions, and closes after `folds_done`.
+    A step that is about to close can be sealed first: it takes no more contributions, and closes after `folds_done`. If
+    the step needs the norm of its mean on all servers, it is always sealed, and closes after `norm_known`.
 
     Contributions are added in order of rank. A contribution can be folded, that is, added to the running sum before the
     step closes. This happens as soon as no worker of an earlier place owes the step. If a worker joins at a place that
@@ -73,10 +74,14 @@ class SynchronousMode(Mode):
     With backup workers, no gradient can be folded while the gradient of the first worker may still arrive. If memory is
     short, the step is therefore *decided* as soon as enough workers have announced a gradient. The other workers then
     take no part in the step.
+
+    Args:
+        backup_workers: number of workers that a step may leave out.
+        needs_norm: whether a step needs the norm of its mean on all servers.
     """
 
-    def __init__(self, backup_workers: int) -> None:
-        self._backup_workers = backup_workers
+    def __init__(self, backup_workers: int, *, needs_norm: bool = False) -> None:
+        self._backup_workers, self._needs_norm = backup_workers, needs_norm
         self._most_admitted = 0  # most workers that were admitted at the same time
         self._open_step = 0
         # Contributions to the open step: those that are folded, in order, and the others by place.
@@ -84,7 +89,9 @@ class SynchronousMode(Mode):
         self._held: dict[tuple[int, int], Contribution] = {}
         self._order: list[tuple[int, int]] = []  # heap of the keys of _held
         self._sealed = False  # whether the open step takes no more contributions; it then has two or more
-        self._complete = False  # whether it is sealed and all are in its sum
+        self._complete = False  # whether it is sealed, all are in its sum, and its norm is known if it needs one
+        self._measured = False  # whether `folds_done` has asked for the squares of the open step
+        self._squares: float | None = None  # of the open step's mean on all servers, once known
         # Names of workers that take no part in the open step, by place: they joined too late, or the step is decided.
         self._outside: dict[tuple[int, int], str] = {}
         self._told: set[tuple[int, int]] = set()  # those of _outside that stay there until the step closes
@@ -109,8 +116,17 @@ class SynchronousMode(Mode):
         applies = []
         while self._closes(clocks):
             if self._held or self._folded:
+                if self._needs_norm and not self._sealed:
+                    break  # `seal` does it
                 rest = (self._held[place] for place in sorted(self._held))
-                applies.append(Apply((*self._folded, *rest), folded=len(self._folded), expected=self._room(clocks)))
+                applies.append(
+                    Apply(
+                        (*self._folded, *rest),
+                        folded=len(self._folded),
+                        expected=self._room(clocks),
+                        squares=self._squares,
+                    )
+                )
                 self._open(self._open_step + 1)
             else:  # all workers have skipped this step, and perhaps later ones
                 self._open(clocks.slowest(self._open_step))
@@ -119,7 +135,8 @@ class SynchronousMode(Mode):
     def _open(self, step: int) -> None:
         self._open_step = step
         self._folded, self._held, self._order = [], {}, []
-        self._sealed = self._complete = False
+        self._sealed = self._complete = self._measured = False
+        self._squares = None
         self._outside, self._told, self._reserved = {}, set(), (-1, -1)
 
     def fold(self, clocks: Clocks) -> Fold | None:
@@ -132,7 +149,12 @@ class SynchronousMode(Mode):
         return Fold(found, self._room(clocks)) if found else None
 
     def seal(self, clocks: Clocks) -> Fold | None:
-        if len(self._order) < 2 or not self._closes(clocks):  # one is added as fast as the update is applied
+        if self._needs_norm:
+            if self._sealed or not (self._held or self._folded):
+                return None
+        elif len(self._order) < 2:  # one is added as fast as the update is applied
+            return None
+        if not self._closes(clocks):
             return None
         self._sealed = True
         rest = tuple(self._held[place] for place in sorted(self._held))
@@ -140,8 +162,19 @@ class SynchronousMode(Mode):
         self._held, self._order = {}, []
         return Fold(rest, self._room(clocks), seals=True)
 
-    def folds_done(self) -> None:
-        self._complete = self._sealed
+    def folds_done(self) -> bool:
+        if not self._needs_norm:
+            self._complete = self._sealed
+            return False
+        wanted, self._measured = self._sealed and not self._measured, self._sealed
+        return wanted
+
+    @property
+    def awaits_norm(self) -> bool:
+        return self._needs_norm and self._sealed
+
+    def norm_known(self, squares: float) -> None:
+        self._squares, self._complete = squares, True
 
     def permit_limits(self, nbytes: int) -> PermitLimits | None:
         if nbytes <= PERMIT_FREE_BYTES:
@@ -244,11 +277,16 @@ class SynchronousMode(Mode):
         return self._open_step + 1
 
 
-def mode_for(spec: consistency.Consistency) -> Mode:
-    """Returns a new `Mode` for the consistency mode that a job asks for."""
+def mode_for(spec: consistency.Consistency, *, shares_norms: bool = False) -> Mode:
+    """Returns a new `Mode` for the consistency mode that a job asks for.
+
+    Args:
+        spec: the consistency mode.
+        shares_norms: whether an update needs the norm of its gradient on several servers.
+    """
     match spec:
         case consistency.Synchronous(backup_workers):
-            return SynchronousMode(backup_workers)
+            return SynchronousMode(backup_workers, needs_norm=shares_norms)
         case consistency.Asynchronous(scale_by_staleness):
             return AsynchronousMode(scale_by_staleness=scale_by_staleness)
         case consistency.BoundedStaleness(bound):

@@ -112,6 +112,7 @@ class PushStaged:
     version: int
     payload: Any
     cursor: Cursor | None = None
+    squares: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +146,32 @@ class Folded:
 @dataclass(frozen=True, slots=True)
 class FoldsDone:
     """All contributions to a sealed step are in its running sum, so that the step can close."""
+
+
+@dataclass(frozen=True, slots=True)
+class NormMeasured:
+    """The squares of the sealed step's mean on this server are known; the answer to `Measure`.
+
+    Attributes:
+        squares: the sum of the squares of each slice.
+    """
+
+    squares: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NormReceived:
+    """Another server tells the squares of a step's mean on its shards.
+
+    Attributes:
+        server: member id of the server.
+        step: the step.
+        squares: the sum of the squares of each slice.
+    """
+
+    server: str
+    step: int
+    squares: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +213,8 @@ class WorkerProgress:
 class CutRequested:
     """A checkpoint is taken. A push that any server has committed counts before the cut.
 
+    If a step then waits for the norms of other servers, `AnswerCut` follows when it has closed.
+
     Attributes:
         progress: the largest progress of each worker on any server.
     """
@@ -213,6 +242,8 @@ Event = (
     | PushCommitted
     | Folded
     | FoldsDone
+    | NormMeasured
+    | NormReceived
     | ValuesAssigned
     | CutRequested
     | ValuesRestored
@@ -220,6 +251,24 @@ Event = (
 )
 
 # Effects, besides `Fold` and `Apply`.
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Ends the running sums of gradients of the sealed step, and measures their results; `NormMeasured` must follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShareNorm:
+    """Tells the other servers of the job the squares of a step's mean on this server.
+
+    Attributes:
+        step: the step.
+        squares: the sum of the squares of each slice.
+    """
+
+    step: int
+    squares: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +371,8 @@ class AnswerCut:
 Effect = (
     Fold
     | Apply
+    | Measure
+    | ShareNorm
     | AnswerPulls
     | RefusePull
     | GrantPermit

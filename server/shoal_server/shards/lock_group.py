@@ -7,6 +7,7 @@ slabs. A shard stays the unit of placement, of layouts and of checkpoint files.
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -17,10 +18,12 @@ from shoal_server.shards import events, tickets
 from shoal_server.shards.commit_gate import CommitGate
 from shoal_server.shards.consistency import mode_for
 from shoal_server.shards.mode import Fold
+from shoal_server.shards.norm_exchange import NormSender, check_squares, pushed_squares
+from shoal_server.shards.pending_cut import PendingCut
 from shoal_server.shards.reading import Reading
 from shoal_server.shards.selection import Selection, Selections
 from shoal_server.shards.shard import Arena, JobShardConfig, Shard, Stamp
-from shoal_server.shards.snapshot import Cut, ShardSnapshot
+from shoal_server.shards.snapshot import Cut
 from shoal_server.shards.state import GroupState
 from shoal_server.shards.stored_shards import Payload, StoredShards
 from shoal_server.shards.tickets import PullTicket, PushTicket
@@ -36,6 +39,7 @@ class LockGroup:
         on_apply: called with the seconds that each update took.
         memory: provides memory for copies of the values.
         on_admission: called with each pull and push that is let through, under the group's lock. Tests use it.
+        norms: sends squares to the other servers of the job; needed if the configuration has peers.
 
     Attributes:
         config: the job's configuration.
@@ -49,17 +53,22 @@ class LockGroup:
         on_apply: Callable[[float], None] = lambda _: None,
         memory: BufferPool | None = None,
         on_admission: Callable[[events.Admission], object] | None = None,
+        norms: NormSender | None = None,
     ) -> None:
         self.config, self.commit_gate = config, CommitGate()
         self._memory = memory or BufferPool(0, 0.0)
         # Guards the numbers of readers of all snapshots; taken alone or after _lock, and no lock is taken under it.
         self._counting = threading.Lock()
-        # Guards _state, _stored, _closed, _failure, _unfilled, _reading, and the slabs' values and slots, except that
-        # a restore fills these without it: all else is refused meanwhile. Only the locks of snapshots, of the fold
+        # Guards _state, _stored, _cut, _closed, _failure, _unfilled, _reading, and the slabs' values and slots, except
+        # that a restore fills these without it: all else is refused meanwhile. Only the locks of snapshots, of the fold
         # queue and of the kernel threads are taken under it, all briefly, and nothing is sent. Kernels run under it
         # without the GIL; a large one waits until the threads that joined it are done.
         self._lock = threading.Lock()
-        self._state = GroupState(config.name, mode_for(config.consistency), on_admission=on_admission)
+        mode = mode_for(config.consistency, shares_norms=bool(config.peers))
+        peers = [peer.server for peer in config.peers]
+        self._state = GroupState(config.name, mode, on_admission=on_admission, peers=peers)
+        self._norms = norms
+        self._cut: PendingCut | None = None  # the cut that waits for the open step to close
         self._closed = False
         self._failure = ""  # why an update failed, so that the values are unusable; "" if none has
         self._unfilled = self._reading = False  # a restore is not complete; it reads now
@@ -163,7 +172,13 @@ class LockGroup:
         self._handle(events.PushWithdrawn(ticket, stamp.worker), ends=True)
 
     def stage(
-        self, stamp: Stamp, weight: float, version: int, payload: Payload | None, cursor: Cursor | None = None
+        self,
+        stamp: Stamp,
+        weight: float,
+        version: int,
+        payload: Payload | None,
+        cursor: Cursor | None = None,
+        squares: float | None = None,
     ) -> events.AnswerPush:
         """Stages a complete push until it is committed. A repeated push gets the first answer.
 
@@ -173,15 +188,21 @@ class LockGroup:
             version: version of the shards at the worker's pull.
             payload: gradients by slab; None if the weight is 0.
             cursor: the worker's position in its data.
+            squares: sum of the squares of the whole push, on all servers.
 
         Returns:
             The answer "staged", or the first answer if the push was committed before.
 
         Raises:
             Fenced: the worker is not admitted.
-            BadRequest: the step was answered long ago, or may not begin yet.
+            BadRequest: the step was answered long ago, or may not begin yet. Or `squares` is needed but missing, or not
+                valid.
         """
-        event = events.PushStaged(stamp.worker, stamp.incarnation, stamp.step, weight, version, payload, cursor)
+        wanted = payload is not None and bool(self.config.peers) and not self.config.consistency.joins_gradients
+        squares = pushed_squares(self.config.name, squares) if wanted else None
+        event = events.PushStaged(
+            stamp.worker, stamp.incarnation, stamp.step, weight, version, payload, cursor, squares
+        )
         return events.only(self._handle(event), events.AnswerPush)
 
     def commit(self, stamp: Stamp) -> events.AnswerPush:
@@ -193,6 +214,20 @@ class LockGroup:
         """
         event = events.PushCommitted(stamp.worker, stamp.incarnation, stamp.step, defers=True)
         return events.only(self._handle(event), events.AnswerPush)
+
+    def receive_norm(self, server: str, step: int, squares: Sequence[float]) -> None:
+        """Receives the squares of a synchronous step's mean on another server of the job.
+
+        Args:
+            server: member id of the server.
+            step: the step.
+            squares: the sum of the squares of each slice.
+
+        Raises:
+            BadRequest: a sum is not valid, the server is not one of the job, or the step is not open yet.
+        """
+        check_squares(squares, f"{self.config.name}: the norm of {server}")
+        self._handle(events.NormReceived(server, step, tuple(squares)))
 
     def pull(self, ticket: PullTicket, stamp: Stamp, ahead: int = 0) -> None:
         """Asks for the values. The ticket is answered at once, or when the consistency mode permits it.
@@ -256,6 +291,10 @@ class LockGroup:
         with self._lock:
             self._closed = True
             waiting = self._state.abandon_all()
+            if self._cut:
+                self._cut.refuse(self._gone())
+        if self._norms:
+            self._norms.close()
         tickets.refuse_all([*waiting, *tickets.answered_by(effects)], self._gone(), self.config.name)
         self.commit_gate.close()  # last, so that held commits find the group closed
 
@@ -292,16 +331,17 @@ class LockGroup:
     def cut(self, progress: Mapping[str, events.WorkerProgress]) -> Cut:
         """Takes the snapshots for a checkpoint, after completing the pushes that any server has committed.
 
+        If a step then waits for the norms of other servers, the snapshots are taken when the step has closed.
+
         Args:
             progress: the largest progress of each worker on any server.
+
+        Raises:
+            Overloaded: the norms do not arrive in time.
         """
-        begun: list[ShardSnapshot] = []
-
-        def begin() -> None:
-            begun.extend(self._stored.begin_saving(self._state.version))
-
-        effects = self._handle(events.CutRequested(progress), then=begin)
-        return Cut(events.only(effects, events.AnswerCut), begun)
+        pending = PendingCut(self.config.name)
+        self._handle(events.CutRequested(progress), cut=pending)
+        return pending.wait()
 
     def restore(self, version: int, step: int, read: Callable[[Arena], None]) -> None:
         """Overwrites values and slots, before training begins. Other calls are refused until all are overwritten.
@@ -340,32 +380,48 @@ class LockGroup:
         if self.closed:  # the job was dropped meanwhile
             raise self._gone()
 
-    def _handle(
-        self, event: events.Event, then: Callable[[], None] = lambda: None, *, ends: bool = False
-    ) -> list[events.Effect]:
+    def _handle(self, event: events.Event, cut: PendingCut | None = None, *, ends: bool = False) -> list[events.Effect]:
         """Handles an event and carries out the effects. If `ends` is set, a closed group ignores the event."""
         with self._lock:
             if ends and self._closed:
                 return []
             self._check_open()
+            if cut:
+                self._cut = cut  # an earlier one has expired
             effects = self._state.handle(event)
             if self._state.permits.waiting:
                 # Here as well as after folding, so that one of the two sees the other: no push may wait forever.
                 effects += self._state.handle(events.Folded(self._updates.folds.count))
             try:
                 self._updates.carry_out(effects, self._state.version)
-                then()  # under the lock
+                if any(isinstance(effect, events.Measure) for effect in effects):
+                    more = self._state.handle(events.NormMeasured(self._updates.measure()))
+                    self._updates.carry_out(more, self._state.version)
+                    effects += more
+                self._take_cut(effects)
             except BaseException as cause:
                 self._fail(cause)  # the state machine counts the update as applied
         if self._failure:
             self.close(effects)
             raise self._gone()
         for effect in effects:
+            if isinstance(effect, events.ShareNorm) and self._norms:
+                self._norms.send(effect.step, effect.squares)
             tickets.deliver(effect, self.config.name)
         folds = [effect for effect in effects if isinstance(effect, Fold)]
         if folds:
             self._work_on_folds()
         return [*effects, *self._handle(events.FoldsDone())] if folds and folds[-1].seals else effects
+
+    def _take_cut(self, effects: Iterable[events.Effect]) -> None:
+        """Takes the snapshots of a cut that is answered. Called with the lock held."""
+        for effect in effects:
+            if isinstance(effect, events.AnswerCut) and self._cut:
+                self._cut.take(partial(self._cut_of, effect))
+                self._cut = None
+
+    def _cut_of(self, answer: events.AnswerCut) -> Cut:
+        return Cut(answer, self._stored.begin_saving(self._state.version))
 
     def _work_on_folds(self) -> None:
         """Folds without the lock. The caller waits for its own contribution, so that none arrive faster than that."""

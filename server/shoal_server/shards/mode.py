@@ -25,6 +25,7 @@ class Contribution:
     payload: Any  # the gradient, opaque to the state machine; None when weight is 0
     worker: str = ""
     cursor: Cursor | None = None
+    squares: float | None = None  # of the whole push, on all servers; None if its worker did not send it
 
     @property
     def place(self) -> tuple[int, int]:
@@ -59,6 +60,8 @@ class Apply:
         folded: number of leading contributions that earlier `Fold` effects have named.
         expected: number of contributions for which the sum makes room.
         learning_rate: replaces the optimizer's schedule; None keeps it.
+        squares: sum of the squares of the gradient on all servers, for `clip_norm`; None if the shards here are all
+            shards of the job.
     """
 
     contributions: tuple[Contribution, ...]
@@ -66,6 +69,7 @@ class Apply:
     folded: int = 0
     expected: int = 1
     learning_rate: Schedule | None = None
+    squares: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +134,25 @@ class Mode(ABC):
         del clocks
         return None
 
-    def folds_done(self) -> None:  # noqa: B027 - most modes seal no step
-        """Lets a sealed step close at the next `settle`."""
+    def folds_done(self) -> bool:
+        """Lets a sealed step close at the next `settle`, unless it needs the squares of its mean.
+
+        Returns:
+            Whether the squares of the mean on this server are now wanted.
+        """
+        return False
+
+    @property
+    def awaits_norm(self) -> bool:
+        """Whether the open step is sealed, and closes only after `norm_known`."""
+        return False
+
+    def norm_known(self, squares: float) -> None:  # noqa: B027 - most modes need no norm
+        """Lets a sealed step close at the next `settle`.
+
+        Args:
+            squares: sum of the squares of the step's mean on all servers.
+        """
 
     # Permits bound the memory of gradients that a step keeps; see `shoal_server.shards.permits`.
 

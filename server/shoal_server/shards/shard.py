@@ -13,8 +13,31 @@ from shoal_server.shards.stored_slab import StoredSlab
 
 
 @dataclass(frozen=True, slots=True)
+class Peer:
+    """Another server of a job.
+
+    Attributes:
+        server: member id.
+        address: host:port.
+    """
+
+    server: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
 class JobShardConfig:
-    """The configuration that all shards of a job share."""
+    """The configuration that all shards of a job on a server share.
+
+    Attributes:
+        name: name of the job.
+        generation: generation of the placement.
+        variables: the job's variables, by name.
+        optimizer: the optimizer.
+        consistency: the consistency mode.
+        seed: the job's seed.
+        peers: the other servers of the job, if updates need the norm of the whole gradient.
+    """
 
     name: str
     generation: int
@@ -22,6 +45,7 @@ class JobShardConfig:
     optimizer: optim.Optimizer
     consistency: consistency.Consistency
     seed: int
+    peers: tuple[Peer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

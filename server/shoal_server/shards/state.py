@@ -5,43 +5,18 @@ It also answers repeated requests as it answered the first ones. It is pure: no 
 opaque payloads.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from shoal import errors
 from shoal._limits import catalogue
 from shoal.optim import Schedule
+from shoal_server.shards import events
 from shoal_server.shards.clocks import Clocks, WaitingPull, WaitingPulls, WorkerClock, check_step
-from shoal_server.shards.events import (
-    Admission,
-    AnswerAdmission,
-    AnswerCut,
-    AnswerFence,
-    AnswerPulls,
-    AnswerPush,
-    CutRequested,
-    Effect,
-    Event,
-    Folded,
-    FoldsDone,
-    LearningRateSet,
-    Overwrite,
-    PullAbandoned,
-    PullRequested,
-    PushCommitted,
-    PushOpened,
-    PushStaged,
-    PushWithdrawn,
-    RefusePull,
-    ValuesAssigned,
-    ValuesRestored,
-    WorkerAdmitted,
-    WorkerFenced,
-    WorkerProgress,
-    WorkerReleased,
-)
+from shoal_server.shards.events import Effect
 from shoal_server.shards.mode import Apply, Contribution, Fold, Mode
+from shoal_server.shards.norm_exchange import NormExchange
 from shoal_server.shards.permits import Permits
 from shoal_server.shards.worker_records import Answers, AppliedPushes, Fences
 
@@ -59,6 +34,7 @@ class GroupState:
         name: name for messages: that of the job.
         mode: enforces the job's consistency mode.
         on_admission: called with each pull and push that is let through, by tests.
+        peers: member ids of the other servers of the job, if an update needs the norm of its whole gradient.
     """
 
     name: str
@@ -66,21 +42,26 @@ class GroupState:
     version: int = 0  # updates applied; never falls
     clocks: Clocks = field(default_factory=Clocks)  # admitted workers; fenced ones stay until released
     furthest: int = 0  # largest number of steps that any worker has finished; no clock exceeds it
-    on_admission: Callable[[Admission], object] | None = None
+    on_admission: Callable[[events.Admission], object] | None = None
+    peers: Collection[str] = ()
     _used: bool = False  # whether a pull or push of a worker was let through
     _staged: dict[str, Contribution] = field(default_factory=dict)  # at most one per worker, not yet committed
     applied: AppliedPushes = field(default_factory=AppliedPushes)  # of admitted workers
     _waiting: WaitingPulls = field(default_factory=WaitingPulls)
+    _readers: dict[Any, int] = field(default_factory=dict)  # tickets and steps of readers that wait for a norm
+    _cut_waits: bool = False  # whether a cut waits for a norm
     _learning_rate: Schedule | None = None  # for later updates; None means that of the optimizer
     permits: Permits = field(init=False)
     _fences: Fences = field(init=False)
     _answers: Answers = field(init=False)  # to admitted workers only
+    _norms: NormExchange = field(init=False)
 
     def __post_init__(self) -> None:
         self.permits = Permits(self.mode, self.clocks)
         self._fences, self._answers = Fences(self.name), Answers(self.name)
+        self._norms = NormExchange(self.name, self.peers)
 
-    def handle(self, event: Event) -> list[Effect]:
+    def handle(self, event: events.Event) -> list[Effect]:
         """Handles one event and returns the effects.
 
         Raises:
@@ -95,38 +76,45 @@ class GroupState:
             effects += self.permits.settle()
             if self.permits.waiting and self.mode.decide(self.clocks, self.permits.announced):
                 effects += [*self._settle(), *self.permits.settle()]
+        if (self._readers or self._cut_waits) and not self.mode.awaits_norm:
+            effects += self._answer_delayed()
         return effects
 
-    def _handle(self, event: Event) -> list[Effect]:
+    def _handle(self, event: events.Event) -> list[Effect]:
         match event:
-            case PullRequested():
+            case events.PullRequested():
                 return self._pull_requested(event)
-            case PullAbandoned():
+            case events.PullAbandoned():
                 self._waiting.remove(event.ticket)
+                self._readers.pop(event.ticket, None)
                 return []
-            case PushOpened() | PushWithdrawn() | Folded():
+            case events.PushOpened() | events.PushWithdrawn() | events.Folded():
                 return self._permits_changed(event)
-            case PushStaged():
+            case events.PushStaged():
                 return self._push_staged(event)
-            case PushCommitted():
+            case events.PushCommitted():
                 return self._push_committed(event)
-            case FoldsDone():
-                return self._folds_done()
-            case WorkerAdmitted():
+            case events.FoldsDone() | events.NormMeasured() | events.NormReceived():
+                return self._seal_advanced(event)
+            case events.WorkerAdmitted():
                 return self._worker_admitted(event)
-            case WorkerFenced():
+            case events.WorkerFenced():
                 return self._worker_fenced(event)
-            case WorkerReleased():
+            case events.WorkerReleased():
                 return self._worker_released(event)
-            case CutRequested():
+            case events.CutRequested():
                 return self._cut_requested(event)
-            case ValuesAssigned() | ValuesRestored():
-                return self._values_assigned() if isinstance(event, ValuesAssigned) else self._values_restored(event)
-            case LearningRateSet():
+            case events.ValuesAssigned() | events.ValuesRestored():
+                return (
+                    self._values_assigned()
+                    if isinstance(event, events.ValuesAssigned)
+                    else self._values_restored(event)
+                )
+            case events.LearningRateSet():
                 self._learning_rate = event.learning_rate
                 return []
 
-    def answer_to(self, worker: str, incarnation: int, step: int) -> AnswerPush | None:
+    def answer_to(self, worker: str, incarnation: int, step: int) -> events.AnswerPush | None:
         """Returns the answer to a push with this stamp if it was committed; otherwise None.
 
         Args:
@@ -147,21 +135,22 @@ class GroupState:
         """Whether workers are admitted, or the values are no longer the initial ones."""
         return bool(self.clocks or self._used or self.version or self.furthest)
 
-    def progress(self) -> dict[str, WorkerProgress]:
+    def progress(self) -> dict[str, events.WorkerProgress]:
         """Returns each admitted worker's progress on this shard."""
         return {
-            worker: WorkerProgress(clock.incarnation, self._answers.committed(worker), clock.steps)
+            worker: events.WorkerProgress(clock.incarnation, self._answers.committed(worker), clock.steps)
             for worker, clock in self.clocks.items()
         }
 
     def abandon_all(self) -> list[Any]:
         """Removes all waiting pulls and pushes, and returns their tickets."""
-        return [*self._waiting.clear(), *self.permits.clear()]
+        readers, self._readers = self._readers, {}
+        return [*self._waiting.clear(), *readers, *self.permits.clear()]
 
     @property
     def waiting(self) -> int:
         """Number of waiting pulls."""
-        return len(self._waiting)
+        return len(self._waiting) + len(self._readers)
 
     @property
     def staged(self) -> int:
@@ -178,12 +167,13 @@ class GroupState:
             assert pull.worker in self.clocks
             assert not self.mode.may_pull(pull.step, self.clocks), "a pull waits that could be answered"
         assert self.applied.workers == self.clocks.keys()
+        assert self.mode.awaits_norm or not (self._readers or self._cut_waits)
         self.permits.validate()
 
-    def _worker_admitted(self, event: WorkerAdmitted) -> list[Effect]:
+    def _worker_admitted(self, event: events.WorkerAdmitted) -> list[Effect]:
         clock = self.clocks.get(event.worker)
         if clock and clock.incarnation == event.incarnation:  # repeated
-            return [AnswerAdmission(clock.steps)]
+            return [events.AnswerAdmission(clock.steps)]
         if self._fences.has(event.worker, event.incarnation):
             raise self._fences.error(event.worker, event.incarnation)
         if clock:
@@ -195,23 +185,23 @@ class GroupState:
         self.furthest = max(self.furthest, entry)
         self.clocks.admit(event.worker, WorkerClock(event.incarnation, event.rank, entry))
         self.applied.admit(event.worker, event.incarnation)
-        return [*self._settle(), AnswerAdmission(entry)]
+        return [*self._settle(), events.AnswerAdmission(entry)]
 
-    def _worker_fenced(self, event: WorkerFenced) -> list[Effect]:
+    def _worker_fenced(self, event: events.WorkerFenced) -> list[Effect]:
         self._fences.add(event.worker, event.incarnation)
         clock = self.clocks.get(event.worker)
         if not clock or clock.incarnation > event.incarnation:
-            return [AnswerFence(0)]
+            return [events.AnswerFence(0)]
         tickets = [ticket for ticket, pull in self._waiting.items() if pull.worker == event.worker]
         for ticket in tickets:
             self._waiting.remove(ticket)
         error = self._fences.error(event.worker, clock.incarnation)
         refused = self.permits.refuse(clock.place, error)
-        refused += [RefusePull(ticket, error) for ticket in tickets]
-        return [*refused, AnswerFence(self._answers.committed(event.worker))]
+        refused += [events.RefusePull(ticket, error) for ticket in tickets]
+        return [*refused, events.AnswerFence(self._answers.committed(event.worker))]
 
-    def _worker_released(self, event: WorkerReleased) -> list[Effect]:
-        effects = self._worker_fenced(WorkerFenced(event.worker, event.incarnation))
+    def _worker_released(self, event: events.WorkerReleased) -> list[Effect]:
+        effects = self._worker_fenced(events.WorkerFenced(event.worker, event.incarnation))
         clock = self.clocks.get(event.worker)
         if not clock or clock.incarnation > event.incarnation:
             return effects
@@ -219,7 +209,9 @@ class GroupState:
         if staged and staged.step == event.committed_steps - 1:
             # Another shard has committed this push, so it was staged on all shards and counts here, too. A staged push
             # of an earlier step was refused elsewhere and is dropped.
-            effects += [effect for effect in self._commit(event.worker, clock) if not isinstance(effect, AnswerPush)]
+            effects += [
+                effect for effect in self._commit(event.worker, clock) if not isinstance(effect, events.AnswerPush)
+            ]
         self._staged.pop(event.worker, None)
         self._answers.forget(event.worker)
         self.applied.release(event.worker)
@@ -227,9 +219,13 @@ class GroupState:
         self.permits.drop(clock.place)
         return [*effects, *self._settle()]
 
-    def _pull_requested(self, event: PullRequested) -> list[Effect]:
+    def _pull_requested(self, event: events.PullRequested) -> list[Effect]:
         if not event.worker:
-            return [AnswerPulls((event.ticket,), event.step)]
+            if not self.mode.awaits_norm:
+                return [events.AnswerPulls((event.ticket,), event.step)]
+            self._check_room()  # the answers to all pushes of the step are given, so readers get its update
+            self._readers[event.ticket] = event.step
+            return []
         if event.ahead > MAX_AHEAD:
             raise errors.BadRequest(f"{self.name}: a pull is {event.ahead} steps ahead; the maximum is {MAX_AHEAD}")
         clock = self._admitted(event.worker, event.incarnation)
@@ -238,17 +234,18 @@ class GroupState:
         step = event.step + event.ahead
         if self.mode.may_pull(step, self.clocks):
             return [*effects, self._admit_pulls(step, {event.ticket: WaitingPull(event.worker, step)})]
-        if len(self._waiting) >= MAX_WAITING_PULLS:
-            raise catalogue.MAX_WAITING_PULLS.refusal(
-                f"{self.name}: {len(self._waiting)} pulls wait", "try again later"
-            )
+        self._check_room()
         self._waiting.add(event.ticket, event.worker, step)
         return effects
 
-    def _permits_changed(self, event: PushOpened | PushWithdrawn | Folded) -> list[Effect]:
-        if isinstance(event, Folded):
+    def _check_room(self) -> None:
+        if self.waiting >= MAX_WAITING_PULLS:
+            raise catalogue.MAX_WAITING_PULLS.refusal(f"{self.name}: {self.waiting} pulls wait", "try again later")
+
+    def _permits_changed(self, event: events.PushOpened | events.PushWithdrawn | events.Folded) -> list[Effect]:
+        if isinstance(event, events.Folded):
             self.permits.folded(event.count)
-        elif isinstance(event, PushWithdrawn):
+        elif isinstance(event, events.PushWithdrawn):
             self.permits.withdraw(event.ticket, staged=event.worker in self._staged)
         elif answer := self._answer_or_check(event):
             return [answer]
@@ -256,7 +253,7 @@ class GroupState:
             return self.permits.open(event.ticket, self.clocks[event.worker].place, event.step)
         return []
 
-    def _answer_or_check(self, event: PushOpened | PushStaged) -> AnswerPush | None:
+    def _answer_or_check(self, event: events.PushOpened | events.PushStaged) -> events.AnswerPush | None:
         """Returns the answer to a push that was committed before; otherwise checks that its step may begin."""
         answer = self.answer_to(event.worker, event.incarnation, event.step)
         if not answer and not self.mode.may_pull(event.step, self.clocks):
@@ -264,16 +261,14 @@ class GroupState:
             raise errors.BadRequest(f"{why}; pull first, or wait at the barrier", step=event.step)
         return answer
 
-    def _push_staged(self, event: PushStaged) -> list[Effect]:
+    def _push_staged(self, event: events.PushStaged) -> list[Effect]:
         if answer := self._answer_or_check(event):
             return [answer]
-        rank, life = self.clocks[event.worker].rank, event.incarnation
-        self._staged[event.worker] = Contribution(
-            rank, life, event.step, event.weight, event.version, event.payload, event.worker, event.cursor
-        )
-        return [AnswerPush("staged", 0, event.step, self.version)]
+        push = (event.step, event.weight, event.version, event.payload, event.worker, event.cursor, event.squares)
+        self._staged[event.worker] = Contribution(self.clocks[event.worker].rank, event.incarnation, *push)
+        return [events.AnswerPush("staged", 0, event.step, self.version)]
 
-    def _push_committed(self, event: PushCommitted) -> list[Effect]:
+    def _push_committed(self, event: events.PushCommitted) -> list[Effect]:
         if answer := self.answer_to(event.worker, event.incarnation, event.step):
             return [answer]
         staged = self._staged.get(event.worker)
@@ -283,19 +278,40 @@ class GroupState:
             )
         return self._commit(event.worker, self.clocks[event.worker], defers=event.defers)
 
-    def _folds_done(self) -> list[Effect]:
-        self.mode.folds_done()
-        return self._settle()
+    def _seal_advanced(self, event: events.FoldsDone | events.NormMeasured | events.NormReceived) -> list[Effect]:
+        """Closes the sealed step if all that it waits for is there."""
+        if isinstance(event, events.FoldsDone):
+            return [events.Measure()] if self.mode.folds_done() else self._settle()
+        step = self.mode.next_step(0)
+        effects: list[Effect] = []
+        if isinstance(event, events.NormMeasured):
+            effects = [events.ShareNorm(step, event.squares)]
+        total = self._norms.add(event, step)
+        if total is None:
+            return effects
+        self.mode.norm_known(total)
+        return effects + self._settle()
+
+    def _answer_delayed(self) -> list[Effect]:
+        """Answers the readers and the cut that have waited for a norm."""
+        effects: list[Effect] = [events.AnswerPulls((ticket,), step) for ticket, step in self._readers.items()]
+        if self._cut_waits:
+            step = self.mode.entry_step(self.clocks, self.furthest)
+            effects.append(events.AnswerCut(self.version, step, self.applied.cursors, self.applied.counts))
+        self._readers, self._cut_waits = {}, False
+        return effects
 
     def _values_assigned(self) -> list[Effect]:
         if self._used:  # a worker may have read the values that this would overwrite
             raise errors.BadRequest(f"{self.name}: training has begun; values can only be assigned before that")
-        return [Overwrite()]
+        return [events.Overwrite()]
 
-    def _cut_requested(self, event: CutRequested) -> list[Effect]:
+    def _cut_requested(self, event: events.CutRequested) -> list[Effect]:
         for progress in event.progress.values():
             check_step(self.name, max(progress.committed, progress.finished))
-        effects = self._folds_done()  # so that the cut has no sealed step
+        effects = self._seal_advanced(
+            events.FoldsDone()
+        )  # so that the cut has no sealed step, unless it needs the norms of other servers
         for worker, progress in event.progress.items():
             clock = self.clocks.get(worker)
             if not clock or clock.incarnation != progress.incarnation:
@@ -306,19 +322,21 @@ class GroupState:
                 if not staged or staged.step != last:  # a push without a payload is committed without a second phase
                     nothing = Contribution(clock.rank, clock.incarnation, last, 0.0, self.version, None, worker)
                     self._staged[worker] = nothing
-                effects += [effect for effect in self._commit(worker, clock) if not isinstance(effect, AnswerPush)]
+                effects += [
+                    effect for effect in self._commit(worker, clock) if not isinstance(effect, events.AnswerPush)
+                ]
             effects += self._finish_earlier_steps(clock, progress.finished)
-        step = self.mode.entry_step(self.clocks, self.furthest)
-        return [*effects, AnswerCut(self.version, step, self.applied.cursors, self.applied.counts)]
+        self._cut_waits = True  # `handle` answers it, now or later
+        return effects
 
-    def _values_restored(self, event: ValuesRestored) -> list[Effect]:
+    def _values_restored(self, event: events.ValuesRestored) -> list[Effect]:
         # A restarted coordinator may repeat this.
         if self.clocks or self._used:
             raise errors.BadRequest(f"{self.name}: training has begun; a checkpoint can only be restored before that")
         check_step(self.name, max(event.version, event.step))
         self.version, self.furthest = event.version, event.step
         self.mode.resume(event.step)
-        return [Overwrite()]
+        return [events.Overwrite()]
 
     def _commit(self, worker: str, clock: WorkerClock, *, defers: bool = False) -> list[Effect]:
         staged = self._staged.pop(worker)
@@ -339,7 +357,7 @@ class GroupState:
             "skipped" if staged.payload is None else "accepted" if decision.accepted else "dropped_late"
         )
         version = self.version + (last_fold is not None)  # the step's update follows
-        answer = AnswerPush(outcome, staleness, self.mode.next_step(staged.step + 1), version)
+        answer = events.AnswerPush(outcome, staleness, self.mode.next_step(staged.step + 1), version)
         self._answers.remember(worker, staged.step, answer)
         return [*effects, answer]
 
@@ -361,7 +379,7 @@ class GroupState:
     def _settle(self) -> list[Effect]:
         """Applies and folds what the mode releases, and answers the pulls that may now pass."""
         effects = self._apply(self.mode.settle(self.clocks))
-        if fold := self.mode.fold(self.clocks):
+        if fold := self.mode.seal(self.clocks) or self.mode.fold(self.clocks):
             effects += self._released(fold)
         if len(self._waiting):
             ready = self._waiting.pop_up_to(self.mode.limit(self.clocks))
@@ -380,17 +398,17 @@ class GroupState:
             self.applied.applied(apply.contributions)
         return [replace(it, learning_rate=self._learning_rate) for it in applies] if self._learning_rate else [*applies]
 
-    def _admit_pulls(self, step: int, pulls: Mapping[Any, WaitingPull]) -> AnswerPulls:
+    def _admit_pulls(self, step: int, pulls: Mapping[Any, WaitingPull]) -> events.AnswerPulls:
         # One effect for all: the commit that ends a step may let a thousand pulls through, under the group's lock.
         self._record("pull", (pull.worker for pull in pulls.values()), step)
-        return AnswerPulls(tuple(pulls), self.mode.next_step(step))
+        return events.AnswerPulls(tuple(pulls), self.mode.next_step(step))
 
     def _record(self, kind: Literal["pull", "push"], workers: Iterable[str], step: int) -> None:
         self._used = True
         if self.on_admission:
             slowest = self.clocks.slowest(step)
             for worker in workers:
-                self.on_admission(Admission(kind, worker, step, slowest, self.version))
+                self.on_admission(events.Admission(kind, worker, step, slowest, self.version))
 
     def _admitted(self, worker: str, incarnation: int) -> WorkerClock:
         clock = self.clocks.get(worker)

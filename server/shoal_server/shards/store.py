@@ -8,6 +8,7 @@ from shoal._limits import catalogue
 from shoal._memory.buffers import BufferPool
 from shoal._wire import ShardLayout
 from shoal_server.shards.lock_group import LockGroup
+from shoal_server.shards.norm_exchange import NormSender
 from shoal_server.shards.shard import JobShardConfig
 from shoal_server.shards.stored_shards import needed_bytes
 
@@ -22,14 +23,20 @@ class ShardStore:
     Args:
         on_apply: called with the seconds that each update of a group took.
         most_bytes: limit of the bytes of all values and slots; None means no limit.
+        norms_of: returns what sends the squares of a job's steps to the other servers of the job.
 
     Attributes:
         memory: buffer pool for gradients and copies of values.
     """
 
-    def __init__(self, on_apply: Callable[[float], None] = lambda _: None, most_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        on_apply: Callable[[float], None] = lambda _: None,
+        most_bytes: int | None = None,
+        norms_of: Callable[[JobShardConfig], NormSender] | None = None,
+    ) -> None:
         self.memory = BufferPool(_POOL_BYTES, _POOL_KEEP_S)
-        self._on_apply, self._most_bytes = on_apply, most_bytes
+        self._on_apply, self._most_bytes, self._norms_of = on_apply, most_bytes, norms_of
         # Held while shards are allocated, so that a repeated call finds the first call's shards.
         self._creating = threading.Lock()
         self._lock = threading.Lock()  # guards _groups and _allocating; taken after _creating
@@ -65,7 +72,8 @@ class ShardStore:
                 group = held
                 group.add(layouts)
             else:
-                group = LockGroup(config, layouts, self._on_apply, self.memory)
+                norms = self._norms_of(config) if self._norms_of and config.peers else None
+                group = LockGroup(config, layouts, self._on_apply, self.memory, norms=norms)
             with self._lock:
                 if self._allocating != config.name:
                     raise errors.UnknownJob(f"job {config.name!r} was dropped while its shards were being created")

@@ -93,6 +93,10 @@ class StoredShards:
             if array is not None:
                 slab.fold(array, contribution.weight, expected)
 
+    def measure(self) -> tuple[float, ...]:
+        """Ends the running sums of gradients, and returns the sum of the squares of each slice of their results."""
+        return tuple(square for slab in self.slabs for square in slab.measure())
+
     def apply(self, update: Apply, version: int) -> None:
         """Applies one update to each slab for which a contribution has values.
 
@@ -116,7 +120,10 @@ class StoredShards:
             (slab, slab.combine(parts, weights, update.expected)) for slab, parts, weights in self._taken(update)
         ]
         gradients = [(slab, gradient) for slab, gradient in combined if gradient is not None]
-        factor = norms.clip_factor(sum(slab.squares(gradient) for slab, gradient in gradients), self._clip_norm)
+        squares = update.squares
+        if squares is None:  # these are all shards of the job
+            squares = norms.total(square for slab, gradient in gradients for square in slab.squares(gradient))
+        factor = norms.clip_factor(squares, self._clip_norm)
         for slab, gradient in gradients:
             if factor < 1:
                 kernels.scale(gradient, factor)

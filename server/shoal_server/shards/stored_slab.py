@@ -60,9 +60,13 @@ class StoredSlab:
         self.slots: dict[str, np.ndarray] = {}
         self._rule: update_rules.UpdateRule | None = None
         self._sum: RunningSum | None = None  # of the open step; None if it has no contribution
+        self._mean: np.ndarray | None = None  # its result, from `measure` until the update
         if slab.aggregation is Aggregation.TRAINABLE:
             self._rule = update_rules.rule_for(optimizer)
             self._setting_ranges = update_rules.setting_ranges_for(sizes, optimizer)
+            if optimizer.clip_norm:
+                self._slice_bounds = np.cumsum([0, *(elements for _, elements in sizes)], dtype=np.int64)
+                self._slice_rates = np.array([optimizer.settings_of(name).rate for name, _ in sizes], np.float64)
             self.slots = {
                 name: arrays.full(slab.elements, self._rule.initial(name), dtype) for name in self._rule.slots
             }
@@ -77,8 +81,8 @@ class StoredSlab:
 
     @property
     def folded(self) -> bool:
-        """Whether the running sum of the open step has a contribution."""
-        return self._sum is not None
+        """Whether the open step has a contribution that was folded."""
+        return self._sum is not None or self._mean is not None
 
     def latest(self, version: int) -> Snapshot:
         """Returns the snapshot of the current values. The caller begins to use it before it releases the lock.
@@ -160,6 +164,9 @@ class StoredSlab:
         Returns:
             The gradient, for `update`. It may be changed. None if the values need no gradient; they have changed then.
         """
+        if self._mean is not None:
+            mean, self._mean = self._mean, None
+            return mean
         for array, weight in zip(pushed, weights, strict=True):
             self.fold(array, weight, max(expected, len(pushed)))
         if self._sum is None:
@@ -167,10 +174,21 @@ class StoredSlab:
         result, self._sum = self._sum.take(self.values), None
         return result if self._rule is not None else None
 
-    def squares(self, gradient: np.ndarray) -> float:
-        """Returns the sum of the squares of a gradient, without frozen variables."""
-        ranges = self._setting_ranges
-        return norms.sum_of_squares(gradient, ranges.bounds, ranges.rates)
+    def measure(self) -> Sequence[float]:
+        """Ends the running sum of trainable values, and returns the squares of its result. `combine` then returns it.
+
+        Returns:
+            As `squares`; empty if there is no sum, or if the values are not trainable.
+        """
+        if self._rule is None or self._sum is None:
+            return ()
+        self._mean = self.combine((), ())
+        return () if self._mean is None else self.squares(self._mean)
+
+    def squares(self, gradient: np.ndarray) -> Sequence[float]:
+        """Returns the sum of the squares of each slice of a gradient, 0 for a frozen variable."""
+        squares: list[float] = norms.squares_of(gradient, self._slice_bounds, self._slice_rates).tolist()
+        return squares
 
     def update(
         self, gradient: np.ndarray, *, version: int, scale: float, learning_rate: optim.Schedule | None = None

@@ -47,6 +47,11 @@ class Updates:
                     self._apply(stored, effect, version)
                 version += 1
 
+    def measure(self) -> tuple[float, ...]:
+        """Folds the rest of a sealed step, and returns the squares of its mean; see `StoredShards.measure`."""
+        self.folds.work()
+        return self._stored().measure()
+
     def _apply(self, stored: StoredShards, update: Apply, version: int) -> None:
         start = time.perf_counter()
         self.folds.work()
