@@ -125,18 +125,20 @@ class Access:
             token.role: self.signer.sign(Principal(token.name, token.role, token.id), valid_s=LOCAL_S) for token in made
         }
 
-    def ticket(self, caller: Principal, job: str, worker: str, incarnation: int) -> tuple[str, float]:
+    def ticket(
+        self, caller: Principal, role: AccessRole, job: str, member: str, incarnation: int
+    ) -> tuple[str, float]:
         """Returns a ticket, and the seconds for which it is valid.
 
         Args:
             caller: who requests it. If the caller's token or certificate is revoked or expires, its tickets are refused
                 too.
+            role: access role of the ticket.
             job: the job.
-            worker: the participant; empty for a reader.
-            incarnation: the participant's incarnation.
+            member: the participant, or the server; empty for a reader.
+            incarnation: the member's incarnation.
         """
-        role = AccessRole.TRAINER if worker else AccessRole.OBSERVER
-        holder = Principal(worker or caller.name, role, caller.token, job, incarnation, caller.expires_at)
+        holder = Principal(member or caller.name, role, caller.token, job, incarnation, caller.expires_at)
         valid_s = max(0.0, min(TICKET_S, caller.expires_at - self._clock()))
         return self.signer.sign(holder, valid_s=TICKET_S), valid_s
 

@@ -51,35 +51,42 @@ def speaks_for(caller: Principal | None, member: str) -> Callable[[Cluster], Non
 
 
 def check_assigned(cluster: Cluster, caller: Principal, job: str, member: str) -> None:
-    """Checks that a worker takes part in a job, before it gets a ticket for the job.
+    """Checks that a worker takes part in a job, or that a server has shards of it, before it gets a ticket for the job.
 
     Args:
         cluster: The cluster.
-        caller: The caller. Only those of the role worker are checked.
+        caller: The caller. Only those of the roles worker and server are checked.
         job: The name of the job.
-        member: The member id of the worker; empty for a reader.
+        member: The member id of the worker or the server; empty for a reader.
 
     Raises:
         UnknownJob: The job does not exist.
-        Forbidden: The worker has no assignment in the job.
+        Forbidden: The worker has no assignment in the job, or the server has no shard of it.
     """
-    if caller.role is not AccessRole.WORKER:
+    if caller.role not in {AccessRole.WORKER, AccessRole.SERVER}:
         return
-    if not (member and cluster.job(job).employs(member)):
-        raise errors.Forbidden(
-            f"{caller} gets tickets only for workers that take part in {job}; readers use their own tokens", job=job
-        )
+    found = cluster.job(job)
+    if caller.role is AccessRole.WORKER:
+        who, assigned = "workers that take part in", bool(member) and found.employs(member)
+    else:
+        shards = found.placement.shards if found.placement else ()
+        who, assigned = "servers with shards of", member in {shard.server for shard in shards}
+    if not assigned:
+        raise errors.Forbidden(f"{caller} gets tickets only for {who} {job}; readers use their own tokens", job=job)
 
 
-def check_ticket(cluster: Cluster, caller: Principal, job: str, member: str, incarnation: int) -> None:
+def check_ticket(cluster: Cluster, caller: Principal, job: str, member: str, incarnation: int) -> AccessRole:
     """Checks that a caller may get a ticket.
 
     Args:
         cluster: The cluster.
         caller: The caller.
         job: The name of the job that the ticket is for.
-        member: The member id of the participant; empty for a reader.
-        incarnation: The incarnation of the participant.
+        member: The member id of the participant or the server; empty for a reader.
+        incarnation: The incarnation of the member.
+
+    Returns:
+        The access role of the ticket.
 
     Raises:
         UnknownJob: The job does not exist.
@@ -94,6 +101,9 @@ def check_ticket(cluster: Cluster, caller: Principal, job: str, member: str, inc
     check_assigned(cluster, caller, job, member)
     if role and not caller.job and caller.role not in MEMBER_ROLES[role]:
         raise errors.Forbidden(f"{caller} gets no ticket for {role} {member!r}; its own process does")
+    if role == "server":
+        return AccessRole.PEER
+    return AccessRole.TRAINER if role else AccessRole.OBSERVER
 
 
 __all__ = ["MEMBER_ROLES", "check_assigned", "check_member", "check_ticket", "speaks_for"]

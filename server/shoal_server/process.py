@@ -19,6 +19,7 @@ from shoal.v1 import coordinator_pb2
 from shoal_server.checkpoints import CheckpointWriter
 from shoal_server.draining import wait_until_drained
 from shoal_server.metrics import ServerMetrics
+from shoal_server.norm_sender import Identity, NormSender
 from shoal_server.optimizers import compilation, kernels
 from shoal_server.pools import CallPool
 from shoal_server.serving import (
@@ -29,7 +30,7 @@ from shoal_server.serving import (
     ParameterServerServicer,
     add_to_server,
 )
-from shoal_server.shards import ShardStore
+from shoal_server.shards import JobShardConfig, ShardStore
 
 _log = structlog.get_logger(__name__)
 
@@ -79,9 +80,9 @@ class Server:
         _warn_of_few_files(config.lanes)
         self._metrics = metrics = ServerMetrics(registry)
         most_bytes = config.max_shard_bytes or memory_limit() * _SHARD_PERCENT // 100
-        self.store = ShardStore(metrics.applied, most_bytes)
-        # Pulls, pushes, commits and other calls have separate threads, so that none waits for another.
-        self._pools = {kind: CallPool(config.rpc_threads, kind) for kind in ("pull", "push", "commit")}
+        self.store = ShardStore(metrics.applied, most_bytes, lambda job: NormSender(job, lambda: self._identity(job)))
+        # Pulls, pushes, commits, norms and other calls have separate threads, so that none waits for another.
+        self._pools = {kind: CallPool(config.rpc_threads, kind) for kind in ("pull", "push", "commit", "norm")}
         if abandoned := remove_stale():
             _log.info("removed shared memory of dead processes", segments=len(abandoned))
         self.authorizer = Authorizer(server=config.name)  # refuses all calls until the server is registered
@@ -91,7 +92,13 @@ class Server:
             undo.callback(self._endpoints.stop)
             self._writer = CheckpointWriter(storage, config.name)
             undo.callback(self._writer.close)
-            servicer = ParameterServerServicer(self.store, self._endpoints, writer=self._writer)
+            servicer = ParameterServerServicer(
+                self.store,
+                self._endpoints,
+                service=service,
+                norm_threads=self._pools["norm"],
+                writer=self._writer,
+            )
             self._rpc = _rpc.RpcServer(
                 config.listen,
                 [(SERVICE, add_to_server, servicer)],
@@ -161,6 +168,11 @@ class Server:
             committers=self._pools["commit"],
             authorizer=self.authorizer,
         )
+
+    def _identity(self, job: JobShardConfig) -> Identity:
+        """Returns who this server is in its calls to the other servers of a job."""
+        member = self._membership
+        return Identity(member.member, member.incarnation, member.credentials_in(job.name))
 
     def _load(self) -> tuple[int, int, ServerLoad]:
         # Each heartbeat calls this function, so periodic clean-up happens here.

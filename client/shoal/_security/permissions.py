@@ -10,7 +10,7 @@ from shoal._security.principal import AccessRole, Principal
 
 _ADMIN, _SUBMITTER, _READER = AccessRole.ADMIN, AccessRole.SUBMITTER, AccessRole.READER
 _WORKER, _SERVER, _COORDINATOR = AccessRole.WORKER, AccessRole.SERVER, AccessRole.COORDINATOR
-_TRAINER, _OBSERVER = AccessRole.TRAINER, AccessRole.OBSERVER
+_TRAINER, _OBSERVER, _PEER = AccessRole.TRAINER, AccessRole.OBSERVER, AccessRole.PEER
 
 _USERS = frozenset({_ADMIN, _SUBMITTER})
 _READERS = _USERS | {_READER}
@@ -49,7 +49,7 @@ _BY_SERVICE: dict[str, dict[str, frozenset[AccessRole]]] = {
         "Finish": _PARTICIPANTS,
     },
     "shoal.v1.Tokens": {
-        "GetTicket": _READERS | {_WORKER, _TRAINER, _OBSERVER},
+        "GetTicket": _READERS | {_WORKER, _SERVER, _TRAINER, _OBSERVER},
         "GetLoginLink": _READERS,
         "CreateToken": frozenset({_ADMIN}),
         "RevokeToken": frozenset({_ADMIN}),
@@ -61,6 +61,7 @@ _BY_SERVICE: dict[str, dict[str, frozenset[AccessRole]]] = {
         "Push": frozenset({_TRAINER}),
         "Commit": frozenset({_TRAINER}),
         "Assign": frozenset({_TRAINER}),
+        "ShareNorm": frozenset({_PEER}),
         "CreateShards": _COORDINATOR_ONLY,
         "DropShards": _COORDINATOR_ONLY,
         "AdmitWorkers": _COORDINATOR_ONLY,
@@ -124,7 +125,10 @@ def check_own(principal: Principal | None, job: str, member: str, incarnation: i
     if principal is None or not principal.job:
         return
     reads_only = reading and not member and not incarnation
-    acts_for_itself = principal.role is _TRAINER and (principal.name, principal.incarnation) == (member, incarnation)
+    acts_for_itself = (principal.name, principal.incarnation) == (member, incarnation) and principal.role in {
+        _TRAINER,
+        _PEER,
+    }
     if principal.job == job and (reads_only or acts_for_itself):
         return
     raise errors.Forbidden(

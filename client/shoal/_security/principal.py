@@ -20,6 +20,7 @@ class AccessRole(StrEnum):
         COORDINATOR: the coordinator, in its calls to servers.
         TRAINER: a participant of one job. A ticket gives this role.
         OBSERVER: a reader of one job's values. A ticket gives this role.
+        PEER: a server of one job, in its calls to the other servers of the job. A ticket gives this role.
     """
 
     ADMIN = "admin"
@@ -30,6 +31,7 @@ class AccessRole(StrEnum):
     COORDINATOR = "coordinator"
     TRAINER = "trainer"
     OBSERVER = "observer"
+    PEER = "peer"
 
 
 # The roles that a token of `shoal token create` or a certificate can have. The coordinator alone gives the other roles.

@@ -51,8 +51,8 @@ class TokensService(token_pb2_grpc.TokensServicer):
             return pb.GetTicketReply()
         check_own(caller, request.job, request.worker, request.incarnation)
         with self._coordinator.reading() as (cluster, _now):
-            check_ticket(cluster, caller, request.job, request.worker, request.incarnation)
-        ticket, valid_s = self._access.ticket(caller, request.job, request.worker, request.incarnation)
+            role = check_ticket(cluster, caller, request.job, request.worker, request.incarnation)
+        ticket, valid_s = self._access.ticket(caller, role, request.job, request.worker, request.incarnation)
         return pb.GetTicketReply(ticket=ticket, valid_s=valid_s)
 
     @_rpc.servicer

@@ -131,7 +131,8 @@ class Scheduler:
         try:
             count = job.spec.shards or default_shards(len(servers), variables.values())
             layouts = plan_shards(variables, count, np.dtype(job.spec.wire_dtype))
-            if job.spec.optimizer.clip_norm:  # the norm is that of all variables, and one server has to know them all
+            if job.spec.optimizer.clip_norm and not job.spec.consistency.servers_agree:
+                # The norm is that of one mean, but each server would have the mean of other gradients.
                 candidates = candidates_for_one_server(candidates, job.previous_servers)
             shards = self._placement.assign(layouts, candidates, job.previous_servers)
         except errors.ShoalError as error:

@@ -76,8 +76,14 @@ def _requests(effect: CreateShards) -> Callable[[ServerRef], pb.CreateShardsRequ
         seed=spec.seed,
     )
 
+    # Each server has to know the norm of the whole gradient.
+    peers = servers_of(placement) if spec.optimizer.clip_norm else ()
+
     def request_for(server: ServerRef) -> pb.CreateShardsRequest:
-        request = pb.CreateShardsRequest(shards=[layout.to_proto() for layout in by_server[server.member]])
+        request = pb.CreateShardsRequest(
+            shards=[layout.to_proto() for layout in by_server[server.member]],
+            peers=[pb.Peer(server=it.member, address=it.address) for it in peers if it != server],
+        )
         request.MergeFrom(common)
         return request
 

@@ -52,7 +52,8 @@ def receive(push: PendingPush, source: Source) -> tuple[Selection, AnswerPush]:
                     payload = push.shards.payload(source(push.shards, _aggregations(header), push.memory), push.memory)
         cursor = Cursor.from_proto(header.cursor) if header.HasField("cursor") else None
         # The versions differ only if the values came from several servers, at an earlier placement: the oldest counts.
-        answer = group.stage(push.stamp, header.weight, min(header.versions), payload, cursor)
+        squares = header.squares if header.HasField("squares") else None
+        answer = group.stage(push.stamp, header.weight, min(header.versions), payload, cursor, squares)
     except BaseException:
         push.withdraw()
         raise

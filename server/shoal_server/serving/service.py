@@ -151,6 +151,20 @@ class DataService:
         shards = pushes.assign(self.store, header, source)
         return shards.headers.of_push(0, 0, pb.PUSH_OUTCOME_UNSPECIFIED, 0)
 
+    def share_norm(self, request: pb.ShareNormRequest) -> None:
+        """Receives the squares of a step from another server of the job.
+
+        Raises:
+            StaleGeneration, UnknownJob: from the store.
+            BadRequest: from the group.
+            Forbidden, Unauthenticated: the caller is another server than the request says.
+        """
+        caller = _rpc.caller()
+        if caller is not None:
+            self._authorizer.check_participant(caller, request.job, request.server, request.incarnation, reading=False)
+        group = self.store.group(request.job, request.generation)
+        group.receive_norm(request.server, request.step, request.squares)
+
     def sent(self, transport: str) -> Counted:
         """Returns the function that counts bytes of values that a transport sends.
 

@@ -1,18 +1,20 @@
 """RPC servicer of the parameter server: decodes each request, carries it out, and encodes the reply."""
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import grpc
 
 from shoal import _rpc, consistency, errors, optim, variables
 from shoal._limits import catalogue
-from shoal._wire import ShardLayout, check_text
+from shoal._wire import ShardLayout, check_address, check_text
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import add_ParameterServerServicer_to_server
 from shoal_server.checkpoints import CheckpointWriter, cut_session
 from shoal_server.serving.endpoint import Endpoint
-from shoal_server.shards import JobShardConfig, LockGroup, ShardStore
+from shoal_server.serving.service import DataService
+from shoal_server.shards import JobShardConfig, LockGroup, Peer, ShardStore
 
 SERVICE = "shoal.v1.ParameterServer"
 # Workers in one call of AdmitWorkers, FenceWorkers or ReleaseWorkers.
@@ -30,10 +32,21 @@ class ParameterServerServicer:
         store: the shards.
         endpoints: the transports' server halves.
         writer: writes checkpoints; None means that this server has no checkpoint storage.
+        service: receives the norms of other servers.
+        norm_threads: answer the calls of other servers, which no other call may delay: a cut can wait for them.
     """
 
-    def __init__(self, store: ShardStore, endpoints: Endpoint, *, writer: CheckpointWriter | None = None) -> None:
-        self._store, self._endpoints = store, endpoints
+    def __init__(
+        self,
+        store: ShardStore,
+        endpoints: Endpoint,
+        *,
+        service: DataService,
+        norm_threads: ThreadPoolExecutor,
+        writer: CheckpointWriter | None = None,
+    ) -> None:
+        self._store, self._endpoints, self._service = store, endpoints, service
+        self.ShareNorm = _rpc.Pooled(self._share_norm, norm_threads)
         self._writer = writer or CheckpointWriter(None)
         # A storage that hangs must not take the threads of other calls.
         self.Restore = _rpc.Pooled(self._restore, self._writer.restore_threads)
@@ -57,6 +70,7 @@ class ParameterServerServicer:
             optimizer=optim.from_proto(request.optimizer),
             consistency=consistency.from_proto(request.consistency),
             seed=request.seed,
+            peers=tuple(_peer(peer) for peer in request.peers),
         )
         held = self._store.create(config, [ShardLayout.from_proto(shard, job_variables) for shard in request.shards])
         return pb.CreateShardsReply(bytes=held)
@@ -94,6 +108,11 @@ class ParameterServerServicer:
         return pb.SetRateReply()
 
     @_rpc.servicer
+    def _share_norm(self, request: pb.ShareNormRequest, context: grpc.ServicerContext) -> pb.ShareNormReply:
+        self._service.share_norm(request)
+        return pb.ShareNormReply()
+
+    @_rpc.servicer
     def HoldCommits(self, request: pb.HoldCommitsRequest, context: grpc.ServicerContext) -> pb.HoldCommitsReply:
         return cut_session.hold(self._store, self._writer, request)
 
@@ -114,6 +133,12 @@ class ParameterServerServicer:
     def _restore(self, request: pb.RestoreRequest, context: grpc.ServicerContext) -> pb.RestoreReply:
         cut_session.restore(self._store, self._writer.storage, request, context.is_active)
         return pb.RestoreReply()
+
+
+def _peer(it: pb.Peer) -> Peer:
+    check_text("the name of a server", it.server)
+    check_address("the address of a server", it.address)
+    return Peer(it.server, it.address)
 
 
 def _admitted(group: LockGroup, it: pb.WorkerAdmission) -> pb.AdmissionResult:

@@ -86,7 +86,7 @@ class ShardServers:
         registry = CollectorRegistry()
         metrics = ServerMetrics(registry)
         store = ShardStore(metrics.applied)
-        pools = {kind: CallPool(rpc_threads, kind) for kind in ("pull", "push", "commit")}
+        pools = {kind: CallPool(rpc_threads, kind) for kind in ("pull", "push", "commit", "norm")}
         metrics.watch(store, pools)
         config = EndpointConfig(
             host="127.0.0.1",
@@ -98,10 +98,11 @@ class ShardServers:
             stall_s=stall_s,
             clock=clock,
         )
-        endpoints = EndpointGroup(DataService(store, metrics), config)
+        service = DataService(store, metrics)
+        endpoints = EndpointGroup(service, config)
         writer = CheckpointWriter(self._checkpoints, f"server-{len(self.stores)}")
         self._stack.callback(writer.close)
-        servicer = ParameterServerServicer(store, endpoints, writer=writer)
+        servicer = ParameterServerServicer(store, endpoints, service=service, norm_threads=pools["norm"], writer=writer)
         server = _rpc.RpcServer(
             "127.0.0.1:0",
             [(SERVICE, add_to_server, servicer)],

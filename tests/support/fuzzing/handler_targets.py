@@ -190,13 +190,16 @@ class ServerHandlers(_Handlers):
         self._folder = tempfile.TemporaryDirectory(dir="/dev/shm")
         metrics = ServerMetrics(CollectorRegistry())
         self._store = store(most_bytes=64 << 20)
-        pools = {kind: CallPool(2, kind) for kind in ("pull", "push", "commit")}
+        pools = {kind: CallPool(2, kind) for kind in ("pull", "push", "commit", "norm")}
         config = EndpointConfig(
             host="127.0.0.1", lanes=0, senders=pools["pull"], receivers=pools["push"], committers=pools["commit"]
         )
         self._writer = CheckpointWriter(open_storage(self._folder.name), "s")
-        endpoints = EndpointGroup(DataService(self._store, metrics), config)
-        servicer = ParameterServerServicer(self._store, endpoints, writer=self._writer)
+        service = DataService(self._store, metrics)
+        endpoints = EndpointGroup(service, config)
+        servicer = ParameterServerServicer(
+            self._store, endpoints, service=service, norm_threads=pools["norm"], writer=self._writer
+        )
         data = ("Pull", "Push", "Assign", "Commit")
         self.add(servicer, [it for it in methods_of(pb, "ParameterServer") if it[0] not in data])
         self.drawer = Drawer(

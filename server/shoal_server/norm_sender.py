@@ -1,0 +1,156 @@
+"""Norm sender: tells the other servers of a job the squares of its steps, by calls of ShareNorm.
+
+A lock group needs them to close a step (docs/decisions/0063). The calls are repeated until each server has answered.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from shoal import _rpc, errors
+from shoal._rpc.backoff import Backoff
+from shoal._security import Credentials
+from shoal.v1 import parameter_server_pb2 as pb
+from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
+from shoal_server.shards import JobShardConfig, Peer
+
+_log = structlog.get_logger(__name__)
+
+# Seconds until one call fails.
+_TIMEOUT_S = 5.0
+# Attempts after which a failure is logged. A step can end here before a peer has created its shards.
+_QUIET_ATTEMPTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What this server is in its calls to other servers.
+
+    Attributes:
+        server: its member id.
+        incarnation: its incarnation.
+        credentials: what it presents.
+    """
+
+    server: str
+    incarnation: int
+    credentials: Credentials
+
+
+class NormSender:
+    """Sends the squares of one job's steps, on a thread of its own that starts with the first step.
+
+    It keeps the squares of one step only: when the next one is measured, all servers have the earlier one.
+
+    Args:
+        config: the job's configuration.
+        identity: returns who this server is; called on the thread.
+    """
+
+    def __init__(self, config: JobShardConfig, identity: Callable[[], Identity]) -> None:
+        self._config, self._identity = config, identity
+        self._changed = threading.Condition()  # guards the rest; no other lock is taken under it
+        self._next: pb.ShareNormRequest | None = None
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def send(self, step: int, squares: Sequence[float]) -> None:
+        """Sends the squares of a step, in the background."""
+        request = pb.ShareNormRequest(
+            job=self._config.name, generation=self._config.generation, step=step, squares=squares
+        )
+        with self._changed:
+            self._next = request
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._run, name="norms", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Ends the thread, at the latest when its running calls end."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        try:
+            with _Peers(self._config.peers, self._identity()) as peers:
+                while request := self._take():
+                    self._deliver(request, peers)
+        except Exception:
+            _log.exception("cannot send norms any more", job=self._config.name)
+
+    def _take(self) -> pb.ShareNormRequest | None:
+        """Waits for the next step. Returns None when the sender is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._next or self._closed)
+            request, self._next = self._next, None
+            return None if self._closed else request
+
+    def _deliver(self, request: pb.ShareNormRequest, peers: "_Peers") -> None:
+        left: Mapping[Peer, errors.ShoalError] = peers.call(request, self._config.peers)
+        backoff, attempts = Backoff(), 1
+        while left and not self._pause(backoff.next()):
+            attempts += 1
+            if attempts == _QUIET_ATTEMPTS:
+                for peer, why in left.items():
+                    _log.warning(
+                        "another server does not take the norm of a step; the step waits",
+                        job=request.job,
+                        step=request.step,
+                        server=peer.server,
+                        why=why.message,
+                    )
+            left = peers.call(request, left)
+
+    def _pause(self, for_s: float) -> bool:
+        """Waits. Returns whether there is another step, or the sender is closed."""
+        with self._changed:
+            return bool(self._changed.wait_for(lambda: self._next or self._closed, for_s))
+
+
+class _Peers:
+    """Channels to the other servers of a job.
+
+    Args:
+        peers: the other servers.
+        identity: who this server is.
+    """
+
+    def __init__(self, peers: Iterable[Peer], identity: Identity) -> None:
+        self._identity = identity
+        self._channels = {peer: _rpc.channel(peer.address, identity.credentials) for peer in peers}
+        self._stubs = {peer: ParameterServerStub(channel) for peer, channel in self._channels.items()}
+
+    def __enter__(self) -> "_Peers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for channel in self._channels.values():
+            channel.close()
+
+    def call(self, request: pb.ShareNormRequest, peers: Iterable[Peer]) -> dict[Peer, errors.ShoalError]:
+        """Calls servers in parallel. Returns why calls have failed, by server."""
+        request.server, request.incarnation = self._identity.server, self._identity.incarnation
+        failed: dict[Peer, errors.ShoalError] = {}
+        calls = []
+        for peer in peers:
+            try:
+                metadata = self._identity.credentials.metadata()
+                calls.append((peer, self._stubs[peer].ShareNorm.future(request, timeout=_TIMEOUT_S, metadata=metadata)))
+            except errors.ShoalError as error:  # there is no ticket
+                failed[peer] = error
+        for peer, call in calls:
+            try:
+                with _rpc.as_shoal_errors(peer.address):
+                    call.result()
+            except errors.ShoalError as error:
+                failed[peer] = error
+        if any(isinstance(error, errors.Unauthenticated) for error in failed.values()):
+            self._identity.credentials.discard_token()
+        return failed
+
+
+__all__ = ["Identity", "NormSender"]
