@@ -20,6 +20,10 @@ _log = structlog.get_logger(__name__)
 
 # Seconds until one call fails.
 _TIMEOUT_S = 5.0
+# Seconds without a step after which the thread and its channels end. The next step starts others.
+_IDLE_S = 60.0
+# Seconds until another attempt after an unexpected error.
+_AGAIN_S = 1.0
 # Attempts after which a failure is logged. A step can end here before a peer has created its shards.
 _QUIET_ATTEMPTS = 5
 
@@ -40,7 +44,7 @@ class Identity:
 
 
 class NormSender:
-    """Sends the squares of one job's steps, on a thread of its own that starts with the first step.
+    """Sends the squares of one job's steps, on a thread of its own that runs while there are steps.
 
     It keeps the squares of one step only: when the next one is measured, all servers have the earlier one.
 
@@ -53,7 +57,7 @@ class NormSender:
         self._config, self._identity = config, identity
         self._changed = threading.Condition()  # guards the rest; no other lock is taken under it
         self._next: pb.ShareNormRequest | None = None
-        self._thread: threading.Thread | None = None
+        self._runs = False  # whether there is a thread that takes the next step
         self._closed = False
 
     def send(self, step: int, squares: Sequence[float]) -> None:
@@ -63,9 +67,9 @@ class NormSender:
         )
         with self._changed:
             self._next = request
-            if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._run, name="norms", daemon=True)
-                self._thread.start()
+            if not self._runs and not self._closed:
+                self._runs = True
+                threading.Thread(target=self._run, name="norms", daemon=True).start()
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -75,24 +79,32 @@ class NormSender:
             self._changed.notify_all()
 
     def _run(self) -> None:
-        try:
-            with _Peers(self._config.peers, self._identity()) as peers:
-                while request := self._take():
-                    self._deliver(request, peers)
-        except Exception:
-            _log.exception("cannot send norms any more", job=self._config.name)
+        while True:
+            try:
+                with _Peers(self._config.peers, self._identity()) as peers:
+                    while request := self._take():
+                        self._deliver(request, peers)
+                return
+            except Exception:
+                _log.exception("cannot send the norm of a step; trying again", job=self._config.name)
+                self._pause(self._next, _AGAIN_S)
 
     def _take(self) -> pb.ShareNormRequest | None:
-        """Waits for the next step. Returns None when the sender is closed."""
+        """Waits for the next step, which stays there until it is delivered.
+
+        Returns:
+            The request; None if the thread ends, because the sender is closed or idle.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self._next or self._closed)
-            request, self._next = self._next, None
-            return None if self._closed else request
+            self._changed.wait_for(lambda: self._next or self._closed, _IDLE_S)
+            request = None if self._closed else self._next
+            self._runs = request is not None
+            return request
 
     def _deliver(self, request: pb.ShareNormRequest, peers: "_Peers") -> None:
         left: Mapping[Peer, errors.ShoalError] = peers.call(request, self._config.peers)
         backoff, attempts = Backoff(), 1
-        while left and not self._pause(backoff.next()):
+        while left and not self._pause(request, backoff.next()):
             attempts += 1
             if attempts == _QUIET_ATTEMPTS:
                 for peer, why in left.items():
@@ -104,11 +116,14 @@ class NormSender:
                         why=why.message,
                     )
             left = peers.call(request, left)
-
-    def _pause(self, for_s: float) -> bool:
-        """Waits. Returns whether there is another step, or the sender is closed."""
         with self._changed:
-            return bool(self._changed.wait_for(lambda: self._next or self._closed, for_s))
+            if self._next is request:
+                self._next = None
+
+    def _pause(self, request: pb.ShareNormRequest | None, for_s: float) -> bool:
+        """Waits. Returns whether there is another step than that of a request, or the sender is closed."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._closed or self._next is not request, for_s)
 
 
 class _Peers:

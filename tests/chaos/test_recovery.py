@@ -15,6 +15,7 @@ import pytest
 import shoal
 from shoal import optim
 from support import run_lengths
+from support.clusters.cluster_probe import placement
 from support.clusters.local import local_cluster
 from support.faults import crashing_coordinator
 from support.scraping import sample
@@ -58,15 +59,21 @@ OFTEN = shoal.CheckpointPolicy(every_s=0, every_steps=STEPS // 8)
 
 
 def plane(
-    name: str, *, seconds: float = 0.0, hurry: str | Path = "", epochs: int = EPOCHS, **options: Any
+    name: str, *, seconds: float = 0.0, hurry: str | Path = "", epochs: int = EPOCHS, ballast: int = 0, **options: Any
 ) -> shoal.Job:
-    settings: dict[str, Any] = {"size": SIZE, "seconds": seconds, "hurry": str(hurry)}
-    options = {"workers": WORKERS, "shards": 2, "checkpoints": OFTEN, "consistency": shoal.Synchronous(), **options}
+    settings: dict[str, Any] = {"size": SIZE, "seconds": seconds, "hurry": str(hurry), "ballast": ballast}
+    options = {
+        "workers": WORKERS,
+        "shards": 2,
+        "checkpoints": OFTEN,
+        "consistency": shoal.Synchronous(),
+        "optimizer": optim.Adam(0.01),
+        **options,
+    }
     return shoal.Job(
         "support.programs.recovery:Plane",
         name=name,
         settings=settings,
-        optimizer=optim.Adam(0.01),
         batch_size=BATCH,
         epochs=epochs,
         seed=5,
@@ -131,6 +138,31 @@ def test_job_has_the_same_result_after_the_whole_cluster_is_killed(
                 assert status.restarts or not status.workers
                 counted.passes(took)
     print(f"{KILLS} of {KILLS} ended with the same bits, within {counted.worst:.1f} s of the cluster's return")
+
+
+@pytest.mark.timeout(120 + 40 * KILLS)
+def test_a_job_whose_servers_share_norms_survives_a_server_and_a_worker(
+    cluster: shoal.LocalCluster, client: shoal.Client, tmp_path: Path
+) -> None:
+    """Each step waits for the norms of both servers, so a process often dies while a step waits for them."""
+    options: dict[str, Any] = {"ballast": 2 * SIZE, "optimizer": optim.SGD(0.05, clip_norm=1.0)}
+    calm = client.submit(plane("clipped-calm", checkpoints=NEVER, **options))
+    calm.wait(timeout_s=60)
+    expected, rng = calm.pull(), random.Random(11)
+    assert len({shard.address for shard in placement(client, "clipped-calm").shards}) == 2
+    for run in range(KILLS):
+        for role in ("server", "worker"):
+            hurry = tmp_path / f"hurry-{role}-{run}"
+            spec = plane(f"clipped-{role}-{run}", seconds=0.01, hurry=hurry, **options)
+            with running(client, spec, rng.randrange(1, WORKERS * STEPS * 3 // 4)) as job:
+                cluster.restart(role, 1)
+                if role == "server":
+                    wait_until(lambda job=job: job.status().restarts == 1, what="the job's way back")  # type: ignore[misc]
+                hurry.touch()
+                job.wait(timeout_s=60)
+                found = job.pull()
+                assert role == "worker" or same(found, expected), f"it ended otherwise: {reasons(job)}"
+                assert found["seen"].min() >= EPOCHS
 
 
 # In the short form, a server dies in the tests of a damaged checkpoint and of the coordinator's death.

@@ -1,11 +1,12 @@
 """Guarantees of the consistency modes on real processes: exact sums, bounded staleness, counted updates, learning."""
 
+import itertools
 import json
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
@@ -47,21 +48,65 @@ def test_synchronous_is_exact(shared_cluster: shoal.LocalCluster, client: shoal.
         assert np.max(np.abs(alone["w"] - problem.start["w"])) > 0.1, "nothing was learned, so nothing was compared"
 
 
-@pytest.mark.parametrize("case", TRAINING, ids=lambda case: case["name"])
-def test_groups_schedules_and_clipping_equal_one_process(client: shoal.Client, case: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("case", "shards"),
+    [(case, shards) for case in TRAINING for shards in ((1, 2, 4) if case["clip_norm"] else (4,))],
+    ids=lambda it: it["name"] if isinstance(it, dict) else f"{it}-shards",
+)
+def test_groups_schedules_and_clipping_equal_one_process(
+    client: shoal.Client, case: dict[str, Any], shards: int
+) -> None:
     """2 workers on unequal parts of each batch, against PyTorch on the joined batches, in float64."""
-    job, clips = f"training-{case['name']}", bool(case["clip_norm"])
 
     def train(session: shoal.Session, rank: int) -> None:
         for step in range(training_problem.STEPS):
             gradients = training_problem.gradients(session.pull(), step, rank)
             session.push(gradients, weight=training_problem.ROWS[rank + 1] - training_problem.ROWS[rank])
 
-    optimizer = training_problem.optimizer(case["clip_norm"])
-    in_sessions(client, job, 2, train, variables=training_problem.start(), optimizer=optimizer, shards=4)
-    assert len({shard.address for shard in placement(client, job).shards}) == 3
-    assert 25 < case["clipped_steps"] < 45 or not clips
-    found = client.pull(job)
+    found = _trained(client, f"training-{case['name']}-{shards}", 2, train, case["clip_norm"], shards)
+    assert 25 < case["clipped_steps"] < 45 or not case["clip_norm"]
+    _check_trained(found, case)
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "streams"])
+def test_a_clipped_asynchronous_job_equals_one_process(client: shoal.Client, *, streams: bool) -> None:
+    """One worker on each joined batch; servers limit the norm of each push."""
+    case = next(case for case in TRAINING if case["clip_norm"])
+    rows = training_problem.ROWS
+
+    def train(session: shoal.Session, rank: int) -> None:
+        del rank
+        for step in range(training_problem.STEPS):
+            values = session.pull()
+            parts = [training_problem.gradients(values, step, half) for half in (0, 1)]
+            shares = [(stop - start) / rows[-1] for start, stop in itertools.pairwise(rows)]
+            joined = {name: shares[0] * parts[0][name] + shares[1] * parts[1][name] for name in values}
+            if streams:
+                session.push(iter(joined.items()))
+            else:
+                session.push(joined)
+
+    name = f"training-async-{'streams' if streams else 'whole'}"
+    _check_trained(_trained(client, name, 1, train, case["clip_norm"], 4, consistency=shoal.Asynchronous()), case)
+
+
+def _trained(
+    client: shoal.Client,
+    job: str,
+    workers: int,
+    train: Callable[[shoal.Session, int], None],
+    clip_norm: float,
+    shards: int,
+    **options: Any,
+) -> dict[str, np.ndarray]:
+    """Returns the values of the training problem after sessions have trained it, on a server for each shard."""
+    options |= {"optimizer": training_problem.optimizer(clip_norm), "shards": shards}
+    in_sessions(client, job, workers, train, variables=training_problem.start(), **options)
+    assert len({shard.address for shard in placement(client, job).shards}) == min(shards, 3)
+    return client.pull(job)
+
+
+def _check_trained(found: dict[str, np.ndarray], case: dict[str, Any]) -> None:
     difference = max(np.abs(found[name] - np.array(value)).max() for name, value in case["values"].items())
     print(f"largest difference: {difference:.2g}")
     assert difference < 1e-10

@@ -18,7 +18,7 @@ from shoal_server.shards import events, tickets
 from shoal_server.shards.commit_gate import CommitGate
 from shoal_server.shards.consistency import mode_for
 from shoal_server.shards.mode import Fold
-from shoal_server.shards.norm_exchange import NormSender, check_squares, pushed_squares
+from shoal_server.shards.norm_exchange import NormOutbox, check_squares, pushed_squares
 from shoal_server.shards.pending_cut import PendingCut
 from shoal_server.shards.reading import Reading
 from shoal_server.shards.selection import Selection, Selections
@@ -53,7 +53,7 @@ class LockGroup:
         on_apply: Callable[[float], None] = lambda _: None,
         memory: BufferPool | None = None,
         on_admission: Callable[[events.Admission], object] | None = None,
-        norms: NormSender | None = None,
+        norms: NormOutbox | None = None,
     ) -> None:
         self.config, self.commit_gate = config, CommitGate()
         self._memory = memory or BufferPool(0, 0.0)
@@ -386,9 +386,8 @@ class LockGroup:
             if ends and self._closed:
                 return []
             self._check_open()
-            if cut:
-                self._cut = cut  # an earlier one has expired
             effects = self._state.handle(event)
+            self._cut = cut or self._cut  # an earlier one has expired
             if self._state.permits.waiting:
                 # Here as well as after folding, so that one of the two sees the other: no push may wait forever.
                 effects += self._state.handle(events.Folded(self._updates.folds.count))

@@ -12,8 +12,8 @@ from shoal_server.optimizers import norms
 from shoal_server.shards.events import NormMeasured, NormReceived
 
 
-class NormSender(Protocol):
-    """Sends the squares of steps to the other servers of a job. These methods return at once."""
+class NormOutbox(Protocol):
+    """What sends the squares of steps to the other servers of a job. These methods return at once."""
 
     def send(self, step: int, squares: Sequence[float]) -> None:
         """Sends the squares of a step to each of the other servers, until it has them. A later call ends an earlier."""
@@ -108,4 +108,4 @@ class NormExchange:
             )
 
 
-__all__ = ["NormExchange", "NormSender", "check_squares", "pushed_squares"]
+__all__ = ["NormExchange", "NormOutbox", "check_squares", "pushed_squares"]

@@ -8,7 +8,7 @@ from shoal._limits import catalogue
 from shoal._memory.buffers import BufferPool
 from shoal._wire import ShardLayout
 from shoal_server.shards.lock_group import LockGroup
-from shoal_server.shards.norm_exchange import NormSender
+from shoal_server.shards.norm_exchange import NormOutbox
 from shoal_server.shards.shard import JobShardConfig
 from shoal_server.shards.stored_shards import needed_bytes
 
@@ -33,7 +33,7 @@ class ShardStore:
         self,
         on_apply: Callable[[float], None] = lambda _: None,
         most_bytes: int | None = None,
-        norms_of: Callable[[JobShardConfig], NormSender] | None = None,
+        norms_of: Callable[[JobShardConfig], NormOutbox] | None = None,
     ) -> None:
         self.memory = BufferPool(_POOL_BYTES, _POOL_KEEP_S)
         self._on_apply, self._most_bytes, self._norms_of = on_apply, most_bytes, norms_of

@@ -30,6 +30,7 @@ from shoal._wire import CallLayout
 from shoal.v1 import coordinator_pb2, job_pb2, token_pb2
 from shoal.v1 import header_pb2 as headers
 from shoal.v1 import parameter_server_pb2 as pb
+from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
 from shoal_server.shards.consistency import SynchronousMode
 from shoal_server.shards.mode import PermitLimits
@@ -365,3 +366,51 @@ def test_a_token_file_for_everybody_is_refused(rig: SecureRig, tmp_path: Path, m
         token.write_text(expired(rig, AccessRole.READER))
         with pytest.raises(errors.Unauthenticated, match=r"expired 36\d\d s ago"):
             client.status()
+
+
+def test_a_server_gets_tickets_only_for_jobs_that_have_shards_on_it(rig: SecureRig) -> None:
+    (life,) = (it.incarnation for it in rig.client.status().members if it.member == "server-0")
+    own: dict[str, Any] = {"job": "job", "worker": "server-0", "incarnation": life}
+    server = calling(rig, rig.token(AccessRole.SERVER, worker="local"))
+    admin = calling(rig, rig.token(AccessRole.ADMIN))
+    request = coordinator_pb2.RegisterRequest(
+        role=coordinator_pb2.SERVER, member="idle", process="p", address="127.0.0.1:1"
+    )
+    try:
+        ticket = server.call(server.tokens.GetTicket, token_pb2.GetTicketRequest(**own), retry_for_s=0).ticket
+        assert rig.access.verifier.identify(ticket).role is AccessRole.PEER
+        idle = server.call(server.members.Register, request, retry_for_s=0).incarnation
+        for fields in ({"job": "job"}, {"job": "job", "worker": "idle", "incarnation": idle}):
+            with pytest.raises(errors.Forbidden, match="only for servers with shards of job"):
+                server.call(server.tokens.GetTicket, token_pb2.GetTicketRequest(**fields), retry_for_s=0)
+        session = {**own, "worker": rig.session.worker, "incarnation": rig.incarnation}
+        for caller, fields in ((server, session), (admin, own)):
+            with pytest.raises(errors.Forbidden):
+                caller.call(caller.tokens.GetTicket, token_pb2.GetTicketRequest(**fields), retry_for_s=0)
+        left = coordinator_pb2.LeaveRequest(member="idle", incarnation=idle)
+        server.call(server.members.Leave, left, retry_for_s=0)
+    finally:
+        server.close()
+        admin.close()
+
+
+@pytest.mark.parametrize(
+    ("other", "error"),
+    [
+        ({"job": "other"}, errors.Forbidden),
+        ({"worker": "server-2"}, errors.Forbidden),
+        ({"incarnation": 99}, errors.Forbidden),
+        ({}, errors.BadRequest),  # its job has no norms
+    ],
+    ids=str,
+)
+def test_a_norm_comes_only_from_the_server_of_the_ticket(
+    rig: SecureRig, other: dict[str, Any], error: type[errors.ShoalError]
+) -> None:
+    own = {"job": "job", "worker": "server-1", "incarnation": 1}
+    ticket = rig.token(AccessRole.PEER, **{**own, **other})
+    request = pb.ShareNormRequest(job="job", generation=1, server="server-1", incarnation=1, squares=[1.0])
+    with grpc.insecure_channel(rig.server.address) as channel:
+        share = ParameterServerStub(channel).ShareNorm
+        with pytest.raises(error), _rpc.as_shoal_errors(rig.server.address):
+            share(request, timeout=10, metadata=authorization(ticket))

@@ -54,7 +54,7 @@ NEEDED = frozenset(
     {
         *((peer.name, "names", port) for peer in MEMBERS for port in ("UDP/53", "TCP/53")),
         *((member, "coordinator", "TCP/7070") for member in ("server", "worker", "client")),
-        *((member, "server", "TCP/7070") for member in ("coordinator", "worker", "client")),
+        *((member, "server", "TCP/7070") for member in ("coordinator", "server", "worker", "client")),
         *((member, "server", "TCP/7071") for member in ("worker", "client")),
         ("client", "coordinator", "TCP/7080"),
     }
@@ -81,7 +81,7 @@ def flows(objects: Sequence[Object]) -> frozenset[Flow]:
         (source.name, target.name, port)
         for source in (*MEMBERS, *OTHERS)
         for target in (*MEMBERS, *OTHERS)
-        if source is not target and (source.bound or target.bound)
+        if source.bound or target.bound
         for port in PORTS
         if _allowed(policies, "Egress", source, target, port) and _allowed(policies, "Ingress", target, source, port)
     )

@@ -7,10 +7,11 @@ from itertools import pairwise
 import pytest
 from hypothesis import settings
 
-from shoal import errors
+from shoal import errors, optim
 from shoal._limits import catalogue
 from shoal._wire import Lease, NoRange, ReportAck
 from shoal._wire.cursor import Cursor
+from shoal.consistency import Asynchronous, Consistency, Synchronous
 from shoal.status import JobState, Role
 from shoal.v1 import state_pb2
 from shoal.variables import Variable
@@ -56,6 +57,19 @@ def test_shards_are_laid_out_for_the_wire_that_the_job_asks_for(rig: Rig, wire: 
     created = only(rig.perform(), CreateShards)
     arenas = [arena for shard in created.placement.shards for arena in shard.layout.arenas]
     assert {(arena.dtype.name, arena.wire_dtype.name) for arena in arenas} == {("float32", wire)}
+
+
+@pytest.mark.parametrize(
+    ("mode", "servers"), [(Synchronous(), 2), (Asynchronous(), 2), (Synchronous(backup_workers=1), 1)], ids=str
+)
+def test_a_clipped_job_is_on_one_server_only_if_servers_close_steps_on_their_own(
+    rig: Rig, mode: Consistency, servers: int
+) -> None:
+    rig.submit(replace(job(optimizer=optim.SGD(0.1, clip_norm=1.0)), consistency=mode))
+    rig.describe("a", "w0")
+    rig.describe("a", "w1")
+    created = only(rig.perform(), CreateShards)
+    assert len({shard.server for shard in created.placement.shards}) == servers
 
 
 def test_a_job_from_submission_to_success(rig: Rig) -> None:

@@ -141,13 +141,29 @@ def removes(group: Group, worker: int, *, job: JobRef = A) -> RemoveWorker:
     return RemoveWorker(job, f"w{worker}", 1, group.servers, number=1 + worker)
 
 
-def creates(group: Group, *sources: CheckpointChoice, job: JobRef = A, number: int = 1) -> CreateShards:
+def creates(
+    group: Group,
+    *sources: CheckpointChoice,
+    job: JobRef = A,
+    number: int = 1,
+    optimizer: optim.Optimizer = optim.SGD(0.1),  # noqa: B008 - it is immutable
+) -> CreateShards:
     variables = {"w": Variable((64,), partitioner=FixedShards(len(group.servers)))}
     candidates = [Candidate(server.member, server.address, 0) for server in group.servers]
     shards = assign_shards(plan_shards(variables, len(group.servers)), candidates)
-    return CreateShards(
-        job, Placement(job.name, 1, variables, shards), Job("m:f", name=job.name), sources, number=number
-    )
+    spec = Job("m:f", name=job.name, optimizer=optimizer)
+    return CreateShards(job, Placement(job.name, 1, variables, shards), spec, sources, number=number)
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 1.0])
+def test_servers_know_each_other_only_if_they_share_norms(group: Callable[[int], Group], clip_norm: float) -> None:
+    there = group(3)
+    there.runner.submit([creates(there, optimizer=optim.SGD(0.1, clip_norm=clip_norm))])
+    there.host.take(1)
+    for server, notes in zip(there.servers, there.notes, strict=True):
+        (request,) = notes.of(pb.CreateShardsRequest)
+        peers = [(it.member, it.address) for it in there.servers if it != server] if clip_norm else []
+        assert [(peer.server, peer.address) for peer in request.peers] == peers
 
 
 def test_workers_that_enter_meanwhile_share_a_call(group: Callable[[int], Group]) -> None:

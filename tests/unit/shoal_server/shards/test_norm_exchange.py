@@ -259,8 +259,8 @@ class Wire:
         self.kept: list[tuple[str, int, Sequence[float]]] = []
         self.at_once, self.closed = at_once, 0
 
-    def sender(self, server: str) -> "WireSender":
-        return WireSender(self, server)
+    def outbox(self, server: str) -> "WireOutbox":
+        return WireOutbox(self, server)
 
     def carry(self) -> None:
         while self.kept:
@@ -271,7 +271,7 @@ class Wire:
 
 
 @dataclasses.dataclass
-class WireSender:
+class WireOutbox:
     wire: Wire
     server: str
 
@@ -298,7 +298,7 @@ def groups_on(servers: int, mode: consistency.Consistency, wire: Wire) -> list[L
         layouts = [ShardLayout(NAMES.index(arena.slices[0].variable), (arena,)) for arena in arenas]
         peers = tuple(Peer(f"s{other}", "127.0.0.1:1") for other in range(servers) if other != index)
         config = JobShardConfig("job", 1, variables, optimizer, mode, 0, peers)
-        group = LockGroup(config, layouts, norms=wire.sender(f"s{index}"))
+        group = LockGroup(config, layouts, norms=wire.outbox(f"s{index}"))
         wire.groups[f"s{index}"] = group
         for rank in range(2):
             group.admit(f"w{rank}", 1, rank)
