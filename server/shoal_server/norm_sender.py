@@ -79,15 +79,19 @@ class NormSender:
             self._changed.notify_all()
 
     def _run(self) -> None:
-        while True:
-            try:
-                with _Peers(self._config.peers, self._identity()) as peers:
-                    while request := self._take():
-                        self._deliver(request, peers)
-                return
-            except Exception:
-                _log.exception("cannot send the norm of a step; trying again", job=self._config.name)
-                self._pause(self._next, _AGAIN_S)
+        while not self._send_all():
+            self._pause(self._next, _AGAIN_S)
+
+    def _send_all(self) -> bool:
+        """Sends steps until the sender is closed or idle. Returns False after an unexpected error."""
+        try:
+            with _Peers(self._config.peers, self._identity()) as peers:
+                while request := self._take():
+                    self._deliver(request, peers)
+        except Exception:
+            _log.exception("cannot send the norm of a step; trying again", job=self._config.name)
+            return False
+        return True
 
     def _take(self) -> pb.ShareNormRequest | None:
         """Waits for the next step, which stays there until it is delivered.

@@ -40,7 +40,7 @@ def stack() -> Iterator[ExitStack]:
 
 
 def started(stack: ExitStack, *failures: errors.ShoalError) -> tuple[Server, Peer]:
-    server = Server([*failures])
+    server = Server([*failures])  # type: ignore[abstract]
     add: Any = parameter_server_pb2_grpc.add_ParameterServerServicer_to_server
     rpc = _rpc.RpcServer("127.0.0.1:0", [("shoal.v1.ParameterServer", add, server)], threads=2)
     stack.callback(rpc.stop, 0.0)

@@ -14,7 +14,7 @@ OPTIMIZER = optim.SGD(0.1, clip_norm=1.0, groups=[optim.VariableGroup("frozen*",
 
 def test_squares_are_those_of_all_variables_that_are_not_frozen() -> None:
     draws = np.random.default_rng(0)
-    gradients = {
+    gradients: dict[str, np.ndarray] = {
         "large": draws.standard_normal((300, 500)).astype(np.float32),
         "strided": draws.standard_normal((40, 6))[::2, ::3],
         "half": draws.standard_normal(9).astype(ml_dtypes.bfloat16),

@@ -241,7 +241,7 @@ def test_warm_up_knows_every_kernel() -> None:
     known = {kernel.py_func.__name__ for kernel, _ in compilation.registered}
     updates = {"sgd", "momentum", "adagrad", "rmsprop", "adam", "ftrl"}
     conversions = {"_copy", "_widen_half", "_widen_bfloat", "_narrow_half", "_narrow_bfloat"}
-    sums = {"_add_floats", "_add_integers", "_sum_of_squares"}
+    sums = {"_add_floats", "_add_integers", "_squares"}
     assert known == updates | conversions | sums | {"_accumulate", "_blend", "_scale", "_exponents_below"}
     variants = {kernel.py_func.__name__: len(signatures) for kernel, signatures in compilation.registered}
     assert variants["rmsprop"] == len(list(itertools.product(FLOATS, (False, True), (False, True))))

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from shoal_server.shards.mode import Apply, Fold
 from shoal_server.shards.pending_cut import PendingCut
 from shoal_server.shards.shard import JobShardConfig, Peer, Stamp
 from shoal_server.shards.state import GroupState
+from shoal_server.shards.store import ShardStore
 from support.run_lengths import examples
 
 SERVERS = ("s0", "s1", "s2")
@@ -151,10 +153,11 @@ class Cluster:
         assert len({(it.cut.version, it.cut.step) for it in self.machines if it.cut}) == 1
 
     def _choices(self) -> list[Callable[[], None]]:
-        found = [lambda index=index: self._step(index) for index in range(len(self._running)) if self._may(index)]
+        found: list[Callable[[], None]] = []
+        found += [partial(self._step, index) for index in range(len(self._running)) if self._may(index)]
         for machine in self.machines:
-            found += [lambda m=machine: self._fold(m)] * bool(machine.folding)
-            found += [lambda m=machine: self._tell(m)] * bool(machine.norms)
+            found += [partial(self._fold, machine)] * bool(machine.folding)
+            found += [partial(self._tell, machine)] * bool(machine.norms)
         if self._busy:
             found.append(self._coordinate)
         return found
@@ -414,6 +417,26 @@ def test_a_cut_ends_when_the_norms_do_not_come_or_the_job_is_dropped(monkeypatch
     groups[0].close()
     assert "gone from this server" in reader.error
     assert wire.closed == 1
+
+
+def test_a_later_generation_ends_the_wait_for_norms_and_refuses_earlier_ones() -> None:
+    wire = Wire(at_once=False)
+    config = groups_on(2, consistency.Synchronous(), wire)[0].config
+    layout = wire.groups["s0"].shards[0].layout
+    store = ShardStore(norms_of=lambda job: wire.outbox(f"s{2 - len(job.peers)}"))
+    store.create(config, [layout])
+    group, reader, worker = store.group("job", 1), Ticket(), Ticket()
+    group.admit("w0", 1, 0)
+    push([group], 0, 0, gradients_of(0, 0))
+    group.pull(worker, Stamp("w0", 1, 1))
+    group.pull(reader, Stamp("", 0, 0))
+    store.create(dataclasses.replace(config, generation=2), [layout])
+    assert "gone from this server" in reader.error
+    assert reader.error == worker.error
+    assert wire.closed == 1
+    with pytest.raises(errors.StaleGeneration):
+        store.group("job", 1)
+    assert not store.group("job", 2).version
 
 
 @pytest.mark.parametrize("wrong", [math.nan, -1.0, -math.inf])

@@ -1,0 +1,167 @@
+"""Group shell: the lock of a lock group, and what happens to each event of its state machine.
+
+`LockGroup` adds the calls that make the events.
+"""
+
+import threading
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from shoal import errors
+from shoal._memory.buffers import BufferPool
+from shoal._wire import ShardLayout
+from shoal_server.shards import events, tickets
+from shoal_server.shards.commit_gate import CommitGate
+from shoal_server.shards.consistency import mode_for
+from shoal_server.shards.mode import Fold
+from shoal_server.shards.norm_exchange import NormOutbox
+from shoal_server.shards.pending_cut import PendingCut
+from shoal_server.shards.selection import Selections
+from shoal_server.shards.shard import JobShardConfig
+from shoal_server.shards.snapshot import Cut
+from shoal_server.shards.state import GroupState
+from shoal_server.shards.stored_shards import StoredShards
+from shoal_server.shards.updates import Updates
+
+
+class GroupShell:
+    """The lock, the state machine and the shards of a job on one server.
+
+    Args:
+        config: the job's configuration.
+        layouts: layouts of the shards.
+        on_apply: called with the seconds that each update took.
+        memory: provides memory for copies of the values.
+        on_admission: called with each pull and push that is let through, under the group's lock. Tests use it.
+        norms: sends squares to the other servers of the job; needed if the configuration has peers.
+
+    Attributes:
+        config: the job's configuration.
+        commit_gate: the gate that the job's commits pass.
+    """
+
+    def __init__(
+        self,
+        config: JobShardConfig,
+        layouts: Iterable[ShardLayout],
+        on_apply: Callable[[float], None] = lambda _: None,
+        memory: BufferPool | None = None,
+        on_admission: Callable[[events.Admission], object] | None = None,
+        norms: NormOutbox | None = None,
+    ) -> None:
+        self.config, self.commit_gate = config, CommitGate()
+        self._memory = memory or BufferPool(0, 0.0)
+        # Guards the numbers of readers of all snapshots; taken alone or after _lock, and no lock is taken under it.
+        self._counting = threading.Lock()
+        # Guards _state, _stored, _cut, _closed, _failure, _unfilled, _reading, and the slabs' values and slots, except
+        # that a restore fills these without it: all else is refused meanwhile. Only the locks of snapshots, of the fold
+        # queue and of the kernel threads are taken under it, all briefly, and nothing is sent. Kernels run under it
+        # without the GIL; a large one waits until the threads that joined it are done.
+        self._lock = threading.Lock()
+        mode = mode_for(config.consistency, shares_norms=bool(config.peers))
+        peers = [peer.server for peer in config.peers]
+        self._state = GroupState(config.name, mode, on_admission=on_admission, peers=peers)
+        self._norms = norms
+        self._cut: PendingCut | None = None  # the cut that waits for the open step to close
+        self._closed = False
+        self._failure = ""  # why an update failed, so that the values are unusable; "" if none has
+        self._unfilled = self._reading = False  # a restore is not complete; it reads now
+        self._updates = Updates(lambda: self._stored, on_apply, self._memory)
+        # Replaced as a whole when shards are added, so that it is read without the lock.
+        self._stored = StoredShards(config, layouts, self._counting)
+        self._selections = Selections(config)
+        self._limit_permits()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the shards were dropped, or became unusable by an error."""
+        return self._closed
+
+    def close(self, effects: Iterable[events.Effect] = ()) -> None:
+        """Refuses waiting and later calls, and those that these effects would have answered."""
+        with self._lock:
+            self._closed = True
+            waiting = self._state.abandon_all()
+            if self._cut:
+                self._cut.refuse(self._gone())
+        if self._norms:
+            self._norms.close()
+        tickets.refuse_all([*waiting, *tickets.answered_by(effects)], self._gone(), self.config.name)
+        self.commit_gate.close()  # last, so that held commits find the group closed
+
+    def _handle(self, event: events.Event, cut: PendingCut | None = None, *, ends: bool = False) -> list[events.Effect]:
+        """Handles an event and carries out the effects. If `ends` is set, a closed group ignores the event."""
+        with self._lock:
+            if ends and self._closed:
+                return []
+            self._check_open()
+            effects = self._state.handle(event)
+            self._cut = cut or self._cut  # an earlier one has expired
+            if self._state.permits.waiting:
+                # Here as well as after folding, so that one of the two sees the other: no push may wait forever.
+                effects += self._state.handle(events.Folded(self._updates.folds.count))
+            try:
+                self._updates.carry_out(effects, self._state.version)
+                if any(isinstance(effect, events.Measure) for effect in effects):
+                    more = self._state.handle(events.NormMeasured(self._updates.measure()))
+                    self._updates.carry_out(more, self._state.version)
+                    effects += more
+                self._take_cut(effects)
+            except BaseException as cause:
+                self._fail(cause)  # the state machine counts the update as applied
+        if self._failure:
+            self.close(effects)
+            raise self._gone()
+        for effect in effects:
+            if isinstance(effect, events.ShareNorm) and self._norms:
+                self._norms.send(effect.step, effect.squares)
+            tickets.deliver(effect, self.config.name)
+        folds = [effect for effect in effects if isinstance(effect, Fold)]
+        if folds:
+            self._work_on_folds()
+        return [*effects, *self._handle(events.FoldsDone())] if folds and folds[-1].seals else effects
+
+    def _take_cut(self, effects: Iterable[events.Effect]) -> None:
+        """Takes the snapshots of a cut that is answered. Called with the lock held."""
+        for effect in effects:
+            if isinstance(effect, events.AnswerCut) and self._cut:
+                self._cut.take(partial(self._cut_of, effect))
+                self._cut = None
+
+    def _cut_of(self, answer: events.AnswerCut) -> Cut:
+        return Cut(answer, self._stored.begin_saving(self._state.version))
+
+    def _work_on_folds(self) -> None:
+        """Folds without the lock. The caller waits for its own contribution, so that none arrive faster than that."""
+        try:
+            more = True
+            while more:
+                more = self._updates.folds.work(at_once=not self._state.permits.waiting)
+                if self._state.permits.waiting:
+                    self._handle(events.Folded(self._updates.folds.count), ends=True)
+        except BaseException as cause:
+            with self._lock:
+                self._fail(cause)  # the sums lack a contribution that counts as accepted
+            self.close()
+            raise self._gone() from cause
+
+    def _fail(self, cause: BaseException) -> None:
+        """Closes the group, because an update failed. Called with the lock held; then call `close` without it."""
+        self._failure = self._failure or tickets.failed_update(cause, self.config.name)
+        self._closed = True
+
+    def _check_open(self) -> None:
+        """Raises an error if the group is closed or being restored. Called with the lock held."""
+        if self._closed:
+            raise self._gone()
+        if self._unfilled:
+            raise errors.NotPlaced(f"the shards of {self.config.name} are being restored; try again later")
+
+    def _gone(self) -> errors.ShoalError:
+        return tickets.refusal(self.config.name, self._failure)
+
+    def _limit_permits(self) -> None:
+        self._state.permits.limits = self._state.mode.permit_limits(self._stored.value_bytes)
+
+
+__all__ = ["GroupShell"]
