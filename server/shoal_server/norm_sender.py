@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import structlog
 
 from shoal import _rpc, errors
-from shoal._rpc.backoff import Backoff
-from shoal._security import Credentials
+from shoal._security import CHECK_EVERY_S, AccessRole, Credentials
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
 from shoal_server.shards import JobShardConfig, Peer
@@ -21,7 +20,7 @@ _log = structlog.get_logger(__name__)
 # Seconds until one call fails.
 _TIMEOUT_S = 5.0
 # Seconds without a step after which the thread and its channels end. The next step starts others.
-_IDLE_S = 60.0
+IDLE_S = 60.0
 # Seconds until another attempt after an unexpected error.
 _AGAIN_S = 1.0
 # Attempts after which a failure is logged. A step can end here before a peer has created its shards.
@@ -29,7 +28,7 @@ _QUIET_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class CallingServer:
     """What this server is in its calls to other servers.
 
     Attributes:
@@ -53,7 +52,7 @@ class NormSender:
         identity: returns who this server is; called on the thread.
     """
 
-    def __init__(self, config: JobShardConfig, identity: Callable[[], Identity]) -> None:
+    def __init__(self, config: JobShardConfig, identity: Callable[[], CallingServer]) -> None:
         self._config, self._identity = config, identity
         self._changed = threading.Condition()  # guards the rest; no other lock is taken under it
         self._next: pb.ShareNormRequest | None = None
@@ -100,14 +99,14 @@ class NormSender:
             The request; None if the thread ends, because the sender is closed or idle.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._next or self._closed, _IDLE_S)
+            self._changed.wait_for(lambda: self._next or self._closed, IDLE_S)
             request = None if self._closed else self._next
             self._runs = request is not None
             return request
 
     def _deliver(self, request: pb.ShareNormRequest, peers: "_Peers") -> None:
         left: Mapping[Peer, errors.ShoalError] = peers.call(request, self._config.peers)
-        backoff, attempts = Backoff(), 1
+        backoff, attempts = _rpc.Backoff(), 1
         while left and not self._pause(request, backoff.next()):
             attempts += 1
             if attempts == _QUIET_ATTEMPTS:
@@ -138,10 +137,12 @@ class _Peers:
         identity: who this server is.
     """
 
-    def __init__(self, peers: Iterable[Peer], identity: Identity) -> None:
+    def __init__(self, peers: Iterable[Peer], identity: CallingServer) -> None:
         self._identity = identity
-        self._channels = {peer: _rpc.channel(peer.address, identity.credentials) for peer in peers}
+        presented = identity.credentials
+        self._channels = {peer: _rpc.channel(peer.address, presented, AccessRole.SERVER) for peer in peers}
         self._stubs = {peer: ParameterServerStub(channel) for peer, channel in self._channels.items()}
+        self._checks = {peer: presented.port_check(peer.address, CHECK_EVERY_S) for peer in self._channels}
 
     def __enter__(self) -> "_Peers":
         return self
@@ -157,9 +158,9 @@ class _Peers:
         calls = []
         for peer in peers:
             try:
-                metadata = self._identity.credentials.metadata()
+                metadata = self._identity.credentials.metadata(self._checks[peer])
                 calls.append((peer, self._stubs[peer].ShareNorm.future(request, timeout=_TIMEOUT_S, metadata=metadata)))
-            except errors.ShoalError as error:  # there is no ticket
+            except errors.ShoalError as error:  # there is no ticket, or another user would get it
                 failed[peer] = error
         for peer, call in calls:
             try:
@@ -172,4 +173,4 @@ class _Peers:
         return failed
 
 
-__all__ = ["Identity", "NormSender"]
+__all__ = ["IDLE_S", "CallingServer", "NormSender"]

@@ -19,7 +19,7 @@ from shoal.v1 import coordinator_pb2
 from shoal_server.checkpoints import CheckpointWriter
 from shoal_server.draining import wait_until_drained
 from shoal_server.metrics import ServerMetrics
-from shoal_server.norm_sender import Identity, NormSender
+from shoal_server.norm_sender import CallingServer, NormSender
 from shoal_server.optimizers import compilation, kernels
 from shoal_server.pools import CallPool
 from shoal_server.serving import (
@@ -95,7 +95,7 @@ class Server:
             servicer = ParameterServerServicer(
                 self.store,
                 self._endpoints,
-                service=service,
+                service=self._service,
                 norm_threads=self._pools["norm"],
                 writer=self._writer,
             )
@@ -169,10 +169,10 @@ class Server:
             authorizer=self.authorizer,
         )
 
-    def _identity(self, job: JobShardConfig) -> Identity:
+    def _identity(self, job: JobShardConfig) -> CallingServer:
         """Returns who this server is in its calls to the other servers of a job."""
         member = self._membership
-        return Identity(member.member, member.incarnation, member.credentials_in(job.name))
+        return CallingServer(member.member, member.incarnation, member.credentials_in(job.name))
 
     def _load(self) -> tuple[int, int, ServerLoad]:
         # Each heartbeat calls this function, so periodic clean-up happens here.

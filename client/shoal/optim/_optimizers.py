@@ -37,7 +37,8 @@ class Optimizer(Specification):
         clip_norm: largest global norm of the gradient, as in `torch.nn.utils.clip_grad_norm_`: an update multiplies the
             gradient g by min(1, clip_norm / (norm(g) + 1e-6)) before all else. The norm is that of all trainable
             variables together, without frozen ones. In synchronous mode g is the mean of the step, in the other modes
-            the gradient of one push. All variables of the job are then on one server. 0 means no limit.
+            the gradient of one push. With backup workers, all variables of the job are then on one server. 0 means no
+            limit.
         lr: another name of `learning_rate`; give one of the two.
 
     Raises:

@@ -173,7 +173,8 @@ class Optimizer(_message.Message):
     """The weight decay. 0 means none."""
     clip_norm: _builtins.float
     """The largest global norm of a gradient; a larger gradient is scaled down to it. The gradient is that of one push, or
-    in synchronous mode the mean of a step. 0 means no limit. All shards of a job with a limit are on one server.
+    in synchronous mode the mean of a step. 0 means no limit. All shards of a job with a limit and with backup workers
+    are on one server.
     """
     @_builtins.property
     def hyperparameters(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:

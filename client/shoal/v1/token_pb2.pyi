@@ -34,9 +34,9 @@ class GetTicketRequest(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     worker: _builtins.str
-    """The participant's member id. Empty for a reader."""
+    """The member id of the participant or the server. Empty for a reader."""
     incarnation: _builtins.int
-    """The participant's incarnation. 0 for a reader."""
+    """The member's incarnation. 0 for a reader."""
     def __init__(
         self,
         *,

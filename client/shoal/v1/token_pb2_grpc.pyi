@@ -43,8 +43,9 @@ class TokensStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TokensAsyncStub: ...
     GetTicket: _grpc.UnaryUnaryMultiCallable[_token_pb2.GetTicketRequest, _token_pb2.GetTicketReply]
-    """Returns a ticket for a participant of a job, or for a reader of its values. A ticket for a worker needs the access
-    role worker. A ticket for a session needs a token of the job's submitter or of an admin. Returns NOT_FOUND,
+    """Returns a ticket for a participant of a job, for a server that has shards of it, or for a reader of its values. A
+    ticket for a worker needs the access role worker, and a ticket for a server the access role server. A ticket for a
+    session needs a token of the job's submitter or of an admin. Returns NOT_FOUND,
     UNKNOWN_JOB if the job does not exist, and ABORTED, FENCED if the member is not alive in this incarnation.
     """
     GetLoginLink: _grpc.UnaryUnaryMultiCallable[_token_pb2.GetLoginLinkRequest, _token_pb2.GetLoginLinkReply]
@@ -70,8 +71,9 @@ class TokensAsyncStub(TokensStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetTicket: _aio.UnaryUnaryMultiCallable[_token_pb2.GetTicketRequest, _token_pb2.GetTicketReply]  # type: ignore[assignment]
-    """Returns a ticket for a participant of a job, or for a reader of its values. A ticket for a worker needs the access
-    role worker. A ticket for a session needs a token of the job's submitter or of an admin. Returns NOT_FOUND,
+    """Returns a ticket for a participant of a job, for a server that has shards of it, or for a reader of its values. A
+    ticket for a worker needs the access role worker, and a ticket for a server the access role server. A ticket for a
+    session needs a token of the job's submitter or of an admin. Returns NOT_FOUND,
     UNKNOWN_JOB if the job does not exist, and ABORTED, FENCED if the member is not alive in this incarnation.
     """
     GetLoginLink: _aio.UnaryUnaryMultiCallable[_token_pb2.GetLoginLinkRequest, _token_pb2.GetLoginLinkReply]  # type: ignore[assignment]
@@ -100,8 +102,9 @@ class TokensServicer(metaclass=_abc_1.ABCMeta):
         request: _token_pb2.GetTicketRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_token_pb2.GetTicketReply, _abc.Awaitable[_token_pb2.GetTicketReply]]:
-        """Returns a ticket for a participant of a job, or for a reader of its values. A ticket for a worker needs the access
-        role worker. A ticket for a session needs a token of the job's submitter or of an admin. Returns NOT_FOUND,
+        """Returns a ticket for a participant of a job, for a server that has shards of it, or for a reader of its values. A
+        ticket for a worker needs the access role worker, and a ticket for a server the access role server. A ticket for a
+        session needs a token of the job's submitter or of an admin. Returns NOT_FOUND,
         UNKNOWN_JOB if the job does not exist, and ABORTED, FENCED if the member is not alive in this incarnation.
         """
 

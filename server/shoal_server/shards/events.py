@@ -150,7 +150,7 @@ class FoldsDone:
 
 @dataclass(frozen=True, slots=True)
 class NormMeasured:
-    """The squares of the sealed step's mean on this server are known; the answer to `Measure`.
+    """The squares of the sealed step's mean on this server are known; the answer to `MeasureNorm`.
 
     Attributes:
         squares: the sum of the squares of each slice.
@@ -254,7 +254,7 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
+class MeasureNorm:
     """Ends the running sums of gradients of the sealed step, and measures their results; `NormMeasured` must follow."""
 
 
@@ -371,7 +371,7 @@ class AnswerCut:
 Effect = (
     Fold
     | Apply
-    | Measure
+    | MeasureNorm
     | ShareNorm
     | AnswerPulls
     | RefusePull

@@ -102,7 +102,7 @@ class GroupShell:
                 effects += self._state.handle(events.Folded(self._updates.folds.count))
             try:
                 self._updates.carry_out(effects, self._state.version)
-                if any(isinstance(effect, events.Measure) for effect in effects):
+                if any(isinstance(effect, events.MeasureNorm) for effect in effects):
                     more = self._state.handle(events.NormMeasured(self._updates.measure()))
                     self._updates.carry_out(more, self._state.version)
                     effects += more

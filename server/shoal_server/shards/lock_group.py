@@ -14,7 +14,7 @@ from shoal._wire import Cursor, ShardLayout, Slab
 from shoal_server.shards import events
 from shoal_server.shards.group_shell import GroupShell
 from shoal_server.shards.norm_exchange import check_squares, pushed_squares
-from shoal_server.shards.pending_cut import PendingCut
+from shoal_server.shards.pending_cut import NORM_WAIT_S, PendingCut
 from shoal_server.shards.reading import Reading
 from shoal_server.shards.selection import Selection
 from shoal_server.shards.shard import Arena, Shard, Stamp
@@ -262,20 +262,21 @@ class LockGroup(GroupShell):
             self._check_open()
             return self._state.progress()
 
-    def cut(self, progress: Mapping[str, events.WorkerProgress]) -> Cut:
+    def cut(self, progress: Mapping[str, events.WorkerProgress], within_s: float = NORM_WAIT_S) -> Cut:
         """Takes the snapshots for a checkpoint, after completing the pushes that any server has committed.
 
         If a step then waits for the norms of other servers, the snapshots are taken when the step has closed.
 
         Args:
             progress: the largest progress of each worker on any server.
+            within_s: seconds to wait for the norms at most.
 
         Raises:
             Overloaded: the norms do not arrive in time.
         """
         pending = PendingCut(self.config.name)
         self._handle(events.CutRequested(progress), cut=pending)
-        return pending.wait()
+        return pending.wait(within_s)
 
     def restore(self, version: int, step: int, read: Callable[[Arena], None]) -> None:
         """Overwrites values and slots, before training begins. Other calls are refused until all are overwritten.

@@ -36,7 +36,7 @@ class PendingCut:
             self._error = self._error or error
             self._changed.notify_all()
 
-    def wait(self, within_s: float = NORM_WAIT_S) -> Cut:
+    def wait(self, within_s: float) -> Cut:
         """Waits for the cut.
 
         Args:

@@ -281,7 +281,7 @@ class GroupState:
     def _seal_advanced(self, event: events.FoldsDone | events.NormMeasured | events.NormReceived) -> list[Effect]:
         """Closes the sealed step if all that it waits for is there."""
         if isinstance(event, events.FoldsDone):
-            return [events.Measure()] if self.mode.folds_done() else self._settle()
+            return [events.MeasureNorm()] if self.mode.folds_done() else self._settle()
         step = self.mode.next_step(0)
         effects: list[Effect] = []
         if isinstance(event, events.NormMeasured):

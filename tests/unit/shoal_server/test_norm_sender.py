@@ -13,7 +13,7 @@ from shoal._security import NO_CREDENTIALS, Credentials
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1 import parameter_server_pb2_grpc
 from shoal_server import norm_sender
-from shoal_server.norm_sender import Identity, NormSender
+from shoal_server.norm_sender import CallingServer, NormSender
 from shoal_server.shards import JobShardConfig, Peer
 from support.waiting import wait_until
 
@@ -50,7 +50,7 @@ def started(stack: ExitStack, *failures: errors.ShoalError) -> tuple[Server, Pee
 
 def sender_to(*peers: Peer, credentials: Credentials = NO_CREDENTIALS) -> NormSender:
     config = JobShardConfig("job", 3, {}, optim.SGD(0.1, clip_norm=1.0), consistency.Synchronous(), 0, peers)
-    return NormSender(config, lambda: Identity("me", 7, credentials))
+    return NormSender(config, lambda: CallingServer("me", 7, credentials))
 
 
 def sends_norms() -> bool:
@@ -74,7 +74,7 @@ def test_every_server_gets_each_step_after_its_failures(stack: ExitStack) -> Non
 
 
 def test_an_idle_sender_has_no_thread(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(norm_sender, "_IDLE_S", 0.0)
+    monkeypatch.setattr(norm_sender, "IDLE_S", 0.0)
     server, peer = started(stack)
     sender = sender_to(peer)
     for step in (0, 1):

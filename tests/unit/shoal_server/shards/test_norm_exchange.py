@@ -53,7 +53,7 @@ class Machine:
             match effect:
                 case Fold(seals=True):
                     self.folding += 1
-                case events.Measure():
+                case events.MeasureNorm():
                     squares = (part_of(self.name, self.state.mode.next_step(0)),)
                     self.handle(events.NormMeasured(squares))
                 case events.ShareNorm(step, squares):
@@ -403,12 +403,11 @@ def test_readers_and_cuts_get_the_update_of_a_step_that_waits_for_norms() -> Non
     assert groups[0].version == 1
 
 
-def test_a_cut_ends_when_the_norms_do_not_come_or_the_job_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cut_ends_when_the_norms_do_not_come_or_the_job_is_dropped() -> None:
     wire = Wire(at_once=False)
     groups = sealed(wire)
-    monkeypatch.setattr(PendingCut.wait, "__defaults__", (0.0,))
     with pytest.raises(errors.Overloaded, match="job: the norms of a step did not arrive"):
-        groups[0].cut(groups[0].progress())
+        groups[0].cut(groups[0].progress(), within_s=0.0)
     wire.carry()
     assert [group.version for group in groups] == [1, 1]
     reader = Ticket()
@@ -465,4 +464,4 @@ def test_a_failed_update_ends_the_wait_of_a_cut() -> None:
     pending.refuse(errors.InternalError("an update failed"))
     pending.take(lambda: pytest.fail("nobody waits for this cut"))
     with pytest.raises(errors.InternalError, match="an update failed"):
-        pending.wait()
+        pending.wait(0.0)
