@@ -24,6 +24,7 @@ from shoal._wire import ShardLayout
 from shoal_server.process import Server, ServerConfig
 from shoal_server.shards.events import Admission
 from shoal_server.shards.lock_group import LockGroup
+from shoal_server.shards.norm_exchange import NormOutbox
 from shoal_server.shards.shard import JobShardConfig
 from shoal_server.shards.store import ShardStore
 
@@ -39,10 +40,11 @@ class RecordedGroup(LockGroup):
         layouts: Iterable[ShardLayout],
         on_apply: Callable[[float], None],
         memory: BufferPool,
+        norms: NormOutbox | None = None,
     ) -> None:
         self._admissions = deque[Admission](maxlen=16_384)
         self._recording = threading.Lock()  # guards _admissions
-        super().__init__(config, layouts, on_apply, memory, self._record)
+        super().__init__(config, layouts, on_apply, memory, self._record, norms)
 
     @property
     def admissions(self) -> list[Admission]:
