@@ -74,9 +74,9 @@ def serving(presented: Credentials, host: str = "127.0.0.1") -> Iterator[str]:
 
 
 def trained(transport: str, presented: Credentials) -> dict[str, np.ndarray]:
-    """Returns the values after some steps of one worker."""
+    """Returns the values after some steps of one worker, for which the servers call each other, too."""
     random = np.random.default_rng(7)
-    mode, optimizer = consistency.Synchronous(), optim.Momentum(0.1)
+    mode, optimizer = consistency.Synchronous(), optim.Momentum(0.1, clip_norm=1.0)
     with (
         ShardServers(
             VARIABLES, mode=mode, optimizer=optimizer, servers=2, transport=transport, credentials=presented

@@ -24,6 +24,7 @@ from shoal.variables import Variable, variable_from_array
 from shoal_coordinator.cluster import Candidate, assign_shards, plan_shards
 from shoal_server.checkpoints.writer import CheckpointWriter
 from shoal_server.metrics import ServerMetrics
+from shoal_server.norm_sender import CallingServer, NormSender
 from shoal_server.pools import CallPool
 from shoal_server.serving.endpoint import EndpointConfig
 from shoal_server.serving.lane_endpoint import LaneEndpoint
@@ -85,7 +86,8 @@ class ShardServers:
     def _start(self, rpc_threads: int, max_lanes: int, stall_s: float, clock: Callable[[], float]) -> str:
         registry = CollectorRegistry()
         metrics = ServerMetrics(registry)
-        store = ShardStore(metrics.applied)
+        caller = CallingServer(f"server-{len(self.stores)}", 1, self._credentials)
+        store = ShardStore(metrics.applied, norms_of=lambda job: NormSender(job, lambda: caller))
         pools = {kind: CallPool(rpc_threads, kind) for kind in ("pull", "push", "commit", "norm")}
         metrics.watch(store, pools)
         config = EndpointConfig(
@@ -130,15 +132,18 @@ class ShardServers:
         return parameter_server_pb2_grpc.ParameterServerStub(channel)
 
     def _create(self) -> None:
+        optimizer = self._optimizer or optim.SGD(1.0)
+        servers = {shard.address: shard.server for shard in self.placement.shards} if optimizer.clip_norm else {}
         for address, shards in self.placement.by_server().items():
             request = pb.CreateShardsRequest(
                 job=self.placement.job,
                 generation=self.placement.generation,
                 variables=[variable.to_proto(name) for name, variable in self.placement.variables.items()],
                 shards=[shard.layout.to_proto() for shard in shards],
-                optimizer=(self._optimizer or optim.SGD(1.0)).to_proto(),
+                optimizer=optimizer.to_proto(),
                 consistency=(self._mode or consistency.Asynchronous()).to_proto(),
                 seed=self._seed,
+                peers=[pb.Peer(server=name, address=other) for other, name in servers.items() if other != address],
             )
             self._stub(address).CreateShards(request)
 
