@@ -205,9 +205,10 @@ class PushHeader(_message.Message):
     follow. Used only on a lane with a segment.
     """
     squares: _builtins.float
-    """Sum of the squares of all gradients of the push, on all servers, without those of frozen variables; >= 0. It may be
-    infinite, but not NaN. Set if the job's optimizer has a clip_norm, the job is on several servers, and the mode is not
-    synchronous; each server then limits the norm of its part by it. Otherwise: INVALID_ARGUMENT, BAD_REQUEST.
+    """Sum of the squares of all gradients of the push, on all servers, without those of frozen variables. If the job's
+    optimizer has a clip_norm, the job is on several servers, and the mode is not synchronous, each server scales its part
+    of the push by it. It is then >= 0 and not NaN, but may be infinite. Otherwise, or if it is missing:
+    INVALID_ARGUMENT, BAD_REQUEST. Ignored for other jobs.
     """
     @_builtins.property
     def stamp(self) -> _header_pb2.Stamp: ...

@@ -102,30 +102,32 @@ class GroupShell:
                 effects += self._state.handle(events.Folded(self._updates.folds.count))
             try:
                 self._updates.carry_out(effects, self._state.version)
-                if any(isinstance(effect, events.MeasureNorm) for effect in effects):
+                if self.config.peers and any(isinstance(effect, events.MeasureNorm) for effect in effects):
                     more = self._state.handle(events.NormMeasured(self._updates.measure()))
                     self._updates.carry_out(more, self._state.version)
                     effects += more
-                self._take_cut(effects)
+                if self._cut:
+                    self._take_cut(self._cut, effects)
             except BaseException as cause:
                 self._fail(cause)  # the state machine counts the update as applied
         if self._failure:
             self.close(effects)
             raise self._gone()
-        for effect in effects:
+        for effect in effects if self._norms else ():
             if isinstance(effect, events.ShareNorm) and self._norms:
                 self._norms.send(effect.step, effect.squares)
+        for effect in effects:
             tickets.deliver(effect, self.config.name)
         folds = [effect for effect in effects if isinstance(effect, Fold)]
         if folds:
             self._work_on_folds()
         return [*effects, *self._handle(events.FoldsDone())] if folds and folds[-1].seals else effects
 
-    def _take_cut(self, effects: Iterable[events.Effect]) -> None:
-        """Takes the snapshots of a cut that is answered. Called with the lock held."""
+    def _take_cut(self, cut: PendingCut, effects: Iterable[events.Effect]) -> None:
+        """Takes the snapshots of a cut if it is answered. Called with the lock held."""
         for effect in effects:
-            if isinstance(effect, events.AnswerCut) and self._cut:
-                self._cut.take(partial(self._cut_of, effect))
+            if isinstance(effect, events.AnswerCut):
+                cut.take(partial(self._cut_of, effect))
                 self._cut = None
 
     def _cut_of(self, answer: events.AnswerCut) -> Cut:

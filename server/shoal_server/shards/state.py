@@ -379,7 +379,7 @@ class GroupState:
     def _settle(self) -> list[Effect]:
         """Applies and folds what the mode releases, and answers the pulls that may now pass."""
         effects = self._apply(self.mode.settle(self.clocks))
-        if fold := self.mode.seal(self.clocks) or self.mode.fold(self.clocks):
+        if fold := (self.mode.seal(self.clocks) if self.peers else None) or self.mode.fold(self.clocks):
             effects += self._released(fold)
         if len(self._waiting):
             ready = self._waiting.pop_up_to(self.mode.limit(self.clocks))
