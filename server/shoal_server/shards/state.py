@@ -105,11 +105,7 @@ class GroupState:
             case events.CutRequested():
                 return self._cut_requested(event)
             case events.ValuesAssigned() | events.ValuesRestored():
-                return (
-                    self._values_assigned()
-                    if isinstance(event, events.ValuesAssigned)
-                    else self._values_restored(event)
-                )
+                return self._values_overwritten(event)
             case events.LearningRateSet():
                 self._learning_rate = event.learning_rate
                 return []
@@ -209,9 +205,7 @@ class GroupState:
         if staged and staged.step == event.committed_steps - 1:
             # Another shard has committed this push, so it was staged on all shards and counts here, too. A staged push
             # of an earlier step was refused elsewhere and is dropped.
-            effects += [
-                effect for effect in self._commit(event.worker, clock) if not isinstance(effect, events.AnswerPush)
-            ]
+            effects += self._commit(event.worker, clock)[:-1]  # without the answer
         self._staged.pop(event.worker, None)
         self._answers.forget(event.worker)
         self.applied.release(event.worker)
@@ -283,14 +277,14 @@ class GroupState:
         if isinstance(event, events.FoldsDone):
             return [events.MeasureNorm()] if self.mode.folds_done() else self._settle()
         step = self.mode.next_step(0)
-        effects: list[Effect] = []
+        effects = list[Effect]()
         if isinstance(event, events.NormMeasured):
-            effects = [events.ShareNorm(step, event.squares)]
+            effects.append(events.ShareNorm(step, event.squares))
         total = self._norms.add(event, step)
-        if total is None:
-            return effects
-        self.mode.norm_known(total)
-        return effects + self._settle()
+        if total is not None:
+            self.mode.norm_known(total)
+            effects += self._settle()
+        return effects
 
     def _answer_delayed(self) -> list[Effect]:
         """Answers the readers and the cut that have waited for a norm."""
@@ -301,17 +295,11 @@ class GroupState:
         self._readers, self._cut_waits = {}, False
         return effects
 
-    def _values_assigned(self) -> list[Effect]:
-        if self._used:  # a worker may have read the values that this would overwrite
-            raise errors.BadRequest(f"{self.name}: training has begun; values can only be assigned before that")
-        return [events.Overwrite()]
-
     def _cut_requested(self, event: events.CutRequested) -> list[Effect]:
         for progress in event.progress.values():
             check_step(self.name, max(progress.committed, progress.finished))
-        effects = self._seal_advanced(
-            events.FoldsDone()
-        )  # so that the cut has no sealed step, unless it needs the norms of other servers
+        # So that the cut has no sealed step, unless it needs the norms of other servers.
+        effects = self._seal_advanced(events.FoldsDone())
         for worker, progress in event.progress.items():
             clock = self.clocks.get(worker)
             if not clock or clock.incarnation != progress.incarnation:
@@ -322,20 +310,21 @@ class GroupState:
                 if not staged or staged.step != last:  # a push without a payload is committed without a second phase
                     nothing = Contribution(clock.rank, clock.incarnation, last, 0.0, self.version, None, worker)
                     self._staged[worker] = nothing
-                effects += [
-                    effect for effect in self._commit(worker, clock) if not isinstance(effect, events.AnswerPush)
-                ]
+                effects += self._commit(worker, clock)[:-1]  # without the answer
             effects += self._finish_earlier_steps(clock, progress.finished)
         self._cut_waits = True  # `handle` answers it, now or later
         return effects
 
-    def _values_restored(self, event: events.ValuesRestored) -> list[Effect]:
-        # A restarted coordinator may repeat this.
-        if self.clocks or self._used:
-            raise errors.BadRequest(f"{self.name}: training has begun; a checkpoint can only be restored before that")
-        check_step(self.name, max(event.version, event.step))
-        self.version, self.furthest = event.version, event.step
-        self.mode.resume(event.step)
+    def _values_overwritten(self, event: events.ValuesAssigned | events.ValuesRestored) -> list[Effect]:
+        restores = isinstance(event, events.ValuesRestored)
+        # A worker may have read the values that this would overwrite. A restarted coordinator may repeat a restore.
+        if self._used or (restores and self.clocks):
+            what = "a checkpoint can only be restored" if restores else "values can only be assigned"
+            raise errors.BadRequest(f"{self.name}: training has begun; {what} before that")
+        if isinstance(event, events.ValuesRestored):
+            check_step(self.name, max(event.version, event.step))
+            self.version, self.furthest = event.version, event.step
+            self.mode.resume(event.step)
         return [events.Overwrite()]
 
     def _commit(self, worker: str, clock: WorkerClock, *, defers: bool = False) -> list[Effect]:
