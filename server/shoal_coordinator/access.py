@@ -125,9 +125,7 @@ class Access:
             token.role: self.signer.sign(Principal(token.name, token.role, token.id), valid_s=LOCAL_S) for token in made
         }
 
-    def ticket(
-        self, caller: Principal, role: AccessRole, job: str, member: str, incarnation: int
-    ) -> tuple[str, float]:
+    def ticket(self, caller: Principal, role: AccessRole, job: str, member: str, incarnation: int) -> tuple[str, float]:
         """Returns a ticket, and the seconds for which it is valid.
 
         Args:

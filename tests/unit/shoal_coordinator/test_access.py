@@ -51,11 +51,11 @@ def started(records: Records, clock: Clock) -> Access:
 def test_a_ticket_renews_itself_only_until_its_token_expires(access: Access, clock: Clock) -> None:
     made, token = access.create("ann", "submitter", 2.5 * TICKET_S)
     assert made.expires_at == clock.now + 2.5 * TICKET_S
-    ticket, valid_s = access.ticket(access.verifier.identify(token), "job", "session-0", 1)
+    ticket, valid_s = access.ticket(access.verifier.identify(token), AccessRole.TRAINER, "job", "session-0", 1)
     for remaining_s in (2.5 * TICKET_S, 1.6 * TICKET_S, 0.7 * TICKET_S):
         assert valid_s == min(TICKET_S, remaining_s)
         clock.now += 0.9 * TICKET_S if remaining_s > TICKET_S else remaining_s - 1.0
-        ticket, valid_s = access.ticket(access.verifier.identify(ticket), "job", "session-0", 1)
+        ticket, valid_s = access.ticket(access.verifier.identify(ticket), AccessRole.TRAINER, "job", "session-0", 1)
     assert valid_s == 1.0
     clock.now += 1.0
     with pytest.raises(errors.Unauthenticated, match="expired"):
@@ -64,7 +64,7 @@ def test_a_ticket_renews_itself_only_until_its_token_expires(access: Access, clo
 
 def test_a_connected_caller_is_refused_once_the_token_of_its_ticket_expires(access: Access, clock: Clock) -> None:
     _, token = access.create("ann", "submitter", 2 * TICKET_S)
-    ticket, _ = access.ticket(access.verifier.identify(token), "job", "session-0", 1)
+    ticket, _ = access.ticket(access.verifier.identify(token), AccessRole.TRAINER, "job", "session-0", 1)
     caller, authorizer = access.verifier.identify(ticket), Authorizer(access.verifier)
     clock.now += 1.5 * TICKET_S  # the ticket has expired, but its holder has got another one
     authorizer.check_participant(caller, "job", "session-0", 1, reading=True)
