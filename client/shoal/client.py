@@ -8,10 +8,10 @@ from typing import Any, Literal, TypeVar, Unpack
 import numpy as np
 
 from shoal import _rpc, _tracing, errors, events
-from shoal._learning_rate import LearningRateControl
 from shoal._rpc import CoordinatorClient, TicketSource
 from shoal._security import AccessRole, Credentials
 from shoal._session.checkpoint_calls import take_checkpoint
+from shoal._session.learning_rate import LearningRateControl
 from shoal._system import check_count, check_seconds, check_type
 from shoal._training import ParameterClient, check_options, spelled_out, submit
 from shoal._wire import Placement

@@ -15,10 +15,10 @@ from numpy.typing import ArrayLike
 from shoal import errors
 from shoal._rpc import CoordinatorClient
 from shoal._session.batches import NumberedBatches
-from shoal._session.checkpoint_calls import take_checkpoint
 from shoal._session.endings import declared_lost, forked, job_gone
 from shoal._session.entry import enter
 from shoal._session.inputs import lines_of, numbers_of, report_of
+from shoal._session.job_access import JobAccess
 from shoal._session.reports import Reports
 from shoal._session.step_times import StepTimes
 from shoal._system import check_count
@@ -26,12 +26,11 @@ from shoal._training import Gradients, PushResult, member_id
 from shoal._training.failures import failure_text
 from shoal._training.participant import Report
 from shoal._wire import Lease, NoRange
-from shoal.status import SavedCheckpoint
 
 _log = structlog.get_logger(__name__)
 
 
-class Session:
+class Session(JobAccess):
     """A worker of a job in your own process. `Client.session` opens it; the end of `with`, or `close`, closes it.
 
         variables = {"w": np.zeros(3), "b": shoal.Variable((1,), initializer=shoal.initializers.Ones())}
@@ -91,22 +90,6 @@ class Session:
     def step(self) -> int:
         """The number of the next step: the steps that this session has taken, or more if it has skipped ahead."""
         return self._parameters.step
-
-    @property
-    def rank(self) -> int:
-        """The rank of this session within the worker group, from 0."""
-        return self._participant.rank
-
-    @property
-    def workers(self) -> int:
-        """The number of sessions that the job wants."""
-        return self._participant.spec.workers
-
-    @property
-    def members(self) -> tuple[str, ...]:
-        """The member ids of the sessions that are in the job now, by rank. Asks the coordinator."""
-        with self._alive():
-            return self._participant.status().workers
 
     def pull(self) -> Any:
         """Returns the values of all variables, as soon as the job's consistency mode allows it.
@@ -207,20 +190,6 @@ class Session:
             result = self._settle()
             self._parameters.refresh()
             return result
-
-    def checkpoint(self, timeout_s: float | None = None) -> SavedCheckpoint:
-        """Takes a checkpoint after this session's last push, and returns it when it is complete.
-
-        Args:
-            timeout_s: how long to wait, in seconds. None means no limit. The checkpoint continues after a timeout.
-
-        Raises:
-            StorageFailed, DeadlineExceeded: see `JobHandle.checkpoint`.
-            NonFiniteGradient, Fenced, UnknownJob, JobFailed, Cancelled, Unreachable: see `push`.
-        """
-        with self._alive():
-            self._settle()
-            return take_checkpoint(self._coordinator, self.job, timeout_s)
 
     def skip(self) -> PushResult:
         """Skips this step, so that no other worker waits for this session's gradients.

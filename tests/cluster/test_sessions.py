@@ -87,15 +87,20 @@ def test_an_exception_of_one_session_leaves_the_others_training(storing: shoal.C
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(open_session, range(2))
     assert first.workers == 2
-    assert set(second.members) == {first.worker, second.worker}
+    assert {(it.worker, it.state) for it in second.members} == {(it.worker, "present") for it in (first, second)}
     step(first, next(first.batches(100)))
     with pytest.raises(ValueError, match="my loop"), first:
         raise ValueError("my loop")
     job = storing.job("two")
     assert any("ValueError: my loop" in line for line in job.logs())
     assert any("in test_an_exception" in line for line in job.logs()), "the traceback"
-    assert second.members == (second.worker,)
-    assert job.status().state is JobState.RUNNING
+    states = {it.worker: (it.state, it.reason) for it in second.members}
+    assert states.pop(second.worker) == ("present", "")
+    assert states == {first.worker: ("left", "left: the session raised ValueError: my loop")}
+    second.set_learning_rate(0.02)
+    status = job.status()
+    assert status.state is JobState.RUNNING
+    assert status.reason == f"rank {first.rank}: {first.worker} left: the session raised ValueError: my loop"
     with second:
         assert sorted(train(second)) == list(range(100)), "also the range of the other"
     result = job.wait(timeout_s=10)

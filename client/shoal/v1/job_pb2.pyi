@@ -655,11 +655,12 @@ class JobStatus(_message.Message):
     RESTARTS_FIELD_NUMBER: _builtins.int
     EVALUATION_FIELD_NUMBER: _builtins.int
     BEST_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
     state: Global___JobState.ValueType
     """The state of the job."""
     reason: _builtins.str
     """For a failed job: why it failed, with the program's traceback if there is one. For a live job: what it waits for, or
-    how many workers it continues with if it lacks some.
+    how many workers it continues with if it lacks some, and why sessions have left or workers were quarantined.
     """
     submitted_at: _builtins.float
     """The time of the submission, in seconds of Unix time."""
@@ -693,6 +694,10 @@ class JobStatus(_message.Message):
     def best(self) -> Global___Evaluation:
         """The best evaluation so far."""
 
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobMember]:
+        """The workers of the job by rank, with those that have left. Not set in the replies of Jobs.List."""
+
     def __init__(
         self,
         *,
@@ -709,14 +714,76 @@ class JobStatus(_message.Message):
         restarts: _builtins.int = ...,
         evaluation: Global___Evaluation | None = ...,
         best: Global___Evaluation | None = ...,
+        members: _abc.Iterable[Global___JobMember] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "checkpoint", b"checkpoint", "evaluation", b"evaluation", "progress", b"progress", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "checkpoint", b"checkpoint", "checkpoint_failure", b"checkpoint_failure", "evaluation", b"evaluation", "finished_at", b"finished_at", "progress", b"progress", "reason", b"reason", "restarts", b"restarts", "spec", b"spec", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "checkpoint", b"checkpoint", "checkpoint_failure", b"checkpoint_failure", "evaluation", b"evaluation", "finished_at", b"finished_at", "members", b"members", "progress", b"progress", "reason", b"reason", "restarts", b"restarts", "spec", b"spec", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobStatus: _TypeAlias = JobStatus  # noqa: Y015
+
+@_typing.final
+class JobMember(_message.Message):
+    """A worker or session that is, or was, in a job."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _State:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _StateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[JobMember._State.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        PRESENT: JobMember._State.ValueType  # 0
+        """It is in the job."""
+        FINISHED: JobMember._State.ValueType  # 1
+        """It has finished its part."""
+        LEFT: JobMember._State.ValueType  # 2
+        """It has left before it finished, or was lost."""
+
+    class State(_State, metaclass=_StateEnumTypeWrapper):
+        """What has become of it."""
+
+    PRESENT: JobMember.State.ValueType  # 0
+    """It is in the job."""
+    FINISHED: JobMember.State.ValueType  # 1
+    """It has finished its part."""
+    LEFT: JobMember.State.ValueType  # 2
+    """It has left before it finished, or was lost."""
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    worker: _builtins.str
+    """Its member id."""
+    rank: _builtins.int
+    """Its rank."""
+    state: Global___JobMember.State.ValueType
+    """Whether it is in the job."""
+    step: _builtins.int
+    """Its current step by its last report. 0 unless it is present."""
+    reason: _builtins.str
+    """Why it has left. Empty unless its state is LEFT."""
+    def __init__(
+        self,
+        *,
+        worker: _builtins.str = ...,
+        rank: _builtins.int = ...,
+        state: Global___JobMember.State.ValueType = ...,
+        step: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rank", b"rank", "reason", b"reason", "state", b"state", "step", b"step", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobMember: _TypeAlias = JobMember  # noqa: Y015
 
 @_typing.final
 class Checkpoint(_message.Message):

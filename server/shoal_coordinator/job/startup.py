@@ -11,10 +11,10 @@ from shoal._wire import Placement
 from shoal.optim import Schedule
 from shoal.status import JobState
 from shoal_coordinator.job.checkpoint_coordinator import CheckpointCoordinator
+from shoal_coordinator.job.group_member import GroupMember, Stage
 from shoal_coordinator.job.owners import Owners
 from shoal_coordinator.job.recovery import Recovery
 from shoal_coordinator.job.submission import Submission
-from shoal_coordinator.job.worker_group import GroupMember, Stage
 from shoal_coordinator.messages import (
     AdmitWorker,
     CreateShards,
