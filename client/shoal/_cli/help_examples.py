@@ -30,6 +30,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "shoal logs": ["shoal logs night", "shoal logs night --follow"],
     "shoal data": ["shoal data night"],
     "shoal timings": ["shoal timings night"],
+    "shoal set-learning-rate": ["shoal set-learning-rate night 0.0001"],
     "shoal cancel": ["shoal cancel night"],
     "shoal drop": ["shoal drop night"],
     "shoal pull": ["shoal pull night weights.npz"],
