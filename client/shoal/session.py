@@ -21,6 +21,7 @@ from shoal._session.inputs import lines_of, numbers_of, report_of
 from shoal._session.job_access import JobAccess
 from shoal._session.reports import Reports
 from shoal._session.step_times import StepTimes
+from shoal._session.waits import SessionWaits
 from shoal._system import check_count
 from shoal._training import Gradients, PushResult, member_id
 from shoal._training.failures import failure_text
@@ -84,6 +85,7 @@ class Session(JobAccess):
         self._participant, self._membership = entered.participant, entered.membership
         self._parameters, self._inputs = entered.parameters, entered.inputs
         self._reports = Reports(self._participant, self._membership.pace, self._times.steps, self._lose, clock)
+        self._waits = SessionWaits(self._participant, self._parameters, self._times, self._reports, clock)
         self._batches: NumberedBatches | None = None  # the batches that the user's loop reads
 
     @property
@@ -266,6 +268,7 @@ class Session(JobAccess):
         with ExitStack() as closing:
             closing.callback(self._membership.stop)
             closing.callback(self._parameters.close)
+            closing.callback(self._waits.stop)
             if self._lost:
                 return
             if self._fenced:

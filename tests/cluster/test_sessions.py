@@ -180,3 +180,37 @@ def test_no_sample_is_missed_when_sessions_die(storing: shoal.Client, tmp_path: 
 
 def has_lines(path: Path, lines: int) -> bool:
     return len(path.read_text().splitlines()) >= lines
+
+
+def test_waits_are_told_with_those_that_are_waited_for(
+    storing: shoal.Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal._system.waits.NOTICE_AFTER_S", 0.1)
+
+    def told(text: str) -> bool:
+        return any(text in line for line in caplog.messages)
+
+    def opened(worker: str) -> shoal.Session:
+        return storing.session("told", workers=2, worker=worker, **options())
+
+    with ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(opened, "ann")
+        first = (
+            "the opening of session ann (job told) waits (waiting for sessions: 1 of 2; there: ann (rank 0)), since "
+        )
+        wait_until(lambda: told(first))
+        bob, ann = opened("bob"), opening.result()
+        wait_until(lambda: told("the opening of session ann (job told) goes on after "))
+        step(ann, np.arange(5))
+        pulling = pool.submit(ann.pull)
+        wait_until(lambda: told("pull of step 1 by ann (rank 0, job told) waits for rank 1 (bob, at step 0), since "))
+        step(bob, np.arange(5))
+        pulling.result()
+    wait_until(lambda: told("pull of step 1 by ann (rank 0, job told) goes on after "))
+    ann.close()
+    bob.close()
+    job = storing.submit(shoal.Job("digits:Digits", name="later"))
+    with pytest.raises(shoal.DeadlineExceeded):
+        job.wait(timeout_s=1.5)
+    assert told("job later waits (waiting for workers: 0 of 1), since ")
+    job.cancel()
