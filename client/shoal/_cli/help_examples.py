@@ -23,6 +23,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "shoal submit digits:Digits --workers 2 --follow",
         "shoal submit digits:Digits --name night --epochs 20 --batch-size 64 --set hidden=64",
         "shoal submit digits:Digits --consistency ssp:4 --optimizer adam:learning_rate=0.003",
+        "shoal submit digits:Digits --optimizer 'adam:lr=0.003,group=*bias|weight_decay=0'",
         "shoal submit digits:Digits --from night/best",
     ],
     "shoal jobs": ["shoal jobs", "shoal jobs --all", "shoal jobs --json"],

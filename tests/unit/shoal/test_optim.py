@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from shoal import optim
 from shoal.errors import InvalidOptimizer
+from shoal.optim import _text as optim_text
 from shoal.v1 import job_pb2
 
 UNTYPED: Any = optim  # what a caller without a type checker may pass
@@ -316,3 +317,29 @@ def test_a_rate_is_finite_and_never_above_where_it_starts(schedule: optim.Schedu
 def test_users_need_no_compiler() -> None:
     code = "import sys, shoal.optim; sys.exit('numba' in sys.modules or any('shoal_' in name for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_text_form_has_groups_in_order() -> None:
+    parsed = optim_text.parse("adamw:lr=0.001,group=embed/*|frozen,group=*bias|weight_decay=0|rate=2,weight_decay=0.1")
+    groups = (optim.VariableGroup("embed/*", frozen=True), optim.VariableGroup("*bias", 2, weight_decay=0))
+    assert parsed == optim.AdamW(0.001, weight_decay=0.1, groups=groups)
+    assert "group=PATTERN|SETTING|SETTING" in optim_text.SYNTAX
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("sgd:group=*bias", r"the group for '\*bias' has no setting; give one, such as group=\*bias\|rate=0.1"),
+        ("sgd:group=*bias|decay=1", r"'decay=1' of the group for '\*bias' is no setting, or is repeated; give rate="),
+        ("sgd:group=*bias|frozen=1", "'frozen=1' of the group"),
+        ("sgd:group=*bias|rate", "'rate' of the group"),
+        ("sgd:group=*bias|rate=1|rate=2", "'rate=2' of the group"),
+        ("sgd:group=*bias|rate=-1", r"group '\*bias': rate is -1; it must be finite and at least 0"),
+        ("sgd:group=*bias|rate=x", r"group '\*bias': rate is 'x'"),
+        ("sgd:group=|rate=1", "the pattern of a group is ''"),
+        ("sgd:groups=*bias", "sgd: unknown groups; with this schedule it takes"),
+    ],
+)
+def test_groups_of_the_text_form_that_are_no_groups_are_refused(text: str, says: str) -> None:
+    with pytest.raises(InvalidOptimizer, match=says):
+        optim_text.parse(text)
