@@ -116,6 +116,17 @@ def test_a_job_that_gets_no_better_stops_early(client: shoal.Client) -> None:
     assert job.pull()["w"][0] <= 25
 
 
+def test_each_plateau_reduces_the_rate_from_the_next_step_on(client: shoal.Client) -> None:
+    reduction = optim.ReduceOnPlateau(0.5, patience=1)
+    policy = shoal.EvaluationPolicy(every_steps=5, metric="constant", mode="max", reduce_on_plateau=reduction)
+    job = client.submit(counted(policy=policy))
+    found = evaluations(job)[:15]  # one at step 80 may be the last, for which not all gradients count
+    assert [it.step for it in found] == list(range(5, 76, 5))
+    # Evaluations 2 and 3 get no better, then 4 and 5, and so on: the rate is halved at the steps 15, 25, 35, ...
+    expected = [sum(0.5 ** max(0, (step - 5) // 10) for step in range(it.step)) for it in found]
+    assert [it.values["updates"] for it in found] == expected
+
+
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_workers_stop_at_once_when_the_job_stops_early(client: shoal.Client, mode: Consistency) -> None:
     """Workers do not wait for the next evaluation or the next range."""

@@ -120,7 +120,7 @@ class WaitWatch:
 
     def _tell_end(self, wait: Wait | None) -> None:
         if ended := self._notices.ended(wait):
-            _LOG.warning(f"{ended.what} goes on after {self._clock() - ended.since:.0f} s")
+            _LOG.warning(f"{ended.what} has waited {self._clock() - ended.since:.0f} s, and goes on")
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from shoal._job.settings import value
 from shoal.errors import InvalidOptimizer
 from shoal.optim._groups import VariableGroup
 from shoal.optim._optimizers import Adam, Optimizer
+from shoal.optim._plateau import ReduceOnPlateau
 from shoal.optim._schedules import Schedule
 
 SYNTAX = (
@@ -64,6 +65,20 @@ def parse(text: str) -> Optimizer:
     return made
 
 
+def parse_plateau(text: str) -> ReduceOnPlateau:
+    """Parses KEY=VALUE,KEY=VALUE: arguments of `ReduceOnPlateau`.
+
+    Raises:
+        InvalidOptimizer: a key is unknown, or a value is out of range.
+    """
+    values = _pairs(text, text)
+    if unknown := values.keys() - _fields(ReduceOnPlateau):
+        raise InvalidOptimizer(
+            f"{text}: unknown {', '.join(sorted(unknown))}; the reduction takes {', '.join(_fields(ReduceOnPlateau))}"
+        )
+    return ReduceOnPlateau(**values)
+
+
 def _pairs(text: str, rest: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for pair in filter(None, rest.split(",")):
@@ -114,4 +129,4 @@ def _required(field: "dataclasses.Field[Any]") -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
-__all__ = ["SYNTAX", "parse"]
+__all__ = ["SYNTAX", "parse", "parse_plateau"]

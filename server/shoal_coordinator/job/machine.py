@@ -15,6 +15,7 @@ beginning if it has none, and its workers get new assignments. A session job fai
 from collections.abc import Callable, Mapping, Sequence
 
 from shoal._wire import Cursor, EvaluationAck, EvaluationClaim, Lease, NoRange, Placement
+from shoal.evaluation_policy import reduces_on_plateau
 from shoal.events import LogLine, MetricsReported
 from shoal.optim import Schedule
 from shoal.status import Evaluation, JobState, SavedCheckpoint
@@ -287,7 +288,7 @@ class JobMachine(JobView):
             self._release(worker)  # no effects: its state on the servers goes with the shards
         self._worker_group.clear()
         servers = self._plan.drop()
-        self._plan.restart()
+        self._plan.restart(keeps_rate=not reduces_on_plateau(self.spec.evaluation))
         self._accounting.restart()
         if self._checkpoint_coordinator.lose(saved, reason, now):
             self._checkpointed()

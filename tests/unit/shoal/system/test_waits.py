@@ -41,7 +41,7 @@ def test_lines_say_what_waits_for_what_and_since_when(caplog: pytest.LogCaptureF
     assert (caplog.records[0].name, caplog.records[0].levelno) == ("shoal", logging.WARNING)
     now, current = 104.0, None
     watch.look()
-    assert caplog.messages[1:] == ["pull of step 3 goes on after 4 s"]
+    assert caplog.messages[1:] == ["pull of step 3 has waited 4 s, and goes on"]
 
 
 def test_a_detail_that_cannot_be_had_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
@@ -70,5 +70,5 @@ def test_a_block_that_waits_is_told_from_a_thread(
     with told("the start", lambda: "for server-0"):
         wait_until(lambda: caplog.messages)
     assert caplog.messages[0].startswith("the start waits for server-0, since ")
-    assert caplog.messages[1].startswith("the start goes on after ")
+    assert caplog.messages[1].endswith(" s, and goes on")
     assert not any(thread.name == "wait-notices" for thread in threading.enumerate())
