@@ -99,6 +99,18 @@ def test_best_checkpoint_is_kept_and_can_be_restored(client: shoal.Client, folde
     assert again.pull()["w"][0] == first.values["updates"] + 1
 
 
+def test_a_rerun_of_a_job_with_restore_auto_goes_on_where_it_was(client: shoal.Client) -> None:
+    keeping = shoal.CheckpointPolicy(every_s=0)  # one at the end
+    first = client.submit(counted(name="auto", restore="auto", checkpoints=keeping, max_steps=20))
+    before = first.wait(60).progress
+    assert before.earlier_steps == 0
+    again = client.submit(counted(name="auto", restore="auto", checkpoints=keeping))
+    progress = again.wait(60).progress
+    assert progress.earlier_steps == before.steps
+    assert progress.samples >= 640, "each sample in one of the runs, or in both"
+    assert again.pull()["w"][0] >= 80
+
+
 def test_missing_best_checkpoint_is_refused(client: shoal.Client) -> None:
     job = client.submit(counted())
     job.wait(60)

@@ -1,5 +1,6 @@
 """Sessions in a real cluster: how they end, go on from checkpoints, and divide the data."""
 
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -176,6 +177,43 @@ def test_no_sample_is_missed_when_sessions_die(storing: shoal.Client, tmp_path: 
     order = np.concatenate([*ShuffledSamples(samples, 0).numbers(0, 0, samples)])
     assert {number for number, count in times.items() if count > 1} <= set(order[sorted(leased)].tolist())
     assert storing.job("deaths").status().state is JobState.SUCCEEDED
+
+
+def push_ones(session: shoal.Session) -> None:
+    session.pull()
+    session.push({"w": np.ones(3)})
+
+
+@pytest.mark.parametrize("on_error", ["leave", "fail"])
+def test_ctrl_c_of_one_process_leaves_the_others_training_unless_asked_otherwise(
+    storing: shoal.Client, on_error: str
+) -> None:
+    job = f"interrupted-{on_error}"
+    script = str(ROOT / "tests/support/programs/endless_session.py")
+    # A session of POSIX of its own: processes that a script starts in the background may ignore SIGINT.
+    other = subprocess.Popen(
+        [sys.executable, script, storing.address, job, on_error], stderr=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        with storing.session(job, variables={"w": np.zeros(3)}, workers=2) as session:
+            for _ in range(3):
+                push_ones(session)
+            other.send_signal(signal.SIGINT)
+            assert b"KeyboardInterrupt" in other.communicate(timeout=30)[1]
+            if on_error == "fail":
+                with pytest.raises(shoal.JobFailed, match="worker ended failed: the session raised KeyboardInterrupt"):
+                    push_ones(session)
+            else:
+                before = session.step
+                for _ in range(3):
+                    push_ones(session)
+                assert session.step == before + 3
+    finally:
+        other.kill()
+        other.communicate()
+    if on_error == "leave":
+        result = storing.job(job).wait(timeout_s=10)
+        assert result.reason.endswith("did not finish: ended left: the session raised KeyboardInterrupt")
 
 
 def has_lines(path: Path, lines: int) -> bool:
