@@ -307,7 +307,12 @@ class Session(JobAccess):
             self._settle()
             if self._participant.spec.consistency.needs_every_worker:  # the ranges then depend only on the step
                 self._parameters.barrier()
-            return self._participant.lease(done, n_samples)
+            answer: Lease | NoRange = NoRange.FINISHED
+            try:
+                answer = self._participant.lease(done, n_samples)
+            finally:
+                self._times.await_range(answer is NoRange.WAIT)
+            return answer
 
     def _settle(self) -> PushResult | None:
         with self._counting_rejected():

@@ -51,8 +51,9 @@ class SessionWaits:
         return Wait(f"{phase} of step {self._parameters.step} by {own.worker} (rank {own.rank}, job {own.job})", since)
 
     def _detail(self) -> str:
-        lead = self._participant.spec.consistency.lead
-        waiting = self._times.waiting
+        lead, waiting = self._participant.spec.consistency.lead, self._times.waiting
+        if waiting and waiting[0] == "batches":
+            return "for a range of samples; the other sessions have leased all that are left"
         if lead is not None and waiting:
             first = self._parameters.step - lead + (waiting[0] == "push")
             if slow := ranks_behind(self._participant.status(retry_for_s=0).members, self._participant.rank, first):

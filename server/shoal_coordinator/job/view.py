@@ -106,11 +106,11 @@ class JobView:
     def status(self, now: float) -> JobStatus:
         """Returns the status that users see."""
         life, coordinator, group = self._lifecycle, self._checkpoint_coordinator, self._worker_group
-        departures = "" if life.ended else group.departures
+        why_left = "" if life.ended else group.why_left
         return JobStatus(
             job=self.spec,
             state=life.state,
-            reason="; ".join(filter(None, [life.reason, departures])),
+            reason="; ".join(filter(None, [life.reason, why_left])),
             submitted_at=life.submitted_at,
             started_at=life.started_at,
             finished_at=life.finished_at,

@@ -71,7 +71,7 @@ class WorkerGroup:
         return "; ".join(f"rank {rank} did not finish: {why}" for rank, why in ranks)
 
     @property
-    def departures(self) -> str:
+    def why_left(self) -> str:
         """What has happened to the last workers of free ranks, in words; empty if nothing has."""
         told = [f"rank {rank}: {why}" for rank, why in sorted(self.departed.items())]
         left = len(told) - _MAX_NAMED

@@ -1,7 +1,10 @@
 """What sessions and jobs wait for, in words."""
 
+from collections.abc import Iterator
+
 import shoal
 from shoal._session.job_waits import StartWait
+from shoal._session.step_times import StepTimes
 from shoal._session.waits import entry_words, ranks_behind
 from shoal._system.waits import Wait
 from shoal.events import LogLine, StateChanged
@@ -44,6 +47,38 @@ def test_a_job_waits_until_it_runs() -> None:
     assert started.wait == Wait("job a", 1.0)
     started.observe(StateChanged(4, 0.0, JobState.RUNNING, ""))
     assert started.wait is None
+
+
+def test_a_session_waits_in_calls_but_not_while_its_user_computes() -> None:
+    now = 1.0
+    times = StepTimes(lambda: now)
+
+    def gradients() -> Iterator[int]:
+        assert times.waiting is None, "the user computes"
+        yield 1
+
+    assert times.waiting is None
+    with times.timed("push"):
+        assert times.waiting == ("push", 1.0)
+        generated = times.generated(gradients())
+        next(generated)
+        now = 3.0
+        assert times.waiting == ("push", 1.0), "as of the end of the generator's part"
+        assert next(generated, None) is None
+        assert times.waiting == ("push", 3.0)
+    assert times.waiting is None
+
+
+def test_repeated_requests_for_a_range_are_one_wait() -> None:
+    now = 1.0
+    times = StepTimes(lambda: now)
+    for _ in range(3):
+        with times.timed("wait"):
+            times.await_range(True)
+        now += 1.0
+    assert times.waiting == ("batches", 1.0)
+    times.await_range(False)
+    assert times.waiting is None
 
 
 def test_modes_say_how_far_a_worker_may_be_ahead() -> None:

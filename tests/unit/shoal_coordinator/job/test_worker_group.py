@@ -127,15 +127,15 @@ def test_members_are_there_have_finished_or_have_left() -> None:
         JobMember("b", 1, "finished"),
         JobMember("c", 2, "left", reason="left: the session raised ValueError: x"),
     )
-    assert group.departures == "rank 2: c left: the session raised ValueError: x"
+    assert group.why_left == "rank 2: c left: the session raised ValueError: x"
     assert JobMember.from_proto(group.members[2].to_proto()) == group.members[2]
     group.enrol(GroupMember("d", 4, 2, 14))
-    assert (group.departures, group.members[2].worker) == ("", "d")
+    assert (group.why_left, group.members[2].worker) == ("", "d")
 
 
-def test_many_departures_are_counted() -> None:
+def test_many_that_have_left_are_counted() -> None:
     group = WorkerGroup(Job(name="s", workers=12))
     for rank in range(12):
         group.enrol(GroupMember(f"w{rank}", 1, rank, rank + 1))
         group.vacate(group.release(f"w{rank}").rank, f"w{rank} is gone")
-    assert group.departures.endswith("rank 9: w9 is gone; and 2 more ranks")
+    assert group.why_left.endswith("rank 9: w9 is gone; and 2 more ranks")
