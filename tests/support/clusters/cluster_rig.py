@@ -231,8 +231,8 @@ class Rig:
             cut = self.saved[source.job, source.number]
             names = frozenset(effect.placement.variables)
             restored = RestoredCheckpoint(source, cut.step, names, cut.data, cut.progress_totals, effect.spec.seed)
-            saved = self.committed[source.job, source.number]
-            if saved.spec.optimizer == effect.spec.optimizer:
+            saved = self.committed.get((source.job, source.number))
+            if saved and saved.spec.optimizer == effect.spec.optimizer:
                 restored = replace(restored, learning_rate=saved.learning_rate, plateau=saved.plateau)
         self.handle(events.ShardsCreated(effect.job, restored, effect=effect.number))
 
