@@ -11,7 +11,7 @@ from shoal import _rpc, _tracing, errors, events
 from shoal._rpc import CoordinatorClient, TicketSource
 from shoal._security import AccessRole, Credentials
 from shoal._session.checkpoint_calls import take_checkpoint
-from shoal._session.job_waits import start_told
+from shoal._session.job_waits import start_told, start_told_of
 from shoal._session.learning_rate import LearningRateControl
 from shoal._system import check_count, check_seconds, check_type
 from shoal._training import ParameterClient, check_options, spelled_out, submit
@@ -99,7 +99,8 @@ class JobHandle(LearningRateControl):
             UnknownJob: there is no such job, or it was dropped.
             Unreachable: see `wait`.
         """
-        return events.watch(self._coordinator, self.name, after=after, follow=follow)
+        watched = events.watch(self._coordinator, self.name, after=after, follow=follow)
+        return start_told_of(watched, self._coordinator, self.name) if follow else watched
 
     def logs(self, *, follow: bool = False) -> Iterator[str]:
         """Yields the lines that the job's programs wrote, each prefixed with its worker's id.

@@ -331,3 +331,21 @@ def test_numbers_that_are_not_finite_survive(
 ) -> None:
     coordinator.jobs["linear"].progress.loss = float("nan")
     assert np.isnan(job.status().progress.loss)
+
+
+def test_who_follows_a_job_that_does_not_run_is_told_what_it_waits_for(
+    coordinator: FakeCoordinator,
+    client: shoal.Client,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("shoal._system.waits.NOTICE_AFTER_S", 0.0)
+    handle = client.submit(shoal.Job("m:f", name="a"))
+    coordinator.enter("a", "PENDING", "waiting for workers: 0 of 1")
+    events = handle.events()
+    next(events)
+    wait_until(lambda: any("job a waits (waiting for workers: 0 of 1), since " in line for line in caplog.messages))
+    client.cancel("a")
+    assert [*events]
+    assert any(line.startswith("job a has waited ") for line in caplog.messages)
+    assert not any(thread.name == "wait-notices" for thread in threading.enumerate())

@@ -1,7 +1,7 @@
 """Notices about a job that does not run yet, for people who wait for its end."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 
 from shoal._rpc import CoordinatorClient
@@ -64,4 +64,22 @@ def start_told(coordinator: CoordinatorClient, job: str) -> Iterator[StartWait]:
         watch.stop()
 
 
-__all__ = ["StartWait", "start_told"]
+def start_told_of(watched: Iterator[Event], coordinator: CoordinatorClient, job: str) -> Iterator[Event]:
+    """Yields a job's events, and tells a person meanwhile what the job waits for if it does not run.
+
+    Args:
+        watched: the events; a generator, which is closed at the end.
+        coordinator: client of the coordinator.
+        job: name of the job.
+    """
+    with start_told(coordinator, job) as started:
+        try:
+            for event in watched:
+                started.observe(event)
+                yield event
+        finally:
+            if isinstance(watched, Generator):
+                watched.close()
+
+
+__all__ = ["StartWait", "start_told", "start_told_of"]
