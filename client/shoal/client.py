@@ -8,10 +8,11 @@ from typing import Any, Literal, TypeVar, Unpack
 import numpy as np
 
 from shoal import _rpc, _tracing, errors, events
-from shoal._learning_rate import LearningRateControl
 from shoal._rpc import CoordinatorClient, TicketSource
 from shoal._security import AccessRole, Credentials
 from shoal._session.checkpoint_calls import take_checkpoint
+from shoal._session.job_waits import start_told, start_told_of
+from shoal._session.learning_rate import LearningRateControl
 from shoal._system import check_count, check_seconds, check_type
 from shoal._training import ParameterClient, check_options, spelled_out, submit
 from shoal._wire import Placement
@@ -65,9 +66,10 @@ class JobHandle(LearningRateControl):
             Unreachable: the coordinator did not answer for longer than the client's `retry_for_s`.
         """
         callbacks = events.checked(callbacks)
-        for event in events.watch(self._coordinator, self.name, timeout_s=timeout_s):
-            for callback in callbacks:
-                callback(event)
+        with start_told(self._coordinator, self.name) as started:
+            for event in events.watch(self._coordinator, self.name, timeout_s=timeout_s):
+                for observe in (started.observe, *callbacks):
+                    observe(event)
         return self.result()
 
     def result(self) -> JobResult:
@@ -97,7 +99,8 @@ class JobHandle(LearningRateControl):
             UnknownJob: there is no such job, or it was dropped.
             Unreachable: see `wait`.
         """
-        return events.watch(self._coordinator, self.name, after=after, follow=follow)
+        watched = events.watch(self._coordinator, self.name, after=after, follow=follow)
+        return start_told_of(watched, self._coordinator, self.name) if follow else watched
 
     def logs(self, *, follow: bool = False) -> Iterator[str]:
         """Yields the lines that the job's programs wrote, each prefixed with its worker's id.

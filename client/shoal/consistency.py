@@ -23,6 +23,11 @@ class Consistency:
         raise NotImplementedError
 
     @property
+    def lead(self) -> int | None:
+        """The largest number of steps by which a worker may be ahead of the slowest one; None means any number."""
+        return None
+
+    @property
     def needs_every_worker(self) -> bool:
         """Whether servers apply updates only while all workers take steps.
 
@@ -78,6 +83,10 @@ class Synchronous(Consistency):
     @property
     def overlaps(self) -> bool:
         return False  # a pull waits until the step has closed
+
+    @property
+    def lead(self) -> int:
+        return 0
 
     @property
     def needs_every_worker(self) -> bool:
@@ -165,6 +174,10 @@ class BoundedStaleness(Consistency):
     @property
     def overlaps(self) -> bool:
         return self.bound >= 1  # with 0, a pull waits until all workers have finished the step
+
+    @property
+    def lead(self) -> int:
+        return self.bound
 
     def to_proto(self) -> job_pb2.Consistency:
         return job_pb2.Consistency(bounded_staleness=job_pb2.BoundedStaleness(bound=self.bound))

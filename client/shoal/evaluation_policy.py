@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from shoal import errors
-from shoal._job.checks import MOST_STEPS, STEPS, UINT32, Number, OneOf, flag
-from shoal._job.codecs import Named
+from shoal._job.checks import MOST_STEPS, STEPS, UINT32, Instance, Number, OneOf, flag
+from shoal._job.codecs import Named, Nested
 from shoal._job.description import Option, check, decode, encode, field_metadata
 from shoal._wire import NAMES, is_name
+from shoal.optim import ConstantLR, ReduceOnPlateau, Schedule
+from shoal.optim import _text as optimizer_text
 from shoal.v1 import job_pb2
 
 MetricMode = Literal["auto", "min", "max"]
@@ -73,6 +75,9 @@ class EvaluationPolicy:
             values, unless another checkpoint was in progress for 10 s or longer. In all other cases it may include
             later updates. If a synchronous job's checkpoint includes later updates, the checkpoint's step is later than
             the evaluation's.
+        reduce_on_plateau: how evaluations without an improvement reduce the learning rate; None means not at all. It
+            does not use `min_delta`. The optimizer needs a constant rate. In a synchronous job without backup workers,
+            the first step after the evaluation has the new rate.
 
     Raises:
         InvalidJob: a value is out of range, or neither `metric` nor `mode` says which values are better.
@@ -142,6 +147,22 @@ class EvaluationPolicy:
         ),
     )
 
+    reduce_on_plateau: ReduceOnPlateau | None = field(
+        default=None,
+        metadata=field_metadata(
+            Instance(ReduceOnPlateau, "give a shoal.optim.ReduceOnPlateau, or None", optional=True),
+            Option(
+                "Reduces the learning rate when the metric stops improving: KEY=VALUE,KEY=VALUE with factor (default "
+                "0.1), patience (10), threshold (1e-4), relative (true), cooldown (0) and minimum (0), as in "
+                "shoal.optim.ReduceOnPlateau. Default: no reduction.",
+                ["--reduce-on-plateau"],
+                takes=str,
+                read=optimizer_text.parse_plateau,
+            ),
+            Nested(ReduceOnPlateau.from_proto),
+        ),
+    )
+
     def __post_init__(self) -> None:
         check(self, "evaluation")
         if self.mode == "auto" and not _named(self.metric, _MINIMIZED + _MAXIMIZED):
@@ -156,6 +177,8 @@ class EvaluationPolicy:
             )
         if self.patience and not self.every_steps:
             raise errors.InvalidJob("evaluation has patience without every_steps; set every_steps, too")
+        if self.reduce_on_plateau and not self.every_steps:
+            raise errors.InvalidJob("evaluation has reduce_on_plateau without every_steps; set every_steps, too")
 
     def is_better(self, value: float, best: float) -> bool:
         """Returns whether a value of the metric counts as better than the best so far. NaN never does.
@@ -166,7 +189,7 @@ class EvaluationPolicy:
         """
         if math.isnan(value) or math.isnan(best):
             return not math.isnan(value)
-        gain = best - value if self._minimizes else value - best
+        gain = best - value if self.minimizes else value - best
         return gain > 0 and gain >= self.min_delta
 
     def missing_metric(self, metrics: Collection[str]) -> str:
@@ -183,7 +206,8 @@ class EvaluationPolicy:
         )
 
     @property
-    def _minimizes(self) -> bool:
+    def minimizes(self) -> bool:
+        """Whether smaller values of the metric are better."""
         if self.mode == "auto":
             return _named(self.metric, _MINIMIZED)
         return self.mode == "min"
@@ -200,6 +224,24 @@ class EvaluationPolicy:
             InvalidJob: a value is out of range, or unknown to this version of Shoal.
         """
         return cls(**decode(cls, message))
+
+
+def reduces_on_plateau(policy: EvaluationPolicy | None) -> bool:
+    """Returns whether evaluations without an improvement reduce the learning rate of a job with this policy."""
+    return policy is not None and policy.reduce_on_plateau is not None
+
+
+def check_schedule(policy: EvaluationPolicy | None, schedule: Schedule) -> None:
+    """Checks the learning-rate schedule of the job's optimizer.
+
+    Raises:
+        InvalidJob: the policy reduces the learning rate, and the rate is not constant.
+    """
+    if reduces_on_plateau(policy) and not isinstance(schedule, ConstantLR):
+        raise errors.InvalidJob(
+            f"evaluation has reduce_on_plateau, but the optimizer has the schedule {schedule.name}; give the "
+            "optimizer a constant learning_rate, or leave reduce_on_plateau out"
+        )
 
 
 def from_options(given: Mapping[str, Any]) -> EvaluationPolicy | None:
@@ -221,4 +263,4 @@ def _named(metric: str, after: tuple[str, ...]) -> bool:
     return any(word.startswith(after) or word.endswith(after) for word in words)
 
 
-__all__ = ["EvaluationPolicy", "MetricMode", "from_options"]
+__all__ = ["EvaluationPolicy", "MetricMode", "check_schedule", "from_options", "reduces_on_plateau"]

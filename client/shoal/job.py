@@ -305,6 +305,7 @@ class Job:
         check(self)
         self._check_ranges()
         self._check_session()
+        evaluation_policy.check_schedule(self.evaluation, self.optimizer.schedule)
         self._check_workers()
         if self.partial_restore and not self.restore:
             raise errors.InvalidJob("partial_restore is set without restore; set restore (--from) to a checkpoint")
@@ -334,8 +335,7 @@ class Job:
     def _check_ranges(self) -> None:
         if self.range_size % self.batch_size:
             raise errors.InvalidJob(
-                f"range_size is {self.range_size}; it must be a multiple of batch_size ({self.batch_size}), "
-                "or 0 to let the coordinator choose",
+                f"range_size is {self.range_size}; it must be a multiple of batch_size ({self.batch_size}), or 0",
                 range_size=self.range_size,
                 batch_size=self.batch_size,
             )

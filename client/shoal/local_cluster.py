@@ -16,6 +16,7 @@ from shoal._role import RoleProcess
 from shoal._role.identity import SOURCES
 from shoal._security import Credentials
 from shoal._system import check_count, check_type, private_files
+from shoal._system.waits import told
 from shoal.client import Client
 
 _ROLES = ("coordinator", "server", "worker")
@@ -156,7 +157,7 @@ class LocalCluster:
         if self._processes:
             raise errors.StartFailed("this cluster is already running; stop it first, or create another LocalCluster")
         deadline = time.monotonic() + self._start_timeout_s
-        with ExitStack() as undo:
+        with ExitStack() as undo, told("the start of the local cluster", self._starting):
             undo.callback(self.stop)
             self._make_folders()
             self._state = Path(tempfile.mkdtemp(prefix="shoal-"))
@@ -218,7 +219,8 @@ class LocalCluster:
         old.kill()
         old.reap(_STOP_S)
         process = self._launch(role, index, *(self._addresses if role == "coordinator" else ()))
-        process.wait_ready(self._start_timeout_s)
+        with told(f"the restart of {process.name}", lambda: ""):
+            process.wait_ready(self._start_timeout_s)
         return process
 
     def add_worker(self) -> RoleProcess:
@@ -232,7 +234,8 @@ class LocalCluster:
         """
         number = max((process.index for process in self.processes if process.role == "worker"), default=-1) + 1
         process = self._launch("worker", number)
-        process.wait_ready(self._start_timeout_s)
+        with told(f"the start of {process.name}", lambda: ""):
+            process.wait_ready(self._start_timeout_s)
         return process
 
     def __enter__(self) -> "LocalCluster":
@@ -264,6 +267,11 @@ class LocalCluster:
         except (errors.BadRequest, OSError):
             return listen  # "", or an address at which the role cannot listen: the role reports what is wrong
         return f"{host}:{holder.getsockname()[1]}"
+
+    def _starting(self) -> str:
+        """Returns the roles that are not ready, for people who wait for them."""
+        names = [process.name for process in self.processes if not process.address]
+        return f"for {', '.join(names)} (the first start compiles kernels)" if names else ""
 
     def _launch(
         self, role: str, index: int, listen: str = _LOOPBACK, page_listen: str = "", metrics_listen: str = _LOOPBACK

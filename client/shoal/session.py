@@ -15,23 +15,23 @@ from numpy.typing import ArrayLike
 from shoal import errors
 from shoal._rpc import CoordinatorClient
 from shoal._session.batches import NumberedBatches
-from shoal._session.checkpoint_calls import take_checkpoint
 from shoal._session.endings import declared_lost, forked, job_gone
 from shoal._session.entry import enter
 from shoal._session.inputs import lines_of, numbers_of, report_of
+from shoal._session.job_access import JobAccess
 from shoal._session.reports import Reports
 from shoal._session.step_times import StepTimes
+from shoal._session.waits import SessionWaits
 from shoal._system import check_count
 from shoal._training import Gradients, PushResult, member_id
 from shoal._training.failures import failure_text
 from shoal._training.participant import Report
 from shoal._wire import Lease, NoRange
-from shoal.status import SavedCheckpoint
 
 _log = structlog.get_logger(__name__)
 
 
-class Session:
+class Session(JobAccess):
     """A worker of a job in your own process. `Client.session` opens it; the end of `with`, or `close`, closes it.
 
         variables = {"w": np.zeros(3), "b": shoal.Variable((1,), initializer=shoal.initializers.Ones())}
@@ -85,28 +85,13 @@ class Session:
         self._participant, self._membership = entered.participant, entered.membership
         self._parameters, self._inputs = entered.parameters, entered.inputs
         self._reports = Reports(self._participant, self._membership.pace, self._times.steps, self._lose, clock)
+        self._waits = SessionWaits(self._participant, self._parameters, self._times, self._reports, clock)
         self._batches: NumberedBatches | None = None  # the batches that the user's loop reads
 
     @property
     def step(self) -> int:
         """The number of the next step: the steps that this session has taken, or more if it has skipped ahead."""
         return self._parameters.step
-
-    @property
-    def rank(self) -> int:
-        """The rank of this session within the worker group, from 0."""
-        return self._participant.rank
-
-    @property
-    def workers(self) -> int:
-        """The number of sessions that the job wants."""
-        return self._participant.spec.workers
-
-    @property
-    def members(self) -> tuple[str, ...]:
-        """The member ids of the sessions that are in the job now, by rank. Asks the coordinator."""
-        with self._alive():
-            return self._participant.status().workers
 
     def pull(self) -> Any:
         """Returns the values of all variables, as soon as the job's consistency mode allows it.
@@ -208,20 +193,6 @@ class Session:
             self._parameters.refresh()
             return result
 
-    def checkpoint(self, timeout_s: float | None = None) -> SavedCheckpoint:
-        """Takes a checkpoint after this session's last push, and returns it when it is complete.
-
-        Args:
-            timeout_s: how long to wait, in seconds. None means no limit. The checkpoint continues after a timeout.
-
-        Raises:
-            StorageFailed, DeadlineExceeded: see `JobHandle.checkpoint`.
-            NonFiniteGradient, Fenced, UnknownJob, JobFailed, Cancelled, Unreachable: see `push`.
-        """
-        with self._alive():
-            self._settle()
-            return take_checkpoint(self._coordinator, self.job, timeout_s)
-
     def skip(self) -> PushResult:
         """Skips this step, so that no other worker waits for this session's gradients.
 
@@ -297,6 +268,7 @@ class Session:
         with ExitStack() as closing:
             closing.callback(self._membership.stop)
             closing.callback(self._parameters.close)
+            closing.callback(self._waits.stop)
             if self._lost:
                 return
             if self._fenced:
@@ -335,7 +307,12 @@ class Session:
             self._settle()
             if self._participant.spec.consistency.needs_every_worker:  # the ranges then depend only on the step
                 self._parameters.barrier()
-            return self._participant.lease(done, n_samples)
+            answer: Lease | NoRange = NoRange.FINISHED
+            try:
+                answer = self._participant.lease(done, n_samples)
+            finally:
+                self._times.await_range(answer is NoRange.WAIT)
+            return answer
 
     def _settle(self) -> PushResult | None:
         with self._counting_rejected():

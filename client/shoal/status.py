@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from shoal import errors
 from shoal._status.data import DataAccount, DataCount, HeldRange
+from shoal._status.job_members import JobMember
 from shoal._status.members import ClusterStatus, MemberStatus, Role, ServerLoad
 from shoal.job import Job
 from shoal.timings import Comparison, StepTiming, Straggler, Timings
@@ -202,7 +203,8 @@ class JobStatus:
         job: the submitted specification, with its defaults.
         state: the state of the job.
         reason: why the job failed, with the program's traceback, or why it ended early. For a job that has not ended,
-            what it waits for, or how many workers it continues with if it lacks some.
+            what it waits for, or how many workers it continues with if it lacks some, and why sessions have left or
+            workers were quarantined.
         submitted_at: time of the submission, as Unix time in seconds.
         started_at: time when training started, as Unix time in seconds. 0 before that.
         finished_at: time when the job ended, as Unix time in seconds. 0 before that.
@@ -213,6 +215,7 @@ class JobStatus:
         restarts: number of restarts from a checkpoint, or from the beginning, because shards were lost.
         evaluation: the latest evaluation, or None.
         best: the best evaluation so far, or None.
+        members: the workers by rank, with those that have left. Empty in the list of `Client.jobs`.
     """
 
     job: Job
@@ -228,6 +231,7 @@ class JobStatus:
     restarts: int = 0
     evaluation: Evaluation | None = None
     best: Evaluation | None = None
+    members: tuple[JobMember, ...] = ()
 
     @property
     def name(self) -> str:
@@ -271,6 +275,7 @@ class JobStatus:
             restarts=message.restarts,
             evaluation=Evaluation.from_proto(message.evaluation) if message.HasField("evaluation") else None,
             best=Evaluation.from_proto(message.best) if message.HasField("best") else None,
+            members=tuple(JobMember.from_proto(member) for member in message.members),
         )
 
 
@@ -281,6 +286,7 @@ __all__ = [
     "DataCount",
     "Evaluation",
     "HeldRange",
+    "JobMember",
     "JobResult",
     "JobState",
     "JobStatus",

@@ -99,6 +99,18 @@ def test_best_checkpoint_is_kept_and_can_be_restored(client: shoal.Client, folde
     assert again.pull()["w"][0] == first.values["updates"] + 1
 
 
+def test_a_rerun_of_a_job_with_restore_auto_goes_on_where_it_was(client: shoal.Client) -> None:
+    keeping = shoal.CheckpointPolicy(every_s=0)  # one at the end
+    first = client.submit(counted(name="auto", restore="auto", checkpoints=keeping, max_steps=20))
+    before = first.wait(60).progress
+    assert before.earlier_steps == 0
+    again = client.submit(counted(name="auto", restore="auto", checkpoints=keeping))
+    progress = again.wait(60).progress
+    assert progress.earlier_steps == before.steps
+    assert progress.samples >= 640, "each sample in one of the runs, or in both"
+    assert again.pull()["w"][0] >= 80
+
+
 def test_missing_best_checkpoint_is_refused(client: shoal.Client) -> None:
     job = client.submit(counted())
     job.wait(60)
@@ -114,6 +126,17 @@ def test_a_job_that_gets_no_better_stops_early(client: shoal.Client) -> None:
     assert result.reason == "stopped early: constant was no better than 1 (step 5) in 3 evaluations"
     assert [it.step for it in found[:4]] == [5, 10, 15, 20]
     assert job.pull()["w"][0] <= 25
+
+
+def test_each_plateau_reduces_the_rate_from_the_next_step_on(client: shoal.Client) -> None:
+    reduction = optim.ReduceOnPlateau(0.5, patience=1)
+    policy = shoal.EvaluationPolicy(every_steps=5, metric="constant", mode="max", reduce_on_plateau=reduction)
+    job = client.submit(counted(policy=policy))
+    found = evaluations(job)[:15]  # one at step 80 may be the last, for which not all gradients count
+    assert [it.step for it in found] == list(range(5, 76, 5))
+    # Evaluations 2 and 3 get no better, then 4 and 5, and so on: the rate is halved at the steps 15, 25, 35, ...
+    expected = [sum(0.5 ** max(0, (step - 5) // 10) for step in range(it.step)) for it in found]
+    assert [it.values["updates"] for it in found] == expected
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)

@@ -1,5 +1,6 @@
 """Sessions in a real cluster: how they end, go on from checkpoints, and divide the data."""
 
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -87,15 +88,20 @@ def test_an_exception_of_one_session_leaves_the_others_training(storing: shoal.C
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(open_session, range(2))
     assert first.workers == 2
-    assert set(second.members) == {first.worker, second.worker}
+    assert {(it.worker, it.state) for it in second.members} == {(it.worker, "present") for it in (first, second)}
     step(first, next(first.batches(100)))
     with pytest.raises(ValueError, match="my loop"), first:
         raise ValueError("my loop")
     job = storing.job("two")
     assert any("ValueError: my loop" in line for line in job.logs())
     assert any("in test_an_exception" in line for line in job.logs()), "the traceback"
-    assert second.members == (second.worker,)
-    assert job.status().state is JobState.RUNNING
+    states = {it.worker: (it.state, it.reason) for it in second.members}
+    assert states.pop(second.worker) == ("present", "")
+    assert states == {first.worker: ("left", "left: the session raised ValueError: my loop")}
+    second.set_learning_rate(0.02)
+    status = job.status()
+    assert status.state is JobState.RUNNING
+    assert status.reason == f"rank {first.rank}: {first.worker} left: the session raised ValueError: my loop"
     with second:
         assert sorted(train(second)) == list(range(100)), "also the range of the other"
     result = job.wait(timeout_s=10)
@@ -173,5 +179,76 @@ def test_no_sample_is_missed_when_sessions_die(storing: shoal.Client, tmp_path: 
     assert storing.job("deaths").status().state is JobState.SUCCEEDED
 
 
+def push_ones(session: shoal.Session) -> None:
+    session.pull()
+    session.push({"w": np.ones(3)})
+
+
+@pytest.mark.parametrize("on_error", ["leave", "fail"])
+def test_ctrl_c_of_one_process_leaves_the_others_training_unless_asked_otherwise(
+    storing: shoal.Client, on_error: str
+) -> None:
+    job = f"interrupted-{on_error}"
+    script = str(ROOT / "tests/support/programs/endless_session.py")
+    # A session of POSIX of its own: processes that a script starts in the background may ignore SIGINT.
+    other = subprocess.Popen(
+        [sys.executable, script, storing.address, job, on_error], stderr=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        with storing.session(job, variables={"w": np.zeros(3)}, workers=2) as session:
+            for _ in range(3):
+                push_ones(session)
+            other.send_signal(signal.SIGINT)
+            assert b"KeyboardInterrupt" in other.communicate(timeout=30)[1]
+            if on_error == "fail":
+                with pytest.raises(shoal.JobFailed, match="worker ended failed: the session raised KeyboardInterrupt"):
+                    push_ones(session)
+            else:
+                before = session.step
+                for _ in range(3):
+                    push_ones(session)
+                assert session.step == before + 3
+    finally:
+        other.kill()
+        other.communicate()
+    if on_error == "leave":
+        result = storing.job(job).wait(timeout_s=10)
+        assert result.reason.endswith("did not finish: ended left: the session raised KeyboardInterrupt")
+
+
 def has_lines(path: Path, lines: int) -> bool:
     return len(path.read_text().splitlines()) >= lines
+
+
+def test_waits_are_told_with_those_that_are_waited_for(
+    storing: shoal.Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal._system.waits.NOTICE_AFTER_S", 0.1)
+
+    def told(text: str) -> bool:
+        return any(text in line for line in caplog.messages)
+
+    def opened(worker: str) -> shoal.Session:
+        return storing.session("told", workers=2, worker=worker, **options())
+
+    with ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(opened, "ann")
+        first = (
+            "the opening of session ann (job told) waits (waiting for sessions: 1 of 2; there: ann (rank 0)), since "
+        )
+        wait_until(lambda: told(first))
+        bob, ann = opened("bob"), opening.result()
+        wait_until(lambda: told("the opening of session ann (job told) has waited "))
+        step(ann, np.arange(5))
+        pulled = pool.submit(ann.pull)
+        wait_until(lambda: told("pull of step 1 by ann (rank 0, job told) waits for rank 1 (bob, at step 0), since "))
+        step(bob, np.arange(5))
+        pulled.result()
+    wait_until(lambda: told("pull of step 1 by ann (rank 0, job told) has waited "))
+    ann.close()
+    bob.close()
+    job = storing.submit(shoal.Job("digits:Digits", name="later"))
+    with pytest.raises(shoal.DeadlineExceeded):
+        job.wait(timeout_s=1.5)
+    assert told("job later waits (waiting for workers: 0 of 1), since ")
+    job.cancel()

@@ -286,6 +286,23 @@ class TestTheWayThere:
             assert client.address == coordinator.address
 
 
+def test_restore_auto_begins_a_first_run_and_goes_on_in_a_rerun(
+    coordinator: FakeCoordinator, client: shoal.Client
+) -> None:
+    coordinator.stored = set()
+    job = shoal.Job("m:f", name="night", restore="auto", partial_restore=True)
+    first = client.submit(job).status().job
+    assert (first.restore, first.partial_restore) == ("", False)
+    client.cancel("night")
+    coordinator.stored = {"night"}
+    rerun = client.submit(job).status().job
+    assert (rerun.restore, rerun.partial_restore) == ("night", True)
+    with pytest.raises(shoal.JobExists):  # a rerun does not begin a running job again
+        client.submit(job)
+    with pytest.raises(shoal.InvalidJob, match='restore is "auto", but the job has no name; give it the same name'):
+        shoal.Job("m:f", restore="auto")
+
+
 def test_a_learning_rate_is_a_number_or_a_schedule(coordinator: FakeCoordinator, client: shoal.Client) -> None:
     handle = client.submit(shoal.Job("m:f", name="a"))
     handle.set_learning_rate(0.5)
@@ -314,3 +331,21 @@ def test_numbers_that_are_not_finite_survive(
 ) -> None:
     coordinator.jobs["linear"].progress.loss = float("nan")
     assert np.isnan(job.status().progress.loss)
+
+
+def test_who_follows_a_job_that_does_not_run_is_told_what_it_waits_for(
+    coordinator: FakeCoordinator,
+    client: shoal.Client,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("shoal._system.waits.NOTICE_AFTER_S", 0.0)
+    handle = client.submit(shoal.Job("m:f", name="a"))
+    coordinator.enter("a", "PENDING", "waiting for workers: 0 of 1")
+    events = handle.events()
+    next(events)
+    wait_until(lambda: any("job a waits (waiting for workers: 0 of 1), since " in line for line in caplog.messages))
+    client.cancel("a")
+    assert [*events]
+    assert any(line.startswith("job a has waited ") for line in caplog.messages)
+    assert not any(thread.name == "wait-notices" for thread in threading.enumerate())

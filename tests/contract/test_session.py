@@ -716,3 +716,13 @@ def test_a_session_that_cannot_enter_leaves_nothing_behind(coordinator: FakeCoor
 
 def test_a_session_is_a_member(coordinator: FakeCoordinator, session: shoal.Session) -> None:
     assert coordinator.members == {"me": 1}
+
+
+def test_a_session_sets_the_learning_rate_of_its_job(coordinator: FakeCoordinator, session: shoal.Session) -> None:
+    session.set_learning_rate(0.25)
+    session.set_learning_rate(shoal.optim.StepLR(1.0, 10))
+    assert [it.name for it in coordinator.learning_rates] == ["constant", "step"]
+    for rate in (float("nan"), -1.0, float("inf")):
+        with pytest.raises(shoal.InvalidOptimizer, match=f"learning_rate is {rate}; it must be finite and at least 0"):
+            session.set_learning_rate(rate)
+    assert len(coordinator.learning_rates) == 2

@@ -78,7 +78,10 @@ app.command(name="compile", rich_help_panel="Cluster")(images.compile_)
 app.command(rich_help_panel="Cluster")(version.version)
 app.command(rich_help_panel="Jobs")(examples.examples)
 app.command(rich_help_panel="Jobs")(submit.submit)
-for _command in (jobs.jobs, jobs.wait, jobs.logs, jobs.data, jobs.timings, jobs.cancel, jobs.drop, jobs.pull):
+for _command in (jobs.jobs, jobs.wait, jobs.logs, jobs.data, jobs.timings):
+    app.command(rich_help_panel="Jobs")(_command)
+app.command(name="set-learning-rate", rich_help_panel="Jobs")(jobs.set_learning_rate)
+for _command in (jobs.cancel, jobs.drop, jobs.pull):
     app.command(rich_help_panel="Jobs")(_command)
 app.command(rich_help_panel="Checkpoints")(jobs.checkpoint)
 app.add_typer(checkpoints.app, name="checkpoints", rich_help_panel="Checkpoints")

@@ -1,4 +1,7 @@
-"""Commands on submitted jobs: `jobs`, `wait`, `logs`, `checkpoint`, `data`, `timings`, `cancel`, `drop`, `pull`."""
+"""Commands on submitted jobs.
+
+They are `jobs`, `wait`, `logs`, `checkpoint`, `data`, `timings`, `set-learning-rate`, `cancel`, `drop` and `pull`.
+"""
 
 import sys
 import time
@@ -151,6 +154,22 @@ def timings(
 
 
 @options.connected
+def set_learning_rate(
+    connect: options.Connect,
+    job: options.JobArgument,
+    rate: Annotated[float, typer.Argument(metavar="RATE", help="The new rate: finite, 0 or more.")],
+    as_json: options.JsonOption = False,
+) -> None:
+    """Sets the learning rate of a live job, instead of the schedule of its optimizer.
+
+    Servers use it from their next update on. The factors of variable groups still apply. Checkpoints keep the rate.
+    """
+    with Output(as_json) as out, connect() as client:
+        client.job(job).set_learning_rate(rate)
+        out.message(f"{job} now has the learning rate {rate:g}", {"name": job, "learning_rate": rate})
+
+
+@options.connected
 def cancel(
     connect: options.Connect,
     job: options.JobArgument,
@@ -267,4 +286,4 @@ def _save(file: Path, variables: Mapping[str, np.ndarray[Any, Any]]) -> None:
         raise cannot_write(file, error.strerror or str(error)) from None
 
 
-__all__ = ["cancel", "checkpoint", "data", "drop", "jobs", "logs", "pull", "timings", "wait"]
+__all__ = ["cancel", "checkpoint", "data", "drop", "jobs", "logs", "pull", "set_learning_rate", "timings", "wait"]

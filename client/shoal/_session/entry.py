@@ -3,11 +3,14 @@
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from shoal import _tracing
 from shoal._rpc import CoordinatorClient, MembershipClient
 from shoal._session.inputs import Inputs, variables_of
+from shoal._session.waits import entry_detail
+from shoal._system.waits import told
 from shoal._training import Pipeline, cancel, start_or_find
 from shoal._training.participant import Participant
 from shoal.v1 import coordinator_pb2
@@ -56,7 +59,8 @@ def enter(
         participant = Participant(coordinator, *own, credentials=presented)
         if described is not None:
             participant.describe(described, samples=0)
-        parameters = opened.enter_context(participant.enter())
+        with told(f"the opening of session {worker} (job {job})", partial(entry_detail, participant)):
+            parameters = opened.enter_context(participant.enter())
         inputs = Inputs(parameters.variables, structure, participant.spec.optimizer)
         opened.pop_all()
     return SessionPart(participant, membership, parameters, inputs)

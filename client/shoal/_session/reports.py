@@ -1,5 +1,6 @@
 """Reports of a session: its metrics, timings and log lines on their way to the coordinator."""
 
+import threading
 from collections.abc import Callable
 
 import structlog
@@ -39,6 +40,7 @@ class Reports:
         clock: Callable[[], float],
     ) -> None:
         self._participant, self._pace, self._steps, self._lose, self._clock = participant, pace, steps, lose, clock
+        self._sending = threading.Lock()  # held while reports are sent, one after the other; guards _sent_at and over
         self._sent_at = clock()
         self.outbox = Outbox()
         self.over = False
@@ -46,8 +48,18 @@ class Reports:
     def add(self, report: Report) -> None:
         """Adds a report, and sends it with the earlier ones if it is time."""
         self.outbox.add_metrics(report)
-        if self._clock() - self._sent_at >= REPORT_EVERY_S and self._pace.report_due_s <= 0:
+        if self._due:
             self.send(report.step)
+
+    def flush(self) -> None:
+        """Sends the unsent reports if it is time, without the timings of the latest steps. Any thread may call it."""
+        if self._due and not self.over:
+            with self._sending:
+                self._send_all()
+
+    @property
+    def _due(self) -> bool:
+        return self._clock() - self._sent_at >= REPORT_EVERY_S and self._pace.report_due_s <= 0
 
     def send(self, step: int) -> None:
         """Sends the unsent reports. Does not raise, because the step has been taken.
@@ -55,9 +67,13 @@ class Reports:
         Args:
             step: the next step of the session.
         """
-        self._sent_at = self._clock()
         if timings := self._steps.take():
             self.outbox.add_metrics(Report(step=step, timings=timings))
+        with self._sending:
+            self._send_all()
+
+    def _send_all(self) -> None:
+        self._sent_at = self._clock()
         while report := self.outbox.take():
             try:
                 self.over = self._participant.report(report, self._pace) is ReportAck.DONE

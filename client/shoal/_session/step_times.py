@@ -24,17 +24,33 @@ class StepTimes:
         self._clock = clock
         self.steps = StepClock()
         self.computing = False
+        self._call: tuple[str, float] | None = None  # in progress, and its beginning; None while a generator computes
+        self._range_since: float | None = None  # since when the session waits for a range of samples
         self._since = clock()  # end of the last timed block
         self._generating_s = 0.0  # time of the gradient generator within the timed block
+
+    @property
+    def waiting(self) -> tuple[str, float] | None:
+        """What the session may wait in, a call or "batches", and when this began; None if it computes."""
+        return self._call if self._range_since is None else ("batches", self._range_since)
+
+    def await_range(self, waits: bool) -> None:
+        """Records whether the session waits for a range of samples, in repeated calls."""
+        if not waits:
+            self._range_since = None
+        elif self._range_since is None:
+            self._range_since = self._clock()
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
         """Counts the block as `phase`, and the user's time since the pull and within generators as "compute"."""
         start, self._generating_s = self._clock(), 0.0
         computing_s = start - self._since if self.computing else 0.0
+        self._call = phase, start
         try:
             yield
         finally:
+            self._call = None
             self._since = self._clock()
             self.steps.observe(phase, self._since - start - self._generating_s)
             self.steps.observe("compute", computing_s + self._generating_s)
@@ -42,13 +58,15 @@ class StepTimes:
     def generated(self, items: Iterator[T]) -> Iterator[T]:
         """Yields the items of the user's generator, and records the time that it takes."""
         while True:
-            start = self._clock()
+            start, call, self._call = self._clock(), self._call, None
             try:
                 item = next(items)
             except StopIteration:
                 return
             finally:
-                self._generating_s += self._clock() - start
+                end = self._clock()
+                self._generating_s += end - start
+                self._call = call and (call[0], end)
             yield item
 
     def stepped(self, step: int) -> None:

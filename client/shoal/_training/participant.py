@@ -274,13 +274,17 @@ class Participant:
         )
         self._coordinator.call(self._jobs.Finish, request, retry_for_s=retry_for_s)
 
-    def status(self) -> JobStatus:
+    def status(self, retry_for_s: float | None = None) -> JobStatus:
         """Returns the status of the job.
+
+        Args:
+            retry_for_s: seconds of retries while the coordinator does not answer; None means the default of other
+                calls.
 
         Raises:
             UnknownJob: there is no such job.
         """
-        return JobStatus.from_proto(self._status())
+        return JobStatus.from_proto(self._status(retry_for_s))
 
     def failure(self) -> errors.JobFailed | None:
         """Returns why the job has failed; None if it has not, or the coordinator does not answer."""

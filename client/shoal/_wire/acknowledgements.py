@@ -22,7 +22,8 @@ class EvaluationAck:
     """Answer to the result of an evaluation.
 
     Attributes:
-        wait: a checkpoint of the evaluated values is in progress: do not go on, and report the result again soon.
+        wait: a checkpoint of the evaluated values is in progress, or servers get a new learning rate: do not go on, and
+            report the result again soon.
         stop: the job ends early, and this worker has nothing more to do.
     """
 

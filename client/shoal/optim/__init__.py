@@ -12,6 +12,7 @@ from shoal.optim._optimizers import (
     RMSProp,
     from_proto,
 )
+from shoal.optim._plateau import PlateauState, ReduceOnPlateau
 from shoal.optim._schedules import (
     ConstantLR,
     CosineLR,
@@ -37,7 +38,9 @@ __all__ = [
     "OneCycleLR",
     "Optimizer",
     "PiecewiseLR",
+    "PlateauState",
     "RMSProp",
+    "ReduceOnPlateau",
     "Schedule",
     "StepLR",
     "VariableGroup",

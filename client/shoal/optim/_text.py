@@ -5,7 +5,9 @@ from typing import Any
 
 from shoal._job.settings import value
 from shoal.errors import InvalidOptimizer
+from shoal.optim._groups import VariableGroup
 from shoal.optim._optimizers import Adam, Optimizer
+from shoal.optim._plateau import ReduceOnPlateau
 from shoal.optim._schedules import Schedule
 
 SYNTAX = (
@@ -15,9 +17,13 @@ SYNTAX = (
     + ", ".join(sorted(Schedule.registry))
     + ") takes its keys in the same list: sgd:learning_rate=0.1,schedule=cosine,steps=1000,warmup_steps=50. "
     "lr is short for learning_rate. decay_exclude takes patterns of variable names, separated by |. betas, boundaries "
-    "and rates take numbers, separated by |: schedule=piecewise,boundaries=100|200,rates=0.01|0.001."
+    "and rates take numbers, separated by |: schedule=piecewise,boundaries=100|200,rates=0.01|0.001. "
+    "group=PATTERN|SETTING|SETTING, repeatable, has settings for variables whose names match the pattern: rate=FACTOR "
+    "of the learning rate, weight_decay=NUMBER, or frozen. Of several groups that match, the first counts. A group "
+    "that matches no variable is an error: adam:lr=0.001,group=embed/*|frozen,group=*bias|weight_decay=0|rate=2."
 )
 
+_GROUP_KEYS = ("rate", "weight_decay", "frozen")
 _NUMBER_LISTS = ("betas", "boundaries", "rates")
 
 
@@ -30,6 +36,7 @@ def parse(text: str) -> Optimizer:
     name, _, rest = text.partition(":")
     kind = _known(Optimizer, name)
     values = _pairs(text, rest)
+    groups = [_group(text, each) for each in values.pop("group", ())]
     if "lr" in values:
         if "learning_rate" in values:
             raise InvalidOptimizer(f"{text}: learning_rate and lr are both given, and mean the same; give only one")
@@ -41,8 +48,9 @@ def parse(text: str) -> Optimizer:
     for key in values.keys() & set(_NUMBER_LISTS):
         values[key] = tuple(value(each) for each in str(values[key]).split("|"))
     rate = {key: values.pop(key) for key in _fields(schedule) if key in values}
-    if unknown := values.keys() - _fields(kind) - _aliases(kind):
-        taken = [*_fields(kind), "schedule", *(key for key in _fields(schedule) if key != "learning_rate")]
+    if unknown := values.keys() - (_fields(kind).keys() - {"groups"}) - _aliases(kind):
+        of_schedule = (key for key in _fields(schedule) if key != "learning_rate")
+        taken = [*(key for key in _fields(kind) if key != "groups"), "group", "schedule", *of_schedule]
         raise InvalidOptimizer(
             f"{name}: unknown {', '.join(sorted(unknown))}; with this schedule it takes {', '.join(taken)}"
         )
@@ -53,18 +61,54 @@ def parse(text: str) -> Optimizer:
     schedule.checked(
         rate, schedule.name if is_chosen else name
     )  # a message does not name a schedule that the user did not write
-    made: Optimizer = kind(learning_rate=schedule(**rate), **values)
+    made: Optimizer = kind(learning_rate=schedule(**rate), groups=groups, **values)
     return made
 
 
+def parse_plateau(text: str) -> ReduceOnPlateau:
+    """Parses KEY=VALUE,KEY=VALUE: arguments of `ReduceOnPlateau`.
+
+    Raises:
+        InvalidOptimizer: a key is unknown, or a value is out of range.
+    """
+    values = _pairs(text, text)
+    if unknown := values.keys() - _fields(ReduceOnPlateau):
+        raise InvalidOptimizer(
+            f"{text}: unknown {', '.join(sorted(unknown))}; the reduction takes {', '.join(_fields(ReduceOnPlateau))}"
+        )
+    return ReduceOnPlateau(**values)
+
+
 def _pairs(text: str, rest: str) -> dict[str, Any]:
-    values = {}
+    values: dict[str, Any] = {}
     for pair in filter(None, rest.split(",")):
         key, equals, given = pair.partition("=")
         if not equals:
             raise InvalidOptimizer(f"{text}: {pair!r} is not KEY=VALUE")
-        values[key.strip()] = value(given)
+        if key.strip() == "group":
+            values.setdefault("group", []).append(given)
+        else:
+            values[key.strip()] = value(given)
     return values
+
+
+def _group(text: str, given: str) -> VariableGroup:
+    """Parses PATTERN|SETTING|SETTING."""
+    pattern, *settings = given.split("|")
+    found: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, number = setting.partition("=")
+        if key not in _GROUP_KEYS or (key == "frozen" and equals) or (key != "frozen" and not equals) or key in found:
+            raise InvalidOptimizer(
+                f"{text}: {setting!r} of the group for {pattern!r} is no setting, or is repeated; give rate=FACTOR, "
+                "weight_decay=NUMBER or frozen, each once"
+            )
+        found[key] = value(number) if equals else True
+    if not found:
+        raise InvalidOptimizer(
+            f"{text}: the group for {pattern!r} has no setting; give one, such as group={pattern or '*bias'}|rate=0.1"
+        )
+    return VariableGroup(pattern, **found)
 
 
 def _known(kind: Any, name: str) -> Any:
@@ -85,4 +129,4 @@ def _required(field: "dataclasses.Field[Any]") -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
-__all__ = ["SYNTAX", "parse"]
+__all__ = ["SYNTAX", "parse", "parse_plateau"]

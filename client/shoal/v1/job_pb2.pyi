@@ -381,6 +381,7 @@ class JobSpec(_message.Message):
     RESTORE_FIELD_NUMBER: _builtins.int
     EVALUATION_FIELD_NUMBER: _builtins.int
     LEARNING_RATE_SET_FIELD_NUMBER: _builtins.int
+    PLATEAU_STATE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """1 to 63 characters of [a-z0-9-], starting with a letter."""
     program: _builtins.str
@@ -457,6 +458,12 @@ class JobSpec(_message.Message):
         checkpoint with the same optimizer goes on with it. Submit ignores it.
         """
 
+    @_builtins.property
+    def plateau_state(self) -> Global___PlateauState:
+        """Only in manifests of checkpoints: the state of EvaluationPolicy.reduce_on_plateau. A job that continues from the
+        checkpoint with the same optimizer goes on with it. Submit ignores it.
+        """
+
     def __init__(
         self,
         *,
@@ -481,10 +488,11 @@ class JobSpec(_message.Message):
         restore: Global___CheckpointChoice | None = ...,
         evaluation: Global___EvaluationPolicy | None = ...,
         learning_rate_set: Global___Schedule | None = ...,
+        plateau_state: Global___PlateauState | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints", "consistency", b"consistency", "evaluation", b"evaluation", "learning_rate_set", b"learning_rate_set", "optimizer", b"optimizer", "restore", b"restore"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints", "consistency", b"consistency", "evaluation", b"evaluation", "learning_rate_set", b"learning_rate_set", "optimizer", b"optimizer", "plateau_state", b"plateau_state", "restore", b"restore"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "checkpoints", b"checkpoints", "consistency", b"consistency", "epochs", b"epochs", "evaluation", b"evaluation", "learning_rate_set", b"learning_rate_set", "max_steps", b"max_steps", "max_workers", b"max_workers", "min_workers", b"min_workers", "name", b"name", "no_overlap", b"no_overlap", "optimizer", b"optimizer", "program", b"program", "range_size", b"range_size", "restore", b"restore", "seed", b"seed", "settings_json", b"settings_json", "shards", b"shards", "step_timeout_s", b"step_timeout_s", "wire_dtype", b"wire_dtype", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "checkpoints", b"checkpoints", "consistency", b"consistency", "epochs", b"epochs", "evaluation", b"evaluation", "learning_rate_set", b"learning_rate_set", "max_steps", b"max_steps", "max_workers", b"max_workers", "min_workers", b"min_workers", "name", b"name", "no_overlap", b"no_overlap", "optimizer", b"optimizer", "plateau_state", b"plateau_state", "program", b"program", "range_size", b"range_size", "restore", b"restore", "seed", b"seed", "settings_json", b"settings_json", "shards", b"shards", "step_timeout_s", b"step_timeout_s", "wire_dtype", b"wire_dtype", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -526,6 +534,7 @@ class EvaluationPolicy(_message.Message):
     PATIENCE_FIELD_NUMBER: _builtins.int
     MIN_DELTA_FIELD_NUMBER: _builtins.int
     CHECKPOINT_BEST_FIELD_NUMBER: _builtins.int
+    REDUCE_ON_PLATEAU_FIELD_NUMBER: _builtins.int
     every_steps: _builtins.int
     """Steps of the fastest worker from one evaluation to the next, below 2^53. 0 means no evaluations by steps."""
     at_end: _builtins.bool
@@ -542,6 +551,12 @@ class EvaluationPolicy(_message.Message):
     """The smallest difference of the metric that counts as an improvement."""
     checkpoint_best: _builtins.bool
     """Whether to take a checkpoint at each evaluation that is the best so far, and to keep the newest of these."""
+    @_builtins.property
+    def reduce_on_plateau(self) -> Global___ReduceOnPlateau:
+        """How evaluations without an improvement reduce the learning rate. If it is set, every_steps must be above 0, and the
+        schedule of the optimizer must be constant; otherwise Submit returns INVALID_ARGUMENT, INVALID_JOB.
+        """
+
     def __init__(
         self,
         *,
@@ -552,14 +567,91 @@ class EvaluationPolicy(_message.Message):
         patience: _builtins.int = ...,
         min_delta: _builtins.float = ...,
         checkpoint_best: _builtins.bool = ...,
+        reduce_on_plateau: Global___ReduceOnPlateau | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reduce_on_plateau", b"reduce_on_plateau"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_end", b"at_end", "checkpoint_best", b"checkpoint_best", "every_steps", b"every_steps", "metric", b"metric", "min_delta", b"min_delta", "mode", b"mode", "patience", b"patience"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_end", b"at_end", "checkpoint_best", b"checkpoint_best", "every_steps", b"every_steps", "metric", b"metric", "min_delta", b"min_delta", "mode", b"mode", "patience", b"patience", "reduce_on_plateau", b"reduce_on_plateau"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EvaluationPolicy: _TypeAlias = EvaluationPolicy  # noqa: Y015
+
+@_typing.final
+class ReduceOnPlateau(_message.Message):
+    """A reduction of the learning rate when the metric of the evaluations stops improving. All numbers are finite and 0 or
+    more; otherwise Submit returns INVALID_ARGUMENT, INVALID_OPTIMIZER.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FACTOR_FIELD_NUMBER: _builtins.int
+    PATIENCE_FIELD_NUMBER: _builtins.int
+    THRESHOLD_FIELD_NUMBER: _builtins.int
+    RELATIVE_FIELD_NUMBER: _builtins.int
+    COOLDOWN_FIELD_NUMBER: _builtins.int
+    MINIMUM_FIELD_NUMBER: _builtins.int
+    factor: _builtins.float
+    """The factor of the rate, below 1."""
+    patience: _builtins.int
+    """Evaluations without an improvement after which the next one reduces the rate, at most 2^53."""
+    threshold: _builtins.float
+    """The least difference from the best value that counts as an improvement."""
+    relative: _builtins.bool
+    """Whether threshold is a fraction of the best value."""
+    cooldown: _builtins.int
+    """Evaluations after a reduction that do not count for patience, at most 2^53."""
+    minimum: _builtins.float
+    """The smallest rate."""
+    def __init__(
+        self,
+        *,
+        factor: _builtins.float = ...,
+        patience: _builtins.int = ...,
+        threshold: _builtins.float = ...,
+        relative: _builtins.bool = ...,
+        cooldown: _builtins.int = ...,
+        minimum: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cooldown", b"cooldown", "factor", b"factor", "minimum", b"minimum", "patience", b"patience", "relative", b"relative", "threshold", b"threshold"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReduceOnPlateau: _TypeAlias = ReduceOnPlateau  # noqa: Y015
+
+@_typing.final
+class PlateauState(_message.Message):
+    """What a job remembers for ReduceOnPlateau."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEST_FIELD_NUMBER: _builtins.int
+    BAD_FIELD_NUMBER: _builtins.int
+    COOLDOWN_FIELD_NUMBER: _builtins.int
+    best: _builtins.float
+    """The best value of the metric. Not set before the first number."""
+    bad: _builtins.int
+    """Consecutive evaluations without an improvement."""
+    cooldown: _builtins.int
+    """Evaluations until `bad` counts again."""
+    def __init__(
+        self,
+        *,
+        best: _builtins.float | None = ...,
+        bad: _builtins.int = ...,
+        cooldown: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_best", b"_best", "best", b"best"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best", b"_best", "bad", b"bad", "best", b"best", "cooldown", b"cooldown"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__best: _TypeAlias = _typing.Literal["best"]  # noqa: Y015
+    _WhichOneofArgType__best: _TypeAlias = _typing.Literal["_best", b"_best"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__best) -> _WhichOneofReturnType__best | None: ...
+
+Global___PlateauState: _TypeAlias = PlateauState  # noqa: Y015
 
 @_typing.final
 class CheckpointPolicy(_message.Message):
@@ -656,11 +748,12 @@ class JobStatus(_message.Message):
     RESTARTS_FIELD_NUMBER: _builtins.int
     EVALUATION_FIELD_NUMBER: _builtins.int
     BEST_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
     state: Global___JobState.ValueType
     """The state of the job."""
     reason: _builtins.str
     """For a failed job: why it failed, with the program's traceback if there is one. For a live job: what it waits for, or
-    how many workers it continues with if it lacks some.
+    how many workers it continues with if it lacks some, and why sessions have left or workers were quarantined.
     """
     submitted_at: _builtins.float
     """The time of the submission, in seconds of Unix time."""
@@ -694,6 +787,10 @@ class JobStatus(_message.Message):
     def best(self) -> Global___Evaluation:
         """The best evaluation so far."""
 
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobMember]:
+        """The workers of the job by rank, with those that have left. Not set in the replies of Jobs.List."""
+
     def __init__(
         self,
         *,
@@ -710,14 +807,76 @@ class JobStatus(_message.Message):
         restarts: _builtins.int = ...,
         evaluation: Global___Evaluation | None = ...,
         best: Global___Evaluation | None = ...,
+        members: _abc.Iterable[Global___JobMember] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "checkpoint", b"checkpoint", "evaluation", b"evaluation", "progress", b"progress", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "checkpoint", b"checkpoint", "checkpoint_failure", b"checkpoint_failure", "evaluation", b"evaluation", "finished_at", b"finished_at", "progress", b"progress", "reason", b"reason", "restarts", b"restarts", "spec", b"spec", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "checkpoint", b"checkpoint", "checkpoint_failure", b"checkpoint_failure", "evaluation", b"evaluation", "finished_at", b"finished_at", "members", b"members", "progress", b"progress", "reason", b"reason", "restarts", b"restarts", "spec", b"spec", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobStatus: _TypeAlias = JobStatus  # noqa: Y015
+
+@_typing.final
+class JobMember(_message.Message):
+    """A worker or session that is, or was, in a job."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _State:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _StateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[JobMember._State.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        PRESENT: JobMember._State.ValueType  # 0
+        """It is in the job."""
+        FINISHED: JobMember._State.ValueType  # 1
+        """It has finished its part."""
+        LEFT: JobMember._State.ValueType  # 2
+        """It has left before it finished, or was lost."""
+
+    class State(_State, metaclass=_StateEnumTypeWrapper):
+        """What has become of it."""
+
+    PRESENT: JobMember.State.ValueType  # 0
+    """It is in the job."""
+    FINISHED: JobMember.State.ValueType  # 1
+    """It has finished its part."""
+    LEFT: JobMember.State.ValueType  # 2
+    """It has left before it finished, or was lost."""
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    worker: _builtins.str
+    """Its member id."""
+    rank: _builtins.int
+    """Its rank."""
+    state: Global___JobMember.State.ValueType
+    """Whether it is in the job."""
+    step: _builtins.int
+    """Its current step by its last report. 0 unless it is present."""
+    reason: _builtins.str
+    """Why it has left. Empty unless its state is LEFT."""
+    def __init__(
+        self,
+        *,
+        worker: _builtins.str = ...,
+        rank: _builtins.int = ...,
+        state: Global___JobMember.State.ValueType = ...,
+        step: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rank", b"rank", "reason", b"reason", "state", b"state", "step", b"step", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobMember: _TypeAlias = JobMember  # noqa: Y015
 
 @_typing.final
 class Checkpoint(_message.Message):

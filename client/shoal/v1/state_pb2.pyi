@@ -811,6 +811,7 @@ class EvaluationRecord(_message.Message):
     BEST_CHECKPOINT_EVALUATION_FIELD_NUMBER: _builtins.int
     LARGEST_STEP_FIELD_NUMBER: _builtins.int
     FINAL_REPORTED_FIELD_NUMBER: _builtins.int
+    PLATEAU_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """The number of the latest evaluation that a worker claimed."""
     intervals: _builtins.int
@@ -851,6 +852,10 @@ class EvaluationRecord(_message.Message):
     def finished_training(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Assignments of live workers that have finished except for the final evaluation."""
 
+    @_builtins.property
+    def plateau(self) -> _job_pb2.PlateauState:
+        """The state of EvaluationPolicy.reduce_on_plateau."""
+
     def __init__(
         self,
         *,
@@ -869,10 +874,11 @@ class EvaluationRecord(_message.Message):
         best_checkpoint_evaluation: _builtins.int = ...,
         largest_step: _builtins.int = ...,
         final_reported: _builtins.bool = ...,
+        plateau: _job_pb2.PlateauState | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "latest", b"latest", "patience_best", b"patience_best"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "latest", b"latest", "patience_best", b"patience_best", "plateau", b"plateau"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "best_attempt", b"best_attempt", "best_checkpoint", b"best_checkpoint", "best_checkpoint_evaluation", b"best_checkpoint_evaluation", "best_cut_taken", b"best_cut_taken", "evaluator", b"evaluator", "final_reported", b"final_reported", "finished_training", b"finished_training", "intervals", b"intervals", "largest_step", b"largest_step", "latest", b"latest", "number", b"number", "patience_best", b"patience_best", "since_patience_best", b"since_patience_best", "stopping", b"stopping"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "best_attempt", b"best_attempt", "best_checkpoint", b"best_checkpoint", "best_checkpoint_evaluation", b"best_checkpoint_evaluation", "best_cut_taken", b"best_cut_taken", "evaluator", b"evaluator", "final_reported", b"final_reported", "finished_training", b"finished_training", "intervals", b"intervals", "largest_step", b"largest_step", "latest", b"latest", "number", b"number", "patience_best", b"patience_best", "plateau", b"plateau", "since_patience_best", b"since_patience_best", "stopping", b"stopping"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1139,6 +1145,7 @@ class CommitCheckpointEffect(_message.Message):
     KEEP_FIELD_NUMBER: _builtins.int
     HELD_BY_FIELD_NUMBER: _builtins.int
     LEARNING_RATE_FIELD_NUMBER: _builtins.int
+    PLATEAU_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """The number of the checkpoint."""
     step: _builtins.int
@@ -1175,6 +1182,10 @@ class CommitCheckpointEffect(_message.Message):
     def learning_rate(self) -> _job_pb2.Schedule:
         """The learning rate that SetLearningRate gave. Not set if there was no such call."""
 
+    @_builtins.property
+    def plateau(self) -> _job_pb2.PlateauState:
+        """The state of EvaluationPolicy.reduce_on_plateau. Not set if the job has no such policy."""
+
     def __init__(
         self,
         *,
@@ -1190,10 +1201,11 @@ class CommitCheckpointEffect(_message.Message):
         keep: _abc.Iterable[_builtins.int] | None = ...,
         held_by: _builtins.int = ...,
         learning_rate: _job_pb2.Schedule | None = ...,
+        plateau: _job_pb2.PlateauState | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "data", b"data", "learning_rate", b"learning_rate", "placement", b"placement", "progress_totals", b"progress_totals", "spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "data", b"data", "learning_rate", b"learning_rate", "placement", b"placement", "plateau", b"plateau", "progress_totals", b"progress_totals", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "data", b"data", "held_by", b"held_by", "keep", b"keep", "learning_rate", b"learning_rate", "number", b"number", "placement", b"placement", "progress_totals", b"progress_totals", "spec", b"spec", "step", b"step", "time", b"time", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "data", b"data", "held_by", b"held_by", "keep", b"keep", "learning_rate", b"learning_rate", "number", b"number", "placement", b"placement", "plateau", b"plateau", "progress_totals", b"progress_totals", "spec", b"spec", "step", b"step", "time", b"time", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

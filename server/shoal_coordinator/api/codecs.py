@@ -51,6 +51,7 @@ def job_message(status: JobStatus) -> job_pb2.JobStatus:
         restarts=status.restarts,
         evaluation=status.evaluation.to_proto() if status.evaluation else None,
         best=status.best.to_proto() if status.best else None,
+        members=[member.to_proto() for member in status.members],
     )
 
 
@@ -168,6 +169,7 @@ def _listed_job_message(status: JobStatus) -> job_pb2.JobStatus:
         job=replace(status.job, settings={}),  # they may take 1 MiB to encode
         reason=_shortened(status.reason),
         checkpoint_failure=_shortened(status.checkpoint_failure),
+        members=(),
     )
     message = job_message(bare)
     message.spec.ClearField("settings_json")

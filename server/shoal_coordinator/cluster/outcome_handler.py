@@ -11,7 +11,7 @@ from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.membership import Member, Membership
 from shoal_coordinator.cluster.pending_effects import PendingEffects
 from shoal_coordinator.job import JobMachine
-from shoal_coordinator.messages import Effect, HoldResult, events
+from shoal_coordinator.messages import Effect, HoldResult, JobRef, SetLearningRate, events
 
 # The outcomes that name their job.
 AnyOutcome = (
@@ -70,6 +70,10 @@ class OutcomeHandler:
             events.CheckpointCommitted: self._checkpoint_committed,
             events.CheckpointFailed: self._checkpoint_failed,
         }
+
+    def sets_learning_rate(self, job: JobRef) -> bool:
+        """Returns whether servers may not have the latest learning rate of a job yet."""
+        return any(isinstance(it, SetLearningRate) and it.job == job for it in self._pending_effects)
 
     def lose_server(self, member: Member, now: float) -> None:
         """Handles the loss of a server for each job with shards on it. The values of ended jobs are lost."""

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shoal_coordinator.cluster.membership import Member
-from shoal_coordinator.job import JobSnapshot
-from shoal_coordinator.messages import Effect
+from shoal_coordinator.messages import Effect, JobSnapshot
 
 
 @dataclass(frozen=True, slots=True)

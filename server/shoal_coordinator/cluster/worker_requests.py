@@ -4,12 +4,14 @@ A worker enters the job, leases data, evaluates, reports and finishes.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from shoal import errors
 from shoal._wire import EvaluationAck, EvaluationClaim, Lease, NoRange, ReportAck
 from shoal._wire.limits import MAX_LEAD
+from shoal.evaluation_policy import reduces_on_plateau
 from shoal.status import JobState, Role
 from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.membership import Member, Membership
@@ -105,6 +107,9 @@ class WorkerRequests:
         _check_steps(job, event.worker, [event.result.step], now)
         ack, effects = job.report_evaluation(event.worker, event.result, now)
         self._emit(effects)
+        if reduces_on_plateau(job.spec.evaluation) and job.spec.consistency.needs_every_worker:
+            # The others wait for this worker, so the next step has the new rate on all servers.
+            return replace(ack, wait=ack.wait or self._outcomes.sets_learning_rate(job.ref))
         return ack
 
     def _worker_reported(self, event: events.WorkerReported, now: float) -> ReportAck:

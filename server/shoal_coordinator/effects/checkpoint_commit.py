@@ -126,6 +126,8 @@ def _spec(effect: CommitCheckpoint) -> job_pb2.JobSpec:
     spec = effect.spec.to_proto()
     if effect.learning_rate:
         spec.learning_rate_set.CopyFrom(effect.learning_rate.to_proto())
+    if effect.plateau:
+        spec.plateau_state.CopyFrom(effect.plateau.to_proto())
     return spec
 
 

@@ -120,6 +120,7 @@ def _restored(
         seed=_spec(manifest).seed if manifest.spec else None,
         skipped=tuple(skipped),
         learning_rate=_learning_rate(effect, manifest) if continues else None,
+        plateau=_plateau(effect, manifest) if continues else None,
     )
 
 
@@ -134,6 +135,14 @@ def _learning_rate(effect: CreateShards, manifest: Manifest) -> optim.Schedule |
         raise errors.CorruptCheckpoint(
             f"the manifest of {manifest.job}/{manifest.number} has an invalid learning rate: {error.message}"
         ) from None
+
+
+def _plateau(effect: CreateShards, manifest: Manifest) -> optim.PlateauState | None:
+    """Returns the state of the reduction of the learning rate, under the same condition as the rate."""
+    spec = _spec(manifest)
+    if not spec.HasField("plateau_state") or spec.optimizer != effect.spec.optimizer.to_proto():
+        return None
+    return optim.PlateauState.from_proto(spec.plateau_state)
 
 
 def _check_optimizer(effect: CreateShards, choice: CheckpointChoice, manifest: Manifest) -> None:

@@ -10,14 +10,12 @@ from shoal_coordinator.job.checkpoint_schedule import NO_STORAGE
 from shoal_coordinator.job.counters import JobCounters, QuarantineReason, RestartReason
 from shoal_coordinator.job.ledger import Ledger, default_range_size
 from shoal_coordinator.job.machine import JobMachine
-from shoal_coordinator.job.snapshot import JobSnapshot
 from shoal_coordinator.job.submission import Submission
 
 __all__ = [
     "NO_STORAGE",
     "JobCounters",
     "JobMachine",
-    "JobSnapshot",
     "Ledger",
     "QuarantineReason",
     "RestartReason",

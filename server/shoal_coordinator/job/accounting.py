@@ -9,9 +9,8 @@ from shoal.status import DataAccount, Progress, Timings
 from shoal.v1 import state_pb2
 from shoal_coordinator.job.ledger import Ledger
 from shoal_coordinator.job.progress import ProgressTotals
-from shoal_coordinator.job.snapshot import JobSnapshot
 from shoal_coordinator.job.step_timings import StepTimings
-from shoal_coordinator.messages import HoldResult, JobRecordKind, WorkerReported
+from shoal_coordinator.messages import HoldResult, JobRecordKind, JobSnapshot, WorkerReported
 
 
 class Accounting:

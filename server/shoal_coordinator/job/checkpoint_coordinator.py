@@ -25,7 +25,9 @@ from shoal_coordinator.messages import (
     CutTaken,
     Effect,
     JobRecordKind,
+    RestoredCheckpoint,
     ScanCheckpoints,
+    SetLearningRate,
     TakeCheckpointResult,
     TakeCut,
 )
@@ -37,7 +39,7 @@ class CheckpointCoordinator:
     Args:
         submission: the job.
         owners: owners of the job's state. The log receives each checkpoint and evaluation, and the lifecycle the reason
-            for an early stop. The others are only read.
+            for an early stop. The plan receives each reduction of the learning rate. The others are only read.
         now: seconds of Unix time, as in every method.
         changed: called with the name of a record that has changed.
         possible: whether the cluster has checkpoint storage.
@@ -148,13 +150,31 @@ class CheckpointCoordinator:
             self._log.append(EvaluationEnded(self._log.next, now, worker, found, is_best))
             if self.stopping:
                 self._lifecycle.wait_for(self.stopping, now)
+            if evaluation_schedule.reduces(found):
+                effects += self._reduce_learning_rate(now)
             if is_best and evaluation_schedule.checkpoints_best and checkpoints.possible:
                 evaluation_schedule.expect_checkpoint(checkpoints.request(now))
-                effects = self.begin_when_due(now)
+                effects += self.begin_when_due(now)
         # If other workers continue meanwhile, waiting for the cut would gain nothing.
         waits_for_all = self._spec.consistency.needs_every_worker
         wait = evaluation_schedule.awaits_cut and not checkpoints.failure and waits_for_all
         return EvaluationAck(wait, stop=bool(self.stopping)), effects
+
+    def _reduce_learning_rate(self, now: float) -> list[Effect]:
+        """Reduces the learning rate, as the evaluation policy says; see `shoal.optim.ReduceOnPlateau`."""
+        policy, schedule = self._spec.evaluation, self._plan.learning_rate or self._spec.optimizer.schedule
+        reduction = policy.reduce_on_plateau if policy else None
+        if policy is None or reduction is None:
+            return []
+        new = reduction.reduced(schedule.learning_rate)
+        if new == schedule.learning_rate:
+            return []
+        reduced = replace(schedule, learning_rate=new)
+        self._plan.set_learning_rate(reduced)
+        why = f"{policy.metric} did not improve in {reduction.patience + 1} evaluations"
+        change = f"from {schedule.learning_rate:g} to {new:g}"
+        self._lifecycle.note(f"the learning rate is reduced {change}: {why}", now)
+        return [SetLearningRate(self._ref, reduced, self._plan.servers)]
 
     def release(self, assignment: int) -> None:
         """Takes back the evaluation of a worker that has no assignment any more."""
@@ -219,8 +239,8 @@ class CheckpointCoordinator:
         evaluation_schedule = self.evaluation_schedule
         best = evaluation_schedule.cut_taken(self.checkpoints.attempt) if evaluation_schedule else None
         keep = (evaluation_schedule.kept,) if evaluation_schedule and evaluation_schedule.kept else ()
-        rate = self._plan.learning_rate
-        return [CommitCheckpoint(self._ref, self._plan.placement, self._spec, cut, best, keep, rate)]
+        rate, plateau = self._plan.learning_rate, evaluation_schedule.plateau if evaluation_schedule else None
+        return [CommitCheckpoint(self._ref, self._plan.placement, self._spec, cut, best, keep, rate, plateau)]
 
     def published(self, event: CheckpointPublished | CheckpointCommitted) -> None:
         """Records that the checkpoint in progress can be restored. Repeating it changes nothing."""
@@ -276,9 +296,11 @@ class CheckpointCoordinator:
             self.evaluation_schedule.restart()
         return reported and saved is not None
 
-    def resume_from(self, step: int, now: float) -> None:
-        """Continues at this step, from a checkpoint."""
-        self.checkpoints.restart(now, step)
+    def resume_from(self, restored: RestoredCheckpoint, now: float) -> None:
+        """Continues from a checkpoint."""
+        self.checkpoints.restart(now, restored.step)
+        if self.evaluation_schedule and restored.plateau:
+            self.evaluation_schedule.resume_from(restored.plateau)
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from shoal.evaluation_policy import EvaluationPolicy
+from shoal.optim import PlateauState
 from shoal.status import Evaluation
 from shoal.v1 import state_pb2
 
@@ -37,6 +38,7 @@ class EvaluationSchedule:
         self._patience_best: Evaluation | None = None  # the best since the job began or restarted, for patience
         self._since_patience_best = 0  # number of evaluations after it
         self._stopping = ""  # why the job ends early
+        self._plateau = PlateauState()
         self._best_attempt = 0  # the attempt at a checkpoint of the best evaluation, while it is in progress
         self._best_cut_taken = False  # whether its cut is taken
         self._best_checkpoint = 0  # the newest complete checkpoint of a best evaluation
@@ -130,6 +132,30 @@ class EvaluationSchedule:
         self._changed()
         return result, is_best
 
+    @property
+    def plateau(self) -> PlateauState | None:
+        """The state of the reduction of the learning rate; None if the policy has none."""
+        return self._plateau if self._policy.reduce_on_plateau else None
+
+    def reduces(self, result: Evaluation) -> bool:
+        """Counts a reported evaluation for the learning rate; returns whether it reduces the rate.
+
+        Args:
+            result: the evaluation, which `report` has recorded.
+        """
+        reduction = self._policy.reduce_on_plateau
+        if reduction is None or self._final_reported:
+            return False
+        value, minimizes = result.values[self._policy.metric], self._policy.minimizes
+        self._plateau, reduces = reduction.after(self._plateau, value, minimizes=minimizes)
+        self._changed()
+        return reduces
+
+    def resume_from(self, plateau: PlateauState) -> None:
+        """Continues with the state of a checkpoint."""
+        self._plateau = plateau
+        self._changed()
+
     def lacks(self, result: Evaluation) -> str:
         """Returns why a result is unusable; empty if it is usable."""
         problem = self._policy.missing_metric(result.values)
@@ -145,12 +171,13 @@ class EvaluationSchedule:
     def restart(self) -> None:
         """Prepares for steps that are repeated, because the job restarts.
 
-        The best evaluation stays if its checkpoint is complete. Patience always starts from zero.
+        The best evaluation stays if its checkpoint is complete. Patience always starts from zero. `resume_from` then
+        restores the state of the reduction of the learning rate.
         """
         self._intervals = self._evaluator = self._largest_step = self._best_attempt = self._since_patience_best = 0
         self._best_cut_taken = self._final_reported = False
         self._finished_training.clear()
-        self._patience_best, self._stopping = None, ""
+        self._patience_best, self._stopping, self._plateau = None, "", PlateauState()
         if self._best and self._best.number != self._best_checkpoint_evaluation:
             self._best = None
         self._changed()
@@ -220,6 +247,7 @@ class EvaluationSchedule:
             best_cut_taken=self._best_cut_taken,
             best_checkpoint=self._best_checkpoint,
             best_checkpoint_evaluation=self._best_checkpoint_evaluation,
+            plateau=self._plateau.to_proto(),
         )
 
     def restore_from(self, record: state_pb2.EvaluationRecord) -> None:
@@ -234,6 +262,7 @@ class EvaluationSchedule:
         self._best_attempt, self._best_cut_taken = record.best_attempt, record.best_cut_taken
         self._best_checkpoint = record.best_checkpoint
         self._best_checkpoint_evaluation = record.best_checkpoint_evaluation
+        self._plateau = PlateauState.from_proto(record.plateau)
 
     def validate(self, active: Collection[int]) -> None:
         """Raises AssertionError if an invariant is broken; `active` are the assignments of live workers."""

@@ -17,6 +17,13 @@ from shoal_coordinator.job.counters import JobCounters
 from shoal_coordinator.job.event_log import EventLog
 from shoal_coordinator.messages import state_code
 
+_MAX_WHY = 300  # characters of an error in the reason of a job
+
+
+def first_line(error: str) -> str:
+    """Returns the first line of an error's text, shortened; the last line of a traceback comes first there."""
+    return error.partition("\n")[0][:_MAX_WHY]
+
 
 class Lifecycle:
     """The state of one job. Only `JobMachine` changes it.

@@ -15,13 +15,15 @@ beginning if it has none, and its workers get new assignments. A session job fai
 from collections.abc import Callable, Mapping, Sequence
 
 from shoal._wire import Cursor, EvaluationAck, EvaluationClaim, Lease, NoRange, Placement
+from shoal.evaluation_policy import reduces_on_plateau
 from shoal.events import LogLine, MetricsReported
 from shoal.optim import Schedule
 from shoal.status import Evaluation, JobState, SavedCheckpoint
 from shoal_coordinator.job.counters import JobCounters, QuarantineReason, RestartReason
+from shoal_coordinator.job.group_member import GroupMember, Stage
+from shoal_coordinator.job.lifecycle import first_line
 from shoal_coordinator.job.submission import Submission
 from shoal_coordinator.job.view import JobView
-from shoal_coordinator.job.worker_group import GroupMember, Stage
 from shoal_coordinator.messages import (
     CheckpointCommitted,
     CheckpointPublished,
@@ -36,8 +38,6 @@ from shoal_coordinator.messages import (
     TakeCheckpointResult,
     WorkerReported,
 )
-
-_MAX_WHY = 300  # characters of an error in the reason of a job
 
 
 class JobMachine(JobView):
@@ -169,7 +169,7 @@ class JobMachine(JobView):
         seconds = self._worker_group.quarantine(worker, now)
         self._counters.quarantined[why] += 1
         self._lifecycle.note(f"worker {worker} is quarantined for {seconds:.0f} s: {reason}", now)
-        return self.lose(worker, now)
+        return self.lose(worker, now, why=f"was quarantined: {first_line(reason)}")
 
     def lose_hung(self, worker: str, reason: str, now: float, *, others: bool) -> list[Effect]:
         """Takes out a worker that hangs.
@@ -288,7 +288,7 @@ class JobMachine(JobView):
             self._release(worker)  # no effects: its state on the servers goes with the shards
         self._worker_group.clear()
         servers = self._plan.drop()
-        self._plan.restart()
+        self._plan.restart(keeps_rate=not reduces_on_plateau(self.spec.evaluation))
         self._accounting.restart()
         if self._checkpoint_coordinator.lose(saved, reason, now):
             self._checkpointed()
@@ -316,7 +316,7 @@ class JobMachine(JobView):
             The effects.
         """
         if error and others_go_on and self.spec.is_session and len(self._worker_group.active) > 1:
-            return self.lose(worker, now, why=f"left: {error.partition(chr(10))[0][:_MAX_WHY]}")
+            return self.lose(worker, now, why=f"left: {first_line(error)}")
         if error:
             return self.fail(f"worker {worker} failed: {error}", now)
         if not self._lifecycle.running and self.spec.is_session:
@@ -329,21 +329,22 @@ class JobMachine(JobView):
         self._changed(JobRecordKind.STATE)
         return effects + self._succeed_when_done(now)
 
-    def lose(self, worker: str, now: float, cursor: Cursor | None = None, why: str = "is gone") -> list[Effect]:
+    def lose(self, worker: str, now: float, cursor: Cursor | None = None, why: str = "") -> list[Effect]:
         """Records that a worker died or left before it finished; its range is requeued.
 
         Args:
             worker: id of the worker.
             now: seconds of Unix time.
             cursor: its position in its data, if known.
-            why: what has happened to it.
+            why: what has happened to it. Empty means that it is gone, which users of a session job are told.
 
         Returns:
             The effects.
         """
+        told, why = bool(why) or self.spec.is_session, why or "is gone"
         rank = self._worker_group.active[worker].rank
         effects = self._release(worker, cursor)
-        self._worker_group.vacate(rank, f"{worker} {why}")
+        self._worker_group.vacate(rank, f"{worker} {why}" if told else "")
         self._lifecycle.note(f"worker {worker} (rank {rank}) {why}", now)
         self._startup.worker_gone(now)
         return effects if self.spec.is_session else effects + self._succeed_when_done(now)

@@ -94,9 +94,14 @@ class Plan:
         self._changed(JobRecordKind.STATE)
         return servers
 
-    def restart(self) -> None:
-        """Records that no variable has its values any more."""
+    def restart(self, *, keeps_rate: bool = True) -> None:
+        """Records that no variable has its values any more.
+
+        Args:
+            keeps_rate: whether the learning rate stays. Otherwise that of the checkpoint counts, or of the optimizer.
+        """
         self.assigned, self.restored = False, frozenset()
+        self.learning_rate = self.learning_rate if keeps_rate else None
         self._changed(JobRecordKind.STATE)
 
     def to_proto(self) -> state_pb2.PlanRecord | None:

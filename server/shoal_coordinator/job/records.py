@@ -11,9 +11,8 @@ from shoal_coordinator.job.event_log import Kept
 from shoal_coordinator.job.owners import Owners
 from shoal_coordinator.job.progress import report_from_proto
 from shoal_coordinator.job.recovery import Recovery
-from shoal_coordinator.job.snapshot import JobSnapshot
 from shoal_coordinator.job.submission import Submission
-from shoal_coordinator.messages import JobRecordKind, event_message
+from shoal_coordinator.messages import JobRecordKind, JobSnapshot, event_message
 
 
 class JobRecords:

@@ -8,13 +8,14 @@ from dataclasses import replace
 
 from shoal import errors
 from shoal._wire import Placement
-from shoal.optim import Schedule
+from shoal.evaluation_policy import reduces_on_plateau
+from shoal.optim import ConstantLR, Schedule
 from shoal.status import JobState
 from shoal_coordinator.job.checkpoint_coordinator import CheckpointCoordinator
+from shoal_coordinator.job.group_member import GroupMember, Stage
 from shoal_coordinator.job.owners import Owners
 from shoal_coordinator.job.recovery import Recovery
 from shoal_coordinator.job.submission import Submission
-from shoal_coordinator.job.worker_group import GroupMember, Stage
 from shoal_coordinator.messages import (
     AdmitWorker,
     CreateShards,
@@ -125,10 +126,16 @@ class JobStartup:
 
         Raises:
             NotPlaced: the job has ended.
+            InvalidOptimizer: the job reduces its rate on a plateau, and the rate is not constant.
         """
         if self._lifecycle.ended:
             raise errors.NotPlaced(
                 f"job {self._ref.name} is {self._lifecycle.state.value}; only a live job takes a learning rate"
+            )
+        if reduces_on_plateau(self._spec.evaluation) and not isinstance(learning_rate, ConstantLR):
+            raise errors.InvalidOptimizer(
+                f"job {self._ref.name} has reduce_on_plateau, which needs a constant rate, not the schedule "
+                f"{learning_rate.name}; give a number"
             )
         self._plan.set_learning_rate(learning_rate)
         servers = self._plan.servers  # without any, the shards will be created with this rate
@@ -243,6 +250,6 @@ class JobStartup:
             return resume_plan.problem
         of_another = not self._checkpoint_coordinator.checkpoints.saved  # otherwise it continues from its own
         self._accounting.resume_progress(restored.progress_totals, of_another=of_another)
-        self._checkpoint_coordinator.resume_from(restored.step, now)
+        self._checkpoint_coordinator.resume_from(restored, now)
         self._lifecycle.note(resume_plan.note, now)
         return ""

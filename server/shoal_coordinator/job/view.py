@@ -23,11 +23,10 @@ from shoal_coordinator.job.owners import Owners
 from shoal_coordinator.job.plan import Plan
 from shoal_coordinator.job.records import JobRecords
 from shoal_coordinator.job.recovery import Recovery
-from shoal_coordinator.job.snapshot import JobSnapshot
 from shoal_coordinator.job.startup import JobStartup
 from shoal_coordinator.job.submission import Submission
 from shoal_coordinator.job.worker_group import WorkerGroup
-from shoal_coordinator.messages import HoldResult, JobRecordKind, JoinResult, ProgramDescription, ServerRef
+from shoal_coordinator.messages import HoldResult, JobRecordKind, JobSnapshot, JoinResult, ProgramDescription, ServerRef
 
 # The default of `Job.step_timeout_s`: so many times the longest recent step, but at least so many seconds. A program
 # may compile, or read a slow file system, for minutes; restarting it then would be worse than waiting.
@@ -106,21 +105,23 @@ class JobView:
 
     def status(self, now: float) -> JobStatus:
         """Returns the status that users see."""
-        life, coordinator = self._lifecycle, self._checkpoint_coordinator
+        life, coordinator, group = self._lifecycle, self._checkpoint_coordinator, self._worker_group
+        why_left = "" if life.ended else group.why_left
         return JobStatus(
             job=self.spec,
             state=life.state,
-            reason=life.reason,
+            reason="; ".join(filter(None, [life.reason, why_left])),
             submitted_at=life.submitted_at,
             started_at=life.started_at,
             finished_at=life.finished_at,
-            workers=self._worker_group.names,
+            workers=group.names,
             progress=self._progress(now),
             checkpoint=coordinator.checkpoints.newest,
             checkpoint_failure=coordinator.checkpoints.failure,
             restarts=self._recovery.restarts,
             evaluation=coordinator.latest,
             best=coordinator.best,
+            members=group.members,
         )
 
     def data(self) -> DataAccount:
@@ -238,7 +239,7 @@ class JobView:
 
     @property
     def has_quarantines(self) -> bool:
-        """Whether a worker is, or was, quarantined. A quarantine can end without an event."""
+        """Whether a worker is, or was, quarantined."""
         return self._worker_group.has_quarantines
 
     def step_limit(self, worker: str, now: float) -> int:
@@ -246,7 +247,7 @@ class JobView:
         return self._worker_group.step_limit(worker, self._lifecycle.seconds(now))
 
     def quarantine_note(self, now: float) -> str:
-        """Returns which workers are quarantined and until when, for its users; empty if none are."""
+        """Returns which workers are quarantined and until when; empty if none are."""
         return self._worker_group.quarantine_note(now)
 
     def hung_workers(self, now: float, interval_s: float = 0.0) -> tuple[list[str], str]:
@@ -329,9 +330,6 @@ class JobView:
             alive: number of servers that can take shards.
             now: seconds of Unix time.
             expected: whether a drained server is expected back.
-
-        Returns:
-            Whether to wait.
         """
         return self._recovery.waits_for_servers(alive, now, expected=expected)
 

@@ -1,6 +1,5 @@
 """The worker group of one job: its live workers, their ranks, and the ranks that have finished (no I/O)."""
 
-import enum
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -9,7 +8,9 @@ from dataclasses import dataclass
 from shoal._wire import PushCounts
 from shoal._wire.limits import MAX_LEAD, MAX_STEPS_PER_S
 from shoal.job import Job
+from shoal.status import JobMember
 from shoal.v1 import state_pb2
+from shoal_coordinator.job.group_member import GroupMember, Stage
 from shoal_coordinator.messages import WorkerReported
 
 # Seconds of a worker's first quarantine in a job, doubled each time, up to the maximum.
@@ -34,76 +35,6 @@ class Quarantine:
     until: float = 0.0
 
 
-class Stage(enum.Enum):
-    """How far a worker's entry into a job has come."""
-
-    ASSIGNED = "loads the program"
-    ENTERING = "servers admit it"
-    ADMITTED = "may pull and push"
-
-
-@dataclass(slots=True)
-class GroupMember:
-    """A live worker in a job. Only the job's `WorkerGroup` changes it.
-
-    Attributes:
-        worker: id of the worker.
-        incarnation: its incarnation.
-        rank: in [0, workers), unique within the job.
-        assignment: number of its assignment, unique in the cluster.
-        stage: how far its entry has come.
-        described: whether it has loaded the program and the given values.
-        waits: whether it has asked to enter before the servers held the shards. Not stored: a worker repeats its call
-            to the next coordinator.
-        step: the step at which it starts.
-        last_report: its last report; stored in the record of the progress totals.
-        stepped_at: when its step last rose, or it was admitted, in seconds of Unix time. Not stored.
-        asked_at: when it last asked for data. Not stored.
-    """
-
-    worker: str
-    incarnation: int
-    rank: int
-    assignment: int
-    stage: Stage = Stage.ASSIGNED
-    described: bool = False
-    waits: bool = False
-    step: int = 0
-    last_report: WorkerReported | None = None
-    stepped_at: float = 0.0
-    asked_at: float = 0.0
-
-    @property
-    def current_step(self) -> int:
-        """Its step by its last report, or else the one at which it started."""
-        return self.last_report.step if self.last_report else self.step
-
-    def to_proto(self) -> state_pb2.GroupMemberRecord:
-        """Returns the record of this member."""
-        return state_pb2.GroupMemberRecord(
-            worker=self.worker,
-            incarnation=self.incarnation,
-            rank=self.rank,
-            assignment=self.assignment,
-            stage=state_pb2.GroupMemberRecord.Stage.Value(self.stage.name),
-            described=self.described,
-            step=self.step,
-        )
-
-    @classmethod
-    def from_proto(cls, record: state_pb2.GroupMemberRecord) -> "GroupMember":
-        """Returns the member in a record."""
-        return cls(
-            worker=record.worker,
-            incarnation=record.incarnation,
-            rank=record.rank,
-            assignment=record.assignment,
-            stage=Stage[state_pb2.GroupMemberRecord.Stage.Name(record.stage)],
-            described=record.described,
-            step=record.step,
-        )
-
-
 class WorkerGroup:
     """The workers of one job.
 
@@ -112,7 +43,8 @@ class WorkerGroup:
 
     Attributes:
         active: the live members, by worker; empty once the job has ended. Only methods of this class change it.
-        departed: by free rank of a session job, what has happened to its last session.
+        departed: by free rank, what has happened to its last worker: its id, a space, and the reason. In a job of
+            workers only those that were quarantined.
     """
 
     def __init__(self, spec: Job) -> None:
@@ -135,7 +67,26 @@ class WorkerGroup:
     @property
     def unfinished(self) -> str:
         """The ranks whose sessions did not finish, in words; empty if there are none."""
-        return "; ".join(f"rank {rank} did not finish: {why}" for rank, why in sorted(self.departed.items()))
+        ranks = sorted(self.departed.items()) if self._spec.is_session else ()
+        return "; ".join(f"rank {rank} did not finish: {why}" for rank, why in ranks)
+
+    @property
+    def why_left(self) -> str:
+        """What has happened to the last workers of free ranks, in words; empty if nothing has."""
+        told = [f"rank {rank}: {why}" for rank, why in sorted(self.departed.items())]
+        left = len(told) - _MAX_NAMED
+        return "; ".join([*told[:_MAX_NAMED], *([f"and {left} more ranks"] if left > 0 else [])])
+
+    @property
+    def members(self) -> tuple[JobMember, ...]:
+        """The current or last worker of each rank, as users see it."""
+        members = {rank: JobMember(worker, rank, "finished") for rank, worker in self._names.items()}
+        for rank, departure in self.departed.items():
+            worker, _, reason = departure.partition(" ")
+            members[rank] = JobMember(worker, rank, "left", reason=reason)
+        for it in self.active.values():
+            members[it.rank] = JobMember(it.worker, it.rank, "present", it.current_step)
+        return tuple(members[rank] for rank in sorted(members))
 
     @property
     def finished(self) -> int:
@@ -349,10 +300,10 @@ class WorkerGroup:
 
         Args:
             rank: the rank.
-            why: what has happened to the worker; kept for the sessions of a job.
+            why: what has happened to the worker, for users; empty if they need not know.
         """
         del self._names[rank]
-        if self._spec.is_session:
+        if why:
             self.departed[rank] = why
 
     def clear(self) -> None:

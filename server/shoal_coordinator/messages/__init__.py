@@ -2,8 +2,9 @@
 
 `events` holds the inputs of the machine, `replies` what it returns, and `effects` what it wants done. `refs` and
 `registration` hold values that several of them share. Values that workers also use, such as leases, are in
-`shoal._wire`. `record_keys` names the stored records, and `event_codec` converts a job's events to protobuf messages.
-This package makes no decisions and holds no state. Every package of the coordinator may import it; it imports none.
+`shoal._wire`. `record_keys` names the stored records, `job_snapshot` holds those of one job, and `event_codec`
+converts a job's events to protobuf messages. This package makes no decisions and holds no state. Every package of the
+coordinator may import it; it imports none.
 """
 
 from shoal_coordinator.messages.description import ProgramDescription, digest_of
@@ -28,6 +29,7 @@ from shoal_coordinator.messages.events import (
     JobDescribed,
     WorkerReported,
 )
+from shoal_coordinator.messages.job_snapshot import JobSnapshot
 from shoal_coordinator.messages.record_keys import JobRecordKind
 from shoal_coordinator.messages.refs import JobRef, ServerRef, servers_of
 from shoal_coordinator.messages.registration import Registration
@@ -58,6 +60,7 @@ __all__ = [
     "JobDescribed",
     "JobRecordKind",
     "JobRef",
+    "JobSnapshot",
     "JoinResult",
     "ProgramDescription",
     "RegisterResult",

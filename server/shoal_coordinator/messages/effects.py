@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from shoal._wire import Placement
 from shoal.checkpoint_policy import CheckpointChoice
 from shoal.job import Job
-from shoal.optim import Schedule
+from shoal.optim import PlateauState, Schedule
 from shoal.status import Evaluation
 from shoal_coordinator.messages.events import CutTaken
 from shoal_coordinator.messages.refs import JobRef, ServerRef
@@ -118,7 +118,8 @@ class CommitCheckpoint:
     cut: CutTaken
     best: Evaluation | None = None  # the best evaluation so far, if the cut was taken at it
     keep: tuple[int, ...] = ()  # numbers of checkpoints to retain, whatever the policy says
-    learning_rate: Schedule | None = None  # set by a user while the job ran
+    learning_rate: Schedule | None = None  # set by a user or a plateau while the job ran
+    plateau: PlateauState | None = None  # of the reduction of the learning rate
     number: int = field(default=0, kw_only=True)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from shoal._wire import Placement, PushCounts
 from shoal.checkpoint_policy import CheckpointChoice
 from shoal.job import Job
-from shoal.optim import Schedule
+from shoal.optim import PlateauState, Schedule
 from shoal.status import JobState
 from shoal.v1 import state_pb2
 
@@ -112,7 +112,8 @@ class RestoredCheckpoint:
         progress_totals: the job's progress.
         seed: seed of the data's order; None if unknown.
         skipped: why newer checkpoints could not be used.
-        learning_rate: set by a user of the checkpoint's job; None if none was, or if the job has another optimizer.
+        learning_rate: set while the checkpoint's job ran; None if none was, or if the job has another optimizer.
+        plateau: state of the reduction of that rate; None as for the rate.
     """
 
     source: CheckpointChoice
@@ -123,3 +124,4 @@ class RestoredCheckpoint:
     seed: int | None = None
     skipped: tuple[str, ...] = ()
     learning_rate: Schedule | None = None
+    plateau: PlateauState | None = None

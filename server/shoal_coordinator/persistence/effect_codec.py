@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from shoal._wire import Placement
 from shoal.checkpoint_policy import CheckpointChoice
 from shoal.job import Job
-from shoal.optim import Schedule
+from shoal.optim import PlateauState, Schedule
 from shoal.status import Evaluation
 from shoal.v1 import state_pb2
 from shoal_coordinator.messages import (
@@ -174,6 +174,7 @@ def _commit_checkpoint_record(effect: CommitCheckpoint) -> state_pb2.CommitCheck
         keep=effect.keep,
         held_by=cut.held_by,
         learning_rate=effect.learning_rate.to_proto() if effect.learning_rate else None,
+        plateau=effect.plateau.to_proto() if effect.plateau else None,
     )
 
 
@@ -196,6 +197,7 @@ def _commit_checkpoint(job: JobRef, number: int, record: state_pb2.CommitCheckpo
         Evaluation.from_proto(record.best) if record.HasField("best") else None,
         tuple(record.keep),
         Schedule.from_proto(record.learning_rate) if record.HasField("learning_rate") else None,
+        PlateauState.from_proto(record.plateau) if record.HasField("plateau") else None,
         number=number,
     )
 

@@ -9,8 +9,7 @@ from google.protobuf.message import DecodeError, Message
 from shoal import errors
 from shoal.v1 import job_pb2, state_pb2
 from shoal_coordinator.cluster import ClusterCounters, ClusterSnapshot, Member
-from shoal_coordinator.job import JobSnapshot
-from shoal_coordinator.messages import Effect, JobRecordKind, record_keys
+from shoal_coordinator.messages import Effect, JobRecordKind, JobSnapshot, record_keys
 from shoal_coordinator.persistence.effect_codec import effect_from_proto
 
 # The kinds of events in the store, as in `event_log.Kept`.

@@ -83,6 +83,7 @@ class Rig:
     lives: dict[str, int] = field(default_factory=dict)
     processes: int = 0
     saved: dict[tuple[str, int], events.CutTaken] = field(default_factory=dict)  # whole checkpoints
+    committed: dict[tuple[str, int], CommitCheckpoint] = field(default_factory=dict)  # with their manifests
     away: str = ""  # why they cannot be read
 
     def __post_init__(self) -> None:
@@ -230,6 +231,9 @@ class Rig:
             cut = self.saved[source.job, source.number]
             names = frozenset(effect.placement.variables)
             restored = RestoredCheckpoint(source, cut.step, names, cut.data, cut.progress_totals, effect.spec.seed)
+            saved = self.committed.get((source.job, source.number))
+            if saved and saved.spec.optimizer == effect.spec.optimizer:
+                restored = replace(restored, learning_rate=saved.learning_rate, plateau=saved.plateau)
         self.handle(events.ShardsCreated(effect.job, restored, effect=effect.number))
 
     def largest(self, name: str) -> int:
@@ -259,6 +263,7 @@ class Rig:
     def commit_checkpoint(self, effect: Any) -> None:
         cut = effect.cut
         self.saved[effect.job.name, cut.number] = cut
+        self.committed[effect.job.name, cut.number] = effect
         saved = SavedCheckpoint(cut.number, cut.step, 100, cut.time)
         best = effect.best.number if effect.best else 0
         last = bool(cut.held_by)

@@ -39,6 +39,7 @@ class FakeCoordinator(
         data: the data account of every job.
         timings: the step timings of every job.
         timings_asked: for each request of timings, the number of steps that it asked for.
+        stored: names of the jobs that have checkpoints; None: any job has.
         disk: the error of the disk of checkpoints; empty: none.
         disk_hangs: whether attempts at checkpoints never end.
     """
@@ -63,6 +64,7 @@ class FakeCoordinator(
         self.data = job_pb2.GetDataReply()
         self.timings = job_pb2.GetTimingsReply()
         self.timings_asked: list[job_pb2.GetTimingsRequest] = []
+        self.stored: set[str] | None = None
         self.disk = ""
         self.learning_rates: list[job_pb2.Schedule] = []
         self.disk_hangs = False
@@ -176,7 +178,9 @@ class FakeCoordinator(
 
     @_rpc.servicer
     def Submit(self, request: Any, context: Any) -> Any:
-        name = request.spec.name
+        name, source = request.spec.name, request.spec.restore.job
+        if source and self.stored is not None and source not in self.stored:
+            raise errors.UnknownCheckpoint(f"there is no checkpoint {source}", checkpoint=source)
         if name in self.jobs and self.jobs[name].state < job_pb2.SUCCEEDED:
             raise errors.JobExists(f"job {name} is running", job=name)
         self.add(Job.from_proto(request.spec), "PENDING")

@@ -5,8 +5,11 @@ import pytest
 from shoal import errors, optim
 from shoal._wire.limits import MAX_STEP
 from shoal.consistency import Asynchronous, BoundedStaleness, Consistency, Synchronous
+from shoal.evaluation_policy import EvaluationPolicy
 from shoal.job import Job
 from shoal.v1 import job_pb2, tensor_pb2
+
+PLATEAU = EvaluationPolicy(every_steps=5, reduce_on_plateau=optim.ReduceOnPlateau(0.5, patience=3, relative=False))
 
 
 @pytest.mark.parametrize(
@@ -30,6 +33,7 @@ from shoal.v1 import job_pb2, tensor_pb2
             wire_dtype="bfloat16",
             overlap=False,
         ),
+        Job("m:f", evaluation=PLATEAU),
         Job("m:f", wire_dtype="float16"),
         Job("m:f", workers=3, min_workers=2, max_workers=9),
         Job("m:f", consistency=Asynchronous(scale_by_staleness=True)),
@@ -103,6 +107,10 @@ def test_bad_programs(program: str) -> None:
         ({"seed": 2**64}, "seed"),
         ({"batch_size": 32, "range_size": 48}, "multiple of batch_size"),
         ({"workers": 2, "consistency": Synchronous(backup_workers=2)}, "backup workers"),
+        (
+            {"evaluation": PLATEAU, "optimizer": optim.SGD(optim.StepLR(1, 2))},
+            "optimizer has the schedule step",
+        ),
         ({"workers": 2, "min_workers": 3}, r"workers is 2; it must be from min_workers \(3\) to max_workers \(2\)"),
         ({"workers": 3, "max_workers": 2}, r"workers is 3; it must be from min_workers \(3\) to max_workers \(2\)"),
         ({"workers": 2, "min_workers": -1}, "min_workers is -1"),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from shoal import optim
 from shoal.errors import InvalidOptimizer
+from shoal.optim import _text as optim_text
 from shoal.v1 import job_pb2
 
 UNTYPED: Any = optim  # what a caller without a type checker may pass
@@ -313,6 +314,90 @@ def test_a_rate_is_finite_and_never_above_where_it_starts(schedule: optim.Schedu
     assert 0 <= rate <= schedule.learning_rate * (1 + 1e-15)
 
 
+def torch_reductions(spec: optim.ReduceOnPlateau, values: list[float], mode: str) -> list[int]:
+    """PyTorch's ReduceLROnPlateau: the numbers of the values at which it reduces the rate."""
+    best, bad, cooldown, found = math.inf if mode == "min" else -math.inf, 0, 0, []
+    for number, value in enumerate(values):
+        bar = {
+            ("min", True): best * (1 - spec.threshold),
+            ("min", False): best - spec.threshold,
+            ("max", True): best * (1 + spec.threshold),
+            ("max", False): best + spec.threshold,
+        }[mode, spec.relative]
+        better = value < bar if mode == "min" else value > bar
+        best, bad = (value, 0) if better else (best, bad + 1)
+        if cooldown > 0:
+            cooldown, bad = cooldown - 1, 0
+        if bad > spec.patience:
+            cooldown, bad = spec.cooldown, 0
+            found.append(number)
+    return found
+
+
+@given(
+    st.builds(
+        optim.ReduceOnPlateau,
+        patience=st.integers(0, 3),
+        threshold=st.sampled_from([0.0, 1e-4, 0.25]),
+        relative=st.booleans(),
+        cooldown=st.integers(0, 3),
+    ),
+    st.lists(st.sampled_from([0.25, 0.5, 0.50001, 1.0, 1.25, 2.0, math.nan]), max_size=30),
+    st.sampled_from(["min", "max"]),
+)
+def test_plateaus_are_those_of_torch(spec: optim.ReduceOnPlateau, values: list[float], mode: str) -> None:
+    state, found = optim.PlateauState(), []
+    for number, value in enumerate(values):
+        state, reduces = spec.after(state, value, minimizes=mode == "min")
+        assert optim.PlateauState.from_proto(state.to_proto()) == state
+        found += [number] if reduces else []
+    assert found == torch_reductions(spec, values, mode)
+    assert optim.ReduceOnPlateau.from_proto(spec.to_proto()) == spec
+
+
+def test_a_reduced_rate_is_never_below_the_minimum_nor_above_the_rate() -> None:
+    spec = optim.ReduceOnPlateau(0.5, minimum=0.1)
+    assert [spec.reduced(rate) for rate in (1.0, 0.15, 0.1, 0.05, 0.1 + 1e-9)] == [0.5, 0.1, 0.1, 0.05, 0.1 + 1e-9]
+
+
+def test_the_text_form_of_a_plateau() -> None:
+    given = optim_text.parse_plateau("factor=0.5,patience=3,relative=false")
+    assert given == optim.ReduceOnPlateau(0.5, patience=3, relative=False)
+    for text, says in {
+        "gamma=2": "gamma=2: unknown gamma; the reduction takes factor, patience, threshold",
+        "factor=1": "reduce_on_plateau: factor is 1; it must be finite and at least 0 and below 1",
+        "patience=-1": "reduce_on_plateau: patience is -1",
+    }.items():
+        with pytest.raises(InvalidOptimizer, match=says):
+            optim_text.parse_plateau(text)
+
+
 def test_users_need_no_compiler() -> None:
     code = "import sys, shoal.optim; sys.exit('numba' in sys.modules or any('shoal_' in name for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_text_form_has_groups_in_order() -> None:
+    parsed = optim_text.parse("adamw:lr=0.001,group=embed/*|frozen,group=*bias|weight_decay=0|rate=2,weight_decay=0.1")
+    groups = (optim.VariableGroup("embed/*", frozen=True), optim.VariableGroup("*bias", 2, weight_decay=0))
+    assert parsed == optim.AdamW(0.001, weight_decay=0.1, groups=groups)
+    assert "group=PATTERN|SETTING|SETTING" in optim_text.SYNTAX
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("sgd:group=*bias", r"the group for '\*bias' has no setting; give one, such as group=\*bias\|rate=0.1"),
+        ("sgd:group=*bias|decay=1", r"'decay=1' of the group for '\*bias' is no setting, or is repeated; give rate="),
+        ("sgd:group=*bias|frozen=1", "'frozen=1' of the group"),
+        ("sgd:group=*bias|rate", "'rate' of the group"),
+        ("sgd:group=*bias|rate=1|rate=2", "'rate=2' of the group"),
+        ("sgd:group=*bias|rate=-1", r"group '\*bias': rate is -1; it must be finite and at least 0"),
+        ("sgd:group=*bias|rate=x", r"group '\*bias': rate is 'x'"),
+        ("sgd:group=|rate=1", "the pattern of a group is ''"),
+        ("sgd:groups=*bias", "sgd: unknown groups; with this schedule it takes"),
+    ],
+)
+def test_groups_of_the_text_form_that_are_no_groups_are_refused(text: str, says: str) -> None:
+    with pytest.raises(InvalidOptimizer, match=says):
+        optim_text.parse(text)

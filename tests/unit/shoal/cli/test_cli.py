@@ -582,6 +582,26 @@ class TestJobs:
         assert records(run("drop", job, "--json").stdout) == [{"name": job, "dropped": True}]
         assert coordinator.jobs == {}
 
+    def test_begin_or_go_on_with_from_auto(self, coordinator: FakeCoordinator, run: Callable[..., Result]) -> None:
+        coordinator.stored = set()
+        assert run("submit", "m:f", "--name", "night", "--from", "auto").exit_code == 0
+        assert not coordinator.jobs["night"].spec.HasField("restore")
+        assert run("cancel", "night").exit_code == 0
+        coordinator.stored = {"night"}
+        assert run("submit", "m:f", "--name", "night", "--from", "auto").exit_code == 0
+        assert coordinator.jobs["night"].spec.restore.job == "night"
+        refused = run("submit", "m:f", "--from", "auto")
+        assert (refused.exit_code, "give it the same name in each run" in refused.stderr) == (2, True)
+
+    def test_get_a_learning_rate(self, coordinator: FakeCoordinator, run: Callable[..., Result], job: str) -> None:
+        assert "digits now has the learning rate 0.005" in run("set-learning-rate", job, "0.005").stdout
+        assert [dict(it.parameters) for it in coordinator.learning_rates] == [{"learning_rate": 0.005}]
+        for rate in ("nan", "inf", "-1"):
+            refused = run("set-learning-rate", job, "--", rate)
+            assert refused.exit_code == 2
+            assert f"learning_rate is {float(rate)}; it must be finite and at least 0" in refused.stderr
+        assert len(coordinator.learning_rates) == 1
+
     def test_unknown_job_has_its_own_exit_code(self, run: Callable[..., Result]) -> None:
         for command in (["wait", "no"], ["logs", "no"], ["cancel", "no"], ["drop", "no"], ["pull", "no", "x.npz"]):
             result = run(*command, "--json")

@@ -43,6 +43,7 @@ OPTIONS = [
     ("--patience", int | None, None, None),
     ("--min-delta", float | None, None, None),
     ("--checkpoint-best", bool, None, False),
+    ("--reduce-on-plateau", str | None, None, None),
 ]
 OWN = [
     "--follow -f",

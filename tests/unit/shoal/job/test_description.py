@@ -29,6 +29,7 @@ from shoal._job.description import (
 from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.evaluation_policy import EvaluationPolicy
 from shoal.job import Job, SessionOptions
+from shoal.optim import ReduceOnPlateau
 from shoal.v1 import job_pb2
 
 WRONG_FLAG: Any = 1
@@ -38,7 +39,7 @@ KINDS = [
         job_pb2.JobSpec,
     ),
     (CheckpointPolicy(), job_pb2.CheckpointPolicy),
-    (EvaluationPolicy(), job_pb2.EvaluationPolicy),
+    (EvaluationPolicy(every_steps=1, reduce_on_plateau=ReduceOnPlateau()), job_pb2.EvaluationPolicy),
 ]
 
 
@@ -57,7 +58,7 @@ class Scratch:
 
 
 # Fields of a JobSpec that only manifests of checkpoints have: users do not set them.
-OF_MANIFESTS = {"learning_rate_set"}
+OF_MANIFESTS = {"learning_rate_set", "plateau_state"}
 
 
 @pytest.mark.parametrize(("owner", "message"), KINDS)

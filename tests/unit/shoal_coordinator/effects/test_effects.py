@@ -46,6 +46,7 @@ from shoal_coordinator.messages import (
     events,
 )
 from shoal_coordinator.messages.events import RestoreDeferred
+from shoal_coordinator.persistence.effect_codec import effect_from_proto, effect_to_proto
 
 REF = JobRef("a", 1)
 VARIABLES = {"w": Variable((8,), partitioner=FixedShards(2))}
@@ -182,11 +183,17 @@ def write(
     best: Evaluation | None = None,
     keep: tuple[int, ...] = (),
     rate: optim.Schedule | None = None,
+    plateau: optim.PlateauState | None = None,
     published: Callable[[events.CheckpointPublished], bool] = lambda _: True,
     **fields: Any,
 ) -> CheckpointCommitted:
     made = cut(number, **fields)
-    effect = CommitCheckpoint(REF, placement(), spec(checkpoints=policy), made, best, keep, rate, number=number)
+    effect = CommitCheckpoint(
+        REF, placement(), spec(checkpoints=policy), made, best, keep, rate, plateau, number=number
+    )
+    stored = effect_from_proto(number, effect_to_proto(effect))
+    assert isinstance(stored, CommitCheckpoint)
+    assert (stored.learning_rate, stored.plateau) == (rate, plateau)
     return checkpoint_commit.commit(effect, servers, catalogue, published)
 
 
@@ -211,6 +218,16 @@ def test_a_learning_rate_set_at_run_time_is_in_the_checkpoint(
     other = optim.Adam(0.125)
     assert restore(servers, catalogue, CheckpointChoice("a", 1), optimizer=other).learning_rate is None
     assert restore(servers, catalogue, CheckpointChoice("a", 1, partial=True)).learning_rate is None
+
+
+@pytest.mark.parametrize("plateau", [None, optim.PlateauState(), optim.PlateauState(-0.5, 2, 1)])
+def test_the_state_of_a_plateau_is_in_the_checkpoint(
+    servers: Servers, catalogue: Catalogue, plateau: optim.PlateauState | None
+) -> None:
+    write(servers, catalogue, 1, plateau=plateau)
+    assert restore(servers, catalogue, CheckpointChoice("a", 1)).plateau == plateau
+    assert restore(servers, catalogue, CheckpointChoice("a", 1), optimizer=optim.Adam(0.125)).plateau is None
+    assert restore(servers, catalogue, CheckpointChoice("a", 1, partial=True)).plateau is None
 
 
 @pytest.mark.parametrize("access", ["manifest", "file_bytes", "publish"])

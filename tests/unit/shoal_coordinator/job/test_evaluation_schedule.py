@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 import shoal
-from shoal import errors
+from shoal import errors, optim
 from shoal._wire import ReportAck
 from shoal.consistency import Consistency
 from shoal.evaluation_policy import EvaluationPolicy
 from shoal.events import EvaluationEnded
 from shoal.status import Evaluation, JobState
 from shoal_coordinator.job.evaluation_schedule import EvaluationSchedule
-from shoal_coordinator.messages import CommitCheckpoint, ScanCheckpoints, TakeCut
-from shoal_coordinator.messages.events import CheckpointFailed, CheckpointRequested
+from shoal_coordinator.messages import CommitCheckpoint, CreateShards, ScanCheckpoints, SetLearningRate, TakeCut
+from shoal_coordinator.messages.events import CheckpointFailed, CheckpointRequested, LearningRateRequested
 from support.clusters.cluster_rig import KEEPING, Rig, job
 
 NAN = math.nan
@@ -297,6 +297,89 @@ def test_it_holds_still_only_where_that_keeps_the_variables_as_they_are(mode: Co
     assert rig.evaluate("a", "w0", rig.ask("a", "w0", 10).number, loss=0.5).wait is waits
     rig.perform(step=11)
     assert rig.machine.job("a").best_checkpoint == 1
+
+
+# The learning rate.
+
+
+def plateau_rig(mode: Consistency) -> Rig:
+    """A job of two workers that halves its rate of 1 at the second evaluation in a row without an improvement."""
+    rig = Rig(KEEPING).servers("s0", "s1").workers("w0", "w1")
+    policy = EvaluationPolicy(every_steps=10, reduce_on_plateau=optim.ReduceOnPlateau(0.5, patience=1, minimum=0.3))
+    rig.submit(replace(job(evaluation=policy, optimizer=optim.SGD(1.0)), consistency=mode))
+    return rig.start("a", "w0", "w1")
+
+
+def lose(rig: Rig, step: int, loss: float) -> bool:
+    """Evaluates; returns whether the worker has to wait."""
+    return bool(rig.evaluate("a", "w0", rig.ask("a", "w0", step).number, loss=loss).wait)
+
+
+def rates(rig: Rig) -> list[float]:
+    return [it.learning_rate.learning_rate for it in rig.pending if isinstance(it, SetLearningRate)]
+
+
+@pytest.mark.parametrize(("mode", "waits"), [(shoal.Synchronous(), True), (shoal.Asynchronous(), False)], ids=str)
+def test_a_plateau_reduces_the_rate_before_a_synchronous_job_goes_on(mode: Consistency, waits: bool) -> None:
+    rig = plateau_rig(mode)
+    assert [lose(rig, step, 0.5) for step in (10, 20)] == [False, False]
+    assert lose(rig, 30, 0.7) is waits
+    assert rates(rig) == [0.5]
+    told = "the learning rate is reduced from 1 to 0.5: loss did not improve in 2 evaluations"
+    assert rig.history("a")[-1][1] == told
+    rig.crash()
+    assert rig.evaluate("a", "w0", 3, loss=0.7).wait is waits, "the next coordinator has not heard from the servers"
+    assert rates(rig) == [0.5], "only once"
+    rig.perform()
+    assert not rig.evaluate("a", "w0", 3, loss=0.7).wait
+    assert [lose(rig, step, 0.5) for step in (40, 50)] == [False, waits]
+    assert rates(rig) == [0.3], "no less than the minimum"
+    rig.perform()
+    assert not any(lose(rig, step, 0.5) for step in (60, 70, 80))
+
+
+def test_a_restart_takes_the_rate_and_the_plateau_of_its_checkpoint() -> None:
+    rig = plateau_rig(shoal.Synchronous())
+    for step in (10, 20, 30, 40):
+        lose(rig, step, 0.5)
+        rig.perform()
+    rig.handle(CheckpointRequested("a"))
+    rig.perform(step=42)
+    assert lose(rig, 50, 0.5)
+    rig.perform()
+    rig.kill("s0")
+    rig.servers("s2").pass_time(61)
+    rig.performed.clear()
+    rig.start("a", "w0", "w1", step=42)
+    [rate] = [it for it in rig.performed if isinstance(it, SetLearningRate)]
+    assert rate.learning_rate == optim.ConstantLR(0.5), "that of the checkpoint, not the later 0.3"
+    assert lose(rig, 50, 0.5), "as before the loss"
+    assert rates(rig) == [0.3]
+
+
+def test_a_restart_from_the_beginning_has_the_first_rate() -> None:
+    rig = plateau_rig(shoal.Synchronous())
+    for step in (10, 20, 30):
+        lose(rig, step, 0.5)
+        rig.perform()
+    rig.kill("s0")
+    rig.servers("s2").pass_time(61)
+    rig.performed.clear()
+    rig.start("a", "w0", "w1")
+    [created] = [it for it in rig.performed if isinstance(it, CreateShards)]
+    assert created.spec.optimizer == optim.SGD(1.0)
+    assert not any(isinstance(it, SetLearningRate) for it in rig.performed)
+
+
+def test_a_job_that_reduces_its_rate_takes_only_a_constant_from_users() -> None:
+    rig = plateau_rig(shoal.Synchronous())
+    with pytest.raises(errors.InvalidOptimizer, match="needs a constant rate, not the schedule step; give a number"):
+        rig.handle(LearningRateRequested("a", optim.StepLR(1.0, 10)))
+    rig.handle(LearningRateRequested("a", optim.ConstantLR(4.0)))
+    rig.perform()
+    for step in (10, 20, 30):
+        lose(rig, step, 0.5)
+    assert rates(rig) == [2.0]
 
 
 @pytest.mark.parametrize("others", [0, 1])

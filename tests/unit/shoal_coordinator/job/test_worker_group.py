@@ -3,8 +3,10 @@
 import pytest
 
 from shoal.job import Job
+from shoal.status import JobMember
 from shoal.v1 import state_pb2
-from shoal_coordinator.job.worker_group import GroupMember, WorkerGroup
+from shoal_coordinator.job.group_member import GroupMember
+from shoal_coordinator.job.worker_group import WorkerGroup
 from shoal_coordinator.messages import WorkerReported
 
 SPEC = Job("m:f", name="a", workers=2, min_workers=1, max_workers=3)
@@ -111,3 +113,29 @@ def test_a_record_is_all_that_there_is(group: WorkerGroup) -> None:
     assert (other.names, other.ranks, other.finished, other.value_sender) == (("w0", "w1"), {"w0": 0}, 1, 11)
     other.clear()
     assert (other.names, other.finished, other.value_sender) == ((), 0, 0)
+
+
+def test_members_are_there_have_finished_or_have_left() -> None:
+    group = WorkerGroup(Job(name="s", workers=3))
+    for rank, worker in enumerate(("a", "b", "c")):
+        group.enrol(GroupMember(worker, rank + 1, rank, rank + 11, step=4))
+    group.keep_report(WorkerReported("s", "a", 1, step=7), 1.0)
+    group.finish(group.release("b").rank)
+    group.vacate(group.release("c").rank, "c left: the session raised ValueError: x")
+    assert group.members == (
+        JobMember("a", 0, "present", 7),
+        JobMember("b", 1, "finished"),
+        JobMember("c", 2, "left", reason="left: the session raised ValueError: x"),
+    )
+    assert group.why_left == "rank 2: c left: the session raised ValueError: x"
+    assert JobMember.from_proto(group.members[2].to_proto()) == group.members[2]
+    group.enrol(GroupMember("d", 4, 2, 14))
+    assert (group.why_left, group.members[2].worker) == ("", "d")
+
+
+def test_many_that_have_left_are_counted() -> None:
+    group = WorkerGroup(Job(name="s", workers=12))
+    for rank in range(12):
+        group.enrol(GroupMember(f"w{rank}", 1, rank, rank + 1))
+        group.vacate(group.release(f"w{rank}").rank, f"w{rank} is gone")
+    assert group.why_left.endswith("rank 9: w9 is gone; and 2 more ranks")

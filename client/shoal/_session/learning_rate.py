@@ -32,10 +32,24 @@ class LearningRateControl:
             UnknownJob: there is no such job, or it was dropped.
             NotPlaced: the job has ended.
         """
-        schedule = learning_rate if isinstance(learning_rate, Schedule) else ConstantLR(learning_rate)
-        request = job_pb2.SetLearningRateRequest(job=self.name, learning_rate=schedule.to_proto())
-        with _tracing.root("set learning rate", job=self.name):
-            self._coordinator.call(self._coordinator.jobs.SetLearningRate, request)
+        set_learning_rate(self._coordinator, self.name, learning_rate)
 
 
-__all__ = ["LearningRateControl"]
+def set_learning_rate(coordinator: CoordinatorClient, job: str, learning_rate: float | Schedule) -> None:
+    """Sets the learning rate of a live job; see `LearningRateControl.set_learning_rate`.
+
+    Args:
+        coordinator: client of the coordinator.
+        job: name of the job.
+        learning_rate: a constant >= 0, or a schedule.
+
+    Raises:
+        InvalidOptimizer, UnknownJob, NotPlaced: see `LearningRateControl.set_learning_rate`.
+    """
+    schedule = learning_rate if isinstance(learning_rate, Schedule) else ConstantLR(learning_rate)
+    request = job_pb2.SetLearningRateRequest(job=job, learning_rate=schedule.to_proto())
+    with _tracing.root("set learning rate", job=job):
+        coordinator.call(coordinator.jobs.SetLearningRate, request)
+
+
+__all__ = ["LearningRateControl", "set_learning_rate"]

@@ -1,0 +1,80 @@
+"""A session's access to its job as a whole: who is in it, its checkpoints, and its learning rate."""
+
+from contextlib import AbstractContextManager
+
+from shoal._rpc import CoordinatorClient
+from shoal._session.checkpoint_calls import take_checkpoint
+from shoal._session.learning_rate import set_learning_rate
+from shoal._training import PushResult
+from shoal._training.participant import Participant
+from shoal.optim import Schedule
+from shoal.status import JobMember, SavedCheckpoint
+
+
+class JobAccess:
+    """The part of a session that concerns its job as a whole.
+
+    Attributes:
+        job: name of the job.
+    """
+
+    job: str
+    _coordinator: CoordinatorClient
+    _participant: Participant
+
+    def _alive(self) -> AbstractContextManager[None]:
+        """Checks that the session may be used, and converts the errors of the block."""
+        raise NotImplementedError
+
+    def _settle(self) -> PushResult | None:
+        """Waits for the push in progress."""
+        raise NotImplementedError
+
+    @property
+    def rank(self) -> int:
+        """The rank of this session within the worker group, from 0."""
+        return self._participant.rank
+
+    @property
+    def workers(self) -> int:
+        """The number of sessions that the job wants."""
+        return self._participant.spec.workers
+
+    @property
+    def members(self) -> tuple[JobMember, ...]:
+        """The current or last session of each rank: whether it is there, has finished or has left, and why it left.
+
+        Asks the coordinator. `[it.worker for it in session.members if it.state == "present"]` are those in the job now.
+        """
+        with self._alive():
+            return self._participant.status().members
+
+    def set_learning_rate(self, learning_rate: float | Schedule) -> None:
+        """Sets the learning rate of the job, for the later updates of all sessions; see `JobHandle.set_learning_rate`.
+
+        Args:
+            learning_rate: a constant >= 0, or a schedule, whose versions count from the beginning of the job.
+
+        Raises:
+            InvalidOptimizer: the rate is not finite, or is below 0.
+            Fenced, UnknownJob, JobFailed, Cancelled, Unreachable: see `Session.pull`.
+        """
+        with self._alive():
+            set_learning_rate(self._coordinator, self.job, learning_rate)
+
+    def checkpoint(self, timeout_s: float | None = None) -> SavedCheckpoint:
+        """Takes a checkpoint after this session's last push, and returns it when it is complete.
+
+        Args:
+            timeout_s: how long to wait, in seconds. None means no limit. The checkpoint continues after a timeout.
+
+        Raises:
+            StorageFailed, DeadlineExceeded: see `JobHandle.checkpoint`.
+            NonFiniteGradient, Fenced, UnknownJob, JobFailed, Cancelled, Unreachable: see `Session.push`.
+        """
+        with self._alive():
+            self._settle()
+            return take_checkpoint(self._coordinator, self.job, timeout_s)
+
+
+__all__ = ["JobAccess"]

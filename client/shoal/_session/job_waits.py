@@ -1,0 +1,85 @@
+"""Notices about a job that does not run yet, for people who wait for its end."""
+
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+
+from shoal._rpc import CoordinatorClient
+from shoal._session.waits import entry_words
+from shoal._system.waits import Wait, WaitWatch
+from shoal.events import Event, StateChanged
+from shoal.status import JobState, JobStatus
+from shoal.v1 import job_pb2
+
+_NOT_RUNNING = {JobState.PENDING, JobState.STARTING, JobState.PLACING}
+
+
+class StartWait:
+    """Tells from a job's events since when it waits to run (no I/O).
+
+    Args:
+        job: name of the job.
+        clock: returns seconds.
+
+    Attributes:
+        wait: the wait in progress; None if the job runs, has ended, or has sent no event.
+    """
+
+    def __init__(self, job: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._job, self._clock = job, clock
+        self.wait: Wait | None = None
+
+    def observe(self, event: Event) -> None:
+        """Records an event of the job."""
+        if not isinstance(event, StateChanged):
+            return
+        if event.state not in _NOT_RUNNING:
+            self.wait = None
+        elif self.wait is None:
+            self.wait = Wait(f"job {self._job}", self._clock())
+
+
+@contextmanager
+def start_told(coordinator: CoordinatorClient, job: str) -> Iterator[StartWait]:
+    """Tells a person, during the block, what a job waits for that does not run; see `WaitWatch`.
+
+    Args:
+        coordinator: client of the coordinator.
+        job: name of the job.
+
+    Yields:
+        The receiver of the job's events.
+    """
+
+    def detail() -> str:
+        request = job_pb2.GetRequest(job=job)
+        return entry_words(JobStatus.from_proto(coordinator.call(coordinator.jobs.Get, request, retry_for_s=0).status))
+
+    started = StartWait(job)
+    watch = WaitWatch(lambda: started.wait, detail)
+    watch.start()
+    try:
+        yield started
+    finally:
+        watch.stop()
+
+
+def start_told_of(watched: Iterator[Event], coordinator: CoordinatorClient, job: str) -> Iterator[Event]:
+    """Yields a job's events, and tells a person meanwhile what the job waits for if it does not run.
+
+    Args:
+        watched: the events; a generator, which is closed at the end.
+        coordinator: client of the coordinator.
+        job: name of the job.
+    """
+    with start_told(coordinator, job) as started:
+        try:
+            for event in watched:
+                started.observe(event)
+                yield event
+        finally:
+            if isinstance(watched, Generator):
+                watched.close()
+
+
+__all__ = ["StartWait", "start_told", "start_told_of"]

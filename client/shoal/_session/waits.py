@@ -1,0 +1,95 @@
+"""What a session waits for, in words for people: other ranks, servers, or more sessions."""
+
+from collections.abc import Callable, Sequence
+
+from shoal import errors
+from shoal._session.reports import Reports
+from shoal._session.step_times import StepTimes
+from shoal._system.waits import Wait, WaitWatch
+from shoal._training import Pipeline
+from shoal._training.participant import Participant
+from shoal.status import JobMember, JobStatus
+
+# Ranks that a line names; it counts the others.
+_MOST_NAMED = 5
+
+
+class SessionWaits:
+    """Tells a person when a call of a session waits for other ranks or for servers. A thread does it.
+
+    The thread also sends reports that no later push has sent, so that others see at which step this session is.
+
+    Args:
+        participant: the session's part in its job.
+        parameters: its pulls and pushes.
+        times: its calls in progress.
+        reports: its reports.
+        clock: returns seconds, as for `times`.
+    """
+
+    def __init__(
+        self,
+        participant: Participant,
+        parameters: Pipeline,
+        times: StepTimes,
+        reports: Reports,
+        clock: Callable[[], float],
+    ) -> None:
+        self._participant, self._parameters, self._times = participant, parameters, times
+        self._watch = WaitWatch(self._current, self._detail, clock=clock, each=reports.flush)
+        self._watch.start()
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._watch.stop()
+
+    def _current(self) -> Wait | None:
+        if (waiting := self._times.waiting) is None:
+            return None
+        phase, since = waiting
+        own = self._participant
+        return Wait(f"{phase} of step {self._parameters.step} by {own.worker} (rank {own.rank}, job {own.job})", since)
+
+    def _detail(self) -> str:
+        lead, waiting = self._participant.spec.consistency.lead, self._times.waiting
+        if waiting and waiting[0] == "batches":
+            return "for a range of samples; the other sessions have leased all that are left"
+        if lead is not None and waiting:
+            first = self._parameters.step - lead + (waiting[0] == "push")
+            if slow := ranks_behind(self._participant.status(retry_for_s=0).members, self._participant.rank, first):
+                return f"for {slow}"
+        return "for the servers; no other rank is behind"
+
+
+def ranks_behind(members: Sequence[JobMember], own_rank: int, step: int) -> str:
+    """Returns the ranks that have not reached a step, in words; empty if all have.
+
+    Args:
+        members: the members of the job.
+        own_rank: the rank that waits.
+        step: the step that the others have to reach.
+    """
+    slow = sorted((it.step, it.rank, it.worker) for it in members if it.state == "present" and it.step < step)
+    named = [f"rank {rank} ({worker}, at step {at})" for at, rank, worker in slow if rank != own_rank]
+    left = len(named) - _MOST_NAMED
+    return " and ".join([", ".join(named[:_MOST_NAMED]), *([f"{left} more"] if left > 0 else [])])
+
+
+def entry_detail(participant: Participant) -> str:
+    """Returns what a session waits for that enters its job, in words."""
+    try:
+        status = participant.status(retry_for_s=0)
+    except errors.Unreachable:
+        return "for the coordinator"
+    return entry_words(status)
+
+
+def entry_words(status: JobStatus) -> str:
+    """Returns what keeps a job from running, in words: how many sessions are there, and which."""
+    there = ", ".join(f"{it.worker} (rank {it.rank})" for it in status.members[:_MOST_NAMED] if it.state == "present")
+    if status.reason:
+        return f"({status.reason}; there: {there})" if there else f"({status.reason})"
+    return f"for the servers (the job is {status.state.value})"
+
+
+__all__ = ["SessionWaits", "entry_detail", "entry_words", "ranks_behind"]
