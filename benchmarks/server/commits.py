@@ -12,10 +12,10 @@ import statistics
 import time
 
 from shoal import consistency
-from shoal_server.shards.consistency import mode_for
-from shoal_server.shards.events import FoldsDone, PullRequested, PushCommitted, PushStaged, WorkerAdmitted
-from shoal_server.shards.mode import Fold
-from shoal_server.shards.state import GroupState
+from shoal_server.shards.machine.consistency import mode_for
+from shoal_server.shards.machine.events import FoldsDone, PullRequested, PushCommitted, PushStaged, WorkerAdmitted
+from shoal_server.shards.machine.mode import Fold
+from shoal_server.shards.machine.state import GroupState
 
 MODES = (
     consistency.Asynchronous(),

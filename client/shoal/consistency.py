@@ -1,4 +1,4 @@
-"""Consistency modes that a job can have. `shoal_server.shards.consistency` enforces them in a shard."""
+"""Consistency modes that a job can have. `shoal_server.shards.machine.consistency` enforces them in a shard."""
 
 from dataclasses import dataclass
 from typing import ClassVar

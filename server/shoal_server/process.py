@@ -92,21 +92,7 @@ class Server:
             undo.callback(self._endpoints.stop)
             self._writer = CheckpointWriter(storage, config.name)
             undo.callback(self._writer.close)
-            servicer = ParameterServerServicer(
-                self.store,
-                self._endpoints,
-                service=self._service,
-                norm_threads=self._pools["norm"],
-                writer=self._writer,
-            )
-            self._rpc = _rpc.RpcServer(
-                config.listen,
-                [(SERVICE, add_to_server, servicer)],
-                threads=config.rpc_threads,
-                advertise=config.advertise,
-                credentials=config.credentials,
-                authorizer=self.authorizer,
-            )
+            self._rpc = self._rpc_server(config)
             undo.pop_all()
         metrics.watch(self.store, self._pools)
         self.address = self._rpc.address
@@ -137,6 +123,23 @@ class Server:
             raise
         self._leave_grace_s = config.leave_grace_s
         self._rpc.set_ready(True)
+
+    def _rpc_server(self, config: ServerConfig) -> _rpc.RpcServer:
+        servicer = ParameterServerServicer(
+            self.store,
+            self._endpoints,
+            service=self._service,
+            norm_threads=self._pools["norm"],
+            writer=self._writer,
+        )
+        return _rpc.RpcServer(
+            config.listen,
+            [(SERVICE, add_to_server, servicer)],
+            threads=config.rpc_threads,
+            advertise=config.advertise,
+            credentials=config.credentials,
+            authorizer=self.authorizer,
+        )
 
     def leave(self, stop_now: threading.Event) -> None:
         """Keeps serving until every job with shards here has a checkpoint and has resumed from it elsewhere.

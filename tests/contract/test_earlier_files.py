@@ -104,11 +104,20 @@ def as_answered_now(call: Call) -> Call:
     return replace(call, replies=(reply.SerializeToString(deterministic=True),))
 
 
+def without_members(call: Call) -> Call:
+    """Returns the call with an answer without the members of a job, which coordinators of then did not send."""
+    if not call.method.endswith("Jobs/Get"):
+        return call
+    reply = job_pb2.GetReply.FromString(call.replies[0])
+    reply.status.ClearField("members")
+    return replace(call, replies=(reply.SerializeToString(deterministic=True),))
+
+
 def test_a_coordinator_answers_as_one_of_then_did(started: tuple[PinnedCoordinator, Clock]) -> None:
     coordinator, _ = started
     recorded = [entry for entry in load(FILES / "answers.jsonl") if isinstance(entry, Call)]
     answers = make_calls(coordinator.address, [(call.method, call.requests[0]) for call in recorded])
-    for answer, expected in zip(answers, map(as_answered_now, recorded), strict=True):
+    for answer, expected in zip(map(without_members, answers), map(as_answered_now, recorded), strict=True):
         assert answer == expected, f"{shown(answer)}\n\ninstead of\n\n{shown(expected)}"
 
 

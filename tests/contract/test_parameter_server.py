@@ -33,8 +33,8 @@ from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
 from shoal_server.serving import grpc_endpoint
 from shoal_server.serving.pending_push import PendingPush
-from shoal_server.shards.consistency import SynchronousMode
-from shoal_server.shards.mode import PermitLimits
+from shoal_server.shards.machine.consistency import SynchronousMode
+from shoal_server.shards.machine.mode import PermitLimits
 from shoal_server.shards.stored_slab import StoredSlab
 from support.clusters.shard_servers import ShardServers
 from support.waiting import wait_until

@@ -21,7 +21,7 @@ from shoal._transport.lane import Lane
 from shoal._wire import Buffer, DataRange, Lease, NoRange
 from shoal.partitioners import FixedShards
 from shoal.variables import Variable
-from shoal_server.shards.events import Admission
+from shoal_server.shards.machine.events import Admission
 from shoal_worker.arrays import Cpu
 from shoal_worker.batches import LeasedBatches
 from shoal_worker.messages import TrainerReport

@@ -28,8 +28,8 @@ from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
 from shoal_server.serving.service import DataService
-from shoal_server.shards.consistency import SynchronousMode
-from shoal_server.shards.mode import PermitLimits
+from shoal_server.shards.machine.consistency import SynchronousMode
+from shoal_server.shards.machine.mode import PermitLimits
 from support import memory_transport
 from support.clusters.shard_servers import ShardServers
 from support.memory_transport import MemoryTransport

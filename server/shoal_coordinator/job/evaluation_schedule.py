@@ -247,7 +247,7 @@ class EvaluationSchedule:
             best_cut_taken=self._best_cut_taken,
             best_checkpoint=self._best_checkpoint,
             best_checkpoint_evaluation=self._best_checkpoint_evaluation,
-            plateau=self._plateau.to_proto(),
+            plateau=self.plateau.to_proto() if self.plateau else None,
         )
 
     def restore_from(self, record: state_pb2.EvaluationRecord) -> None:

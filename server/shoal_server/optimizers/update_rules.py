@@ -1,7 +1,8 @@
 """Update rules: optimizers bound to their kernels, and the aggregations of variables without gradients.
 
 A rule has no state. It names its slots, so that an arena can allocate them and a checkpoint can save them by name.
-Callers of `apply` pass everything else. `shoal_server.shards.consistency` decides which gradient is applied when.
+Callers of `apply` pass everything else. `shoal_server.shards.machine.consistency` decides which gradient is applied
+when.
 """
 
 import math

@@ -5,9 +5,9 @@ through `shoal_server.checkpoints`. This package knows neither RPCs nor files.
 """
 
 from shoal_server.shards.commit_gate import MAX_PAUSE_S
-from shoal_server.shards.events import AnswerPush, WorkerProgress
 from shoal_server.shards.lock_group import LockGroup
-from shoal_server.shards.norm_exchange import NormOutbox
+from shoal_server.shards.machine.events import AnswerPush, WorkerProgress
+from shoal_server.shards.machine.norm_exchange import NormOutbox
 from shoal_server.shards.reading import Reading
 from shoal_server.shards.selection import Selection
 from shoal_server.shards.shard import Arena, JobShardConfig, Peer, Shard, Stamp

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 
 from shoal import errors
-from shoal_server.shards.mode import Contribution, Fold
+from shoal_server.shards.machine.mode import Contribution, Fold
 
 
 class FoldQueue:

@@ -10,16 +10,17 @@ from functools import partial
 from shoal import errors
 from shoal._memory.buffers import BufferPool
 from shoal._wire import ShardLayout
-from shoal_server.shards import events, tickets
+from shoal_server.shards import tickets
 from shoal_server.shards.commit_gate import CommitGate
-from shoal_server.shards.consistency import mode_for
-from shoal_server.shards.mode import Fold
-from shoal_server.shards.norm_exchange import NormOutbox
+from shoal_server.shards.machine import events
+from shoal_server.shards.machine.consistency import mode_for
+from shoal_server.shards.machine.mode import Fold
+from shoal_server.shards.machine.norm_exchange import NormOutbox
+from shoal_server.shards.machine.state import GroupState
 from shoal_server.shards.pending_cut import PendingCut
 from shoal_server.shards.selection import Selections
 from shoal_server.shards.shard import JobShardConfig
 from shoal_server.shards.snapshot import Cut
-from shoal_server.shards.state import GroupState
 from shoal_server.shards.stored_shards import StoredShards
 from shoal_server.shards.updates import Updates
 

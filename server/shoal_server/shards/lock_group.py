@@ -11,9 +11,9 @@ import numpy as np
 
 from shoal import errors, optim
 from shoal._wire import Cursor, ShardLayout, Slab
-from shoal_server.shards import events
 from shoal_server.shards.group_shell import GroupShell
-from shoal_server.shards.norm_exchange import check_squares, pushed_squares
+from shoal_server.shards.machine import events
+from shoal_server.shards.machine.norm_exchange import check_squares, pushed_squares
 from shoal_server.shards.pending_cut import NORM_WAIT_S, PendingCut
 from shoal_server.shards.reading import Reading
 from shoal_server.shards.selection import Selection

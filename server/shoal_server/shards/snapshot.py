@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal._wire import ShardLayout
-from shoal_server.shards.events import AnswerCut
+from shoal_server.shards.machine.events import AnswerCut
 
 
 class Snapshot:

@@ -8,7 +8,7 @@ from shoal._limits import catalogue
 from shoal._memory.buffers import BufferPool
 from shoal._wire import ShardLayout
 from shoal_server.shards.lock_group import LockGroup
-from shoal_server.shards.norm_exchange import NormOutbox
+from shoal_server.shards.machine.norm_exchange import NormOutbox
 from shoal_server.shards.shard import JobShardConfig
 from shoal_server.shards.stored_shards import needed_bytes
 

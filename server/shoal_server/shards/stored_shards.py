@@ -8,7 +8,7 @@ import numpy as np
 from shoal._memory.buffers import BufferPool
 from shoal._wire import ArenaKey, CallLayout, ShardLayout
 from shoal_server.optimizers import kernels, norms
-from shoal_server.shards.mode import Apply, Contribution
+from shoal_server.shards.machine.mode import Apply, Contribution
 from shoal_server.shards.shard import Arena, JobShardConfig, Shard
 from shoal_server.shards.snapshot import ShardSnapshot
 from shoal_server.shards.stored_slab import StoredSlab, stored_bytes

@@ -6,7 +6,7 @@ from typing import Protocol
 import structlog
 
 from shoal import errors
-from shoal_server.shards.events import AnswerPulls, Effect, GrantPermit, RefusePermit, RefusePull
+from shoal_server.shards.machine.events import AnswerPulls, Effect, GrantPermit, RefusePermit, RefusePull
 
 _log = structlog.get_logger(__name__)
 

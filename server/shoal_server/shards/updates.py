@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 
 from shoal import _tracing
 from shoal._memory.buffers import BufferPool
-from shoal_server.shards import events
 from shoal_server.shards.fold_queue import FoldQueue
-from shoal_server.shards.mode import Apply, Fold
+from shoal_server.shards.machine import events
+from shoal_server.shards.machine.mode import Apply, Fold
 from shoal_server.shards.stored_shards import StoredShards
 
 

@@ -192,6 +192,7 @@ def test_reply_is_not_sent_before_its_change_is_stored(group: Rig, monkeypatch: 
     with monkeypatch.context() as patch:
         patch.setattr(sqlite3, "connect", noted)
         group.restart()
+    group.job("List")  # the client has found the new coordinator
     opened[-1].execute("PRAGMA query_only = 1")
     with pytest.raises(errors.Unreachable, match="cannot write the store"):
         group.client.call(group.client.jobs.Submit, jobs.SubmitRequest(spec=job("lost").to_proto()), retry_for_s=0)

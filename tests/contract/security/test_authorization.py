@@ -32,8 +32,8 @@ from shoal.v1 import header_pb2 as headers
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
-from shoal_server.shards.consistency import SynchronousMode
-from shoal_server.shards.mode import PermitLimits
+from shoal_server.shards.machine.consistency import SynchronousMode
+from shoal_server.shards.machine.mode import PermitLimits
 from support.clusters.secure_rig import SecureRig, expired, of_another_cluster, secure_rig
 from support.waiting import wait_until
 

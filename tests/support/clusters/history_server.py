@@ -22,9 +22,9 @@ from shoal._memory.buffers import BufferPool
 from shoal._role import lifecycle
 from shoal._wire import ShardLayout
 from shoal_server.process import Server, ServerConfig
-from shoal_server.shards.events import Admission
 from shoal_server.shards.lock_group import LockGroup
-from shoal_server.shards.norm_exchange import NormOutbox
+from shoal_server.shards.machine.events import Admission
+from shoal_server.shards.machine.norm_exchange import NormOutbox
 from shoal_server.shards.shard import JobShardConfig
 from shoal_server.shards.store import ShardStore
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal import consistency
-from shoal_server.shards.clocks import Clocks, WaitingPulls, WorkerClock
-from shoal_server.shards.consistency import mode_for
-from shoal_server.shards.events import PullRequested, PushCommitted, PushStaged, WorkerAdmitted
-from shoal_server.shards.state import GroupState
+from shoal_server.shards.machine.clocks import Clocks, WaitingPulls, WorkerClock
+from shoal_server.shards.machine.consistency import mode_for
+from shoal_server.shards.machine.events import PullRequested, PushCommitted, PushStaged, WorkerAdmitted
+from shoal_server.shards.machine.state import GroupState
 
 STEPS = st.integers(0, 12)
 NAMES = st.sampled_from("abcdef")

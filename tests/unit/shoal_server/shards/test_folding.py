@@ -15,8 +15,9 @@ from shoal import consistency, errors, initializers, optim
 from shoal._wire.layout import ArenaLayout, ShardLayout, Slice
 from shoal.variables import Variable
 from shoal_server.optimizers import kernels, update_rules
-from shoal_server.shards.consistency import mode_for
-from shoal_server.shards.events import (
+from shoal_server.shards.lock_group import LockGroup
+from shoal_server.shards.machine.consistency import mode_for
+from shoal_server.shards.machine.events import (
     AnswerAdmission,
     AnswerCut,
     AnswerPulls,
@@ -30,10 +31,9 @@ from shoal_server.shards.events import (
     WorkerAdmitted,
     WorkerReleased,
 )
-from shoal_server.shards.lock_group import LockGroup
-from shoal_server.shards.mode import Apply, Fold
+from shoal_server.shards.machine.mode import Apply, Fold
+from shoal_server.shards.machine.state import GroupState
 from shoal_server.shards.shard import JobShardConfig, Stamp
-from shoal_server.shards.state import GroupState
 from support.run_lengths import examples
 
 SIZE = 24

@@ -261,8 +261,8 @@ def test_a_failed_fold_answers_the_pulls_that_wait_for_it(monkeypatch: pytest.Mo
 
 
 def test_a_failed_update_answers_the_pushes_that_wait_for_a_permit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal_server.shards.consistency.PERMIT_FREE_BYTES", 0)
-    monkeypatch.setattr("shoal_server.shards.consistency.FREE_BYTES", 0)
+    monkeypatch.setattr("shoal_server.shards.machine.consistency.PERMIT_FREE_BYTES", 0)
+    monkeypatch.setattr("shoal_server.shards.machine.consistency.FREE_BYTES", 0)
     group = group_of(consistency.Synchronous(), "abcdefghijklmnop")
     tickets = [Ticket() for _ in range(15)]
     for ticket, worker in zip(tickets, "bcdefghijklmnop", strict=True):

@@ -16,13 +16,13 @@ from shoal import consistency, errors, initializers, optim
 from shoal._memory.buffers import BufferPool
 from shoal._wire.layout import ArenaLayout, ShardLayout, Slice
 from shoal.variables import Variable
-from shoal_server.shards import events
-from shoal_server.shards.consistency import mode_for
 from shoal_server.shards.lock_group import LockGroup
-from shoal_server.shards.mode import Apply, Fold
+from shoal_server.shards.machine import events
+from shoal_server.shards.machine.consistency import mode_for
+from shoal_server.shards.machine.mode import Apply, Fold
+from shoal_server.shards.machine.state import GroupState
 from shoal_server.shards.pending_cut import PendingCut
 from shoal_server.shards.shard import JobShardConfig, Peer, Stamp
-from shoal_server.shards.state import GroupState
 from shoal_server.shards.store import ShardStore
 from support.run_lengths import examples
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal import consistency, errors
-from shoal_server.shards.consistency import mode_for
-from shoal_server.shards.events import (
+from shoal_server.shards.machine.consistency import mode_for
+from shoal_server.shards.machine.events import (
     AnswerPush,
     Effect,
     Folded,
@@ -26,8 +26,8 @@ from shoal_server.shards.events import (
     WorkerFenced,
     WorkerReleased,
 )
-from shoal_server.shards.mode import Apply, Fold, PermitLimits
-from shoal_server.shards.state import GroupState
+from shoal_server.shards.machine.mode import Apply, Fold, PermitLimits
+from shoal_server.shards.machine.state import GroupState
 
 LIMITS = PermitLimits(workers=4, permits=4)
 LARGE = 1 << 30

@@ -17,8 +17,8 @@ import pytest
 
 from shoal import consistency
 from shoal._wire.cursor import Cursor
-from shoal_server.shards.consistency import mode_for
-from shoal_server.shards.events import (
+from shoal_server.shards.machine.consistency import mode_for
+from shoal_server.shards.machine.events import (
     AnswerAdmission,
     AnswerCut,
     AnswerFence,
@@ -34,8 +34,8 @@ from shoal_server.shards.events import (
     WorkerProgress,
     WorkerReleased,
 )
-from shoal_server.shards.mode import Apply
-from shoal_server.shards.state import GroupState
+from shoal_server.shards.machine.mode import Apply
+from shoal_server.shards.machine.state import GroupState
 
 GOAL = 12
 

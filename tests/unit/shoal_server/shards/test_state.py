@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from shoal import consistency, errors
 from shoal._wire import PushCounts
 from shoal._wire.limits import MAX_STEP
-from shoal_server.shards.consistency import mode_for
-from shoal_server.shards.events import (
+from shoal_server.shards.machine.consistency import mode_for
+from shoal_server.shards.machine.events import (
     Admission,
     AnswerAdmission,
     AnswerCut,
@@ -34,8 +34,8 @@ from shoal_server.shards.events import (
     WorkerFenced,
     WorkerReleased,
 )
-from shoal_server.shards.mode import Apply, Fold
-from shoal_server.shards.state import GroupState
+from shoal_server.shards.machine.mode import Apply, Fold
+from shoal_server.shards.machine.state import GroupState
 from support.run_lengths import examples
 
 

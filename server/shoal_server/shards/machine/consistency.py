@@ -1,7 +1,7 @@
 """Consistency modes of a shard: pure bookkeeping over worker clocks, without values, locks or threads.
 
 A mode answers two questions: whether a worker may pull at a step, and which pushes are applied now.
-`shoal_server.shards.state` asks them. Users choose a mode with `shoal.consistency`.
+`shoal_server.shards.machine.state` asks them. Users choose a mode with `shoal.consistency`.
 """
 
 import heapq
@@ -9,8 +9,8 @@ from collections.abc import Collection
 
 from shoal import consistency
 from shoal._wire.limits import PERMIT_FREE_BYTES
-from shoal_server.shards.clocks import Clocks, WorkerClock
-from shoal_server.shards.mode import NO_LIMIT, Apply, Contribution, Fold, Mode, PermitLimits, PushDecision
+from shoal_server.shards.machine.clocks import Clocks, WorkerClock
+from shoal_server.shards.machine.mode import NO_LIMIT, Apply, Contribution, Fold, Mode, PermitLimits, PushDecision
 
 # Permits of a step: in a small group one for each worker, else three, so that gradients can be received while one is
 # folded. There are more of them if all take fewer bytes than this.

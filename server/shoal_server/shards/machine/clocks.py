@@ -11,10 +11,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal import errors
+from shoal._limits import catalogue
 from shoal._wire.limits import MAX_LEAD, MAX_STEP
 
 # Outdated entries of a heap are removed when there are this many more of them than of current entries.
 SLACK = 64
+# Most pulls that wait at one shard. A waiting pull takes memory, not a thread.
+MAX_WAITING_PULLS = catalogue.MAX_WAITING_PULLS.default
+
+
+def check_room(name: str, waiting: int) -> None:
+    """Checks that one more pull may wait.
+
+    Raises:
+        Overloaded: too many pulls wait.
+    """
+    if waiting >= MAX_WAITING_PULLS:
+        raise catalogue.MAX_WAITING_PULLS.refusal(f"{name}: {waiting} pulls wait", "try again later")
 
 
 def check_step(name: str, step: int, furthest: int = MAX_STEP) -> None:

@@ -11,8 +11,8 @@ from itertools import repeat
 from shoal import errors
 from shoal._wire import Cursor, PushCounts
 from shoal._wire.limits import MAX_STEP
-from shoal_server.shards.events import AnsweredPush, AnswerPush
-from shoal_server.shards.mode import Contribution
+from shoal_server.shards.machine.events import AnsweredPush, AnswerPush
+from shoal_server.shards.machine.mode import Contribution
 
 # Fenced workers that a group remembers, so that a delayed admission is refused.
 FENCED_WORKERS = 4_096

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from shoal import errors
-from shoal_server.shards.clocks import Clocks
-from shoal_server.shards.events import Effect, GrantPermit, RefusePermit
-from shoal_server.shards.mode import Mode
+from shoal_server.shards.machine.clocks import Clocks
+from shoal_server.shards.machine.events import Effect, GrantPermit, RefusePermit
+from shoal_server.shards.machine.mode import Mode
 
 # Place of a worker in a step's sum: its rank and its incarnation.
 _Place = tuple[int, int]

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from shoal import errors
 from shoal_server.optimizers import norms
-from shoal_server.shards.events import NormMeasured, NormReceived
+from shoal_server.shards.machine.events import NormMeasured, NormReceived
 
 
 class NormOutbox(Protocol):

@@ -1,6 +1,6 @@
 """Interface of a consistency mode: what a lock group asks it, and what it decides about contributions.
 
-`shoal_server.shards.consistency` has the modes.
+`shoal_server.shards.machine.consistency` has the modes.
 """
 
 from abc import ABC, abstractmethod
@@ -10,7 +10,7 @@ from typing import Any
 
 from shoal._wire import Cursor
 from shoal.optim import Schedule
-from shoal_server.shards.clocks import Clocks
+from shoal_server.shards.machine.clocks import Clocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class Mode(ABC):
             squares: sum of the squares of the step's mean on all servers.
         """
 
-    # Permits bound the memory of gradients that a step keeps; see `shoal_server.shards.permits`.
+    # Permits bound the memory of gradients that a step keeps; see `shoal_server.shards.machine.permits`.
 
     @abstractmethod
     def permit_limits(self, nbytes: int) -> PermitLimits | None:

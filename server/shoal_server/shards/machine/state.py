@@ -10,18 +10,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from shoal import errors
-from shoal._limits import catalogue
 from shoal.optim import Schedule
-from shoal_server.shards import events
-from shoal_server.shards.clocks import Clocks, WaitingPull, WaitingPulls, WorkerClock, check_step
-from shoal_server.shards.events import Effect
-from shoal_server.shards.mode import Apply, Contribution, Fold, Mode
-from shoal_server.shards.norm_exchange import NormExchange
-from shoal_server.shards.permits import Permits
-from shoal_server.shards.worker_records import Answers, AppliedPushes, Fences
+from shoal_server.shards.machine import events
+from shoal_server.shards.machine.clocks import Clocks, WaitingPull, WaitingPulls, WorkerClock, check_room, check_step
+from shoal_server.shards.machine.events import Effect
+from shoal_server.shards.machine.mode import Apply, Contribution, Fold, Mode
+from shoal_server.shards.machine.norm_exchange import NormExchange
+from shoal_server.shards.machine.permits import Permits
+from shoal_server.shards.machine.worker_records import Answers, AppliedPushes, Fences
 
-# Most pulls that wait at one shard. A waiting pull takes memory, not a thread.
-MAX_WAITING_PULLS = catalogue.MAX_WAITING_PULLS.default
 # Steps ahead for which a pull may ask: values of the next step, while the worker computes this one.
 MAX_AHEAD = 1
 
@@ -217,7 +214,9 @@ class GroupState:
         if not event.worker:
             if not self.mode.awaits_norm:
                 return [events.AnswerPulls((event.ticket,), event.step)]
-            self._check_room()  # the answers to all pushes of the step are given, so readers get its update
+            check_room(
+                self.name, self.waiting
+            )  # the answers to all pushes of the step are given, so readers get its update
             self._readers[event.ticket] = event.step
             return []
         if event.ahead > MAX_AHEAD:
@@ -228,13 +227,9 @@ class GroupState:
         step = event.step + event.ahead
         if self.mode.may_pull(step, self.clocks):
             return [*effects, self._admit_pulls(step, {event.ticket: WaitingPull(event.worker, step)})]
-        self._check_room()
+        check_room(self.name, self.waiting)
         self._waiting.add(event.ticket, event.worker, step)
         return effects
-
-    def _check_room(self) -> None:
-        if self.waiting >= MAX_WAITING_PULLS:
-            raise catalogue.MAX_WAITING_PULLS.refusal(f"{self.name}: {self.waiting} pulls wait", "try again later")
 
     def _permits_changed(self, event: events.PushOpened | events.PushWithdrawn | events.Folded) -> list[Effect]:
         if isinstance(event, events.Folded):
@@ -280,8 +275,7 @@ class GroupState:
         effects = list[Effect]()
         if isinstance(event, events.NormMeasured):
             effects.append(events.ShareNorm(step, event.squares))
-        total = self._norms.add(event, step)
-        if total is not None:
+        if (total := self._norms.add(event, step)) is not None:
             self.mode.norm_known(total)
             effects += self._settle()
         return effects

@@ -1,4 +1,4 @@
-"""Events and effects of a shard's state machine, which is in `shoal_server.shards.state`."""
+"""Events and effects of a shard's state machine, which is in `shoal_server.shards.machine.state`."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar
 from shoal import errors
 from shoal._wire import Cursor, PushCounts
 from shoal.optim import Schedule
-from shoal_server.shards.mode import Apply, Fold
+from shoal_server.shards.machine.mode import Apply, Fold
 
 
 @dataclass(frozen=True, slots=True)
