@@ -10,6 +10,7 @@ TYPE_CHECKING = False  # as type checkers know it: the module `typing` would tak
 if TYPE_CHECKING:
     from shoal import callbacks, consistency, data, errors, events, initializers, optim, partitioners, status
     from shoal._memory.allocator import tune as tune_allocator
+    from shoal._session.trees import unflatten
     from shoal.checkpoint_policy import CheckpointPolicy
     from shoal.checkpoints import Checkpoint, Checkpoints
     from shoal.client import Client, JobHandle, connect
@@ -127,6 +128,7 @@ __all__ = [
     "partitioners",
     "status",
     "tune_allocator",
+    "unflatten",
 ]
 
 # The modules that define the public names; all other names are errors. Every import of the package runs this module
@@ -153,6 +155,7 @@ _HOMES = {
     "Variable": "variables",
     "connect": "client",
     "evaluate": "evaluation",
+    "unflatten": "_session.trees",
 }
 _MODULES = {"callbacks", "data", "errors", "events", "initializers", "optim", "partitioners", *_HOMES.values()}
 

@@ -17,6 +17,7 @@ SEPARATOR = "/"
 # Levels of a tree. The limit is below Python's own limit of nested calls.
 MAX_DEPTH = 100
 MAX_DIMENSIONS = 64  # of an array of NumPy
+MAX_NAMED = 10  # names that an error lists
 # Keys of JAX by which a box of one array names its content, such as nnx.Param. They add nothing to a key path.
 _BOXED = frozenset({"value", "raw_value", 0})
 
@@ -130,6 +131,47 @@ def flatten(
     return walk.leaves, Structure(root, type(tree))
 
 
+def unflatten(values: Mapping[str, Any], like: Any) -> Any:
+    """Returns values by name as a tree, such as what `Client.pull` and `Checkpoints.read` return.
+
+        params = shoal.unflatten(shoal.Checkpoints("ckpt").read("mlp"), like=params)
+
+    Args:
+        values: the leaves by name. The leaf at `tree["layers"][0]["w"]` has the name "layers/0/w".
+        like: a tree with the structure of the result: dicts, lists, tuples, named tuples, and containers that JAX knows
+            if JAX is loaded. Its leaves are not used, so they may be arrays, `Variable`s or anything else.
+
+    Returns:
+        A new tree with the structure of `like`. Its leaves are the given objects, which are not copied or checked. A
+        None in `like` stays None.
+
+    Raises:
+        BadRequest: `like` is not a container or cannot be a tree of variables, or its names are not those of `values`.
+            The message lists the differences.
+    """
+    if not is_container(like):
+        raise errors.BadRequest(
+            f"like is a {type(like).__name__}; give the tree whose structure the values have, such as the variables of "
+            "the session"
+        )
+    leaves, structure = flatten(like, "like", errors.BadRequest)
+    missing, unknown = leaves.keys() - values.keys(), values.keys() - leaves.keys()
+    if missing or unknown:
+        lacking = f"the values lack {_first_names(missing)}" if missing else ""
+        more = f"like lacks {_first_names(unknown)}" if unknown else ""
+        raise errors.BadRequest(
+            f"{' and '.join(filter(None, (lacking, more)))}; give a tree with the names of the values, such as the "
+            "variables of the session"
+        )
+    return structure.rebuilt({name: values[name] for name in leaves})
+
+
+def _first_names(names: Iterable[str]) -> str:
+    shown = [repr(name) for name in sorted(names)]
+    more = len(shown) - MAX_NAMED
+    return ", ".join(shown[:MAX_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+
+
 class _Walk:
     """One walk over a tree, which collects its leaves."""
 
@@ -241,4 +283,4 @@ def _key_of(entry: Any) -> Any:
     return str(entry)
 
 
-__all__ = ["MAX_DEPTH", "SEPARATOR", "Structure", "flatten", "is_container"]
+__all__ = ["MAX_DEPTH", "MAX_NAMED", "SEPARATOR", "Structure", "flatten", "is_container", "unflatten"]

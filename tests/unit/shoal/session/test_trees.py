@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
+import shoal
 from shoal import errors
 from shoal._session import trees
 
@@ -51,6 +52,31 @@ def test_a_tree_is_rebuilt_from_its_leaves(tree: Any) -> None:
     assert rebuilt == tree
     assert types_of(rebuilt) == types_of(tree)
     assert None not in leaves.values()
+
+
+@given(TREES)
+def test_values_by_name_become_a_tree_like_another(tree: Any) -> None:
+    leaves, _ = trees.flatten(tree, "tree", errors.InvalidVariable)
+    assume(trees.is_container(tree))  # [[]] is an array
+    made = shoal.unflatten(dict(reversed(leaves.items())), like=tree)
+    assert made == tree
+    assert types_of(made) == types_of(tree)
+    assert list(trees.flatten(made, "made", errors.InvalidVariable)[0]) == list(leaves)
+
+
+def test_names_that_differ_from_those_of_the_tree_are_refused() -> None:
+    like = {"layer1": {"w": 0, "b": 0}, "none": None}
+    assert shoal.unflatten({"layer1/b": 1, "layer1/w": 2}, like=like) == {"layer1": {"w": 2, "b": 1}, "none": None}
+    with pytest.raises(errors.BadRequest, match=r"^the values lack 'layer1/b'; give a tree with the names"):
+        shoal.unflatten({"layer1/w": 2}, like=like)
+    with pytest.raises(errors.BadRequest, match=r"^the values lack 'layer1/b', 'layer1/w' and like lacks 'w'; "):
+        shoal.unflatten({"w": 2}, like=like)
+    with pytest.raises(errors.BadRequest, match=r"'v18', 'v19' and 5 more; "):
+        shoal.unflatten({}, like={f"v{n}": 0 for n in range(10, 25)})
+    with pytest.raises(errors.BadRequest, match=r"^like is a ndarray; give the tree"):
+        shoal.unflatten({"w": 2}, like=np.zeros(3))
+    with pytest.raises(errors.BadRequest, match="the keys of a dict must be strings"):
+        shoal.unflatten({"1": 2}, like={1: 0})
 
 
 @given(TREES)
