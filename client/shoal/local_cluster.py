@@ -5,7 +5,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from types import NoneType, TracebackType
 from typing import Any
@@ -14,10 +14,11 @@ from urllib.parse import urlsplit
 from shoal import _rpc, errors
 from shoal._role import RoleProcess
 from shoal._role.identity import SOURCES
-from shoal._security import Credentials
+from shoal._security import AccessRole, Credentials
 from shoal._system import check_count, check_type, private_files
 from shoal._system.waits import told
 from shoal.client import Client
+from shoal.v1 import token_pb2
 
 _ROLES = ("coordinator", "server", "worker")
 _LOOPBACK = "127.0.0.1:0"
@@ -122,7 +123,7 @@ class LocalCluster:
 
     @property
     def page(self) -> str:
-        """The URL of the web page, or "" without one."""
+        """The URL of the web page, or "" without one. The page asks for a login; see `login_link`."""
         return self.process("coordinator").page
 
     @property
@@ -147,6 +148,19 @@ class LocalCluster:
     def client(self) -> Client:
         """Returns a new client of this cluster. Close it, or use it in a `with` statement."""
         return Client(self.address, credentials=Credentials.find(environment=self._env))
+
+    def login_link(self) -> str:
+        """Returns a new link that opens the web page and logs the browser in.
+
+        Each link can be used once, within ten minutes; `shoal page --coordinator ADDRESS` prints another one.
+
+        Raises:
+            StartFailed: the cluster has no page.
+            Unreachable: the coordinator does not answer.
+        """
+        found = Credentials.find(environment=self._env).for_coordinator(self.address, AccessRole.ADMIN)
+        with closing(_rpc.CoordinatorClient(self.address, credentials=found)) as client:
+            return client.call(client.tokens.GetLoginLink, token_pb2.GetLoginLinkRequest()).link
 
     def start(self) -> None:
         """Starts all roles, and returns when they are ready. A `with` statement calls it.

@@ -64,6 +64,7 @@ def test_a_session_trains_without_workers() -> None:
         result = client.job("loop").wait(timeout_s=20)
         assert (result.progress.steps, result.progress.loss) == (1, 0.5)
         assert client.pull("loop")["w"].tolist() == [-1.0, -2.0, -3.0]
+        assert cluster.login_link().startswith(f"{cluster.page}/#login=")
 
 
 def test_failed_start_of_a_role_gives_the_reason(tmp_path: Path) -> None:

@@ -216,6 +216,22 @@ def test_ctrl_c_of_one_process_leaves_the_others_training_unless_asked_otherwise
         assert result.reason.endswith("did not finish: ended left: the session raised KeyboardInterrupt")
 
 
+def test_an_extra_pull_counts_as_no_step_and_blocks_nobody(storing: shoal.Client) -> None:
+    def opened(worker: str) -> shoal.Session:
+        return storing.session("extra", workers=2, worker=worker, **options())
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(opened, ("ann", "bob"))
+    with first, second:
+        step(second, np.arange(5))
+        values = [first.pull()["layer"]["w"].tolist() for _ in range(3)]  # returns although the step is open
+        assert values == [VARIABLES["layer"]["w"].tolist()] * 3
+        assert first.step == 0
+        step(first, np.arange(5))
+        assert first.pull()["layer"]["w"].tolist() == second.pull()["layer"]["w"].tolist() != values[0]
+        step(second, np.arange(5))  # does not wait for the pulls of the other
+
+
 def has_lines(path: Path, lines: int) -> bool:
     return len(path.read_text().splitlines()) >= lines
 
