@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import Any, Literal
 
 import numpy as np
-import structlog
 from numpy.typing import ArrayLike
 
 from shoal import errors
@@ -23,12 +22,13 @@ from shoal._session.reports import Reports
 from shoal._session.step_times import StepTimes
 from shoal._session.waits import SessionWaits
 from shoal._system import check_count
+from shoal._system.logs import Log
 from shoal._training import Gradients, PushResult, member_id
 from shoal._training.failures import failure_text
 from shoal._training.participant import Report
 from shoal._wire import Lease, NoRange
 
-_log = structlog.get_logger(__name__)
+_log = Log(__name__)
 
 
 class Session(JobAccess):

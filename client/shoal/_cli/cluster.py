@@ -3,11 +3,10 @@
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, NoReturn
 
-import structlog
 import typer
 
 from shoal import _rpc, errors
@@ -16,13 +15,13 @@ from shoal._cli.output import Output, Row
 from shoal._display import counted, records
 from shoal._role import RoleProcess, flags
 from shoal._role.supervision import Death, RestartPolicy
-from shoal._rpc import CoordinatorClient
-from shoal._security import AccessRole, Credentials
+from shoal._security import Credentials
+from shoal._system.logs import Log
 from shoal.local_cluster import LocalCluster
 from shoal.status import MemberStatus, Role
 from shoal.v1 import token_pb2
 
-_log = structlog.get_logger(__name__)
+_log = Log(__name__)
 
 # Seconds between two checks by `up` whether a role has died.
 _POLL_S = 0.5
@@ -233,13 +232,11 @@ def _login_link(cluster: LocalCluster) -> str:
     """Returns a link that logs a browser in to a cluster's page, or the page's URL if there is no such link."""
     if not cluster.page:
         return ""
-    found = Credentials.find().for_coordinator(cluster.address, AccessRole.ADMIN)
-    with closing(CoordinatorClient(cluster.address, credentials=found)) as client:
-        try:
-            return client.call(client.tokens.GetLoginLink, token_pb2.GetLoginLinkRequest()).link
-        except errors.ShoalError as error:
-            _log.warning("cannot make a login link for the page; use `shoal page`", reason=error.message)
-            return cluster.page
+    try:
+        return cluster.login_link()
+    except errors.ShoalError as error:
+        _log.warning("cannot make a login link for the page; use `shoal page`", reason=error.message)
+        return cluster.page
 
 
 class Supervisor:

@@ -7,21 +7,20 @@ from collections.abc import Callable
 from importlib.metadata import version
 from types import TracebackType
 
-import structlog
-
 from shoal import errors
 from shoal._rpc.coordinator import CALL_TIMEOUT_S, CoordinatorClient
 from shoal._rpc.heartbeat_notices import HeartbeatNotices
 from shoal._rpc.heartbeat_pace import HeartbeatPace
 from shoal._rpc.tickets import TicketSource
 from shoal._security import Authorizer, Credentials
+from shoal._system.logs import Log
 from shoal._wire import Cursor
 from shoal.status import ServerLoad
 from shoal.v1 import coordinator_pb2
 
 # Seconds until the coordinator has noticed an expired heartbeat timeout, and between two polls for the expiry.
 _EXPIRY_SLACK_S, _EXPIRY_POLL_S = 1.0, 0.1
-_log = structlog.get_logger(__name__)
+_log = Log(__name__)
 
 
 class MembershipClient:

@@ -20,8 +20,6 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-import structlog
-
 from shoal import errors
 from shoal._rpc.call_limits import CallLimits
 from shoal._rpc.callers import set_caller
@@ -29,8 +27,9 @@ from shoal._rpc.calls import Call, host_of, size_of
 from shoal._rpc.outcomes import CallOutcome, OnOutcome
 from shoal._security import Authorizer, Principal, token_in
 from shoal._system import resident_bytes
+from shoal._system.logs import Log
 
-_log = structlog.get_logger(__name__)
+_log = Log(__name__)
 _grpc: Any = importlib.import_module("grpc._server")
 _cygrpc: Any = importlib.import_module("grpc._cython.cygrpc")
 

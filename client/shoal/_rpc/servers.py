@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import grpc
-import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -20,9 +19,10 @@ from shoal._rpc.outcomes import OnOutcome, observed
 from shoal._rpc.reception import Hold, Reception
 from shoal._rpc.tls_channel import server_credentials
 from shoal._security import NO_CREDENTIALS, Authorizer, Credentials
+from shoal._system.logs import Log
 from shoal._wire.limits import MAX_MESSAGE_BYTES
 
-_log = structlog.get_logger(__name__)
+_log = Log(__name__)
 
 # Milliseconds for a new connection to speak HTTP/2, and for a connection without calls to stay.
 _HANDSHAKE_MS, _IDLE_MS = 10_000, 600_000

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-import structlog
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
@@ -19,9 +18,10 @@ from shoal import errors
 from shoal._security.principal import AccessRole
 from shoal._security.role_names import NAMED_ROLES, role_name
 from shoal._system import private_files
+from shoal._system.logs import Log
 
 T = TypeVar("T")
-_log = structlog.get_logger(__name__)
+_log = Log(__name__)
 
 # Attempts to read files while another process replaces them.
 _READS = 3

@@ -3,15 +3,14 @@
 import threading
 from collections.abc import Callable
 
-import structlog
-
 from shoal import errors
 from shoal._rpc import HeartbeatPace
+from shoal._system.logs import Log
 from shoal._training import Outbox, StepClock
 from shoal._training.participant import Participant, Report
 from shoal._wire import ReportAck
 
-_log = structlog.get_logger(__name__)
+_log = Log(__name__)
 
 REPORT_EVERY_S = 0.5  # least time between two reports; the coordinator may ask for more. A push sends the report
 

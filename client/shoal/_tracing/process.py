@@ -8,9 +8,8 @@ from contextlib import ExitStack
 from importlib.util import find_spec
 from typing import Any
 
-import structlog
-
 from shoal import errors
+from shoal._system.logs import Log
 from shoal._tracing import spans
 from shoal._tracing.environment import SWITCH, enabling_variable, may_be_wanted, suspects
 
@@ -18,7 +17,7 @@ _PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.grpc")
 # Seconds for the last export. A role's end does not wait longer for a collector; spans are lost then.
 _FLUSH_S = 2.0
 
-_log = structlog.get_logger(__name__)
+_log = Log(__name__)
 
 _processor: Any = None  # flushed by `stop`; None if spans go to the program's provider or nowhere
 _lock = threading.RLock()  # held by `start` and `stop`

@@ -11,9 +11,9 @@ from functools import partial
 from typing import Literal
 
 import numpy as np
-import structlog
 
 from shoal import errors
+from shoal._system.logs import Log
 from shoal._training.gradient_buffers import GradientBuffers
 from shoal._training.placed_servers import PlacedServers
 from shoal._training.push_norm import PushNorm, check_pushed
@@ -21,7 +21,7 @@ from shoal._transport import ServerConnection
 from shoal._wire import Aggregation, CompleteArrays, Cursor, Memory, PushPayload, PushStream
 from shoal.v1 import parameter_server_pb2 as pb
 
-_log = structlog.get_logger(__name__)
+_log = Log(__name__)
 
 _NON_TRAINABLE = (Aggregation.MEAN, Aggregation.SUM, Aggregation.LAST)
 

@@ -4,11 +4,10 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-import structlog
-
 from shoal import errors
 from shoal._rpc import CoordinatorClient
 from shoal._system import check_type
+from shoal._system.logs import Log
 from shoal._training.submission import submit
 from shoal._transport import chosen_setting
 from shoal.checkpoint_policy import AUTO
@@ -16,7 +15,7 @@ from shoal.job import Job
 from shoal.status import JobStatus
 from shoal.v1 import job_pb2
 
-_log = structlog.get_logger(__name__)
+_log = Log(__name__)
 
 
 def start_or_find(

@@ -10,16 +10,15 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import structlog
-
 from shoal import errors
 from shoal._limits import Limit
+from shoal._system.logs import Log
 from shoal._transport.connection import Connection, Frames
 from shoal._transport.handshake import Security, accept_handshake, send_error
 from shoal._transport.lane import SERVER_BRIEF_S, Lane
 from shoal.v1 import parameter_server_pb2 as pb
 
-_log = structlog.get_logger(__name__)
+_log = Log(__name__)
 
 _ACCEPT_PAUSE_S = 0.1
 # Seconds for the whole handshake: the protection of the bytes, the hello and its answer.

@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
-import structlog
-
 from shoal import _rpc, errors
+from shoal._system.logs import Log
 from shoal._transport.registry import registered
 from shoal._transport.transport import Target, Transport, TransportFactory, TransportUnavailable
 from shoal.v1 import parameter_server_pb2 as pb
 
-_log = structlog.get_logger(__name__)
+_log = Log(__name__)
 
 # Seconds from a refusal until a transport is tried again: the first time, and at most. Attempts run beside the calls.
 # The pauses keep all clients of a server that is at its limit from asking it each second.

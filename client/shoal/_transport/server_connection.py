@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-import structlog
-
 from shoal import errors
 from shoal._security import NO_CREDENTIALS, Credentials
+from shoal._system.logs import Log
 from shoal._transport.grpc_calls import GrpcCalls
 from shoal._transport.selector import Selector
 from shoal._transport.transport import Target, Transport, TransportFactory
@@ -21,7 +20,7 @@ from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 
 T = TypeVar("T")
-_log = structlog.get_logger(__name__)
+_log = Log(__name__)
 
 # One that the program computes with, one that is being filled, and one that it still holds from the previous step.
 _VALUE_REGIONS = 3

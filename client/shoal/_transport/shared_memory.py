@@ -5,10 +5,10 @@ from contextlib import ExitStack
 from typing import TypeVar
 
 import numpy as np
-import structlog
 
 from shoal import errors
 from shoal._system import host_id
+from shoal._system.logs import Log
 from shoal._transport.connection import Connection
 from shoal._transport.frames import Frame
 from shoal._transport.lane_transport import LaneFactory, LaneTransport
@@ -19,7 +19,7 @@ from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 
 T = TypeVar("T")
-_log = structlog.get_logger(__name__)
+_log = Log(__name__)
 
 # Minimum size of a call; for smaller ones, shared memory costs more than it saves.
 SHARED_FROM_BYTES = 1 << 18
