@@ -52,6 +52,7 @@ endef
 $(SETUP): pyproject.toml $(wildcard requirements/*.txt)
 	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 14) else "Shoal needs Python 3.11 to 3.13; set PYTHON=")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing packages and the developers' tools; this takes a few minutes"
 	$(call INSTALL)
 	@touch $@
 
