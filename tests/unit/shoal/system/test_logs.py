@@ -46,7 +46,7 @@ def test_messages_have_levels_and_tracebacks(caplog: pytest.LogCaptureFixture, u
     log.info("info")
     log.error("error", code=3)
     try:
-        {}["gone"]
+        {"here": 1}["gone"]
     except KeyError:
         log.exception("failed")
     assert [(it.levelname, it.getMessage()) for it in caplog.records] == [
