@@ -23,10 +23,12 @@ class Report:
         rejected: pushes refused for NaN or Inf.
         dropped: pushes that arrived after their step had closed.
         samples: samples in the accepted pushes.
-        values: means of metrics over the accepted pushes, at most METRICS: "loss" and the first other ones.
+        values: means of metrics over the accepted pushes that gave them, at most METRICS: "loss" and the first other
+            ones.
         staleness: accepted pushes by their staleness, in STALENESS_BUCKETS.
         log: lines of the program's output.
         timings: timings of the latest steps, at most TIMINGS, in order; if a step occurs twice, the later one counts.
+        given: number of accepted pushes that gave each metric. By default, all of them gave it.
     """
 
     step: int = 0
@@ -38,12 +40,14 @@ class Report:
     staleness: Mapping[int, int] = field(default_factory=dict)
     log: tuple[str, ...] = ()
     timings: tuple[StepTiming, ...] = ()
+    given: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if max(self.step, self.accepted, self.rejected, self.dropped, self.samples) >= MAX_STEP:
             for name in ("step", "accepted", "rejected", "dropped", "samples"):
                 object.__setattr__(self, name, min(getattr(self, name), MAX_STEP - 1))
         object.__setattr__(self, "values", _bounded_values(self.values))
+        object.__setattr__(self, "given", {name: self.given.get(name, self.accepted) for name in self.values})
         object.__setattr__(self, "staleness", _bounded_staleness(self.staleness))
         if self.timings:
             object.__setattr__(self, "timings", _bounded_timings(self.timings))
@@ -63,14 +67,20 @@ class Report:
             },
             log=self.log + later.log,
             timings=self.timings + later.timings,
+            given={
+                name: self.given.get(name, 0) + later.given.get(name, 0)
+                for name in (*self.values, *(later.values.keys() - self.values.keys()))
+            },
         )
 
     def _joined_values(self, later: "Report") -> dict[str, float]:
-        total = self.accepted + later.accepted
-        share = later.accepted / total if total else 1.0
+        """Returns the means over the pushes of both reports. A push that did not give a metric does not count for it."""
         joined = {**self.values, **later.values}
-        both = self.values.keys() & later.values.keys()
-        return joined | {key: (1 - share) * self.values[key] + share * later.values[key] for key in both}
+        for name in self.values.keys() & later.values.keys():
+            total = self.given[name] + later.given[name]
+            share = later.given[name] / total if total else 1.0
+            joined[name] = (1 - share) * self.values[name] + share * later.values[name]
+        return joined
 
 
 def _bounded_values(values: Mapping[str, float]) -> dict[str, float]:
