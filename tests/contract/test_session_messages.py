@@ -1,14 +1,20 @@
 """What a session tells a person who uses it in a way that cannot work. The test plays the coordinator."""
 
 import logging
+import threading
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import structlog
 
 import shoal
+from shoal import errors
 from support.clusters.fake_coordinator import FakeCoordinator
 from support.clusters.shard_servers import ShardServers
+from support.waiting import wait_until
+
+GRADIENT = {"w": np.ones(3)}
 
 
 @pytest.fixture
@@ -52,3 +58,56 @@ def test_a_session_without_trainable_variables_warns(
     (said,) = warnings(caplog)
     assert "session me (job job) has no trainable variable" in said
     assert "w is int64. A float dtype means trainable" in said
+
+
+def test_a_session_with_a_trainable_variable_does_not_warn(
+    session: shoal.Session, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert warnings(caplog) == []
+    assert repr(session) == "Session('job', worker='me', rank=0, step=0)"
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        errors.Overloaded("job job is full", workers=1),
+        errors.InvalidJob("another shape", goes_on=1),
+        errors.DuplicateMember("another live process has this id"),
+    ],
+)
+def test_a_second_session_of_a_process_hears_of_the_first(
+    coordinator: FakeCoordinator, client: shoal.Client, session: shoal.Session, refusal: errors.ShoalError
+) -> None:
+    coordinator.refusal = refusal
+    said = f"this process has session me of job job open: call its close.. first.*{refusal.message}"
+    with pytest.raises(type(refusal), match=said) as raised:
+        client.session("job", variables={"w": np.zeros(4)})
+    assert raised.value.details == refusal.details
+    session.close()
+    with pytest.raises(type(refusal), match=f"^{refusal.message}$"):
+        client.session("job", variables={"w": np.zeros(4)})
+
+
+def test_a_closed_session_says_so(session: shoal.Session) -> None:
+    session.close()
+    for call in (session.pull, session.skip, lambda: session.push(GRADIENT)):
+        with pytest.raises(shoal.Cancelled, match=r"session me of job job is closed; .*client\.session\(\)"):
+            call()
+
+
+def test_a_client_that_is_closed_names_its_open_session_and_heartbeats_end(
+    coordinator: FakeCoordinator, servers: ShardServers, caplog: pytest.LogCaptureFixture
+) -> None:
+    def beating() -> bool:
+        return any(thread.name == "heartbeat" for thread in threading.enumerate())
+
+    with structlog.testing.capture_logs() as logged:
+        client = shoal.Client(coordinator.address, retry_for_s=0)
+        session = client.session("job", variables={"w": np.zeros(3)}, worker="me")
+        client.close()
+        (said,) = warnings(caplog)
+        assert "session me (job job) is closed, and the session is still open" in said
+        wait_until(lambda: not beating(), what="the end of the heartbeats")
+    assert [line for line in [*caplog.messages, *(it["event"] for it in logged)] if "refuses heartbeats" in line] == []
+    with pytest.raises(shoal.Cancelled, match="was closed on this side"):
+        session.close()

@@ -34,6 +34,7 @@ class CoordinatorClient:
 
     Attributes:
         credentials: as given; calls to servers use them as well.
+        closed: whether `close` was called.
         retries: counts of repeated calls. The owner of this client also counts its own repeated calls to servers here.
     """
 
@@ -46,6 +47,7 @@ class CoordinatorClient:
         on_silence: Callable[[str], object] = _LOG.warning,
     ) -> None:
         self.address, self.credentials = address, credentials
+        self.closed = False
         self._answered = False  # whether any call was answered, so that TLS works
         self.retries = Retries()
         self._retry_for_s, self._on_silence = retry_for_s, on_silence
@@ -126,6 +128,7 @@ class CoordinatorClient:
 
     def close(self) -> None:
         """Closes the channel. Calls in progress fail with Cancelled."""
+        self.closed = True
         self._channel.close()
 
 

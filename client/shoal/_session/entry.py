@@ -10,6 +10,7 @@ from typing import Any
 from shoal import _tracing
 from shoal._rpc import CoordinatorClient, MembershipClient
 from shoal._session.inputs import Inputs, variables_of
+from shoal._session.open_sessions import naming_own
 from shoal._session.waits import entry_detail
 from shoal._system.waits import told
 from shoal._training import Pipeline, cancel, start_or_find
@@ -56,7 +57,7 @@ def enter(
         live_as: called with each incarnation of the member, on the heartbeat thread.
     """
     described, structure = (None, None) if variables is None else variables_of(variables)
-    with _tracing.root("enter", job=job, worker=worker), ExitStack() as opened:
+    with naming_own(coordinator, job), _tracing.root("enter", job=job, worker=worker), ExitStack() as opened:
         if start_or_find(coordinator, job, options, starts=described is not None):
             opened.push(lambda _kind, error, _trace: cancel(coordinator, job, error))
         member = coordinator_pb2.RegisterRequest(role=coordinator_pb2.SESSION, member=worker)
