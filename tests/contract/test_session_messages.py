@@ -88,6 +88,20 @@ def test_a_second_session_of_a_process_hears_of_the_first(
         client.session("job", variables={"w": np.zeros(4)})
 
 
+def test_what_a_refused_push_can_do_names_the_call(session: shoal.Session) -> None:
+    with pytest.raises(shoal.NonFiniteGradient, match=r"skip this step \(session\.skip\(\)\)"):
+        session.push({"w": np.array([1.0, np.nan, 1.0])})
+    assert session.skip().outcome == "skipped"
+
+
+def test_nan_in_initial_values_is_said_of_them(servers: ShardServers) -> None:
+    with (
+        servers.client("", 0) as client,
+        pytest.raises(errors.NonFiniteGradient, match=r"^the initial values of 'w' contain nan; .*Give finite values"),
+    ):
+        client.assign({"w": np.array([1.0, np.nan, 1.0])})
+
+
 def test_a_closed_session_says_so(session: shoal.Session) -> None:
     session.close()
     for call in (session.pull, session.skip, lambda: session.push(GRADIENT)):
