@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
@@ -125,3 +126,26 @@ def test_a_client_that_is_closed_names_its_open_session_and_heartbeats_end(
     assert [line for line in [*caplog.messages, *(it["event"] for it in logged)] if "refuses heartbeats" in line] == []
     with pytest.raises(shoal.Cancelled, match="was closed on this side"):
         session.close()
+
+
+def test_the_address_of_a_server_is_no_coordinators(servers: ShardServers) -> None:
+    with (
+        shoal.Client(servers.addresses[0]) as client,
+        pytest.raises(errors.BadRequest, match=r"no coordinator listens at 127.*perhaps a server.*coordinator's addr"),
+    ):
+        client.status()
+
+
+def test_a_port_of_http_is_called_one() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as page:
+        thread = threading.Thread(target=page.serve_forever)
+        thread.start()
+        try:
+            with (
+                shoal.Client(f"127.0.0.1:{page.server_port}", retry_for_s=0) as client,
+                pytest.raises(shoal.Unreachable, match="it looks like an HTTP port, such as the port of the page"),
+            ):
+                client.status()
+        finally:
+            page.shutdown()
+            thread.join()

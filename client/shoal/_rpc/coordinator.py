@@ -84,6 +84,7 @@ class CoordinatorClient:
             Unreachable: the coordinator did not answer for `retry_for_s` seconds.
             Cancelled: `abandon` returned True.
             Unauthenticated: the first call fails because of TLS.
+            BadRequest: something else than a coordinator listens at the address.
             ShoalError: the error that the coordinator answered.
         """
 
@@ -94,6 +95,14 @@ class CoordinatorClient:
                 tls, role = self.credentials.tls, AccessRole.COORDINATOR
                 if not self._answered and (failure := tls_failure(self.address, tls, role)):
                     raise failure from None
+                raise
+            except errors.InternalError as error:
+                if not self._answered and error.details.get(channels.GRPC_STATUS) == "UNIMPLEMENTED":
+                    raise errors.BadRequest(
+                        f"no coordinator listens at {self.address}, but another process that does not know its calls, "
+                        "perhaps a server or a coordinator of another version; give the coordinator's address",
+                        address=self.address,
+                    ) from None
                 raise
             self._answered = True
             return reply
