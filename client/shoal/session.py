@@ -105,7 +105,8 @@ class Session(JobAccess):
         Raises:
             Fenced: this session was declared lost. The message says what to do.
             UnknownJob: the job was dropped, or the coordinator was restarted with another store.
-            JobFailed, Cancelled: the job has failed, or was cancelled or has ended. The message says why.
+            JobFailed: the job has failed. The message says why.
+            Cancelled: the job was cancelled or has ended, or this session is closed.
             Unreachable: a server did not answer for too long.
         """
         with self._alive(), self._times.timed("pull"):
@@ -230,7 +231,8 @@ class Session(JobAccess):
 
         The coordinator leases ranges of the shuffled samples to the sessions. A range is done when its session asks for
         the next one. If a session is lost or leaves, another one reads its whole range; otherwise each sample is read
-        once in an epoch. Checkpoints contain the position in the data as of the last push.
+        once in an epoch. Checkpoints contain the position in the data as of the last push. If no data is left, this
+        yields nothing and warns.
 
         Args:
             n_samples: samples in one epoch, 1 or more; the same for all sessions. The job's `epochs`, `batch_size`,
