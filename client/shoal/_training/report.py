@@ -74,7 +74,7 @@ class Report:
         )
 
     def _joined_values(self, later: "Report") -> dict[str, float]:
-        """Returns the means over the pushes of both reports. A push that did not give a metric does not count for it."""
+        """Returns the means over the pushes of both reports. A push without a metric does not count for that metric."""
         joined = {**self.values, **later.values}
         for name in self.values.keys() & later.values.keys():
             total = self.given[name] + later.given[name]
