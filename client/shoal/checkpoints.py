@@ -23,6 +23,7 @@ from shoal._checkpoint import (
     Named,
     SafetensorsFile,
     SavedVariables,
+    check_folder,
     encode_header,
     open_storage,
     path_of,
@@ -106,8 +107,9 @@ class Checkpoints:
 
         Raises:
             BadRequest: `job` is not a valid job name.
-            StorageFailed: the storage cannot be read.
+            StorageFailed: the storage cannot be read, or is a local folder that does not exist.
         """
+        check_folder(self.url)
         for name in [_job(job)] if job else self._catalogue.jobs():
             for found in self._catalogue.newest(name):
                 yield found if isinstance(found, errors.ShoalError) else described(found)
@@ -120,8 +122,9 @@ class Checkpoints:
 
         Raises:
             BadRequest: `job` is not a valid job name.
-            StorageFailed: the storage cannot be read.
+            StorageFailed: the storage cannot be read, or is a local folder that does not exist.
         """
+        check_folder(self.url)
         for name in [_job(job)] if job else self._catalogue.folder.names(()):
             for number in self._catalogue.incomplete(name):
                 yield f"{name}/{number}"

@@ -13,6 +13,7 @@ from shoal._security import AccessRole, Credentials
 from shoal._session.checkpoint_calls import take_checkpoint
 from shoal._session.job_waits import start_told, start_told_of
 from shoal._session.learning_rate import LearningRateControl
+from shoal._session.open_sessions import warn_of_open
 from shoal._system import check_count, check_seconds, check_type
 from shoal._training import ParameterClient, check_options, spelled_out, submit
 from shoal._wire import Placement
@@ -349,6 +350,7 @@ class Client:
 
     def close(self) -> None:
         """Closes the connection. Calls in progress raise `Cancelled`."""
+        warn_of_open(self._coordinator)
         self._coordinator.close()
 
     def __enter__(self) -> "Client":

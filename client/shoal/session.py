@@ -13,8 +13,9 @@ from numpy.typing import ArrayLike
 
 from shoal import errors
 from shoal._rpc import CoordinatorClient
+from shoal._session import open_sessions
 from shoal._session.batches import NumberedBatches
-from shoal._session.endings import declared_lost, forked, job_gone
+from shoal._session.endings import closed, declared_lost, forked, job_gone
 from shoal._session.entry import enter
 from shoal._session.inputs import lines_of, numbers_of, report_of
 from shoal._session.job_access import JobAccess
@@ -87,6 +88,8 @@ class Session(JobAccess):
         self._reports = Reports(self._participant, self._membership.pace, self._times.steps, self._lose, clock)
         self._waits = SessionWaits(self._participant, self._parameters, self._times, self._reports, clock)
         self._batches: NumberedBatches | None = None  # the batches that the user's loop reads
+        self._listed = open_sessions.OpenSession(coordinator, job, self.worker)
+        open_sessions.add(self._listed)
 
     @property
     def step(self) -> int:
@@ -102,7 +105,8 @@ class Session(JobAccess):
         Raises:
             Fenced: this session was declared lost. The message says what to do.
             UnknownJob: the job was dropped, or the coordinator was restarted with another store.
-            JobFailed, Cancelled: the job has failed, or was cancelled or has ended. The message says why.
+            JobFailed: the job has failed. The message says why.
+            Cancelled: the job was cancelled or has ended, or this session is closed.
             Unreachable: a server did not answer for too long.
         """
         with self._alive(), self._times.timed("pull"):
@@ -227,7 +231,8 @@ class Session(JobAccess):
 
         The coordinator leases ranges of the shuffled samples to the sessions. A range is done when its session asks for
         the next one. If a session is lost or leaves, another one reads its whole range; otherwise each sample is read
-        once in an epoch. Checkpoints contain the position in the data as of the last push.
+        once in an epoch. Checkpoints contain the position in the data as of the last push. If no data is left, this
+        yields nothing and warns.
 
         Args:
             n_samples: samples in one epoch, 1 or more; the same for all sessions. The job's `epochs`, `batch_size`,
@@ -266,6 +271,7 @@ class Session(JobAccess):
             return  # the session of a forked process is its parent's
         self._closed = True
         with ExitStack() as closing:
+            closing.callback(open_sessions.remove, self._listed)
             closing.callback(self._membership.stop)
             closing.callback(self._parameters.close)
             closing.callback(self._waits.stop)
@@ -283,6 +289,9 @@ class Session(JobAccess):
                 self._participant.finish(error, others_go_on=self._on_error == "leave")
             if failure:
                 raise failure
+
+    def __repr__(self) -> str:
+        return f"Session({self.job!r}, worker={self.worker!r}, rank={self.rank}, step={self.step})"
 
     def __enter__(self) -> "Session":
         return self
@@ -347,7 +356,9 @@ class Session(JobAccess):
     def _alive(self) -> Iterator[None]:
         if os.getpid() != self._pid:
             raise forked(self.job, self.worker, self._pid)
-        if self._closed or (self._reports.over and not self._lost):
+        if self._closed:
+            raise closed(self.job, self.worker)
+        if self._reports.over and not self._lost:
             raise errors.Cancelled(f"job {self.job} has ended for {self.worker}; stop the loop", job=self.job)
         if self._fenced:
             self._lost = self._lost or declared_lost(self.job, self.worker)

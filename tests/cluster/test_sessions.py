@@ -81,6 +81,27 @@ def test_a_rerun_with_restore_auto_ends_with_the_bits_of_an_uninterrupted_run(st
             assert value.tobytes() == expected[name].tobytes()
 
 
+def test_a_rerun_without_data_says_so_and_more_epochs_train_on(
+    storing: shoal.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    with storing.session("done", restore="auto", **options()) as session:
+        train(session)
+    storing.job("done").wait(timeout_s=20)
+    with storing.session("done", restore="auto", **options()) as session:
+        assert train(session) == []
+    storing.job("done").wait(timeout_s=20)
+    assert "job done has no data left, 1 of 1 epoch is done" in " ".join(caplog.messages)
+    with storing.session("done", restore="auto", **options(epochs=2)) as session:
+        assert sorted(train(session)) == list(range(100))
+
+
+def test_a_cell_that_is_run_twice_hears_of_its_open_session(storing: shoal.Client) -> None:
+    with storing.session("cell", **options()) as session:
+        for variables, error in ((VARIABLES, shoal.errors.Overloaded), ({"other": np.zeros(2)}, shoal.InvalidJob)):
+            with pytest.raises(error, match=f"this process has session {session.worker} of job cell"):
+                storing.session("cell", **options(variables=variables))
+
+
 def test_an_exception_of_one_session_leaves_the_others_training(storing: shoal.Client) -> None:
     def open_session(_: int) -> shoal.Session:
         return storing.session("two", workers=2, consistency=shoal.Asynchronous(), **options())

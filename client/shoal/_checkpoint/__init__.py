@@ -10,7 +10,7 @@ from shoal._checkpoint.manifest import FileEntry, Manifest
 from shoal._checkpoint.safetensors_files import SafetensorsFile, rows, write_pieces
 from shoal._checkpoint.slices import VALUE, Rows, SavedVariables, restore_problem, tensor_name
 from shoal._checkpoint.storage import CheckpointStorage, StorageFile, no_storage_message, probe
-from shoal._checkpoint.storage_urls import open_shared_storage, open_storage
+from shoal._checkpoint.storage_urls import check_folder, open_shared_storage, open_storage
 from shoal._checkpoint.tensor_files import Named, write_tensors
 from shoal._checkpoint.tensors import encode_header
 
@@ -26,6 +26,7 @@ __all__ = [
     "SafetensorsFile",
     "SavedVariables",
     "StorageFile",
+    "check_folder",
     "encode_header",
     "expired_numbers",
     "no_storage_message",

@@ -25,6 +25,20 @@ def open_storage(url: str, *, make: bool = True) -> CheckpointStorage:
     return LocalStorage(Path(path if found else url).absolute(), make=make)
 
 
+def check_folder(url: str, how: str = "as --checkpoints of the coordinator does") -> None:
+    """Checks that a local folder exists, because a missing one is a wrong name. Object stores are not checked.
+
+    Args:
+        url: the URL of an open storage; that of a local folder is its path.
+        how: end of the message, which says how to name the right folder.
+
+    Raises:
+        StorageFailed: there is no such folder.
+    """
+    if "://" not in url and not Path(url).exists():
+        raise errors.StorageFailed(f"there is no folder {url}; name the cluster's checkpoint storage {how}", folder=url)
+
+
 def open_shared_storage(url: str) -> CheckpointStorage:
     """Opens the checkpoint storage that all processes of a cluster share.
 
@@ -42,4 +56,4 @@ def open_shared_storage(url: str) -> CheckpointStorage:
     return open_storage(url, make=False)
 
 
-__all__ = ["open_shared_storage", "open_storage"]
+__all__ = ["check_folder", "open_shared_storage", "open_storage"]

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from shoal import errors
+from shoal._checkpoint import check_folder
 from shoal._cli import options
 from shoal._cli.files import STDOUT, check_writable
 from shoal._cli.output import Output, Row
@@ -160,16 +161,11 @@ def import_(
 
 
 def _opened(url: str) -> Checkpoints:
-    """Returns the checkpoints of a storage. A local folder must exist, because a missing one is a wrong name."""
+    """Returns the checkpoints of a storage. A local folder must exist."""
     if not url.strip():  # it would be the working directory
         raise errors.BadRequest("--checkpoints is empty; name the folder or URL of the cluster's checkpoint storage")
     checkpoints = Checkpoints(url)
-    if "://" not in checkpoints.url and not Path(checkpoints.url).exists():
-        raise errors.StorageFailed(
-            f"there is no folder {checkpoints.url}; name the cluster's checkpoint storage with --checkpoints or "
-            "SHOAL_CHECKPOINTS",
-            folder=checkpoints.url,
-        )
+    check_folder(checkpoints.url, "with --checkpoints or SHOAL_CHECKPOINTS")
     return checkpoints
 
 

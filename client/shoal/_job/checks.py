@@ -14,11 +14,6 @@ MOST_STEPS = catalogue.MAX_STEP.default - 1
 STEPS = f"a whole number from 0 to {MOST_STEPS}; the limit MAX_STEP is 2^53"
 _SUFFIX = ".py"
 _MAIN = "__main__"
-_NOT_MAIN = (
-    "Workers cannot import what is defined in a script or a notebook itself (__main__). Save it as a module in a "
-    "folder of the workers' --path, in a notebook with a cell that begins with %%writefile digits.py, and name it as "
-    "digits:FACTORY"
-)
 _STANDARD_LIBRARY = sys.stdlib_module_names | {*sys.builtin_module_names}
 
 
@@ -108,7 +103,7 @@ def check_importable(program: str) -> None:
     """
     module, _, factory = program.partition(":")
     if module == _MAIN:
-        raise errors.InvalidJob(f"program {program}: {_NOT_MAIN}", program=program)
+        raise errors.InvalidJob(f"program {program}: {_not_main(factory)}", program=program)
     if module.endswith(_SUFFIX):
         raise errors.InvalidJob(
             f"program {program!r} names a file, and workers import modules; drop {_SUFFIX}: "
@@ -123,7 +118,18 @@ def _name_of(value: object) -> str:
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str):
         return ""
-    return f". {_NOT_MAIN}" if module == _MAIN else f", here {f'{module}:{name}'!r}"
+    return f". {_not_main(name)}" if module == _MAIN else f", here {f'{module}:{name}'!r}"
+
+
+def _not_main(factory: str) -> str:
+    """Returns why workers cannot import a factory of `__main__`, and what to do, with its own name."""
+    factory = factory if factory.isidentifier() else "FACTORY"
+    module = "program" if factory == "FACTORY" else factory.lower()
+    return (
+        "Workers cannot import what is defined in a script or a notebook itself (__main__). Save it as a module in a "
+        f"folder of the workers' --path, in a notebook with a cell that begins with %%writefile {module}.py, and name "
+        f"it as {module}:{factory}"
+    )
 
 
 def _meant(value: str) -> str:

@@ -22,6 +22,11 @@ T = TypeVar("T")
 
 _DETAIL_KEY = "shoal-error-bin"
 
+# The detail of an error that grpc itself created: the name of its status, such as UNIMPLEMENTED.
+GRPC_STATUS = "grpc_status"
+# Words of grpc's text when the answer of a port is not HTTP/2.
+_NOT_HTTP2 = "Failed parsing HTTP/2"
+
 _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -236,11 +241,16 @@ def error_from(failure: grpc.RpcError, address: str) -> errors.ShoalError:
     for words, limit in _GRPC_LIMITS.items():
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED and words in text:
             return limit.refusal(problem, address=address)
-    return _STATUS_TO_ERROR.get(code, errors.InternalError)(problem, address=address)
+    return _STATUS_TO_ERROR.get(code, errors.InternalError)(problem, address=address, **{GRPC_STATUS: code.name})
 
 
 def _plain(details: str) -> str:
     """Returns the reason why a connection failed, such as "Connection refused", without gRPC's words around it."""
+    if _NOT_HTTP2 in details:
+        return (
+            "what listens there does not speak gRPC; it looks like an HTTP port, such as the port of the page or of "
+            "metrics"
+        )
     for words in ("last error: ", "errors resolving "):
         _, found, reason = details.partition(words)
         if found:

@@ -34,6 +34,7 @@ class CoordinatorClient:
 
     Attributes:
         credentials: as given; calls to servers use them as well.
+        closed: whether `close` was called.
         retries: counts of repeated calls. The owner of this client also counts its own repeated calls to servers here.
     """
 
@@ -46,6 +47,7 @@ class CoordinatorClient:
         on_silence: Callable[[str], object] = _LOG.warning,
     ) -> None:
         self.address, self.credentials = address, credentials
+        self.closed = False
         self._answered = False  # whether any call was answered, so that TLS works
         self.retries = Retries()
         self._retry_for_s, self._on_silence = retry_for_s, on_silence
@@ -82,6 +84,7 @@ class CoordinatorClient:
             Unreachable: the coordinator did not answer for `retry_for_s` seconds.
             Cancelled: `abandon` returned True.
             Unauthenticated: the first call fails because of TLS.
+            BadRequest: something else than a coordinator listens at the address.
             ShoalError: the error that the coordinator answered.
         """
 
@@ -92,6 +95,14 @@ class CoordinatorClient:
                 tls, role = self.credentials.tls, AccessRole.COORDINATOR
                 if not self._answered and (failure := tls_failure(self.address, tls, role)):
                     raise failure from None
+                raise
+            except errors.InternalError as error:
+                if not self._answered and error.details.get(channels.GRPC_STATUS) == "UNIMPLEMENTED":
+                    raise errors.BadRequest(
+                        f"no coordinator listens at {self.address}, but another process that does not know its calls, "
+                        "perhaps a server or a coordinator of another version; give the coordinator's address",
+                        address=self.address,
+                    ) from None
                 raise
             self._answered = True
             return reply
@@ -126,6 +137,7 @@ class CoordinatorClient:
 
     def close(self) -> None:
         """Closes the channel. Calls in progress fail with Cancelled."""
+        self.closed = True
         self._channel.close()
 
 

@@ -175,6 +175,8 @@ class MembershipClient:
                 _log.warning("declared lost, registering again", reason=error.message)
                 self._end_incarnation()
             except errors.ShoalError as error:  # the next turn tries again
+                if self._client.closed:
+                    return  # its owner has been told; the heartbeat timeout ends the membership
                 self.pace.unanswered()
                 self._note_failure(error)
 

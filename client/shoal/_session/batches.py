@@ -1,5 +1,6 @@
 """Batches of a session: leased ranges of an epoch's order, as the numbers of samples."""
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 
@@ -9,6 +10,8 @@ from shoal import errors
 from shoal._wire import LATEST_ORDER, Cursor, Lease, NoRange
 from shoal.data._reading import SampleOrder, ShuffledSamples, cut
 from shoal.job import Job
+
+_LOG = logging.getLogger("shoal")
 
 _ASK_AGAIN_S = 0.05  # seconds until a session asks again for a range, if it got none
 
@@ -39,18 +42,21 @@ class NumberedBatches:
         self.cursor: Cursor | None = None
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        done = 0
+        done, leased = 0, False
         try:
             while True:
                 answer = self._lease(done)
                 done, self.cursor = 0, None
                 if answer is NoRange.FINISHED:
+                    if not leased:
+                        _LOG.warning(no_data_left(self._spec))
                     return
                 if isinstance(answer, NoRange):
                     if self._spec.consistency.needs_every_worker:
                         self._skip()
                     self._sleep(_ASK_AGAIN_S)
                     continue
+                leased = True
                 yield from self._of(answer)
                 done = answer.number
         finally:
@@ -69,4 +75,13 @@ class NumberedBatches:
             yield numbers
 
 
-__all__ = ["NumberedBatches"]
+def no_data_left(spec: Job) -> str:
+    """Returns the warning of a session that gets no batch, because all data of its job is done."""
+    epochs = "1 epoch is" if spec.epochs == 1 else f"{spec.epochs} epochs are"
+    return (
+        f"session.batches yields nothing: job {spec.name} has no data left, {spec.epochs} of {epochs} done; to train "
+        "on, ask for more epochs (epochs= of client.session) in a rerun"
+    )
+
+
+__all__ = ["NumberedBatches", "no_data_left"]

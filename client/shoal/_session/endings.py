@@ -13,6 +13,13 @@ def job_gone(job: str, worker: str) -> errors.UnknownJob:
     )
 
 
+def closed(job: str, worker: str) -> errors.Cancelled:
+    """Returns the error of a session that is used after it was closed."""
+    return errors.Cancelled(
+        f"session {worker} of job {job} is closed; open another one with client.session()", job=job, worker=worker
+    )
+
+
 def declared_lost(job: str, worker: str) -> errors.Fenced:
     """Returns the error of a session that was declared lost."""
     return errors.Fenced(
@@ -38,4 +45,4 @@ def forked(job: str, worker: str, process: int) -> errors.BadRequest:
     )
 
 
-__all__ = ["declared_lost", "forked", "job_gone"]
+__all__ = ["closed", "declared_lost", "forked", "job_gone"]

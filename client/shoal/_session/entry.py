@@ -1,5 +1,6 @@
 """Entry of a session into its job."""
 
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -9,11 +10,18 @@ from typing import Any
 from shoal import _tracing
 from shoal._rpc import CoordinatorClient, MembershipClient
 from shoal._session.inputs import Inputs, variables_of
+from shoal._session.open_sessions import naming_own
 from shoal._session.waits import entry_detail
 from shoal._system.waits import told
 from shoal._training import Pipeline, cancel, start_or_find
 from shoal._training.participant import Participant
 from shoal.v1 import coordinator_pb2
+from shoal.variables import Variable
+
+_LOG = logging.getLogger("shoal")
+
+# Largest number of variables that a warning names.
+_MAX_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +57,7 @@ def enter(
         live_as: called with each incarnation of the member, on the heartbeat thread.
     """
     described, structure = (None, None) if variables is None else variables_of(variables)
-    with _tracing.root("enter", job=job, worker=worker), ExitStack() as opened:
+    with naming_own(coordinator, job), _tracing.root("enter", job=job, worker=worker), ExitStack() as opened:
         if start_or_find(coordinator, job, options, starts=described is not None):
             opened.push(lambda _kind, error, _trace: cancel(coordinator, job, error))
         member = coordinator_pb2.RegisterRequest(role=coordinator_pb2.SESSION, member=worker)
@@ -63,7 +71,24 @@ def enter(
             parameters = opened.enter_context(participant.enter())
         inputs = Inputs(parameters.variables, structure, participant.spec.optimizer)
         opened.pop_all()
+    if not any(variable.trainable for variable in parameters.variables.values()):
+        _LOG.warning(untrainable(job, worker, parameters.variables))
     return SessionPart(participant, membership, parameters, inputs)
 
 
-__all__ = ["SessionPart", "enter"]
+def untrainable(job: str, worker: str, variables: Mapping[str, Variable]) -> str:
+    """Returns the warning of a session whose job has no trainable variable.
+
+    Args:
+        job, worker: name of the job, and member id of the session.
+        variables: variables of the job, by name.
+    """
+    shown = ", ".join(f"{name} is {it.dtype.name}" for name, it in [*variables.items()][:_MAX_NAMED])
+    more = f", and {len(variables) - _MAX_NAMED} more" if len(variables) > _MAX_NAMED else ""
+    return (
+        f"session {worker} (job {job}) has no trainable variable, so its gradients change nothing: {shown}{more}. "
+        "A float dtype means trainable: give floats, such as [1.0, 2.0] or np.zeros(2)"
+    )
+
+
+__all__ = ["SessionPart", "enter", "untrainable"]

@@ -92,6 +92,8 @@ def _kind(value: Any) -> str:
 
 def _cure(value: Any) -> str:
     """Returns what to pass instead of a value that NumPy cannot read."""
+    if type(value).__name__.endswith("Tracer"):  # of JAX, which need not be installed
+        return "call the session outside of jax.jit and jax.grad, with the arrays that the compiled function returns"
     if str(getattr(value, "dtype", "")) == "torch.bfloat16":
         return "NumPy has no bfloat16 of PyTorch: pass tensor.detach().float().cpu().numpy()"
     if hasattr(value, "detach"):
@@ -149,8 +151,13 @@ class Inputs:
         """Returns an iterator over pairs of name and array.
 
         Raises:
-            InvalidGradient: the gradients are not an iterable.
+            InvalidGradient: the gradients are not an iterable, or are a pair of a value and gradients.
         """
+        if isinstance(gradients, tuple) and self._has_value(gradients):
+            raise errors.InvalidGradient(
+                "gradients are a pair of a value and gradients, such as jax.value_and_grad returns; push only the "
+                "gradients: loss, gradients = ...; session.push(gradients)"
+            )
         if not isinstance(gradients, Iterable):
             raise errors.InvalidGradient(
                 f"gradients must be a mapping by name, or pairs of name and array, not a {type(gradients).__name__}"
@@ -175,6 +182,15 @@ class Inputs:
         raise errors.InvalidGradient(
             f"gradients must be a mapping by name, or pairs of name and array, not a {type(pair).__name__}"
         )
+
+    def _has_value(self, pair: tuple[Any, ...]) -> bool:
+        """Returns whether a tuple is a value and gradients rather than pairs of name and array."""
+        match pair:
+            case ((str(), _), _):
+                return False
+            case (_, tree):
+                return self.is_tree(tree) or isinstance(tree, list)
+        return False
 
     def _arrays(self, tree: Any, what: str, optimizer: optim.Optimizer | None) -> Mapping[str, np.ndarray]:
         if isinstance(tree, GradientBuffers) or (

@@ -55,7 +55,10 @@ def start_or_find(
     try:
         status = JobStatus.from_proto(coordinator.call(coordinator.jobs.Get, job_pb2.GetRequest(job=name)).status)
     except errors.UnknownJob as error:
-        raise errors.UnknownJob(f"{error.message}; pass variables to start it", job=name) from None
+        raise errors.UnknownJob(
+            f"no job {name!r:.80} runs that this session can join: pass variables to start it ({error.message})",
+            job=name,
+        ) from None
     if status.state.finished:
         raise errors.UnknownJob(
             f"job {name} is {status.state.value}: it cannot be joined; pass variables to start it again", job=name

@@ -62,9 +62,9 @@ class JobTable(Mapping[str, JobMachine]):
                     job=name,
                 )
             raise errors.UnknownJob(
-                f"there is no job {name!r:.80}; of the ended jobs the coordinator keeps the {kept} newest with "
-                f"variables and the {kept} newest without (--keep-finished-jobs); it forgets the others, but their "
-                "checkpoints remain; `shoal jobs` lists all jobs",
+                f"there is no job {name!r:.80}; `shoal jobs` lists all jobs. Of the ended jobs the coordinator keeps "
+                f"the {kept} newest with variables and the {kept} newest without (--keep-finished-jobs); it forgets "
+                "the others, but their checkpoints remain",
                 job=name,
             )
         return self._jobs[name]

@@ -103,11 +103,21 @@ def assign(store: ShardStore, header: pb.PushHeader, source: Source) -> Selectio
 
     Raises:
         BadRequest: training has begun.
-        BadChunk, NonFiniteGradient, StaleGeneration, UnknownJob, UnknownShard: as for a push.
+        NonFiniteGradient: the values contain NaN or Inf; nothing was assigned.
+        BadChunk, StaleGeneration, UnknownJob, UnknownShard: as for a push.
     """
     group = store.group(header.stamp.job, header.stamp.generation)
     shards = group.select(header.shards)
-    group.assign(shards, source(shards, list(Aggregation), store.memory))
+    try:
+        values = source(shards, list(Aggregation), store.memory)
+    except errors.NonFiniteGradient as error:
+        name, value = error.details["variable"], error.details["value"]
+        raise errors.NonFiniteGradient(
+            f"the initial values of {name!r} contain {value}; no variable of job {header.stamp.job} has initial "
+            "values. Give finite values",
+            **error.details,
+        ) from None
+    group.assign(shards, values)
     return shards
 
 

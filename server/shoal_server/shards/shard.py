@@ -122,6 +122,8 @@ class Shard:
         name = next(part.variable for part in reversed(arena.slices) if part.offset <= element)
         return errors.NonFiniteGradient(
             f"{self._name}: the push for {name!r} contains {value}; the whole push was rejected and "
-            "no variable changed. Check for a learning rate that is too large or a division by zero, or skip this step",
+            "no variable changed. Check for a learning rate that is too large or a division by zero, or skip this step "
+            "(session.skip())",
             variable=name,
+            value=value,
         )

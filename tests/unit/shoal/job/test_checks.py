@@ -34,7 +34,7 @@ def test_a_class_gets_its_name() -> None:
 
 def test_a_class_of_a_notebook_gets_a_way() -> None:
     kind = type("Digits", (), {"__module__": "__main__"})
-    with pytest.raises(errors.InvalidJob, match="a cell that begins with %%writefile"):
+    with pytest.raises(errors.InvalidJob, match=r"%%writefile digits\.py, and name it as digits:Digits"):
         program_name("program", kind)
 
 
@@ -43,7 +43,8 @@ def test_a_class_of_a_notebook_gets_a_way() -> None:
     [
         ("digits.py:Digits", "drop .py: digits:Digits"),
         ("vision.digits.py:Digits", "drop .py: vision.digits:Digits"),
-        ("__main__:Digits", "a cell that begins with %%writefile"),
+        ("__main__:Digits", "a cell that begins with %%writefile digits.py, and name it as digits:Digits"),
+        ("__main__:Line", "%%writefile line.py, and name it as line:Line"),
     ],
 )
 def test_what_workers_cannot_import_is_refused(program: str, said: str) -> None:

@@ -128,3 +128,24 @@ def test_a_list_is_a_tree_only_if_the_variables_are_one() -> None:
     _, structure = variables_of([np.zeros(3)])
     assert Inputs({"0": shoal.Variable(3)}, structure, shoal.optim.SGD(0.1)).is_tree([np.ones(3)])
     assert not inputs().is_tree([("b", 1.0)])
+
+
+@pytest.mark.parametrize("loss", [0.5, np.array(0.5), (0.5, "auxiliary")])
+def test_a_value_with_gradients_is_not_taken_for_gradients(loss: Any) -> None:
+    given: Any = (loss, {"a/w": np.ones(3), "b": np.ones(())})
+    with pytest.raises(errors.InvalidGradient, match=r"jax\.value_and_grad returns; push only the gradients"):
+        inputs().pairs(given)
+
+
+def test_two_pairs_are_gradients() -> None:
+    pairs = (("a/w", np.ones(3)), ("b", np.ones(())))
+    assert [name for name, _ in inputs().pairs(pairs)] == ["a/w", "b"]
+
+
+def test_an_array_inside_of_jit_is_refused_with_what_to_do() -> None:
+    class DynamicJaxprTracer:
+        def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+            raise TypeError("The numpy.ndarray conversion method __array__() was called on traced array")
+
+    with pytest.raises(errors.InvalidGradient, match=r"call the session outside of jax\.jit"):
+        inputs().gradients({"a": {"w": DynamicJaxprTracer()}, "b": np.ones(())})
