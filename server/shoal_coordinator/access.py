@@ -183,13 +183,18 @@ class Access:
         the tokens of the access file, also those of earlier starts.
 
         Raises:
-            BadRequest: there is no such token.
+            BadRequest: there is no such token, or the text after `cert:` is not a serial number.
         """
         with self._lock:
             found = [each for each in self._tokens.values() if token in (each.id, each.name)]
             if not found and _UNLISTED.fullmatch(token):
                 made = _unlisted(token, self._clock())
                 found = [self._tokens.get(made.id, made)]
+            if not found and token.startswith(ID_PREFIX):
+                raise errors.BadRequest(
+                    f"{token.removeprefix(ID_PREFIX)!r:.80} is not a serial number in hexadecimal; "
+                    "`openssl x509 -noout -serial -in FILE` prints that of a certificate"
+                )
             if not found:
                 raise errors.BadRequest(
                     f"there is no token with the id or the name {token!r}; `shoal token ls` lists them"

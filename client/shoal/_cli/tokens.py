@@ -19,6 +19,7 @@ app = typer.Typer(
 )
 
 _DAY_S = 86_400.0
+_UNKNOWN = "-"
 _ROLES = ", ".join(role.value for role in GIVEN_ROLES)
 
 
@@ -79,7 +80,7 @@ def ls(
     connect: options.ConnectCoordinator,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Lists the tokens that have not expired."""
+    """Lists the tokens that have not expired, and the revoked certificates, of which only the serial number is known."""
     with Output(as_json) as out, connect() as client:
         reply = client.call(client.tokens.ListTokens, token_pb2.ListTokensRequest())
         if as_json:
@@ -90,9 +91,9 @@ def ls(
             (
                 [
                     token.id,
-                    token.name,
-                    token.role,
-                    time.strftime("%Y-%m-%d %H:%M", time.localtime(token.expires_at)),
+                    token.name or _UNKNOWN,
+                    token.role or _UNKNOWN,
+                    _local_time(token.expires_at) if token.expires_at else _UNKNOWN,
                     "revoked" if token.revoked else "valid",
                 ],
                 {},
@@ -109,6 +110,10 @@ def _created(file: Path) -> int:
         raise errors.BadRequest(f"{file} exists, and is not overwritten; name a new file") from None
     except OSError as error:
         raise errors.BadRequest(f"cannot write the token to {file}: {error.strerror}") from None
+
+
+def _local_time(unix_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(unix_s))
 
 
 def _record(token: token_pb2.Token) -> Row:

@@ -135,11 +135,11 @@ class Token(_message.Message):
     id: _builtins.str
     """A random id, or cert:SERIAL of a certificate. RevokeToken takes it."""
     name: _builtins.str
-    """Name of the holder, from CreateTokenRequest."""
+    """Name of the holder, from CreateTokenRequest. Empty for a certificate."""
     role: _builtins.str
-    """admin, submitter, reader, worker or server."""
+    """admin, submitter, reader, worker or server. Empty for a certificate."""
     expires_at: _builtins.float
-    """Unix time in seconds."""
+    """Unix time in seconds. 0 for a certificate."""
     revoked: _builtins.bool
     """Whether it was revoked."""
     def __init__(

@@ -9,7 +9,7 @@ import structlog
 
 from shoal import _rpc, errors
 from shoal._role.identity import MEMBER_ID
-from shoal._security import AccessRole, check_own
+from shoal._security import ID_PREFIX, AccessRole, check_own
 from shoal.v1 import coordinator_pb2 as members_pb
 from shoal.v1 import token_pb2 as pb
 from shoal.v1 import token_pb2_grpc
@@ -151,6 +151,8 @@ def check_for_itself(coordinator: Coordinator, request: Any) -> None:
 
 
 def _message(token: TokenInfo) -> pb.Token:
+    if token.id.startswith(ID_PREFIX):  # only the serial number of a revoked certificate is known
+        return pb.Token(id=token.id, revoked=token.revoked)
     return pb.Token(
         id=token.id, name=token.name, role=token.role.value, expires_at=token.expires_at, revoked=token.revoked
     )

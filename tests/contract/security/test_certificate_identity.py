@@ -150,6 +150,8 @@ def test_a_revoked_certificate_is_refused(coordinator: CoordinatorProcess, folde
     with closing(CoordinatorClient(coordinator.address, credentials=credentials(folder, "admin"))) as client:
         request = token_pb2.RevokeTokenRequest(token=f"cert:0{serial:X}")  # padded, as OpenSSL does
         assert len(client.call(client.tokens.RevokeToken, request).tokens) == 1
+        listed = client.call(client.tokens.ListTokens, token_pb2.ListTokensRequest()).tokens
+    assert token_pb2.Token(id=f"cert:{serial:x}", revoked=True) in listed  # nothing else of it is known
     with pytest.raises(errors.Unauthenticated, match="revoked"):
         status_as(coordinator, presented)
     assert status_as(coordinator, credentials(folder, "reader")).cluster

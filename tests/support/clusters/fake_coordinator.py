@@ -67,6 +67,7 @@ class FakeCoordinator(
         self.stored: set[str] | None = None
         self.disk = ""
         self.learning_rates: list[job_pb2.Schedule] = []
+        self.tokens: list[token_pb2.Token] = []
         self.disk_hangs = False
         self._events: dict[str, list[job_pb2.Event]] = {}
         self._changed = threading.Condition()  # guards _events and _stopping
@@ -98,7 +99,7 @@ class FakeCoordinator(
         raise AssertionError("this cluster asks for no tokens")
 
     def ListTokens(self, _request: object, _context: object) -> token_pb2.ListTokensReply:
-        raise AssertionError("this cluster asks for no tokens")
+        return token_pb2.ListTokensReply(tokens=self.tokens)
 
     def stop(self) -> None:
         with self._changed:

@@ -103,3 +103,11 @@ def test_the_access_file_leaves_as_few_records_as_it_has_tokens(records: Records
     clock.now += LOCAL_S
     access = started(records, clock)
     assert access.verifier.identify(access.local_tokens()[AccessRole.ADMIN]).name == "local"
+
+
+@pytest.mark.parametrize("serial", ["xyz", "", "serial=1A", "1" * 65])
+def test_a_certificate_is_revoked_by_its_serial_number_only(access: Access, serial: str) -> None:
+    with pytest.raises(errors.BadRequest, match="is not a serial number in hexadecimal; `openssl") as refused:
+        access.revoke(f"cert:{serial}")
+    assert len(refused.value.message) < 200
+    assert not access.tokens()

@@ -22,7 +22,7 @@ from shoal._cli.job_watch import follow, summary
 from shoal._cli.output import Output
 from shoal.optim import Optimizer
 from shoal.status import Evaluation, JobResult, StepTiming, Timings
-from shoal.v1 import coordinator_pb2, job_pb2
+from shoal.v1 import coordinator_pb2, job_pb2, token_pb2
 from shoal_coordinator.api.codecs import timings_message
 from support.clusters.fake_coordinator import FakeCoordinator
 from support.clusters.shard_servers import ShardServers
@@ -688,6 +688,19 @@ class TestStatus:
         (record,) = records(run("status", "--json").stdout)
         assert [member["state"] for member in record["members"]] == ["draining", "left"]
         assert [(member["alive"], member["draining"]) for member in record["members"]] == [(True, True), (False, True)]
+
+
+class TestTokens:
+    def test_show_of_a_revoked_certificate_what_is_known(
+        self, coordinator: FakeCoordinator, run: Callable[..., Result]
+    ) -> None:
+        coordinator.tokens = [
+            token_pb2.Token(id="5d0c", name="ann", role="reader", expires_at=86_400.0 * 365),
+            token_pb2.Token(id="cert:1a", revoked=True),
+        ]
+        _, _, ann, certificate = run("token", "ls").stdout.splitlines()
+        assert ann.split()[:3] == ["5d0c", "ann", "reader"]
+        assert certificate.split() == ["cert:1a", "-", "-", "-", "revoked"]
 
 
 class TestTables:
