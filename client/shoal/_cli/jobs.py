@@ -23,7 +23,7 @@ from shoal._display import counted, format_duration, records, short_reason
 from shoal._system import atomic_write
 from shoal._wire.limits import KEPT_TIMINGS
 from shoal.events import LogLine
-from shoal.status import DataAccount, DataCount, JobStatus, StepTiming
+from shoal.status import DataAccount, DataCount, JobState, JobStatus, StepTiming
 from shoal.timings import PHASES
 
 # Columns that `shoal jobs` omits on a narrow screen, first to last.
@@ -39,7 +39,7 @@ def jobs(
     everything: options.AllOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Lists jobs, newest first, with their state, what they wait for, and their evaluations.
+    """Lists jobs, newest first, with their state, what they wait for, their restarts, and their evaluations.
 
     Of the jobs that have ended, it shows the newest five without --all; --json has all. A narrow screen shows fewer
     columns. --json has all fields but the settings.
@@ -250,7 +250,29 @@ def _timing_cells(worker: str, typical: StepTiming, slowest: float | None) -> li
 def _notes(status: JobStatus) -> list[str]:
     failure = status.checkpoint_failure and f"the last checkpoint failed: {short_reason(status.checkpoint_failure)}"
     metric = status.job.evaluation.metric if status.job.evaluation else ""
-    return [*filter(None, (short_reason(status.reason), failure)), *evaluations(status.evaluation, status.best, metric)]
+    waits = "; ".join(filter(None, (short_reason(status.reason), _continues_from(status))))
+    return [
+        *filter(None, (waits, _restarted(status), failure)),
+        *evaluations(status.evaluation, status.best, metric),
+    ]
+
+
+def _continues_from(status: JobStatus) -> str:
+    """Returns what a job that has lost its shards continues from, until it runs again; empty if that is not known."""
+    newest = status.checkpoint
+    if not (status.restarts and newest) or status.state.finished or status.state is JobState.RUNNING:
+        return ""
+    return f"continues from checkpoint {newest.number}, step {newest.step:,}"
+
+
+def _restarted(status: JobStatus) -> str:
+    match status.restarts:
+        case 0:
+            return ""
+        case 1:
+            return "restarted once"
+        case times:
+            return f"restarted {times:,} times"
 
 
 def _data_title(job: str, account: DataAccount) -> str:

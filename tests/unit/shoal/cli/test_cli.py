@@ -359,6 +359,25 @@ class TestJobs:
         assert sum(line.startswith("failed-") for line in run("jobs", "--all").stdout.splitlines()) == 2 * 9
         assert {it["reason"] for it in records(run("jobs", "--json").stdout)} == {"", long}
 
+    def test_show_their_restarts(self, coordinator: FakeCoordinator, run: Callable[..., Result]) -> None:
+        saved = job_pb2.Checkpoint(number=2, step=6_282)
+
+        def notes(state: str, **fields: Any) -> list[str]:
+            coordinator.add(shoal.Job("m:f", name="t1"), state, **fields)
+            return [line for line in run("jobs").stdout.splitlines() if line.startswith("t1: ")]
+
+        assert notes("RUNNING", checkpoint=saved) == []
+        assert notes("RUNNING", restarts=1, checkpoint=saved) == ["t1: restarted once"]
+        assert notes("SUCCEEDED", restarts=1_000) == ["t1: restarted 1,000 times"]
+        assert notes("PLACING", restarts=1, reason="waiting for servers", checkpoint=saved) == [
+            "t1: waiting for servers; continues from checkpoint 2, step 6,282",
+            "t1: restarted once",
+        ]
+        assert notes("PLACING", restarts=2, reason="waiting for servers") == [
+            "t1: waiting for servers",
+            "t1: restarted 2 times",
+        ]
+
     def test_job_without_a_step_has_no_metrics(self, coordinator: FakeCoordinator, run: Callable[..., Result]) -> None:
         coordinator.add(shoal.Job("m:f", name="empty"), "SUCCEEDED", finished_at=3.0)
         coordinator.enter("empty", "SUCCEEDED")
