@@ -26,6 +26,9 @@ from shoal_coordinator.cluster.placement import (
 from shoal_coordinator.job import JobMachine
 from shoal_coordinator.messages import Effect
 
+# Maximum number of jobs that a waiting job names as those that have the workers.
+_MAX_NAMED = 3
+
 
 class Scheduler:
     """Assigns workers to jobs, and places the variables of jobs.
@@ -72,8 +75,9 @@ class Scheduler:
                 pass
         employed = self._jobs.employed
         idling = sum(worker.id not in employed for worker in workers)
+        busy = _busy(len(workers) - idling, self._jobs.live)
         for job in self._jobs.live:
-            missing = [_missing_workers(job, idling), job.storage_waited_for, job.quarantine_note(now)]
+            missing = [_missing_workers(job, idling, busy), job.storage_waited_for, job.quarantine_note(now)]
             if job.unplaced is not None:
                 missing.append(self._place(job, now))
             if not job.ended:
@@ -167,17 +171,30 @@ def _restarting(expected: Mapping[str, float]) -> str:
     return f"waiting for {servers}{at_most}"
 
 
-def _missing_workers(job: JobMachine, idle: int) -> str:
-    """Returns which workers a job lacks, and whether it waits for them; `idle` is the number of idle workers.
+def _busy(workers: int, jobs: Iterable[JobMachine]) -> str:
+    """Returns how many live workers are busy, and with which jobs; empty if none is."""
+    if not workers:
+        return ""
+    names = [job.spec.name for job in jobs if job.staff and not job.spec.is_session]
+    shown = ", ".join(names[:_MAX_NAMED])
+    left = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return f" ({workers} {'is' if workers == 1 else 'are'} alive, busy with {shown}{left})"
 
-    Empty if it lacks none.
+
+def _missing_workers(job: JobMachine, idle: int, busy: str) -> str:
+    """Returns which workers a job lacks, and whether it waits for them. Empty if it lacks none.
+
+    Args:
+        job: the job.
+        idle: the number of idle workers.
+        busy: what the busy workers do, as `_busy` says.
     """
     needed, present = job.spec.fewest_workers, job.staff
     if job.spec.is_session:
         lacking = present < needed and job.state is not JobState.RUNNING
         return f"waiting for sessions: {present} of {needed}" if lacking else ""
     if job.state is JobState.PENDING:
-        return f"waiting for workers: {idle} of {needed}"
+        return f"waiting for workers: {idle} of {needed}{busy}"
     if not job.vacancies or present >= needed:
         return ""
     if job.state is JobState.RUNNING and present:
