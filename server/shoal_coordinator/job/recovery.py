@@ -71,7 +71,7 @@ class Recovery:
         if self.possible:
             return ""
         if not self._spec.is_session:
-            return "; submit the job again"
+            return "; the cluster has no checkpoint storage (--checkpoints), so submit the job again"
         newest = self._checkpoints.newest
         if newest is None:
             return "; open the session again"

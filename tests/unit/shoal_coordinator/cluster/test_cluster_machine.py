@@ -130,10 +130,22 @@ def test_jobs_are_served_in_order(rig: Rig) -> None:
     rig.start("first", "w0", "w1")
     rig.finish("first", "w0")
     assert rig.beat("w0") == [None], "the second job's turn, and it needs both"
-    assert rig.status("second").reason == "waiting for workers: 1 of 2"
+    assert rig.status("second").reason == "waiting for workers: 1 of 2 (1 is alive, busy with first)"
     rig.finish("first", "w1")
     assert [assignment.job for assignment in rig.beat("w0", "w1")] == ["second", "second"]
-    assert rig.status("third").reason == "waiting for workers: 0 of 1"
+    assert rig.status("third").reason == "waiting for workers: 0 of 1 (2 are alive, busy with second)"
+
+
+def test_a_waiting_job_names_a_few_of_the_jobs_that_have_the_workers() -> None:
+    rig = Rig(POLICY)
+    rig.workers(*(f"w{number}" for number in range(5)))
+    for number in range(5):
+        rig.submit(job(f"job-{number}", workers=1))
+    rig.submit(job("late", workers=1))
+    waiting = "waiting for workers: 0 of 1 (5 are alive, busy with job-0, job-1, job-2 and 2 more)"
+    assert rig.status("late").reason == waiting
+    rig.kill("w4")
+    assert rig.status("late").reason == waiting.replace("5 are", "4 are").replace("2 more", "1 more")
 
 
 def test_a_job_that_needs_too_many_workers_does_not_block_others(rig: Rig) -> None:
@@ -270,6 +282,7 @@ def test_a_server_dies_and_its_jobs_fail_and_say_why(rig: Rig) -> None:
     status = rig.status("a")
     assert status.state is JobState.FAILED
     assert "server s1 is gone, and with it the only replica of shard" in status.reason
+    assert status.reason.endswith("; the cluster has no checkpoint storage (--checkpoints), so submit the job again")
     removed = [effect for effect in rig.perform() if isinstance(effect, RemoveWorker)]
     assert {server.member for effect in removed for server in effect.servers} == {"s0"}, (
         "the dead one is not waited for"
@@ -718,11 +731,11 @@ def test_waiting_jobs_come_before_extra_workers_and_none_is_moved(wide: Rig) -> 
     wide.submit(job("b", workers=4))
     wide.start("a", "w0")
     assert wide.status("a").workers == ("w0",)
-    assert wide.status("b").reason == "waiting for workers: 3 of 4", "which are kept for it"
+    assert wide.status("b").reason == "waiting for workers: 3 of 4 (1 is alive, busy with a)", "which are kept for it"
     wide.handle(events.JobCancelled("b"))
     assert wide.status("a").workers == ("w0", "w1", "w2", "w3")
     wide.submit(job("c", workers=1))
-    assert wide.status("c").reason == "waiting for workers: 0 of 1"
+    assert wide.status("c").reason == "waiting for workers: 0 of 1 (4 are alive, busy with a)"
 
 
 def test_no_worker_joins_a_job_that_another_has_finished(wide: Rig) -> None:
@@ -796,9 +809,10 @@ def test_a_flood_of_jobs_is_refused() -> None:
 def test_the_reason_to_wait_is_the_same_after_a_restart(rig: Rig) -> None:
     rig.submit(job("b", workers=3))
     rig.submit(job("a", workers=1))
-    assert rig.status("b").reason == "waiting for workers: 1 of 3"
+    waiting = "waiting for workers: 1 of 3 (1 is alive, busy with a)"
+    assert rig.status("b").reason == waiting
     rig.crash()
-    assert rig.status("b").reason == "waiting for workers: 1 of 3"
+    assert rig.status("b").reason == waiting
 
 
 TestVoyage = Voyage.TestCase
