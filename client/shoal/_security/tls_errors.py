@@ -11,7 +11,8 @@ _ALERTS = {
     "CERTIFICATE_REQUIRED": "it requires a certificate; give --tls-cert and --tls-key",
     "HANDSHAKE_FAILURE": "it requires a certificate of this end; give --tls-cert and --tls-key",
     "BAD_CERTIFICATE": "it does not accept this end's certificate; check its dates and its CA",
-    "EOF": "it closed the connection in the TLS handshake; it may not use TLS, or may require a certificate",
+    "EOF": "it closed the connection in the TLS handshake; if it requires a certificate, "
+    "give --tls-cert and --tls-key; otherwise check that it uses TLS",
 }
 
 

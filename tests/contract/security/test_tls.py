@@ -176,7 +176,7 @@ def test_a_client_cannot_pose_as_a_server(certificates: Path) -> None:
 def test_a_client_needs_a_certificate_unless_it_is_optional(certificates: Path) -> None:
     without = Credentials(TlsFiles(certificates / "ca.pem"))
     with serving(credentials(certificates, "coordinator")) as address:
-        check_fails(address, without, "may require a certificate")
+        check_fails(address, without, "if it requires a certificate, give --tls-cert and --tls-key")
     optional = Credentials(tls_files(certificates, client_certificates=False))
     with (
         ShardServers({"w": np.ones(4, np.float32)}, credentials=optional) as servers,
@@ -226,7 +226,7 @@ def test_a_tls_lane_to_a_plain_port_says_what_to_do(certificates: Path) -> None:
     with (
         ShardServers({"w": np.ones(4, np.float32)}) as servers,
         closing(lane_to(servers.lanes[0].offer.address)) as lane,
-        pytest.raises(errors.Unauthenticated, match=r"it may not use TLS|does not use TLS"),
+        pytest.raises(errors.Unauthenticated, match=r"check that it uses TLS|does not use TLS"),
     ):
         open_handshake(lane, TlsSecurity(TokenSecurity(b""), tls_files(certificates)), pb.LaneHello(), within_s=2)
 
