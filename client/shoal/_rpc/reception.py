@@ -151,10 +151,12 @@ class Reception:
     def authorize(self, name: str, event: Any) -> Principal | None:
         """Returns who makes the call `name`, from grpcio's event of its headers. Raises as `Authorizer.authorize`."""
         allow, token = self._authorizer, token_in(event.invocation_metadata)
+        caller: list[Principal] = []
         try:
-            return allow.authorize(name, token, lambda: _certificate(event.call)) if allow else None
+            return allow.authorize(name, token, lambda: _certificate(event.call), caller.append) if allow else None
         except errors.ShoalError as error:
-            self._on_outcome(CallOutcome(name, None, host_of(event), error.status, reason=error.message))
+            who = caller[0] if caller else None
+            self._on_outcome(CallOutcome(name, who, host_of(event), error.status, reason=error.message))
             raise
 
     def admit(self, call: Call) -> errors.ShoalError | None:

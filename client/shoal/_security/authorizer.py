@@ -69,7 +69,13 @@ class Authorizer:
         """Allows all calls, as in a cluster that was started with --insecure."""
         self._verifier, self._open = None, True
 
-    def authorize(self, call: str, token: str, certificate: Callable[[], bytes] = bytes) -> Principal | None:
+    def authorize(
+        self,
+        call: str,
+        token: str,
+        certificate: Callable[[], bytes] = bytes,
+        on_identified: Callable[[Principal], object] = bool,
+    ) -> Principal | None:
         """Returns who makes a call, or None if the call needs no identity.
 
         Args:
@@ -77,6 +83,8 @@ class Authorizer:
             token: the token of the call; empty if it has none.
             certificate: returns the certificate of the caller as PEM; empty if the connection has none. It identifies a
                 caller without a token.
+            on_identified: called with the caller when its token or its certificate is known to be genuine, also if the
+                call is then refused because it is revoked or has expired, or because the caller may not make the call.
 
         Raises:
             Unauthenticated: the call has no valid token.
@@ -88,12 +96,14 @@ class Authorizer:
         if self._verifier is None:
             raise errors.Unreachable("this server is not registered yet; try again")
         if not token:
-            return self._authorize_certificate(call, certificate())
-        principal = self._verifier.identify(token)
+            return self._authorize_certificate(call, certificate(), on_identified)
+        principal = self._verifier.identify(token, on_identified=on_identified)
         check_permitted(principal, call)
         return principal
 
-    def _authorize_certificate(self, call: str, pem: bytes) -> Principal:
+    def _authorize_certificate(
+        self, call: str, pem: bytes, on_identified: Callable[[Principal], object]
+    ) -> Principal:
         if not pem:
             raise errors.Unauthenticated(
                 f"{call.rpartition('/')[2]} was called without a token. Processes of the coordinator's user on its "
@@ -103,6 +113,7 @@ class Authorizer:
         from shoal._security.certificate_identity import principal_in  # noqa: PLC0415 - cryptography is slow to import
 
         principal = principal_in(pem)
+        on_identified(principal)
         self.check_valid(principal)
         check_permitted(principal, call)
         return principal

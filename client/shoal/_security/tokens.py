@@ -121,13 +121,17 @@ class TokenVerifier:
         with self._lock:
             self._revoked = tokens
 
-    def identify(self, token: str, *, audience: str = "") -> Principal:
+    def identify(
+        self, token: str, *, audience: str = "", on_identified: Callable[[Principal], object] = bool
+    ) -> Principal:
         """Returns whom a token identifies.
 
         Args:
             token: the token.
             audience: the place that asks; see `TokenSigner.sign`. The coordinator's tokens need the audience of this
                 server instead.
+            on_identified: called with whom a genuine token identifies, before the token is checked for its expiry and
+                for revocation.
 
         Raises:
             Unauthenticated: it is not a token of this cluster, it is for another place, or it has expired or was
@@ -136,6 +140,7 @@ class TokenVerifier:
         with self._lock:
             known = self._known.get((audience, token))
         principal, expires = known or self._read(token, audience)
+        on_identified(principal)
         self.check(principal)
         self._check_time(principal, expires)
         if known is None:

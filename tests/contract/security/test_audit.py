@@ -40,7 +40,12 @@ def test_what_callers_did_is_in_the_log_and_no_secret(rig: SecureRig, tmp_path: 
         link = client.call(client.tokens.GetLoginLink, token_pb2.GetLoginLinkRequest()).link
     with calling(rig, admin) as client, pytest.raises(errors.UnknownMember, match="'nobody' cannot leave"):
         client.call(client.members.Leave, coordinator_pb2.LeaveRequest(member="nobody", incarnation=1))
-    for token, refused in ((reader, errors.Forbidden), ("nonsense", errors.Unauthenticated)):
+    refusals = (
+        (reader, errors.Forbidden),
+        (made.secret, errors.Unauthenticated),
+        ("nonsense", errors.Unauthenticated),
+    )
+    for token, refused in refusals:
         with calling(rig, token) as client, pytest.raises(refused):
             client.call(client.jobs.Cancel, job_pb2.CancelRequest(job="job"), retry_for_s=0)
     page = rig.coordinator.page
@@ -62,8 +67,9 @@ def test_what_callers_did_is_in_the_log_and_no_secret(rig: SecureRig, tmp_path: 
         ("Tokens/RevokeToken", "OK", "root"),
         ("Tokens/GetLoginLink", "OK", "root"),
         ("Coordinator/Leave", "NOT_FOUND", "root"),
-        ("Jobs/Cancel", "PERMISSION_DENIED", ""),
+        ("Jobs/Cancel", "PERMISSION_DENIED", "ann"),
         ("Jobs/Cancel", "UNAUTHENTICATED", ""),
+        ("Jobs/Cancel", "UNAUTHENTICATED", "bob"),
         ("page/login", "OK", "root"),
         ("Jobs/Cancel", "OK", "root"),
         ("Jobs/Cancel", "PERMISSION_DENIED", "ann"),
