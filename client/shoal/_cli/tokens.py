@@ -80,7 +80,7 @@ def ls(
     connect: options.ConnectCoordinator,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Lists the tokens that have not expired, and the revoked certificates, of which only the serial number is known."""
+    """Lists the tokens that have not expired, and the revoked certificates."""
     with Output(as_json) as out, connect() as client:
         reply = client.call(client.tokens.ListTokens, token_pb2.ListTokensRequest())
         if as_json:

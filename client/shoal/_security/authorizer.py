@@ -101,9 +101,7 @@ class Authorizer:
         check_permitted(principal, call)
         return principal
 
-    def _authorize_certificate(
-        self, call: str, pem: bytes, on_identified: Callable[[Principal], object]
-    ) -> Principal:
+    def _authorize_certificate(self, call: str, pem: bytes, on_identified: Callable[[Principal], object]) -> Principal:
         if not pem:
             raise errors.Unauthenticated(
                 f"{call.rpartition('/')[2]} was called without a token. Processes of the coordinator's user on its "
