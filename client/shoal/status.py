@@ -12,6 +12,7 @@ from shoal import errors
 from shoal._status.data import DataAccount, DataCount, HeldRange
 from shoal._status.job_members import JobMember
 from shoal._status.members import ClusterStatus, MemberStatus, Role, ServerLoad
+from shoal._status.restart_points import RestartPoint
 from shoal.job import Job
 from shoal.timings import Comparison, StepTiming, Straggler, Timings
 from shoal.v1 import job_pb2
@@ -213,6 +214,8 @@ class JobStatus:
         checkpoint: the newest complete checkpoint, or None.
         checkpoint_failure: why the latest attempt at a checkpoint failed, or "".
         restarts: number of restarts from a checkpoint, or from the beginning, because shards were lost.
+        restart_point: the checkpoint that it continued from at its latest restart. None if it has not restarted, if it
+            restarts now, or if it began again without a checkpoint.
         evaluation: the latest evaluation, or None.
         best: the best evaluation so far, or None.
         members: the workers by rank, with those that have left. Empty in the list of `Client.jobs`.
@@ -232,6 +235,7 @@ class JobStatus:
     evaluation: Evaluation | None = None
     best: Evaluation | None = None
     members: tuple[JobMember, ...] = ()
+    restart_point: RestartPoint | None = None
 
     @property
     def name(self) -> str:
@@ -276,6 +280,9 @@ class JobStatus:
             evaluation=Evaluation.from_proto(message.evaluation) if message.HasField("evaluation") else None,
             best=Evaluation.from_proto(message.best) if message.HasField("best") else None,
             members=tuple(JobMember.from_proto(member) for member in message.members),
+            restart_point=(
+                RestartPoint.from_proto(message.restart_point) if message.HasField("restart_point") else None
+            ),
         )
 
 
@@ -292,6 +299,7 @@ __all__ = [
     "JobStatus",
     "MemberStatus",
     "Progress",
+    "RestartPoint",
     "Role",
     "SavedCheckpoint",
     "ServerLoad",

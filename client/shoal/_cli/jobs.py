@@ -266,13 +266,16 @@ def _continues_from(status: JobStatus) -> str:
 
 
 def _restarted(status: JobStatus) -> str:
-    match status.restarts:
-        case 0:
-            return ""
-        case 1:
-            return "restarted once"
-        case times:
-            return f"restarted {times:,} times"
+    """Returns how often a job has restarted, and what it continued from; empty if it has not restarted."""
+    if not status.restarts:
+        return ""
+    often = "once" if status.restarts == 1 else f"{status.restarts:,} times"
+    point = status.restart_point
+    if point is None:
+        return f"restarted {often}"
+    of_another = "" if point.job == status.name else f" of {point.job}"
+    latest = "" if status.restarts == 1 else "last "
+    return f"restarted {often}, {latest}continued from checkpoint {point.number}{of_another}, step {point.step:,}"
 
 
 def _data_title(job: str, account: DataAccount) -> str:

@@ -3,6 +3,7 @@
 The fields are a contract with scripts, so each is named here.
 """
 
+from dataclasses import asdict
 from typing import Any
 
 from shoal import errors
@@ -49,6 +50,7 @@ def job(status: JobStatus) -> dict[str, Any]:
         "checkpoint": checkpoint(status.checkpoint) if status.checkpoint else None,
         "checkpoint_failure": status.checkpoint_failure,
         "restarts": status.restarts,
+        "restart_point": asdict(status.restart_point) if status.restart_point else None,
         "evaluation": evaluation(status.evaluation),
         "best": evaluation(status.best),
     }

@@ -749,6 +749,7 @@ class JobStatus(_message.Message):
     EVALUATION_FIELD_NUMBER: _builtins.int
     BEST_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
+    RESTART_POINT_FIELD_NUMBER: _builtins.int
     state: Global___JobState.ValueType
     """The state of the job."""
     reason: _builtins.str
@@ -791,6 +792,12 @@ class JobStatus(_message.Message):
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobMember]:
         """The workers of the job by rank, with those that have left. Not set in the replies of Jobs.List."""
 
+    @_builtins.property
+    def restart_point(self) -> Global___RestartPoint:
+        """The checkpoint that the job continued from at its latest restart. Not set if it has not restarted, if it restarts
+        now, or if it began again without a checkpoint.
+        """
+
     def __init__(
         self,
         *,
@@ -808,14 +815,45 @@ class JobStatus(_message.Message):
         evaluation: Global___Evaluation | None = ...,
         best: Global___Evaluation | None = ...,
         members: _abc.Iterable[Global___JobMember] | None = ...,
+        restart_point: Global___RestartPoint | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "checkpoint", b"checkpoint", "evaluation", b"evaluation", "progress", b"progress", "spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "checkpoint", b"checkpoint", "evaluation", b"evaluation", "progress", b"progress", "restart_point", b"restart_point", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "checkpoint", b"checkpoint", "checkpoint_failure", b"checkpoint_failure", "evaluation", b"evaluation", "finished_at", b"finished_at", "members", b"members", "progress", b"progress", "reason", b"reason", "restarts", b"restarts", "spec", b"spec", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "checkpoint", b"checkpoint", "checkpoint_failure", b"checkpoint_failure", "evaluation", b"evaluation", "finished_at", b"finished_at", "members", b"members", "progress", b"progress", "reason", b"reason", "restart_point", b"restart_point", "restarts", b"restarts", "spec", b"spec", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobStatus: _TypeAlias = JobStatus  # noqa: Y015
+
+@_typing.final
+class RestartPoint(_message.Message):
+    """The checkpoint that a job continued from at a restart."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    """The job that took the checkpoint: another one if the job had no checkpoint of its own."""
+    number: _builtins.int
+    """The number of the checkpoint within that job."""
+    step: _builtins.int
+    """The step of the fastest worker in the checkpoint."""
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        number: _builtins.int = ...,
+        step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "number", b"number", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestartPoint: _TypeAlias = RestartPoint  # noqa: Y015
 
 @_typing.final
 class JobMember(_message.Message):

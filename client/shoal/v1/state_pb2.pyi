@@ -270,6 +270,7 @@ class JobRecord(_message.Message):
     TRAINING_SINCE_FIELD_NUMBER: _builtins.int
     LEARNING_RATE_FIELD_NUMBER: _builtins.int
     DEPARTED_FIELD_NUMBER: _builtins.int
+    RESTART_POINT_FIELD_NUMBER: _builtins.int
     state: _job_pb2.JobState.ValueType
     """The state of the job."""
     reason: _builtins.str
@@ -351,6 +352,10 @@ class JobRecord(_message.Message):
     def departed(self) -> _containers.ScalarMap[_builtins.int, _builtins.str]:
         """Of a session job: by free rank, what has happened to its last session."""
 
+    @_builtins.property
+    def restart_point(self) -> _job_pb2.RestartPoint:
+        """The checkpoint that the job continued from at its latest restart; see JobStatus.restart_point."""
+
     def __init__(
         self,
         *,
@@ -382,10 +387,11 @@ class JobRecord(_message.Message):
         training_since: _builtins.float = ...,
         learning_rate: _job_pb2.Schedule | None = ...,
         departed: _abc.Mapping[_builtins.int, _builtins.str] | None = ...,
+        restart_point: _job_pb2.RestartPoint | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_trained_s", b"_trained_s", "learning_rate", b"learning_rate", "source", b"source", "trained_s", b"trained_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_trained_s", b"_trained_s", "learning_rate", b"learning_rate", "restart_point", b"restart_point", "source", b"source", "trained_s", b"trained_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trained_s", b"_trained_s", "all_workers_finished", b"all_workers_finished", "assigned", b"assigned", "created", b"created", "departed", b"departed", "failed_restarts", b"failed_restarts", "finished", b"finished", "finished_at", b"finished_at", "learning_rate", b"learning_rate", "members", b"members", "next_read_at", b"next_read_at", "quarantined", b"quarantined", "read_backoff_s", b"read_backoff_s", "read_failure", b"read_failure", "reason", b"reason", "reserved_sequence", b"reserved_sequence", "restarts", b"restarts", "restored", b"restored", "server_return_deadline", b"server_return_deadline", "servers", b"servers", "source", b"source", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at", "trained_s", b"trained_s", "training_since", b"training_since", "value_sender", b"value_sender", "waiting_for", b"waiting_for", "worker_group", b"worker_group"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trained_s", b"_trained_s", "all_workers_finished", b"all_workers_finished", "assigned", b"assigned", "created", b"created", "departed", b"departed", "failed_restarts", b"failed_restarts", "finished", b"finished", "finished_at", b"finished_at", "learning_rate", b"learning_rate", "members", b"members", "next_read_at", b"next_read_at", "quarantined", b"quarantined", "read_backoff_s", b"read_backoff_s", "read_failure", b"read_failure", "reason", b"reason", "reserved_sequence", b"reserved_sequence", "restart_point", b"restart_point", "restarts", b"restarts", "restored", b"restored", "server_return_deadline", b"server_return_deadline", "servers", b"servers", "source", b"source", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at", "trained_s", b"trained_s", "training_since", b"training_since", "value_sender", b"value_sender", "waiting_for", b"waiting_for", "worker_group", b"worker_group"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__trained_s: _TypeAlias = _typing.Literal["trained_s"]  # noqa: Y015
     _WhichOneofArgType__trained_s: _TypeAlias = _typing.Literal["_trained_s", b"_trained_s"]  # noqa: Y015

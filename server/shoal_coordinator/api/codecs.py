@@ -52,6 +52,7 @@ def job_message(status: JobStatus) -> job_pb2.JobStatus:
         evaluation=status.evaluation.to_proto() if status.evaluation else None,
         best=status.best.to_proto() if status.best else None,
         members=[member.to_proto() for member in status.members],
+        restart_point=status.restart_point.to_proto() if status.restart_point else None,
     )
 
 

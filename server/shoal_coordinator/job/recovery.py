@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from shoal.checkpoint_policy import CheckpointChoice
 from shoal.job import Job
-from shoal.status import JobState
+from shoal.status import JobState, RestartPoint
 from shoal.v1 import state_pb2
 from shoal_coordinator.job.checkpoint_schedule import CheckpointSchedule
 from shoal_coordinator.job.ledger import Ledger
@@ -56,6 +56,7 @@ class Recovery:
         self._spec, self._checkpoints = spec, checkpoints
         self._restarts = self._failed_restarts = 0  # in total; since the last new checkpoint
         self._server_return_deadline, self._servers = 0.0, 0  # until when to wait for how many servers
+        self._restart_point: RestartPoint | None = None  # of the latest restart; None while the job restarts
         self._source: CheckpointChoice | None = None  # the checkpoint that it began with, with its number
         self._read_failure = ""  # why its checkpoints could not be read at the last attempt; empty: no failure
         self._next_read_at, self._read_backoff_s = 0.0, 0.0  # time of the next attempt; pause before it
@@ -99,6 +100,11 @@ class Recovery:
         return self._restarts
 
     @property
+    def restart_point(self) -> RestartPoint | None:
+        """The checkpoint that the job continued from at its latest restart; None if there is none."""
+        return self._restart_point
+
+    @property
     def sources(self) -> tuple[CheckpointChoice, ...]:
         """The checkpoints to fill new shards from, best first: its own, or the requested one if it has none yet."""
         # The user may have asked for another job's newest checkpoint, which changes: use the one that was found first.
@@ -128,6 +134,7 @@ class Recovery:
             often = f" ({times} times in a row without a new checkpoint in between)" if times > 1 else ""
             return False, f"{reason}{often}"
         self._restarts += 1
+        self._restart_point = None
         self._failed_restarts += not announced
         self._server_return_deadline, self._servers = server_return_deadline, servers
         newest = self._checkpoints.newest
@@ -182,6 +189,8 @@ class Recovery:
         self._read_failure, self._next_read_at, self._read_backoff_s = "", 0.0, 0.0
         if restored.source not in self._own:
             self._source = restored.source
+        if self._restarts:
+            self._restart_point = RestartPoint(restored.source.job, restored.source.number, restored.step)
         spec, given = self._spec, program.given & restored.variables
         data, ledger, problem = restored.data, None, ""
         # The sessions of a job tell the number of their samples later, with their first lease.
@@ -202,6 +211,8 @@ class Recovery:
             self._next_read_at,
             self._read_backoff_s,
         )
+        if self._restart_point:
+            record.restart_point.CopyFrom(self._restart_point.to_proto())
         if self._source:
             record.source.CopyFrom(self._source.to_proto())
 
@@ -212,11 +223,14 @@ class Recovery:
         self._servers = record.servers
         self._read_failure, self._read_backoff_s = record.read_failure, record.read_backoff_s
         self._next_read_at = min(record.next_read_at, now + record.read_backoff_s)
+        point = record.restart_point if record.HasField("restart_point") else None
+        self._restart_point = RestartPoint.from_proto(point) if point else None
         self._source = CheckpointChoice.from_proto(record.source) if record.HasField("source") else None
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""
         assert 0 <= self._failed_restarts <= self._restarts
+        assert self._restart_point is None or self._restarts
         assert bool(self._read_failure) == bool(self._next_read_at) == bool(self._read_backoff_s)
 
 

@@ -122,6 +122,7 @@ class JobView:
             evaluation=coordinator.latest,
             best=coordinator.best,
             members=group.members,
+            restart_point=self._recovery.restart_point,
         )
 
     def data(self) -> DataAccount:

@@ -368,6 +368,14 @@ class TestJobs:
 
         assert notes("RUNNING", checkpoint=saved) == []
         assert notes("RUNNING", restarts=1, checkpoint=saved) == ["t1: restarted once"]
+        point = job_pb2.RestartPoint(job="t1", number=2, step=6_282)
+        assert notes("RUNNING", restarts=1, restart_point=point) == [
+            "t1: restarted once, continued from checkpoint 2, step 6,282"
+        ]
+        point.job = "t0"
+        assert notes("RUNNING", restarts=2, restart_point=point) == [
+            "t1: restarted 2 times, last continued from checkpoint 2 of t0, step 6,282"
+        ]
         assert notes("SUCCEEDED", restarts=1_000) == ["t1: restarted 1,000 times"]
         assert notes("PLACING", restarts=1, reason="waiting for servers", checkpoint=saved) == [
             "t1: waiting for servers; continues from checkpoint 2, step 6,282",

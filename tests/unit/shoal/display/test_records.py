@@ -88,7 +88,7 @@ def timings() -> Timings:
             "name state reason program workers_wanted min_workers max_workers consistency optimizer settings epochs "
             "batch_size range_size max_steps step_timeout_s shards seed wire_dtype overlap workers submitted_at "
             "started_at "
-            "finished_at progress checkpoint checkpoint_failure restarts evaluation best",
+            "finished_at progress checkpoint checkpoint_failure restarts restart_point evaluation best",
         ),
         (
             records.result(JobResult("a", Progress(), 1.0, EVALUATED, EVALUATED)),

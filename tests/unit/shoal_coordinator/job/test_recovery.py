@@ -10,7 +10,7 @@ from shoal._wire import Lease
 from shoal.checkpoint_policy import CheckpointChoice, CheckpointPolicy
 from shoal.initializers import Given
 from shoal.job import Job
-from shoal.status import SavedCheckpoint
+from shoal.status import RestartPoint, SavedCheckpoint
 from shoal.v1 import state_pb2
 from shoal.variables import Variable
 from shoal_coordinator.job.checkpoint_schedule import CheckpointSchedule
@@ -140,6 +140,23 @@ class TestSources:
 
     def test_none(self) -> None:
         assert recovery().sources == ()
+
+
+class TestTheRestartPoint:
+    def test_is_known_from_the_restore_on_until_the_next_loss(self) -> None:
+        machine = recovery(1, 2, restore="b/9")
+        resume(machine, restored("b/9"))
+        assert machine.restart_point is None, "it has begun with a checkpoint, but has not restarted"
+        lose(machine)
+        assert machine.restart_point is None
+        resume(machine, restored("a/2"))
+        assert machine.restart_point == RestartPoint("a", 2, 7)
+        record, again = state_pb2.JobRecord(), recovery(1, 2)
+        machine.write_to(record)
+        again.restore_from(record, START)
+        assert again.restart_point == RestartPoint("a", 2, 7)
+        lose(again)
+        assert again.restart_point is None
 
 
 class TestAStorageThatIsAway:
