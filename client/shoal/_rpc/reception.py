@@ -151,12 +151,11 @@ class Reception:
     def authorize(self, name: str, event: Any) -> Principal | None:
         """Returns who makes the call `name`, from grpcio's event of its headers. Raises as `Authorizer.authorize`."""
         allow, token = self._authorizer, token_in(event.invocation_metadata)
-        caller: list[Principal] = []
+        who: list[Principal] = []
         try:
-            return allow.authorize(name, token, lambda: _certificate(event.call), caller.append) if allow else None
-        except errors.ShoalError as error:
-            who = caller[0] if caller else None
-            self._on_outcome(CallOutcome(name, who, host_of(event), error.status, reason=error.message))
+            return allow.authorize(name, token, lambda: _certificate(event.call), who.append) if allow else None
+        except errors.ShoalError as why:
+            self._on_outcome(CallOutcome(name, next(iter(who), None), host_of(event), why.status, reason=why.message))
             raise
 
     def admit(self, call: Call) -> errors.ShoalError | None:
