@@ -91,18 +91,9 @@ class CoordinatorClient:
         def once() -> T:
             try:
                 reply = attempt()
-            except errors.Unreachable:
-                tls, role = self.credentials.tls, AccessRole.COORDINATOR
-                if not self._answered and (failure := tls_failure(self.address, tls, role)):
-                    raise failure from None
-                raise
-            except errors.InternalError as error:
-                if not self._answered and error.details.get(channels.GRPC_STATUS) == "UNIMPLEMENTED":
-                    raise errors.BadRequest(
-                        f"no coordinator listens at {self.address}, but another process that does not know its calls, "
-                        "perhaps a server or a coordinator of another version; give the coordinator's address",
-                        address=self.address,
-                    ) from None
+            except (errors.Unreachable, errors.InternalError) as error:
+                if not self._answered and (reason := self._reason(error)):
+                    raise reason from None
                 raise
             self._answered = True
             return reply
@@ -126,6 +117,18 @@ class CoordinatorClient:
                 on_retry=lambda _: self.retries.count("coordinator"),
                 on_silence=self._on_silence,
             )
+
+    def _reason(self, error: errors.ShoalError) -> errors.ShoalError | None:
+        """Returns why the first call failed, if what listens at the address tells it."""
+        if isinstance(error, errors.Unreachable):
+            return tls_failure(self.address, self.credentials.tls, AccessRole.COORDINATOR)
+        if error.details.get(channels.GRPC_STATUS) == "UNIMPLEMENTED":
+            return errors.BadRequest(
+                f"no coordinator listens at {self.address}, but another process that does not know its calls, "
+                "perhaps a server or a coordinator of another version; give the coordinator's address",
+                address=self.address,
+            )
+        return None
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Returns the metadata of a call: the trace of this thread, and the token.
