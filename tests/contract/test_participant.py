@@ -273,8 +273,7 @@ def test_report_without_a_coordinator_fails_at_once(rig: Rig) -> None:
 def test_reports_join_into_one() -> None:
     early = Report(2, 3, 1, 0, 30, {"loss": 1.0, "old": 5.0}, {0: 3}, ("a",))
     late = Report(5, 1, 0, 2, 10, {"loss": 2.0, "new": 6.0}, {0: 1, 4: 1}, ("b",))
-    assert early.merged_with(late) == Report(
-        5, 4, 1, 2, 40, {"loss": 1.25, "old": 5.0, "new": 6.0}, {0: 4, 4: 1}, ("a", "b")
-    )
+    values, given = {"loss": 1.25, "old": 5.0, "new": 6.0}, {"loss": 4, "old": 3, "new": 1}
+    assert early.merged_with(late) == Report(5, 4, 1, 2, 40, values, {0: 4, 4: 1}, ("a", "b"), given=given)
     assert Report().merged_with(late) == late
     assert early.merged_with(Report()) == early
