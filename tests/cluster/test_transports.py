@@ -97,9 +97,9 @@ def test_session_falls_back_to_tcp_when_dev_shm_is_full(shared_cluster: shoal.Lo
     )
     assert done.returncode == 0, done.stderr
     assert "pulled -1.0" in done.stdout
-    assert "its bytes go over TCP" in done.stdout
-    assert "too little space in /dev/shm" in done.stdout
-    assert "gRPC" not in done.stdout
+    assert "its bytes go over TCP" in done.stderr
+    assert "too little space in /dev/shm" in done.stderr
+    assert "gRPC" not in done.stderr
 
 
 def test_lanes_listen_on_the_given_port() -> None:
