@@ -1,12 +1,15 @@
 """Reports of a worker to the coordinator: counts and metrics, within the limits of one report."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from shoal._wire import shortened, without_controls
 from shoal._wire.limits import MAX_STEP, METRICS, STALENESS_BUCKETS, TIMINGS
 from shoal.status import StepTiming
 
+Key = TypeVar("Key", int, str)
 # The metric that is kept if there are too many.
 _LOSS = "loss"
 
@@ -61,16 +64,10 @@ class Report:
             dropped=self.dropped + later.dropped,
             samples=self.samples + later.samples,
             values=self._joined_values(later),
-            staleness={
-                key: self.staleness.get(key, 0) + later.staleness.get(key, 0)
-                for key in sorted({*self.staleness, *later.staleness})
-            },
+            staleness=_summed(self.staleness, later.staleness),
             log=self.log + later.log,
             timings=self.timings + later.timings,
-            given={
-                name: self.given.get(name, 0) + later.given.get(name, 0)
-                for name in (*self.values, *(later.values.keys() - self.values.keys()))
-            },
+            given=_summed(self.given, later.given),
         )
 
     def _joined_values(self, later: "Report") -> dict[str, float]:
@@ -81,6 +78,12 @@ class Report:
             share = later.given[name] / total if total else 1.0
             joined[name] = (1 - share) * self.values[name] + share * later.values[name]
         return joined
+
+
+def _summed(earlier: Mapping[Key, int], later: Mapping[Key, int]) -> dict[Key, int]:
+    total = Counter(earlier)
+    total.update(later)
+    return dict(sorted(total.items()))
 
 
 def _bounded_values(values: Mapping[str, float]) -> dict[str, float]:
