@@ -36,9 +36,9 @@ def examples(
                 ([name, _purpose(path)], {"name": name, "purpose": _purpose(path)}) for name, path in found.items()
             ]
             out.rows("", ["example", "purpose"], rows, notes=["`shoal examples NAME` copies one to this folder"])
-        for name in _with_their_files(chosen, found):
+        for name, source in _with_their_files(chosen, found).items():
             target = to / name
-            _copy(next(iter(found.values())).with_name(name), target)
+            _copy(source, target)
             out.message(f"wrote {target}", {"name": name, "file": str(target)})
 
 
@@ -56,26 +56,27 @@ def _file_name(name: str, found: dict[str, Path]) -> str:
     return file
 
 
-def _with_their_files(chosen: list[str], found: dict[str, Path]) -> list[str]:
-    """Returns the names of the chosen examples, of the examples that they import, and of their data files."""
-    names: dict[str, None] = {}
-    waiting = list(chosen)
+def _with_their_files(chosen: list[str], found: dict[str, Path]) -> dict[str, Path]:
+    """Returns the chosen examples, the examples that they import, and their data files, by name."""
+    files: dict[str, Path] = {}
+    waiting = [found[name] for name in chosen]
     while waiting:
-        name = waiting.pop(0)
-        if name in names:
+        path = waiting.pop(0)
+        if path.name in files:
             continue
-        names[name] = None
-        if path := found.get(name):
-            waiting += [f"{module}.py" for module in _imported(path) if f"{module}.py" in found]
+        files[path.name] = path
+        if path.name in found:
+            text = path.read_text(encoding="utf-8")
+            waiting += [found[f"{module}.py"] for module in _imported(text) if f"{module}.py" in found]
             # An example names each data file that it reads.
-            waiting += [data.name for data in sorted(path.parent.glob("*.npz")) if data.name in path.read_text("utf-8")]
-    return list(names)
+            waiting += [data for data in sorted(path.parent.glob("*.npz")) if data.name in text]
+    return files
 
 
-def _imported(path: Path) -> list[str]:
+def _imported(text: str) -> list[str]:
     """Returns the names of the modules that an example imports."""
     modules = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             modules += [each.name for each in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
