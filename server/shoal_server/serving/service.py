@@ -81,10 +81,10 @@ class DataService:
                 try:
                     if push.waits:
                         wait(push)
-                        self._check_caller(header.stamp)  # its token may have been revoked meanwhile
                 except BaseException:
                     push.withdraw()
                     raise
+                self._check_after_wait(push)
                 timing.waited_s = push.waited_s
                 shards, answer = pushes.receive(push, source)
         return self._reply(shards, answer)
@@ -116,12 +116,7 @@ class DataService:
             ShoalError: see `pushes.receive`.
             Unauthenticated: the caller's token has expired or was revoked while the push waited.
         """
-        if push.waited_s:
-            try:
-                self._check_caller(push.header.stamp)
-            except BaseException:
-                push.withdraw()
-                raise
+        self._check_after_wait(push)
         with self.metrics.pushing("push"), _tracing.server_span("Push", push.header.stamp):
             shards, answer = pushes.receive(push, source)
         if push.waited_s:
@@ -181,6 +176,15 @@ class DataService:
         caller = _rpc.caller()
         if caller is not None:
             self._authorizer.check_participant(caller, stamp.job, stamp.worker, stamp.incarnation, reading=reading)
+
+    def _check_after_wait(self, push: PendingPush) -> None:
+        """Checks the caller of a push again if it has waited, because its token may have been revoked meanwhile."""
+        if push.waited_s:
+            try:
+                self._check_caller(push.header.stamp)
+            except BaseException:
+                push.withdraw()
+                raise
 
     def _reply(self, shards: Selection, answer: AnswerPush) -> bytes:
         self.metrics.answered(answer)
