@@ -35,6 +35,8 @@ class PendingPush:
         group: the lock group of the job.
         shards: the shards, in the header's order.
         stamp: name of the push.
+        opened: whether it asked the group for a permit.
+        waited_s: seconds that its thread waited for the permit.
         known: the answer, if the push was committed before; its gradient is then not read.
     """
 
@@ -48,7 +50,7 @@ class PendingPush:
         self._error: errors.ShoalError | None = None
         self._on_answer: Callable[[], object] | None = None
         self._since, self.waited_s = 0.0, 0.0
-        self._opened = False
+        self.opened = False
         self.known = self._open()
 
     def _open(self) -> AnswerPush | None:
@@ -67,9 +69,9 @@ class PendingPush:
         if not permit:
             self._wanted = True
             return None
-        self._opened = True
+        self.opened = True
         known = self.group.open_push(self, self.stamp)
-        self._opened = known is None
+        self.opened = known is None
         return known
 
     @property
@@ -123,7 +125,7 @@ class PendingPush:
 
     def withdraw(self) -> None:
         """Ends a push that was not staged, and frees its permit."""
-        if self._opened:
+        if self.opened:
             self.group.withdraw_push(self, self.stamp)
 
     def _answered(self) -> None:

@@ -178,8 +178,12 @@ class DataService:
             self._authorizer.check_participant(caller, stamp.job, stamp.worker, stamp.incarnation, reading=reading)
 
     def _check_after_wait(self, push: PendingPush) -> None:
-        """Checks the caller of a push again if it has waited, because its token may have been revoked meanwhile."""
-        if push.waited_s:
+        """Checks the caller of a push again if it asked for a permit, because it may have waited for a long time.
+
+        Its token may have been revoked meanwhile. Whether the push waited does not decide: a permit can arrive between
+        the moment that others see the push wait and the moment that its own thread does.
+        """
+        if push.opened:
             try:
                 self._check_caller(push.header.stamp)
             except BaseException:
