@@ -3,6 +3,7 @@
 `shoal.initializers` defines their initial values, `shoal.partitioners` how they are cut into slices.
 """
 
+import functools
 import math
 import operator
 from collections.abc import Iterable, Sequence, Sized
@@ -204,16 +205,22 @@ def from_proto(message: tensor_pb2.Variable) -> tuple[str, Variable]:
         InvalidVariable: the variable is invalid. The text of the error begins with the variable's name.
         LimitExceeded: the variable is too large. The text begins likewise.
     """
+    nameless = tensor_pb2.Variable()
+    nameless.CopyFrom(message)
+    nameless.ClearField("name")
     try:
         _check_name(message.name)
-        return message.name, _variable_from_proto(message)
+        return message.name, _decoded(nameless.SerializeToString(deterministic=True))
     except (errors.InvalidVariable, errors.LimitExceeded) as error:
         raise type(error)(
             f"variable {message.name!r}: {error.message}", **{**error.details, "variable": message.name}
         ) from None
 
 
-def _variable_from_proto(message: tensor_pb2.Variable) -> Variable:
+# Most of a job's variables have one of a few shapes. Equal ones are then one object, as a variable cannot be changed.
+@functools.lru_cache(maxsize=1024)
+def _decoded(encoded: bytes) -> Variable:
+    message = tensor_pb2.Variable.FromString(encoded)
     try:
         dtype, aggregation = dtype_from_code(message.dtype), Aggregation(message.aggregation)
     except (KeyError, ValueError) as error:

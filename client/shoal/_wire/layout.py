@@ -235,15 +235,22 @@ def _check_coverage(variables: Mapping[str, Variable], layouts: Sequence[ShardLa
     numbers = [layout.shard for layout in layouts]
     if numbers != list(range(len(numbers))):
         raise errors.BadRequest(f"the shards are numbered {numbers}; number them from 0, in order")
-    ranges: dict[str, list[tuple[int, int]]] = {name: [] for name in variables}
+    ranges: dict[str, list[tuple[int, int]]] = {}
+    whole: set[str] = set()  # most variables lie in one place, so most need no list of ranges
     for layout in layouts:
         for arena in layout.arenas:
             for piece in arena.slices:
-                ranges[piece.variable].append((piece.row_start, piece.row_stop))
+                name, start, stop = piece.variable, piece.row_start, piece.row_stop
+                if name not in whole and (start, stop) == (0, rows_of(variables[name].shape)):
+                    whole.add(name)
+                else:
+                    ranges.setdefault(name, []).append((start, stop))
     for name, variable in variables.items():
-        placed = ranges[name]
-        if placed == [(0, rows_of(variable.shape))]:  # as most variables are
+        if name in whole and name not in ranges:
             continue
+        placed = ranges.get(name, [])
+        if name in whole:
+            placed.append((0, rows_of(variable.shape)))
         placed.sort()
         starts, stops = [start for start, _ in placed], [stop for _, stop in placed]
         if [*starts, rows_of(variable.shape)] != [0, *stops]:

@@ -50,6 +50,17 @@ def test_proto_roundtrip(name: str, variable: Variable) -> None:
     assert variables.from_proto(message) == (name, variable)
 
 
+def test_decoded_variables_that_are_equal_are_one_object() -> None:
+    decoded = [variables.from_proto(Variable(4, initializer=Normal()).to_proto(name))[1] for name in ("a", "b")]
+    assert decoded[0] is decoded[1]
+    message = Variable(4).to_proto("c")
+    message.dtype = tensor_pb2.DTYPE_UNSPECIFIED
+    for name in ("c", "d"):  # each refusal names its own variable
+        message.name = name
+        with pytest.raises(errors.InvalidVariable, match=f"variable '{name}': its dtype"):
+            variables.from_proto(message)
+
+
 def test_defaults() -> None:
     variable = Variable((784, 10))
     assert variable.dtype == np.float32

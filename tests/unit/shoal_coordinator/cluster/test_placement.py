@@ -302,6 +302,18 @@ def twice(placement: tensor_pb2.Placement) -> None:
     placement.shards[1].layout.shard = 1
 
 
+def whole_twice(placement: tensor_pb2.Placement) -> None:
+    twice(placement)
+    again = placement.shards[1].layout.arenas[0].slices
+    del again[:]
+    again.add(variable="b", row_start=0, row_stop=4, offset=0)
+
+
+def whole_and_part(placement: tensor_pb2.Placement) -> None:
+    whole_twice(placement)
+    placement.shards[1].layout.arenas[0].slices[0].row_start = 2
+
+
 def numbered(placement: tensor_pb2.Placement) -> None:
     placement.shards[0].layout.shard = 5
 
@@ -331,6 +343,8 @@ def numbered(placement: tensor_pb2.Placement) -> None:
             "the rows of variable 'b' of shape (4,) are placed as [(0, 3)]; each row must lie in exactly one place",
         ),
         (twice, "the rows of variable 'w' of shape (6, 2) are placed as [(0, 3), (0, 3), (3, 6), (3, 6)]"),
+        (whole_twice, "the rows of variable 'b' of shape (4,) are placed as [(0, 4), (0, 4)]; each row must lie in"),
+        (whole_and_part, "the rows of variable 'b' of shape (4,) are placed as [(0, 4), (2, 4)]; each row must lie in"),
         (numbered, "the shards are numbered [5]; number them from 0, in order"),
     ],
 )
