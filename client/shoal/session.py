@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from shoal import errors
 from shoal._rpc import CoordinatorClient
 from shoal._session import open_sessions
-from shoal._session.batches import NumberedBatches
+from shoal._session.batches import DataPosition, NumberedBatches
 from shoal._session.endings import closed, declared_lost, forked, job_gone
 from shoal._session.entry import enter
 from shoal._session.inputs import lines_of, numbers_of, report_of
@@ -88,6 +88,8 @@ class Session(JobAccess):
         self._reports = Reports(self._participant, self._membership.pace, self._times.steps, self._lose, clock)
         self._waits = SessionWaits(self._participant, self._parameters, self._times, self._reports, clock)
         self._batches: NumberedBatches | None = None  # the batches that the user's loop reads
+        mode = self._participant.spec.consistency
+        self._position = DataPosition(joins_gradients=mode.joins_gradients)
         self._listed = open_sessions.OpenSession(coordinator, job, self.worker)
         open_sessions.add(self._listed)
 
@@ -111,6 +113,7 @@ class Session(JobAccess):
         """
         with self._alive(), self._times.timed("pull"):
             values = self._parameters.pull()
+        self._position.passed_barrier()
         self._times.computing = True
         return self._inputs.rebuilt(values)
 
@@ -176,6 +179,7 @@ class Session(JobAccess):
                 step = self.step
                 with self._counting_rejected():
                     result = self._parameters.push(arrays, updates=new, weight=weight, cursor=cursor)
+            self._position.pushed = cursor or self._position.pushed
             self._times.stepped(step)
             if result.outcome == "sent":
                 self._unsettled = weight, numbers
@@ -220,6 +224,7 @@ class Session(JobAccess):
         with self._alive(), self._times.timed("wait"):
             self._settle()
             self._parameters.barrier()
+            self._position.passed_barrier()
 
     def batches(self, n_samples: int) -> Iterator[np.ndarray]:
         """Yields the numbers of the samples of each batch, until the sessions together have read all samples.
@@ -231,8 +236,9 @@ class Session(JobAccess):
 
         The coordinator leases ranges of the shuffled samples to the sessions. A range is done when its session asks for
         the next one. If a session is lost or leaves, another one reads its whole range; otherwise each sample is read
-        once in an epoch. Checkpoints contain the position in the data as of the last push. If no data is left, this
-        yields nothing and warns.
+        once in an epoch. A session that closes without an error gives back only the samples after its last push, and
+        another loop of the same session begins there. Checkpoints contain the position in the data as of the last push.
+        If no data is left, this yields nothing and warns.
 
         Args:
             n_samples: samples in one epoch, 1 or more; the same for all sessions. The job's `epochs`, `batch_size`,
@@ -247,7 +253,8 @@ class Session(JobAccess):
         """
         check_count("n_samples", n_samples, 1)
         spec = self._participant.spec
-        self._batches = NumberedBatches(n_samples, spec, partial(self._lease, n_samples), self.skip)
+        lease = partial(self._lease, n_samples)
+        self._batches = NumberedBatches(n_samples, spec, lease, self.skip, self._position.pushed)
         return iter(self._batches)
 
     def log(self, text: str) -> None:
@@ -286,7 +293,8 @@ class Session(JobAccess):
             if self._lost:
                 raise self._lost
             with self._translated():
-                self._participant.finish(error, others_go_on=self._on_error == "leave")
+                cursor = None if error else self._position.applied(self._parameters.barrier)
+                self._participant.finish(error, others_go_on=self._on_error == "leave", cursor=cursor)
             if failure:
                 raise failure
 
@@ -314,7 +322,9 @@ class Session(JobAccess):
     def _lease(self, n_samples: int, done: int) -> Lease | NoRange:
         with self._alive(), self._times.timed("wait"):
             self._settle()
-            if self._participant.spec.consistency.needs_every_worker:  # the ranges then depend only on the step
+            # The updates of a range that is done are then in every later checkpoint. In synchronous mode, the ranges
+            # depend only on the step.
+            if self._participant.spec.consistency.joins_gradients:
                 self._parameters.barrier()
             answer: Lease | NoRange = NoRange.FINISHED
             try:

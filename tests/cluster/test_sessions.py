@@ -150,7 +150,10 @@ def test_a_job_tells_how_much_of_its_data_was_not_trained_on(storing: shoal.Clie
             step(session, numbers)
             if session.step == 6:
                 break
-    assert storing.job("part").wait(timeout_s=10).reason == "80 of 100 samples were not trained on"
+    assert storing.job("part").wait(timeout_s=10).reason == "70 of 100 samples were not trained on"
+    with storing.session("part", restore="auto", **options(range_size=20)) as session:
+        seen = train(session)
+    assert len(seen) == len(set(seen)) == 70, "the rest, and nothing twice"
 
 
 def test_sessions_need_the_same_number_of_samples(storing: shoal.Client) -> None:

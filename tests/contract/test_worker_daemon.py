@@ -176,6 +176,16 @@ def test_pushes_say_how_far_the_data_is(cluster: FakeCluster, start: Callable[..
     assert cursors == [(1, 4), (1, 8), (1, 12), (1, 16)]
 
 
+def test_a_trainer_that_ends_by_its_steps_says_how_far_the_data_is(
+    cluster: FakeCluster, start: Callable[..., Daemon]
+) -> None:
+    cluster.jobs.job = replace(JOB, max_steps=2)
+    cluster.jobs.joins = [cluster.joined(ready=True, state=job_pb2.RUNNING)]
+    start()
+    [finish] = cluster.record.wait_for(job_pb2.FinishRequest)
+    assert (finish.lease, finish.consumed, finish.error) == (1, 8, "")
+
+
 def test_a_daemon_that_leaves_finishes_the_batch_in_hand_and_says_how_far_it_is(
     cluster: FakeCluster, start: Callable[..., Daemon], tmp_path: Path
 ) -> None:

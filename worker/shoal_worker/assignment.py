@@ -114,6 +114,7 @@ class Finish:
     error: str
     shards_lost: bool = False  # whether the error is that the job's shards are not on their servers
     trainer_failed: bool = False  # whether the job may go on without this worker, which is then quarantined
+    cursor: Cursor | None = None  # position in the leased range; None if no range is leased, or with an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +217,9 @@ class AssignmentMachine:
             return [Leave(event.outcome.cursor)]
         if event.outcome is not None and not event.outcome.fenced:
             self._crashes = ("", 0)
-            error = event.outcome.error
-            return [Finish(_with_advice(error, event.advice) if error else "", event.outcome.shards_lost)]
+            error, cursor = event.outcome.error, event.outcome.cursor
+            advised = _with_advice(error, event.advice) if error else ""
+            return [Finish(advised, event.outcome.shards_lost, cursor=cursor)]
         if event.outcome is None and event.status >= 0:
             ended_itself = f"the program ended its process with exit status {event.status}; its log may say why"
             return [Finish(_with_advice(ended_itself, event.advice))]

@@ -353,7 +353,11 @@ class Daemon:
         try:
             end = run.final_report
             run.participant.finish(
-                end.error, shards_lost=end.shards_lost, trainer_failed=end.trainer_failed, retry_for_s=0
+                end.error,
+                shards_lost=end.shards_lost,
+                trainer_failed=end.trainer_failed,
+                cursor=end.cursor,
+                retry_for_s=0,
             )
         except (errors.Unreachable, errors.DeadlineExceeded) as error:
             _log.debug("cannot report the end of the job yet; retrying", job=run.assigned.job, reason=error.message)

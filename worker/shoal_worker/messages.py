@@ -125,7 +125,7 @@ class TrainerOutcome:
         fenced: this incarnation was fenced, or was disconnected for too long. The trainer neither finished nor failed;
             `error` has the reason.
         left: the trainer was asked to leave. It neither finished nor failed.
-        cursor: with `left`, the position in the leased range; None if no range is leased.
+        cursor: without an error, the position in the leased range; None if no range is leased.
     """
 
     error: str = ""

@@ -182,7 +182,7 @@ def train(instructions: Instructions, emit: Emit, daemon: DaemonMessages) -> Tra
                 stop=leave_requested,
                 stop_after_batch=daemon.stop_after_batch,
             )
-            return TrainerOutcome() if training.run() else TrainerOutcome(left=True, cursor=batches.cursor)
+            return TrainerOutcome(left=not training.run(), cursor=batches.cursor)
     finally:
         coordinator.close()
 

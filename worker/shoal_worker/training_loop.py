@@ -173,7 +173,7 @@ class TrainingLoop:
         """Trains until all data is done, `max_steps` is reached, or `stop` is set.
 
         Returns:
-            Whether nothing is left to do. If False, all samples up to `batches.cursor` have been pushed.
+            Whether nothing is left to do. In both cases, the updates of all samples up to `batches.cursor` are applied.
         """
         ended = threading.Event()
         reporter = threading.Thread(target=self._report_steps, args=(ended,), name="steps", daemon=True)
@@ -185,12 +185,12 @@ class TrainingLoop:
                 if self._counters.age_s >= _REPORT_EVERY_S:
                     self._emit(self._report())
             self._settle()
-            if finished:
-                self._evaluate_at_end()
-            else:
+            if self._batches.cursor or not finished:
                 # The step of the last push may still be open. After the barrier it is closed, so every checkpoint
                 # includes the samples that the ledger counts as done.
                 self._parameters.barrier()
+            if finished:
+                self._evaluate_at_end()
             return finished
         finally:
             ended.set()

@@ -1,8 +1,10 @@
-"""Batches of a session: leased ranges of an epoch's order, as the numbers of samples."""
+"""Batches of a session: leased ranges of an epoch's order, as the numbers of samples, and the position in them."""
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import numpy as np
 
@@ -15,6 +17,53 @@ _LOG = logging.getLogger("shoal")
 
 _ASK_AGAIN_S = 0.05  # seconds until a session asks again for a range, if it got none
 
+# Seconds for which a session that closes waits until the step of its last push is closed. It does not wait longer,
+# because the users of the others may have paused them.
+CLOSE_WAIT_S = 3.0
+
+
+class DataPosition:
+    """The position of a session in its data.
+
+    Args:
+        joins_gradients: whether an accepted push is applied only when its step closes, as in synchronous mode.
+
+    Attributes:
+        pushed: the position as of its last push; None before the first one.
+    """
+
+    def __init__(self, *, joins_gradients: bool) -> None:
+        self.pushed: Cursor | None = None
+        self._joins_gradients = joins_gradients
+        self._closed: Cursor | None = None  # as of the last push whose step is known to be closed
+
+    def passed_barrier(self) -> None:
+        """Records that the steps of all pushes are closed."""
+        self._closed = self.pushed
+
+    def applied(self, barrier: Callable[[], object]) -> Cursor | None:
+        """Returns the position up to which all pushes are applied. Call it after the last push is settled.
+
+        Args:
+            barrier: waits until the step of the last push is closed, or raises. It is abandoned after `CLOSE_WAIT_S`.
+        """
+        if not self._joins_gradients:
+            return self.pushed
+        if self._closed != self.pushed:
+            passed = threading.Event()
+
+            def wait() -> None:
+                with suppress(errors.ShoalError):
+                    barrier()
+                    passed.set()
+
+            waiting = threading.Thread(target=wait, name="session-end", daemon=True)
+            waiting.start()
+            waiting.join(CLOSE_WAIT_S)
+            if passed.is_set():
+                self.passed_barrier()
+        return self._closed
+
 
 class NumberedBatches:
     """Numbers of the samples of each batch, from the ranges that a session leases.
@@ -24,6 +73,7 @@ class NumberedBatches:
         spec: the job, with its batch size and its seed. The last batch of a range may be smaller.
         lease: reports the lease with a number as done, and leases the next range.
         skip: skips a step, so that other sessions need not wait for this one while it has no range.
+        pushed: the session's position as of its last push. The batches begin there if it still leases that range.
 
     Attributes:
         cursor: the session's position after the current batch; None if it has no batch.
@@ -35,10 +85,12 @@ class NumberedBatches:
         spec: Job,
         lease: Callable[[int], Lease | NoRange],
         skip: Callable[[], object],
+        pushed: Cursor | None = None,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._permuted: SampleOrder = ShuffledSamples(samples, spec.seed)
         self._spec, self._lease, self._skip, self._sleep = spec, lease, skip, sleep
+        self._pushed = pushed
         self.cursor: Cursor | None = None
 
     def __iter__(self) -> Iterator[np.ndarray]:
@@ -68,8 +120,9 @@ class NumberedBatches:
                 f"the job's data has order {lease.order}, and this version of Shoal knows {LATEST_ORDER} for sessions; "
                 "use the coordinator's version of Shoal"
             )
-        leased, consumed = lease.range, 0
-        for numbers in cut(self._permuted.numbers(leased.epoch, leased.start, leased.stop), self._spec.batch_size):
+        consumed = self._pushed.consumed if self._pushed and self._pushed.lease == lease.number else 0
+        left = lease.range.after(consumed)
+        for numbers in cut(self._permuted.numbers(left.epoch, left.start, left.stop), self._spec.batch_size):
             consumed += len(numbers)
             self.cursor = Cursor(lease.number, consumed)
             yield numbers
@@ -84,4 +137,4 @@ def no_data_left(spec: Job) -> str:
     )
 
 
-__all__ = ["NumberedBatches", "no_data_left"]
+__all__ = ["CLOSE_WAIT_S", "DataPosition", "NumberedBatches", "no_data_left"]

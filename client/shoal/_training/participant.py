@@ -17,7 +17,7 @@ from shoal._training.overlap import Pipeline
 from shoal._training.parameters import ParameterClient
 from shoal._training.push_norm import PushNorm
 from shoal._training.report import Report
-from shoal._wire import EvaluationAck, EvaluationClaim, Lease, NoRange, Placement, ReportAck
+from shoal._wire import Cursor, EvaluationAck, EvaluationClaim, Lease, NoRange, Placement, ReportAck
 from shoal.job import Job
 from shoal.status import Evaluation, JobStatus
 from shoal.v1 import job_pb2
@@ -247,6 +247,7 @@ class Participant:
         shards_lost: bool = False,
         trainer_failed: bool = False,
         others_go_on: bool = False,
+        cursor: Cursor | None = None,
         retry_for_s: float | None = None,
     ) -> None:
         """Reports that this worker has finished its part in the job.
@@ -256,6 +257,7 @@ class Participant:
             shards_lost: the error is that servers have lost the job's shards.
             trainer_failed: the trainer was killed several times in a row, so the worker is to be quarantined.
             others_go_on: a session with an error only leaves, if its job has other sessions.
+            cursor: the position in the leased range, up to which all pushes are applied; None if no range is leased.
             retry_for_s: seconds of retries while the coordinator does not answer; None means the default of other
                 calls.
 
@@ -271,6 +273,8 @@ class Participant:
             shards_lost=shards_lost,
             trainer_failed=trainer_failed,
             others_go_on=others_go_on,
+            lease=cursor.lease if cursor else 0,
+            consumed=cursor.consumed if cursor else 0,
         )
         self._coordinator.call(self._jobs.Finish, request, retry_for_s=retry_for_s)
 

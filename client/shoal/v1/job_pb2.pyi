@@ -2588,6 +2588,8 @@ class FinishRequest(_message.Message):
     SHARDS_LOST_FIELD_NUMBER: _builtins.int
     TRAINER_FAILED_FIELD_NUMBER: _builtins.int
     OTHERS_GO_ON_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
+    CONSUMED_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     worker: _builtins.str
     incarnation: _builtins.int
@@ -2612,6 +2614,12 @@ class FinishRequest(_message.Message):
     """For a session with an error: whether the job goes on if it has other sessions. Then this session only leaves, and
     its place is free. Ignored for workers.
     """
+    lease: _builtins.int
+    """If the worker is done: DataRange.lease of the range that it still leases. 0 if it leases none, or with an error."""
+    consumed: _builtins.int
+    """Samples from the start of that range that the worker has trained on, by pushes that are applied. The rest of the
+    range counts as not trained on. If the lease is 0 or another one, this is the whole range.
+    """
     def __init__(
         self,
         *,
@@ -2623,10 +2631,12 @@ class FinishRequest(_message.Message):
         shards_lost: _builtins.bool = ...,
         trainer_failed: _builtins.bool = ...,
         others_go_on: _builtins.bool = ...,
+        lease: _builtins.int = ...,
+        consumed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "error", b"error", "incarnation", b"incarnation", "job", b"job", "others_go_on", b"others_go_on", "shards_lost", b"shards_lost", "trainer_failed", b"trainer_failed", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "consumed", b"consumed", "error", b"error", "incarnation", b"incarnation", "job", b"job", "lease", b"lease", "others_go_on", b"others_go_on", "shards_lost", b"shards_lost", "trainer_failed", b"trainer_failed", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -313,6 +313,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
                 shards_lost=request.shards_lost,
                 trainer_failed=request.trainer_failed,
                 others_go_on=request.others_go_on,
+                cursor=Cursor(request.lease, request.consumed) if request.lease else None,
             )
         )
         return pb.FinishReply()

@@ -134,7 +134,7 @@ class WorkerRequests:
                 job, event.worker, partial(job.quarantine, event.worker, QuarantineReason.CRASHED, reason, now), now
             )
         elif not (event.shards_lost and job.can_restart):
-            self._emit(job.finish(event.worker, event.error, now, others_go_on=event.others_go_on))
+            self._emit(job.finish(event.worker, event.error, now, event.cursor, others_go_on=event.others_go_on))
         elif job.placement:
             reason = f"worker {event.worker} found its shards gone: {_last_line(event.error)}"
             self._outcomes.lose_shards(job, reason, now)

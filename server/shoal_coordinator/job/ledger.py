@@ -134,12 +134,14 @@ class Ledger:
         self._changed()
         return True
 
-    def take_back(self, worker: str, consumed: int = 0) -> DataRange | None:
-        """Takes back a worker's lease, and requeues the rest of the range for any rank.
+    def take_back(self, worker: str, consumed: int = 0, owner: int | None = None) -> DataRange | None:
+        """Takes back a worker's lease, and requeues the rest of the range.
 
         Args:
             worker: id of the worker.
             consumed: number of samples, from the start of the range, that are done.
+            owner: the rank for which the rest is reserved; None means any rank. A worker that has finished passes its
+                own, so that a job that continues from this one gives each rank the samples that it would have had.
 
         Returns:
             The rest of the range; None if nothing is left.
@@ -149,7 +151,7 @@ class Ledger:
         if held is None:
             return None
         self._release(worker)
-        left = self._split(held.range, consumed, None)
+        left = self._split(held.range, consumed, owner)
         self._changed()
         return left
 

@@ -159,9 +159,8 @@ class JobMachine(JobView):
         """Takes a worker out of the job for a while.
 
         Args:
-            worker: id of the worker.
+            worker, now: id of the worker, and seconds of Unix time.
             why, reason: label of the metric, and the reason that users see.
-            now: seconds of Unix time.
 
         Returns:
             The effects.
@@ -303,13 +302,15 @@ class JobMachine(JobView):
 
     # End of workers and of the job.
 
-    def finish(self, worker: str, error: str, now: float, *, others_go_on: bool = False) -> list[Effect]:
+    def finish(
+        self, worker: str, error: str, now: float, cursor: Cursor | None = None, *, others_go_on: bool = False
+    ) -> list[Effect]:
         """Records that a worker has finished. An error fails the job. Before the job runs, a session only leaves.
 
         Args:
-            worker: id of the worker.
-            error: its error, or empty.
+            worker, error: id of the worker, and its error, or empty.
             now: seconds of Unix time.
+            cursor: its position in its data, if known.
             others_go_on: whether a session with an error only leaves, if the job has other sessions.
 
         Returns:
@@ -324,7 +325,7 @@ class JobMachine(JobView):
         if not self._lifecycle.running:
             return self.fail(f"worker {worker} finished before the job ran; its daemon's log may say why", now)
         rank = self._worker_group.active[worker].rank
-        effects = self._release(worker)
+        effects = self._release(worker, cursor, rank)
         self._worker_group.finish(rank)
         self._changed(JobRecordKind.STATE)
         return effects + self._succeed_when_done(now)
@@ -333,8 +334,7 @@ class JobMachine(JobView):
         """Records that a worker died or left before it finished; its range is requeued.
 
         Args:
-            worker: id of the worker.
-            now: seconds of Unix time.
+            worker, now: id of the worker, and seconds of Unix time.
             cursor: its position in its data, if known.
             why: what has happened to it. Empty means that it is gone, which users of a session job are told.
 
@@ -362,10 +362,10 @@ class JobMachine(JobView):
         servers = self._plan.drop()
         return [DropShards(self.ref, servers)] if servers else []
 
-    def _release(self, worker: str, cursor: Cursor | None = None) -> list[Effect]:
+    def _release(self, worker: str, cursor: Cursor | None = None, owner: int | None = None) -> list[Effect]:
         member = self._worker_group.release(worker)
         self._checkpoint_coordinator.release(member.assignment)
-        self._accounting.release(worker, cursor)
+        self._accounting.release(worker, cursor, owner)
         if member.stage is Stage.ASSIGNED:
             return []
         return [RemoveWorker(self.ref, worker, member.incarnation, self.servers)]

@@ -239,6 +239,7 @@ class WorkerFinished(ClusterEvent[None]):
 
     With `trainer_failed`, its trainer was killed several times in a row: the worker is quarantined.
     With `others_go_on`, a session with an error only leaves if the job has other sessions.
+    Without an error, `cursor` is its position in its data: all pushes up to it are applied.
     """
 
     job: str
@@ -249,6 +250,7 @@ class WorkerFinished(ClusterEvent[None]):
     shards_lost: bool = False
     trainer_failed: bool = False
     others_go_on: bool = False
+    cursor: Cursor | None = None
 
 
 @dataclass(frozen=True, slots=True)

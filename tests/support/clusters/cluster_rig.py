@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from shoal import errors
 from shoal._wire import Lease
+from shoal._wire.cursor import Cursor
 from shoal.consistency import Asynchronous
 from shoal.evaluation_policy import EvaluationPolicy
 from shoal.events import StateChanged
@@ -192,9 +193,11 @@ class Rig:
         part = self.part(name, worker)
         return self.handle(events.EvaluationReported(name, worker, self.lives[worker], result, part))
 
-    def finish(self, name: str, worker: str, error: str = "", *, shards_lost: bool = False) -> None:
-        part = self.part(name, worker)
-        self.handle(events.WorkerFinished(name, worker, self.lives[worker], error, part, shards_lost=shards_lost))
+    def finish(
+        self, name: str, worker: str, error: str = "", *, shards_lost: bool = False, cursor: Cursor | None = None
+    ) -> None:
+        part, life = self.part(name, worker), self.lives[worker]
+        self.handle(events.WorkerFinished(name, worker, life, error, part, shards_lost=shards_lost, cursor=cursor))
 
     def perform(self, *, step: int = 0, until: type | tuple[type, ...] = ()) -> list[Effect]:
         """Performs pending effects, and those that follow, up to the first of a kind. Returns the performed effects."""

@@ -785,6 +785,15 @@ def test_a_worker_that_stops_within_a_range_has_a_cursor_and_has_pushed_up_to_it
     assert (len(rig.parameters.pushes), rig.parameters.sent) == (2, [])
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_worker_that_finishes_within_a_range_ends_when_its_last_step_is_closed(overlap: bool) -> None:
+    rig = Rig([Lease(7, DataRange(0, 0, 12))], overlap=overlap, max_steps=2)
+    assert rig.training.run()
+    assert rig.batches.cursor == Cursor(7, 8)
+    assert rig.parameters.calls[-1] == "barrier"
+    assert rig.parameters.sent == []
+
+
 def test_a_worker_that_stops_without_data_has_no_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig([NoRange.WAIT])
     monkeypatch.setattr(rig.parameters, "skip", rig.stop.set)

@@ -1,17 +1,20 @@
-"""The batches of a session whose data is done."""
+"""The batches of a session, and its position in them."""
+
+import threading
 
 import numpy as np
 import pytest
 
 import shoal
-from shoal._session.batches import NumberedBatches
-from shoal._wire import DataRange, Lease, NoRange
+from shoal import errors
+from shoal._session import batches as session_batches
+from shoal._session.batches import DataPosition, NumberedBatches
+from shoal._wire import Cursor, DataRange, Lease, NoRange
 
 
-def batches(answers: list[Lease | NoRange], epochs: int) -> NumberedBatches:
-    return NumberedBatches(
-        4, shoal.Job(name="job", epochs=epochs), lambda _: answers.pop(0), lambda: None, sleep=lambda _: None
-    )
+def batches(answers: list[Lease | NoRange], epochs: int, pushed: Cursor | None = None) -> NumberedBatches:
+    spec = shoal.Job(name="job", epochs=epochs)
+    return NumberedBatches(4, spec, lambda _: answers.pop(0), lambda: None, pushed, sleep=lambda _: None)
 
 
 @pytest.mark.parametrize(
@@ -28,3 +31,36 @@ def test_the_end_of_data_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> N
     (numbers,) = batches([Lease(1, DataRange(0, 0, 4)), NoRange.FINISHED], 1)
     assert sorted(numbers) == [*np.arange(4)]
     assert caplog.messages == []
+
+
+def test_a_second_loop_goes_on_after_the_last_push() -> None:
+    def loop(pushed: Cursor | None) -> list[int]:
+        return [*np.concatenate([*batches([Lease(7, DataRange(0, 0, 4)), NoRange.FINISHED], 1, pushed)])]
+
+    assert loop(Cursor(7, 3)) == loop(None)[3:]
+    assert loop(Cursor(6, 3)) == loop(None), "of another range"
+    assert [*batches([Lease(7, DataRange(0, 0, 4)), NoRange.FINISHED], 1, Cursor(7, 4))] == []
+
+
+def refuses() -> None:
+    raise errors.Cancelled("the job has ended")
+
+
+def test_a_push_counts_as_applied_when_its_step_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    position, paused = DataPosition(joins_gradients=True), threading.Event()
+    assert position.applied(refuses) is None
+    position.pushed = first = Cursor(1, 4)
+    position.passed_barrier()
+    position.pushed = last = Cursor(1, 8)
+    assert position.applied(refuses) == first
+    monkeypatch.setattr(session_batches, "CLOSE_WAIT_S", 0.01)
+    assert position.applied(paused.wait) == first, "the others may be paused forever"
+    paused.set()
+    monkeypatch.undo()
+    assert position.applied(lambda: None) == last
+
+
+def test_a_push_of_an_asynchronous_job_is_applied_at_once() -> None:
+    position = DataPosition(joins_gradients=False)
+    position.pushed = Cursor(1, 4)
+    assert position.applied(refuses) == Cursor(1, 4)

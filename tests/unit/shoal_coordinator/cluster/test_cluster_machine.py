@@ -17,6 +17,7 @@ from shoal.v1 import state_pb2
 from shoal.variables import Variable
 from shoal_coordinator.cluster import ClusterPolicy, JobLimits, job_table
 from shoal_coordinator.cluster.scheduler import Scheduler
+from shoal_coordinator.job.ledger import Ledger
 from shoal_coordinator.job.recovery import MAX_FAILED_RESTARTS
 from shoal_coordinator.messages import (
     AdmitWorker,
@@ -760,6 +761,23 @@ def test_a_worker_that_leaves_gives_back_the_rest_of_its_range(rig: Rig) -> None
     assert rig.status("a").workers == ("w0", "w2")
     rig.start("a", "w2")
     assert rig.lease("a", "w2").range == lease.range.after(8)
+
+
+def test_a_job_that_goes_on_after_max_steps_gives_each_rank_the_rest_of_its_range(rig: Rig) -> None:
+    rig.submit(job(workers=2, range_size=32, max_steps=1))
+    rig.start("a", "w0", "w1")
+    leases = {worker: rig.lease("a", worker) for worker in ("w0", "w1")}
+    for worker, lease in leases.items():
+        rig.finish("a", worker, cursor=Cursor(lease.number, 8))
+    live = rig.machine.job("a")
+    assert (live.state, live.data().total.done) == (JobState.SUCCEEDED, 16)
+    data = live.held().ledger
+    assert data is not None
+    resumed = Ledger.resumed(data, epochs=live.spec.epochs, workers=2)
+    for rank, worker in reversed([*enumerate(leases)]):
+        given = resumed.lease(worker, rank, 2)
+        assert isinstance(given, Lease)
+        assert given.range == leases[worker].range.after(8)
 
 
 def test_a_cursor_of_another_lease_is_ignored_when_a_worker_leaves(rig: Rig) -> None:
