@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from shoal import errors
+from shoal import errors, optim
 from shoal._checkpoint.local_storage import LocalStorage
 from shoal._wire.layout import Placement
 from shoal.job import Job
 from shoal.v1 import state_pb2
-from shoal_coordinator.effects import checkpoint_commit
+from shoal_coordinator.effects import checkpoint_commit, checkpoint_cut, shard_effects, worker_effects
 from shoal_coordinator.effects.effect_runner import EffectRunner, Report
 from shoal_coordinator.effects.storage_reads import StorageReads
 from shoal_coordinator.messages import (
@@ -20,10 +20,14 @@ from shoal_coordinator.messages import (
     CheckpointsScanned,
     CommitCheckpoint,
     CutTaken,
+    Effect,
     HoldResult,
     JobRef,
+    RemoveWorker,
     ScanCheckpoints,
     ServerRef,
+    SetLearningRate,
+    TakeCut,
     events,
 )
 from shoal_coordinator.messages.events import CheckpointFailed, WorkerAdmitted
@@ -175,3 +179,30 @@ def test_after_which_failures_of_a_checkpoint_the_shards_are_lost(
     monkeypatch.setattr(checkpoint_commit, "commit", fail)
     runner.submit([writes(4)])
     assert machine.next() == CheckpointFailed(A, error.message, shards_lost, effect=4)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [RemoveWorker(A, "w1", 1, (), number=2), SetLearningRate(A, optim.ConstantLR(0.5), (), number=2)],
+    ids=lambda change: type(change).__name__,
+)
+def test_a_cut_is_taken_on_all_servers_before_a_later_change_reaches_any(
+    runner: EffectRunner, machine: FakeHost, monkeypatch: pytest.MonkeyPatch, change: Effect
+) -> None:
+    """A server's commit gate does not hold these changes back: the order of the job's effects keeps the cut whole."""
+    saved, seen = threading.Event(), list[str]()
+
+    def take_cut(effect: TakeCut, *_: object) -> CutTaken:
+        assert saved.wait(30)
+        seen.append("cut")
+        return CutTaken(A, 1, 0, 0, 0.0, None, state_pb2.ProgressRecord(), effect=effect.number)
+
+    monkeypatch.setattr(checkpoint_cut, "take_cut", take_cut)
+    monkeypatch.setattr(worker_effects, "remove", lambda *_: seen.append("change"))
+    monkeypatch.setattr(shard_effects, "set_learning_rate", lambda *_: seen.append("change"))
+    runner.submit([TakeCut(A, 1, (), 1, number=1), change, admits(B, 3)])
+    assert machine.next() == WorkerAdmitted(B, 3, 0, effect=3), "another job does not wait"
+    assert seen == []
+    saved.set()
+    machine.next(), machine.next()
+    assert seen == ["cut", "change"]
