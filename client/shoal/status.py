@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from shoal import errors
 from shoal._status.data import DataAccount, DataCount, HeldRange
 from shoal._status.job_members import JobMember
-from shoal._status.members import ClusterStatus, MemberStatus, Role, ServerLoad
+from shoal._status.members import ClusterStatus, MemberStatus, Role, ServerLoad, UndeliveredNorm
 from shoal._status.restart_points import RestartPoint
 from shoal.job import Job
 from shoal.timings import Comparison, StepTiming, Straggler, Timings
@@ -306,4 +306,5 @@ __all__ = [
     "StepTiming",
     "Straggler",
     "Timings",
+    "UndeliveredNorm",
 ]

@@ -263,6 +263,11 @@ ROWS: dict[str, list[Panel]] = {
         Panel("Shards", {"{{instance}}": "shoal_server_shards"}),
         Panel("Staged pushes", {"{{instance}}": "shoal_server_staged_pushes"}),
         Panel("Pushes that wait for a permit", {"{{instance}}": "shoal_server_waiting_pushes"}),
+        Panel(
+            "Norms that another server does not take",
+            {"{{instance}}": "shoal_server_undelivered_norms"},
+            text="The steps of their jobs wait: see docs/how-to/programs.md, Clipping of gradients.",
+        ),
         Panel("Time that pushes wait for a permit", _quantiles("shoal_server_push_wait_seconds"), "s"),
         Panel(
             "Threads for gRPC calls",

@@ -4,7 +4,7 @@ Every label value is named in this code, so the number of label values is bounde
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -14,9 +14,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from shoal import errors
-from shoal._limits import refusals
+from shoal._limits import catalogue, refusals
 from shoal._system import memory_limit
-from shoal.status import ServerLoad
+from shoal.status import ServerLoad, UndeliveredNorm
 from shoal_server.pools import CallPool
 from shoal_server.shards import AnswerPush, ShardStore
 
@@ -212,13 +212,14 @@ class ServerMetrics:
         if answer.outcome == "accepted":
             self._pushes.staleness.observe(answer.staleness)
 
-    def load(self, waiting_pulls: int) -> ServerLoad:
-        """Returns the server's load for its heartbeats."""
+    def load(self, waiting_pulls: int, undelivered_norms: Sequence[UndeliveredNorm] = ()) -> ServerLoad:
+        """Returns the server's load for its heartbeats, with the first ones of these norms."""
         return ServerLoad(
             updates=_sum(self._updates),
             received_bytes=_sum(self._transports.received),
             sent_bytes=_sum(self._transports.sent),
             waiting_pulls=waiting_pulls,
+            undelivered_norms=tuple(undelivered_norms[: catalogue.UNDELIVERED_NORMS.default]),
         )
 
     def applied(self, seconds: float) -> None:
@@ -279,6 +280,11 @@ class _LoadCollector(Collector):
             ("waiting_pulls", "Pulls that wait for their consistency mode.", waiting),
             ("waiting_pushes", "Pushes that wait for a permit to send their gradient.", pushes),
             ("staged_pushes", "Complete pushes that are not committed yet.", staged),
+            (
+                "undelivered_norms",
+                "Norms of steps that other servers have not taken for some seconds, so that these steps wait.",
+                len(self._store.undelivered_norms()),
+            ),
             ("memory_limit_bytes", "Memory limit of the container or the machine.", self._memory_limit),
         ):
             yield GaugeMetricFamily(f"shoal_server_{name}", text, value)

@@ -4,6 +4,7 @@ A lock group needs them to close a step (docs/decisions/0063). The calls are rep
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ import structlog
 
 from shoal import _rpc, errors
 from shoal._security import CHECK_EVERY_S, AccessRole, Credentials
+from shoal._wire import shortened, without_controls
+from shoal.status import UndeliveredNorm
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
 from shoal_server.shards import JobShardConfig, Peer
@@ -25,6 +28,8 @@ IDLE_S = 60.0
 _AGAIN_S = 1.0
 # Attempts after which a failure is logged. A step can end here before a peer has created its shards.
 _QUIET_ATTEMPTS = 5
+# Seconds after which the coordinator is told of a norm that another server has not taken.
+REPORT_AFTER_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +55,20 @@ class NormSender:
     Args:
         config: the job's configuration.
         identity: returns who this server is; called on the thread.
+        clock: monotonic clock, in seconds.
     """
 
-    def __init__(self, config: JobShardConfig, identity: Callable[[], CallingServer]) -> None:
-        self._config, self._identity = config, identity
+    def __init__(
+        self,
+        config: JobShardConfig,
+        identity: Callable[[], CallingServer],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config, self._identity, self._clock = config, identity, clock
         self._changed = threading.Condition()  # guards the rest; no other lock is taken under it
         self._next: pb.ShareNormRequest | None = None
+        self._since = 0.0  # when `_next` was given
+        self._failed: Mapping[str, str] = {}  # by server that has not taken `_next`: why, after an attempt
         self._runs = False  # whether there is a thread that takes the next step
         self._closed = False
 
@@ -65,11 +78,23 @@ class NormSender:
             job=self._config.name, generation=self._config.generation, step=step, squares=squares
         )
         with self._changed:
-            self._next = request
+            self._next, self._since, self._failed = request, self._clock(), {}
             if not self._runs and not self._closed:
                 self._runs = True
                 threading.Thread(target=self._run, name="norms", daemon=True).start()
             self._changed.notify_all()
+
+    def undelivered(self) -> Sequence[UndeliveredNorm]:
+        """Returns the squares that other servers have not taken for `REPORT_AFTER_S`, one item for each server."""
+        config = self._config
+        with self._changed:
+            seconds = self._clock() - self._since
+            if self._closed or seconds < REPORT_AFTER_S:
+                return []
+            return [
+                UndeliveredNorm(config.name, config.generation, server, seconds, why)
+                for server, why in self._failed.items()
+            ]
 
     def close(self) -> None:
         """Ends the thread, at the latest when its running calls end."""
@@ -87,8 +112,10 @@ class NormSender:
             with _Peers(self._config.peers, self._identity()) as peers:
                 while request := self._take():
                     self._deliver(request, peers)
-        except Exception:
+        except Exception as error:
             _log.exception("cannot send the norm of a step; trying again", job=self._config.name)
+            why = f"{type(error).__name__}: {error}"
+            self._note(self._next, {peer.server: why for peer in self._config.peers})
             return False
         return True
 
@@ -105,7 +132,7 @@ class NormSender:
             return request
 
     def _deliver(self, request: pb.ShareNormRequest, peers: "_Peers") -> None:
-        left: Mapping[Peer, errors.ShoalError] = peers.call(request, self._config.peers)
+        left = self._attempt(request, peers, self._config.peers)
         backoff, attempts = _rpc.Backoff(), 1
         while left and not self._pause(request, backoff.next()):
             attempts += 1
@@ -118,10 +145,24 @@ class NormSender:
                         server=peer.server,
                         why=why.message,
                     )
-            left = peers.call(request, left)
+            left = self._attempt(request, peers, left)
         with self._changed:
             if self._next is request:
                 self._next = None
+
+    def _attempt(
+        self, request: pb.ShareNormRequest, peers: "_Peers", to: Iterable[Peer]
+    ) -> Mapping[Peer, errors.ShoalError]:
+        """Calls these servers, and returns why calls have failed, by server."""
+        failed = peers.call(request, to)
+        self._note(request, {peer.server: why.message for peer, why in failed.items()})
+        return failed
+
+    def _note(self, request: pb.ShareNormRequest | None, failed: Mapping[str, str]) -> None:
+        """Records which servers have not taken a step's squares, and why, unless there is a later step."""
+        with self._changed:
+            if self._next is request:
+                self._failed = {server: shortened(without_controls(why)) for server, why in failed.items()}
 
     def _pause(self, request: pb.ShareNormRequest | None, for_s: float) -> bool:
         """Waits. Returns whether there is another step than that of a request, or the sender is closed."""

@@ -183,7 +183,8 @@ class Server:
         self._endpoints.end_stalled()
         self._service.end_refused()
         remove_stale()  # removes the names left by clients that were killed before the handshake
-        return *self.store.load(), self._metrics.load(waiting_pulls=self.store.queues()[0])
+        load = self._metrics.load(self.store.queues()[0], self.store.undelivered_norms())
+        return *self.store.load(), load
 
     def _on_end_of_life(self) -> None:
         # The coordinator has declared this incarnation lost, so its jobs have already lost these shards.

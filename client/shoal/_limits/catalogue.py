@@ -86,6 +86,9 @@ SETTINGS_BYTES = _add("SETTINGS_BYTES", 1 << 20, "bytes", "the settings of a job
 DECAY_PATTERNS = _add("DECAY_PATTERNS", 1_000, "patterns", "`decay_exclude` of an optimizer", roles=_COORDINATOR)
 OPTIMIZER_GROUPS = _add("OPTIMIZER_GROUPS", 1_000, "groups", "the groups of an optimizer", roles=_COORDINATOR)
 PAGE_SIZE = _add("PAGE_SIZE", 1_000, "items", "one page of a list", roles=_COORDINATOR, error=errors.BadRequest)
+UNDELIVERED_NORMS = _add(
+    "UNDELIVERED_NORMS", 32, "norms", "the undelivered norms in one heartbeat of a server", roles=_COORDINATOR
+)
 CALL_WORKERS = _add("CALL_WORKERS", 1_024, "workers", "one call of the coordinator to a server", roles=_SERVER)
 
 _add = _group("Reports of workers")

@@ -15,6 +15,25 @@ class Role(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class UndeliveredNorm:
+    """The norm of a synchronous step that a server cannot send to another one, so that the step waits.
+
+    Attributes:
+        job: name of the job.
+        generation: generation of its placement.
+        server: the other server.
+        seconds: seconds since the step was measured.
+        reason: why the last call failed.
+    """
+
+    job: str
+    generation: int
+    server: str
+    seconds: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ServerLoad:
     """The load of a server. The counters start at 0 with the process. For a rate, take the difference of two loads.
 
@@ -23,12 +42,14 @@ class ServerLoad:
         received_bytes: bytes of gradients and values received.
         sent_bytes: bytes of values sent.
         waiting_pulls: pulls that currently wait for their consistency mode.
+        undelivered_norms: norms of steps that other servers have not taken for some seconds.
     """
 
     updates: int = 0
     received_bytes: int = 0
     sent_bytes: int = 0
     waiting_pulls: int = 0
+    undelivered_norms: tuple[UndeliveredNorm, ...] = ()
 
     def to_proto(self) -> coordinator_pb2.ServerLoad:
         """Returns the message that carries the load."""
@@ -37,12 +58,21 @@ class ServerLoad:
             received_bytes=self.received_bytes,
             sent_bytes=self.sent_bytes,
             waiting_pulls=self.waiting_pulls,
+            undelivered_norms=[
+                coordinator_pb2.UndeliveredNorm(
+                    job=it.job, generation=it.generation, server=it.server, seconds=it.seconds, reason=it.reason
+                )
+                for it in self.undelivered_norms
+            ],
         )
 
     @classmethod
     def from_proto(cls, message: coordinator_pb2.ServerLoad) -> "ServerLoad":
         """Returns the load that a message carries."""
-        return cls(message.updates, message.received_bytes, message.sent_bytes, message.waiting_pulls)
+        norms = tuple(
+            UndeliveredNorm(it.job, it.generation, it.server, it.seconds, it.reason) for it in message.undelivered_norms
+        )
+        return cls(message.updates, message.received_bytes, message.sent_bytes, message.waiting_pulls, norms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,4 +166,4 @@ class ClusterStatus:
         return cls(message.cluster, message.generation, members, message.heartbeat_interval_s)
 
 
-__all__ = ["ClusterStatus", "MemberStatus", "Role", "ServerLoad"]
+__all__ = ["ClusterStatus", "MemberStatus", "Role", "ServerLoad", "UndeliveredNorm"]

@@ -188,6 +188,7 @@ class ServerLoad(_message.Message):
     RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
     SENT_BYTES_FIELD_NUMBER: _builtins.int
     WAITING_PULLS_FIELD_NUMBER: _builtins.int
+    UNDELIVERED_NORMS_FIELD_NUMBER: _builtins.int
     updates: _builtins.int
     """Updates applied. An update of all shards of a job on this server counts once."""
     received_bytes: _builtins.int
@@ -196,6 +197,10 @@ class ServerLoad(_message.Message):
     """Bytes of values sent."""
     waiting_pulls: _builtins.int
     """Pulls that currently wait until their consistency mode permits an answer. A pull of several shards counts once."""
+    @_builtins.property
+    def undelivered_norms(self) -> _containers.RepeatedCompositeFieldContainer[Global___UndeliveredNorm]:
+        """The norms of steps that other servers have not taken for some seconds, so that these steps wait. At most 32."""
+
     def __init__(
         self,
         *,
@@ -203,14 +208,52 @@ class ServerLoad(_message.Message):
         received_bytes: _builtins.int = ...,
         sent_bytes: _builtins.int = ...,
         waiting_pulls: _builtins.int = ...,
+        undelivered_norms: _abc.Iterable[Global___UndeliveredNorm] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["received_bytes", b"received_bytes", "sent_bytes", b"sent_bytes", "updates", b"updates", "waiting_pulls", b"waiting_pulls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["received_bytes", b"received_bytes", "sent_bytes", b"sent_bytes", "undelivered_norms", b"undelivered_norms", "updates", b"updates", "waiting_pulls", b"waiting_pulls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ServerLoad: _TypeAlias = ServerLoad  # noqa: Y015
+
+@_typing.final
+class UndeliveredNorm(_message.Message):
+    """The norm of a synchronous step that a server cannot send to another server of the job (ParameterServer.ShareNorm)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    SERVER_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    generation: _builtins.int
+    """The generation of the job's placement."""
+    server: _builtins.str
+    """The member id of the other server."""
+    seconds: _builtins.float
+    """Seconds since the step was measured, >= 0."""
+    reason: _builtins.str
+    """Why the last call failed, at most 256 bytes."""
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        generation: _builtins.int = ...,
+        server: _builtins.str = ...,
+        seconds: _builtins.float = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "job", b"job", "reason", b"reason", "seconds", b"seconds", "server", b"server"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndeliveredNorm: _TypeAlias = UndeliveredNorm  # noqa: Y015
 
 @_typing.final
 class HeartbeatReply(_message.Message):

@@ -12,6 +12,7 @@ from shoal._job.checks import check_importable
 from shoal._limits import Limit, catalogue
 from shoal._wire import NAMES, check_address, check_text, is_name, limits, without_controls
 from shoal.job import Job
+from shoal.status import ServerLoad
 from shoal.v1 import coordinator_pb2 as members_pb
 from shoal.v1 import job_pb2 as pb
 
@@ -41,6 +42,20 @@ def check_registration(request: members_pb.RegisterRequest) -> None:
         check_address(f"address {owner}", request.address)
     if request.metrics_address:
         check_address(f"metrics_address {owner}", request.metrics_address)
+
+
+def check_load(load: ServerLoad) -> None:
+    """Checks the undelivered norms in a server's heartbeat: their number, and their texts.
+
+    Raises:
+        LimitExceeded: They are too many, or a text is too long.
+        BadRequest: A text has control characters.
+    """
+    if len(load.undelivered_norms) > catalogue.UNDELIVERED_NORMS.default:
+        raise catalogue.UNDELIVERED_NORMS.refusal(f"a heartbeat has {len(load.undelivered_norms)} undelivered norms")
+    for norm in load.undelivered_norms:
+        for text in (norm.job, norm.server, norm.reason):
+            check_text("a text of an undelivered norm", text)
 
 
 def check_submission(spec: Job, token: str) -> None:
@@ -147,6 +162,7 @@ def _is_timing(timing: pb.StepTiming) -> bool:
 
 __all__ = [
     "check_evaluation",
+    "check_load",
     "check_registration",
     "check_report",
     "check_step",

@@ -70,6 +70,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     @_rpc.servicer
     def Heartbeat(self, request: members_pb.HeartbeatRequest, _: grpc.ServicerContext) -> members_pb.HeartbeatReply:
         load = ServerLoad.from_proto(request.load) if request.HasField("load") else None
+        if load:
+            checks.check_load(load)
         heartbeat = events.HeartbeatReceived(request.member, request.incarnation, request.shards, request.bytes, load)
         assignment = self._coordinator.handle(heartbeat, speaks_for(_rpc.caller(), request.member))
         interval_s = self._coordinator.heartbeat_interval_s

@@ -113,8 +113,7 @@ class Cluster:
         """Returns a cluster as an earlier coordinator stored it. All heartbeat timeouts start now.
 
         Args:
-            snapshot: the stored records.
-            policy: settings of the operator; they may have changed.
+            snapshot, policy: the stored records, and the operator's settings, which may have changed.
             now: seconds of Unix time.
 
         Returns:
@@ -270,6 +269,7 @@ class Cluster:
         self._members.breaker.heartbeats_delayed(event.heartbeat_wait_s, event.refused_heartbeats, now)
         self._expire(now)
         waiting = self._worker_requests.end_hung(now, self._members.heartbeat_interval_s)
+        waiting |= self._outcomes.lose_unreachable(self._scheduler.norm_watch, now)
         for job in self._jobs.live:
             self._emit(job.checkpoint_when_due(now))
             waiting = waiting or job.unplaced is not None or job.has_quarantines  # perhaps for a time

@@ -9,6 +9,7 @@ from shoal.status import SavedCheckpoint
 from shoal_coordinator.cluster.draining import DrainCoordinator
 from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.membership import Member, Membership
+from shoal_coordinator.cluster.norm_watch import NormWatch
 from shoal_coordinator.cluster.pending_effects import PendingEffects
 from shoal_coordinator.job import JobMachine
 from shoal_coordinator.messages import Effect, HoldResult, JobRef, SetLearningRate, events
@@ -109,6 +110,21 @@ class OutcomeHandler:
         if not job.ended:
             self._pending_effects.abandon(job.ref)
         self._emit(effects)
+
+    def lose_unreachable(self, norm_watch: NormWatch, now: float) -> bool:
+        """Makes jobs restart or fail whose servers have not reached each other for too long.
+
+        Args:
+            norm_watch: knows the servers that cannot reach each other.
+            now: seconds of Unix time.
+
+        Returns:
+            Whether what a job waits for has changed.
+        """
+        changed, overdue = norm_watch.update(), norm_watch.give_up()
+        for job, reason in overdue:
+            self.lose_shards(job, f"{reason}{job.advice}", now)
+        return changed or bool(overdue)
 
     # Shards and workers.
 

@@ -16,6 +16,7 @@ from shoal._wire import Placement
 from shoal.status import JobState, Role
 from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.membership import Member, Membership
+from shoal_coordinator.cluster.norm_watch import NormWatch
 from shoal_coordinator.cluster.placement import (
     Candidate,
     PlacementPolicy,
@@ -43,6 +44,7 @@ class Scheduler:
     Attributes:
         generation: last number of a placement. It never decreases.
         assignments: last number of an assignment. It never decreases.
+        norm_watch: knows the servers that cannot reach each other.
     """
 
     def __init__(
@@ -53,7 +55,7 @@ class Scheduler:
         counted: Callable[[], None],
         placement: PlacementPolicy,
     ) -> None:
-        self._members, self._jobs = members, jobs
+        self._members, self._jobs, self.norm_watch = members, jobs, NormWatch(members, jobs)
         self._emit, self._counted = emit, counted
         self._placement = placement
 
@@ -78,6 +80,7 @@ class Scheduler:
         busy = _busy(len(workers) - idling, self._jobs.live)
         for job in self._jobs.live:
             missing = [_missing_workers(job, idling, busy), job.storage_waited_for, job.quarantine_note(now)]
+            missing.append(self.norm_watch.waiting_for(job))
             if job.unplaced is not None:
                 missing.append(self._place(job, now))
             if not job.ended:
@@ -138,7 +141,7 @@ class Scheduler:
             if job.spec.optimizer.clip_norm and not job.spec.consistency.servers_agree:
                 # The norm is that of one mean, but each server would have the mean of other gradients.
                 candidates = candidates_for_one_server(candidates, job.previous_servers)
-            shards = self._placement.assign(layouts, candidates, job.previous_servers)
+            shards = self._placement.assign(layouts, self.norm_watch.usable(job, candidates), job.previous_servers)
         except errors.ShoalError as error:
             self._emit(job.fail(f"its variables cannot be placed: {error.message}", now))
             return ""

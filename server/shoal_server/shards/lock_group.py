@@ -11,6 +11,7 @@ import numpy as np
 
 from shoal import errors, optim
 from shoal._wire import Cursor, ShardLayout, Slab
+from shoal.status import UndeliveredNorm
 from shoal_server.shards.group_shell import GroupShell
 from shoal_server.shards.machine import events
 from shoal_server.shards.machine.norm_exchange import check_squares, pushed_squares
@@ -44,6 +45,11 @@ class LockGroup(GroupShell):
         """Number of waiting pulls, of staged pushes, and of pushes that wait for a permit."""
         # Without the lock: heartbeats call this, and an update may take long.
         return self._state.waiting, self._state.staged, self._state.permits.waiting
+
+    @property
+    def undelivered_norms(self) -> Sequence[UndeliveredNorm]:
+        """The norms of the open step that other servers have not taken for some seconds."""
+        return self._norms.undelivered() if self._norms else ()
 
     @property
     def version(self) -> int:

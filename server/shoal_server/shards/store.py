@@ -7,6 +7,7 @@ from shoal import errors
 from shoal._limits import catalogue
 from shoal._memory.buffers import BufferPool
 from shoal._wire import ShardLayout
+from shoal.status import UndeliveredNorm
 from shoal_server.shards.lock_group import LockGroup
 from shoal_server.shards.machine.norm_exchange import NormOutbox
 from shoal_server.shards.shard import JobShardConfig
@@ -140,6 +141,11 @@ class ShardStore:
         """Returns, over all jobs, the numbers of waiting pulls, staged pushes, and pushes that wait for a permit."""
         pulls, staged, pushes = zip((0, 0, 0), *(group.queues for group in self.groups()), strict=True)
         return sum(pulls), sum(staged), sum(pushes)
+
+    def undelivered_norms(self) -> list[UndeliveredNorm]:
+        """Returns the norms of steps of all jobs that other servers have not taken for some seconds, oldest first."""
+        found = (norm for group in self.groups() for norm in group.undelivered_norms)
+        return sorted(found, key=lambda norm: -norm.seconds)
 
     def _check_bytes(self, config: JobShardConfig, layouts: Iterable[ShardLayout], held: LockGroup | None) -> None:
         """Checks that new shards do not exceed the limit. Those that they replace do not count."""

@@ -20,7 +20,17 @@ from shoal.consistency import Synchronous
 from shoal.events import StateChanged, watch
 from shoal.initializers import Given
 from shoal.job import Job
-from shoal.status import DataAccount, DataCount, HeldRange, JobState, MemberStatus, ServerLoad, StepTiming, Timings
+from shoal.status import (
+    DataAccount,
+    DataCount,
+    HeldRange,
+    JobState,
+    MemberStatus,
+    ServerLoad,
+    StepTiming,
+    Timings,
+    UndeliveredNorm,
+)
 from shoal.v1 import coordinator_pb2 as members
 from shoal.v1 import job_pb2 as jobs
 from shoal.v1 import parameter_server_pb2 as pb
@@ -440,13 +450,29 @@ def test_where_the_time_of_steps_went(group: Rig) -> None:
 
 
 def test_status_has_the_load_of_servers(group: Rig) -> None:
-    load = ServerLoad(updates=5, received_bytes=1 << 40, sent_bytes=7, waiting_pulls=2)
+    norms = (UndeliveredNorm("a", 1, "s1", 5.5, "refused"),)
+    load = ServerLoad(updates=5, received_bytes=1 << 40, sent_bytes=7, waiting_pulls=2, undelivered_norms=norms)
     beat = members.HeartbeatRequest(member="s0", incarnation=group.lives["s0"], load=load.to_proto())
     group.client.call(group.client.members.Heartbeat, beat)
     found = group.member_status()
     assert MemberStatus.from_proto(found["s0"]).load == load
     assert MemberStatus.from_proto(found["s1"]).load == ServerLoad()
     assert not found["w0"].HasField("load")
+
+
+@pytest.mark.parametrize(
+    ("count", "reason", "said"),
+    [
+        (33, "", "33 undelivered norms; the limit UNDELIVERED_NORMS is 32"),
+        (1, "x" * 999, "FIELD_BYTES"),
+        (1, "\n", "control"),
+    ],
+)
+def test_undelivered_norms_are_few_and_short(group: Rig, count: int, reason: str, said: str) -> None:
+    load = ServerLoad(undelivered_norms=(UndeliveredNorm("a", 1, "s1", 5.5, reason),) * count)
+    beat = members.HeartbeatRequest(member="s0", incarnation=group.lives["s0"], load=load.to_proto())
+    with pytest.raises((errors.BadRequest, errors.LimitExceeded), match=said):
+        group.client.call(group.client.members.Heartbeat, beat)
 
 
 @pytest.mark.parametrize(

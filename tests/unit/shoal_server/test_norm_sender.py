@@ -2,7 +2,8 @@
 
 import queue
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from shoal import _rpc, consistency, errors, optim
 from shoal._security import NO_CREDENTIALS, Credentials
+from shoal.status import UndeliveredNorm
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1 import parameter_server_pb2_grpc
 from shoal_server import norm_sender
@@ -48,9 +50,11 @@ def started(stack: ExitStack, *failures: errors.ShoalError) -> tuple[Server, Pee
     return server, Peer(f"at-{rpc.address}", rpc.address)
 
 
-def sender_to(*peers: Peer, credentials: Credentials = NO_CREDENTIALS) -> NormSender:
+def sender_to(
+    *peers: Peer, credentials: Credentials = NO_CREDENTIALS, clock: Callable[[], float] = time.monotonic
+) -> NormSender:
     config = JobShardConfig("job", 3, {}, optim.SGD(0.1, clip_norm=1.0), consistency.Synchronous(), 0, peers)
-    return NormSender(config, lambda: CallingServer("me", 7, credentials))
+    return NormSender(config, lambda: CallingServer("me", 7, credentials), clock)
 
 
 def sends_norms() -> bool:
@@ -71,6 +75,38 @@ def test_every_server_gets_each_step_after_its_failures(stack: ExitStack) -> Non
     assert quick.got.empty()
     sender.close()
     wait_until(lambda: not sends_norms(), what="the end of the thread")
+
+
+def test_a_server_that_takes_no_norms_is_told_of_after_some_seconds(stack: ExitStack) -> None:
+    quick, quick_peer = started(stack)
+    now = [100.0]
+    failures = [errors.UnknownJob("\a no\nt here")] * 10_000
+    _, failing_peer = started(stack, *failures)
+    sender = sender_to(quick_peer, failing_peer, clock=lambda: now[0])
+    stack.callback(sender.close)
+    sender.send(4, [1.0])
+    assert quick.got.get(timeout=20)
+    assert sender.undelivered() == []
+    now[0] += norm_sender.REPORT_AFTER_S
+    wait_until(sender.undelivered, what="the norm that is not delivered")
+    told = UndeliveredNorm("job", 3, failing_peer.server, norm_sender.REPORT_AFTER_S, "? no?t here")
+    assert sender.undelivered() == [told]
+    sender.send(5, [1.0])
+    assert sender.undelivered() == [], "that step has just begun"
+    sender.close()
+    now[0] += norm_sender.REPORT_AFTER_S
+    assert sender.undelivered() == []
+
+
+def test_a_norm_that_is_taken_in_the_end_is_not_told_of(stack: ExitStack) -> None:
+    now = [100.0]
+    slow, peer = started(stack, errors.UnknownJob("not yet"))
+    sender = sender_to(peer, clock=lambda: now[0])
+    stack.callback(sender.close)
+    sender.send(4, [1.0])
+    assert slow.got.get(timeout=20)
+    now[0] += norm_sender.REPORT_AFTER_S
+    wait_until(lambda: not sender.undelivered(), what="the answer to the call")
 
 
 def test_an_idle_sender_has_no_thread(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from shoal import errors
+from shoal.status import UndeliveredNorm
 from shoal_server.optimizers import norms
 from shoal_server.shards.machine.events import NormMeasured, NormReceived
 
@@ -17,6 +18,10 @@ class NormOutbox(Protocol):
 
     def send(self, step: int, squares: Sequence[float]) -> None:
         """Sends the squares of a step to each of the other servers, until it has them. A later call ends an earlier."""
+
+    def undelivered(self) -> Sequence[UndeliveredNorm]:
+        """Returns the squares that other servers have not taken for some seconds, one item for each server."""
+        ...
 
     def close(self) -> None:
         """Ends all calls."""

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from shoal import consistency, errors, initializers, optim
 from shoal._memory.buffers import BufferPool
 from shoal._wire.layout import ArenaLayout, ShardLayout, Slice
+from shoal.status import UndeliveredNorm
 from shoal.variables import Variable
 from shoal_server.shards.lock_group import LockGroup
 from shoal_server.shards.machine import events
@@ -282,6 +283,9 @@ class WireOutbox:
         self.wire.kept.append((self.server, step, squares))
         if self.wire.at_once:
             self.wire.carry()
+
+    def undelivered(self) -> Sequence[UndeliveredNorm]:
+        return ()
 
     def close(self) -> None:
         self.wire.closed += 1
