@@ -27,7 +27,7 @@ import structlog
 
 # One connection for each member, as if each were on a host of its own.
 CHANNEL_OPTIONS = [
-    ("grpc.use_local_subchannel_pool", int(__import__("os").environ.get("SEP", "1"))),
+    ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
 ]
 # Calls of one process that register or describe at a time.
@@ -44,11 +44,16 @@ def say(line: MembersLine) -> None:
 
 
 async def answered(method: Any, request: Any, timeout_s: float | None = 30.0) -> Any:
-    """Calls, and repeats the call while the coordinator cannot be reached or has too many calls."""
+    """Calls, and repeats the call while the coordinator cannot be reached or has too many calls.
+
+    If the task is cancelled meanwhile, grpc sometimes raises an error of its own.
+    """
     while True:
         try:
             return await method(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.CANCELLED:
+                raise asyncio.CancelledError from error
             if error.code() not in _RETRIED:
                 raise
             await asyncio.sleep(_RETRY_S)

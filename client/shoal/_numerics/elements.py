@@ -79,6 +79,7 @@ def rows_of(shape: tuple[int, ...]) -> int:
     return shape[0] if shape else 1
 
 
+@functools.lru_cache(maxsize=1024)  # a job asks for the same few shapes thousands of times
 def row_elements(shape: tuple[int, ...]) -> int:
     """Returns the number of elements in one row."""
     return math.prod(shape[1:])

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
 from sys import intern
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,14 +18,19 @@ from shoal.variables import Variable
 GATHERED_BYTES = CHUNK_BYTES // 4
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedSlice:
+class PlannedSlice(NamedTuple):
     """A slice with the properties that packing needs."""
 
     variable: str
     rows: slice | None  # None means the whole variable
     shape: tuple[int, ...]
-    elements: slice  # of the slab
+    start: int  # of the slab's elements
+    stop: int
+
+    @property
+    def elements(self) -> slice:
+        """Range of elements in the slab."""
+        return slice(self.start, self.stop)
 
 
 class SlabPlan:
@@ -78,7 +84,7 @@ class SliceGroup:
 
     def __init__(self, parts: Sequence[PlannedSlice]) -> None:
         self.names = [part.variable for part in parts]
-        self.elements = slice(parts[0].elements.start, parts[-1].elements.stop)
+        self.elements = slice(parts[0].start, parts[-1].stop)
         self._get = getter(self.names)
         self._partial = [(index, part.rows) for index, part in enumerate(parts) if part.rows is not None]
 
@@ -109,12 +115,12 @@ def _blocks(parts: Iterable[PlannedSlice]) -> Iterator[_Block]:
     start, count, stop = 0, 0, 0
     shape: tuple[int, ...] = ()
     for part in parts:
-        if count and (part.shape != shape or not shape or part.elements.start != stop):
+        if count and (part.shape != shape or not shape or part.start != stop):
             yield _Block(slice(start, stop), count, shape)
             count = 0
         if not count:
-            start, shape = part.elements.start, part.shape
-        count, stop = count + 1, part.elements.stop
+            start, shape = part.start, part.shape
+        count, stop = count + 1, part.stop
     if count:
         yield _Block(slice(start, stop), count, shape)
 
@@ -131,7 +137,7 @@ def _groups(parts: Sequence[PlannedSlice], itemsize: int) -> Iterator[list[Plann
     gathered: list[PlannedSlice] = []
     size = 0
     for part in parts:
-        nbytes = (part.elements.stop - part.elements.start) * itemsize
+        nbytes = (part.stop - part.start) * itemsize
         large = nbytes >= GATHERED_BYTES
         if gathered and (large or size + nbytes > CHUNK_BYTES):
             yield gathered
@@ -148,16 +154,15 @@ def _groups(parts: Sequence[PlannedSlice], itemsize: int) -> Iterator[list[Plann
 def _parts(slab: Slab, variables: Mapping[str, Variable]) -> list[PlannedSlice]:
     parts = []
     for arena, first in zip(slab.arenas, slab.starts, strict=True):
-        for piece in arena.slices:
-            name = intern(piece.variable)  # one string object per name, so that look-ups compare identity
+        for variable, row_start, row_stop, offset in arena.slices:
+            name = intern(variable)  # one string object per name, so that look-ups compare identity
             shape = variables[name].shape
-            count, start = piece.row_stop - piece.row_start, first + piece.offset
-            elements = slice(start, start + count * row_elements(shape))
+            count, start = row_stop - row_start, first + offset
+            stop = start + count * row_elements(shape)
             if count == rows_of(shape):
-                parts.append(PlannedSlice(name, None, shape, elements))
+                parts.append(PlannedSlice(name, None, shape, start, stop))
             else:
-                rows = slice(piece.row_start, piece.row_stop)
-                parts.append(PlannedSlice(name, rows, (count, *shape[1:]), elements))
+                parts.append(PlannedSlice(name, slice(row_start, row_stop), (count, *shape[1:]), start, stop))
     return parts
 
 

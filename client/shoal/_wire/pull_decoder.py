@@ -37,7 +37,7 @@ class PullDecoder:
         """Returns the memory of a slab, which must be filled before `values` is called."""
         plan = self._packer.plan(slab)
         if slab.nbytes >= SCATTERED_BYTES and plan.partial:
-            return [SlabRange(it.elements.start, it.elements.stop, self._target(it).reshape(-1)) for it in plan.parts]
+            return [SlabRange(it.start, it.stop, self._target(it).reshape(-1)) for it in plan.parts]
         self._flat[slab] = flat = self._memory(slab.elements * slab.dtype.itemsize).view(slab.dtype)
         return [SlabRange(0, slab.elements, flat)]
 

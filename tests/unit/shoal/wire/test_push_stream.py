@@ -21,7 +21,7 @@ ARRAY = np.zeros(1)
 
 def group_of(names: Sequence[str]) -> SliceGroup:
     """A group of whole arrays of one element each."""
-    return SliceGroup([PlannedSlice(name, None, (1,), slice(place, place + 1)) for place, name in enumerate(names)])
+    return SliceGroup([PlannedSlice(name, None, (1,), place, place + 1) for place, name in enumerate(names)])
 
 
 groups = st.lists(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=4).map(group_of), max_size=8)
