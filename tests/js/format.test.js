@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { bytes, duration, metric, moment, plural, rate, seconds } from "../../server/shoal_coordinator/page/static/format.js";
+import { bytes, duration, epochsDone, metric, moment, plural, rate, seconds } from "../../server/shoal_coordinator/page/static/format.js";
 
 const at = (text) => Date.parse(text) / 1e3;
 
@@ -47,4 +47,10 @@ test("rates and times", () => {
 
 test("one is one", () => {
   assert.deepEqual([0, 1, 2_000].map((it) => plural(it, "line")), ["0 lines", "1 line", "2,000 lines"]);
+});
+
+test("the last epoch counts as done when all of its samples are", () => {
+  const account = { samples: 10, epochs: 3, epoch: 2 };
+  assert.equal(epochsDone({ ...account, total: { done: 29 } }), 2);
+  assert.equal(epochsDone({ ...account, total: { done: 30 } }), 3);
 });

@@ -1,7 +1,7 @@
 // The account of a job's data, by epoch.
 
 import { jobPath, usePolled } from "./api.js";
-import { count, plural } from "./format.js";
+import { count, epochsDone, plural } from "./format.js";
 import { html } from "./html.js";
 import { Card, Numbers, Table } from "./parts.js";
 
@@ -21,7 +21,7 @@ export function Data({ name, live, mark }) {
   }
   const begun = value.in_progress.slice(0, MAX_EPOCHS);
   return html`<${Card} id="data" title="Data">
-    <p>${plural(value.samples, "sample")} in each epoch; ${count(Math.min(value.epoch, value.epochs))} of ${plural(value.epochs, "epoch")} done.</p>
+    <p>${plural(value.samples, "sample")} in each epoch; ${count(epochsDone(value))} of ${plural(value.epochs, "epoch")} ${value.epochs === 1 ? "is" : "are"} done.</p>
     <${Share} label="All epochs" counts=${value.total} />
     ${begun.map((it) => html`<${Share} key=${it.epoch} label=${`Epoch ${it.epoch + 1}`} counts=${it} />`)}
     <ul class="legend">${KINDS.map(([kind, words]) => html`<li><span class=${`key ${kind}`}

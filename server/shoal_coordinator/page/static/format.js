@@ -66,3 +66,8 @@ export function metrics(values) {
     .map(([name, value]) => `${name} ${metric(value)}`)
     .join(", ");
 }
+
+// The number of complete epochs in the account of a job's data, whose `epoch` is the last one if all are complete.
+export function epochsDone({ samples, epochs, epoch, total }) {
+  return total.done >= samples * epochs ? epochs : epoch;
+}
