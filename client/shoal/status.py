@@ -45,7 +45,7 @@ class Progress:
     """The progress of a job.
 
     Attributes:
-        steps: accepted pushes of all workers.
+        steps: accepted pushes of all workers. At a restart, the number goes back to that in the checkpoint.
         samples: samples in the accepted pushes.
         total_samples: samples in all epochs. 0 means that it is not known. If `max_steps` ends the job earlier, it is
             the number of samples until then. That number is an estimate, because batches may be smaller and workers
@@ -53,12 +53,14 @@ class Progress:
         epoch: current pass over the data set, from 0.
         samples_per_s: mean rate over the time in which the job ran and had workers, in samples per second. Work that
             was lost with the shards does not count.
-        loss: loss of the latest report.
+        loss: loss in the latest report of any worker, which is the mean over the worker's pushes since its report
+            before. Workers report about twice a second.
         staleness_p50: median staleness of all accepted pushes, in versions.
         staleness_max: largest staleness of all accepted pushes, in versions.
         rejected: pushes that were rejected for NaN or Inf.
         dropped: pushes that arrived after their step had closed.
         earlier_steps: the part of `steps` that comes from the checkpoint of another job, with which this job began.
+        lost_steps: accepted pushes that were lost with shards, at all restarts. `steps` does not count them.
         ended: whether the job has ended.
     """
 
@@ -73,6 +75,7 @@ class Progress:
     rejected: int = 0
     dropped: int = 0
     earlier_steps: int = 0
+    lost_steps: int = 0
     ended: bool = False
 
     @property
@@ -107,6 +110,7 @@ class Progress:
             rejected=message.rejected,
             dropped=message.dropped,
             earlier_steps=message.earlier_steps,
+            lost_steps=message.lost_steps,
             ended=ended,
         )
 
@@ -203,9 +207,9 @@ class JobStatus:
     Attributes:
         job: the submitted specification, with its defaults.
         state: the state of the job.
-        reason: why the job failed, with the program's traceback, or why it ended early. For a job that has not ended,
-            what it waits for, or how many workers it continues with if it lacks some, and why sessions have left or
-            workers were quarantined.
+        reason: why the job failed, with the program's traceback, or why it was cancelled or ended early. For a job
+            that has not ended, what it waits for, or how many workers it continues with if it lacks some, and why
+            sessions have left or workers were quarantined.
         submitted_at: time of the submission, as Unix time in seconds.
         started_at: time when training started, as Unix time in seconds. 0 before that.
         finished_at: time when the job ended, as Unix time in seconds. 0 before that.
@@ -216,6 +220,8 @@ class JobStatus:
         restarts: number of restarts from a checkpoint, or from the beginning, because shards were lost.
         restart_point: the checkpoint that it continued from at its latest restart. None if it has not restarted, if it
             restarts now, or if it began again without a checkpoint.
+        restore_note: the checkpoint that the job continues from, and how the job differs from it: in variables, data or
+            arguments of the optimizer. "" if it does not differ, or began with initial values.
         evaluation: the latest evaluation, or None.
         best: the best evaluation so far, or None.
         members: the workers by rank, with those that have left. Empty in the list of `Client.jobs`.
@@ -236,6 +242,7 @@ class JobStatus:
     best: Evaluation | None = None
     members: tuple[JobMember, ...] = ()
     restart_point: RestartPoint | None = None
+    restore_note: str = ""
 
     @property
     def name(self) -> str:
@@ -257,7 +264,8 @@ class JobStatus:
             case JobState.FAILED:
                 raise errors.JobFailed(f"job {self.name} failed: {self.reason}", job=self.name)
             case JobState.CANCELLED:
-                raise errors.Cancelled(f"job {self.name} was cancelled", job=self.name)
+                why = f": {self.reason}" if self.reason else ""
+                raise errors.Cancelled(f"job {self.name} was cancelled{why}", job=self.name)
             case _:
                 raise errors.JobRunning(f"job {self.name} is {self.state.value}; wait until it ends", job=self.name)
 
@@ -283,6 +291,7 @@ class JobStatus:
             restart_point=(
                 RestartPoint.from_proto(message.restart_point) if message.HasField("restart_point") else None
             ),
+            restore_note=message.restore_note,
         )
 
 

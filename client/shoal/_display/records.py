@@ -3,6 +3,7 @@
 The fields are a contract with scripts, so each is named here.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -51,6 +52,7 @@ def job(status: JobStatus) -> dict[str, Any]:
         "checkpoint_failure": status.checkpoint_failure,
         "restarts": status.restarts,
         "restart_point": asdict(status.restart_point) if status.restart_point else None,
+        "restore_note": status.restore_note,
         "evaluation": evaluation(status.evaluation),
         "best": evaluation(status.best),
     }
@@ -82,6 +84,7 @@ def progress(done: Progress) -> dict[str, Any]:
         "rejected": done.rejected,
         "dropped": done.dropped,
         "earlier_steps": done.earlier_steps,
+        "lost_steps": done.lost_steps,
         "ended": done.ended,
         "seconds_left": done.seconds_left,
     }
@@ -140,6 +143,12 @@ def result(result: JobResult) -> dict[str, Any]:
         "evaluation": evaluation(result.evaluation),
         "best": evaluation(result.best),
     }
+
+
+def metrics(job: str, reports: Sequence[MetricsReported]) -> dict[str, Any]:
+    """Returns the record of the latest reports of a job's workers."""
+    workers = [{"worker": it.worker, "step": it.step, "time": it.time, "values": dict(it.values)} for it in reports]
+    return {"name": job, "workers": workers}
 
 
 def data(job: str, account: DataAccount) -> dict[str, Any]:

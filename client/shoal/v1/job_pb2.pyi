@@ -750,11 +750,13 @@ class JobStatus(_message.Message):
     BEST_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
     RESTART_POINT_FIELD_NUMBER: _builtins.int
+    RESTORE_NOTE_FIELD_NUMBER: _builtins.int
     state: Global___JobState.ValueType
     """The state of the job."""
     reason: _builtins.str
-    """For a failed job: why it failed, with the program's traceback if there is one. For a live job: what it waits for, or
-    how many workers it continues with if it lacks some, and why sessions have left or workers were quarantined.
+    """For a failed job: why it failed, with the program's traceback if there is one. For a cancelled job: the reason of its
+    CancelRequest. For a live job: what it waits for, or how many workers it continues with if it lacks some, and why
+    sessions have left or workers were quarantined.
     """
     submitted_at: _builtins.float
     """The time of the submission, in seconds of Unix time."""
@@ -766,6 +768,10 @@ class JobStatus(_message.Message):
     """Why the latest attempt at a checkpoint failed; empty if it did not."""
     restarts: _builtins.int
     """The number of restarts from a checkpoint, or from the beginning, after lost shards."""
+    restore_note: _builtins.str
+    """The checkpoint that the job continues from, and how the job differs from it: in variables, data or arguments of the
+    optimizer. Empty if it does not differ, or began with initial values.
+    """
     @_builtins.property
     def spec(self) -> Global___JobSpec: ...
     @_builtins.property
@@ -816,10 +822,11 @@ class JobStatus(_message.Message):
         best: Global___Evaluation | None = ...,
         members: _abc.Iterable[Global___JobMember] | None = ...,
         restart_point: Global___RestartPoint | None = ...,
+        restore_note: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "checkpoint", b"checkpoint", "evaluation", b"evaluation", "progress", b"progress", "restart_point", b"restart_point", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "checkpoint", b"checkpoint", "checkpoint_failure", b"checkpoint_failure", "evaluation", b"evaluation", "finished_at", b"finished_at", "members", b"members", "progress", b"progress", "reason", b"reason", "restart_point", b"restart_point", "restarts", b"restarts", "spec", b"spec", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "checkpoint", b"checkpoint", "checkpoint_failure", b"checkpoint_failure", "evaluation", b"evaluation", "finished_at", b"finished_at", "members", b"members", "progress", b"progress", "reason", b"reason", "restart_point", b"restart_point", "restarts", b"restarts", "restore_note", b"restore_note", "spec", b"spec", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1031,8 +1038,9 @@ class Progress(_message.Message):
     REJECTED_FIELD_NUMBER: _builtins.int
     DROPPED_FIELD_NUMBER: _builtins.int
     EARLIER_STEPS_FIELD_NUMBER: _builtins.int
+    LOST_STEPS_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
-    """Accepted pushes of all workers."""
+    """Accepted pushes of all workers. At a restart, the number goes back to that in the checkpoint."""
     samples: _builtins.int
     """Samples that workers have trained on."""
     total_samples: _builtins.int
@@ -1044,7 +1052,7 @@ class Progress(_message.Message):
     samples_per_s: _builtins.float
     """The mean over the time in which the job ran and had workers. Work that was lost with the shards does not count."""
     loss: _builtins.float
-    """The loss in the latest report."""
+    """The loss in the latest report of any worker: the mean over its pushes since its report before."""
     staleness_p50: _builtins.float
     """The median staleness of all accepted pushes, in versions."""
     staleness_max: _builtins.int
@@ -1055,6 +1063,8 @@ class Progress(_message.Message):
     """Pushes dropped because their step had closed."""
     earlier_steps: _builtins.int
     """The part of `steps` that comes from the checkpoint of another job."""
+    lost_steps: _builtins.int
+    """Accepted pushes that were lost with shards, at all restarts of the job. `steps` does not count them."""
     def __init__(
         self,
         *,
@@ -1069,10 +1079,11 @@ class Progress(_message.Message):
         rejected: _builtins.int = ...,
         dropped: _builtins.int = ...,
         earlier_steps: _builtins.int = ...,
+        lost_steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dropped", b"dropped", "earlier_steps", b"earlier_steps", "epoch", b"epoch", "loss", b"loss", "rejected", b"rejected", "samples", b"samples", "samples_per_s", b"samples_per_s", "staleness_max", b"staleness_max", "staleness_p50", b"staleness_p50", "steps", b"steps", "total_samples", b"total_samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dropped", b"dropped", "earlier_steps", b"earlier_steps", "epoch", b"epoch", "loss", b"loss", "lost_steps", b"lost_steps", "rejected", b"rejected", "samples", b"samples", "samples_per_s", b"samples_per_s", "staleness_max", b"staleness_max", "staleness_p50", b"staleness_p50", "steps", b"steps", "total_samples", b"total_samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1234,15 +1245,19 @@ class CancelRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     job: _builtins.str
+    reason: _builtins.str
+    """Why the job is cancelled, for its status: the first line of this text, at most 300 characters. Empty means no reason."""
     def __init__(
         self,
         *,
         job: _builtins.str = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -271,6 +271,7 @@ class JobRecord(_message.Message):
     LEARNING_RATE_FIELD_NUMBER: _builtins.int
     DEPARTED_FIELD_NUMBER: _builtins.int
     RESTART_POINT_FIELD_NUMBER: _builtins.int
+    RESTORE_NOTE_FIELD_NUMBER: _builtins.int
     state: _job_pb2.JobState.ValueType
     """The state of the job."""
     reason: _builtins.str
@@ -318,6 +319,8 @@ class JobRecord(_message.Message):
     """
     training_since: _builtins.float
     """Since when the job runs and has workers, in seconds of Unix time. 0 if it does not."""
+    restore_note: _builtins.str
+    """See JobStatus.restore_note."""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupMemberRecord]:
         """The live members of the worker group."""
@@ -388,10 +391,11 @@ class JobRecord(_message.Message):
         learning_rate: _job_pb2.Schedule | None = ...,
         departed: _abc.Mapping[_builtins.int, _builtins.str] | None = ...,
         restart_point: _job_pb2.RestartPoint | None = ...,
+        restore_note: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_trained_s", b"_trained_s", "learning_rate", b"learning_rate", "restart_point", b"restart_point", "source", b"source", "trained_s", b"trained_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trained_s", b"_trained_s", "all_workers_finished", b"all_workers_finished", "assigned", b"assigned", "created", b"created", "departed", b"departed", "failed_restarts", b"failed_restarts", "finished", b"finished", "finished_at", b"finished_at", "learning_rate", b"learning_rate", "members", b"members", "next_read_at", b"next_read_at", "quarantined", b"quarantined", "read_backoff_s", b"read_backoff_s", "read_failure", b"read_failure", "reason", b"reason", "reserved_sequence", b"reserved_sequence", "restart_point", b"restart_point", "restarts", b"restarts", "restored", b"restored", "server_return_deadline", b"server_return_deadline", "servers", b"servers", "source", b"source", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at", "trained_s", b"trained_s", "training_since", b"training_since", "value_sender", b"value_sender", "waiting_for", b"waiting_for", "worker_group", b"worker_group"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trained_s", b"_trained_s", "all_workers_finished", b"all_workers_finished", "assigned", b"assigned", "created", b"created", "departed", b"departed", "failed_restarts", b"failed_restarts", "finished", b"finished", "finished_at", b"finished_at", "learning_rate", b"learning_rate", "members", b"members", "next_read_at", b"next_read_at", "quarantined", b"quarantined", "read_backoff_s", b"read_backoff_s", "read_failure", b"read_failure", "reason", b"reason", "reserved_sequence", b"reserved_sequence", "restart_point", b"restart_point", "restarts", b"restarts", "restore_note", b"restore_note", "restored", b"restored", "server_return_deadline", b"server_return_deadline", "servers", b"servers", "source", b"source", "started_at", b"started_at", "state", b"state", "submitted_at", b"submitted_at", "trained_s", b"trained_s", "training_since", b"training_since", "value_sender", b"value_sender", "waiting_for", b"waiting_for", "worker_group", b"worker_group"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__trained_s: _TypeAlias = _typing.Literal["trained_s"]  # noqa: Y015
     _WhichOneofArgType__trained_s: _TypeAlias = _typing.Literal["_trained_s", b"_trained_s"]  # noqa: Y015
@@ -709,12 +713,15 @@ class ProgressRecord(_message.Message):
     TOLD_FIELD_NUMBER: _builtins.int
     EARLIER_SAMPLES_FIELD_NUMBER: _builtins.int
     EARLIER_STEPS_FIELD_NUMBER: _builtins.int
+    LOST_STEPS_FIELD_NUMBER: _builtins.int
     loss: _builtins.float
-    """The loss in the latest report."""
+    """See Progress.loss."""
     earlier_samples: _builtins.int
     """Samples in the totals that come from the checkpoint of another job."""
     earlier_steps: _builtins.int
     """Accepted pushes in the totals that come from the checkpoint of another job."""
+    lost_steps: _builtins.int
+    """See Progress.lost_steps. Not set in a checkpoint."""
     @_builtins.property
     def totals(self) -> Global___Totals:
         """Counts saturate at 2^64 - 1."""
@@ -731,10 +738,11 @@ class ProgressRecord(_message.Message):
         told: _abc.Mapping[_builtins.int, Global___Totals] | None = ...,
         earlier_samples: _builtins.int = ...,
         earlier_steps: _builtins.int = ...,
+        lost_steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["earlier_samples", b"earlier_samples", "earlier_steps", b"earlier_steps", "loss", b"loss", "told", b"told", "totals", b"totals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["earlier_samples", b"earlier_samples", "earlier_steps", b"earlier_steps", "loss", b"loss", "lost_steps", b"lost_steps", "told", b"told", "totals", b"totals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

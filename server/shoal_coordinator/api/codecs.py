@@ -53,6 +53,7 @@ def job_message(status: JobStatus) -> job_pb2.JobStatus:
         best=status.best.to_proto() if status.best else None,
         members=[member.to_proto() for member in status.members],
         restart_point=status.restart_point.to_proto() if status.restart_point else None,
+        restore_note=status.restore_note,
     )
 
 
@@ -170,6 +171,7 @@ def _listed_job_message(status: JobStatus) -> job_pb2.JobStatus:
         job=replace(status.job, settings={}),  # they may take 1 MiB to encode
         reason=_shortened(status.reason),
         checkpoint_failure=_shortened(status.checkpoint_failure),
+        restore_note=_shortened(status.restore_note),
         members=(),
     )
     message = job_message(bare)

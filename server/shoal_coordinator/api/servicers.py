@@ -176,7 +176,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
     @_rpc.servicer
     @for_itself
     def Cancel(self, request: pb.CancelRequest, _: grpc.ServicerContext) -> pb.CancelReply:
-        status = self._coordinator.handle(events.JobCancelled(request.job))
+        status = self._coordinator.handle(events.JobCancelled(request.job, request.reason))
         return pb.CancelReply(status=codecs.job_message(status))
 
     @_rpc.servicer

@@ -347,7 +347,7 @@ class Cluster:
 
     def _job_cancelled(self, event: events.JobCancelled, now: float) -> JobStatus:
         job = self.job(event.job)
-        self._emit(job.cancel(now))
+        self._emit(job.cancel(now, event.reason))
         self._schedule(now)
         return job.status(now)
 

@@ -1,5 +1,6 @@
 """Restore of shards from a checkpoint. `checkpoint_cut` and `checkpoint_commit` make checkpoints."""
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -24,6 +25,8 @@ _log = structlog.get_logger(__name__)
 
 # Reading many GB takes minutes.
 _RESTORE_TIMEOUT_S = 600.0
+# The most characters of an argument of an optimizer in a note. Groups and schedules can be long.
+_MAX_SHOWN = 120
 
 
 def restore(
@@ -121,6 +124,7 @@ def _restored(
         skipped=tuple(skipped),
         learning_rate=_learning_rate(effect, manifest) if continues else None,
         plateau=_plateau(effect, manifest) if continues else None,
+        optimizer_changes=_optimizer_changes(effect, manifest) if continues else (),
     )
 
 
@@ -143,6 +147,25 @@ def _plateau(effect: CreateShards, manifest: Manifest) -> optim.PlateauState | N
     if not spec.HasField("plateau_state") or spec.optimizer != effect.spec.optimizer.to_proto():
         return None
     return optim.PlateauState.from_proto(spec.plateau_state)
+
+
+def _optimizer_changes(effect: CreateShards, manifest: Manifest) -> tuple[str, ...]:
+    """Returns the arguments of the optimizer that differ from those of the checkpoint's job, with both values."""
+    spec, own = _spec(manifest), effect.spec.optimizer
+    try:
+        saved = optim.from_proto(spec.optimizer)
+    except errors.InvalidOptimizer:  # there is none, as in an imported checkpoint, or a later version wrote it
+        return ()
+    names = [field.name for field in dataclasses.fields(own) if getattr(own, field.name) != getattr(saved, field.name)]
+    changes = [f"{name} is {_shown(getattr(own, name))}, and was {_shown(getattr(saved, name))}" for name in names]
+    if changes and spec.HasField("learning_rate_set"):
+        changes.append("the learning rate that was set at run time is not kept")
+    return tuple(changes)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
 
 
 def _check_optimizer(effect: CreateShards, choice: CheckpointChoice, manifest: Manifest) -> None:

@@ -80,7 +80,9 @@ class Accounting:
         """
         data = self.ledger.to_proto() if self.ledger and self.ledger.samples_per_epoch else None
         has_samples = data is not None or self._spec.is_session
-        return HoldResult(data, ranks, self.progress_totals.to_proto({}), reported, has_samples=has_samples)
+        totals = self.progress_totals.to_proto({})
+        totals.ClearField("lost_steps")  # of this job alone, and earlier versions of Shoal do not read it
+        return HoldResult(data, ranks, totals, reported, has_samples=has_samples)
 
     def begin(self, samples: int) -> None:
         """Creates the ledger of a job that was described; `samples` counts one epoch."""
@@ -107,8 +109,8 @@ class Accounting:
             self.begin(samples)
 
     def restart(self) -> None:
-        """Resets all accounts to zero."""
-        self.progress_totals, self.steps = ProgressTotals(), StepTimings()
+        """Resets all accounts to zero. All steps so far count as lost, until those of a checkpoint are back."""
+        self.progress_totals, self.steps = ProgressTotals(self.progress_totals.made_steps), StepTimings()
         self._changed(JobRecordKind.PROGRESS)
         if self.ledger:
             self.begin(self.ledger.samples_per_epoch)
@@ -125,7 +127,8 @@ class Accounting:
             progress: the totals in the checkpoint.
             of_another: whether another job made them. They then do not count for this job's speed.
         """
-        self.progress_totals = ProgressTotals.from_proto(progress)
+        made = self.progress_totals.made_steps
+        self.progress_totals = ProgressTotals.from_proto(progress, lost_steps=max(0, made - progress.totals.accepted))
         if of_another:
             self.progress_totals.begin()
         self._changed(JobRecordKind.PROGRESS)
@@ -152,7 +155,8 @@ class Accounting:
     def restore_from(self, saved: JobSnapshot) -> None:
         """Restores the accounts from a job's records."""
         self.ledger = Ledger.from_proto(saved.ledger, self.ledger_changed) if saved.ledger else None
-        self.progress_totals = ProgressTotals.from_proto(saved.progress_totals)
+        lost_steps = saved.progress_totals.lost_steps
+        self.progress_totals = ProgressTotals.from_proto(saved.progress_totals, lost_steps=lost_steps)
 
     def ledger_changed(self) -> None:
         """Marks the ledger's record as changed."""

@@ -353,9 +353,9 @@ class JobMachine(JobView):
         """Fails the job, for a reason that users see."""
         return self._end(JobState.FAILED, reason, now)
 
-    def cancel(self, now: float) -> list[Effect]:
-        """Cancels the job at its user's request."""
-        return self._end(JobState.CANCELLED, "", now)
+    def cancel(self, now: float, reason: str = "") -> list[Effect]:
+        """Cancels the job at its user's request. The first line of the reason counts."""
+        return self._end(JobState.CANCELLED, first_line(reason), now)
 
     def drop(self) -> list[Effect]:
         """Frees the shards."""

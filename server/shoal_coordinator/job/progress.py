@@ -12,9 +12,14 @@ _MAX_COUNT = 2**64 - 1
 
 
 class ProgressTotals:
-    """The totals of one job, over all of its workers and their incarnations."""
+    """The totals of one job, over all of its workers and their incarnations.
 
-    def __init__(self) -> None:
+    Args:
+        lost_steps: accepted pushes that were lost with shards, and are not in the totals.
+    """
+
+    def __init__(self, lost_steps: int = 0) -> None:
+        self._lost_steps = lost_steps
         self._steps = self._samples = self._rejected = self._dropped = 0
         self._earlier = self._earlier_steps = 0  # samples and steps of an earlier job
         self._loss = 0.0
@@ -23,6 +28,11 @@ class ProgressTotals:
     def begin(self) -> None:
         """Marks the samples and steps so far as those of another job, from which this one continues."""
         self._earlier, self._earlier_steps = self._samples, self._steps
+
+    @property
+    def made_steps(self) -> int:
+        """Accepted pushes, with those that were lost."""
+        return self._steps + self._lost_steps
 
     def add(self, report: WorkerReported) -> None:
         """Adds a report."""
@@ -59,13 +69,19 @@ class ProgressTotals:
             loss=self._loss,
             earlier_samples=self._earlier,
             earlier_steps=self._earlier_steps,
+            lost_steps=min(self._lost_steps, _MAX_COUNT),
             told={assignment: _totals(report) for assignment, report in reports.items()},
         )
 
     @classmethod
-    def from_proto(cls, record: state_pb2.ProgressRecord) -> "ProgressTotals":
-        """Returns the totals in a record."""
-        progress, totals = cls(), record.totals
+    def from_proto(cls, record: state_pb2.ProgressRecord, *, lost_steps: int = 0) -> "ProgressTotals":
+        """Returns the totals in a record.
+
+        Args:
+            record: the record of a job, or of a checkpoint, which does not have the lost steps.
+            lost_steps: see the class.
+        """
+        progress, totals = cls(lost_steps), record.totals
         progress._steps, progress._samples = totals.accepted, totals.samples
         progress._rejected, progress._dropped = totals.rejected, totals.dropped
         progress._loss, progress._earlier = record.loss, record.earlier_samples
@@ -97,6 +113,7 @@ class ProgressTotals:
             rejected=self._rejected,
             dropped=self._dropped,
             earlier_steps=self._earlier_steps,
+            lost_steps=self._lost_steps,
             ended=ended,
         )
 

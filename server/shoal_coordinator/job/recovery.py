@@ -3,7 +3,7 @@
 `JobMachine` carries out what is decided here. `CheckpointSchedule` knows which checkpoints exist.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shoal.checkpoint_policy import CheckpointChoice
@@ -58,6 +58,7 @@ class Recovery:
         self._server_return_deadline, self._servers = 0.0, 0  # until when to wait for how many servers
         self._restart_point: RestartPoint | None = None  # of the latest restart; None while the job restarts
         self._source: CheckpointChoice | None = None  # the checkpoint that it began with, with its number
+        self._restore_note = ""  # see `restore_note`
         self._read_failure = ""  # why its checkpoints could not be read at the last attempt; empty: no failure
         self._next_read_at, self._read_backoff_s = 0.0, 0.0  # time of the next attempt; pause before it
 
@@ -71,13 +72,17 @@ class Recovery:
         """What the user should do when the job fails because of lost shards; empty if it restarts."""
         if self.possible:
             return ""
-        if not self._spec.is_session:
-            return "; the cluster has no checkpoint storage (--checkpoints), so submit the job again"
+        again = "open the session again" if self._spec.is_session else "submit the job again"
+        if not self._checkpoints.possible:
+            return (
+                f"; the cluster has no checkpoint storage, so the work is lost: {again}. To save jobs, start the "
+                "cluster with --checkpoints (from Python: LocalCluster(checkpoints=...))"
+            )
         newest = self._checkpoints.newest
         if newest is None:
-            return "; open the session again"
+            return f"; it has no checkpoint yet, so the work is lost: {again}"
         saved = f"{self._spec.name}/{newest.number}"
-        return f"; it was saved as {saved}: open the session again with restore={saved!r}"
+        return f"; it was saved as {saved}: {again} with restore={saved!r}, or with restore='auto' in every run"
 
     def not_placed(self, state: JobState, *, had_values: bool) -> str:
         """Returns why the variables cannot be read while they are not on servers.
@@ -103,6 +108,11 @@ class Recovery:
     def restart_point(self) -> RestartPoint | None:
         """The checkpoint that the job continued from at its latest restart; None if there is none."""
         return self._restart_point
+
+    @property
+    def restore_note(self) -> str:
+        """The checkpoint that the job continues from, and how it differs from the job; empty if it does not."""
+        return self._restore_note
 
     @property
     def sources(self) -> tuple[CheckpointChoice, ...]:
@@ -198,8 +208,20 @@ class Recovery:
         if data is not None and data.samples == samples and restored.seed == spec.seed:
             ledger = Ledger.resumed(data, epochs=spec.epochs, workers=spec.workers, changed=changed)
             if ledger.finished and not spec.is_session and restored.source not in self._own:
-                problem = f"nothing is left to do: {restored.source} has done {spec.epochs} epochs; increase the epochs"
-        note = _note(restored, frozenset(program.variables), data_restarted=data is not None and ledger is None)
+                asked = "1 epoch is" if spec.epochs == 1 else f"{spec.epochs} epochs are"
+                problem = (
+                    f"nothing is left to do: {spec.epochs} of {asked} done in {restored.source}; ask for more epochs"
+                )
+        own = restored.source in self._own  # a rate that was set at run time is then an argument that differs
+        differences = _differences(
+            restored,
+            frozenset(program.variables),
+            data_restarted=data is not None and ledger is None,
+            optimizer_changes=() if own else restored.optimizer_changes,
+        )
+        note = f"continues from {restored.source}, step {restored.step}"
+        note += f" ({differences})" if differences else ""
+        self._restore_note = note if differences else ""
         return ResumePlan(problem, note, given == program.given, given, ledger)
 
     def write_to(self, record: state_pb2.JobRecord) -> None:
@@ -211,6 +233,7 @@ class Recovery:
             self._next_read_at,
             self._read_backoff_s,
         )
+        record.restore_note = self._restore_note
         if self._restart_point:
             record.restart_point.CopyFrom(self._restart_point.to_proto())
         if self._source:
@@ -223,6 +246,7 @@ class Recovery:
         self._servers = record.servers
         self._read_failure, self._read_backoff_s = record.read_failure, record.read_backoff_s
         self._next_read_at = min(record.next_read_at, now + record.read_backoff_s)
+        self._restore_note = record.restore_note
         point = record.restart_point if record.HasField("restart_point") else None
         self._restart_point = RestartPoint.from_proto(point) if point else None
         self._source = CheckpointChoice.from_proto(record.source) if record.HasField("source") else None
@@ -234,13 +258,20 @@ class Recovery:
         assert bool(self._read_failure) == bool(self._next_read_at) == bool(self._read_backoff_s)
 
 
-def _note(restored: RestoredCheckpoint, variables: frozenset[str], *, data_restarted: bool) -> str:
-    """Returns the event text: what the job continues from, and what differs from the checkpoint."""
+def _differences(
+    restored: RestoredCheckpoint,
+    variables: frozenset[str],
+    *,
+    data_restarted: bool,
+    optimizer_changes: Sequence[str],
+) -> str:
+    """Returns what differs between the job and its checkpoint, for a note; empty if nothing does."""
     lists = {
         "not restored": sorted(variables - restored.variables),
         "left out": sorted(restored.variables - variables),
         "skipped": restored.skipped,
+        "the optimizer's arguments differ from the checkpoint's, and the job's count": optimizer_changes,
         "its data starts from the beginning": ["the seed or the number of samples differs"] if data_restarted else [],
     }
     notes = [f"{what}: {', '.join(found[:_MAX_NAMED])}" for what, found in lists.items() if found]
-    return f"continues from {restored.source}, step {restored.step}" + (f" ({'; '.join(notes)})" if notes else "")
+    return "; ".join(notes)

@@ -123,6 +123,7 @@ class JobView:
             best=coordinator.best,
             members=group.members,
             restart_point=self._recovery.restart_point,
+            restore_note=self._recovery.restore_note,
         )
 
     def data(self) -> DataAccount:

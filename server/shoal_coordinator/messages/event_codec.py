@@ -29,6 +29,7 @@ def progress_message(progress: Progress) -> job_pb2.Progress:
         rejected=progress.rejected,
         dropped=progress.dropped,
         earlier_steps=progress.earlier_steps,
+        lost_steps=progress.lost_steps,
     )
 
 

@@ -96,6 +96,7 @@ class JobCancelled(ClusterEvent[JobStatus]):
     """A user cancels a job; a job that has ended does not change."""
 
     job: str
+    reason: str = ""  # why, for the job's status
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,7 @@ class RestoredCheckpoint:
         skipped: why newer checkpoints could not be used.
         learning_rate: set while the checkpoint's job ran; None if none was, or if the job has another optimizer.
         plateau: state of the reduction of that rate; None as for the rate.
+        optimizer_changes: the arguments of the optimizer that differ, with both values.
     """
 
     source: CheckpointChoice
@@ -125,3 +126,4 @@ class RestoredCheckpoint:
     skipped: tuple[str, ...] = ()
     learning_rate: Schedule | None = None
     plateau: PlateauState | None = None
+    optimizer_changes: tuple[str, ...] = ()

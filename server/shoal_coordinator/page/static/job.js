@@ -53,6 +53,7 @@ export function JobPage({ name, acts, tell }) {
     </div>
     ${refused && html`<p class="banner" role="alert">${refused.message}</p>`}
     ${job.reason && html`<pre class=${job.state === "failed" ? "reason bad" : "reason"}>${job.reason}</pre>`}
+    ${job.restore_note && html`<pre class="reason">${job.restore_note}</pre>`}
     <${Progress} job=${job} live=${live} />
     <${Metrics} job=${job} history=${history} live=${live} now=${time} />
     <div class="cards">
@@ -114,7 +115,8 @@ function Metrics({ job, history, live, now }) {
   const pace = live ? history.samplesPerS(now) : null;
   const took = (job.finished_at || now) - job.started_at;
   return html`<dl class="tiles">
-    <${Tile} label="Loss" value=${progress.steps ? metric(progress.loss) : "–"} />
+    <${Tile} label="Loss" value=${progress.steps ? metric(progress.loss) : "–"}
+        note=" mean of the latest report" />
     ${Object.entries(evaluation?.values ?? {})
       .slice(0, 3)
       .map(([name, value]) => html`<${Tile} label=${`Held out: ${name}`} value=${metric(value)}
@@ -131,8 +133,14 @@ function Metrics({ job, history, live, now }) {
   </dl>`;
 }
 
-function lost({ rejected, dropped }) {
-  return [rejected && ` ${count(rejected)} rejected`, dropped && ` ${count(dropped)} too late`].filter(Boolean).join(",");
+function lost({ rejected, dropped, lost_steps: lost }) {
+  return [
+    rejected && ` ${count(rejected)} rejected`,
+    dropped && ` ${count(dropped)} too late`,
+    lost && ` ${count(lost)} lost at restarts`,
+  ]
+    .filter(Boolean)
+    .join(",");
 }
 
 function Settings({ job }) {

@@ -30,6 +30,7 @@ from shoal.status import (
 
 PROGRESS = (
     "steps samples total_samples epoch samples_per_s loss staleness_p50 staleness_max rejected dropped earlier_steps "
+    "lost_steps "
     "ended seconds_left"
 )
 EVALUATION = "number step values samples seconds time"
@@ -38,6 +39,7 @@ LOAD = "updates received_bytes sent_bytes waiting_pulls"
 MEMBER = "member role state incarnation address device metrics_address alive silent_s shards bytes job load draining"
 TIMING = "step began pull read compute push wait evaluate own"
 EVALUATED = Evaluation(1, 2, {"accuracy": 0.5})
+REPORTED = MetricsReported(1, 0.0, "w0", 1, {"loss": 1.0}, Progress())
 SAVED = SavedCheckpoint(1, 2, 3, 4.0)
 JOB = JobStatus(Job("m:f", name="a"), JobState.RUNNING, evaluation=EVALUATED, best=EVALUATED, checkpoint=SAVED)
 SERVER = MemberStatus("s0", Role.SERVER, 1, "h:1", "", "h:2", True, 0.1, 2, 64, "")
@@ -73,6 +75,8 @@ def timings() -> Timings:
         (records.data("a", ACCOUNT)["total"], COUNT),
         (records.data("a", ACCOUNT)["in_progress"][0], f"epoch {COUNT}"),
         (records.data("a", ACCOUNT)["held"][0], "worker rank epoch start stop"),
+        (records.metrics("a", [REPORTED]), "name workers"),
+        (records.metrics("a", [REPORTED])["workers"][0], "worker step time values"),
         (records.timings("a", timings()), "name straggler workers staleness"),
         (records.timings("a", timings())["straggler"], "worker ratio seconds phase"),
         (records.timings("a", timings())["workers"][0], "worker typical slowest steps"),
@@ -88,7 +92,7 @@ def timings() -> Timings:
             "name state reason program workers_wanted min_workers max_workers consistency optimizer settings epochs "
             "batch_size range_size max_steps step_timeout_s shards seed wire_dtype overlap workers submitted_at "
             "started_at "
-            "finished_at progress checkpoint checkpoint_failure restarts restart_point evaluation best",
+            "finished_at progress checkpoint checkpoint_failure restarts restart_point restore_note evaluation best",
         ),
         (
             records.result(JobResult("a", Progress(), 1.0, EVALUATED, EVALUATED)),
@@ -96,7 +100,7 @@ def timings() -> Timings:
         ),
         (records.event(StateChanged(1, 0.0, JobState.RUNNING, "")), "event sequence time state reason"),
         (
-            records.event(MetricsReported(1, 0.0, "w0", 1, {"loss": 1.0}, Progress())),
+            records.event(REPORTED),
             "event sequence time worker step values progress",
         ),
         (

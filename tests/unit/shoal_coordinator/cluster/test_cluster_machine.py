@@ -283,7 +283,10 @@ def test_a_server_dies_and_its_jobs_fail_and_say_why(rig: Rig) -> None:
     status = rig.status("a")
     assert status.state is JobState.FAILED
     assert "server s1 is gone, and with it the only replica of shard" in status.reason
-    assert status.reason.endswith("; the cluster has no checkpoint storage (--checkpoints), so submit the job again")
+    assert status.reason.endswith(
+        "; the cluster has no checkpoint storage, so the work is lost: submit the job again. To save jobs, start the "
+        "cluster with --checkpoints (from Python: LocalCluster(checkpoints=...))"
+    )
     removed = [effect for effect in rig.perform() if isinstance(effect, RemoveWorker)]
     assert {server.member for effect in removed for server in effect.servers} == {"s0"}, (
         "the dead one is not waited for"
@@ -303,6 +306,16 @@ def test_cancelling_stops_the_workers(rig: Rig) -> None:
     assert rig.handle(events.JobCancelled("a")).state is JobState.CANCELLED
     with pytest.raises(errors.Cancelled):
         rig.describe("a", "w0")
+
+
+def test_a_job_that_is_cancelled_for_a_reason_says_it(rig: Rig) -> None:
+    rig.submit(job())
+    reason = "session x could not enter: no such variable"
+    status = rig.handle(events.JobCancelled("a", f"{reason}\nand more"))
+    assert (status.state, status.reason) == (JobState.CANCELLED, reason)
+    assert rig.history("a")[-1] == ("cancelled", reason)
+    with pytest.raises(errors.Cancelled, match=f"job a was cancelled: {reason}"):
+        status.result()
 
 
 def test_cancelling_before_it_ran_frees_the_shards(rig: Rig) -> None:
@@ -1017,7 +1030,9 @@ class TestGoingBack:
         assert rig.state("s") is JobState.RUNNING
         rig.kill("s0", "s1")
         assert rig.state("s") is JobState.FAILED
-        assert rig.status("s").reason.endswith("; open the session again")
+        assert rig.status("s").reason.endswith(
+            "; it has no checkpoint yet, so the work is lost: open the session again"
+        )
 
     def test_of_the_values_that_its_program_gives_only_those_that_were_not_restored_are_sent(self, rig: Rig) -> None:
         """Fine-tuning with arrays, one of which is new."""
@@ -1052,7 +1067,7 @@ class TestGoingBack:
         running.submit(job("c", epochs=2, restore="done/1"))
         running.start("c", "w0", "w1")
         assert running.state("c") is JobState.FAILED
-        assert "nothing is left to do: done/1 has done 2 epochs" in running.status("c").reason
+        assert "nothing is left to do: 2 of 2 epochs are done in done/1" in running.status("c").reason
 
 
 def test_a_thousand_workers_cost_one_schedule_and_one_admission(monkeypatch: pytest.MonkeyPatch) -> None:

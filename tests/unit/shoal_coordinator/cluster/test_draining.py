@@ -246,7 +246,8 @@ class TestAJobThatCannotBeSaved:
         assert (rig.state("s"), rig.drain("s1")) == (JobState.FAILED, ())
         assert any(isinstance(effect, DropShards) for effect in done), "or commits stay held on servers that stay"
         assert rig.status("s").reason == (
-            "server s1 is about to leave; it was saved as s/1: open the session again with restore='s/1'"
+            "server s1 is about to leave; it was saved as s/1: open the session again with restore='s/1', or with "
+            "restore='auto' in every run"
         )
 
     def test_of_a_session_names_its_checkpoint_when_the_server_leaves(self, rig: Rig) -> None:
@@ -258,7 +259,7 @@ class TestAJobThatCannotBeSaved:
         fail(rig)
         assert rig.state("s") is JobState.RUNNING
         rig.leave("s1")
-        assert rig.status("s").reason.endswith("; it was saved as s/1: open the session again with restore='s/1'")
+        assert "; it was saved as s/1: open the session again with restore='s/1'" in rig.status("s").reason
 
 
 class TestASessionThatBegins:
@@ -298,7 +299,9 @@ class TestASessionThatBegins:
         placing.perform()
         assert placing.drain("s1") == ()
         assert placing.state("s") is JobState.FAILED
-        assert placing.status("s").reason == "server s1 is about to leave; open the session again"
+        assert placing.status("s").reason == (
+            "server s1 is about to leave; it has no checkpoint yet, so the work is lost: open the session again"
+        )
 
 
 class TestTheServer:

@@ -220,6 +220,21 @@ def test_a_learning_rate_set_at_run_time_is_in_the_checkpoint(
     assert restore(servers, catalogue, CheckpointChoice("a", 1, partial=True)).learning_rate is None
 
 
+def test_the_arguments_of_the_optimizer_that_differ_are_known(servers: Servers, catalogue: Catalogue) -> None:
+    write(servers, catalogue, 1, rate=optim.ConstantLR(0.5))
+    first, groups = CheckpointChoice("a", 1), [optim.VariableGroup(f"{number}.weight", 2) for number in range(99)]
+    assert restore(servers, catalogue, first).optimizer_changes == ()
+    other = optim.Adam(0.125, clip_norm=1.0, groups=groups)
+    rate, listed, clip, kept = restore(servers, catalogue, first, optimizer=other).optimizer_changes
+    assert rate == "learning_rate is 0.125, and was 0.1"
+    assert clip == "clip_norm is 1.0, and was 0.0"
+    assert listed.startswith("groups is (VariableGroup(")
+    assert listed.endswith("..., and was ()")
+    assert kept == "the learning rate that was set at run time is not kept"
+    partial = CheckpointChoice("a", 1, partial=True)
+    assert restore(servers, catalogue, partial, optimizer=other).optimizer_changes == ()
+
+
 @pytest.mark.parametrize("plateau", [None, optim.PlateauState(), optim.PlateauState(-0.5, 2, 1)])
 def test_the_state_of_a_plateau_is_in_the_checkpoint(
     servers: Servers, catalogue: Catalogue, plateau: optim.PlateauState | None

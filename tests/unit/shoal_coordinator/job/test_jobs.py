@@ -203,6 +203,30 @@ def test_samples_of_another_job_do_not_count_for_the_rate_after_a_restart_either
     assert progress.samples_per_s == pytest.approx(10.0)
 
 
+def test_steps_that_are_lost_at_restarts_are_counted_apart() -> None:
+    job = running(samples=1_000, possible=True)
+    job.report(report(step=6, accepted=6, samples=60), START + 10)
+    totals = progress_at_the_cut(job)
+    job.report(report(step=10, accepted=10, samples=100), START + 20)
+    saved = SavedCheckpoint(1, step=6, nbytes=1, time=START + 10)
+    job.checkpoint_published(CheckpointPublished(1, JobRef("a", 1), saved))
+    restored = RestoredCheckpoint(CheckpointChoice("a", 1), 6, frozenset(VARIABLES), None, totals, 0)
+    for restarts in (1, 2):
+        job.lose_shards("s0 is gone", 60.0, START + 50)
+        assert (steps(job, START + 51)) == (0, 4 * (restarts - 1) + 10)
+        restart(job, restored, START + 60)
+        assert steps(job, START + 61) == (6, 4 * restarts)
+        job.report(WorkerReported("a", "w1", 2, step=10, accepted=4), START + 70)
+        assert steps(job, START + 71) == (10, 4 * restarts)
+        job.lose("w1", START + 72)
+    assert progress_at_the_cut(job).lost_steps == 0, "a checkpoint is also read by later jobs"
+
+
+def steps(job: JobMachine, now: float) -> tuple[int, int]:
+    progress = job.status(now).progress
+    return progress.steps, progress.lost_steps
+
+
 def progress_at_the_cut(job: JobMachine) -> Any:
     return job.held().progress_totals
 

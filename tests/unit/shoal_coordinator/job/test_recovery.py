@@ -81,6 +81,20 @@ class TestLosing:
         assert lose(machine) == (False, GONE)
         assert machine.restarts == 0
 
+    def test_a_session_is_told_how_to_go_on_or_how_to_be_saved_the_next_time(self) -> None:
+        unsaved = Recovery(Job(name="s"), checkpoints(possible=False)).advice
+        assert unsaved.startswith(
+            "; the cluster has no checkpoint storage, so the work is lost: open the session again."
+        )
+        assert "start the cluster with --checkpoints (from Python: LocalCluster(checkpoints=...))" in unsaved
+        assert Recovery(Job(name="s"), checkpoints()).advice.endswith(
+            "no checkpoint yet, so the work is lost: open the session again"
+        )
+        assert Recovery(Job(name="s"), checkpoints(1)).advice == (
+            "; it was saved as s/1: open the session again with restore='s/1', or with restore='auto' in every run"
+        )
+        assert recovery(1).advice == ""
+
     def test_not_without_end(self) -> None:
         machine = recovery(1)
         for _ in range(MAX_FAILED_RESTARTS):
@@ -209,6 +223,24 @@ class TestGoingOn:
             "its data starts from the beginning: the seed or the number of samples differs)"
         )
 
+    def test_other_arguments_of_the_optimizer_are_in_the_note_and_in_the_record(self) -> None:
+        changes = ("learning_rate is 0.1, and was 0.05",)
+        machine, again = recovery(restore="b/2"), recovery(restore="b/2")
+        note = resume(machine, restored("b/2", optimizer_changes=changes)).note
+        assert note == (
+            "continues from b/2, step 7 (the optimizer's arguments differ from the checkpoint's, and the job's count: "
+            "learning_rate is 0.1, and was 0.05)"
+        )
+        record = state_pb2.JobRecord()
+        machine.write_to(record)
+        again.restore_from(record, START)
+        assert machine.restore_note == again.restore_note == note
+
+    def test_a_rate_that_was_set_at_run_time_is_no_difference_to_the_jobs_own_checkpoint(self) -> None:
+        machine = recovery(2)
+        resume(machine, restored("a/2", optimizer_changes=("learning_rate is 0.1, and was 0.05",)))
+        assert machine.restore_note == ""
+
     def test_the_note_is_bounded(self) -> None:
         names = [f"v{number:03}" for number in range(200)]
         note = resume(recovery(2), restored(variables=("b", "w", *names))).note
@@ -219,7 +251,7 @@ class TestGoingOn:
         done = data(done=SAMPLES)
         assert resume(recovery(2), restored("a/2", data=done, seed=0)).problem == ""
         problem = resume(recovery(restore="b/2"), restored("b/2", data=done, seed=0)).problem
-        assert problem == "nothing is left to do: b/2 has done 1 epochs; increase the epochs"
+        assert problem == "nothing is left to do: 1 of 1 epoch is done in b/2; ask for more epochs"
         assert resume(recovery(restore="b/2", epochs=2), restored("b/2", data=done, seed=0)).problem == ""
 
     def test_given_values_that_are_not_restored_are_to_be_sent(self) -> None:
