@@ -254,8 +254,8 @@ class Client:
     def jobs(self) -> list[JobStatus]:
         """Returns the status of all jobs of the cluster, newest first.
 
-        In this list, `JobStatus.job` has no settings, and the middle of a long `reason` is left out. `JobHandle.status`
-        returns both completely.
+        In this list, `JobStatus.job` has no settings, and the middle of a long `reason` or `restore_note` is left out.
+        `JobHandle.status` returns all of them completely.
         """
         return [JobStatus.from_proto(status) for page in self._pages(self._list) for status in page.jobs]
 
@@ -296,7 +296,8 @@ class Client:
     ) -> Session:
         """Opens a session, which pulls and pushes in your own training loop, in any framework. See `Session`.
 
-        Joins the running job of that name. If there is none, starts it.
+        Joins the running job of that name. If there is none, starts it. If the job is full, a session of it may have
+        died, so this waits for the heartbeat timeout and two seconds.
 
         Args:
             job: name of the job: 1 to 63 characters of a-z, 0-9 and -, starting with a letter.
@@ -325,6 +326,7 @@ class Client:
         Raises:
             UnknownJob: no such job is running, and there are no variables to start one.
             InvalidJob: the running job has other variables or options.
+            Overloaded: the running job has all its sessions, and all of them are alive.
             UnknownCheckpoint: the checkpoint in `restore` does not exist.
             TypeError: sessions do not have this option. The message names the nearest option, or all of them.
         """

@@ -89,6 +89,29 @@ def test_a_second_session_of_a_process_hears_of_the_first(
         client.session("job", variables={"w": np.zeros(4)})
 
 
+def test_a_job_whose_first_session_is_refused_says_why_it_is_cancelled(
+    coordinator: FakeCoordinator, client: shoal.Client
+) -> None:
+    coordinator.refusal = errors.InvalidJob("a group matches no variable")
+    with pytest.raises(shoal.InvalidJob):
+        client.session("job", variables={"w": np.zeros(3)}, worker="me")
+    status = client.job("job").status()
+    assert (status.state, status.reason) == (
+        shoal.JobState.CANCELLED,
+        "session me, which started it, could not enter: a group matches no variable",
+    )
+
+
+def test_a_session_says_what_differs_from_its_checkpoint(
+    coordinator: FakeCoordinator, client: shoal.Client, servers: ShardServers, caplog: pytest.LogCaptureFixture
+) -> None:
+    note = "continues from job/2, step 7 (the optimizer's arguments differ)"
+    coordinator.add(shoal.Job(name="job", restore="job/2", overlap=False), restore_note=note)
+    with client.session("job", variables={"w": np.zeros(3)}, worker="me"):
+        pass
+    assert warnings(caplog) == [f"session me: job job {note}"]
+
+
 def test_what_a_refused_push_can_do_names_the_call(session: shoal.Session) -> None:
     with pytest.raises(shoal.NonFiniteGradient, match=r"skip this step \(session\.skip\(\)\)"):
         session.push({"w": np.array([1.0, np.nan, 1.0])})

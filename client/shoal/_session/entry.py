@@ -10,7 +10,8 @@ from typing import Any
 from shoal import _tracing
 from shoal._rpc import CoordinatorClient, MembershipClient
 from shoal._session.inputs import Inputs, variables_of
-from shoal._session.open_sessions import naming_own
+from shoal._session.open_sessions import naming_own, own_in
+from shoal._session.places import enter_when_free
 from shoal._session.waits import entry_detail
 from shoal._system.waits import told
 from shoal._training import Pipeline, cancel, start_or_find
@@ -59,20 +60,29 @@ def enter(
     described, structure = (None, None) if variables is None else variables_of(variables)
     with naming_own(coordinator, job), _tracing.root("enter", job=job, worker=worker), ExitStack() as opened:
         if start_or_find(coordinator, job, options, starts=described is not None):
-            opened.push(lambda _kind, error, _trace: cancel(coordinator, job, error))
+            opened.push(lambda _kind, error, _trace: cancel(coordinator, job, worker, error))
         member = coordinator_pb2.RegisterRequest(role=coordinator_pb2.SESSION, member=worker)
         membership = opened.enter_context(MembershipClient(coordinator, member, on_incarnation=live_as))
         membership.start()
         own, presented = (job, worker, membership.incarnation), membership.credentials_in(job)
         participant = Participant(coordinator, *own, credentials=presented)
-        if described is not None:
-            participant.describe(described, samples=0)
+
+        def admitted() -> Pipeline:
+            if described is not None:
+                participant.describe(described, samples=0)
+            return participant.enter()
+
         with told(f"the opening of session {worker} (job {job})", partial(entry_detail, participant)):
-            parameters = opened.enter_context(participant.enter())
+            # A session of this process is alive, and the error, which names it, should not take seconds.
+            entered = admitted() if own_in(coordinator, job) else enter_when_free(admitted)
+            parameters = opened.enter_context(entered)
         inputs = Inputs(parameters.variables, structure, participant.spec.optimizer)
+        note = participant.status().restore_note if participant.spec.restore else ""
         opened.pop_all()
     if not any(variable.trainable for variable in parameters.variables.values()):
         _LOG.warning(untrainable(job, worker, parameters.variables))
+    if note:
+        _LOG.warning(f"session {worker}: job {job} {note}")
     return SessionPart(participant, membership, parameters, inputs)
 
 

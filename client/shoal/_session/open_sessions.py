@@ -58,7 +58,7 @@ def naming_own(coordinator: CoordinatorClient, job: str) -> Iterator[None]:
     try:
         yield
     except _REFUSALS as error:
-        own = [it.worker for it in _of_this_process() if (it.coordinator.address, it.job) == (coordinator.address, job)]
+        own = own_in(coordinator, job)
         if not own:
             raise
         raise type(error)(
@@ -66,6 +66,16 @@ def naming_own(coordinator: CoordinatorClient, job: str) -> Iterator[None]:
             f"{error.message}",
             **error.details,
         ) from None
+
+
+def own_in(coordinator: CoordinatorClient, job: str) -> list[str]:
+    """Returns the member ids of the sessions of a job that this process has open.
+
+    Args:
+        coordinator: client of the coordinator.
+        job: name of the job.
+    """
+    return [it.worker for it in _of_this_process() if (it.coordinator.address, it.job) == (coordinator.address, job)]
 
 
 def warn_of_open(coordinator: CoordinatorClient) -> None:
@@ -86,4 +96,4 @@ def _named(workers: list[str]) -> str:
     return f"{'session' if len(workers) == 1 else 'sessions'} {', '.join(workers)}"
 
 
-__all__ = ["OpenSession", "add", "naming_own", "remove", "warn_of_open"]
+__all__ = ["OpenSession", "add", "naming_own", "own_in", "remove", "warn_of_open"]

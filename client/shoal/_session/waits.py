@@ -81,12 +81,21 @@ def entry_detail(participant: Participant) -> str:
         status = participant.status(retry_for_s=0)
     except errors.Unreachable:
         return "for the coordinator"
-    return entry_words(status)
+    return entry_words(status, participant.worker)
 
 
-def entry_words(status: JobStatus) -> str:
-    """Returns what keeps a job from running, in words: how many sessions are there, and which."""
-    there = ", ".join(f"{it.worker} (rank {it.rank})" for it in status.members[:_MOST_NAMED] if it.state == "present")
+def entry_words(status: JobStatus, own: str = "") -> str:
+    """Returns what an entry waits for, in words: a place in a full job, more sessions, which are named, or servers.
+
+    Args:
+        status: status of the job.
+        own: member id of the session that enters; empty if the caller only waits for the job to run.
+    """
+    present = [it for it in status.members if it.state == "present"]
+    there = ", ".join(f"{it.worker} (rank {it.rank})" for it in present[:_MOST_NAMED])
+    if own and len(present) >= status.job.workers and all(it.worker != own for it in present):
+        more = f" and {left} more" if (left := len(present) - _MOST_NAMED) > 0 else ""
+        return f"for the place of a session that has died, if one has (the job is full; there: {there}{more})"
     if status.reason:
         return f"({status.reason}; there: {there})" if there else f"({status.reason})"
     return f"for the servers (the job is {status.state.value})"

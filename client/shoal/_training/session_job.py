@@ -87,18 +87,20 @@ def member_id(worker: object) -> str:
     return worker or f"session-{secrets.token_hex(4)}"
 
 
-def cancel(coordinator: CoordinatorClient, job: str, error: BaseException | None) -> None:
+def cancel(coordinator: CoordinatorClient, job: str, worker: str, error: BaseException | None) -> None:
     """Cancels a job that this session started but could not enter, unless other sessions go on with it.
 
     Args:
         coordinator: client of the coordinator.
-        job: name of the job.
+        job, worker: name of the job, and member id of the session.
         error: why the session could not enter; None if it could, so that there is nothing to cancel.
     """
     if error is None or (isinstance(error, errors.InvalidJob) and "goes_on" in error.details):
         return
+    why = error.message if isinstance(error, errors.ShoalError) else f"{type(error).__name__}: {error}".rstrip(": ")
+    reason = f"session {worker}, which started it, could not enter: {why}".encode(errors="replace").decode()
     try:
-        coordinator.call(coordinator.jobs.Cancel, job_pb2.CancelRequest(job=job), retry_for_s=0)
+        coordinator.call(coordinator.jobs.Cancel, job_pb2.CancelRequest(job=job, reason=reason), retry_for_s=0)
     except errors.ShoalError as failure:
         _log.warning("could not cancel", job=job, reason=failure.message)
 

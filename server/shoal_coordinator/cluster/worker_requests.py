@@ -185,12 +185,14 @@ class WorkerRequests:
                 incarnation=member.incarnation,
             )
         if not job.vacancies:
+            timeout_s = self._members.heartbeat_timeout_s
             raise errors.Overloaded(
                 f"job {name} is full: it has all its {job.spec.workers} workers. If the process of one has died, its "
-                f"place becomes free {self._members.heartbeat_timeout_s:g} s later; try again then. For more workers, "
-                "open a session with another job name and a larger `workers`",
+                f"place becomes free {timeout_s:g} s later. For more workers, open a session with another job name and "
+                "a larger `workers`",
                 job=name,
                 workers=job.spec.workers,
+                free_after_s=timeout_s,
             )
         self._members.mark_enrolled(member)
         self._scheduler.enrol(member, job, now)

@@ -216,7 +216,7 @@ class FakeCoordinator(
     @_rpc.servicer
     def Cancel(self, request: Any, context: Any) -> Any:
         if self._job(request.job).state < job_pb2.SUCCEEDED:
-            self.enter(request.job, "CANCELLED")
+            self.enter(request.job, "CANCELLED", request.reason)
         return job_pb2.CancelReply(status=self.jobs[request.job])
 
     @_rpc.servicer

@@ -36,6 +36,14 @@ def test_an_entry_waits_for_more_sessions_or_for_servers() -> None:
     assert entry_words(JobStatus(JOB, JobState.PLACING)) == "for the servers (the job is placing)"
 
 
+def test_an_entry_into_a_full_job_waits_for_a_place() -> None:
+    full = JobStatus(JOB, JobState.RUNNING, members=MEMBERS[:2])
+    assert entry_words(full, "new") == (
+        "for the place of a session that has died, if one has (the job is full; there: me (rank 0), quick (rank 1))"
+    )
+    assert "place" not in entry_words(full, "me")
+
+
 def test_a_job_waits_until_it_runs() -> None:
     now = 1.0
     started = StartWait("a", lambda: now)

@@ -1,0 +1,51 @@
+"""A session's wait for a place in its job, whose places may be held by sessions that have died (no I/O)."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from shoal import errors
+
+T = TypeVar("T")
+
+# The detail of the refusal of a full job: seconds until the place of a session that has died is free.
+FREE_AFTER = "free_after_s"
+
+# Seconds between two attempts, and by how much the coordinator may find a death later than it says.
+_ASK_AGAIN_S, _SLACK_S = 0.5, 2.0
+
+
+def enter_when_free(
+    enter: Callable[[], T],
+    *,
+    sleep: Callable[[float], object] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> T:
+    """Enters a job, and tries again while the job is full, as long as a session of it may prove to be dead.
+
+    Args:
+        enter: enters the job.
+        sleep, clock: wait for, and return, seconds.
+
+    Returns:
+        What `enter` returned.
+
+    Raises:
+        Overloaded: the job is still full when every session that had died before is found, so all of them are alive.
+    """
+    began = clock()
+    while True:
+        try:
+            return enter()
+        except errors.Overloaded as error:
+            free_after, waited = error.details.get(FREE_AFTER), clock() - began
+            if free_after is None:
+                raise
+            if waited > float(free_after) + _SLACK_S:
+                raise errors.Overloaded(
+                    f"{error.message}. This session has waited {waited:.0f} s for a place", **error.details
+                ) from None
+        sleep(_ASK_AGAIN_S)
+
+
+__all__ = ["FREE_AFTER", "enter_when_free"]
