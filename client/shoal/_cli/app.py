@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from shoal._cli import certs, checkpoints, cluster, examples, images, jobs, roles, submit, tokens, version
+from shoal._cli import certs, checkpoints, cluster, examples, images, job_metrics, jobs, roles, submit, tokens, version
 from shoal._cli.help_text import help_lines
 from shoal._cli.output import EXIT_CODES_HELP
 
@@ -78,7 +78,7 @@ app.command(name="compile", rich_help_panel="Cluster")(images.compile_)
 app.command(rich_help_panel="Cluster")(version.version)
 app.command(rich_help_panel="Jobs")(examples.examples)
 app.command(rich_help_panel="Jobs")(submit.submit)
-for _command in (jobs.jobs, jobs.wait, jobs.logs, jobs.data, jobs.timings):
+for _command in (jobs.jobs, jobs.wait, jobs.logs, job_metrics.metrics, jobs.data, jobs.timings):
     app.command(rich_help_panel="Jobs")(_command)
 app.command(name="set-learning-rate", rich_help_panel="Jobs")(jobs.set_learning_rate)
 for _command in (jobs.cancel, jobs.drop, jobs.pull):

@@ -29,6 +29,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "shoal jobs": ["shoal jobs", "shoal jobs --all", "shoal jobs --json"],
     "shoal wait": ["shoal wait night --follow", "shoal wait night --timeout 600"],
     "shoal logs": ["shoal logs night", "shoal logs night --follow"],
+    "shoal metrics": ["shoal metrics night", "shoal metrics night --json"],
     "shoal data": ["shoal data night"],
     "shoal timings": ["shoal timings night"],
     "shoal set-learning-rate": ["shoal set-learning-rate night 0.0001"],

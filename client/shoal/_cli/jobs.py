@@ -41,6 +41,9 @@ def jobs(
 ) -> None:
     """Lists jobs, newest first, with their state, what they wait for, their restarts, and their evaluations.
 
+    "loss" is the mean over the steps of one worker's latest report, about half a second of training; `shoal metrics
+    JOB` shows all metrics of each worker. "steps" counts the steps of all workers together.
+
     Of the jobs that have ended, it shows the newest five without --all; --json has all. A narrow screen shows fewer
     columns. --json has all fields but the settings.
     """
@@ -111,7 +114,10 @@ def data(
     job: options.JobArgument,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Shows how many samples of a job are done, leased, requeued and unleased, and which worker holds which range."""
+    """Shows how many samples of a job are done, leased, requeued and unleased, and which worker holds which range.
+
+    Epochs count from 1 here. In --json they count from 0, as in Python.
+    """
     columns = ["epoch", "done", "leased", "requeued", "unleased", "held by"]
     with Output(as_json) as out, connect() as client:
         account = client.job(job).data()
@@ -119,7 +125,7 @@ def data(
             out.record(records.data(job, account))
             return
         epochs: list[tuple[list[str], Row]] = [
-            ([str(epoch), *_counts(count), _holders(account, epoch)], {})
+            ([f"{epoch + 1:,}", *_counts(count), _holders(account, epoch)], {})
             for epoch, count in account.in_progress.items()
         ]
         total: tuple[list[str], Row] = (["all", *_counts(account.total), ""], {})
@@ -252,9 +258,15 @@ def _notes(status: JobStatus) -> list[str]:
     metric = status.job.evaluation.metric if status.job.evaluation else ""
     waits = "; ".join(filter(None, (short_reason(status.reason), _continues_from(status))))
     return [
-        *filter(None, (waits, _restarted(status), failure)),
+        *filter(None, (waits, short_reason(status.restore_note), _began(status), _restarted(status), failure)),
         *evaluations(status.evaluation, status.best, metric),
     ]
+
+
+def _began(status: JobStatus) -> str:
+    """Returns how many steps a job has from the checkpoint that it began with; empty if it has none."""
+    steps = status.progress.earlier_steps
+    return f"{steps:,} of its steps are those of the checkpoint that it began with" if steps else ""
 
 
 def _continues_from(status: JobStatus) -> str:
@@ -270,19 +282,23 @@ def _restarted(status: JobStatus) -> str:
     if not status.restarts:
         return ""
     often = "once" if status.restarts == 1 else f"{status.restarts:,} times"
-    point = status.restart_point
+    point, steps = status.restart_point, status.progress.lost_steps
+    lost = f"; lost work, not counted: {counted(steps, 'step')}" if steps else ""
     if point is None:
-        return f"restarted {often}"
+        return f"restarted {often}{lost}"
     of_another = "" if point.job == status.name else f" of {point.job}"
     latest = "" if status.restarts == 1 else "last "
-    return f"restarted {often}, {latest}continued from checkpoint {point.number}{of_another}, step {point.step:,}"
+    return f"restarted {often}, {latest}continued from checkpoint {point.number}{of_another}, step {point.step:,}{lost}"
 
 
 def _data_title(job: str, account: DataAccount) -> str:
     if not account.samples:
         return f"{job} has no data, or no worker has loaded its program yet"
-    size = f"{counted(account.samples, 'sample')} per epoch · {counted(account.epochs, 'epoch')}"
-    return f"{job}: {size} · now in epoch {account.epoch}"
+    done = (
+        f"{account.epochs_done:,} of {counted(account.epochs, 'epoch')} {'is' if account.epochs == 1 else 'are'} done"
+    )
+    now = f" · now in epoch {account.epoch + 1:,}" if account.epochs_done < account.epochs else ""
+    return f"{job}: {counted(account.samples, 'sample')} per epoch · {done}{now}"
 
 
 def _counts(count: DataCount) -> list[str]:

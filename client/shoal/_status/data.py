@@ -68,6 +68,12 @@ class DataAccount:
     in_progress: Mapping[int, DataCount] = field(default_factory=dict)
     held: tuple[HeldRange, ...] = ()
 
+    @property
+    def epochs_done(self) -> int:
+        """The number of complete epochs before the first one that is not complete."""
+        complete = self.samples and self.total.done >= self.samples * self.epochs
+        return self.epochs if complete else self.epoch
+
     @classmethod
     def from_proto(cls, message: job_pb2.GetDataReply) -> "DataAccount":
         """Returns the account that a message carries."""

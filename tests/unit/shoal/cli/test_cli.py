@@ -377,6 +377,10 @@ class TestJobs:
             "t1: restarted 2 times, last continued from checkpoint 2 of t0, step 6,282"
         ]
         assert notes("SUCCEEDED", restarts=1_000) == ["t1: restarted 1,000 times"]
+        lost = job_pb2.Progress(steps=6_300, lost_steps=1_250)
+        assert notes("RUNNING", restarts=1, progress=lost) == [
+            "t1: restarted once; lost work, not counted: 1,250 steps"
+        ]
         assert notes("PLACING", restarts=1, reason="waiting for servers", checkpoint=saved) == [
             "t1: waiting for servers; continues from checkpoint 2, step 6,282",
             "t1: restarted once",
@@ -384,6 +388,15 @@ class TestJobs:
         assert notes("PLACING", restarts=2, reason="waiting for servers") == [
             "t1: waiting for servers",
             "t1: restarted 2 times",
+        ]
+
+    def test_show_what_they_began_with(self, coordinator: FakeCoordinator, run: Callable[..., Result]) -> None:
+        note = "continues from t0/2, step 5 (the optimizer's arguments differ)"
+        done = job_pb2.Progress(steps=12, earlier_steps=10)
+        coordinator.add(shoal.Job("m:f", name="t1"), restore_note=note, progress=done)
+        assert run("jobs").stdout.splitlines()[2:] == [
+            f"t1: {note}",
+            "t1: 10 of its steps are those of the checkpoint that it began with",
         ]
 
     def test_job_without_a_step_has_no_metrics(self, coordinator: FakeCoordinator, run: Callable[..., Result]) -> None:
@@ -440,14 +453,39 @@ class TestJobs:
             held=[job_pb2.HeldRange(worker="worker-1", rank=1, range=job_pb2.DataRange(start=1000, stop=1064))],
         )
         title, _, epoch, total = run("data", job).stdout.splitlines()
-        assert title == "digits: 1,797 samples per epoch · 2 epochs · now in epoch 0"
-        assert epoch.split() == ["0", "1,000", "64", "32", "701", "worker-1", "[1000,", "1064)"]
+        assert title == "digits: 1,797 samples per epoch · 0 of 2 epochs are done · now in epoch 1"
+        assert epoch.split() == ["1", "1,000", "64", "32", "701", "worker-1", "[1000,", "1064)"]
         assert total.split() == ["all", "1,000", "64", "32", "2,498"]
         (record,) = records(run("data", job, "--json").stdout)
         assert record["total"] == {"done": 1000, "leased": 64, "requeued": 32, "unleased": 2498}
         assert record["in_progress"] == [{"epoch": 0, "done": 1000, "leased": 64, "requeued": 32, "unleased": 701}]
         assert record["held"] == [{"worker": "worker-1", "rank": 1, "epoch": 0, "start": 1000, "stop": 1064}]
         assert run("data", "nobody").exit_code == 4
+        coordinator.data = job_pb2.GetDataReply(samples=9, epochs=1, epoch=0, total=job_pb2.DataCount(done=9))
+        assert run("data", job).stdout.splitlines()[0] == "digits: 9 samples per epoch · 1 of 1 epoch is done"
+
+    def test_show_the_metrics_of_the_latest_reports(
+        self, coordinator: FakeCoordinator, run: Callable[..., Result], job: str
+    ) -> None:
+        assert run("metrics", job).stdout.splitlines()[0] == "digits has no metrics: no worker has reported any"
+        reports = [("b", 3, {"loss": 0.5}), ("a", 3, {"loss": 1.0}), ("a", 1_005, {"accuracy": 0.75, "loss": 0.25})]
+        for worker, step, values in reports:
+            coordinator.emit(job, metrics=job_pb2.Metrics(worker=worker, step=step, values=values))
+        title, _, *rows = run("metrics", job).stdout.splitlines()
+        assert title == "digits: means of the latest reports"
+        assert [row.split() for row in rows] == [
+            ["a", "1,005", "loss", "0.25"],
+            ["a", "1,005", "accuracy", "0.75"],
+            ["b", "3", "loss", "0.5"],
+        ]
+        (record,) = records(run("metrics", job, "--json").stdout)
+        assert record["name"] == job
+        assert [it["values"] for it in record["workers"]] == [{"accuracy": 0.75, "loss": 0.25}, {"loss": 0.5}]
+        assert run("metrics", "nobody").exit_code == 4
+
+    def test_say_that_their_loss_and_their_metrics_are_means(self, run: Callable[..., Result]) -> None:
+        assert '"loss" is the mean over the steps of one worker' in " ".join(run("jobs", "--help").stdout.split())
+        assert '"wait_share"' in run("metrics", "--help").stdout
 
     def test_have_timings_and_perhaps_a_straggler(
         self, coordinator: FakeCoordinator, run: Callable[..., Result], job: str
@@ -851,6 +889,7 @@ class TestTheCommand:
             "jobs",
             "wait",
             "logs",
+            "metrics",
             "data",
             "timings",
             "cancel",
