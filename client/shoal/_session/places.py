@@ -1,4 +1,4 @@
-"""A session's wait for a place in its job, whose places may be held by sessions that have died (no I/O)."""
+"""Wait of a session for a place in its job, which a session that has died may still hold."""
 
 import time
 from collections.abc import Callable
