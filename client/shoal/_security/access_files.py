@@ -144,15 +144,12 @@ def _private_text(path: Path) -> str:
         Unauthenticated: it is not private, or cannot be read.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        content = private_files.read_secret("the token file", path, errors.Unauthenticated, _MAX_BYTES)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise errors.Unauthenticated(f"the token file {path} cannot be read: {error.strerror}") from None
-    with open(descriptor, encoding="utf-8", errors="replace") as file:
-        # Of the open file, because the path may name another file by now.
-        private_files.check_secret("the token file", path, os.fstat(file.fileno()), errors.Unauthenticated)
-        return file.read(_MAX_BYTES)
+    return content.decode(errors="replace")
 
 
 __all__ = ["TOKEN_FILE_VARIABLE", "AccessFile", "TokenSource"]

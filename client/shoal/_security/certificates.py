@@ -169,7 +169,8 @@ def _make_ca(now: datetime.datetime) -> _Issuer:
 def _read_ca(folder: Path) -> _Issuer:
     try:
         certificate = x509.load_pem_x509_certificate((folder / f"{_CA}.pem").read_bytes())
-        key = serialization.load_pem_private_key((folder / f"{_CA}-key.pem").read_bytes(), None)
+        key_pem = private_files.read_secret("the key of the CA", folder / f"{_CA}-key.pem", errors.BadRequest)
+        key = serialization.load_pem_private_key(key_pem, None)
     except (OSError, ValueError) as error:
         raise errors.BadRequest(
             f"cannot read the CA in {folder}: {error}; name a folder with the ca.pem and ca-key.pem of an earlier "

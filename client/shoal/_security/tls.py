@@ -152,8 +152,7 @@ class TlsFiles:
         if not self.has_certificate:
             return TlsMaterial(ca, b"", b"", None, client, None)
         certificate = _read(self.certificate, "the certificate", "--tls-cert or SHOAL_TLS_CERT")
-        key = _read(self.key, "the key", "--tls-key or SHOAL_TLS_KEY")
-        private_files.check_secret("the key", self.key, os.stat(self.key), errors.BadRequest)
+        key = _read(self.key, "the key", "--tls-key or SHOAL_TLS_KEY", secret=True)
         self._check_certificate(_certificates(certificate, self.certificate), key, authorities)
         server = _context(ssl.PROTOCOL_TLS_SERVER, ca)
         server.verify_mode = ssl.CERT_REQUIRED if self.client_certificates else ssl.CERT_OPTIONAL
@@ -205,9 +204,9 @@ class TlsFiles:
             )
 
 
-def _read(file: Path, what: str, option: str) -> bytes:
+def _read(file: Path, what: str, option: str, *, secret: bool = False) -> bytes:
     try:
-        return file.read_bytes()
+        return private_files.read_secret(what, file, errors.BadRequest) if secret else file.read_bytes()
     except OSError as error:
         raise errors.BadRequest(
             f"{what} {file} cannot be read: {error.strerror}; name the file with {option}, or make one with `shoal "

@@ -93,6 +93,25 @@ def check_secret(what: str, file: Path, status: os.stat_result, refusal: type[er
         )
 
 
+def read_secret(what: str, file: Path, refusal: type[errors.ShoalError], most: int = -1) -> bytes:
+    """Returns the content of a file with a key or a token, if the file is private.
+
+    Args:
+        what: names the file in the message.
+        file: its path.
+        refusal: the class of the error.
+        most: the largest number of bytes to read. A negative number means no limit.
+
+    Raises:
+        OSError: the file cannot be read.
+        ShoalError: see `check_secret`.
+    """
+    with open(os.open(file, os.O_RDONLY | os.O_CLOEXEC), "rb") as opened:
+        # Of the open file, because the path may name another file by now.
+        check_secret(what, file, os.fstat(opened.fileno()), refusal)
+        return opened.read(most)
+
+
 def create(file: Path, mode: int = 0o600) -> int:
     """Creates a file for writing, and returns its descriptor.
 
@@ -103,4 +122,13 @@ def create(file: Path, mode: int = 0o600) -> int:
     return os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
 
 
-__all__ = ["VARIABLE", "check_secret", "create", "file_mode", "folder_mode", "make_folder", "state_folder"]
+__all__ = [
+    "VARIABLE",
+    "check_secret",
+    "create",
+    "file_mode",
+    "folder_mode",
+    "make_folder",
+    "read_secret",
+    "state_folder",
+]

@@ -133,6 +133,17 @@ def test_the_worker_of_another_host_gets_a_certificate_of_this_host(tmp_path: Pa
     assert principal_in((folder / "gpu-2.pem").read_bytes()).role is AccessRole.WORKER
 
 
+def test_a_ca_whose_key_others_can_read_issues_nothing(tmp_path: Path) -> None:
+    make_certificates(tmp_path)
+    (tmp_path / "ca-key.pem").chmod(0o644)
+    for command in (["issue", "reader", "ann"], ["init", str(tmp_path / "new")]):
+        result = CliRunner().invoke(app, ["certs", *command, "--ca", str(tmp_path)])
+        assert result.exit_code, result.output
+        with pytest.raises(errors.BadRequest, match=r"the key of the CA .*ca-key.pem is not private.* the mode 644"):
+            issue_certificate("reader", "ann", ca=tmp_path)
+    assert not {"ann.pem", "new"} & {file.name for file in tmp_path.iterdir()}
+
+
 @pytest.mark.parametrize(
     ("role", "name", "hosts", "days", "reason"),
     [
