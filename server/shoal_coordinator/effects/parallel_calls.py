@@ -72,7 +72,8 @@ class ParallelCalls:
     Args:
         channels: The channels.
         policy: How calls are repeated and abandoned.
-        begin: Starts the RPC on a stub for a server, and returns its future.
+        begin: Starts the RPC on a stub for a server, and returns its future. It raises Unreachable if the server cannot
+            be called now.
         clock: Returns seconds that never go back.
     """
 
@@ -122,13 +123,13 @@ class ParallelCalls:
             call.began = call.began or now
             self._running.add(call)
             with self._failing(call):
+                call.lent = self._channels.borrow(call.server)
                 try:
-                    call.lent = self._channels.borrow(call.server)
+                    call.future = self._begin_rpc(call.lent.stub, call.server)
                 except errors.Unreachable as error:
-                    self._running.discard(call)
+                    self._give_back(call)
                     self._repeat_later(call, error)
                     continue
-                call.future = self._begin_rpc(call.lent.stub, call.server)
                 call.future.add_done_callback(lambda _, ended=call: self._ended.put(ended))
 
     def _next_ended(self) -> _ServerCall | None:

@@ -137,7 +137,6 @@ class ServerCalls:
 
         Raises:
             Cancelled: A server is gone.
-            Unreachable: Another user listens on a server's port.
         """
         with ExitStack() as lent:
             channels = []
@@ -172,11 +171,14 @@ class ConcurrentCalls:
             The replies in the order of the servers.
 
         Raises:
+            Unreachable: Another user listens on a server's port; no call is then in progress.
             ShoalError: The first call that failed has raised it; the other calls are cancelled.
         """
+        calls: list[tuple[ServerRef, Any]] = []
         with _tracing.client_span(request):
-            calls = self._begin(method, request, timeout_s)
             try:
+                for it in self._channels:
+                    calls.append(self._begin(it, method, request, timeout_s))
                 replies = []
                 for server, call in calls:
                     with _rpc.as_shoal_errors(server.address):
@@ -194,19 +196,19 @@ class ConcurrentCalls:
             request: The request message.
             timeout_s: Seconds until a call fails.
         """
+        calls: list[tuple[ServerRef, Any]] = []
         with _tracing.client_span(request):
-            for server, call in self._begin(method, request, timeout_s):
+            for it in self._channels:
+                with suppress(errors.ShoalError):
+                    calls.append(self._begin(it, method, request, timeout_s))
+            for server, call in calls:
                 with suppress(errors.ShoalError), _rpc.as_shoal_errors(server.address):
                     call.result()
 
-    def _begin(self, method: str, request: Any, timeout_s: float) -> list[tuple[ServerRef, Any]]:
-        calls = []
-        for it in self._channels:
-            metadata = self._metadata(it.server)
-            with _rpc.as_shoal_errors(it.server.address):
-                future = getattr(it.stub, method).future(request, timeout=timeout_s, metadata=metadata)
-            calls.append((it.server, future))
-        return calls
+    def _begin(self, lent: LentChannel, method: str, request: Any, timeout_s: float) -> tuple[ServerRef, Any]:
+        metadata = self._metadata(lent.server)
+        with _rpc.as_shoal_errors(lent.server.address):
+            return lent.server, getattr(lent.stub, method).future(request, timeout=timeout_s, metadata=metadata)
 
 
 __all__ = ["CALL_TIMEOUT_S", "ConcurrentCalls", "ServerCalls"]

@@ -70,29 +70,32 @@ class ServerChannels:
         return len(self._channels)
 
     def metadata(self, server: ServerRef) -> tuple[tuple[str, str], ...]:
-        """Returns the metadata of a call to a server: the trace of this thread, and the coordinator's token for it."""
-        return *(_tracing.metadata() or ()), *self._credentials_for(server.member).metadata()
+        """Returns the metadata of a call to a server: the trace of this thread, and the coordinator's token for it.
+
+        Raises:
+            Unreachable: Another user listens on the server's port, and would get the token.
+        """
+        credentials = self._credentials_for(server.member)
+        try:
+            presented = credentials.metadata(credentials.port_check(server.address))
+        except errors.Unauthenticated as error:  # the server is down, and may return
+            raise errors.Unreachable(error.message, address=server.address) from None
+        return *(_tracing.metadata() or ()), *presented
 
     def borrow(self, server: ServerRef) -> LentChannel:
         """Returns the channel to a server, for one call. `give_back` must follow.
 
         Raises:
             Cancelled: The server is gone, or has another address now.
-            Unreachable: Another user listens on the server's port, and would get the coordinator's token.
         """
         incarnation = self._incarnation_of(server)
         if not incarnation:
             raise errors.Cancelled(f"server {server.member} at {server.address} is gone")
-        credentials = self._credentials_for(server.member)
-        try:
-            credentials.port_check(server.address)(credentials.token())
-        except errors.Unauthenticated as error:  # the server is down, and may return
-            raise errors.Unreachable(error.message, address=server.address) from None
         with self._lock:
             found = self._channels.pop(server, None)
             closed = [found] if found and found.incarnation != incarnation else []
             if found is None or closed:
-                channel = _rpc.channel(server.address, credentials, AccessRole.SERVER)
+                channel = _rpc.channel(server.address, self._credentials_for(server.member), AccessRole.SERVER)
                 found = LentChannel(server, ParameterServerStub(channel), incarnation, channel)
             self._channels[server] = found
             found.users += 1

@@ -245,7 +245,7 @@ class TestAnotherUserOnThePort:
         token = rig.signer.sign(Principal("coordinator", AccessRole.COORDINATOR), valid_s=60, audience="server:s")
         channels = ServerChannels(lambda _: 1, credentials_for=lambda _: Credentials(token=lambda: token))
         with closing(channels), pytest.raises(errors.Unreachable, match=f"user 65534 listens on {address}"):
-            channels.borrow(ServerRef("s", address))
+            channels.metadata(ServerRef("s", address))
 
     def check_status(self, address: str) -> None:
         with (

@@ -323,18 +323,47 @@ def test_a_call_waits_until_no_other_user_listens_on_the_port(
 ) -> None:
     [server] = group(1).servers
     there = [frozenset({os.geteuid() + 1}), frozenset({os.geteuid() + 1}), frozenset({os.geteuid()})]
+    tokens: list[str] = []
+
+    def token() -> str:
+        tokens.append("secret")
+        return tokens[-1]
 
     def port_check(_: Credentials, address: str) -> PortCheck:
         return PortCheck(address, listeners=lambda _host, _port: there.pop(0))
 
     monkeypatch.setattr(Credentials, "port_check", port_check)
     retries: list[None] = []
-    with closing(
-        ServerChannels(lambda _: 1, credentials_for=lambda _: Credentials(token=lambda: "secret"))
-    ) as channels:
+    with closing(ServerChannels(lambda _: 1, credentials_for=lambda _: Credentials(token=token))) as channels:
         calls = ServerCalls(channels, lambda _: True, lambda: retries.append(None))
         calls.call(server, "DropShards", pb.DropShardsRequest(job="a"))
     assert (there, len(retries)) == ([], 2)
+    assert len(tokens) == 3, "each attempt reads the token, and checks the port, once"
+
+
+def test_calls_to_all_servers_at_once_present_no_token_to_another_user(
+    group: Callable[[int], Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user may take a port after the channels were made. `send` then still calls the other servers."""
+    servers = group(2).servers
+    taken = int(servers[0].address.rpartition(":")[2])
+
+    def port_check(_: Credentials, address: str) -> PortCheck:
+        return PortCheck(address, listeners=lambda _host, port: frozenset({os.geteuid() + (port == taken)}))
+
+    sent: list[str] = []
+    credentials = {
+        server.member: Credentials(token=lambda member=server.member: sent.append(member) or "t") for server in servers
+    }
+    with closing(ServerChannels(lambda _: 1, credentials_for=credentials.__getitem__)) as channels:
+        calls = ServerCalls(channels, lambda _: True)
+        with calls.concurrently(servers) as concurrent:
+            monkeypatch.setattr(Credentials, "port_check", port_check)
+            with pytest.raises(errors.Unreachable, match="The token was not sent"):
+                concurrent.call("ResumeCommits", pb.ResumeCommitsRequest(job="a"))
+            sent.clear()
+            concurrent.send("ResumeCommits", pb.ResumeCommitsRequest(job="a"), timeout_s=5)
+            assert sent == [server.member for server in servers]
 
 
 def test_a_channel_lasts_as_long_as_its_servers_incarnation(group: Callable[[int], Group]) -> None:
