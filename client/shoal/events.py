@@ -155,7 +155,8 @@ def watch(
 ) -> Iterator[Event]:
     """Yields a job's events in order, each once, across broken streams and restarts of the coordinator.
 
-    When a stream breaks, the next one starts after the last event received, as soon as the coordinator answers again.
+    When a stream breaks, the next one starts after the last event received, as soon as the coordinator answers again. A
+    stream also breaks when the token or the certificate with which it was opened ends; the next one uses the new one.
 
     Args:
         coordinator: client of the coordinator.
@@ -173,6 +174,7 @@ def watch(
     Raises:
         BadRequest: `after` is not a whole number, or `timeout_s` is not a number.
         UnknownJob: there is no such job, or it was dropped.
+        Unauthenticated: the token or the certificate has ended, and was not replaced.
         Unreachable: the coordinator did not answer for longer than the client retries.
         DeadlineExceeded: the job has not ended within `timeout_s`. The message has its state and what it waits for.
     """
@@ -195,6 +197,11 @@ def watch(
         except errors.DeadlineExceeded:
             raise _too_late(job, timeout_s or 0.0, latest) from None
         except errors.Unreachable:
+            complete = False
+        except errors.Unauthenticated:
+            # What this process presented when the stream began has ended, and may have been replaced. The next call
+            # presents what there is now. If it is refused too, its error says why.
+            coordinator.credentials.discard_token()
             complete = False
         if complete and (over or not follow):
             return

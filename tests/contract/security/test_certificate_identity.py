@@ -1,6 +1,7 @@
 """Identity by certificate: callers over mutual TLS that present no token."""
 
 import datetime
+import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -205,11 +206,26 @@ def test_a_ticket_ends_with_the_certificate_of_its_holder(
 def test_what_a_certificate_began_ends_when_it_expires(
     coordinator: CoordinatorProcess, folder: Path, tmp_path: Path, waiting_job: str
 ) -> None:
-    """Its connection is still open, so TLS does not notice."""
-    presented = short_lived(folder, tmp_path, "reader", valid_s=3.0)
-    with shoal.Client(coordinator.address, credentials=presented) as ann, ThreadPoolExecutor(1) as thread:
+    """Its connection is still open, so TLS does not notice. A stream goes on if the certificate was replaced."""
+    old, kept, new = (
+        short_lived(folder, tmp_path / name, "reader", s) for name, s in (("a", 3.0), ("b", 3.0), ("c", 60.0))
+    )
+    with (
+        shoal.Client(coordinator.address, credentials=old) as ann,
+        shoal.Client(coordinator.address, credentials=kept) as renewed,
+        shoal.Client(coordinator.address, credentials=credentials(folder, "admin")) as admin,
+        ThreadPoolExecutor(2) as threads,
+    ):
         assert ann.job(waiting_job).status().job.name == waiting_job
-        with pytest.raises(errors.Unauthenticated, match="the certificate of reader 'ann' was revoked or has expired"):
-            thread.submit(lambda: list(ann.job(waiting_job).events())).result(10)
+        watching = threads.submit(lambda: list(renewed.job(waiting_job).events()))
+        assert new.tls
+        assert kept.tls
+        for source, target in zip(new.tls.paths, kept.tls.paths, strict=True):
+            if source != target:
+                os.replace(source, target)
+        with pytest.raises(errors.Unauthenticated, match=r"the certificate of reader 'ann' expired \d+ s ago.*Replace"):
+            threads.submit(lambda: list(ann.job(waiting_job).events())).result(10)
+        admin.job(waiting_job).cancel()
+        assert watching.result(10)[-1].state is shoal.JobState.CANCELLED
         with pytest.raises(errors.Unauthenticated, match=r"the certificate of reader 'ann' expired \d+ s ago.*Replace"):
             ann.status()
