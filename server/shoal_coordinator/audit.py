@@ -124,12 +124,13 @@ class AuditLog:
     def _admit(self, outcome: CallOutcome, call: str) -> int | None:
         """Returns how many calls were left out since the last record; None if this call is left out too.
 
-        A caller that repeats a call leaves out neither other calls nor those of others, so it cannot hide them.
+        A caller that repeats a call leaves out neither other calls nor those of others, so it cannot hide them. Refused
+        calls of unknown callers count together, because their number is not limited.
         """
         caller, host = outcome.caller, outcome.host
         who = (caller.name, caller.token, host) if caller else host
         refused = outcome.status in _REFUSED
-        kind: Hashable = () if refused else (who, call, outcome.status)
+        kind: Hashable = (bool(caller) and who, "refused") if refused else (who, call, outcome.status)
         most = catalogue.AUDIT_REFUSALS.default if refused else catalogue.AUDIT_CALLS.default
         with self._lock:
             second = int(self._clock())

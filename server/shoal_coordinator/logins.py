@@ -47,12 +47,15 @@ class Logins:
                 self._codes.popitem(last=False)
         return code
 
-    def log_in(self, *, code: str = "", token: str = "") -> tuple[str, Principal]:
+    def log_in(
+        self, *, code: str = "", token: str = "", on_identified: Callable[[Principal], object] = bool
+    ) -> tuple[str, Principal]:
         """Begins a session.
 
         Args:
             code: the code of a login link.
             token: the caller's own token, in place of a code.
+            on_identified: called with whom a genuine code or token identifies, also if the login is then refused.
 
         Returns:
             The text that proves the session, and who has logged in.
@@ -61,7 +64,11 @@ class Logins:
             Unauthenticated: the code or the token is wrong, has expired or was revoked.
             Forbidden: the page does not accept tokens of this role, or the token is a ticket.
         """
-        principal = self._access.verifier.identify(token) if token else self._of_code(code)
+        if token:
+            principal = self._access.verifier.identify(token, on_identified=on_identified)
+        else:
+            principal = self._of_code(code)
+            on_identified(principal)
         _check_role(principal)
         self._access.check_valid(principal)
         return self._access.signer.sign(principal, valid_s=SESSION_S, audience=_AUDIENCE), principal
@@ -73,26 +80,29 @@ class Logins:
             if len(self._ended) > catalogue.PAGE_LOGOUTS.default:
                 self._ended.popitem(last=False)
 
-    def principal(self, *, session: str = "", token: str = "") -> Principal:
+    def principal(
+        self, *, session: str = "", token: str = "", on_identified: Callable[[Principal], object] = bool
+    ) -> Principal:
         """Returns who makes a request.
 
         Args:
             session: the text that proves a session.
             token: a token, in place of a session.
+            on_identified: called with whom a genuine session or token identifies, also if the request is then refused.
 
         Raises:
             Unauthenticated: the session does not exist or has ended, or the token is not valid.
             Forbidden: the page does not accept tokens of this role, or the token is a ticket.
         """
         if token:
-            principal = self._access.verifier.identify(token)
+            principal = self._access.verifier.identify(token, on_identified=on_identified)
             _check_role(principal)
             return principal
         with self._lock:
             ended = not session or _hash(session) in self._ended
         if ended:
             raise errors.Unauthenticated(_LOG_IN)
-        principal = self._access.verifier.identify(session, audience=_AUDIENCE)
+        principal = self._access.verifier.identify(session, audience=_AUDIENCE, on_identified=on_identified)
         _check_role(principal)
         self._access.check_valid(principal)
         return principal

@@ -211,7 +211,12 @@ AUDIT_RECORDS = _add(
     "AUDIT_RECORDS", 4_096, "records", "the audit log's queue", roles=(), excess="the record is lost, and is counted"
 )
 AUDIT_REFUSALS = _add(
-    "AUDIT_REFUSALS", 20, "records", "refused calls in one second", roles=(), excess="not recorded, but counted"
+    "AUDIT_REFUSALS",
+    20,
+    "records",
+    "refused calls of one caller, or of all unknown callers, in one second",
+    roles=(),
+    excess="not recorded, but counted",
 )
 AUDIT_CALLS = _add(
     "AUDIT_CALLS",

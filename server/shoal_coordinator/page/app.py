@@ -142,8 +142,8 @@ class _Pages:
         if not self._login:
             return answer(encode(_session(None)))
         with self._noted(request, "page/login", None) as identified:
-            principal, headers = self._login.log_in(code=given.get("code", ""), token=given.get("token", ""))
-            identified(principal)
+            code, token = given.get("code", ""), given.get("token", "")
+            principal, headers = self._login.log_in(code=code, token=token, on_identified=identified)
         found = answer(encode(_session(principal)))
         found.headers.update(headers)
         return found

@@ -30,7 +30,7 @@ from shoal_coordinator.page.responses import failure
 # Another site's page cannot send this header: browsers ask for permission first, and the server does not grant it.
 ACTION_HEADER = "x-shoal-page"
 _READING = {"GET", "HEAD"}
-# What the audit log calls a request without a valid login.
+# What the audit log calls a request that the rules refuse, or that has no valid login.
 _REQUEST = "page/request"
 # Only the page's own files run or are shown, and no text becomes HTML or a script.
 _POLICY = (
@@ -110,8 +110,7 @@ class Guard:
         app: The application behind it.
         rules: The rules for requests.
         login: Identifies the caller of a request. None means that the cluster asks for no tokens.
-        on_outcome: Called with each request that is refused because nobody has logged in, or because of its kind of
-            token.
+        on_outcome: Called with each request that the rules refuse, or that has no valid login.
     """
 
     def __init__(
@@ -136,24 +135,26 @@ class Guard:
             return
         app = self._app
         try:
-            self._rules.check(scope["method"], scope["path"], Headers(scope=scope))
-            if self._login and needs_login(scope["path"]):
-                self._identify(scope, self._login)
+            self._check(scope, Headers(scope=scope))
         except errors.ShoalError as error:
             app = failure(error)
         await app(scope, receive, with_headers)
 
-    def _identify(self, scope: Scope, login: PageLogin) -> None:
-        """Sets who makes a request.
+    def _check(self, scope: Scope, headers: Headers) -> None:
+        """Checks a request, and sets who makes it.
 
         Raises:
             Unauthenticated: Nobody has logged in, or the login has ended.
-            Forbidden: The page does not accept this kind of token.
+            Forbidden: The rules refuse the request, or the page does not accept this kind of token.
+            BadRequest: An action has the wrong content type.
         """
         try:
-            set_principal(scope, login.principal(Headers(scope=scope)))
+            self._rules.check(scope["method"], scope["path"], headers)
+            if self._login and needs_login(scope["path"]):
+                set_principal(scope, self._login.principal(headers))
         except (errors.Unauthenticated, errors.Forbidden) as error:
-            note_refusal(self._on_outcome, scope, _REQUEST, None, error)
+            caller = self._login.caller_of(headers) if self._login else None
+            note_refusal(self._on_outcome, scope, _REQUEST, caller, error)
             raise
 
 

@@ -1,6 +1,7 @@
 """Login of the page: who makes a request, as a cookie or a token proves, and what that caller may do."""
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from http.cookies import CookieError, SimpleCookie
 
 from starlette.datastructures import Headers
@@ -36,18 +37,31 @@ class PageLogin:
         # Browsers accept a cookie with this prefix only over TLS, and only from the host itself.
         self._name = f"{'__Host-' if tls else ''}shoal-{port}"
 
-    def principal(self, headers: Headers) -> Principal:
+    def principal(self, headers: Headers, on_identified: Callable[[Principal], object] = bool) -> Principal:
         """Returns who makes a request.
+
+        Args:
+            headers: the headers of the request.
+            on_identified: as that of `Logins.principal`.
 
         Raises:
             Unauthenticated: nobody has logged in, or the login has ended.
         """
         token = token_in([("authorization", headers.get("authorization", ""))])
-        return self._logins.principal(session=self._session(headers), token=token)
+        return self._logins.principal(session=self._session(headers), token=token, on_identified=on_identified)
 
-    def log_in(self, *, code: str, token: str) -> tuple[Principal, dict[str, str]]:
+    def caller_of(self, headers: Headers) -> Principal | None:
+        """Returns whom a genuine login or token of a refused request identifies, if it has one. Never raises."""
+        who: list[Principal] = []
+        with suppress(errors.ShoalError):
+            self.principal(headers, who.append)
+        return next(iter(who), None)
+
+    def log_in(
+        self, *, code: str, token: str, on_identified: Callable[[Principal], object] = bool
+    ) -> tuple[Principal, dict[str, str]]:
         """Begins a session. Returns who has logged in, and the headers of the response; raises as `Logins.log_in`."""
-        session, principal = self._logins.log_in(code=code, token=token)
+        session, principal = self._logins.log_in(code=code, token=token, on_identified=on_identified)
         return principal, self._cookie(session, int(SESSION_S))
 
     def log_out(self, headers: Headers) -> dict[str, str]:

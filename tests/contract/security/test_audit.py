@@ -55,6 +55,13 @@ def test_what_callers_did_is_in_the_log_and_no_secret(rig: SecureRig, tmp_path: 
     httpx.post(f"{page}/api/jobs/job/cancel", json={}, headers=ACTION, timeout=10)
     as_reader = ACTION | {"authorization": f"Bearer {reader}"}
     httpx.post(f"{page}/api/jobs/job/cancel", json={}, headers=as_reader, timeout=10)
+    revoked, process = ({"authorization": f"Bearer {token}"} for token in (made.secret, rig.token(AccessRole.WORKER)))
+    httpx.get(f"{page}/api/jobs", headers=revoked, timeout=10)
+    httpx.get(f"{page}/api/jobs", headers=process, timeout=10)
+    httpx.post(f"{page}/api/login", json={"token": made.secret}, headers=ACTION, timeout=10)
+    from_another_site = headers | {"sec-fetch-site": "cross-site"}
+    httpx.post(f"{page}/api/jobs/job/cancel", json={}, headers=from_another_site, timeout=10)
+    httpx.get(f"{page}/", headers={"host": "evil.example"}, timeout=10)
 
     def seen() -> set[tuple[str, str, str]]:
         records = [json.loads(line) for line in file.read_text().splitlines()]
@@ -74,6 +81,11 @@ def test_what_callers_did_is_in_the_log_and_no_secret(rig: SecureRig, tmp_path: 
         ("Jobs/Cancel", "OK", "root"),
         ("Jobs/Cancel", "PERMISSION_DENIED", "ann"),
         ("page/request", "UNAUTHENTICATED", ""),
+        ("page/request", "UNAUTHENTICATED", "bob"),
+        ("page/request", "PERMISSION_DENIED", "somebody"),
+        ("page/login", "UNAUTHENTICATED", "bob"),
+        ("page/request", "PERMISSION_DENIED", "root"),
+        ("page/request", "PERMISSION_DENIED", ""),
     }
     wait_until(lambda: wanted <= seen(), what="the records")
     text = file.read_text()

@@ -89,6 +89,16 @@ def test_a_flood_of_refused_calls_is_summed_up(
     assert registry.get_sample_value("shoal_coordinator_audit_records_total", labels) == most + 5
 
 
+def test_a_flood_of_unknown_callers_hides_no_known_one(log: AuditLog, tmp_path: Path) -> None:
+    """The holder of a stolen token could otherwise hide its refused calls among calls without a token."""
+    for number in range(catalogue.AUDIT_REFUSALS.default + 5):
+        log.note(CallOutcome("shoal.v1.Jobs/Get", None, f"ipv4:10.0.0.{number}", "UNAUTHENTICATED"))
+    log.note(cancel("PERMISSION_DENIED"))
+    log.close()
+    last = read(tmp_path / "audit.jsonl")[-1]
+    assert (last["outcome"], last["name"], last["left_out"]) == ("PERMISSION_DENIED", "ann", 5)
+
+
 def test_a_flood_of_permitted_calls_hides_no_others(log: AuditLog, tmp_path: Path) -> None:
     most = catalogue.AUDIT_CALLS.default
     leave = coordinator_pb2.LeaveRequest(member="nobody")
