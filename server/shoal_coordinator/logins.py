@@ -74,7 +74,15 @@ class Logins:
         return self._access.signer.sign(principal, valid_s=SESSION_S, audience=_AUDIENCE), principal
 
     def log_out(self, session: str) -> None:
-        """Ends a session, until the coordinator is started again."""
+        """Ends a session, until the coordinator is started again.
+
+        A text that proves no session is not remembered. Otherwise anybody could send so many that a session which has
+        ended is forgotten, and is valid again.
+        """
+        try:
+            self._access.verifier.identify(session, audience=_AUDIENCE)
+        except errors.ShoalError:
+            return
         with self._lock:
             self._ended[_hash(session)] = None
             if len(self._ended) > catalogue.PAGE_LOGOUTS.default:

@@ -107,6 +107,15 @@ def test_a_session_that_has_logged_out_is_over(logins: Logins) -> None:
         logins.principal(session=session)
 
 
+def test_made_up_sessions_do_not_revive_one_that_has_logged_out(logins: Logins) -> None:
+    session, _ = logins.log_in(code=logins.new_code(ANN))
+    logins.log_out(session)
+    for number in range(catalogue.PAGE_LOGOUTS.default + 1):
+        logins.log_out(f"made-up-{number}")
+    with pytest.raises(errors.Unauthenticated):
+        logins.principal(session=session)
+
+
 def test_a_session_stays_ended_when_the_record_of_its_token_is_removed(
     logins: Logins, access: Access, clock: Clock
 ) -> None:
