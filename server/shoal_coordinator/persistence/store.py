@@ -4,13 +4,18 @@ A store maps keys to bytes. `shoal_coordinator.messages.record_keys` and `snapsh
 """
 
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+import structlog
+
 from shoal import errors
 from shoal._system import private_files
 from shoal_coordinator.persistence.sqlite_store import SqliteStore
+
+_log = structlog.get_logger(__name__)
 
 # The value in place of a path for a store in memory.
 MEMORY = "memory"
@@ -85,7 +90,16 @@ def open_store(where: str) -> Store:
     """
     if where == MEMORY:
         return MemoryStore()
-    return SqliteStore(Path(where).expanduser().absolute())
+    path = Path(where).expanduser().absolute()
+    store = SqliteStore(path)
+    # Not refused: a coordinator must start again although, for example, a backup was restored with other permissions.
+    if path.stat().st_mode & stat.S_IRWXO:
+        _log.warning(
+            "all users of this machine can access the store, which has the key that signs tokens",
+            store=str(path),
+            fix=f"chmod o= {path}*",
+        )
+    return store
 
 
 def default_path(environment: Mapping[str, str] = os.environ) -> Path:

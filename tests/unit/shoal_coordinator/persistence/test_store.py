@@ -15,6 +15,7 @@ from typing import IO, Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from shoal import errors
 from shoal_coordinator.persistence.sqlite_store import SCHEMA, FileLock, SqliteStore
@@ -158,6 +159,16 @@ def test_a_folder_that_may_not_be_written(
 
 
 # Whose it is.
+
+
+@pytest.mark.parametrize(("mode", "warned"), [(0o600, False), (0o660, False), (0o644, True), (0o602, True)])
+def test_a_store_that_all_users_can_access_is_warned_of(path: Path, mode: int, warned: bool) -> None:
+    """It has the key that signs tokens. A backup may have been restored with other permissions."""
+    open_store(str(path)).close()
+    path.chmod(mode)
+    with capture_logs() as logs:
+        open_store(str(path)).close()
+    assert [log["fix"] for log in logs] == [f"chmod o= {path}*"] * warned
 
 
 def test_an_open_store_is_refused_and_its_process_named(path: Path) -> None:
