@@ -186,7 +186,7 @@ class JobHandle(LearningRateControl):
         """
         with _tracing.root("pull", job=self.name):
             try:
-                presented = TicketSource(self._coordinator, self.name).credentials
+                presented = TicketSource.of(self._coordinator, self.name).credentials
                 with ParameterClient(self._placement(), refresh=self._placement, credentials=presented) as reader:
                     return reader.pull()
             except (errors.Unreachable, *errors.SHARDS_LOST):

@@ -68,7 +68,7 @@ def test_each_transport_trains_the_same_bits(shared_cluster: shoal.LocalCluster,
         for transport in ("grpc", "tcp", "auto")
     }
     with closing(_rpc.CoordinatorClient(client.address, credentials=as_admin(client.address))) as coordinator:
-        ticket = _rpc.TicketSource(coordinator, jobs["grpc"].name)()
+        ticket = _rpc.TicketSource.of(coordinator, jobs["grpc"].name)()
     lanes = {_rpc.parse_address(offer(address, ticket).address)[1] for address in servers}
     seen, values = {}, {}
     for transport, job in jobs.items():

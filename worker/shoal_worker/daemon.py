@@ -7,7 +7,7 @@ thread. Threads share only the queue.
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -40,6 +40,7 @@ from shoal_worker.assignment import (
 from shoal_worker.isolation import TrainerIsolation
 from shoal_worker.messages import Instructions, TrainerOutcome, TrainerReport
 from shoal_worker.metrics import WorkerMetrics
+from shoal_worker.tickets import reply_to
 from shoal_worker.trainer_process import TrainerExit, TrainerProcess
 
 _log = structlog.get_logger(__name__)
@@ -268,13 +269,6 @@ class Daemon:
         self._metrics.count("trainer_crashes")
         self._membership.renew()
 
-    def _with_ticket(self, instructions: Instructions) -> Instructions:
-        """Adds a ticket: a trainer has no token of its own, so it can act only for its assignment."""
-        if not self._membership.tokens_required:
-            return instructions
-        ticket = self._membership.credentials_in(instructions.job).token()
-        return replace(instructions, ticket=ticket, by_certificate=not self._client.credentials.token())
-
     def _start_trainer(self, assigned: AssignedJob) -> None:
         config = self._config
         _log.info("starting a trainer", job=assigned.job, assignment=assigned.assignment)
@@ -297,6 +291,7 @@ class Daemon:
             retry_for_s=config.retry_for_s,
             reports_fd=-1,
             tls=config.credentials.tls.paths if config.credentials.tls else (),
+            needs_tickets=self._membership.tokens_required,
         )
 
         try:  # the trainer checks it again, by the job's specification
@@ -305,13 +300,6 @@ class Daemon:
             _log.warning("program refused", job=assigned.job, program=assigned.program, reason=error.message)
             run.outbox.add_line(error.message)
             self._handle(TrainerEnded(1, TrainerOutcome(f"{error.code}: {error.message}"), False))
-            return
-
-        try:
-            instructions = self._with_ticket(instructions)
-        except errors.ShoalError as error:
-            _log.warning("no ticket for the trainer", job=assigned.job, reason=error.message)
-            self._handle(TrainerEnded(1, None, False))
             return
 
         def on_end(exited: TrainerExit) -> None:
@@ -326,6 +314,7 @@ class Daemon:
                 instructions,
                 config.isolation,
                 on_report=lambda report: self._on_report(run, report),
+                on_ticket_wanted=lambda wanted: reply_to(wanted, self._client, config.name, assigned),
                 on_line=run.outbox.add_line,
                 on_end=on_end,
             )

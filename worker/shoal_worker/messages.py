@@ -1,6 +1,7 @@
 """Messages between the daemon and its trainer, one per line.
 
-The daemon sends one line of JSON. Later it may send a command of one word. The trainer sends many lines of JSON.
+The daemon sends one line of JSON. Later it may send a command of one word, or a ticket. The trainer sends many lines of
+JSON.
 """
 
 import json
@@ -21,6 +22,8 @@ BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.
 LEAVE = b"leave\n"
 # Word of the daemon: finish the current batch; then the job has nothing left to do.
 STOP_AFTER_BATCH = b"stop_after_batch\n"
+# Word of the daemon before a `TicketReply`.
+TICKET = b"ticket "
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +45,7 @@ class Instructions:
         retry_for_s: seconds for which unanswered calls are repeated.
         reports_fd: file descriptor that the trainer writes its messages to.
         tls: paths of the worker's files for TLS: the CA, the certificate and the key. Empty without TLS.
-        ticket: the trainer's first ticket; empty if the cluster asks for none.
-        by_certificate: whether the worker's certificate is its identity, so that the trainer gets its next tickets with
-            this certificate.
+        needs_tickets: whether the cluster asks for tickets. The trainer then requests them from the daemon.
     """
 
     coordinator: str
@@ -61,8 +62,7 @@ class Instructions:
     submitter: str = ""
     submitter_role: str = ""
     tls: tuple[str, ...] = ()
-    ticket: str = ""
-    by_certificate: bool = False
+    needs_tickets: bool = False
 
     def to_line(self) -> bytes:
         """Returns one line of JSON."""
@@ -135,14 +135,56 @@ class TrainerOutcome:
     cursor: Cursor | None = None
 
 
-def encode(message: TrainerReport | TrainerOutcome) -> bytes:
+@dataclass(frozen=True, slots=True)
+class TicketWanted:
+    """Request of a trainer for a ticket. The daemon answers with `TicketReply`.
+
+    Attributes:
+        has_one: whether the trainer has a valid ticket. If so, the daemon asks the coordinator only once.
+    """
+
+    has_one: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TicketReply:
+    """Reply of the daemon to `TicketWanted`.
+
+    Attributes:
+        ticket: the ticket.
+        valid_s: seconds for which it is valid.
+        code: code of the error why there is no ticket; empty if there is one.
+        message: text of the error.
+    """
+
+    ticket: str = ""
+    valid_s: float = 0.0
+    code: str = ""
+    message: str = ""
+
+    def to_line(self) -> bytes:
+        """Returns one line: the word `TICKET`, and JSON."""
+        return TICKET + _line(asdict(self))
+
+    @classmethod
+    def from_line(cls, line: bytes) -> "TicketReply":
+        """Parses a line of `to_line`."""
+        return cls(**json.loads(line.removeprefix(TICKET)))
+
+
+TrainerMessage = TrainerReport | TrainerOutcome | TicketWanted
+
+
+def encode(message: TrainerMessage) -> bytes:
     """Returns one line of JSON."""
     return _line({type(message).__name__: asdict(message)})
 
 
-def decode(line: bytes) -> TrainerReport | TrainerOutcome:
+def decode(line: bytes) -> TrainerMessage:
     """Parses a line of `encode`."""
     [(kind, fields)] = json.loads(line).items()
+    if kind == "TicketWanted":
+        return TicketWanted(**fields)
     if kind == "TrainerOutcome":
         cursor = fields["cursor"]
         return TrainerOutcome(**{**fields, "cursor": Cursor(**cursor) if cursor else None})
@@ -166,8 +208,12 @@ __all__ = [
     "LEAVE",
     "PHASES",
     "STOP_AFTER_BATCH",
+    "TICKET",
     "Durations",
     "Instructions",
+    "TicketReply",
+    "TicketWanted",
+    "TrainerMessage",
     "TrainerOutcome",
     "TrainerReport",
     "decode",

@@ -6,6 +6,7 @@ job can always be cancelled.
 """
 
 import os
+import queue
 import signal
 import sys
 import threading
@@ -29,8 +30,20 @@ from shoal_worker.arrays import Device, choose_device
 from shoal_worker.batch_seeds import BatchSeeds
 from shoal_worker.batches import Batches, LeasedBatches, NoBatches
 from shoal_worker.evaluation import Evaluator
-from shoal_worker.messages import LEAVE, STOP_AFTER_BATCH, Instructions, TrainerOutcome, TrainerReport, encode
+from shoal_worker.messages import (
+    LEAVE,
+    STOP_AFTER_BATCH,
+    TICKET,
+    Instructions,
+    TicketReply,
+    TicketWanted,
+    TrainerMessage,
+    TrainerOutcome,
+    TrainerReport,
+    encode,
+)
 from shoal_worker.programs import as_program_error, load_program
+from shoal_worker.tickets import DaemonTickets
 from shoal_worker.training_loop import TrainingConfig, TrainingLoop
 
 _log = structlog.get_logger(__name__)
@@ -40,7 +53,7 @@ _ORPHAN_GRACE_S = 1.0
 # Seconds for the program's threads and exit handlers after the last message.
 _EXIT_GRACE_S = 5.0
 
-Emit = Callable[[TrainerReport], None]
+Emit = Callable[[TrainerReport | TicketWanted], None]
 # Errors of servers and of the coordinator which mean that the job's shards are not on their servers.
 _SHARDS_LOST = (*errors.SHARDS_LOST, errors.NotPlaced)
 
@@ -51,10 +64,12 @@ class DaemonMessages:
     Attributes:
         leave_requested: set by `LEAVE`.
         stop_after_batch: set by `STOP_AFTER_BATCH`.
+        tickets: the replies to requests for tickets.
     """
 
     def __init__(self) -> None:
         self.leave_requested, self.stop_after_batch = threading.Event(), threading.Event()
+        self.tickets: queue.SimpleQueue[TicketReply] = queue.SimpleQueue()
         self._rest = b""  # of an incomplete line
 
     def take(self, data: bytes) -> None:
@@ -65,6 +80,8 @@ class DaemonMessages:
                 self.leave_requested.set()
             elif line == STOP_AFTER_BATCH.rstrip():
                 self.stop_after_batch.set()
+            elif line.startswith(TICKET):
+                self.tickets.put(TicketReply.from_line(line))
 
 
 def main() -> None:
@@ -80,9 +97,9 @@ def main() -> None:
     sys.path[:0] = instructions.paths
     os.set_inheritable(instructions.reports_fd, False)
     with os.fdopen(instructions.reports_fd, "wb") as reports:
-        emitting = threading.Lock()  # guards reports: a second thread reports steps
+        emitting = threading.Lock()  # guards reports: other threads report steps, and request tickets
 
-        def emit(message: TrainerReport | TrainerOutcome) -> None:
+        def emit(message: TrainerMessage) -> None:
             with emitting:
                 reports.write(encode(message))
                 reports.flush()
@@ -130,7 +147,7 @@ def train(instructions: Instructions, emit: Emit, daemon: DaemonMessages) -> Tra
 
     Args:
         instructions: the daemon's instructions.
-        emit: called with each report.
+        emit: called with each report, and with each request for a ticket.
         daemon: later messages of the daemon.
 
     Raises:
@@ -140,7 +157,7 @@ def train(instructions: Instructions, emit: Emit, daemon: DaemonMessages) -> Tra
     _tracing.start("worker", instructions.worker)
     device = choose_device(instructions.device, instructions.device_memory_limit)
     device.activate()
-    coordinator = _client(instructions)
+    coordinator = _client(instructions, emit, daemon)
     try:
         participant = Participant(
             coordinator,
@@ -193,31 +210,18 @@ def _check_allowed(program: str, instructions: Instructions) -> None:
     allowed.check(program, instructions.submitter, instructions.submitter_role)
 
 
-def _client(instructions: Instructions) -> CoordinatorClient:
+def _client(instructions: Instructions, emit: Emit, daemon: DaemonMessages) -> CoordinatorClient:
     """Returns a client that presents the worker's certificate, and tickets for this trainer's part in its job."""
     credentials = Credentials.find(*instructions.tls, environment={})
-    if not instructions.ticket:  # the cluster asks for none
-        return CoordinatorClient(
-            instructions.coordinator,
-            retry_for_s=instructions.retry_for_s,
-            credentials=credentials,
-            on_silence=_log.warning,
-        )
-    client = CoordinatorClient(
+    if instructions.needs_tickets:
+        fetch = DaemonTickets(emit, daemon.tickets, instructions.retry_for_s)
+        credentials = TicketSource(fetch, credentials).credentials
+    return CoordinatorClient(
         instructions.coordinator,
         retry_for_s=instructions.retry_for_s,
-        credentials=credentials.with_token(lambda: tickets()),  # noqa: PLW0108 - it does not exist yet
+        credentials=credentials,
         on_silence=_log.warning,
     )
-    tickets = TicketSource(
-        client,
-        instructions.job,
-        instructions.worker,
-        instructions.incarnation,
-        first=instructions.ticket,
-        by_certificate=instructions.by_certificate,
-    )
-    return client
 
 
 def variables_of(name: str, program: Program, device: Device) -> Mapping[str, Variable | np.ndarray]:

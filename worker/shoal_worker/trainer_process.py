@@ -14,7 +14,16 @@ import structlog
 
 from shoal._wire.limits import LOG_LINE_BYTES
 from shoal_worker.isolation import KILL, TrainerIsolation
-from shoal_worker.messages import LEAVE, STOP_AFTER_BATCH, Instructions, TrainerOutcome, TrainerReport, decode
+from shoal_worker.messages import (
+    LEAVE,
+    STOP_AFTER_BATCH,
+    Instructions,
+    TicketReply,
+    TicketWanted,
+    TrainerOutcome,
+    TrainerReport,
+    decode,
+)
 
 _log = structlog.get_logger(__name__)
 
@@ -22,6 +31,8 @@ _log = structlog.get_logger(__name__)
 TRAINER = (sys.executable, "-P", "-u", "-m", "shoal_worker")
 # Seconds to read on after the guard has ended. Only processes that it could not end can still hold the pipes.
 _DRAIN_S = 2.0
+# Limit of a trainer's message. A program can write to the pipe of the reports.
+_MESSAGE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +58,7 @@ class TrainerProcess:
         instructions: the trainer's instructions; `reports_fd` is set here.
         isolation: the trainer's environment, limits and user.
         on_report: called with each report.
+        on_ticket_wanted: called with each request for a ticket. It returns the reply to the trainer.
         on_line: called with each line of output, of at most LOG_LINE_BYTES.
         on_end: called once and last, after the process has ended and all of its output was read.
         command: the command to run.
@@ -61,11 +73,13 @@ class TrainerProcess:
         isolation: TrainerIsolation,
         *,
         on_report: Callable[[TrainerReport], None],
+        on_ticket_wanted: Callable[[TicketWanted], TicketReply],
         on_line: Callable[[str], None],
         on_end: Callable[[TrainerExit], None],
         command: Sequence[str] = TRAINER,
     ) -> None:
         self._on_report, self._on_line, self._on_end = on_report, on_line, on_end
+        self._on_ticket_wanted = on_ticket_wanted
         self._outcome: TrainerOutcome | None = None  # set by the thread that reads reports
         self._reaping = threading.Lock()  # guards _reaped: after reaping, another process may have the id
         self._reaped = False
@@ -96,6 +110,9 @@ class TrainerProcess:
             os.close(lifeline)
         self.pid = self._process.pid
         self._send(replace(instructions, reports_fd=theirs).to_line())
+        assert self._process.stdin
+        # A trainer that does not read its messages must not block the threads that send them.
+        os.set_blocking(self._process.stdin.fileno(), False)
         assert self._process.stdout
         streams = (self._process.stdout, os.fdopen(reports, "rb"))
         self._readers = [
@@ -134,6 +151,8 @@ class TrainerProcess:
         try:
             self._process.stdin.write(line)
             self._process.stdin.flush()
+        except BlockingIOError:
+            _log.warning("a trainer does not read its messages; one is lost", message=line.split(b" ")[0][:40])
         except (BrokenPipeError, ValueError):  # ValueError: the pipe is closed
             pass  # the process has ended; _reap reports it
 
@@ -145,16 +164,20 @@ class TrainerProcess:
 
     def _read_reports(self, stream: IO[bytes]) -> None:
         with stream:
-            for line in stream:
+            while line := stream.readline(_MESSAGE_BYTES):
                 try:
                     message = decode(line)
-                except (ValueError, TypeError, KeyError):  # cut off by a crash, or written by the program
+                # Cut off by a crash, or written by the program.
+                except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                     _log.warning("invalid message from a trainer", line=line[:200])
                     continue
-                if isinstance(message, TrainerOutcome):
-                    self._outcome = message
-                else:
-                    self._on_report(message)
+                match message:
+                    case TrainerOutcome():
+                        self._outcome = message
+                    case TicketWanted():
+                        self._send(self._on_ticket_wanted(message).to_line())
+                    case TrainerReport():
+                        self._on_report(message)
 
     def _reap(self) -> None:
         with suppress(ChildProcessError):  # already waited for elsewhere in this process
@@ -173,7 +196,7 @@ class TrainerProcess:
         self._cut_lifeline()
         self._clean_up()
         assert self._process.stdin
-        with suppress(BrokenPipeError):  # it still buffers what the process did not read
+        with suppress(BrokenPipeError, BlockingIOError):  # it still buffers what the process did not read
             self._process.stdin.close()
         return status
 

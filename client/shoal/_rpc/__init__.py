@@ -40,7 +40,7 @@ from shoal._rpc.membership import MembershipClient
 from shoal._rpc.outcomes import CallOutcome, OnOutcome
 from shoal._rpc.retries import RETRY_TARGETS, Retries, RetryTarget
 from shoal._rpc.servers import Deferred, NonBlocking, Pooled, RawMessages, RpcServer, encoded, refuse, servicer
-from shoal._rpc.tickets import TicketSource
+from shoal._rpc.tickets import TicketSource, fetch_ticket
 from shoal._rpc.tls_probe import tls_failure
 
 __all__ = [
@@ -69,6 +69,7 @@ __all__ = [
     "error_from",
     "error_metadata",
     "error_of",
+    "fetch_ticket",
     "is_everywhere",
     "listen",
     "parse_address",

@@ -99,7 +99,18 @@ class CoordinatorClient:
             return reply
 
         def attempt() -> T:
-            metadata = self.metadata()
+            presented = self.metadata()
+            try:
+                return made_with(presented)
+            except errors.Unauthenticated:
+                # The token was replaced after it was read, or this is a ticket of a token that was replaced.
+                self.credentials.discard_token()
+                renewed = self.metadata()
+                if renewed == presented:
+                    raise
+                return made_with(renewed)
+
+        def made_with(metadata: tuple[tuple[str, str], ...]) -> T:
             with channels.as_shoal_errors(self.address):
                 if abandon is None:
                     return method(request, timeout=timeout_s, metadata=metadata)

@@ -80,7 +80,7 @@ class MembershipClient:
         """Returns what this process presents to the servers of a job: a ticket for it, if the cluster asks for one."""
         if not self.tokens_required:
             return self._client.credentials
-        return TicketSource(self._client, job, self.member, self.incarnation).credentials
+        return TicketSource.of(self._client, job, self.member, self.incarnation).credentials
 
     def start(self, *, retry_for_s: float | None = None) -> None:
         """Registers and starts the heartbeat thread.

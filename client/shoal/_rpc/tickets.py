@@ -7,11 +7,38 @@ from collections.abc import Callable
 
 from shoal import errors
 from shoal._rpc.coordinator import CoordinatorClient
-from shoal._security import Credentials
+from shoal._security import NO_CREDENTIALS, Credentials
 from shoal.v1 import token_pb2
 
 # Seconds until a renewal is tried again after the coordinator did not answer.
 _AGAIN_S = 10.0
+
+# Returns a new ticket, and the seconds for which it is valid. The ticket is empty if the cluster asks for none. The
+# argument says whether the caller has a valid ticket. If so, one attempt is enough: the caller tries again later.
+Fetch = Callable[[bool], tuple[str, float]]
+
+
+def fetch_ticket(
+    coordinator: CoordinatorClient, job: str, worker: str, incarnation: int, *, has_one: bool
+) -> tuple[str, float]:
+    """Requests a ticket from the coordinator, with the current token or certificate of this process.
+
+    Args:
+        coordinator: client of the coordinator.
+        job: the job.
+        worker: the participant's member id; empty for a reader.
+        incarnation: the participant's incarnation.
+        has_one: as the argument of `Fetch`.
+
+    Returns:
+        As `Fetch`.
+
+    Raises:
+        ShoalError: the coordinator refuses, or does not answer.
+    """
+    request = token_pb2.GetTicketRequest(job=job, worker=worker, incarnation=incarnation)
+    reply = coordinator.call(coordinator.tokens.GetTicket, request, retry_for_s=0 if has_one else None)
+    return reply.ticket, reply.valid_s if reply.ticket else math.inf
 
 
 class TicketSource:
@@ -20,81 +47,59 @@ class TicketSource:
     While the coordinator does not answer, a ticket is used until it expires.
 
     Args:
-        coordinator: client of the coordinator.
-        job: the job.
-        worker: the participant's member id; empty for a reader.
-        incarnation: the participant's incarnation.
-        first: a ticket that there is already. The source then presents it to get the next one, through `coordinator`.
-        by_certificate: whether the source presents only the certificate of its process to get the next ticket. A ticket
-            ends with the certificate for which it was made. So if the files of the certificate are replaced, the next
-            ticket is valid for longer.
+        fetch: gets a ticket. It is called by one thread at a time.
+        presented: what the caller presents to servers besides its tickets.
         clock: monotonic clock, in seconds.
     """
 
     def __init__(
-        self,
-        coordinator: CoordinatorClient,
-        job: str,
-        worker: str = "",
-        incarnation: int = 0,
-        *,
-        first: str = "",
-        by_certificate: bool = False,
-        clock: Callable[[], float] = time.monotonic,
+        self, fetch: Fetch, presented: Credentials = NO_CREDENTIALS, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._coordinator, self._clock = coordinator, clock
-        self._request = token_pb2.GetTicketRequest(job=job, worker=worker, incarnation=incarnation)
-        # Held during the call, so that it is made once. The call may ask for the ticket that there is.
-        self._lock = threading.RLock()
-        self._ticket, self._by_certificate, self._renewing = first, by_certificate, False
+        self._fetch, self._presented, self._clock = fetch, presented, clock
+        self._lock = threading.Lock()  # held while a ticket is fetched, so that it is fetched once
+        self._ticket = ""
         self._renew_at = self._expires_at = 0.0
-        if first:  # it is new, but its expiry is not known here
-            self._renew_at, self._expires_at = clock() + _AGAIN_S, math.inf
+
+    @classmethod
+    def of(cls, coordinator: CoordinatorClient, job: str, worker: str = "", incarnation: int = 0) -> "TicketSource":
+        """Returns a source that requests the tickets from the coordinator; see `fetch_ticket`."""
+        return cls(
+            lambda has_one: fetch_ticket(coordinator, job, worker, incarnation, has_one=has_one),
+            coordinator.credentials,
+        )
 
     @property
     def credentials(self) -> Credentials:
-        """What the caller presents to servers: the credentials of its coordinator's client, with these tickets."""
-        return self._coordinator.credentials.with_token(self, self.discard)
+        """What the caller presents to servers, with these tickets."""
+        return self._presented.with_token(self, self.discard)
 
     def __call__(self) -> str:
         """Returns a ticket; empty if the cluster asks for none.
 
         Raises:
-            ShoalError: the coordinator refuses, or does not answer and there is no ticket yet.
+            ShoalError: the coordinator refuses, or does not answer and there is no valid ticket.
         """
         with self._lock:
-            if self._renewing and self._by_certificate:
-                return ""
             now = self._clock()
             if now >= self._renew_at:
                 self._renew(now)
             return self._ticket
 
     def discard(self) -> None:
-        """Lets the next call get another ticket, because a server has refused this one."""
+        """Lets the next call get another ticket, because this one was refused."""
         with self._lock:
             self._renew_at = self._expires_at = 0.0
 
     def _renew(self, now: float) -> None:
         has_one = now < self._expires_at
-        self._renew_at, self._renewing = math.inf, True
         try:
-            reply = self._coordinator.call(
-                self._coordinator.tokens.GetTicket, self._request, retry_for_s=0 if has_one else None
-            )
+            ticket, valid_s = self._fetch(has_one)
         except (errors.Unreachable, errors.DeadlineExceeded):
-            self._renew_at = min(now + _AGAIN_S, self._expires_at) if has_one else 0.0
             if not has_one:
                 raise
+            self._renew_at = min(now + _AGAIN_S, self._expires_at)
             return
-        except errors.ShoalError:
-            self._renew_at = 0.0
-            raise
-        finally:
-            self._renewing = False
-        self._ticket = reply.ticket
-        valid_s = reply.valid_s if reply.ticket else math.inf
-        self._renew_at, self._expires_at = now + valid_s / 2, now + valid_s
+        self._ticket, self._renew_at, self._expires_at = ticket, now + valid_s / 2, now + valid_s
 
 
-__all__ = ["TicketSource"]
+__all__ = ["Fetch", "TicketSource", "fetch_ticket"]

@@ -49,7 +49,8 @@ _BY_SERVICE: dict[str, dict[str, frozenset[AccessRole]]] = {
         "Finish": _PARTICIPANTS,
     },
     "shoal.v1.Tokens": {
-        "GetTicket": _READERS | {_WORKER, _SERVER, _TRAINER, _OBSERVER},
+        # Not with a ticket: otherwise its holder could prolong it.
+        "GetTicket": _READERS | {_WORKER, _SERVER},
         "GetLoginLink": _READERS,
         "CreateToken": frozenset({_ADMIN}),
         "RevokeToken": frozenset({_ADMIN}),

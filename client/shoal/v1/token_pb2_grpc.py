@@ -75,8 +75,9 @@ class TokensServicer:
     def GetTicket(self, request, context):
         """Returns a ticket for a participant of a job, for a server that has shards of it, or for a reader of its values. A
         ticket for a worker needs the access role worker, and a ticket for a server the access role server. A ticket for a
-        session needs a token of the job's submitter or of an admin. Returns NOT_FOUND,
-        UNKNOWN_JOB if the job does not exist, and ABORTED, FENCED if the member is not alive in this incarnation.
+        session needs a token of the job's submitter or of an admin. The holder of a ticket cannot get another one with it.
+        Returns NOT_FOUND, UNKNOWN_JOB if the job does not exist, and ABORTED, FENCED if the member is not alive in this
+        incarnation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

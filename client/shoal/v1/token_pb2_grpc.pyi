@@ -45,8 +45,9 @@ class TokensStub:
     GetTicket: _grpc.UnaryUnaryMultiCallable[_token_pb2.GetTicketRequest, _token_pb2.GetTicketReply]
     """Returns a ticket for a participant of a job, for a server that has shards of it, or for a reader of its values. A
     ticket for a worker needs the access role worker, and a ticket for a server the access role server. A ticket for a
-    session needs a token of the job's submitter or of an admin. Returns NOT_FOUND,
-    UNKNOWN_JOB if the job does not exist, and ABORTED, FENCED if the member is not alive in this incarnation.
+    session needs a token of the job's submitter or of an admin. The holder of a ticket cannot get another one with it.
+    Returns NOT_FOUND, UNKNOWN_JOB if the job does not exist, and ABORTED, FENCED if the member is not alive in this
+    incarnation.
     """
     GetLoginLink: _grpc.UnaryUnaryMultiCallable[_token_pb2.GetLoginLinkRequest, _token_pb2.GetLoginLinkReply]
     """Returns a link that logs a browser in to the coordinator's page as the caller. If the cluster asks for no tokens,
@@ -73,8 +74,9 @@ class TokensAsyncStub(TokensStub):
     GetTicket: _aio.UnaryUnaryMultiCallable[_token_pb2.GetTicketRequest, _token_pb2.GetTicketReply]  # type: ignore[assignment]
     """Returns a ticket for a participant of a job, for a server that has shards of it, or for a reader of its values. A
     ticket for a worker needs the access role worker, and a ticket for a server the access role server. A ticket for a
-    session needs a token of the job's submitter or of an admin. Returns NOT_FOUND,
-    UNKNOWN_JOB if the job does not exist, and ABORTED, FENCED if the member is not alive in this incarnation.
+    session needs a token of the job's submitter or of an admin. The holder of a ticket cannot get another one with it.
+    Returns NOT_FOUND, UNKNOWN_JOB if the job does not exist, and ABORTED, FENCED if the member is not alive in this
+    incarnation.
     """
     GetLoginLink: _aio.UnaryUnaryMultiCallable[_token_pb2.GetLoginLinkRequest, _token_pb2.GetLoginLinkReply]  # type: ignore[assignment]
     """Returns a link that logs a browser in to the coordinator's page as the caller. If the cluster asks for no tokens,
@@ -104,8 +106,9 @@ class TokensServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_token_pb2.GetTicketReply, _abc.Awaitable[_token_pb2.GetTicketReply]]:
         """Returns a ticket for a participant of a job, for a server that has shards of it, or for a reader of its values. A
         ticket for a worker needs the access role worker, and a ticket for a server the access role server. A ticket for a
-        session needs a token of the job's submitter or of an admin. Returns NOT_FOUND,
-        UNKNOWN_JOB if the job does not exist, and ABORTED, FENCED if the member is not alive in this incarnation.
+        session needs a token of the job's submitter or of an admin. The holder of a ticket cannot get another one with it.
+        Returns NOT_FOUND, UNKNOWN_JOB if the job does not exist, and ABORTED, FENCED if the member is not alive in this
+        incarnation.
         """
 
     @_abc_1.abstractmethod

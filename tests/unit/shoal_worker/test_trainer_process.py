@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from shoal_worker.isolation import TrainerIsolation, TrainerLimits, TrainerUser
-from shoal_worker.messages import Instructions
+from shoal_worker.messages import Instructions, TicketReply, TicketWanted
 from shoal_worker.trainer_process import TrainerExit, TrainerProcess
 
 INSTRUCTIONS = Instructions(
@@ -48,14 +48,61 @@ class Started:
     def __init__(self, code: str = "", isolation: TrainerIsolation | None = None, command: Sequence[str] = ()) -> None:
         self.lines: queue.Queue[str] = queue.Queue()
         self.ends: queue.Queue[TrainerExit] = queue.Queue()
+        self.wanted: queue.Queue[TicketWanted] = queue.Queue()
         self.process = TrainerProcess(
             INSTRUCTIONS,
             isolation or TrainerIsolation(),
             on_report=lambda _: None,
+            on_ticket_wanted=self._give,
             on_line=self.lines.put,
             on_end=self.ends.put,
             command=command or (sys.executable, "-u", "-S", "-c", textwrap.dedent(code)),
         )
+
+    def _give(self, wanted: TicketWanted) -> TicketReply:
+        self.wanted.put(wanted)
+        return TicketReply("t" * 4_000, 600.0)
+
+
+# A process that requests COUNT tickets at once.
+WANTS_TICKETS = """
+    import json, os, sys, signal
+    reports = json.loads(sys.stdin.readline())["reports_fd"]
+    for _ in range(COUNT):
+        os.write(reports, b'{"TicketWanted":{"has_one":true}}\\n')
+"""
+
+
+def test_a_trainer_gets_the_ticket_that_it_requests() -> None:
+    started = Started(textwrap.dedent(WANTS_TICKETS).replace("COUNT", "1") + "print(sys.stdin.readline().strip())")
+    assert started.lines.get(timeout=20).encode() + b"\n" == TicketReply("t" * 4_000, 600.0).to_line()
+    assert started.ends.get(timeout=20).status == 0
+    assert started.wanted.get_nowait() == TicketWanted(has_one=True)
+
+
+def test_a_trainer_that_does_not_read_its_messages_does_not_block_its_daemon() -> None:
+    """More than a pipe holds. A blocked write would hold the lock that the daemon's next message needs."""
+    started = Started(textwrap.dedent(WANTS_TICKETS).replace("COUNT", "40") + "signal.pause()")
+    for _ in range(40):
+        started.wanted.get(timeout=20)
+    started.process.leave_after_batch()
+    started.process.stop(grace_s=20)
+    assert started.ends.get(timeout=20).status == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("sent", ["b'[]\\n'", "b'[' * 100_000 + b'\\n'", "b'x' * (16 << 20)"])
+def test_what_a_program_writes_to_the_reports_does_not_end_their_reader(sent: str) -> None:
+    """A message of 16 MiB ends there, so that the daemon does not keep a line without an end."""
+    code = f"""
+        import json, os, sys
+        reports = os.fdopen(json.loads(sys.stdin.readline())["reports_fd"], "wb")
+        reports.write({sent} + b'{{"TicketWanted":{{"has_one":true}}}}\\n')
+        reports.flush()
+        print(len(sys.stdin.readline()))
+    """
+    started = Started(code)
+    assert int(started.lines.get(timeout=20)) > 4_000
+    assert started.ends.get(timeout=20).status == 0
 
 
 def test_the_end_of_a_trainer_that_closed_its_input_is_reported() -> None:

@@ -1,12 +1,9 @@
-"""Tickets: when a source gets another one, and what it presents to get it."""
-
-from typing import Any
+"""Tickets: when a source gets another one, and what it does while there is none to get."""
 
 import pytest
 
-from shoal._rpc import CoordinatorClient, TicketSource
-from shoal._security import Credentials
-from shoal.v1 import token_pb2
+from shoal import errors
+from shoal._rpc import TicketSource
 
 
 class Clock:
@@ -16,34 +13,45 @@ class Clock:
         return self.now
 
 
-class Coordinator(CoordinatorClient):
-    """A coordinator that gives numbered tickets for ten minutes, and records the token of each call."""
+class Tickets:
+    """Numbered tickets for ten minutes. It records whether the source had a valid one at each request."""
 
     def __init__(self) -> None:
-        super().__init__("127.0.0.1:1", credentials=Credentials(token=lambda: self.source()))  # noqa: PLW0108 - set later
-        self.presented: list[str] = []
-        self.source: TicketSource
+        self.clock, self.had_one = Clock(), list[bool]()
+        self.error: errors.ShoalError | None = None
+        self.source = TicketSource(self._fetch, clock=self.clock)
 
-    def call(self, *_: Any, **__: Any) -> Any:
-        self.presented.append(self.credentials.token())
-        return token_pb2.GetTicketReply(ticket=f"ticket-{len(self.presented)}", valid_s=600.0)
+    def _fetch(self, has_one: bool) -> tuple[str, float]:
+        self.had_one.append(has_one)
+        if self.error:
+            raise self.error
+        return f"ticket-{len(self.had_one)}", 600.0
 
 
-@pytest.mark.parametrize(("by_certificate", "presented"), [(False, ["first", "ticket-1"]), (True, ["", ""])])
-def test_a_trainer_of_a_worker_with_a_certificate_gets_tickets_by_the_certificate(
-    by_certificate: bool, presented: list[str]
-) -> None:
-    """A ticket that is got by a ticket ends with the certificate of the first one, which may be replaced by now."""
-    clock, coordinator = Clock(), Coordinator()
-    coordinator.source = source = TicketSource(
-        coordinator, "job", "worker-0", 1, first="first", by_certificate=by_certificate, clock=clock
-    )
-    try:
-        assert source() == "first"
-        clock.now += 10.0
-        assert source() == "ticket-1"
-        clock.now += 300.0
-        assert source() == "ticket-2"
-        assert coordinator.presented == presented
-    finally:
-        coordinator.close()
+def test_a_source_gets_another_ticket_after_half_of_its_time() -> None:
+    tickets = Tickets()
+    for now, expected in ((0.0, "ticket-1"), (299.0, "ticket-1"), (300.0, "ticket-2"), (300.0, "ticket-2")):
+        tickets.clock.now = now
+        assert tickets.source() == expected
+    assert tickets.had_one == [False, True]
+
+
+def test_a_source_gets_another_ticket_after_a_refusal() -> None:
+    tickets = Tickets()
+    assert tickets.source() == "ticket-1"
+    tickets.source.credentials.discard_token()
+    assert tickets.source() == "ticket-2"
+    assert tickets.had_one == [False, False], "the refused ticket does not count"
+
+
+def test_a_source_uses_its_ticket_until_it_expires_while_there_is_no_other() -> None:
+    tickets = Tickets()
+    assert tickets.source() == "ticket-1"
+    tickets.error = errors.Unreachable("away")
+    for tickets.clock.now in (300.0, 599.0):
+        assert tickets.source() == "ticket-1"
+    tickets.clock.now = 600.0
+    with pytest.raises(errors.Unreachable):
+        tickets.source()
+    tickets.error = None
+    assert tickets.source() == f"ticket-{len(tickets.had_one)}"
