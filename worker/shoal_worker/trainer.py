@@ -81,7 +81,8 @@ class DaemonMessages:
             elif line == STOP_AFTER_BATCH.rstrip():
                 self.stop_after_batch.set()
             elif line.startswith(TICKET):
-                self.tickets.put(TicketReply.from_line(line))
+                with suppress(ValueError, TypeError):  # cut off, because this process did not read its messages
+                    self.tickets.put(TicketReply.from_line(line))
 
 
 def main() -> None:

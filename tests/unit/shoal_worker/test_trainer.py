@@ -9,7 +9,7 @@ import pytest
 from shoal import errors
 from shoal._wire.cursor import Cursor
 from shoal_worker import trainer
-from shoal_worker.messages import LEAVE, Instructions, TrainerOutcome, decode, encode
+from shoal_worker.messages import LEAVE, Instructions, TicketReply, TrainerOutcome, decode, encode
 from shoal_worker.trainer import log_failure, outcome_of, read_line
 
 
@@ -74,3 +74,9 @@ def test_commands_of_the_daemon_may_come_in_pieces() -> None:
     assert (words.stop_after_batch.is_set(), words.leave_requested.is_set()) == (True, False)
     words.take(b"\n")
     assert words.leave_requested.is_set()
+
+
+def test_a_ticket_that_is_cut_off_is_left_out() -> None:
+    words, reply = trainer.DaemonMessages(), TicketReply("t", 600.0)
+    words.take(reply.to_line()[:20] + b"\n" + reply.to_line() + LEAVE)
+    assert (words.tickets.get_nowait(), words.tickets.empty(), words.leave_requested.is_set()) == (reply, True, True)
