@@ -155,8 +155,7 @@ def watch(
 ) -> Iterator[Event]:
     """Yields a job's events in order, each once, across broken streams and restarts of the coordinator.
 
-    When a stream breaks, the next one starts after the last event received, as soon as the coordinator answers again. A
-    stream also breaks when the token or the certificate with which it was opened ends; the next one uses the new one.
+    When a stream breaks, the next one starts after the last event received, as soon as the coordinator answers again.
 
     Args:
         coordinator: client of the coordinator.
@@ -196,12 +195,8 @@ def watch(
             complete = True
         except errors.DeadlineExceeded:
             raise _too_late(job, timeout_s or 0.0, latest) from None
-        except errors.Unreachable:
-            complete = False
-        except errors.Unauthenticated:
-            # What this process presented when the stream began has ended, and may have been replaced. The next call
-            # presents what there is now. If it is refused too, its error says why.
-            coordinator.credentials.discard_token()
+        except (errors.Unreachable, errors.Unauthenticated):
+            # The token or the certificate of the stream may have ended. The next call presents what there is now.
             complete = False
         if complete and (over or not follow):
             return

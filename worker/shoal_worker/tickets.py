@@ -8,8 +8,7 @@ import queue
 from collections.abc import Callable
 
 from shoal import errors
-from shoal._rpc import CoordinatorClient, fetch_ticket
-from shoal._rpc.coordinator import CALL_TIMEOUT_S
+from shoal._rpc import CALL_TIMEOUT_S, CoordinatorClient, fetch_ticket
 from shoal_worker.assignment import AssignedJob
 from shoal_worker.messages import TicketReply, TicketWanted
 

@@ -109,10 +109,7 @@ class TrainerProcess:
             os.close(theirs)
             os.close(lifeline)
         self.pid = self._process.pid
-        self._send(replace(instructions, reports_fd=theirs).to_line())
-        assert self._process.stdin
-        # A trainer that does not read its messages must not block the threads that send them.
-        os.set_blocking(self._process.stdin.fileno(), False)
+        self._instruct(replace(instructions, reports_fd=theirs))
         assert self._process.stdout
         streams = (self._process.stdout, os.fdopen(reports, "rb"))
         self._readers = [
@@ -145,6 +142,12 @@ class TrainerProcess:
         self._killer = threading.Timer(grace_s, self._cut_lifeline, [KILL])
         self._killer.daemon = True
         self._killer.start()
+
+    def _instruct(self, instructions: Instructions) -> None:
+        self._send(instructions.to_line())
+        assert self._process.stdin
+        # A trainer that does not read its later messages must not block the threads that send them.
+        os.set_blocking(self._process.stdin.fileno(), False)
 
     def _send(self, line: bytes) -> None:
         assert self._process.stdin

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import prometheus_client
@@ -160,7 +161,7 @@ def find_credentials(role: str, options: ConnectionOptions, listens: Iterable[st
         raise SystemExit(2) from None
     if options.insecure:
         log.warning("started with --insecure", consequence=insecure_consequence(role))
-    return found
+    return replace(found, own_ports=not options.insecure)
 
 
 def run_role(

@@ -34,7 +34,7 @@ from shoal._rpc.channels import (
     retrying,
     status_of,
 )
-from shoal._rpc.coordinator import CoordinatorClient
+from shoal._rpc.coordinator import CALL_TIMEOUT_S, CoordinatorClient
 from shoal._rpc.heartbeat_pace import HeartbeatPace
 from shoal._rpc.membership import MembershipClient
 from shoal._rpc.outcomes import CallOutcome, OnOutcome
@@ -44,6 +44,7 @@ from shoal._rpc.tickets import TicketSource, fetch_ticket
 from shoal._rpc.tls_probe import tls_failure
 
 __all__ = [
+    "CALL_TIMEOUT_S",
     "RETRY_TARGETS",
     "Backoff",
     "CallLimits",

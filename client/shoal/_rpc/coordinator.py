@@ -13,6 +13,7 @@ from shoal._security import NO_CREDENTIALS, AccessRole, Credentials
 from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc, token_pb2_grpc
 
 T = TypeVar("T")
+Metadata = tuple[tuple[str, str], ...]
 
 _LOG = logging.getLogger("shoal")
 
@@ -90,7 +91,7 @@ class CoordinatorClient:
 
         def once() -> T:
             try:
-                reply = attempt()
+                reply = self._presenting(attempt)
             except (errors.Unreachable, errors.InternalError) as error:
                 if not self._answered and (reason := self._reason(error)):
                     raise reason from None
@@ -98,19 +99,7 @@ class CoordinatorClient:
             self._answered = True
             return reply
 
-        def attempt() -> T:
-            presented = self.metadata()
-            try:
-                return made_with(presented)
-            except errors.Unauthenticated:
-                # The token was replaced after it was read, or this is a ticket of a token that was replaced.
-                self.credentials.discard_token()
-                renewed = self.metadata()
-                if renewed == presented:
-                    raise
-                return made_with(renewed)
-
-        def made_with(metadata: tuple[tuple[str, str], ...]) -> T:
+        def attempt(metadata: Metadata) -> T:
             with channels.as_shoal_errors(self.address):
                 if abandon is None:
                     return method(request, timeout=timeout_s, metadata=metadata)
@@ -129,6 +118,19 @@ class CoordinatorClient:
                 on_silence=self._on_silence,
             )
 
+    def _presenting(self, attempt: Callable[[Metadata], T]) -> T:
+        """Makes a call, and once more if it is refused and there is another token by now."""
+        presented = self.metadata()
+        try:
+            return attempt(presented)
+        except errors.Unauthenticated:
+            # The token was replaced after it was read, or this is a ticket of a token that was replaced.
+            self.credentials.discard_token()
+            renewed = self.metadata()
+            if renewed == presented:
+                raise
+            return attempt(renewed)
+
     def _reason(self, error: errors.ShoalError) -> errors.ShoalError | None:
         """Returns why the first call failed, if what listens at the address tells it."""
         if isinstance(error, errors.Unreachable):
@@ -141,7 +143,7 @@ class CoordinatorClient:
             )
         return None
 
-    def metadata(self) -> tuple[tuple[str, str], ...]:
+    def metadata(self) -> Metadata:
         """Returns the metadata of a call: the trace of this thread, and the token.
 
         Raises:

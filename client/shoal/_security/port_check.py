@@ -38,6 +38,7 @@ class PortCheck:
     Args:
         address: host:port to which tokens are sent.
         every_s: seconds for which a check is valid.
+        always: whether to check also if there is no token to send.
         listeners: returns the ids of the users who listen on a port of loopback. Its arguments are the host and the
             port.
         clock: monotonic clock, in seconds.
@@ -48,13 +49,14 @@ class PortCheck:
         address: str,
         *,
         every_s: float = 0.0,
+        always: bool = False,
         listeners: Callable[[str, int], frozenset[int]] = listening_users,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         host, _, port = address.rpartition(":")
         self._address, self._host, self._port = address, host, int(port) if port.isdecimal() else 0
         self._needed = bool(self._port and loopback_addresses(host))
-        self._every_s, self._listeners, self._clock = every_s, listeners, clock
+        self._every_s, self._always, self._listeners, self._clock = every_s, always, listeners, clock
         self._valid_until = 0.0
 
     def __call__(self, token: str) -> None:
@@ -66,18 +68,21 @@ class PortCheck:
         Raises:
             Unauthenticated: another user listens at the address.
         """
-        if not self._needed or not token or (self._every_s and self._clock() < self._valid_until):
+        if not self._needed or (self._every_s and self._clock() < self._valid_until):
+            return
+        if not token and not self._always:
             return
         own = os.geteuid()
         others = self._listeners(self._host, self._port) - {own, 0}
         if others and (mark := _mark_in(token)):
             others = frozenset(user for user in others if user_mark(user) != mark)
         if others:
+            nor = ", nor the user of the coordinator that made the token" if token else ""
             raise errors.Unauthenticated(
                 f"user {min(others)} listens on {self._address}. That is neither user {own}, as whom this process "
-                "runs, nor root, nor the user of the coordinator that made the token. The token was not sent. If "
-                "another user has taken the port, start the coordinator or the server again on another port. If a role "
-                f"is to run as user {min(others)}, use TLS",
+                f"runs, nor root{nor}. {'The token' if token else 'The call'} was not sent. If another user has taken "
+                "the port, start the coordinator or the server again on another port. If a role is to run as user "
+                f"{min(others)}, use TLS",
                 address=self._address,
             )
         self._valid_until = self._clock() + self._every_s

@@ -60,7 +60,16 @@ class PageLogin:
     def log_in(
         self, *, code: str, token: str, on_identified: Callable[[Principal], object] = bool
     ) -> tuple[Principal, dict[str, str]]:
-        """Begins a session. Returns who has logged in, and the headers of the response; raises as `Logins.log_in`."""
+        """Begins a session; raises as `Logins.log_in`.
+
+        Args:
+            code: the code of a login link.
+            token: the caller's own token, in place of a code.
+            on_identified: as that of `Logins.log_in`.
+
+        Returns:
+            Who has logged in, and the headers of the response.
+        """
         session, principal = self._logins.log_in(code=code, token=token, on_identified=on_identified)
         return principal, self._cookie(session, int(SESSION_S))
 

@@ -23,6 +23,7 @@ from shoal._security import AccessRole, Credentials
 from shoal._security.certificate_identity import principal_in
 from shoal._security.certificates import issue_certificate, make_certificates
 from shoal._security.tls import TlsFiles
+from shoal.events import StateChanged
 from shoal.v1 import coordinator_pb2, token_pb2
 from shoal_coordinator.process import CoordinatorConfig, CoordinatorProcess, start_coordinator
 from shoal_server.process import Server, ServerConfig
@@ -226,6 +227,8 @@ def test_what_a_certificate_began_ends_when_it_expires(
         with pytest.raises(errors.Unauthenticated, match=r"the certificate of reader 'ann' expired \d+ s ago.*Replace"):
             threads.submit(lambda: list(ann.job(waiting_job).events())).result(10)
         admin.job(waiting_job).cancel()
-        assert watching.result(10)[-1].state is shoal.JobState.CANCELLED
+        last = watching.result(10)[-1]
+        assert isinstance(last, StateChanged)
+        assert last.state is shoal.JobState.CANCELLED
         with pytest.raises(errors.Unauthenticated, match=r"the certificate of reader 'ann' expired \d+ s ago.*Replace"):
             ann.status()

@@ -13,12 +13,14 @@ import pytest
 
 import shoal
 from shoal import errors
+from shoal._rpc import CoordinatorClient, MembershipClient
 from shoal._security import AccessFile, AccessRole, Credentials, Principal
 from shoal._transport import GrpcCalls, Segment
 from shoal._transport.lane_transport import LaneFactory
 from shoal._transport.shared_memory import SHARED_FROM_BYTES
 from shoal._transport.transport import Target
 from shoal._wire import CallLayout
+from shoal.v1 import coordinator_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_coordinator.effects.server_channels import ServerChannels
 from shoal_coordinator.messages import ServerRef
@@ -246,6 +248,16 @@ class TestAnotherUserOnThePort:
         channels = ServerChannels(lambda _: 1, credentials_for=lambda _: Credentials(token=lambda: token))
         with closing(channels), pytest.raises(errors.Unreachable, match=f"user 65534 listens on {address}"):
             channels.metadata(ServerRef("s", address))
+
+    def test_a_role_without_a_token_does_not_register(self, address: str) -> None:
+        """The coordinator was stopped, and has removed its tokens. The other user would assign jobs to the worker."""
+        worker = coordinator_pb2.RegisterRequest(role=coordinator_pb2.WORKER, member="gpu-1")
+        presented = Credentials(own_ports=True).for_coordinator(address, AccessRole.WORKER)
+        with (
+            closing(CoordinatorClient(address, credentials=presented, retry_for_s=0)) as client,
+            pytest.raises(errors.Unauthenticated, match=f"user 65534 listens on {address}"),
+        ):
+            MembershipClient(client, worker).start()
 
     def check_status(self, address: str) -> None:
         with (

@@ -105,7 +105,7 @@ def test_a_ticket_gets_no_other_ticket(rig: SecureRig, daemon: CoordinatorClient
     assert (reply.ticket, reply.code) == ("", errors.Forbidden.code)
 
 
-def test_a_daemon_that_does_not_answer_is_not_awaited_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemon_that_does_not_answer_does_not_hold_up_its_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal_worker.tickets.CALL_TIMEOUT_S", 0.0)
     with pytest.raises(errors.Unreachable, match=r"did not answer a request for a ticket within 0\.01 s"):
         DaemonTickets(lambda _: None, queue.SimpleQueue(), retry_for_s=0.01)(False)

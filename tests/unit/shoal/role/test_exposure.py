@@ -1,9 +1,12 @@
 """The rule that a role listens beyond loopback only with TLS or --insecure."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from shoal import errors
 from shoal._role.exposure import check_exposure
+from shoal._role.lifecycle import find_credentials
 
 LOOPBACK = ("127.0.0.1:0", "127.8.9.1:7070", "localhost:7070", "a.localhost:1", "[::1]:7070", "")
 BEYOND = (
@@ -33,3 +36,9 @@ def test_a_role_beyond_loopback_needs_tls_or_a_word(listen: str) -> None:
 def test_insecure_and_tls_contradict_each_other() -> None:
     with pytest.raises(errors.BadRequest, match="contradict"):
         check_exposure("coordinator", ("127.0.0.1:0",), tls=True, insecure=True)
+
+
+@pytest.mark.parametrize("insecure", [False, True])
+def test_only_an_insecure_role_calls_coordinators_of_other_users(insecure: bool) -> None:
+    options = SimpleNamespace(tls_ca="", tls_cert="", tls_key="", tls_client_certs="required", insecure=insecure)
+    assert find_credentials("worker", options, ["127.0.0.1:0"]).own_ports is not insecure

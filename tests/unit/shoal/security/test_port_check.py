@@ -57,8 +57,12 @@ def test_other_hosts_are_not_checked(address: str) -> None:
     PortCheck(address, listeners=listening(OTHER))("secret")
 
 
-def test_without_a_token_nothing_is_checked() -> None:
+def test_without_a_token_only_roles_check() -> None:
+    """Another user's coordinator could make a server ask for no tokens, and could assign jobs to a worker."""
     PortCheck(ADDRESS, listeners=listening(OTHER))("")
+    PortCheck(ADDRESS, always=True, listeners=listening(OWN))("")
+    with pytest.raises(errors.Unauthenticated, match=rf"user {OTHER} listens on {ADDRESS}.* The call was not sent"):
+        PortCheck(ADDRESS, always=True, listeners=listening(OTHER))("")
 
 
 def test_a_check_is_valid_for_a_while() -> None:

@@ -352,10 +352,15 @@ def test_calls_to_all_servers_at_once_present_no_token_to_another_user(
         return PortCheck(address, listeners=lambda _host, port: frozenset({os.geteuid() + (port == taken)}))
 
     sent: list[str] = []
-    credentials = {
-        server.member: Credentials(token=lambda member=server.member: sent.append(member) or "t") for server in servers
-    }
-    with closing(ServerChannels(lambda _: 1, credentials_for=credentials.__getitem__)) as channels:
+
+    def presented_to(member: str) -> Credentials:
+        def token() -> str:
+            sent.append(member)
+            return "secret"
+
+        return Credentials(token=token)
+
+    with closing(ServerChannels(lambda _: 1, credentials_for=presented_to)) as channels:
         calls = ServerCalls(channels, lambda _: True)
         with calls.concurrently(servers) as concurrent:
             monkeypatch.setattr(Credentials, "port_check", port_check)
