@@ -3,7 +3,6 @@
 `shoal.initializers` defines their initial values, `shoal.partitioners` how they are cut into slices.
 """
 
-import functools
 import math
 import operator
 from collections.abc import Iterable, Sequence, Sized
@@ -198,29 +197,35 @@ def variable_from_array(array: np.ndarray) -> Variable:
     return Variable(array.shape, array.dtype, Given(), trainable=array.dtype.kind != "i")
 
 
-def from_proto(message: tensor_pb2.Variable) -> tuple[str, Variable]:
-    """Returns the name and the variable that a message carries.
+def from_protos(messages: Iterable[tensor_pb2.Variable]) -> dict[str, Variable]:
+    """Returns the variables that messages carry, by name. Equal variables are one object.
+
+    Most of a job's variables have one of a few shapes, so most need not be decoded and checked again.
 
     Raises:
-        InvalidVariable: the variable is invalid. The text of the error begins with the variable's name.
-        LimitExceeded: the variable is too large. The text begins likewise.
+        InvalidVariable: a variable is invalid. The text of the error begins with the variable's name.
+        LimitExceeded: a variable is too large. The text begins likewise.
     """
+    variables: dict[str, Variable] = {}
+    decoded: dict[bytes, Variable] = {}
     nameless = tensor_pb2.Variable()
-    nameless.CopyFrom(message)
-    nameless.ClearField("name")
-    try:
-        _check_name(message.name)
-        return message.name, _decoded(nameless.SerializeToString(deterministic=True))
-    except (errors.InvalidVariable, errors.LimitExceeded) as error:
-        raise type(error)(
-            f"variable {message.name!r}: {error.message}", **{**error.details, "variable": message.name}
-        ) from None
+    for message in messages:
+        name = message.name
+        nameless.CopyFrom(message)
+        nameless.ClearField("name")
+        encoded = nameless.SerializeToString()
+        try:
+            _check_name(name)
+            variable = decoded.get(encoded)
+            if variable is None:
+                variable = decoded[encoded] = _variable_from_proto(message)
+        except (errors.InvalidVariable, errors.LimitExceeded) as error:
+            raise type(error)(f"variable {name!r}: {error.message}", **{**error.details, "variable": name}) from None
+        variables[name] = variable
+    return variables
 
 
-# Most of a job's variables have one of a few shapes. Equal ones are then one object, as a variable cannot be changed.
-@functools.lru_cache(maxsize=1024)
-def _decoded(encoded: bytes) -> Variable:
-    message = tensor_pb2.Variable.FromString(encoded)
+def _variable_from_proto(message: tensor_pb2.Variable) -> Variable:
     try:
         dtype, aggregation = dtype_from_code(message.dtype), Aggregation(message.aggregation)
     except (KeyError, ValueError) as error:
@@ -290,4 +295,4 @@ def _aggregation(trainable: bool, aggregation: AggregationName | None) -> Aggreg
     return _AGGREGATIONS[aggregation]
 
 
-__all__ = ["Variable", "from_proto", "variable_from_array"]
+__all__ = ["Variable", "from_protos", "variable_from_array"]

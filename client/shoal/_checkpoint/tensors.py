@@ -9,6 +9,7 @@ reads the files of this module, and that this module reads the files of the libr
 
 import json
 import math
+import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -18,9 +19,11 @@ import ml_dtypes
 import numpy as np
 
 from shoal import errors
+from shoal._limits import catalogue
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
+_MAX_SHOWN = 1_000  # characters
 _ALIGNMENT = 64  # of the first tensor, so that a mapped file can be used without a copy
 _METADATA = "__metadata__"
 _DTYPES = {
@@ -165,28 +168,30 @@ def decode_entry(entry: str, where: str) -> tuple[str, np.dtype, tuple[int, ...]
         dtype, shape, name = entry.split(" ", 2)
         return name, _DTYPES[dtype], tuple(map(_size, shape.split(","))) if shape else ()
     except (ValueError, KeyError, AttributeError) as error:
-        raise damaged(where, f"its entry {entry!r} for a tensor cannot be read: {error}") from None
+        raise damaged(where, f"its entry {reprlib.repr(entry)} for a tensor cannot be read: {error}") from None
 
 
 def _tensor(entry: Mapping[str, Any], data: int) -> Tensor:
+    if (rank := len(entry["shape"])) > catalogue.TENSOR_RANK.default:  # before the shape is copied or shown
+        raise ValueError(f"a tensor has {rank} dimensions; the limit TENSOR_RANK is {catalogue.TENSOR_RANK.default}")
     dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
     start, stop = entry["data_offsets"]
     if not all(type(number) is int and number >= 0 for number in (*shape, start, stop)):
-        raise ValueError(f"{entry} has invalid numbers")
+        raise ValueError(f"{reprlib.repr(entry)} has invalid numbers")
     if stop - start != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"the size of {entry} does not match its shape")
+        raise ValueError(f"the size of {reprlib.repr(entry)} does not match its shape")
     return Tensor(dtype, shape, data + start, data + stop)
 
 
 def _size(text: str) -> int:
     if not (text.isascii() and text.isdecimal()):
-        raise ValueError(f"{text!r} is not a size")
+        raise ValueError(f"{reprlib.repr(text)} is not a size")
     return int(text)
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"metadata {value!r} is not a text")
+        raise TypeError(f"metadata {reprlib.repr(value)} is not a text")
     return value
 
 
@@ -198,8 +203,9 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def damaged(where: str, what: str) -> errors.CorruptCheckpoint:
-    """Returns the error for a damaged file."""
-    return errors.CorruptCheckpoint(f"{where} is damaged: {what}", file=where)
+    """Returns the error for a damaged file. Of a long text it has the beginning, because a name may fill a header."""
+    shown = what if len(what) <= _MAX_SHOWN else f"{what[:_MAX_SHOWN]}..."
+    return errors.CorruptCheckpoint(f"{where} is damaged: {shown}", file=where)
 
 
 __all__ = [

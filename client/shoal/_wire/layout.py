@@ -23,8 +23,7 @@ from shoal._numerics import (
     wire_dtype,
 )
 from shoal.v1 import tensor_pb2
-from shoal.variables import Variable
-from shoal.variables import from_proto as variable_from_proto
+from shoal.variables import Variable, from_protos
 
 # Placeholder for the arena's own dtype, if no wire dtype is given.
 _AS_IS = np.dtype(np.void)
@@ -219,7 +218,7 @@ class Placement:
             InvalidVariable: a variable is not valid.
             BadRequest: a layout does not fit the variables, or a row lies nowhere or in two places.
         """
-        variables = dict(variable_from_proto(variable) for variable in message.variables)
+        variables = from_protos(message.variables)
         shards = tuple(ShardPlacement.from_proto(shard, variables) for shard in message.shards)
         _check_coverage(variables, [shard.layout for shard in shards])
         return cls(message.job, message.generation, variables, shards)

@@ -15,8 +15,7 @@ from shoal._numerics import storage_dtype
 from shoal.checkpoint_policy import CheckpointChoice
 from shoal.v1 import job_pb2, state_pb2, tensor_pb2
 from shoal.v1 import parameter_server_pb2 as pb
-from shoal.variables import Variable
-from shoal.variables import from_proto as variable_from_proto
+from shoal.variables import Variable, from_protos
 from shoal_coordinator.effects.server_calls import ServerCalls
 from shoal_coordinator.messages import CreateShards, RestoredCheckpoint, servers_of
 
@@ -174,7 +173,7 @@ def _check_optimizer(effect: CreateShards, choice: CheckpointChoice, manifest: M
         return
     # The servers would compare the variables only after this, and the user would learn one difference at a time.
     messages = [_parsed(variable, tensor_pb2.Variable(), manifest) for variable in manifest.variables]
-    variables = dict(variable_from_proto(message) for message in messages)
+    variables = from_protos(messages)
     optimizer = (
         f"{choice} was trained with {saved}, but {effect.job.name} uses {effect.spec.optimizer.name}, which has other "
         "slots"

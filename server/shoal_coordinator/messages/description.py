@@ -9,8 +9,7 @@ from operator import attrgetter
 from shoal._numerics import Aggregation
 from shoal.initializers import Given
 from shoal.v1 import tensor_pb2
-from shoal.variables import Variable
-from shoal.variables import from_proto as variable_from_proto
+from shoal.variables import Variable, from_protos
 
 # The fields of a variable, in the order of error messages, and the most variables that a message names.
 _FIELDS, _MOST_NAMED = ("shape", "dtype", "initializer", "aggregation", "partitioner"), 3
@@ -59,7 +58,7 @@ class ProgramDescription:
         Raises:
             InvalidVariable: a variable is not valid.
         """
-        found = cls(dict(map(variable_from_proto, messages)), samples, digest)
+        found = cls(from_protos(messages), samples, digest)
         _ = found.encoded
         return found
 

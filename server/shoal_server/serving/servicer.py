@@ -62,7 +62,7 @@ class ParameterServerServicer:
     @_rpc.servicer
     def CreateShards(self, request: pb.CreateShardsRequest, context: grpc.ServicerContext) -> pb.CreateShardsReply:
         check_text("the name of the job", request.job)
-        job_variables = dict(variables.from_proto(variable) for variable in request.variables)
+        job_variables = variables.from_protos(request.variables)
         config = JobShardConfig(
             name=request.job,
             generation=request.generation,

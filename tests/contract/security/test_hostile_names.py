@@ -15,8 +15,7 @@ from shoal.checkpoint_policy import CheckpointChoice
 from shoal.checkpoints import Checkpoints
 from shoal.job import Job
 from shoal.v1 import coordinator_pb2, job_pb2
-from shoal.variables import Variable
-from shoal.variables import from_proto as variable_from_proto
+from shoal.variables import Variable, from_protos
 from shoal_coordinator.messages import Registration
 
 _STEPS = (
@@ -175,7 +174,7 @@ def test_variables_have_names_that_terminals_and_files_survive(root: Path) -> No
     for name in NAMES:
         message = Variable(np.zeros(2).shape).to_proto("w")
         message.name = name
-        if is_refused(lambda: variable_from_proto(message)):  # noqa: B023
+        if is_refused(lambda: from_protos([message])):  # noqa: B023
             continue
         assert name.isprintable()  # such a name is a key in a file, never a path
         assert 0 < len(name) <= 255

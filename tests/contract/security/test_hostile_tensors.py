@@ -27,8 +27,7 @@ from shoal.consistency import Asynchronous
 from shoal.data import Arrays, Idx, Parquet
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1 import tensor_pb2
-from shoal.variables import Variable
-from shoal.variables import from_proto as variable_from_proto
+from shoal.variables import Variable, from_protos
 from shoal_coordinator.api.entry import Descriptions
 from shoal_server.shards import JobShardConfig, ShardStore
 from support.fuzzing.campaign import SimpleTarget, attempt
@@ -39,6 +38,7 @@ from support.fuzzing.wire_targets import Lanes, frame, placement, stamp
 
 WITHIN_S = 0.1  # of processor time
 MOST_MORE = 64 << 20
+LONGEST_TEXT = 2_000  # characters
 
 SHAPES = {
     "10 TB": (10 << 40,),
@@ -55,18 +55,19 @@ SHAPES = {
 
 @contextmanager
 def cheap(*refusals: type[Exception]) -> Iterator[None]:
-    """Asserts that the block is refused, in 100 ms and with 64 MiB more memory at most."""
+    """Asserts that the block is refused, in 100 ms, with a short text and 64 MiB more memory at most."""
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins again
     gc.disable()  # the garbage of other tests is not of this one
     before, begun = peak_bytes(), time.thread_time()
     try:
-        with pytest.raises(refusals):
+        with pytest.raises(refusals) as refused:
             yield
     finally:
         gc.enable()
     took, more = time.thread_time() - begun, peak_bytes() - before
     assert took < WITHIN_S
     assert more < MOST_MORE
+    assert len(str(refused.value)) < LONGEST_TEXT
 
 
 def peak_bytes() -> int:
@@ -89,7 +90,7 @@ class TestShapes:
         with cheap(errors.InvalidVariable, errors.LimitExceeded):
             Descriptions().decode([message], 1)
         with cheap(errors.InvalidVariable, errors.LimitExceeded):
-            variable_from_proto(message)
+            from_protos([message])
 
     def test_of_a_placement(self, shape: tuple[int, ...]) -> None:
         message = tensor_pb2.Placement.FromString(placement().encoded)

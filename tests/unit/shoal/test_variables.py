@@ -47,18 +47,19 @@ counters = st.builds(
 @given(name=names, variable=trained | assigned | counters)
 def test_proto_roundtrip(name: str, variable: Variable) -> None:
     message = tensor_pb2.Variable.FromString(variable.to_proto(name).SerializeToString())
-    assert variables.from_proto(message) == (name, variable)
+    assert variables.from_protos([message]) == {name: variable}
 
 
 def test_decoded_variables_that_are_equal_are_one_object() -> None:
-    decoded = [variables.from_proto(Variable(4, initializer=Normal()).to_proto(name))[1] for name in ("a", "b")]
-    assert decoded[0] is decoded[1]
+    decoded = variables.from_protos([Variable(4, initializer=Normal()).to_proto(name) for name in ("a", "b")])
+    assert [*decoded] == ["a", "b"]
+    assert decoded["a"] is decoded["b"]
     message = Variable(4).to_proto("c")
     message.dtype = tensor_pb2.DTYPE_UNSPECIFIED
     for name in ("c", "d"):  # each refusal names its own variable
         message.name = name
         with pytest.raises(errors.InvalidVariable, match=f"variable '{name}': its dtype"):
-            variables.from_proto(message)
+            variables.from_protos([message])
 
 
 def test_defaults() -> None:
@@ -195,7 +196,7 @@ def test_a_message_with_millions_of_dimensions_is_refused_before_they_are_copied
     tracemalloc.start()
     try:
         with pytest.raises(errors.LimitExceeded, match="variable 'w': a shape has 1000001 dimensions") as refused:
-            variables.from_proto(message)
+            variables.from_protos([message])
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
@@ -216,7 +217,7 @@ def test_errors_of_messages_name_the_variable(changes: tensor_pb2.Variable, mess
     broken = Variable(3).to_proto("bias")
     broken.MergeFrom(changes)
     with pytest.raises(errors.InvalidVariable) as raised:
-        variables.from_proto(broken)
+        variables.from_protos([broken])
     assert raised.value.message.startswith(f"variable 'bias': {message}")
     assert raised.value.details["variable"] == "bias"
 
