@@ -224,4 +224,4 @@ def test_errors_of_messages_name_the_variable(changes: tensor_pb2.Variable, mess
 
 def test_empty_message_is_refused() -> None:
     with pytest.raises(errors.InvalidVariable, match="is not a valid variable name"):
-        variables.from_proto(tensor_pb2.Variable())
+        variables.from_protos([tensor_pb2.Variable()])
