@@ -673,6 +673,8 @@ def test_a_session_that_is_refused_cancels_its_job_unless_others_go_on_with_it(
             "max_steps",
             "sessions do not take the field max_steps of Job, .* Their options are optimizer, .*, partial_restore",
         ),
+        ("clip_norm", r"it is an argument of the optimizer: optimizer=shoal\.optim\.Adam\(clip_norm=\.\.\.\)"),
+        ("lr", r"it is an argument of the optimizer: optimizer=shoal\.optim\.Adam\(lr=\.\.\.\)"),
         ("optimiser", r"did you mean optimizer\?"),
         ("colour", "options are optimizer, .*, partial_restore"),
     ],

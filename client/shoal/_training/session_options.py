@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from shoal import optim
 from shoal.job import Job, SessionOptions
 
 
@@ -39,6 +40,8 @@ def _advice(name: str, known: list[str]) -> str:
             f"sessions do not take the field {name} of Job, because your own loop reads the data and decides when it "
             f"ends. Their options are {', '.join(known)}"
         )
+    if name in {it.name for it in dataclasses.fields(optim.Optimizer)} | {"lr"}:
+        return f"it is an argument of the optimizer: optimizer=shoal.optim.Adam({name}=...)"
     if near := difflib.get_close_matches(name, known, n=1, cutoff=0.5):
         return f"did you mean {near[0]}?"
     return f"options are {', '.join(known)}"
