@@ -73,7 +73,7 @@ def up(
     ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Runs a cluster on this machine until Ctrl-C.
+    """Runs a cluster on this machine until Ctrl-C or SIGTERM.
 
     A role that dies is started again after a pause: 1 s at the first death in a row, then 2, 4 and 8 s. After five
     deaths in a row the role is not started again. If a role lives for 60 s or longer, its next death counts as the
