@@ -213,7 +213,7 @@ class Client:
         address: host:port of the coordinator. The default is $SHOAL_COORDINATOR, or else 127.0.0.1:7070. The client
             connects at its first call.
         retry_for_s: how long to retry a call while the coordinator does not answer, in seconds.
-        credentials: what the client presents. Default: as $SHOAL_TLS_CA says; see docs/how-to/security.md.
+        credentials: what the client presents. Default: as $SHOAL_TLS_CA says, see "Security" of the documentation.
 
     Raises:
         BadRequest: the address or a file for TLS is invalid, or tracing is on without OpenTelemetry.

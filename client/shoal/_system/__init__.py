@@ -15,6 +15,7 @@ from shoal._system.open_files import open_files_warning, raise_open_files
 from shoal._system.optional import hidden, load
 from shoal._system.reasons import listed
 from shoal._system.registry import Registry
+from shoal._system.site import docs_url
 
 __all__ = [
     "Registry",
@@ -23,6 +24,7 @@ __all__ = [
     "check_seconds",
     "check_type",
     "deprecated",
+    "docs_url",
     "hidden",
     "host_id",
     "listed",

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from shoal import errors
+from shoal._system.site import docs_url
 
 VARIABLE = "SHOAL_FILE_ACCESS"
 # The mode of a file for each value of the variable. Those who may read a folder may also enter it.
@@ -88,7 +89,7 @@ def check_secret(what: str, file: Path, status: os.stat_result, refusal: type[er
         raise refusal(
             f"{what} {file} is not private: it belongs to user {owner} and has the mode {mode:o}, so others than user "
             f"{user} can read or change it. Make another one, because others may have read this one, store it as user "
-            f"{user}, and run: chmod 600 {file}. docs/how-to/security.md says when its group may read it",
+            f"{user}, and run: chmod 600 {file}. When its group may read it: {docs_url('how-to/security')}",
             file=file,
         )
 

@@ -12,13 +12,8 @@ from typing import IO, Any, BinaryIO, TypeAlias
 import numpy as np
 
 from shoal import errors
-from shoal._system import check_type, load
+from shoal._system import check_type, docs_url, load
 
-# What to do if the keys of an object store are missing. A trainer does not inherit those of its worker.
-_GIVE_KEYS = (
-    "give this process keys that may read it; a worker passes its own keys to programs only if its options name them, "
-    "such as --trainer-env AWS_ACCESS_KEY_ID --trainer-env AWS_SECRET_ACCESS_KEY (docs/how-to/data.md)"
-)
 # A path, a pattern, a folder or a URL, or several of them.
 Where: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 
@@ -76,11 +71,11 @@ def errors_naming(name: str, *kinds: type[Exception]) -> Iterator[None]:
         ) from None
     except PermissionError:
         if "://" in name:
-            raise errors.InvalidData(f"the object store refuses to read {name}; {_GIVE_KEYS}") from None
+            raise errors.InvalidData(f"the object store refuses to read {name}; {_give_keys()}") from None
         raise errors.InvalidData(f"the worker's user may not read {name}; give it permission") from None
     except Exception as error:
         if "://" in name and "Credential" in type(error).__name__:  # each store's package has a type of its own
-            raise errors.InvalidData(f"{name} cannot be read: {error}; {_GIVE_KEYS}") from None
+            raise errors.InvalidData(f"{name} cannot be read: {error}; {_give_keys()}") from None
         if not isinstance(error, (OSError, EOFError, *kinds)):
             raise
         reason = " ".join(str(error).split())
@@ -176,3 +171,12 @@ def _counts(relative: str, suffixes: Sequence[str]) -> bool:
 
 
 __all__ = ["MOST_DEFLATED", "DataFile", "Where", "errors_naming", "find", "read_into"]
+
+
+def _give_keys() -> str:
+    """Returns what to do if the keys of an object store are missing. A trainer does not inherit those of its worker."""
+    return (
+        "give this process keys that may read it; a worker passes its own keys to programs only if its options name "
+        "them, such as --trainer-env AWS_ACCESS_KEY_ID --trainer-env AWS_SECRET_ACCESS_KEY "
+        f"({docs_url('how-to/data')})"
+    )

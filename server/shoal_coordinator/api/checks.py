@@ -10,6 +10,7 @@ from itertools import pairwise
 from shoal import errors
 from shoal._job.checks import check_importable
 from shoal._limits import Limit, catalogue
+from shoal._system import docs_url
 from shoal._wire import NAMES, check_address, check_text, is_name, limits, without_controls
 from shoal.job import Job
 from shoal.status import ServerLoad
@@ -30,7 +31,7 @@ def check_registration(request: members_pb.RegisterRequest) -> None:
     if request.version and request.version != ours:
         raise errors.WrongVersion(
             f"{request.member:.63} runs Shoal {request.version:.63}, but this coordinator runs {ours}: install the "
-            "same version on all members of a cluster (docs/how-to/upgrades.md)",
+            f"same version on all members of a cluster ({docs_url('how-to/upgrades')})",
             member=request.member[:63],
             version=request.version[:63],
             coordinator=ours,

@@ -21,6 +21,7 @@ from shoal import errors
 from shoal._limits import catalogue
 from shoal._rpc import CallOutcome, OnOutcome
 from shoal._security import PERMISSIONS, Principal
+from shoal._system import docs_url
 from shoal.v1 import job_pb2
 from shoal_coordinator.page.guard import Guard, RequestRules
 from shoal_coordinator.page.login import LOGIN_PATH, LOGOUT_PATH, Endpoint, PageLogin, permitted, principal_of
@@ -278,7 +279,7 @@ async def _refuse_route(request: Request, error: HTTPException) -> Response:
     if error.status_code == 404 and not request.url.path.startswith(("/api/", "/static/")):
         return _shell(404)
     code = "NOT_FOUND" if error.status_code == 404 else "BAD_REQUEST"
-    text = f"{request.method} {request.url.path[:200]}: {error.detail}; docs/how-to/page.md lists all paths"
+    text = f"{request.method} {request.url.path[:200]}: {error.detail}; all paths: {docs_url('how-to/page')}"
     body = json.dumps({"code": code, "message": text}).encode()
     return Response(body, error.status_code, error.headers, media_type="application/json")
 
