@@ -266,7 +266,7 @@ ROWS: dict[str, list[Panel]] = {
         Panel(
             "Norms that another server does not take",
             {"{{instance}}": "shoal_server_undelivered_norms"},
-            text="The steps of their jobs wait: see docs/how-to/programs.md, Clipping of gradients.",
+            text="The steps of their jobs wait: see docs/how-to/optimizer-settings.md, Clipping of gradients.",
         ),
         Panel("Time that pushes wait for a permit", _quantiles("shoal_server_push_wait_seconds"), "s"),
         Panel(

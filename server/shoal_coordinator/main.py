@@ -57,9 +57,9 @@ class CoordinatorOptions:
         typer.Option(
             envvar="SHOAL_KEEP_FINISHED_JOBS",
             min=0,
-            help="Number of newest ended jobs that are kept with their variables. Ended jobs without variables on "
-            "servers, such as jobs that failed before they ran, count separately: the same number of them is kept. "
-            "Older jobs are forgotten; their checkpoints remain.",
+            help="Number of ended jobs that the coordinator keeps with their variables. It also keeps this number of "
+            "ended jobs without variables, such as jobs that failed before they ran. It forgets older jobs, but their "
+            "checkpoints remain.",
         ),
     ] = 8
     max_jobs: Annotated[

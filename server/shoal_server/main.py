@@ -43,7 +43,7 @@ HostLanes = Annotated[
         envvar="SHOAL_HOST_LANES",
         min=0,
         max=65_536,
-        help="Limit of open lanes of one host. Without them, its workers use gRPC.",
+        help="Limit of open lanes of one host. Above the limit, workers of this host use gRPC.",
     ),
 ]
 MaxShardBytes = Annotated[

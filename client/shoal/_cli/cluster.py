@@ -75,10 +75,10 @@ def up(
 ) -> None:
     """Runs a cluster on this machine until Ctrl-C or SIGTERM.
 
-    A role that dies is started again after a pause: 1 s at the first death in a row, then 2, 4 and 8 s. After five
-    deaths in a row the role is not started again. If a role lives for 60 s or longer, its next death counts as the
-    first. With --json, the command prints one object when the cluster is ready, and one for each role that dies or
-    returns.
+    If a role dies, the command restarts it after a pause. The pause is 1 s after the first death in a row, then 2, 4
+    and 8 s. After the fifth death in a row, the command does not restart the role. A row ends when a role lives for
+    60 s or longer. With --json, the command prints one object when the cluster is ready, and one for each role that
+    dies or returns.
     """
     with Output(as_json):
         _check_listen(listen)
@@ -115,7 +115,7 @@ def status(
 ) -> None:
     """Shows the members of the cluster with their state, devices, jobs and shards.
 
-    Sessions that have left are counted, and shown only with --all; --json has all.
+    The table leaves out sessions that have left, and says how many there are. --all and --json show them.
     """
     columns = ["member", "role", "state", "address", "device", "job", "shards", "bytes", "metrics"]
     with Output(as_json) as out, connect() as client:

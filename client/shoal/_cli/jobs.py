@@ -44,8 +44,8 @@ def jobs(
     "loss" is the mean over the steps of one worker's latest report, about half a second of training; `shoal metrics
     JOB` shows all metrics of each worker. "steps" counts the steps of all workers together.
 
-    Of the jobs that have ended, it shows the newest five without --all; --json has all. A narrow screen shows fewer
-    columns. --json has all fields but the settings.
+    The table shows at most five ended jobs; --all and --json show all of them. A narrow screen shows fewer columns.
+    --json prints all fields except the settings.
     """
     columns = ["job", "state", "program", "mode", "workers", "steps", "samples/s", "loss", "stale", "left", "age"]
     with Output(as_json) as out, connect() as client:

@@ -26,7 +26,7 @@ CoordinatorOption = Annotated[
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Prints one JSON object per line. Errors are JSON too, on standard error.")
 ]
-AllOption = Annotated[bool, typer.Option("--all", help="Also shows what is left out by default.")]
+AllOption = Annotated[bool, typer.Option("--all", help="Also shows the rows that the table leaves out by default.")]
 TensorBoardOption = Annotated[
     Path | None,
     typer.Option(

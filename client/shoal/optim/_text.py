@@ -11,16 +11,10 @@ from shoal.optim._plateau import ReduceOnPlateau
 from shoal.optim._schedules import Schedule
 
 SYNTAX = (
-    "NAME or NAME:KEY=VALUE,KEY=VALUE, such as adam:learning_rate=0.01,beta1=0.95. Names: "
+    "NAME or NAME:KEY=VALUE,KEY=VALUE, such as adamw:lr=0.001,schedule=cosine,steps=1000. NAME: "
     + ", ".join(sorted(Optimizer.registry))
-    + ". Keys are the arguments in shoal.optim. schedule=NAME ("
-    + ", ".join(sorted(Schedule.registry))
-    + ") takes its keys in the same list: sgd:learning_rate=0.1,schedule=cosine,steps=1000,warmup_steps=50. "
-    "lr is short for learning_rate. decay_exclude takes patterns of variable names, separated by |. betas, boundaries "
-    "and rates take numbers, separated by |: schedule=piecewise,boundaries=100|200,rates=0.01|0.001. "
-    "group=PATTERN|SETTING|SETTING, repeatable, has settings for variables whose names match the pattern: rate=FACTOR "
-    "of the learning rate, weight_decay=NUMBER, or frozen. Of several groups that match, the first counts. A group "
-    "that matches no variable is an error: adam:lr=0.001,group=embed/*|frozen,group=*bias|weight_decay=0|rate=2."
+    + ". KEY: an argument of the optimizer, or schedule=NAME and an argument of the schedule. The page "
+    "'The command line' of the documentation has the whole syntax."
 )
 
 _GROUP_KEYS = ("rate", "weight_decay", "frozen")

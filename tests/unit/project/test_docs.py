@@ -185,6 +185,14 @@ class TestTables:
         assert found == []
 
 
+def test_the_command_line_page_has_the_syntax_of_optimizers() -> None:
+    page = (ROOT / "docs" / "reference" / "command-line.md").read_text()
+    section = page.partition("\n## Optimizers\n")[2].partition("\n## ")[0]
+    names = {*shoal.optim.Optimizer.registry, *shoal.optim.Schedule.registry}
+    assert [name for name in sorted(names) if f"`{name}`" not in section] == []
+    assert "group=PATTERN|SETTING|SETTING" in section
+
+
 class TestStatesOfMembers:
     HEADING = "### States of members"
 
@@ -260,11 +268,13 @@ def test_a_top_level_page_links_to_what_there_is(name: str) -> None:
 
 
 class TestTopLevelPages:
-    def test_git_and_so_ruff_ignore_the_file_of_the_readme(self) -> None:
-        """Otherwise it fails `make test`, which checks all other files of the checkout first."""
-        saved = re.search(r"^Save this as `([^`]+)`", (ROOT / "README.md").read_text(), re.MULTILINE)
+    def test_the_readme_is_short_and_its_program_runs_in_any_folder(self) -> None:
+        readme = (ROOT / "README.md").read_text()
+        saved = re.search(r"save this as `([^`]+)` in a folder of your own", readme)
         assert saved
-        assert f"/{saved[1].partition('/')[0]}/" in (ROOT / ".gitignore").read_text().splitlines()
+        assert "/" not in saved[1]
+        prose = re.sub(r"^```.*?^```", "", readme, flags=re.MULTILINE | re.DOTALL)
+        assert len(prose.split()) < 400
 
     def test_numbers_of_the_readme_are_those_of_the_last_benchmarks(self) -> None:
         rows = re.findall(
@@ -287,3 +297,44 @@ class TestTopLevelPages:
         for _, title, status, _, _ in found:
             changed = r"(?:accepted, amended|superseded) by \[(\d{4})\]\(\1-[a-z0-9-]+\.md\)"
             assert status == "accepted" or re.fullmatch(changed, status), title
+
+
+class _RecordingSession:
+    """A session of one batch that records its pushes."""
+
+    def __init__(self, numbers: np.ndarray, values: dict[str, np.ndarray]) -> None:
+        self.pushes: list[tuple[dict[str, np.ndarray], int, float]] = []
+        self._numbers, self._values = numbers, values
+
+    def batches(self, n_samples: int) -> list[np.ndarray]:
+        assert n_samples > self._numbers.max()
+        return [self._numbers]
+
+    def pull(self) -> dict[str, np.ndarray]:
+        return self._values
+
+    def push(self, gradients: dict[str, np.ndarray], *, weight: int, metrics: dict[str, float]) -> None:
+        self.pushes.append((gradients, weight, metrics["loss"]))
+
+
+def test_the_recipe_of_accumulation_pushes_the_gradient_of_the_whole_batch_once() -> None:
+    (recipe,) = [it for it in python_blocks(ROOT / "docs" / "how-to" / "sessions.md") if "micro_batch" in it]
+    page: dict[str, Any] = {}
+    exec(compile(recipe, "sessions.md", "exec"), page)  # the page's own code
+    rng = np.random.default_rng(1)
+    images, labels, values = rng.normal(size=(100, 3)), rng.normal(size=100), {"w": rng.normal(size=3)}
+
+    def loss_and_gradients(
+        params: dict[str, np.ndarray], x: np.ndarray, y: np.ndarray
+    ) -> tuple[float, dict[str, np.ndarray]]:
+        error = x @ params["w"] - y
+        return float((error**2).mean()), {"w": 2 * x.T @ error / len(y)}
+
+    numbers = rng.permutation(100)[:70]
+    session = _RecordingSession(numbers, values)
+    page["train"](session, images, labels, loss_and_gradients)
+    ((gradients, weight, loss),) = session.pushes
+    whole_loss, whole = loss_and_gradients(values, images[numbers], labels[numbers])
+    assert weight == 70
+    np.testing.assert_allclose(gradients["w"], whole["w"], rtol=1e-12)
+    np.testing.assert_allclose(loss, whole_loss, rtol=1e-12)

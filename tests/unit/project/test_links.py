@@ -40,7 +40,10 @@ def test_the_built_description_has_no_relative_link() -> None:
 
 def test_each_kind_of_link_becomes_an_address() -> None:
     urls = {"Documentation": "https://d.test/docs/", "Changelog": "https://r.test/blob/main/CHANGELOG.md"}
-    text = "[a](docs/how-to/data.md#cost) ![b](docs/images/b.png) [c](docs/index.md) [d](LICENSE) [e](https://e.test) [f](#f)"
+    text = (
+        "[a](docs/how-to/data.md#cost) ![b](docs/images/b.png) [c](docs/index.md) "
+        "[d](LICENSE) [e](https://e.test) [f](#f)"
+    )
     assert readme_hook.absolute(text, urls) == (
         "[a](https://d.test/docs/how-to/data/#cost) ![b](https://d.test/docs/images/b.png) [c](https://d.test/docs/) "
         "[d](https://r.test/blob/main/LICENSE) [e](https://e.test) [f](#f)"

@@ -84,8 +84,8 @@ def test_a_session_takes_fields_of_a_job_in_their_types() -> None:
 
 
 def test_every_option_of_a_session_is_described() -> None:
-    programs = (Path(__file__).parents[4] / "docs" / "how-to" / "programs.md").read_text()
-    section = programs.partition("\n## A session\n")[2].partition("\n## ")[0]
+    sessions = (Path(__file__).parents[4] / "docs" / "how-to" / "sessions.md").read_text()
+    section = sessions.partition("\n## A session\n")[2].partition("\n## ")[0]
     for text in (inspect.getdoc(shoal.Client.session) or "", section):
         assert [name for name in SessionOptions.__annotations__ if f"`{name}`" not in text] == []
 
