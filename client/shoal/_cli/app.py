@@ -14,16 +14,26 @@ from shoal._cli.output import EXIT_CODES_HELP
 
 _TYPES = {"str": "TEXT", "int": "INTEGER", "float": "NUMBER", "path": "PATH", "Path": "PATH"}
 _HELP = ["-h", "--help"]
+# Texts of the options that typer adds, in the style of the others.
+_ADDED_OPTIONS = {
+    "help": "Shows this message and exits.",
+    "install_completion": "Installs completion for the current shell.",
+    "show_completion": "Shows completion for the current shell, to copy it or to change the installation.",
+}
 
 
 def _name_values(command: Any, name: str) -> Any:
     """Returns the command with its own `--help`, and a placeholder for the value of each option in place of a type.
+
+    The options that typer adds get texts of ours.
 
     A flag has none: typer shows one, although the flag takes no value.
     """
     command.format_help = functools.partial(_format_help, command)
     context = typer.Context(command, info_name=name, help_option_names=_HELP)
     for option in command.get_params(context):
+        if option.name in _ADDED_OPTIONS:
+            option.help = _ADDED_OPTIONS[option.name]
         if option.param_type_name != "option" or option.metavar is not None:
             continue
         if option.is_flag:
@@ -59,6 +69,7 @@ class _WithRoles(TyperGroup):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         for option in self.get_params(ctx):
             option.metavar = ""  # the group's own options are flags
+            option.help = _ADDED_OPTIONS.get(option.name, option.help)
         _format_help(self, ctx, formatter)
 
 
