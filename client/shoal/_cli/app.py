@@ -67,7 +67,8 @@ class _WithRoles(TyperGroup):
         return found and _name_values(found, cmd_name)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        for option in self.get_params(ctx):
+        options: list[Any] = self.get_params(ctx)
+        for option in options:
             option.metavar = ""  # the group's own options are flags
             option.help = _ADDED_OPTIONS.get(option.name, option.help)
         _format_help(self, ctx, formatter)

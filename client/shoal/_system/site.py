@@ -20,7 +20,7 @@ def docs_url(page: str) -> str:
 def _site() -> str:
     """Returns the address of the site, without a slash at its end. Without an installation, it is the folder `docs`."""
     try:
-        urls = metadata("shoal").get_all("Project-URL") or []
+        urls: list[str] = metadata("shoal").get_all("Project-URL") or []
     except PackageNotFoundError:
         urls = []
     found = dict(each.split(", ", 1) for each in urls)
