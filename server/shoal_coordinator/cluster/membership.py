@@ -375,7 +375,7 @@ class Membership:
         assert sum(not member.alive for member in self._members.values()) <= MAX_DEAD
 
     def _check_same_process(self, known: Member, registration: Registration, now: float) -> None:
-        if known.registration.process == registration.process and known.role is registration.role:
+        if known.registration.is_repeated_by(registration):
             return
         left_s = max(0.0, known.last_seen + self.heartbeat_timeout_s - now)
         where = f" at {known.registration.address}" if known.registration.address else ""

@@ -36,6 +36,13 @@ class Registration:
         if self.role is Role.SERVER and not self.address:
             raise errors.BadRequest(f"server {self.member} has no address; workers need one to reach it")
 
+    def is_repeated_by(self, later: "Registration") -> bool:
+        """Returns whether a later registration is made by the same process.
+
+        A process id is no secret, and others can repeat it. So the caller must be the same, too.
+        """
+        return (self.process, self.role, self.owner) == (later.process, later.role, later.owner)
+
     def to_proto(self) -> coordinator_pb2.RegisterRequest:
         """Returns the message that carries this registration."""
         return coordinator_pb2.RegisterRequest(

@@ -39,6 +39,9 @@ def test_nobody_speaks_for_a_member_of_another_caller(rig: SecureRig) -> None:
             ):
                 with pytest.raises(errors.Forbidden, match="may not speak for"):
                     caller.call(call, request, retry_for_s=0)
+        with pytest.raises(errors.DuplicateMember):  # even with the process id of ann's worker
+            bob.call(bob.members.Register, worker, retry_for_s=0)
+        assert ann.call(ann.members.Register, worker, retry_for_s=0).incarnation == life
         with pytest.raises(errors.Forbidden, match="may not speak for"):
             bob.call(bob.jobs.Report, job_pb2.ReportRequest(job="job", worker="anns-worker", incarnation=life))
         ann.call(ann.members.Heartbeat, coordinator_pb2.HeartbeatRequest(**own), retry_for_s=0)

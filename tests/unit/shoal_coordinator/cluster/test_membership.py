@@ -1,4 +1,5 @@
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -36,6 +37,16 @@ def test_another_process_with_a_live_id_is_refused_with_a_retry_delay() -> None:
     assert refused.value.details["retry_in_s"] == "3.000"
     with pytest.raises(errors.DuplicateMember):
         members.register(Registration(Role.SESSION, "w0", "p0"), 2.0)
+
+
+def test_another_caller_cannot_take_over_a_live_member_with_its_process_id() -> None:
+    members = Membership(HEARTBEAT_TIMEOUT_S)
+    first = members.register(replace(worker(), owner="ann"), 0.0)
+    for other in ("bob", ""):
+        with pytest.raises(errors.DuplicateMember):
+            members.register(replace(worker(), owner=other), 1.0)
+    assert members.register(replace(worker(), owner="ann"), 1.0) is first
+    assert first.registration.owner == "ann"
 
 
 def test_a_killed_process_comes_back_under_its_id_when_the_lease_is_over() -> None:
