@@ -102,7 +102,7 @@ def main() -> None:
     with (
         tls_environment() if options.tls else plain_environment() as environment,
         shoal.LocalCluster(
-            servers=1, workers=0, env=environment, flags={"coordinator": ["--insecure"]} if options.insecure else {}
+            servers=1, workers=0, env=environment | ({"SHOAL_INSECURE": "1"} if options.insecure else {})
         ) as cluster,
         cluster.client() as client,
         client.session(

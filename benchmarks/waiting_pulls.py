@@ -105,7 +105,7 @@ def main() -> int:
     gradient = {"w": np.ones(25_000, np.float32)}
     with (
         # The calls of the waiting pulls have no token.
-        shoal.LocalCluster(servers=1, workers=0, flags={"coordinator": ["--insecure"]}) as cluster,
+        shoal.LocalCluster(servers=1, workers=0, env={"SHOAL_INSECURE": "1"}) as cluster,
         cluster.client() as client,
         client.session("busy", variables=gradient, consistency=shoal.Asynchronous(), shards=1) as busy,
         a_session_ahead_of_its_bound(client) as ahead,

@@ -105,7 +105,7 @@ def test_session_falls_back_to_tcp_when_dev_shm_is_full(shared_cluster: shoal.Lo
 def test_lanes_listen_on_the_given_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    flags = {"server": ["--lane-port", str(port)], "coordinator": ["--insecure"]}
+    flags = {"server": ["--lane-port", str(port), "--insecure"], "coordinator": ["--insecure"]}
     with shoal.LocalCluster(servers=1, workers=0, flags=flags) as cluster, cluster.client() as client:
         assert offer(cluster.process("server").address).address == f"127.0.0.1:{port}"
         assert port in train(client, "first")

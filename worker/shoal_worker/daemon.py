@@ -160,6 +160,7 @@ class Daemon:
             Unreachable: no coordinator answered for `retry_for_s` seconds.
             DuplicateMember: a live process has this name.
             WrongVersion: the coordinator has another version.
+            StartFailed: the coordinator asks for no tokens, and the worker was started without --insecure.
         """
         self._membership.start(retry_for_s=self._config.retry_for_s)
         self._thread.start()

@@ -4,8 +4,10 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import version
 from types import TracebackType
+from typing import NoReturn
 
 from shoal import errors
 from shoal._rpc.coordinator import CALL_TIMEOUT_S, CoordinatorClient
@@ -93,6 +95,7 @@ class MembershipClient:
             DuplicateMember: a live process has this id.
             WrongVersion: the coordinator has another version.
         """
+            StartFailed: the coordinator asks for no tokens, and this is a role without --insecure.
         deadline: float | None = None
         while True:
             try:
@@ -146,6 +149,8 @@ class MembershipClient:
     def _register(self, retry_for_s: float | None) -> None:
         reply = self._client.call(self._client.members.Register, self._request, retry_for_s=retry_for_s)
         self.tokens_required = bool(reply.token_key)
+        if self._client.credentials.closed and not reply.token_key:
+            self._refuse_open_cluster(reply.incarnation)
         if self._authorizer:
             self._authorizer.use_key(reply.token_key)
         self.incarnation = reply.incarnation
@@ -154,6 +159,19 @@ class MembershipClient:
 
     def _leave(self, timeout_s: float, cursor: Cursor | None = None, retry_for_s: float = 0.0) -> None:
         request = coordinator_pb2.LeaveRequest(
+    def _refuse_open_cluster(self, incarnation: int) -> NoReturn:
+        """Leaves a cluster that asks for no tokens: all could call this process, though its user did not ask for it."""
+        request = coordinator_pb2.LeaveRequest(member=self.member, incarnation=incarnation)
+        with suppress(errors.ShoalError):  # its heartbeat timeout will expire instead
+            self._client.call(self._client.members.Leave, request, timeout_s=1.0, retry_for_s=0)
+        role = coordinator_pb2.Role.Name(self._request.role).lower()
+        raise errors.StartFailed(
+            f"the coordinator at {self._client.address} asks for no tokens, so the {role} would answer all who can "
+            f"reach it. Start the coordinator without --insecure, or give --insecure (SHOAL_INSECURE=1) to the {role}, "
+            "too",
+            address=self._client.address,
+        )
+
             member=self.member, incarnation=self.incarnation, cursor=cursor.to_proto() if cursor else None
         )
         self._client.call(self._client.members.Leave, request, timeout_s=timeout_s, retry_for_s=retry_for_s)

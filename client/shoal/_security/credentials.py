@@ -39,15 +39,16 @@ class Credentials:
         tls: TLS settings of connections. None means connections without TLS.
         token: returns the token or the ticket for a call, or an empty string if the call has none.
         discard_token: called when a server has refused the token, so that `token` gets another one.
-        own_ports: whether a port of loopback without TLS must be of this user even if there is no token to send. A role
-            does what the coordinator says. If the coordinator is down, and its tokens are removed, another user who
-            takes its port could otherwise tell the role to ask for no tokens, or assign jobs to it.
+        closed: whether this is a role without --insecure. It joins no cluster that asks for no tokens. A port of
+            loopback without TLS must be of its user even if there is no token to send. A role does what the coordinator
+            says. If the coordinator is down, and its tokens are removed, another user who takes its port could
+            otherwise assign jobs to it.
     """
 
     tls: "TlsFiles | None" = None
     token: Callable[[], str] = no_token
     discard_token: Callable[[], None] = _keep
-    own_ports: bool = False
+    closed: bool = False
 
     def with_token(self, token: Callable[[], str], discard: Callable[[], None] = _keep) -> "Credentials":
         """Returns these credentials with another token."""
@@ -85,7 +86,7 @@ class Credentials:
             address: host:port.
             every_s: seconds for which a check is valid.
         """
-        return _unchecked if self.tls else PortCheck(address, every_s=every_s, always=self.own_ports)
+        return _unchecked if self.tls else PortCheck(address, every_s=every_s, always=self.closed)
 
     @classmethod
     def find(

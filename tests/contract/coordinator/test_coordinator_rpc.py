@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from shoal._checkpoint.catalogue import Catalogue
 from shoal._checkpoint.local_storage import LocalStorage
 from shoal._checkpoint.manifest import Manifest
 from shoal._rpc.membership import MembershipClient
+from shoal._security import Authorizer, Credentials
 from shoal.checkpoint_policy import NEVER, CheckpointPolicy
 from shoal.consistency import Synchronous
 from shoal.events import StateChanged, watch
@@ -203,6 +205,19 @@ def test_a_member_says_its_version(rig: Rig, monkeypatch: pytest.MonkeyPatch) ->
     request = members.RegisterRequest(role=members.SESSION, member="notebook")
     with pytest.raises(errors.WrongVersion), MembershipClient(rig.client, request) as member:
         member.start()
+
+
+def test_a_role_without_insecure_joins_no_cluster_without_tokens(rig: Rig) -> None:
+    """All users of the machine could call it, and nothing would say so."""
+    closed, authorizer = Credentials(closed=True), Authorizer()
+    request = members.RegisterRequest(role=members.SERVER, member="closed", address="10.0.0.1:7070")
+    with (
+        closing(_rpc.CoordinatorClient(rig.process.address, credentials=closed)) as client,
+        pytest.raises(errors.StartFailed, match=r"asks for no tokens.*or give --insecure .* to the server, too"),
+    ):
+        MembershipClient(client, request, authorizer=authorizer).start()
+    assert not authorizer.is_open
+    assert not rig.member_status()["closed"].alive
 
 
 @pytest.mark.parametrize("role", [members.SERVER, members.WORKER], ids=["server", "worker"])

@@ -252,7 +252,7 @@ class TestAnotherUserOnThePort:
     def test_a_role_without_a_token_does_not_register(self, address: str) -> None:
         """The coordinator was stopped, and has removed its tokens. The other user would assign jobs to the worker."""
         worker = coordinator_pb2.RegisterRequest(role=coordinator_pb2.WORKER, member="gpu-1")
-        presented = Credentials(own_ports=True).for_coordinator(address, AccessRole.WORKER)
+        presented = Credentials(closed=True).for_coordinator(address, AccessRole.WORKER)
         with (
             closing(CoordinatorClient(address, credentials=presented, retry_for_s=0)) as client,
             pytest.raises(errors.Unauthenticated, match=f"user 65534 listens on {address}"),
