@@ -1,10 +1,12 @@
 """Access to the cluster: the key that signs tokens, the tokens that admins made, and tickets for participants."""
 
+import hashlib
 import re
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -24,7 +26,7 @@ TICKET_S = 600.0
 # Seconds for which the tokens in the access file are valid. The coordinator writes the access file when it starts.
 LOCAL_S = 365 * 86_400.0
 MAX_VALID_S = 10 * 365 * 86_400.0
-MAX_TOKENS = catalogue.MAX_TOKENS.default
+MAX_TOKENS, MAX_REVOCATIONS = catalogue.MAX_TOKENS.default, catalogue.MAX_REVOCATIONS.default
 # The holder of the tokens of the access file.
 _LOCAL_NAME = "local"
 # Ids of what can be revoked though no admin made it: a certificate, and a token of the access file.
@@ -33,6 +35,25 @@ _UNLISTED = re.compile(rf"{ID_PREFIX}[0-9A-Fa-f]{{1,64}}|{_LOCAL_NAME}-[0-9a-f]{
 _LOCAL_ROLES = (AccessRole.ADMIN, AccessRole.WORKER, AccessRole.SERVER)
 
 Write = Callable[[Mapping[str, bytes | None]], None]
+
+
+class Revocations(NamedTuple):
+    """The revoked tokens of a cluster.
+
+    Attributes:
+        revision: a number that differs for other tokens, and is the same after a restart. 0 if there are none.
+        tokens: their ids, in order.
+    """
+
+    revision: int
+    tokens: tuple[str, ...]
+
+    @classmethod
+    def of(cls, tokens: frozenset[str]) -> "Revocations":
+        """Returns the revocations of these tokens."""
+        found = tuple(sorted(tokens))
+        digest = hashlib.sha256("\n".join(found).encode()).digest()
+        return cls(max(1, int.from_bytes(digest[:8])) if found else 0, found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +91,7 @@ class Access:
         verifier: checks the tokens of calls.
         public_key: the key with which servers check tickets.
         servers: the tokens that the coordinator presents to servers.
+        revocations: the revoked tokens that have not expired.
     """
 
     def __init__(self, records: Mapping[str, bytes], write: Write, clock: Callable[[], float]) -> None:
@@ -84,6 +106,7 @@ class Access:
         self.public_key = self.signer.public_key
         self.verifier = TokenVerifier(self.public_key, clock)
         self.servers = ServerTokens(self.signer, clock)
+        self.revocations = Revocations.of(frozenset())
         self._apply_revocations()
 
     def start(self) -> None:
@@ -162,18 +185,13 @@ class Access:
         if not 0 < valid_s <= MAX_VALID_S:
             raise errors.BadRequest(f"a token cannot be valid for {valid_s:g} s; give 1 to {MAX_VALID_S:.0f} seconds")
         with self._lock:
-            expired = [token.id for token in self._tokens.values() if token.expires_at <= self._clock()]
-            if len(self._listed()) >= MAX_TOKENS:
+            if sum(not _is_unlisted(token) for token in self._listed()) >= MAX_TOKENS:
                 raise catalogue.MAX_TOKENS.refusal(
-                    f"the cluster has {MAX_TOKENS} tokens",
+                    f"the cluster has {MAX_TOKENS} tokens that have not expired, with the revoked ones",
                     "give tokens that expire sooner, or use one token for several processes",
                 )
             made = TokenInfo(secrets.token_hex(8), name, AccessRole(role), self._clock() + valid_s)
-            removed = dict.fromkeys(map(record_keys.of_token, expired))
-            self._write({**removed, record_keys.of_token(made.id): _record(made)})
-            for token in expired:
-                del self._tokens[token]
-            self._tokens[made.id] = made
+            self._store([made])
         return made, self.signer.sign(Principal(name, made.role, made.id), valid_s=valid_s)
 
     def revoke(self, token: str) -> list[TokenInfo]:
@@ -184,6 +202,7 @@ class Access:
 
         Raises:
             BadRequest: there is no such token, or the text after `cert:` is not a serial number.
+            LimitExceeded: too many certificates and tokens of access files are revoked.
         """
         with self._lock:
             found = [each for each in self._tokens.values() if token in (each.id, each.name)]
@@ -200,8 +219,13 @@ class Access:
                     f"there is no token with the id or the name {token!r}; `shoal token ls` lists them"
                 )
             revoked = [replace(each, revoked=True) for each in found if not each.revoked]
-            self._write({record_keys.of_token(each.id): _record(each) for each in revoked})
-            self._tokens |= {each.id: each for each in revoked}
+            unlisted = sum(map(_is_unlisted, self._listed())) + sum(map(_is_unlisted, revoked))
+            if unlisted > MAX_REVOCATIONS and any(map(_is_unlisted, revoked)):
+                raise catalogue.MAX_REVOCATIONS.refusal(
+                    f"the cluster has {MAX_REVOCATIONS} revoked certificates and tokens of access files",
+                    "make a new CA (`shoal certs init`) and new certificates, so that the earlier ones cannot be used",
+                )
+            self._store(revoked)
             self._apply_revocations()
         return revoked
 
@@ -224,6 +248,16 @@ class Access:
                 f"the {principal.proof} of {principal} was revoked or has expired; log in with another one"
             )
 
+    def _store(self, changed: Sequence[TokenInfo]) -> None:
+        """Stores new or changed tokens, and forgets those that have expired."""
+        now = self._clock()
+        expired = [token.id for token in self._tokens.values() if token.expires_at <= now]
+        changes: dict[str, bytes | None] = dict.fromkeys(map(record_keys.of_token, expired))
+        self._write(changes | {record_keys.of_token(token.id): _record(token) for token in changed})
+        for token in expired:
+            del self._tokens[token]
+        self._tokens |= {token.id: token for token in changed}
+
     def _listed(self) -> list[TokenInfo]:
         now = self._clock()
         return [
@@ -235,7 +269,13 @@ class Access:
     def _apply_revocations(self) -> None:
         now = self._clock()
         revoked = (token.id for token in self._tokens.values() if token.revoked and token.expires_at > now)
-        self.verifier.revoke(frozenset(revoked))
+        self.revocations = Revocations.of(frozenset(revoked))
+        self.verifier.revoke(frozenset(self.revocations.tokens))
+
+
+def revocations_of(access: Access | None) -> Revocations:
+    """Returns the revoked tokens of a cluster; those of a cluster that asks for no tokens are none."""
+    return access.revocations if access else Revocations.of(frozenset())
 
 
 def _new_local_id() -> str:
@@ -245,6 +285,11 @@ def _new_local_id() -> str:
 def _is_local(token: TokenInfo) -> bool:
     """Returns whether a token is one of the access file."""
     return token.id.startswith(f"{_LOCAL_NAME}-")
+
+
+def _is_unlisted(token: TokenInfo) -> bool:
+    """Returns whether no admin made a token: it is a certificate, or one of the access file."""
+    return bool(_UNLISTED.fullmatch(token.id))
 
 
 def _unlisted(token: str, now: float) -> TokenInfo:
@@ -274,4 +319,14 @@ def _record(token: TokenInfo) -> bytes:
     ).SerializeToString(deterministic=True)
 
 
-__all__ = ["LOCAL_S", "MAX_TOKENS", "MAX_VALID_S", "TICKET_S", "Access", "TokenInfo"]
+__all__ = [
+    "LOCAL_S",
+    "MAX_REVOCATIONS",
+    "MAX_TOKENS",
+    "MAX_VALID_S",
+    "TICKET_S",
+    "Access",
+    "Revocations",
+    "TokenInfo",
+    "revocations_of",
+]

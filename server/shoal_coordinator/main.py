@@ -49,7 +49,7 @@ class CoordinatorOptions:
             envvar="SHOAL_HEARTBEAT_INTERVAL",
             help="Shortest time in seconds between two heartbeats of a member. The value must be less than half of "
             "--heartbeat-timeout. In a large cluster the coordinator uses a longer interval: one second for each 340 "
-            "members, but at most 10 s and at most a third of --heartbeat-timeout.",
+            "members, but at most 10 s and at most a third of --heartbeat-timeout. That of a server is at most 4 s.",
         ),
     ] = 0.5
     keep_finished_jobs: Annotated[

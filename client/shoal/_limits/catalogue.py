@@ -152,6 +152,13 @@ HOST_JOB_BYTES = _add(
 )
 MAX_MEMBERS = _add("MAX_MEMBERS", 100_000, "members", "a cluster", roles=_COORDINATOR, error=errors.Overloaded)
 MAX_TOKENS = _add("MAX_TOKENS", 10_000, "tokens", "a cluster's tokens that have not expired", roles=_COORDINATOR)
+MAX_REVOCATIONS = _add(
+    "MAX_REVOCATIONS",
+    10_000,
+    "revocations",
+    "a cluster's revoked certificates and revoked tokens of access files",
+    roles=_COORDINATOR,
+)
 
 _add = _group("Calls", errors.Overloaded)
 MESSAGE_S = _add(

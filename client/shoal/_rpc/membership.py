@@ -38,7 +38,7 @@ class MembershipClient:
         on_incarnation: called with each new incarnation, the first included, before the next heartbeat.
         on_end: called when an incarnation ends, by fencing or by `renew`, before the next one starts.
         authorizer: learns the key of the cluster's tokens from each registration, and which of them were revoked from
-            heartbeats. None if this process answers no calls that need a token.
+            registrations and heartbeats. None if this process answers no calls that need a token.
         load: called for each heartbeat of a server. It returns the number of shards, their bytes, and the load.
 
     Attributes:
@@ -64,6 +64,7 @@ class MembershipClient:
         self._request.version = version("shoal")
         self._on_reply, self._on_incarnation, self._on_end, self._load = on_reply, on_incarnation, on_end, load
         self._authorizer, self.tokens_required = authorizer, False
+        self._revoked_revision = 0  # of the revoked tokens that the authorizer knows
         self._stopped = threading.Event()
         self._wake = threading.Event()
         # Requests a new incarnation. The heartbeat thread starts it, so that no heartbeat is in progress then.
@@ -94,8 +95,8 @@ class MembershipClient:
             Unreachable: the coordinator did not answer for `retry_for_s` seconds.
             DuplicateMember: a live process has this id.
             WrongVersion: the coordinator has another version.
-        """
             StartFailed: the coordinator asks for no tokens, and this is a role without --insecure.
+        """
         deadline: float | None = None
         while True:
             try:
@@ -148,17 +149,16 @@ class MembershipClient:
 
     def _register(self, retry_for_s: float | None) -> None:
         reply = self._client.call(self._client.members.Register, self._request, retry_for_s=retry_for_s)
-        self.tokens_required = bool(reply.token_key)
         if self._client.credentials.closed and not reply.token_key:
             self._refuse_open_cluster(reply.incarnation)
+        self.tokens_required = bool(reply.token_key)
         if self._authorizer:
-            self._authorizer.use_key(reply.token_key)
+            self._authorizer.use_key(reply.token_key, reply.revoked_tokens)
+        self._revoked_revision = reply.revoked_revision
         self.incarnation = reply.incarnation
         self.pace.answered(self.pace.now, reply.heartbeat_interval_s)
         self._on_incarnation(reply.incarnation)
 
-    def _leave(self, timeout_s: float, cursor: Cursor | None = None, retry_for_s: float = 0.0) -> None:
-        request = coordinator_pb2.LeaveRequest(
     def _refuse_open_cluster(self, incarnation: int) -> NoReturn:
         """Leaves a cluster that asks for no tokens: all could call this process, though its user did not ask for it."""
         request = coordinator_pb2.LeaveRequest(member=self.member, incarnation=incarnation)
@@ -172,6 +172,8 @@ class MembershipClient:
             address=self._client.address,
         )
 
+    def _leave(self, timeout_s: float, cursor: Cursor | None = None, retry_for_s: float = 0.0) -> None:
+        request = coordinator_pb2.LeaveRequest(
             member=self.member, incarnation=self.incarnation, cursor=cursor.to_proto() if cursor else None
         )
         self._client.call(self._client.members.Leave, request, timeout_s=timeout_s, retry_for_s=retry_for_s)
@@ -225,15 +227,19 @@ class MembershipClient:
         self.heartbeat_now()
 
     def _send_heartbeat(self) -> None:
-        request = coordinator_pb2.HeartbeatRequest(member=self.member, incarnation=self.incarnation)
+        request = coordinator_pb2.HeartbeatRequest(
+            member=self.member, incarnation=self.incarnation, revoked_revision=self._revoked_revision
+        )
         if self._load:
             request.shards, request.bytes, load = self._load()
             request.load.CopyFrom(load.to_proto())
         sent_at, timeout_s = self.pace.now, max(1.0, self.pace.interval_s)
         reply = self._client.call(self._client.members.Heartbeat, request, timeout_s=timeout_s, retry_for_s=0)
         self.pace.answered(sent_at, reply.heartbeat_interval_s)
-        if self._authorizer:
-            self._authorizer.revoke(reply.revoked_tokens)
+        if reply.revoked_revision != self._revoked_revision:
+            if self._authorizer:
+                self._authorizer.revoke(reply.revoked_tokens)
+            self._revoked_revision = reply.revoked_revision
         self._on_reply(reply)
 
 

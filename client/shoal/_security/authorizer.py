@@ -41,8 +41,13 @@ class Authorizer:
         """Requires tokens that this verifier accepts."""
         self._verifier, self._open = verifier, False
 
-    def use_key(self, key: bytes) -> None:
+    def use_key(self, key: bytes, revoked: Iterable[str]) -> None:
         """Requires tokens that this public key verifies. An empty key allows all calls.
+
+        Args:
+            key: the public key.
+            revoked: ids of the tokens that are refused from the first call on. A server that registers again may have
+                calls that wait, whose tokens were revoked meanwhile. So this counts as a revocation.
 
         Raises:
             BadRequest: the key is not valid.
@@ -52,7 +57,10 @@ class Authorizer:
             return
         from shoal._security.tokens import TokenVerifier  # noqa: PLC0415 - cryptography is slow to import
 
-        self.require(TokenVerifier(key, server=self._server))
+        verifier = TokenVerifier(key, server=self._server)
+        verifier.revoke(frozenset(revoked))
+        self.require(verifier)
+        self._on_revoked()
 
     def revoke(self, tokens: Iterable[str]) -> None:
         """Sets the ids of the tokens that are refused."""

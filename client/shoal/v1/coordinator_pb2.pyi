@@ -112,17 +112,26 @@ class RegisterReply(_message.Message):
     HEARTBEAT_TIMEOUT_S_FIELD_NUMBER: _builtins.int
     HEARTBEAT_INTERVAL_S_FIELD_NUMBER: _builtins.int
     TOKEN_KEY_FIELD_NUMBER: _builtins.int
+    REVOKED_TOKENS_FIELD_NUMBER: _builtins.int
+    REVOKED_REVISION_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """The number of this life of the member. All further calls carry it."""
     heartbeat_timeout_s: _builtins.float
     """Seconds without a heartbeat after which the coordinator counts the member as lost."""
     heartbeat_interval_s: _builtins.float
     """The longest time in seconds from one heartbeat or report to the next. It is at most a third of the heartbeat
-    timeout, unless the operator chose a longer interval. The interval grows with the number of members. Each reply to
-    a heartbeat or a report has the interval that applies from then on.
+    timeout, unless the operator chose a longer interval. The interval grows with the number of members. That of a
+    server is at most 4 s, so that it learns of revoked tokens. Each reply to a heartbeat or a report has the interval
+    that applies from then on.
     """
     token_key: _builtins.bytes
     """The Ed25519 public key with which a server checks tickets: 32 bytes. Empty if the cluster asks for no tokens."""
+    revoked_revision: _builtins.int
+    """The revision of these ids, for HeartbeatRequest."""
+    @_builtins.property
+    def revoked_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of the tokens that were revoked and have not expired. Tickets made for them are refused."""
+
     def __init__(
         self,
         *,
@@ -130,10 +139,12 @@ class RegisterReply(_message.Message):
         heartbeat_timeout_s: _builtins.float = ...,
         heartbeat_interval_s: _builtins.float = ...,
         token_key: _builtins.bytes = ...,
+        revoked_tokens: _abc.Iterable[_builtins.str] | None = ...,
+        revoked_revision: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_interval_s", b"heartbeat_interval_s", "heartbeat_timeout_s", b"heartbeat_timeout_s", "incarnation", b"incarnation", "token_key", b"token_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_interval_s", b"heartbeat_interval_s", "heartbeat_timeout_s", b"heartbeat_timeout_s", "incarnation", b"incarnation", "revoked_revision", b"revoked_revision", "revoked_tokens", b"revoked_tokens", "token_key", b"token_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -150,6 +161,7 @@ class HeartbeatRequest(_message.Message):
     SHARDS_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
+    REVOKED_REVISION_FIELD_NUMBER: _builtins.int
     member: _builtins.str
     incarnation: _builtins.int
     """The member's incarnation, from RegisterReply."""
@@ -157,6 +169,8 @@ class HeartbeatRequest(_message.Message):
     """The number of shards on a server. 0 for other members."""
     bytes: _builtins.int
     """The bytes of these shards. 0 for other members."""
+    revoked_revision: _builtins.int
+    """The revision of the revoked tokens that the member knows, from the latest reply. 0 if it knows of none."""
     @_builtins.property
     def load(self) -> Global___ServerLoad:
         """The work of a server. Not set by other members."""
@@ -169,10 +183,11 @@ class HeartbeatRequest(_message.Message):
         shards: _builtins.int = ...,
         bytes: _builtins.int = ...,
         load: Global___ServerLoad | None = ...,
+        revoked_revision: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "incarnation", b"incarnation", "load", b"load", "member", b"member", "shards", b"shards"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "incarnation", b"incarnation", "load", b"load", "member", b"member", "revoked_revision", b"revoked_revision", "shards", b"shards"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -268,6 +283,7 @@ class HeartbeatReply(_message.Message):
     SUBMITTER_FIELD_NUMBER: _builtins.int
     REVOKED_TOKENS_FIELD_NUMBER: _builtins.int
     SUBMITTER_ROLE_FIELD_NUMBER: _builtins.int
+    REVOKED_REVISION_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     """The job that the worker should work on. If empty, the worker stops what it runs."""
     assignment: _builtins.int
@@ -282,9 +298,13 @@ class HeartbeatReply(_message.Message):
     """The access role of that job's submitter, admin or submitter, by which the worker allows programs. Empty if the
     coordinator does not know it, as in a cluster that asks for no tokens.
     """
+    revoked_revision: _builtins.int
+    """The revision of the revoked tokens. It is the same after a restart of the coordinator. 0 if none is revoked."""
     @_builtins.property
     def revoked_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """For servers: ids of the tokens that were revoked and have not expired. Tickets made for them are refused."""
+        """Ids of all tokens that were revoked and have not expired. Tickets made for them are refused. Empty if the member
+        knows this revision already.
+        """
 
     def __init__(
         self,
@@ -296,10 +316,11 @@ class HeartbeatReply(_message.Message):
         submitter: _builtins.str = ...,
         revoked_tokens: _abc.Iterable[_builtins.str] | None = ...,
         submitter_role: _builtins.str = ...,
+        revoked_revision: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "heartbeat_interval_s", b"heartbeat_interval_s", "job", b"job", "program", b"program", "revoked_tokens", b"revoked_tokens", "submitter", b"submitter", "submitter_role", b"submitter_role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "heartbeat_interval_s", b"heartbeat_interval_s", "job", b"job", "program", b"program", "revoked_revision", b"revoked_revision", "revoked_tokens", b"revoked_tokens", "submitter", b"submitter", "submitter_role", b"submitter_role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

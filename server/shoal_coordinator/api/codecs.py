@@ -18,6 +18,7 @@ from shoal.status import (
     Timings,
 )
 from shoal.v1 import coordinator_pb2, job_pb2
+from shoal_coordinator.access import Revocations
 from shoal_coordinator.cluster import ListedJob, token_after_job, token_after_member
 from shoal_coordinator.messages import Assignment, progress_message, state_code
 
@@ -70,16 +71,24 @@ def timings_message(timings: Timings) -> job_pb2.GetTimingsReply:
     return job_pb2.GetTimingsReply(workers=workers, staleness=timings.staleness)
 
 
-def assignment_message(assignment: Assignment, interval_s: float) -> coordinator_pb2.HeartbeatReply:
-    """Encodes what a worker should work on, and the seconds to its next heartbeat."""
-    return coordinator_pb2.HeartbeatReply(
-        job=assignment.job,
-        assignment=assignment.number,
-        program=assignment.program,
-        submitter=assignment.submitter,
-        submitter_role=assignment.submitter_role,
-        heartbeat_interval_s=interval_s,
-    )
+def heartbeat_message(
+    assignment: Assignment | None, interval_s: float, revocations: Revocations, known_revision: int
+) -> coordinator_pb2.HeartbeatReply:
+    """Encodes the reply to a heartbeat.
+
+    Args:
+        assignment: what a worker should work on; None for nothing.
+        interval_s: the seconds to its next heartbeat.
+        revocations: the revoked tokens.
+        known_revision: the revision of them that the member knows. It is sent the tokens only if there is another one.
+    """
+    reply = coordinator_pb2.HeartbeatReply(heartbeat_interval_s=interval_s, revoked_revision=revocations.revision)
+    if known_revision != revocations.revision:
+        reply.revoked_tokens.extend(revocations.tokens)
+    if assignment:
+        reply.job, reply.assignment, reply.program = assignment.job, assignment.number, assignment.program
+        reply.submitter, reply.submitter_role = assignment.submitter, assignment.submitter_role
+    return reply
 
 
 def lease_message(answer: Lease | NoRange) -> job_pb2.LeaseReply:

@@ -19,12 +19,12 @@ from shoal.status import ClusterStatus, Evaluation, ServerLoad, StepTiming
 from shoal.v1 import coordinator_pb2 as members_pb
 from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc
 from shoal.v1 import job_pb2 as pb
-from shoal_coordinator.access import Access
+from shoal_coordinator.access import Access, revocations_of
 from shoal_coordinator.api import checks, codecs
 from shoal_coordinator.api.callers import registration_of, submitter_of, submitter_role
 from shoal_coordinator.api.entry import Descriptions, JoinHandler, Placements
 from shoal_coordinator.api.tokens import check_member_role, for_itself, of_its_job
-from shoal_coordinator.cluster import JobLimits, job_before, member_after, page_size
+from shoal_coordinator.cluster import JobLimits, interval_told_s, job_before, member_after, page_size
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.member_owners import speaks_for
 from shoal_coordinator.messages import event_message, events
@@ -60,11 +60,14 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         check_member_role(request)
         member = self._coordinator.handle(events.RegistrationReceived(registration_of(request)))
         _log.info("registered", member=request.member, incarnation=member.incarnation, address=request.address)
+        interval_s, revoked = self._coordinator.heartbeat_interval_s, revocations_of(self._access)
         return members_pb.RegisterReply(
             incarnation=member.incarnation,
             heartbeat_timeout_s=self._timeout_s,
-            heartbeat_interval_s=self._coordinator.heartbeat_interval_s,
+            heartbeat_interval_s=interval_told_s(interval_s, server=request.role == members_pb.SERVER),
             token_key=self._access.public_key if self._access else b"",
+            revoked_tokens=revoked.tokens,
+            revoked_revision=revoked.revision,
         )
 
     @_rpc.servicer
@@ -74,11 +77,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             checks.check_load(load)
         heartbeat = events.HeartbeatReceived(request.member, request.incarnation, request.shards, request.bytes, load)
         assignment = self._coordinator.handle(heartbeat, speaks_for(_rpc.caller(), request.member))
-        interval_s = self._coordinator.heartbeat_interval_s
-        revoked = self._access.revoked if self._access else ()
-        if assignment is None:
-            return members_pb.HeartbeatReply(heartbeat_interval_s=interval_s, revoked_tokens=revoked)
-        return codecs.assignment_message(assignment, interval_s)
+        interval_s = interval_told_s(self._coordinator.heartbeat_interval_s, server=load is not None)
+        return codecs.heartbeat_message(assignment, interval_s, revocations_of(self._access), request.revoked_revision)
 
     @_rpc.servicer
     def Leave(self, request: members_pb.LeaveRequest, _: grpc.ServicerContext) -> members_pb.LeaveReply:

@@ -6,6 +6,7 @@ imports only two packages of the coordinator: `job` and `messages`.
 """
 
 from shoal_coordinator.cluster.expiry_breaker import ExpiryHold
+from shoal_coordinator.cluster.heartbeat_interval import interval_told_s
 from shoal_coordinator.cluster.job_limits import JobLimits
 from shoal_coordinator.cluster.listing import (
     PAGE_SIZE,
@@ -37,6 +38,7 @@ __all__ = [
     "Member",
     "PlacementPolicy",
     "assign_shards",
+    "interval_told_s",
     "job_before",
     "member_after",
     "page_size",

@@ -9,6 +9,14 @@ _LARGEST_PART = 1 / 3
 # The longest interval in seconds, however long the timeout: workers learn from heartbeats that their job was cancelled,
 # and servers clean up.
 LONGEST_S = 10.0
+# The longest interval of a server. Pulls of a revoked token that wait at a server end with its next heartbeat, within
+# 5 s of the revocation. Servers are few beside the workers.
+SERVER_LONGEST_S = 4.0
+
+
+def interval_told_s(interval_s: float, *, server: bool) -> float:
+    """Returns the interval that one member is told, from that of all members. A server may have a shorter one."""
+    return min(interval_s, SERVER_LONGEST_S) if server else interval_s
 
 
 def heartbeat_interval_s(members: int, timeout_s: float, shortest_s: float) -> float:

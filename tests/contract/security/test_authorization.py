@@ -20,6 +20,7 @@ from shoal._security import (
     PERMISSIONS,
     AccessFile,
     AccessRole,
+    Authorizer,
     Credentials,
     Principal,
     authorization,
@@ -297,6 +298,35 @@ def test_a_revoked_token_is_refused_everywhere(rig: SecureRig) -> None:
             client.call(client.jobs.List, job_pb2.ListRequest(), retry_for_s=0)
     finally:
         client.close()
+
+
+def test_a_member_knows_the_revoked_tokens_from_its_registration(rig: SecureRig) -> None:
+    """Until its first heartbeat, it would answer their holders. It gets them again only when there are others."""
+    made, _ = rig.access.create("early", "submitter", 60)
+    rig.access.revoke(made.id)
+    daemon = calling(rig, rig.token(AccessRole.WORKER))
+    try:
+        asked = coordinator_pb2.RegisterRequest(role=coordinator_pb2.WORKER, member="late", process="p")
+        known = daemon.call(daemon.members.Register, asked, retry_for_s=0)
+        assert made.id in known.revoked_tokens
+        authorizer, told = Authorizer(), list[Any]()
+        authorizer.on_revoked(lambda: told.append(authorizer.verifier))
+        authorizer.use_key(known.token_key, known.revoked_tokens)
+        [verifier] = told
+        assert verifier
+        assert verifier.revoked == set(known.revoked_tokens)
+
+        beat = coordinator_pb2.HeartbeatRequest(member="late", incarnation=known.incarnation)
+        beat.revoked_revision = known.revoked_revision
+        assert not daemon.call(daemon.members.Heartbeat, beat, retry_for_s=0).revoked_tokens
+        rig.access.revoke("cert:123")
+        reply = daemon.call(daemon.members.Heartbeat, beat, retry_for_s=0)
+        assert set(reply.revoked_tokens) == {*known.revoked_tokens, "cert:123"}
+        assert reply.revoked_revision != known.revoked_revision
+        left = coordinator_pb2.LeaveRequest(member="late", incarnation=known.incarnation)
+        daemon.call(daemon.members.Leave, left, retry_for_s=0)
+    finally:
+        daemon.close()
 
 
 def test_revoked_tokens_of_the_access_file_are_replaced() -> None:

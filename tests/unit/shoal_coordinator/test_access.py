@@ -1,12 +1,13 @@
 """The tokens of a cluster, by a fake clock: when what was made from a token ends, and what a restart keeps."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
 from shoal import errors
 from shoal._security import AccessRole, Authorizer
-from shoal_coordinator.access import LOCAL_S, TICKET_S, Access
+from shoal_coordinator.access import LOCAL_S, MAX_VALID_S, TICKET_S, Access
 
 
 class Clock:
@@ -111,3 +112,45 @@ def test_a_certificate_is_revoked_by_its_serial_number_only(access: Access, seri
         access.revoke(f"cert:{serial}")
     assert len(refused.value.message) < 200
     assert not access.tokens()
+
+
+def test_the_revision_of_revoked_tokens_differs_for_other_tokens_only(
+    access: Access, records: Records, clock: Clock
+) -> None:
+    revisions = [access.revocations.revision]
+    for serial in ("1a", "2b", "2b"):
+        access.revoke(f"cert:{serial}")
+        revisions.append(access.revocations.revision)
+    assert revisions[0] == 0
+    assert len(set(revisions)) == 3
+    assert access.revocations.tokens == ("cert:1a", "cert:2b")
+    assert started(records, clock).revocations == access.revocations
+
+
+def test_revoked_certificates_take_no_place_of_a_token(access: Access, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal_coordinator.access.MAX_TOKENS", 1)
+    for serial in range(3):
+        access.revoke(f"cert:{serial}")
+    ann, _ = access.create("ann", "reader", 60.0)
+    with pytest.raises(errors.LimitExceeded, match="1 tokens that have not expired, with the revoked ones"):
+        access.create("bob", "reader", 60.0)
+    assert access.revoke("ann") == [replace(ann, revoked=True)]
+
+
+def test_revocations_of_certificates_are_limited(
+    access: Access, records: Records, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is sent to every member. The tokens of admins have a limit of their own, so they can be revoked."""
+    monkeypatch.setattr("shoal_coordinator.access.MAX_REVOCATIONS", 2)
+    access.create("ann", "reader", 60.0)
+    for serial in ("1", "2", "2"):
+        access.revoke(f"cert:{serial}")
+    for more in ("cert:3", "local-01234567"):
+        with pytest.raises(errors.LimitExceeded, match="2 revoked certificates and tokens of access files"):
+            access.revoke(more)
+    assert len(access.revoke("ann")) == 1
+    assert access.revoke("cert:1") == []
+    clock.now += MAX_VALID_S
+    access.revoke("cert:3")
+    assert access.revocations.tokens == ("cert:3",)
+    assert len(records) == 2, "expired ones are forgotten"

@@ -10,7 +10,12 @@ from shoal.consistency import Synchronous
 from shoal.job import Job
 from shoal.status import Role
 from shoal_coordinator.cluster import ClusterPolicy, membership
-from shoal_coordinator.cluster.heartbeat_interval import CALLS_PER_S, LONGEST_S, heartbeat_interval_s
+from shoal_coordinator.cluster.heartbeat_interval import (
+    CALLS_PER_S,
+    LONGEST_S,
+    heartbeat_interval_s,
+    interval_told_s,
+)
 from shoal_coordinator.cluster.membership import Member, Membership
 from shoal_coordinator.messages import Registration, events
 from support.clusters.cluster_rig import Rig
@@ -36,6 +41,12 @@ def worker(number: int) -> Registration:
 )
 def test_bounds(members: int, timeout_s: float, interval_s: float) -> None:
     assert heartbeat_interval_s(members, timeout_s, 0.5) == pytest.approx(interval_s)
+
+
+def test_a_server_of_any_cluster_learns_of_a_revoked_token_within_five_seconds() -> None:
+    for interval_s in (0.5, 3.0, 4.9, LONGEST_S):  # a heartbeat comes after at most one interval; see HeartbeatPace
+        assert interval_told_s(interval_s, server=True) == min(interval_s, 4.0)
+        assert interval_told_s(interval_s, server=False) == interval_s
 
 
 @pytest.mark.parametrize("timeout_s", [5.0, 10.0, 60.0])
