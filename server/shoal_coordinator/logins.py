@@ -1,7 +1,7 @@
 """Logins of the page: short-lived single-use codes of login links, and the sessions of browsers.
 
-A session is a token that only the page accepts. The coordinator's key signs it, so it outlives a restart. A code is a
-random text. This module keeps only its hash, and only in memory.
+Both are random texts. This module keeps only their hashes, and only in memory. So a session that has logged out never
+becomes valid again, and a restart of the coordinator ends all sessions.
 """
 
 import hashlib
@@ -18,7 +18,6 @@ from shoal_coordinator.access import Access
 # Seconds for which a login link can be used, and for which a browser stays logged in.
 CODE_S, SESSION_S = 600.0, 12 * 3_600.0
 _RANDOM_BYTES = 24
-_AUDIENCE = "page"
 # The roles that people have. The tokens of processes, and tickets, are not for the page.
 _ROLES = (AccessRole.ADMIN, AccessRole.SUBMITTER, AccessRole.READER)
 _LOG_IN = "log in first: open the link that `shoal page` prints, or give a token"
@@ -35,8 +34,9 @@ class Logins:
     def __init__(self, access: Access, clock: Callable[[], float]) -> None:
         self._access, self._clock = access, clock
         self._lock = threading.Lock()  # guards the next two
-        self._codes: OrderedDict[bytes, tuple[Principal, float]] = OrderedDict()  # by hash, with the time of expiry
-        self._ended: OrderedDict[bytes, None] = OrderedDict()  # hashes of the sessions that have logged out
+        # By hash, oldest first, with the time of expiry.
+        self._codes: OrderedDict[bytes, tuple[Principal, float]] = OrderedDict()
+        self._sessions: dict[bytes, tuple[Principal, float]] = {}
 
     def new_code(self, principal: Principal) -> str:
         """Returns a code that logs a browser in as this caller, once, within `CODE_S` seconds."""
@@ -50,7 +50,7 @@ class Logins:
     def log_in(
         self, *, code: str = "", token: str = "", on_identified: Callable[[Principal], object] = bool
     ) -> tuple[str, Principal]:
-        """Begins a session.
+        """Begins a session. If the token has too many of them, its oldest one ends.
 
         Args:
             code: the code of a login link.
@@ -71,22 +71,20 @@ class Logins:
             on_identified(principal)
         _check_role(principal)
         self._access.check_valid(principal)
-        return self._access.signer.sign(principal, valid_s=SESSION_S, audience=_AUDIENCE), principal
+        session, now = secrets.token_urlsafe(_RANDOM_BYTES), self._clock()
+        with self._lock:
+            # Each token has a limit of its own, so that nobody ends the sessions of others.
+            self._sessions = {key: it for key, it in self._sessions.items() if it[1] > now}
+            own = [key for key, (other, _) in self._sessions.items() if other.token == principal.token]
+            if len(own) >= catalogue.PAGE_LOGINS.default:
+                del self._sessions[own[0]]
+            self._sessions[_hash(session)] = principal, now + SESSION_S
+        return session, principal
 
     def log_out(self, session: str) -> None:
-        """Ends a session, until the coordinator is started again.
-
-        A text that proves no session is not remembered. Otherwise anybody could send so many that a session which has
-        ended is forgotten, and is valid again.
-        """
-        try:
-            self._access.verifier.identify(session, audience=_AUDIENCE)
-        except errors.ShoalError:
-            return
+        """Ends a session. A text that proves no session has no effect."""
         with self._lock:
-            self._ended[_hash(session)] = None
-            if len(self._ended) > catalogue.PAGE_LOGOUTS.default:
-                self._ended.popitem(last=False)
+            self._sessions.pop(_hash(session), None)
 
     def principal(
         self, *, session: str = "", token: str = "", on_identified: Callable[[Principal], object] = bool
@@ -107,13 +105,15 @@ class Logins:
             _check_role(principal)
             return principal
         with self._lock:
-            ended = not session or _hash(session) in self._ended
-        if ended:
+            found, expires_at = self._sessions.get(_hash(session), (None, 0.0))
+        if found is None:
             raise errors.Unauthenticated(_LOG_IN)
-        principal = self._access.verifier.identify(session, audience=_AUDIENCE, on_identified=on_identified)
-        _check_role(principal)
-        self._access.check_valid(principal)
-        return principal
+        on_identified(found)
+        if self._clock() >= expires_at:
+            raise errors.Unauthenticated(_LOG_IN)
+        self._access.verifier.check(found)  # its errors say more
+        self._access.check_valid(found)
+        return found
 
     def _of_code(self, code: str) -> Principal:
         with self._lock:

@@ -193,7 +193,8 @@ MEMORY_PERCENT = _add(
     "the memory of the process; beyond it, the process ends calls whose message has not arrived",
 )
 MAX_WAITING_PULLS = _add("MAX_WAITING_PULLS", 16_384, "pulls", "the waiting pulls of a job on a server", roles=_SERVER)
-WATCHERS = _add("WATCHERS", 64, "calls", "the calls that watch jobs", roles=_COORDINATOR)
+WATCHERS = _add("WATCHERS", 256, "calls", "the calls that watch jobs", roles=_COORDINATOR)
+CALLER_WATCHERS = _add("CALLER_WATCHERS", 64, "calls", "the calls of one caller that watch jobs", roles=_COORDINATOR)
 
 _add = _group("Connections", errors.Overloaded)
 CONNECTIONS = _add("CONNECTIONS", 16_384, "connections", "the gRPC port of a role", roles=(), excess="closed by gRPC")
@@ -201,7 +202,8 @@ LANES = _add("LANES", 1_024, "lanes", "a server", roles=_SERVER, option="--lanes
 HOST_LANES = _add("HOST_LANES", 768, "lanes", "one host at a server", roles=_SERVER, option="--host-lanes")
 PAGE_CONNECTIONS = _add("PAGE_CONNECTIONS", 256, "connections", "the page", roles=_COORDINATOR)
 HOST_PAGE_CONNECTIONS = _add("HOST_PAGE_CONNECTIONS", 192, "connections", "one host at the page", roles=_COORDINATOR)
-PAGE_STREAMS = _add("PAGE_STREAMS", 32, "streams", "the open pages", roles=_COORDINATOR)
+PAGE_STREAMS = _add("PAGE_STREAMS", 64, "streams", "the open pages", roles=_COORDINATOR)
+CALLER_PAGE_STREAMS = _add("CALLER_PAGE_STREAMS", 16, "streams", "the open pages of one caller", roles=_COORDINATOR)
 PAGE_REQUESTS = _add("PAGE_REQUESTS", 72, "requests", "the page's requests at a time", roles=_COORDINATOR)
 PAGE_STORAGE_REQUESTS = _add(
     "PAGE_STORAGE_REQUESTS",
@@ -210,7 +212,9 @@ PAGE_STORAGE_REQUESTS = _add(
     "the page's requests to the checkpoint storage at a time",
     roles=_COORDINATOR,
 )
-PAGE_LOGOUTS = _add("PAGE_LOGOUTS", 1_024, "logouts", "the page", roles=(), excess="the oldest logout is forgotten")
+PAGE_LOGINS = _add(
+    "PAGE_LOGINS", 16, "logins", "a token or certificate at the page", roles=(), excess="the oldest login ends"
+)
 PAGE_LOGIN_CODES = _add(
     "PAGE_LOGIN_CODES", 64, "links", "the page", roles=(), excess="the oldest link is no longer valid"
 )

@@ -57,8 +57,8 @@ class TokenSigner:
             principal: whom the token identifies.
             valid_s: seconds until the token expires. It expires earlier if `principal.expires_at` is earlier, so a
                 ticket or a login never outlives the token for which it was made.
-            audience: the only place that accepts the token, such as the page. Empty for calls, except those of the
-                coordinator: `server_audience` of the server.
+            audience: the only place that accepts the token. Empty, except for calls of the coordinator:
+                `server_audience` of the server.
 
         Returns:
             The token, in letters, digits, dots, - and _.
@@ -75,7 +75,7 @@ class TokenSigner:
         if principal.expires_at < math.inf:
             claims["until"] = int(principal.expires_at)
         if audience:
-            claims |= {"aud": audience, "sid": secrets.token_hex(8)}  # so that no two logins are the same
+            claims |= {"aud": audience, "sid": secrets.token_hex(8)}  # so that no two tokens are the same
         if principal.job:
             claims |= {"job": principal.job, "life": principal.incarnation}
         return jwt.encode(claims, self._key, algorithm=_ALGORITHM)
@@ -83,7 +83,7 @@ class TokenSigner:
 
 def server_audience(member: str) -> str:
     """Returns the audience of the coordinator's token for the server with this member id."""
-    return f"server:{member}"  # the prefix keeps it apart from the audience of the page
+    return f"server:{member}"
 
 
 class TokenVerifier:

@@ -87,15 +87,15 @@ def test_the_oldest_code_goes_beyond_the_limit(logins: Logins) -> None:
     assert logins.log_in(code=codes[1])[1] == logins.log_in(code=codes[-1])[1] == ANN
 
 
-def test_a_session_outlives_a_restart_and_is_no_token(logins: Logins, access: Access, clock: Clock) -> None:
+def test_a_restart_ends_a_session_which_is_no_token(logins: Logins, access: Access, clock: Clock) -> None:
     session, _ = logins.log_in(code=logins.new_code(ANN))
-    assert Logins(access, clock).principal(session=session) == ANN
+    for refused in (Logins(access, clock), logins):
+        with pytest.raises(errors.Unauthenticated):
+            refused.principal(session=session if refused is not logins else access.signer.sign(ANN, valid_s=60))
     with pytest.raises(errors.Unauthenticated):
         access.verifier.identify(session)
     with pytest.raises(errors.Unauthenticated):
         logins.principal(token=session)
-    with pytest.raises(errors.Unauthenticated):
-        logins.principal(session=access.signer.sign(ANN, valid_s=60))
 
 
 def test_a_session_that_has_logged_out_is_over(logins: Logins) -> None:
@@ -107,13 +107,26 @@ def test_a_session_that_has_logged_out_is_over(logins: Logins) -> None:
         logins.principal(session=session)
 
 
-def test_made_up_sessions_do_not_revive_one_that_has_logged_out(logins: Logins) -> None:
+def test_other_logouts_do_not_revive_a_session_that_has_logged_out(logins: Logins) -> None:
     session, _ = logins.log_in(code=logins.new_code(ANN))
     logins.log_out(session)
-    for number in range(catalogue.PAGE_LOGOUTS.default + 1):
-        logins.log_out(f"made-up-{number}")
+    for _ in range(1_100):
+        logins.log_out("made up")
+        logins.log_out(logins.log_in(code=logins.new_code(ANN))[0])
     with pytest.raises(errors.Unauthenticated):
         logins.principal(session=session)
+
+
+def test_a_token_with_too_many_sessions_loses_its_oldest_one(logins: Logins) -> None:
+    bob = Principal("bob", AccessRole.READER, "local-2")
+    other, _ = logins.log_in(code=logins.new_code(bob))
+    first, second, *_, last = (
+        logins.log_in(code=logins.new_code(ANN))[0] for _ in range(catalogue.PAGE_LOGINS.default + 1)
+    )
+    with pytest.raises(errors.Unauthenticated, match="log in first"):
+        logins.principal(session=first)
+    assert logins.principal(session=second) == logins.principal(session=last) == ANN
+    assert logins.principal(session=other) == bob
 
 
 def test_a_session_stays_ended_when_the_record_of_its_token_is_removed(
