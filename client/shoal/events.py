@@ -11,6 +11,10 @@ from shoal._system import check_count, check_seconds, check_type
 from shoal.status import Evaluation, JobState, Progress, SavedCheckpoint
 from shoal.v1 import job_pb2
 
+# Errors after which a stream begins again. A call that follows a job also waits until fewer others watch jobs.
+_BROKEN = (errors.Unreachable, errors.Unauthenticated)
+_PASSING = (*_BROKEN, errors.Overloaded)
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -158,8 +162,7 @@ def watch(
     When a stream breaks, the next one starts after the last event received, as soon as the coordinator answers again.
 
     Args:
-        coordinator: client of the coordinator.
-        job: name of the job.
+        coordinator, job: client of the coordinator, and the name of the job.
         after: sequence number of the last event to leave out; 0 starts with the oldest event.
         follow: whether to wait for more events until the job has ended. Otherwise the stream ends with the last event
             so far.
@@ -174,6 +177,7 @@ def watch(
         BadRequest: `after` is not a whole number, or `timeout_s` is not a number.
         UnknownJob: there is no such job, or it was dropped.
         Unauthenticated: the token or the certificate has ended, and was not replaced.
+        Overloaded: `follow` is false, and too many other calls watch jobs.
         Unreachable: the coordinator did not answer for longer than the client retries.
         DeadlineExceeded: the job has not ended within `timeout_s`. The message has its state and what it waits for.
     """
@@ -181,7 +185,7 @@ def watch(
     check_seconds("timeout_s", timeout_s, optional=True)
     latest: StateChanged | None = None
     end = None if timeout_s is None else time.monotonic() + timeout_s
-    backoff, over = Backoff(jitter), False
+    backoff, over, passing = Backoff(jitter), False, _PASSING if follow else _BROKEN
     while True:
         try:
             for event in _stream(coordinator, job, after, follow, end):
@@ -195,7 +199,7 @@ def watch(
             complete = True
         except errors.DeadlineExceeded:
             raise _too_late(job, timeout_s or 0.0, latest) from None
-        except (errors.Unreachable, errors.Unauthenticated):
+        except passing:
             # The token or the certificate of the stream may have ended. The next call presents what there is now.
             complete = False
         if complete and (over or not follow):

@@ -172,7 +172,7 @@ class Coordinator:
         self._observer.handled(event)
         return result
 
-    def join(self, event: events.JoinRequested, wait_s: float, wake: Wake) -> Callable[[], None]:
+    def join(self, event: events.JoinRequested, wait_s: float, wake: Wake, check: Check = allow) -> Callable[[], None]:
         """Feeds a worker's Join to the machine, and lets the worker wait without a thread.
 
         Args:
@@ -180,8 +180,8 @@ class Coordinator:
             wait_s: Seconds to wait at most.
             wake: Called once, on any thread, when it is time to `handle` the event and to answer: the worker may train,
                 has to send the given values or has no assignment any more, the job has ended, the time is over, the
-                worker has called again, or the coordinator stops. It must not block. If the event is refused, it is
-                called at once.
+                event is refused, the worker has called again, or the coordinator stops. It must not block.
+            check: As for `handle`.
 
         Returns:
             A function that ends the wait early. It may be called at any time, and more than once.
@@ -189,7 +189,7 @@ class Coordinator:
         decision, wait = Decision(), None
         try:
             with self._lock:
-                result = self._decide(event, decision)
+                result = self._decide(event, decision, check)
                 if not (result.ends_wait or self._stopped.is_set()):
                     job = self._machine.job(event.job)
                     wait = EntryWait(job.ref.submission, event.worker, self._clock() + wait_s, wake)

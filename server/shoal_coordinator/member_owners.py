@@ -1,11 +1,11 @@
 """The checks that a caller speaks only for its own members, and gets tickets only for them (no I/O)."""
 
-from collections.abc import Callable
 from functools import partial
 
 from shoal import errors
 from shoal._security import AccessRole, Principal
 from shoal_coordinator.cluster import Cluster
+from shoal_coordinator.decision import Check
 from shoal_coordinator.submitters import check_submitter
 
 _USERS = frozenset({AccessRole.ADMIN, AccessRole.SUBMITTER})
@@ -45,7 +45,26 @@ def check_member(cluster: Cluster, caller: Principal | None, member: str) -> Non
         )
 
 
-def speaks_for(caller: Principal | None, member: str) -> Callable[[Cluster], None]:
+def changes(caller: Principal | None, job: str, member: str = "") -> Check:
+    """Returns the check of an event that changes a job.
+
+    Args:
+        caller: The caller. None, as in a cluster that asks for no tokens, is not checked.
+        job: The name of the job.
+        member: The member that takes part in the job; empty for a call of its submitter.
+
+    Returns:
+        The check. It raises as `check_submitter` and `check_member`.
+    """
+
+    def check(cluster: Cluster) -> None:
+        check_submitter(cluster, caller, job)
+        check_member(cluster, caller, member)
+
+    return check
+
+
+def speaks_for(caller: Principal | None, member: str) -> Check:
     """Returns a check of an event of a member; it raises as `check_member`."""
     return partial(check_member, caller=caller, member=member)
 
@@ -106,4 +125,4 @@ def check_ticket(cluster: Cluster, caller: Principal, job: str, member: str, inc
     return AccessRole.TRAINER if role else AccessRole.OBSERVER
 
 
-__all__ = ["MEMBER_ROLES", "check_assigned", "check_member", "check_ticket", "speaks_for"]
+__all__ = ["MEMBER_ROLES", "changes", "check_assigned", "check_member", "check_ticket", "speaks_for"]

@@ -16,7 +16,7 @@ from shoal._limits import catalogue
 from shoal._wire import Placement, limits
 from shoal.v1 import job_pb2 as pb
 from shoal.v1 import tensor_pb2
-from shoal_coordinator.api.tokens import check_for_itself
+from shoal_coordinator.api.tokens import check_of
 from shoal_coordinator.cluster import JobLimits
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.messages import JoinResult, ProgramDescription, digest_of, events, state_code
@@ -98,23 +98,23 @@ class JoinHandler:
 
     def hold(self, request: pb.JoinRequest, go_on: Callable[[], None]) -> Callable[[], None]:
         """Lets a call wait until the worker has something to do; see `Coordinator.join`."""
-        check_for_itself(self._coordinator, request)
+        check = check_of(request)
         if not (0 < request.wait_s < math.inf):  # `Join` checks it
             go_on()
             return lambda: None
-        return self._coordinator.join(_event(request), min(request.wait_s, limits.JOIN_WAIT_S), go_on)
+        return self._coordinator.join(_event(request), min(request.wait_s, limits.JOIN_WAIT_S), go_on, check)
 
     @_rpc.servicer
     def Join(self, request: pb.JoinRequest, _: grpc.ServicerContext) -> bytes:
         """Answers a call whose wait is over."""
-        check_for_itself(self._coordinator, request)
+        check = check_of(request)
         if not (0 <= request.wait_s < math.inf):
             raise errors.BadRequest(
                 f"wait_s of Join is {request.wait_s:g} s; it must be 0 or more, and finite (at most "
                 f"{limits.JOIN_WAIT_S:g} s are used)",
                 wait_s=request.wait_s,
             )
-        return self._encode(self._coordinator.handle(_event(request)), request)
+        return self._encode(self._coordinator.handle(_event(request), check), request)
 
     def _encode(self, joined: JoinResult, request: pb.JoinRequest) -> bytes:
         reply = pb.JoinReply(

@@ -1,8 +1,5 @@
 """Servicers of the coordinator's two gRPC services. Each method decodes, checks, calls the coordinator and encodes."""
 
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import grpc
@@ -11,7 +8,6 @@ import structlog
 from shoal import _rpc, errors
 from shoal._checkpoint import Catalogue, CheckpointStorage
 from shoal._limits import catalogue
-from shoal._security import Principal
 from shoal._wire import Cursor, ReportAck
 from shoal.job import Job
 from shoal.optim import Schedule
@@ -24,10 +20,12 @@ from shoal_coordinator.api import checks, codecs
 from shoal_coordinator.api.callers import registration_of, submitter_of, submitter_role
 from shoal_coordinator.api.entry import Descriptions, JoinHandler, Placements
 from shoal_coordinator.api.tokens import check_member_role, for_itself, of_its_job
+from shoal_coordinator.api.watching import HasEnded, WatchHandler
 from shoal_coordinator.cluster import JobLimits, interval_told_s, job_before, member_after, page_size
 from shoal_coordinator.coordinator import Coordinator
+from shoal_coordinator.decision import Check
 from shoal_coordinator.member_owners import speaks_for
-from shoal_coordinator.messages import event_message, events
+from shoal_coordinator.messages import events
 from shoal_coordinator.submitters import check_submission_name
 
 _log = structlog.get_logger(__name__)
@@ -36,10 +34,6 @@ _log = structlog.get_logger(__name__)
 TIMINGS = 64
 # Limits of a request. `shoal._wire.limits` has those of a report.
 MAX_ERROR_CHARACTERS = 64 << 10
-# Threads that are kept free to refuse further watchers.
-_SPARE_THREADS = 2
-# Returns whether the token of a caller was revoked or has expired.
-HasEnded = Callable[[Principal | None], bool]
 
 
 class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
@@ -125,7 +119,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
     ) -> None:
         self._coordinator = coordinator
         self._catalogue = Catalogue(storage) if storage else None
-        self._watching = _Watch(coordinator, max_watchers, has_ended)
+        self._watching = WatchHandler(coordinator, max_watchers, has_ended)
         self._descriptions, self._placements = Descriptions(limits), Placements()
         self._joining = JoinHandler(coordinator, self._placements)
 
@@ -139,7 +133,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
         return self._watching.open
 
     @property
-    def Watch(self) -> "_Watch":
+    def Watch(self) -> WatchHandler:
         """Streams a job's events."""
         return self._watching
 
@@ -175,26 +169,28 @@ class JobsService(job_pb2_grpc.JobsServicer):
 
     @_rpc.servicer
     @for_itself
-    def Cancel(self, request: pb.CancelRequest, _: grpc.ServicerContext) -> pb.CancelReply:
-        status = self._coordinator.handle(events.JobCancelled(request.job, request.reason))
+    def Cancel(self, request: pb.CancelRequest, check: Check) -> pb.CancelReply:
+        status = self._coordinator.handle(events.JobCancelled(request.job, request.reason), check)
         return pb.CancelReply(status=codecs.job_message(status))
 
     @_rpc.servicer
     @for_itself
-    def TakeCheckpoint(self, request: pb.TakeCheckpointRequest, _: grpc.ServicerContext) -> pb.TakeCheckpointReply:
-        attempt = self._coordinator.handle(events.CheckpointRequested(request.job))
+    def TakeCheckpoint(self, request: pb.TakeCheckpointRequest, check: Check) -> pb.TakeCheckpointReply:
+        attempt = self._coordinator.handle(events.CheckpointRequested(request.job), check)
         return pb.TakeCheckpointReply(attempt=attempt.number, after=attempt.after)
 
     @_rpc.servicer
     @for_itself
-    def SetLearningRate(self, request: pb.SetLearningRateRequest, _: grpc.ServicerContext) -> pb.SetLearningRateReply:
-        self._coordinator.handle(events.LearningRateRequested(request.job, Schedule.from_proto(request.learning_rate)))
+    def SetLearningRate(self, request: pb.SetLearningRateRequest, check: Check) -> pb.SetLearningRateReply:
+        self._coordinator.handle(
+            events.LearningRateRequested(request.job, Schedule.from_proto(request.learning_rate)), check
+        )
         return pb.SetLearningRateReply()
 
     @_rpc.servicer
     @for_itself
-    def Drop(self, request: pb.DropRequest, _: grpc.ServicerContext) -> pb.DropReply:
-        self._coordinator.handle(events.JobDropped(request.job))
+    def Drop(self, request: pb.DropRequest, check: Check) -> pb.DropReply:
+        self._coordinator.handle(events.JobDropped(request.job), check)
         return pb.DropReply()
 
     @_rpc.encoded
@@ -219,7 +215,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
 
     @_rpc.servicer
     @for_itself
-    def Describe(self, request: pb.DescribeRequest, _: grpc.ServicerContext) -> pb.DescribeReply:
+    def Describe(self, request: pb.DescribeRequest, check: Check) -> pb.DescribeReply:
         _check_samples(request.job, request.samples)
         result = self._coordinator.handle(
             events.JobDescribed(
@@ -228,7 +224,8 @@ class JobsService(job_pb2_grpc.JobsServicer):
                 request.incarnation,
                 self._descriptions.decode(request.variables, request.samples),
                 request.assignment,
-            )
+            ),
+            check,
         )
         if result.conflict:
             raise errors.InvalidJob(f"job {request.job} failed: {result.conflict}", job=request.job)
@@ -236,18 +233,19 @@ class JobsService(job_pb2_grpc.JobsServicer):
 
     @_rpc.servicer
     @for_itself
-    def Lease(self, request: pb.LeaseRequest, _: grpc.ServicerContext) -> pb.LeaseReply:
+    def Lease(self, request: pb.LeaseRequest, check: Check) -> pb.LeaseReply:
         _check_samples(request.job, request.samples)
         answer = self._coordinator.handle(
             events.LeaseRequested(
                 request.job, request.worker, request.incarnation, request.done, request.assignment, request.samples
-            )
+            ),
+            check,
         )
         return codecs.lease_message(answer)
 
     @_rpc.servicer
     @for_itself
-    def ClaimEvaluation(self, request: pb.ClaimEvaluationRequest, _: grpc.ServicerContext) -> pb.ClaimEvaluationReply:
+    def ClaimEvaluation(self, request: pb.ClaimEvaluationRequest, check: Check) -> pb.ClaimEvaluationReply:
         checks.check_step(f"the evaluation that {request.worker} claims on job {request.job}", request.step)
         claim = self._coordinator.handle(
             events.EvaluationClaimed(
@@ -257,25 +255,25 @@ class JobsService(job_pb2_grpc.JobsServicer):
                 request.step,
                 request.finished_training,
                 request.assignment,
-            )
+            ),
+            check,
         )
         return pb.ClaimEvaluationReply(number=claim.number, stop=claim.stop)
 
     @_rpc.servicer
     @for_itself
-    def ReportEvaluation(
-        self, request: pb.ReportEvaluationRequest, _: grpc.ServicerContext
-    ) -> pb.ReportEvaluationReply:
+    def ReportEvaluation(self, request: pb.ReportEvaluationRequest, check: Check) -> pb.ReportEvaluationReply:
         checks.check_evaluation(request)
         result = Evaluation.from_proto(request.result)
         ack = self._coordinator.handle(
-            events.EvaluationReported(request.job, request.worker, request.incarnation, result, request.assignment)
+            events.EvaluationReported(request.job, request.worker, request.incarnation, result, request.assignment),
+            check,
         )
         return pb.ReportEvaluationReply(wait=ack.wait, stop=ack.stop)
 
     @_rpc.servicer
     @for_itself
-    def Report(self, request: pb.ReportRequest, _: grpc.ServicerContext) -> pb.ReportReply:
+    def Report(self, request: pb.ReportRequest, check: Check) -> pb.ReportReply:
         checks.check_report(request)
         ack = self._coordinator.handle(
             events.WorkerReported(
@@ -292,7 +290,8 @@ class JobsService(job_pb2_grpc.JobsServicer):
                 log=tuple(request.log),
                 assignment=request.assignment,
                 timings=tuple(StepTiming.from_proto(timing) for timing in request.timings),
-            )
+            ),
+            check,
         )
         return pb.ReportReply(
             done=ack is ReportAck.DONE,
@@ -302,7 +301,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
 
     @_rpc.servicer
     @for_itself
-    def Finish(self, request: pb.FinishRequest, _: grpc.ServicerContext) -> pb.FinishReply:
+    def Finish(self, request: pb.FinishRequest, check: Check) -> pb.FinishReply:
         # The end of a traceback is its most useful part.
         error = request.error[-MAX_ERROR_CHARACTERS:]
         self._coordinator.handle(
@@ -316,7 +315,8 @@ class JobsService(job_pb2_grpc.JobsServicer):
                 trainer_failed=request.trainer_failed,
                 others_go_on=request.others_go_on,
                 cursor=Cursor(request.lease, request.consumed) if request.lease else None,
-            )
+            ),
+            check,
         )
         return pb.FinishReply()
 
@@ -351,48 +351,3 @@ class JobsService(job_pb2_grpc.JobsServicer):
 def _check_samples(job: str, samples: int) -> None:
     if samples > catalogue.MAX_SAMPLES.default:
         raise catalogue.MAX_SAMPLES.refusal(f"an epoch of job {job} has {samples} samples")
-
-
-class _Watch:
-    """The handler of Watch, whose calls run in a separate pool."""
-
-    def __init__(self, coordinator: Coordinator, max_watchers: int, has_ended: HasEnded) -> None:
-        self._coordinator, self._has_ended = coordinator, has_ended
-        self._max_watchers = max_watchers
-        # grpcio runs a handler that has this attribute in that pool instead of the server's pool.
-        self.experimental_thread_pool = ThreadPoolExecutor(max_watchers + _SPARE_THREADS, thread_name_prefix="watch")
-        self._lock = threading.Lock()  # guards open
-        self.open = 0
-
-    def __call__(self, request: pb.WatchRequest, context: grpc.ServicerContext) -> Iterator[pb.Event]:
-        try:
-            self._enter()
-        except errors.ShoalError as error:
-            _rpc.refuse(context, error)
-            return
-        try:
-            context.add_callback(self._coordinator.wake)
-            caller = _rpc.caller()
-
-            def gone() -> bool:
-                return not context.is_active() or self._has_ended(caller)
-
-            for event in self._coordinator.watch(request.job, request.after, wait=not request.no_wait, gone=gone):
-                yield event_message(event)
-            if caller and self._has_ended(caller):
-                raise errors.Unauthenticated(
-                    f"the {caller.proof} of {caller} was revoked or has expired; get a new one from an admin"
-                )
-        except errors.ShoalError as error:
-            _rpc.refuse(context, error)
-        finally:
-            with self._lock:
-                self.open -= 1
-
-    def _enter(self) -> None:
-        with self._lock:
-            if self.open >= self._max_watchers:
-                raise catalogue.WATCHERS.refusal(
-                    f"{self.open} calls watch jobs", "try again later", limit=self._max_watchers
-                )
-            self.open += 1

@@ -9,15 +9,15 @@ import structlog
 
 from shoal import _rpc, errors
 from shoal._role.identity import MEMBER_ID
-from shoal._security import ID_PREFIX, AccessRole, check_own
+from shoal._security import ID_PREFIX, check_own
 from shoal.v1 import coordinator_pb2 as members_pb
 from shoal.v1 import token_pb2 as pb
 from shoal.v1 import token_pb2_grpc
 from shoal_coordinator.access import Access, TokenInfo
 from shoal_coordinator.coordinator import Coordinator
+from shoal_coordinator.decision import Check
 from shoal_coordinator.logins import CODE_S, Logins
-from shoal_coordinator.member_owners import MEMBER_ROLES, check_member, check_ticket
-from shoal_coordinator.submitters import check_submitter
+from shoal_coordinator.member_owners import MEMBER_ROLES, changes, check_ticket
 
 _log = structlog.get_logger(__name__)
 
@@ -124,30 +124,28 @@ def of_its_job(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def for_itself(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a handler that changes a job, so that only those who may do so can call it; see `check_for_itself`."""
+    """Wraps a handler that changes a job. In place of the call's context, the handler gets the check of its event."""
 
     @wraps(method)
-    def handler(self: Any, request: Any, context: grpc.ServicerContext) -> Any:
-        check_for_itself(self._coordinator, request)
-        return method(self, request, context)
+    def handler(self: Any, request: Any, _: grpc.ServicerContext) -> Any:
+        return method(self, request, check_of(request))
 
     return handler
 
 
-def check_for_itself(coordinator: Coordinator, request: Any) -> None:
-    """Checks that a request names the participant of the caller's ticket, or a job of the submitter that calls.
+def check_of(request: Any) -> Check:
+    """Returns the check that precedes the event of a request: that its caller acts only for itself.
+
+    The coordinator makes this check under the lock under which it handles the event, because the job can change its
+    owner in between: somebody drops it, and somebody else submits it again. The names of a ticket never change. So
+    they are compared at once.
 
     Raises:
-        UnknownJob: the job of a submitter's call does not exist.
-        Forbidden: it names another participant, a member of another caller, or the job of another submitter.
+        Forbidden: The caller's ticket is for another participant. The check itself raises as `check_change`.
     """
     caller, worker = _rpc.caller(), getattr(request, "worker", "")
     check_own(caller, request.job, worker, getattr(request, "incarnation", 0))
-    if caller is None or caller.job or caller.role is AccessRole.ADMIN:
-        return  # the checks below pass without a look at the cluster
-    with coordinator.reading() as (cluster, _now):
-        check_submitter(cluster, caller, request.job)
-        check_member(cluster, caller, worker)
+    return changes(caller, request.job, worker)
 
 
 def _message(token: TokenInfo) -> pb.Token:
@@ -158,4 +156,4 @@ def _message(token: TokenInfo) -> pb.Token:
     )
 
 
-__all__ = ["TokensService", "check_for_itself", "check_member_role", "for_itself", "of_its_job"]
+__all__ = ["TokensService", "check_member_role", "check_of", "for_itself", "of_its_job"]

@@ -165,11 +165,12 @@ class _Pages:
         return PlainTextResponse("ok\n")
 
     async def cluster_events(self, request: Request) -> Stream:
-        return await self._streams.cluster(self._check_of(request))
+        return await self._streams.cluster(principal_of(request), self._check_of(request))
 
     async def job_events(self, request: Request) -> Stream:
         mark = EventPosition.parse(request.headers.get("last-event-id", ""))
-        return await self._streams.job(request.path_params["name"], mark, self._check_of(request))
+        caller, check = principal_of(request), self._check_of(request)
+        return await self._streams.job(request.path_params["name"], mark, caller, check)
 
     @contextmanager
     def _noted(
@@ -214,15 +215,16 @@ class _Pages:
 
         return endpoint
 
-    def act(self, call: str, action: Callable[[str], bytes]) -> Callable[[Request], Awaitable[Response]]:
+    def act(
+        self, call: str, action: Callable[[str, Principal | None], bytes]
+    ) -> Callable[[Request], Awaitable[Response]]:
         """Returns an endpoint that performs an action on a job, the one of a call."""
 
         async def endpoint(request: Request) -> Response:
             await _check_body(request)
             name, principal = request.path_params["name"], principal_of(request)
             with self._noted(request, call, principal, job_pb2.GetRequest(job=name)):
-                await self._ask(self._reader.check_submitter, principal, name)
-                return answer(await self._ask(action, name))
+                return answer(await self._ask(action, name, principal))
 
         return endpoint
 

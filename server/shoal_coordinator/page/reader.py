@@ -14,11 +14,11 @@ from shoal.checkpoints import described
 from shoal.status import ClusterStatus, JobState, JobStatus, MemberStatus
 from shoal_coordinator.cluster import job_before, member_after, token_after_job, token_after_member
 from shoal_coordinator.coordinator import Coordinator
+from shoal_coordinator.member_owners import changes
 from shoal_coordinator.messages import events
 from shoal_coordinator.page.history import downsampled
 from shoal_coordinator.page.rates import Rates
 from shoal_coordinator.page.responses import encode
-from shoal_coordinator.submitters import check_submitter
 
 # The limits of members and jobs in the stream of a page, and of a job's newest checkpoints.
 MAX_MEMBERS, MAX_JOBS, MAX_CHECKPOINTS = 1_000, 200, 100
@@ -219,18 +219,16 @@ class Reader:
         found = [_checkpoint(self._catalogue.found(name, number)) for number in numbers]
         return encode({"name": name, "folder": self._catalogue.folder.url, "checkpoints": found})
 
-    def check_submitter(self, principal: Principal | None, name: str) -> None:
-        """Checks that a caller may change a job; raises as `submitters.check_submitter`."""
-        with self._coordinator.reading() as (cluster, _):
-            check_submitter(cluster, principal, name)
+    def cancel(self, name: str, principal: Principal | None) -> bytes:
+        """Cancels a job for a caller, and returns its record as JSON; raises as `submitters.check_submitter`."""
+        return encode(_whole(self._coordinator.handle(events.JobCancelled(name), changes(principal, name))))
 
-    def cancel(self, name: str) -> bytes:
-        """Cancels a job, and returns its record as JSON."""
-        return encode(_whole(self._coordinator.handle(events.JobCancelled(name))))
+    def checkpoint(self, name: str, principal: Principal | None) -> bytes:
+        """Begins a checkpoint of a job for a caller, and returns the number of the attempt as JSON.
 
-    def checkpoint(self, name: str) -> bytes:
-        """Begins a checkpoint of a job, and returns the number of the attempt as JSON."""
-        attempt = self._coordinator.handle(events.CheckpointRequested(name))
+        Raises as `submitters.check_submitter`.
+        """
+        attempt = self._coordinator.handle(events.CheckpointRequested(name), changes(principal, name))
         return encode({"attempt": attempt.number})
 
     def update(self, name: str, mark: EventPosition) -> JobUpdate:

@@ -1,8 +1,7 @@
 """Streams of server-sent events: the cluster, once a second if it has changed, and a job's events as they occur."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import structlog
@@ -11,9 +10,11 @@ from starlette.types import Receive, Scope, Send
 
 from shoal import errors
 from shoal._limits import catalogue
+from shoal._security import Principal
 from shoal_coordinator.page import responses
 from shoal_coordinator.page.reader import EventPosition, JobUpdate, Overview, Reader
 from shoal_coordinator.page.responses import encode
+from shoal_coordinator.watchers import Watchers
 
 _log = structlog.get_logger(__name__)
 
@@ -30,48 +31,21 @@ _MAX_WORKERS = 200
 Ask = Callable[..., Awaitable[Any]]
 
 
-class Watchers:
-    """The count and the limit of open streams. Only the event loop's thread uses it.
-
-    Args:
-        most: The limit of concurrent streams.
-    """
-
-    def __init__(self, most: int) -> None:
-        self.most, self.open = most, 0
-
-    def check(self) -> None:
-        """Raises Overloaded if the limit is reached."""
-        if self.open >= self.most:
-            raise catalogue.PAGE_STREAMS.refusal(
-                f"{self.open} pages are open", "close one, or try again later", limit=self.most
-            )
-
-    @contextmanager
-    def one_more(self) -> Iterator[None]:
-        """Counts a stream inside the block. Raises Overloaded if the limit is reached."""
-        self.check()
-        self.open += 1
-        try:
-            yield
-        finally:
-            self.open -= 1
-
-
 class Stream(EventSourceResponse):
     """A stream of events that counts as a watcher from its first byte to its last.
 
     Args:
         content: Its events.
         watchers: The count that includes it.
+        caller: Who watches. None if that is not known.
     """
 
-    def __init__(self, content: AsyncIterator[ServerSentEvent], watchers: Watchers) -> None:
+    def __init__(self, content: AsyncIterator[ServerSentEvent], watchers: Watchers, caller: Principal | None) -> None:
         super().__init__(content, ping=_PING_S, sep="\n", send_timeout=_SEND_S)
-        self._watchers = watchers
+        self._watchers, self._caller = watchers, caller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._watchers.one_more():
+        with self._watchers.one_more(self._caller):
             await super().__call__(scope, receive, send)
 
 
@@ -87,26 +61,29 @@ class Streams:
 
     def __init__(self, reader: Reader, ask: Ask, stopping: asyncio.Event, most: int) -> None:
         self._reader, self._ask, self._stopping = reader, ask, stopping
-        self._watchers = Watchers(most)
+        self._watchers = Watchers(catalogue.PAGE_STREAMS, catalogue.CALLER_PAGE_STREAMS, "pages are open", most=most)
         self._looking = asyncio.Lock()  # guards the next two
         self._overview: Overview | None = None
         self._looked_at = float("-inf")
 
-    async def cluster(self, check: Callable[[], object]) -> Stream:
+    async def cluster(self, caller: Principal | None, check: Callable[[], object]) -> Stream:
         """Returns a stream of events `cluster`, each with the whole cluster.
 
         Args:
+            caller: Who watches. None if that is not known.
             check: Called about once a second. Raises Unauthenticated once the caller may not watch any longer.
 
         Raises:
-            Overloaded: The limit of streams is reached.
+            Overloaded: The limit of streams, or of those of the caller, is reached.
             Unreachable: The coordinator is stopping.
         """
-        self._watchers.check()
+        self._watchers.check(caller)
         await self._look()
-        return Stream(self._with_failure(self._cluster_events(check)), self._watchers)
+        return Stream(self._with_failure(self._cluster_events(check)), self._watchers, caller)
 
-    async def job(self, name: str, mark: EventPosition, check: Callable[[], object]) -> Stream:
+    async def job(
+        self, name: str, mark: EventPosition, caller: Principal | None, check: Callable[[], object]
+    ) -> Stream:
         """Returns a stream of a job.
 
         Its events are `begin`, which tells whether all events follow or only those after the mark; `job` with the
@@ -115,15 +92,15 @@ class Streams:
         Args:
             name: The name of the job.
             mark: The position after which its events are wanted.
-            check: As that of `cluster`.
+            caller, check: As those of `cluster`.
 
         Raises:
-            Overloaded: The limit of streams is reached.
+            Overloaded: The limit of streams, or of those of the caller, is reached.
             UnknownJob: The job does not exist.
         """
-        self._watchers.check()
+        self._watchers.check(caller)
         first: JobUpdate = await self._ask(self._reader.update, name, mark)
-        return Stream(self._with_failure(self._job_events(name, first, check)), self._watchers)
+        return Stream(self._with_failure(self._job_events(name, first, check)), self._watchers, caller)
 
     async def _look(self) -> Overview:
         """Returns the cluster as of less than a second ago."""
@@ -202,4 +179,4 @@ def _event(kind: str, text: bytes, mark: str | None = None) -> ServerSentEvent:
     return ServerSentEvent(data=text.decode(), event=kind, id=mark, sep="\n")
 
 
-__all__ = ["Stream", "Streams", "Watchers"]
+__all__ = ["Stream", "Streams"]

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from shoal import _rpc, errors
+from shoal import _rpc, errors, optim
 from shoal._security import AccessRole, Credentials
 from shoal.v1 import coordinator_pb2, job_pb2, token_pb2
 from shoal_coordinator.coordinator import Coordinator
-from support.clusters.secure_rig import SecureRig, secure_rig
+from support.clusters.secure_rig import SecureRig, calls_on_jobs, request_of, secure_rig
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +65,9 @@ def test_a_worker_gets_tickets_only_for_jobs_that_it_takes_part_in(rig: SecureRi
         worker.close()
 
 
-def test_a_call_reads_the_state_once(rig: SecureRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each reading waits for the coordinator's lock, and for the decisions before it."""
+@pytest.fixture
+def readings(monkeypatch: pytest.MonkeyPatch) -> list[Coordinator]:
+    """Returns a list that gets an item for each reading of the state."""
     made, reading = [], Coordinator.reading
 
     def counted(coordinator: Coordinator) -> Any:
@@ -74,6 +75,11 @@ def test_a_call_reads_the_state_once(rig: SecureRig, monkeypatch: pytest.MonkeyP
         return reading(coordinator)
 
     monkeypatch.setattr(Coordinator, "reading", counted)
+    return made
+
+
+def test_a_call_reads_the_state_once(rig: SecureRig, readings: list[Coordinator]) -> None:
+    """Each reading waits for the coordinator's lock, and for the decisions before it."""
     user = calling(rig, rig.token(AccessRole.SUBMITTER, worker="local"))
     worker = calling(rig, rig.token(AccessRole.WORKER, worker="eve"))
     own: dict[str, Any] = {"job": "job", "worker": rig.session.worker, "incarnation": rig.incarnation}
@@ -81,15 +87,35 @@ def test_a_call_reads_the_state_once(rig: SecureRig, monkeypatch: pytest.MonkeyP
         asked = coordinator_pb2.RegisterRequest(role=coordinator_pb2.WORKER, member="eve", process="p")
         life: dict[str, Any] = {"member": "eve", "incarnation": 1}
         life["incarnation"] = worker.call(worker.members.Register, asked, retry_for_s=0).incarnation
-        for client, call, request, readings in (
+        for client, call, request, count in (
             (user, user.tokens.GetTicket, token_pb2.GetTicketRequest(**own), 1),
-            (user, user.jobs.Report, job_pb2.ReportRequest(**own), 1),
+            (user, user.jobs.Report, job_pb2.ReportRequest(**own), 0),
+            (user, user.jobs.Join, job_pb2.JoinRequest(**own, wait_s=1.0), 0),
             (worker, worker.members.Heartbeat, coordinator_pb2.HeartbeatRequest(**life), 0),
             (worker, worker.members.Leave, coordinator_pb2.LeaveRequest(**life), 0),
         ):
-            made.clear()
+            readings.clear()
             client.call(call, request, retry_for_s=0)
-            assert len(made) == readings, type(request).__name__
+            assert len(readings) == count, type(request).__name__
     finally:
         user.close()
         worker.close()
+
+
+def test_a_call_on_a_job_is_checked_when_it_is_handled(rig: SecureRig, readings: list[Coordinator]) -> None:
+    """Between a check and a later event, somebody else could submit a job of the same name."""
+    own: dict[str, Any] = {"job": "job", "worker": rig.session.worker, "incarnation": rig.incarnation}
+    calls = [call for call in calls_on_jobs(role=AccessRole.SUBMITTER, without=AccessRole.READER) if call != "Submit"]
+    assert {"Cancel", "Report", "Join"} < {*calls}
+    bob = calling(rig, rig.token(AccessRole.SUBMITTER, worker="bob"))
+    readings.clear()
+    try:
+        for call in calls:
+            request = request_of(call, **own, wait_s=1.0)
+            if call == "SetLearningRate":
+                request.learning_rate.CopyFrom(optim.ConstantLR(0.1).to_proto())
+            with pytest.raises(errors.Forbidden, match="which is the job of 'local'"):
+                bob.call(getattr(bob.jobs, call), request, retry_for_s=0)
+    finally:
+        bob.close()
+    assert not readings

@@ -10,9 +10,10 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 import shoal
-from shoal._security import AccessRole, Principal
+from shoal._security import PERMISSIONS, AccessRole, Principal
 from shoal._security.tokens import TokenSigner
 from shoal.session import Session
+from shoal.v1 import job_pb2
 from shoal_coordinator.access import Access
 from shoal_coordinator.process import CoordinatorConfig, CoordinatorProcess, start_coordinator
 from shoal_server.process import Server, ServerConfig
@@ -77,3 +78,22 @@ def expired(rig: SecureRig, role: AccessRole) -> str:
 def of_another_cluster(role: AccessRole) -> str:
     """Returns a token that another cluster's coordinator has signed."""
     return TokenSigner(TokenSigner.new_key(), time.time).sign(Principal("somebody", role, "test"), valid_s=60)
+
+
+def calls_on_jobs(*, role: AccessRole, without: AccessRole = AccessRole.COORDINATOR) -> list[str]:
+    """Returns the names of the calls of the service of jobs that one role may make and another may not."""
+    service = "shoal.v1.Jobs/"
+    return sorted(
+        call.removeprefix(service)
+        for call, roles in PERMISSIONS.items()
+        if call.startswith(service) and role in roles and without not in roles
+    )
+
+
+def request_of(call: str, **fields: Any) -> Any:
+    """Returns the request of a call of the service of jobs, with those of the fields that it has."""
+    request = getattr(job_pb2, f"{call}Request")()
+    for name, value in fields.items():
+        if name in request.DESCRIPTOR.fields_by_name:
+            setattr(request, name, value)
+    return request
