@@ -1,7 +1,7 @@
 """Authorization: every call of every service, with each kind of token that is not enough for it."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -35,7 +35,14 @@ from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
 from shoal_server.shards.machine.consistency import SynchronousMode
 from shoal_server.shards.machine.mode import PermitLimits
-from support.clusters.secure_rig import SecureRig, expired, of_another_cluster, secure_rig
+from support.clusters.secure_rig import (
+    SecureRig,
+    calls_on_jobs,
+    expired,
+    of_another_cluster,
+    request_of,
+    secure_rig,
+)
 from support.waiting import wait_until
 
 # Without that of /metrics, which is no gRPC call.
@@ -53,8 +60,8 @@ def address_of(rig: SecureRig, call: str) -> str:
     return rig.server.address if "ParameterServer" in call else rig.coordinator.address
 
 
-def status_without_message(address: str, call: str, token: str) -> grpc.StatusCode:
-    """Makes a call that sends its headers and never a message. Returns how it ends."""
+def statuses_without_message(address: str, calls: Iterable[tuple[str, str]]) -> list[grpc.StatusCode]:
+    """Makes calls, each with a token, that send their headers and never a message. Returns how they end."""
     never = threading.Event()
 
     def requests() -> Iterator[Any]:
@@ -62,16 +69,23 @@ def status_without_message(address: str, call: str, token: str) -> grpc.StatusCo
         yield from ()
 
     with grpc.insecure_channel(address) as channel:
-        replies: Any = channel.stream_stream(f"/{call}")(requests(), timeout=10, metadata=authorization(token))
+        made: list[Any] = [
+            channel.stream_stream(f"/{call}")(requests(), timeout=10, metadata=authorization(token))
+            for call, token in calls
+        ]
         try:
-            for _ in replies:
-                pass
-        except grpc.RpcError:
-            pass
+            return [replies.code() for replies in made]
         finally:
             never.set()
-        code: grpc.StatusCode = replies.code()
-        return code
+
+
+def statuses(rig: SecureRig, tokens: list[tuple[str, str]]) -> dict[tuple[str, str], grpc.StatusCode]:
+    """Makes calls without a message, each with a token. Returns how they end."""
+    found: dict[tuple[str, str], grpc.StatusCode] = {}
+    for address in (rig.coordinator.address, rig.server.address):
+        own = [(call, token) for call, token in tokens if address_of(rig, call) == address]
+        found |= zip(own, statuses_without_message(address, own), strict=True)
+    return found
 
 
 def calling(rig: SecureRig, token: str) -> _rpc.CoordinatorClient:
@@ -79,27 +93,37 @@ def calling(rig: SecureRig, token: str) -> _rpc.CoordinatorClient:
     return _rpc.CoordinatorClient(rig.coordinator.address, credentials=Credentials(token=lambda: token))
 
 
-Token = Callable[[SecureRig, str], str]
+def revoked(rig: SecureRig, role: AccessRole) -> str:
+    """Returns a token that was revoked."""
+    made, _ = rig.access.create("leaked", "reader", 60)
+    rig.access.revoke(made.id)
+    rig.server.authorizer.revoke(rig.access.revoked)  # as with the next heartbeat
+    return rig.signer.sign(Principal("leaked", role, made.id), valid_s=60)
+
+
+Token = Callable[[SecureRig, AccessRole], str]
 BAD: dict[str, Token] = {
-    "none": lambda _rig, _call: "",
-    "nonsense": lambda _rig, _call: "nonsense",
-    "of another cluster": lambda _rig, call: of_another_cluster(min(PERMISSIONS[call])),
-    "expired": lambda rig, call: expired(rig, min(PERMISSIONS[call])),
+    "none": lambda _rig, _role: "",
+    "nonsense": lambda _rig, _role: "nonsense",
+    "of another cluster": lambda _rig, role: of_another_cluster(role),
+    "expired": expired,
+    "revoked": revoked,
 }
 
 
 @pytest.mark.parametrize("kind", BAD)
 def test_every_call_without_a_valid_token_is_refused_before_its_message(rig: SecureRig, kind: str) -> None:
-    found = {call: status_without_message(address_of(rig, call), call, BAD[kind](rig, call)) for call in CLOSED}
-    assert found == dict.fromkeys(CLOSED, grpc.StatusCode.UNAUTHENTICATED)
+    roles = {call: min(PERMISSIONS[call]) for call in CLOSED}
+    tokens = {role: BAD[kind](rig, role) for role in {*roles.values()}}
+    made = [(call, tokens[roles[call]]) for call in CLOSED]
+    assert statuses(rig, made) == dict.fromkeys(made, grpc.StatusCode.UNAUTHENTICATED)
 
 
 def test_every_call_of_another_role_is_refused_before_its_message(rig: SecureRig) -> None:
     # A token of the coordinator is accepted only by the server that it names.
-    roles = frozenset(AccessRole) - {AccessRole.COORDINATOR}
-    wrong = {call: sorted(roles - PERMISSIONS[call])[0] for call in CLOSED}
-    found = {call: status_without_message(address_of(rig, call), call, rig.token(wrong[call])) for call in CLOSED}
-    assert found == dict.fromkeys(CLOSED, grpc.StatusCode.PERMISSION_DENIED)
+    tokens = {role: rig.token(role) for role in frozenset(AccessRole) - {AccessRole.COORDINATOR}}
+    made = [(call, token) for role, token in tokens.items() for call in CLOSED if role not in PERMISSIONS[call]]
+    assert statuses(rig, made) == dict.fromkeys(made, grpc.StatusCode.PERMISSION_DENIED)
 
 
 def test_a_server_accepts_only_the_coordinators_token_for_itself(rig: SecureRig) -> None:
@@ -112,7 +136,7 @@ def test_a_server_accepts_only_the_coordinators_token_for_itself(rig: SecureRig)
         (rig.coordinator.address, "shoal.v1.Coordinator/GetStatus", own),
     ]
     for address, method, token in refused:
-        assert status_without_message(address, method, token) is grpc.StatusCode.UNAUTHENTICATED
+        assert statuses_without_message(address, [(method, token)]) == [grpc.StatusCode.UNAUTHENTICATED]
     with grpc.insecure_channel(rig.server.address) as channel:
         drop: Any = channel.unary_unary(f"/{call}", request_serializer=pb.DropShardsRequest.SerializeToString)
         drop(pb.DropShardsRequest(job="none"), timeout=10, metadata=authorization(own))
@@ -125,43 +149,21 @@ def test_probes_need_no_token(rig: SecureRig) -> None:
             assert check(b"", timeout=10)
 
 
-@pytest.mark.parametrize(
-    "request_message",
-    [
-        job_pb2.GetRequest(job="job"),
-        job_pb2.GetPlacementRequest(job="job"),
-        job_pb2.DescribeRequest(job="job"),
-        job_pb2.JoinRequest(job="job"),
-        job_pb2.LeaseRequest(job="job"),
-        job_pb2.ClaimEvaluationRequest(job="job"),
-        job_pb2.ReportEvaluationRequest(job="job"),
-        job_pb2.ReportRequest(job="job"),
-        job_pb2.FinishRequest(job="job"),
-    ],
-    ids=lambda message: type(message).__name__,
-)
-def test_a_ticket_of_another_job_is_refused_by_the_coordinator(rig: SecureRig, request_message: Any) -> None:
-    request_message.job = "job"
-    if "worker" in request_message.DESCRIPTOR.fields_by_name:
-        request_message.worker, request_message.incarnation = "w", 1
-    method = type(request_message).__name__.removesuffix("Request")
-    assert AccessRole.TRAINER in PERMISSIONS[f"shoal.v1.Jobs/{method}"]
+@pytest.mark.parametrize("call", calls_on_jobs(role=AccessRole.TRAINER))
+def test_a_ticket_of_another_job_is_refused_by_the_coordinator(rig: SecureRig, call: str) -> None:
+    own: dict[str, Any] = {"job": "job", "worker": "w", "incarnation": 1}
+    request = request_of(call, **own)
+    wrong: dict[str, Any] = {"job": "other", "worker": "x", "incarnation": 2}
     others = [
-        rig.token(AccessRole.TRAINER, job="other", worker="w", incarnation=1),
-        *(
-            [rig.token(AccessRole.TRAINER, job="job", worker="x", incarnation=1)]
-            * ("incarnation" in dir(request_message))
-        ),
-        *(
-            [rig.token(AccessRole.TRAINER, job="job", worker="w", incarnation=2)]
-            * ("incarnation" in dir(request_message))
-        ),
+        rig.token(AccessRole.TRAINER, **{**own, name: value})
+        for name, value in wrong.items()
+        if name in request.DESCRIPTOR.fields_by_name
     ]
     for ticket in others:
         client = calling(rig, ticket)
         try:
             with pytest.raises(errors.Forbidden, match="the ticket is for"):
-                client.call(getattr(client.jobs, method), request_message, retry_for_s=0)
+                client.call(getattr(client.jobs, call), request, retry_for_s=0)
         finally:
             client.close()
 
@@ -188,6 +190,9 @@ def test_a_ticket_of_another_participant_is_refused_by_the_server(
         "assign": lambda: calls.assign(iter([[push]]), 0),
         "commit": lambda: calls.commit(pb.CommitRequest(stamp=stamp(rig), shards=[0])),
     }
+    prefix = "shoal.v1.ParameterServer/"
+    with_tickets = {name for name, roles in PERMISSIONS.items() if AccessRole.TRAINER in roles and prefix in name}
+    assert with_tickets == {prefix + name.title() for name in (*made, "attach")}  # test_trainer_tickets has Attach
     try:
         with pytest.raises(errors.Forbidden, match="the ticket is for"):
             made[method]()
