@@ -1,8 +1,14 @@
-"""The check that a submitter changes only its own jobs (no I/O)."""
+"""The checks that a submitter changes only its own jobs, and takes no name with checkpoints of others (no I/O)."""
 
 from shoal import errors
+from shoal._checkpoint import Manifest
 from shoal._security import AccessRole, Principal
 from shoal_coordinator.cluster import Cluster
+
+
+def is_submitter(caller: Principal | None) -> bool:
+    """Returns whether a caller may change only its own jobs."""
+    return caller is not None and caller.role is AccessRole.SUBMITTER
 
 
 def check_submitter(cluster: Cluster, caller: Principal | None, job: str) -> None:
@@ -21,7 +27,7 @@ def check_submitter(cluster: Cluster, caller: Principal | None, job: str) -> Non
         UnknownJob: The job does not exist.
         Forbidden: The job is another submitter's.
     """
-    if caller is None or caller.role is not AccessRole.SUBMITTER:
+    if caller is None or not is_submitter(caller):
         return
     submitter = cluster.job(job).submission.submitter
     if submitter != caller.name:
@@ -45,6 +51,25 @@ def check_submission_name(cluster: Cluster, caller: Principal | None, job: str) 
         return
 
 
+def check_checkpoints(caller: Principal | None, job: str, newest: Manifest | None) -> None:
+    """Checks that a job would not continue the checkpoints of another submitter's earlier job of its name.
+
+    Args:
+        caller: The caller. Only submitters are checked.
+        job: The name of the submitted job.
+        newest: The newest checkpoint of this name. One whose submitter is not known passes.
+
+    Raises:
+        Forbidden: The checkpoint is another submitter's.
+    """
+    if caller is not None and is_submitter(caller) and newest and newest.belongs_to_another(caller.name):
+        raise errors.Forbidden(
+            f"{caller} may not submit {job}: the checkpoint {job}/{newest.number} is one of {newest.submitter!r}; "
+            "choose another name, or ask an admin to remove the checkpoints of this name",
+            job=job,
+        )
+
+
 def _refusal(caller: Principal, job: str, submitter: str) -> errors.Forbidden:
     whose = f"the job of {submitter!r}" if submitter else "a job whose submitter is not known"
     return errors.Forbidden(
@@ -52,4 +77,4 @@ def _refusal(caller: Principal, job: str, submitter: str) -> errors.Forbidden:
     )
 
 
-__all__ = ["check_submission_name", "check_submitter"]
+__all__ = ["check_checkpoints", "check_submission_name", "check_submitter", "is_submitter"]

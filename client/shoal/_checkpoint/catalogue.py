@@ -121,6 +121,19 @@ class Catalogue:
         """Yields, as `newest` does, the checkpoints taken at the job's best evaluation, and all unusable ones."""
         return (it for it in self.newest(job) if isinstance(it, errors.ShoalError) or it.evaluation)
 
+    def newest_usable(self, job: str) -> Manifest | None:
+        """Returns the manifest of the newest checkpoint of a job that can be read; None if there is none.
+
+        Raises:
+            StorageFailed: the storage cannot be read.
+        """
+        for found in self.newest(job):
+            if isinstance(found, Manifest):
+                return found
+            if isinstance(found, errors.StorageFailed):
+                raise found
+        return None
+
     def found(self, job: str, number: int) -> Manifest | errors.ShoalError:
         """Returns the manifest of a checkpoint, or the error if it cannot be used. The error's details name it."""
         try:

@@ -20,8 +20,8 @@ from shoal._checkpoint.tensors import damaged
 from shoal.v1 import job_pb2
 
 # Schema 2 adds `evaluation`. Schema 3 adds `order` to the ledger; a version that does not know it would continue with
-# other samples.
-VERSION = 3
+# other samples. Schema 4 adds `submitter`; a version that does not know it would remove the checkpoints of others.
+VERSION = 4
 FILE = "manifest.json"
 BLOCK_BYTES = 4 << 20
 MAX_BYTES = 256 << 20
@@ -39,6 +39,7 @@ _TYPES: Mapping[str, type[Any]] = {
     "progress": dict,
     "evaluation": dict,
     "writer": str,
+    "submitter": str,
 }
 _END = ',\n "sum": "{}"\n}}\n'
 _SIGNED = re.compile(rb'(.*),\n "sum": "([0-9a-f]{16})"\n}\n', re.DOTALL)
@@ -79,6 +80,8 @@ class Manifest:
         progress: the job's progress totals, as JSON.
         evaluation: the job's best `Evaluation` as JSON, if the checkpoint was taken at it. Else empty.
         writer: version of Shoal that wrote the checkpoint.
+        submitter: who submitted the job, by the name of a token or a certificate. Empty if that is not known, as in a
+            cluster that asks for no tokens, in an import, and in manifests of earlier versions.
     """
 
     job: str
@@ -93,11 +96,16 @@ class Manifest:
     progress: Mapping[str, Any] = field(default_factory=dict)
     evaluation: Mapping[str, Any] = field(default_factory=dict)
     writer: str = ""
+    submitter: str = ""
 
     @property
     def nbytes(self) -> int:
         """Size of all tensor files in bytes."""
         return sum(entry.nbytes for entry in self.files)
+
+    def belongs_to_another(self, submitter: str) -> bool:
+        """Returns whether the checkpoint is known to be another submitter's."""
+        return self.submitter not in ("", submitter)
 
     def to_bytes(self) -> bytes:
         """Encodes the manifest as a file."""

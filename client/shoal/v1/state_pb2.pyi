@@ -1160,6 +1160,8 @@ class CommitCheckpointEffect(_message.Message):
     HELD_BY_FIELD_NUMBER: _builtins.int
     LEARNING_RATE_FIELD_NUMBER: _builtins.int
     PLATEAU_FIELD_NUMBER: _builtins.int
+    SUBMITTER_FIELD_NUMBER: _builtins.int
+    KEEPS_OTHERS_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """The number of the checkpoint."""
     step: _builtins.int
@@ -1170,6 +1172,10 @@ class CommitCheckpointEffect(_message.Message):
     """The time of the cut in seconds of Unix time."""
     held_by: _builtins.int
     """The cut that still holds back commits of a job that will restart from this checkpoint; 0 if there is none."""
+    submitter: _builtins.str
+    """Who submitted the job, by the name of a token or a certificate. Empty if it is not known."""
+    keeps_others: _builtins.bool
+    """Whether the commit keeps the checkpoints of other submitters, which have the same name of a job."""
     @_builtins.property
     def placement(self) -> _tensor_pb2.Placement:
         """The placement of the job's shards."""
@@ -1216,10 +1222,12 @@ class CommitCheckpointEffect(_message.Message):
         held_by: _builtins.int = ...,
         learning_rate: _job_pb2.Schedule | None = ...,
         plateau: _job_pb2.PlateauState | None = ...,
+        submitter: _builtins.str = ...,
+        keeps_others: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "data", b"data", "learning_rate", b"learning_rate", "placement", b"placement", "plateau", b"plateau", "progress_totals", b"progress_totals", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "data", b"data", "held_by", b"held_by", "keep", b"keep", "learning_rate", b"learning_rate", "number", b"number", "placement", b"placement", "plateau", b"plateau", "progress_totals", b"progress_totals", "spec", b"spec", "step", b"step", "time", b"time", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "data", b"data", "held_by", b"held_by", "keep", b"keep", "keeps_others", b"keeps_others", "learning_rate", b"learning_rate", "number", b"number", "placement", b"placement", "plateau", b"plateau", "progress_totals", b"progress_totals", "spec", b"spec", "step", b"step", "submitter", b"submitter", "time", b"time", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

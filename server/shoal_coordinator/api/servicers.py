@@ -26,7 +26,7 @@ from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.decision import Check
 from shoal_coordinator.member_owners import speaks_for
 from shoal_coordinator.messages import events
-from shoal_coordinator.submitters import check_submission_name
+from shoal_coordinator.submitters import check_checkpoints, check_submission_name, is_submitter
 
 _log = structlog.get_logger(__name__)
 
@@ -146,7 +146,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
     def Submit(self, request: pb.SubmitRequest, context: grpc.ServicerContext) -> pb.SubmitReply:
         spec = Job.from_proto(request.spec)
         checks.check_submission(spec, request.token)
-        self._check_source(spec)
+        self._check_checkpoints(spec)
         submitter, role = submitter_of(context), submitter_role()
         submitted = events.JobSubmitted(spec, request.token, submitter, request.spec.ByteSize(), role)
         check = partial(check_submission_name, caller=_rpc.caller(), job=spec.name)
@@ -320,29 +320,34 @@ class JobsService(job_pb2_grpc.JobsServicer):
         )
         return pb.FinishReply()
 
-    def _check_source(self, spec: Job) -> None:
-        """Checks that the checkpoint from which a job starts exists. The restore checks that it is readable.
+    def _check_checkpoints(self, spec: Job) -> None:
+        """Checks that the name of a job is not that of another submitter's checkpoints, and that its source exists.
 
-        If a live job has the name, this call repeats its submission or joins it, and needs no checkpoint. If the
-        storage does not answer, the check passes: the storage may be back when there are workers, and a restore retries
-        for minutes.
+        The restore checks that the source is readable. If a live job has the name, this call repeats its submission or
+        joins it, and needs no checkpoint. If the storage does not answer, the check passes: the storage may be back
+        when there are workers, and a restore retries for minutes. A commit removes no checkpoint of others.
 
         Raises:
-            UnknownCheckpoint: The checkpoint does not exist.
+            Forbidden: Another submitter's job of this name left checkpoints.
+            UnknownCheckpoint: The source does not exist.
         """
-        source = spec.source
-        if source is None or self._catalogue is None:
+        source, caller = spec.source, _rpc.caller()
+        if self._catalogue is None or (source is None and not is_submitter(caller)):
             return
         with self._coordinator.reading() as (cluster, _now):
             if cluster.listing.is_live(spec.name):
                 return
         try:
+            if is_submitter(caller):
+                check_checkpoints(caller, spec.name, self._catalogue.newest_usable(spec.name))
+            if source is None:
+                return
             numbers = self._catalogue.numbers(source.job)  # without the lock, because it may take a while
             there = source.number in numbers if source.number else bool(numbers)
             if source.best:
                 there = any(True for _ in self._catalogue.best(source.job))
         except errors.StorageFailed as error:
-            _log.warning("cannot look for a checkpoint", job=spec.name, checkpoint=str(source), reason=error.message)
+            _log.warning("cannot look for checkpoints", job=spec.name, source=str(source or ""), reason=error.message)
             return
         if not there:
             raise self._catalogue.unknown(str(source))

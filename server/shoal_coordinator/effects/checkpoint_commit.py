@@ -83,7 +83,7 @@ def commit(
     best = effect.best.number if effect.best else 0
     removed: tuple[int, ...] = ()
     if published(CheckpointPublished(effect.number, effect.job, saved, best)):
-        removed = _tidy(lambda: _retain(catalogue, job, cut.number, policy, lambda: _best(effect, catalogue))) or ()
+        removed = _tidy(lambda: _retain(effect, catalogue, policy)) or ()
     return CheckpointCommitted(effect.job, saved, removed, best, last=bool(cut.held_by), effect=effect.number)
 
 
@@ -146,6 +146,7 @@ def _manifest(effect: CommitCheckpoint, files: Iterable[FileEntry]) -> Manifest:
         progress=json_format.MessageToDict(cut.progress_totals),
         writer=version("shoal"),
         evaluation=json_format.MessageToDict(effect.best.to_proto()) if effect.best else {},
+        submitter=effect.submitter,
     )
 
 
@@ -166,17 +167,29 @@ def _check_files(catalogue: Catalogue, manifest: Manifest) -> None:
             )
 
 
-def _retain(
-    catalogue: Catalogue, job: str, newest: int, policy: CheckpointPolicy, best: Callable[[], Collection[int]]
-) -> tuple[int, ...]:
+def _retain(effect: CommitCheckpoint, catalogue: Catalogue, policy: CheckpointPolicy) -> tuple[int, ...]:
     """Removes expired checkpoints and files of older incomplete ones, and returns the numbers of the expired ones."""
+    job = effect.job.name
     gone = expired_numbers(catalogue.numbers(job), keep_last=policy.keep_last, keep_every=policy.keep_every)
-    kept = best() if gone else ()
-    gone = [number for number in gone if number not in kept]
+    kept = _best(effect, catalogue) if gone else ()
+    gone = [number for number in gone if number not in kept and not _is_anothers(effect, number, catalogue)]
     for number in gone:
         catalogue.remove(job, number)
-    catalogue.remove_incomplete(job, below=newest)
+    catalogue.remove_incomplete(job, below=effect.cut.number)
     return tuple(gone)
+
+
+def _is_anothers(effect: CommitCheckpoint, number: int, catalogue: Catalogue) -> bool:
+    """Returns whether a checkpoint is another submitter's, as an earlier job of this name can leave it.
+
+    The coordinator refuses the names of such jobs, but not while the storage is away, or a last commit still runs.
+    """
+    if not effect.keeps_others:
+        return False
+    found = catalogue.found(effect.job.name, number)
+    if isinstance(found, Manifest):
+        return found.belongs_to_another(effect.submitter)
+    return not isinstance(found, errors.CorruptCheckpoint | errors.UnknownCheckpoint)
 
 
 def _best(effect: CommitCheckpoint, catalogue: Catalogue) -> Collection[int]:

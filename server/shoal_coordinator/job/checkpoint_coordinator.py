@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from shoal import errors
+from shoal._security import AccessRole
 from shoal._wire import EvaluationAck, EvaluationClaim
 from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.events import CheckpointEnded, EvaluationEnded
@@ -59,7 +60,7 @@ class CheckpointCoordinator:
         possible: bool,
     ) -> None:
         self._ref, spec = submission.ref, submission.spec
-        self._spec = spec
+        self._submission, self._spec = submission, spec
         self._log, self._lifecycle = owners.log, owners.lifecycle
         self._plan, self._worker_group = owners.plan, owners.worker_group
         policy = spec.checkpoints or CheckpointPolicy()
@@ -240,7 +241,12 @@ class CheckpointCoordinator:
         best = evaluation_schedule.cut_taken(self.checkpoints.attempt) if evaluation_schedule else None
         keep = (evaluation_schedule.kept,) if evaluation_schedule and evaluation_schedule.kept else ()
         rate, plateau = self._plan.learning_rate, evaluation_schedule.plateau if evaluation_schedule else None
-        return [CommitCheckpoint(self._ref, self._plan.placement, self._spec, cut, best, keep, rate, plateau)]
+        owner, keeps_others = self._submission.owner, self._submission.submitter_role == AccessRole.SUBMITTER
+        return [
+            CommitCheckpoint(
+                self._ref, self._plan.placement, self._spec, cut, best, keep, rate, plateau, owner, keeps_others
+            )
+        ]
 
     def published(self, event: CheckpointPublished | CheckpointCommitted) -> None:
         """Records that the checkpoint in progress can be restored. Repeating it changes nothing."""

@@ -27,6 +27,11 @@ class Submission:
     spec_bytes: int = 0
     submitter_role: str = ""
 
+    @property
+    def owner(self) -> str:
+        """The name of the submitter's token or certificate; empty if the submitter presented none."""
+        return self.submitter if self.submitter_role else ""
+
     def repeats(self, token: str, submitter: str) -> bool:
         """Returns whether a submission with this token, by this user, is the same one again."""
         return bool(token) and (self.token, self.submitter) == (token, submitter)

@@ -120,6 +120,8 @@ class CommitCheckpoint:
     keep: tuple[int, ...] = ()  # numbers of checkpoints to retain, whatever the policy says
     learning_rate: Schedule | None = None  # set by a user or a plateau while the job ran
     plateau: PlateauState | None = None  # of the reduction of the learning rate
+    submitter: str = ""  # who submitted the job, by the name of a token; empty if that is not known
+    keeps_others: bool = False  # whether the checkpoints of other submitters under this name are kept
     number: int = field(default=0, kw_only=True)
 
 

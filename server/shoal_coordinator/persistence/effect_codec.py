@@ -175,6 +175,8 @@ def _commit_checkpoint_record(effect: CommitCheckpoint) -> state_pb2.CommitCheck
         held_by=cut.held_by,
         learning_rate=effect.learning_rate.to_proto() if effect.learning_rate else None,
         plateau=effect.plateau.to_proto() if effect.plateau else None,
+        submitter=effect.submitter,
+        keeps_others=effect.keeps_others,
     )
 
 
@@ -198,6 +200,8 @@ def _commit_checkpoint(job: JobRef, number: int, record: state_pb2.CommitCheckpo
         tuple(record.keep),
         Schedule.from_proto(record.learning_rate) if record.HasField("learning_rate") else None,
         PlateauState.from_proto(record.plateau) if record.HasField("plateau") else None,
+        record.submitter,
+        record.keeps_others,
         number=number,
     )
 

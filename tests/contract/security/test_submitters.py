@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ import pytest
 
 import shoal
 from shoal import errors
+from shoal._checkpoint import Catalogue, LocalStorage, Manifest
 from shoal._rpc import CoordinatorClient
 from shoal._security import AccessRole, Credentials
 from shoal.v1 import coordinator_pb2, job_pb2, token_pb2
@@ -158,3 +160,26 @@ def test_a_stream_ends_when_its_token_expires(rig: SecureRig, anns: shoal.Sessio
         pytest.raises(errors.Unauthenticated, match="expired"),
     ):
         thread.submit(lambda: list(dora.job("anns").events())).result(10)
+
+
+def test_a_name_with_checkpoints_of_another_submitter_is_refused(tmp_path: Path) -> None:
+    """Its job would continue their numbers, and remove them. An admin may, and their submitter."""
+    catalogue = Catalogue(LocalStorage(tmp_path))
+    catalogue.publish(Manifest("anns", 3, 0.0, 1, 1, {}, (), (), submitter="ann"))
+    catalogue.publish(Manifest("old", 3, 0.0, 1, 1, {}, (), ()))
+    with secure_rig(checkpoints=str(tmp_path)) as rig:
+        for role, name, job, refused in (
+            (AccessRole.SUBMITTER, "bob", "anns", True),
+            (AccessRole.SUBMITTER, "bob", "old", False),  # nobody knows whose they are
+            (AccessRole.SUBMITTER, "ann", "anns", False),
+            (AccessRole.ADMIN, "bob", "anns", False),
+        ):
+            token = rig.token(role, worker=name)
+            with shoal.Client(rig.coordinator.address, credentials=presenting(token)) as client:
+                if refused:
+                    with pytest.raises(errors.Forbidden, match="the checkpoint anns/3 is one of 'ann'; choose another"):
+                        client.submit(shoal.Job("digits:Digits", name=job, restore="auto"))
+                else:
+                    submitted = client.submit(shoal.Job("digits:Digits", name=job))
+                    submitted.cancel()
+                    submitted.drop()

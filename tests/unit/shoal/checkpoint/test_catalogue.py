@@ -100,14 +100,14 @@ def test_text_that_is_not_a_manifest_is_refused(text: bytes) -> None:
 
 
 def test_a_manifest_of_a_later_shoal_is_refused_by_name() -> None:
-    text = signed(schema=4, writer="9.0", more="fields")
-    with pytest.raises(errors.IncompatibleCheckpoint, match=r"schema 4.*up to 3.*9\.0"):
+    text = signed(schema=5, writer="9.0", more="fields")
+    with pytest.raises(errors.IncompatibleCheckpoint, match=r"schema 5.*up to 4.*9\.0"):
         Manifest.from_bytes(text, "m")
 
 
 def test_manifest_of_a_later_version_may_have_another_layout() -> None:
-    text = sealed(b'{"writer":"9.0","schema":4,"step":1e400,"format":"shoal-checkpoint", "caf\\u00e9" : [ ] , "sum":3}')
-    with pytest.raises(errors.IncompatibleCheckpoint, match=r"schema 4.*9\.0"):
+    text = sealed(b'{"writer":"9.0","schema":5,"step":1e400,"format":"shoal-checkpoint", "caf\\u00e9" : [ ] , "sum":3}')
+    with pytest.raises(errors.IncompatibleCheckpoint, match=r"schema 5.*9\.0"):
         Manifest.from_bytes(text, "m")
     for at in range(len(text)):
         with pytest.raises(errors.CorruptCheckpoint):
@@ -122,7 +122,7 @@ def test_sealed_text_that_is_not_a_manifest_is_damaged(text: bytes) -> None:
         Manifest.from_bytes(sealed(text), "m")
 
 
-@pytest.mark.parametrize(("schema", "unknown"), [(1, {"evaluation"}), (2, set())])
+@pytest.mark.parametrize(("schema", "unknown"), [(1, {"evaluation", "submitter"}), (3, {"submitter"})])
 def test_a_manifest_of_an_earlier_version_is_read(schema: int, unknown: set[str]) -> None:
     written = manifest(spec={"name": "digits"}, progress={"loss": 0.5})
     record = {name: value for name, value in asdict(written).items() if name not in unknown}
@@ -221,7 +221,7 @@ def test_a_huge_manifest_is_not_read(catalogue: Catalogue, tmp_path: Path, monke
 def test_manifests_are_json_for_people(catalogue: Catalogue, tmp_path: Path) -> None:
     save(catalogue, "digits", 1)
     record = json.loads((tmp_path / "digits" / "00000001" / "manifest.json").read_text())
-    assert (record["format"], record["schema"], record["step"]) == ("shoal-checkpoint", 3, 7)
+    assert (record["format"], record["schema"], record["step"]) == ("shoal-checkpoint", 4, 7)
 
 
 @pytest.mark.parametrize(

@@ -184,16 +184,18 @@ def write(
     keep: tuple[int, ...] = (),
     rate: optim.Schedule | None = None,
     plateau: optim.PlateauState | None = None,
+    submitter: str = "",
+    keeps_others: bool = False,
     published: Callable[[events.CheckpointPublished], bool] = lambda _: True,
     **fields: Any,
 ) -> CheckpointCommitted:
     made = cut(number, **fields)
-    effect = CommitCheckpoint(
-        REF, placement(), spec(checkpoints=policy), made, best, keep, rate, plateau, number=number
-    )
+    of_job = placement(), spec(checkpoints=policy), made
+    effect = CommitCheckpoint(REF, *of_job, best, keep, rate, plateau, submitter, keeps_others, number=number)
     stored = effect_from_proto(number, effect_to_proto(effect))
     assert isinstance(stored, CommitCheckpoint)
     assert (stored.learning_rate, stored.plateau) == (rate, plateau)
+    assert (stored.submitter, stored.keeps_others) == (submitter, keeps_others)
     return checkpoint_commit.commit(effect, servers, catalogue, published)
 
 
@@ -434,6 +436,17 @@ class TestTheManifest:
             last = write(servers, catalogue, number, policy)
         assert last.removed == (1,)
         assert catalogue.folder.names(("a",)) == ["00000003", "00000004", "00000006"]
+
+    @pytest.mark.parametrize(("keeps_others", "left"), [(True, [1, 3]), (False, [3])])
+    def test_of_a_submitter_removes_none_of_another_one(
+        self, servers: Servers, catalogue: Catalogue, keeps_others: bool, left: list[int]
+    ) -> None:
+        policy = CheckpointPolicy(keep_last=1)
+        write(servers, catalogue, 1, policy, submitter="ann")
+        assert catalogue.manifest("a", 1).submitter == "ann"
+        for number in (2, 3):
+            write(servers, catalogue, number, policy, submitter="bob", keeps_others=keeps_others)
+        assert catalogue.numbers("a") == left
 
     @pytest.mark.parametrize("counts", [True, False])
     def test_removes_older_ones_only_after_it_is_known_to_be_complete(
