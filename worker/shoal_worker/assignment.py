@@ -4,9 +4,12 @@
 """
 
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from shoal import errors
 from shoal._wire import Cursor
+from shoal.status import JobState, JobStatus
 from shoal_worker.messages import TrainerOutcome
 
 # After so many trainer crashes of one job in a row, without a push in between, the worker asks to be quarantined.
@@ -251,3 +254,31 @@ def _with_advice(error: str, advice: str) -> str:
     if not advice:
         return error
     return f"{error}\n{advice}" if "\n" in error else f"{error}; {advice}"  # a traceback has lines
+
+
+def why_stopped(job: str, error: str, status: Callable[[], JobStatus]) -> str:
+    """Returns why a trainer stopped that a server refused.
+
+    The servers refuse a trainer, and drop its shards, when its job is cancelled or restarts. They do not know why, so
+    the trainer's error names only the refusal. The coordinator knows the reason.
+
+    Args:
+        job: name of the job.
+        error: the trainer's error, which is the answer if the coordinator knows no reason.
+        status: asks the coordinator for the job's status.
+    """
+    try:
+        found = status()
+    except errors.UnknownJob:
+        return f"job {job} was dropped"
+    except errors.ShoalError:  # the coordinator does not answer
+        return error
+    reason = found.reason.partition("\n")[0]
+    match found.state:
+        case JobState.CANCELLED:
+            return f"job {job} was cancelled{reason and f': {reason}'}"
+        case JobState.FAILED:
+            return f"job {job} failed{reason and f': {reason}'}"
+        case JobState.SUCCEEDED:
+            return f"job {job} has ended"
+    return reason or error

@@ -36,6 +36,7 @@ from shoal_worker.assignment import (
     StopTrainer,
     StopTrainerAfterBatch,
     TrainerEnded,
+    why_stopped,
 )
 from shoal_worker.isolation import TrainerIsolation
 from shoal_worker.messages import Instructions, TrainerOutcome, TrainerReport
@@ -249,7 +250,8 @@ class Daemon:
             case StopTrainer() if run and run.process:
                 run.process.stop(self._config.stop_grace_s)
             case Finish(error) if run:
-                _log.info("job finished on this worker", job=run.assigned.job, error=error or None)
+                if not effect.shards_lost:  # otherwise the coordinator knows why, once it has the report
+                    _log.info("job finished on this worker", job=run.assigned.job, error=error or None)
                 run.final_report = effect
             case Renew(reason) if run:
                 self._renew(run, reason)
@@ -263,7 +265,7 @@ class Daemon:
         self._send_reports(run)  # the next incarnation cannot send it
         self._job_run = None
         if run.over:
-            _log.info("the job ended before its trainer", job=run.assigned.job, reason=reason)
+            self._log_stopped(run, reason)
             self._membership.heartbeat_now()
             return
         _log.warning("registering as a new incarnation", job=run.assigned.job, reason=reason)
@@ -354,8 +356,14 @@ class Daemon:
             return
         except errors.ShoalError as error:  # fenced, or the job is gone
             _log.info("end of the job refused", job=run.assigned.job, reason=error.message)
+        if end.shards_lost:
+            self._log_stopped(run, end.error)
         self._job_run = None
         self._membership.heartbeat_now()  # ask for the next assignment at once
+
+    def _log_stopped(self, run: _JobRun, error: str) -> None:
+        why = why_stopped(run.assigned.job, error, lambda: run.participant.status(retry_for_s=0))
+        _log.info("trainer stopped", job=run.assigned.job, reason=why)
 
     def _send_reports(self, run: _JobRun) -> bool:
         """Sends metrics and log lines. Returns False if some must be sent later."""

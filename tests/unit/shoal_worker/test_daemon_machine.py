@@ -7,7 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import shoal
+from shoal import errors
 from shoal._wire.cursor import Cursor
+from shoal.status import JobState, JobStatus
 from shoal_worker.assignment import (
     Assigned,
     AssignedJob,
@@ -25,6 +28,7 @@ from shoal_worker.assignment import (
     StopTrainer,
     StopTrainerAfterBatch,
     TrainerEnded,
+    why_stopped,
 )
 from shoal_worker.messages import TrainerOutcome
 
@@ -242,3 +246,32 @@ def test_there_is_never_more_than_one_trainer_and_each_is_stopped_once(history: 
                 stops += 1
                 assert stops == 1
         machine.validate()
+
+
+REFUSED = "UNKNOWN_JOB: long is gone from this server: its job has ended or was dropped"
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "words"),
+    [
+        (JobState.CANCELLED, "", "job long was cancelled"),
+        (JobState.CANCELLED, "ann", "job long was cancelled: ann"),
+        (JobState.FAILED, "a program raised\nTraceback", "job long failed: a program raised"),
+        (JobState.SUCCEEDED, "", "job long has ended"),
+        (JobState.PENDING, "server s1 is about to leave", "server s1 is about to leave"),
+        (JobState.RUNNING, "", REFUSED),
+    ],
+)
+def test_the_reason_is_that_of_the_job(state: JobState, reason: str, words: str) -> None:
+    status = JobStatus(shoal.Job(name="long"), state, reason)
+    assert why_stopped("long", REFUSED, lambda: status) == words
+
+
+@pytest.mark.parametrize(
+    ("error", "words"), [(errors.UnknownJob("none"), "job long was dropped"), (errors.Unreachable("gone"), REFUSED)]
+)
+def test_without_a_status_the_error_counts(error: errors.ShoalError, words: str) -> None:
+    def status() -> JobStatus:
+        raise error
+
+    assert why_stopped("long", REFUSED, status) == words
