@@ -306,7 +306,7 @@ def retrying(
         jitter: returns a random number in [0, 1) for each pause.
         on_retry: called with the error before each repetition.
         on_silence: called once with a sentence for people, before the target has been silent for `TOLD_AFTER_S` seconds
-            or when the first attempt ends later than that.
+            or when the first attempt ends later than that; and once more when the target answers again.
 
     Returns:
         The result of the call.
@@ -315,11 +315,11 @@ def retrying(
         Unreachable: the target did not answer in time. The message has the address and the time.
         ShoalError: any other error of `call`, without a repetition.
     """
-    began_at, failed_at = clock(), None
+    began_at, failed_at, told = clock(), None, False
     backoff = Backoff(jitter)
     while True:
         try:
-            return call()
+            result = call()
         except (errors.Unreachable, errors.DeadlineExceeded) as error:
             now = clock()
             failed_at = now if failed_at is None else failed_at
@@ -332,7 +332,11 @@ def retrying(
                 ) from None
             if on_retry:
                 on_retry(error)
-            if on_silence and now - began_at + backoff.at_most > TOLD_AFTER_S:
+            if on_silence and not told and now - began_at + backoff.at_most > TOLD_AFTER_S:
                 on_silence(f"{what} at {address} does not answer ({error.message}); trying again for up to {for_s:g} s")
-                on_silence = None
+                told = True
             sleep(backoff.next())
+        else:
+            if on_silence and told:
+                on_silence(f"{what} at {address} answers again")
+            return result

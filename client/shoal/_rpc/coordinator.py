@@ -29,9 +29,9 @@ class CoordinatorClient:
         address: host:port.
         retry_for_s: seconds during which a call is repeated while the coordinator does not answer.
         credentials: what this process presents.
-        on_silence: called with a sentence for people when the coordinator has not answered for about a second. Default:
-            a warning of the logger `shoal` of the standard library, which goes to standard error unless the program
-            configures it otherwise.
+        on_silence: called with a sentence for people when the coordinator has not answered for about a second, and
+            when it answers again. Default: a warning of the logger `shoal` of the standard library, which goes to
+            standard error unless the program configures it otherwise.
 
     Attributes:
         credentials: as given; calls to servers use them as well.

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 
+from shoal import errors
 from shoal._rpc import CoordinatorClient
 from shoal._session.waits import entry_words
 from shoal._system.waits import Wait, WaitWatch
@@ -22,7 +23,7 @@ class StartWait:
         clock: returns seconds.
 
     Attributes:
-        wait: the wait in progress; None if the job runs, has ended, or has sent no event.
+        wait: the wait in progress; None if the job runs or has sent no event. It stays if the job ends without a run.
     """
 
     def __init__(self, job: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -31,7 +32,7 @@ class StartWait:
 
     def observe(self, event: Event) -> None:
         """Records an event of the job."""
-        if not isinstance(event, StateChanged):
+        if not isinstance(event, StateChanged) or event.state.finished:
             return
         if event.state not in _NOT_RUNNING:
             self.wait = None
@@ -53,15 +54,21 @@ def start_told(coordinator: CoordinatorClient, job: str) -> Iterator[StartWait]:
 
     def detail() -> str:
         request = job_pb2.GetRequest(job=job)
-        return entry_words(JobStatus.from_proto(coordinator.call(coordinator.jobs.Get, request, retry_for_s=0).status))
+        try:
+            status = coordinator.call(coordinator.jobs.Get, request, retry_for_s=0).status
+        except errors.Unreachable:
+            return "for the coordinator"
+        return entry_words(JobStatus.from_proto(status))
 
     started = StartWait(job)
     watch = WaitWatch(lambda: started.wait, detail)
     watch.start()
     try:
         yield started
-    finally:
-        watch.stop()
+    except BaseException:
+        watch.stop(goes_on=False)
+        raise
+    watch.stop(goes_on=started.wait is None)
 
 
 def start_told_of(watched: Iterator[Event], coordinator: CoordinatorClient, job: str) -> Iterator[Event]:

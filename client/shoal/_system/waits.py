@@ -89,12 +89,18 @@ class WaitWatch:
         """Starts the thread."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """Ends the thread. If a person was told about a wait, a line says that it has ended."""
+    def stop(self, *, goes_on: bool = True) -> None:
+        """Ends the thread.
+
+        Args:
+            goes_on: whether what waited goes on. If so, and a person was told about the wait, a line says that it has
+                ended. Otherwise an error or a result follows, which says more.
+        """
         if not self._stopping.is_set():
             self._stopping.set()
             self._thread.join(_STOP_S)
-            self._tell_end(None)
+            if goes_on:
+                self._tell_end(None)
 
     def look(self) -> None:
         """Writes the lines that are due now. Only the thread and tests call it."""
@@ -136,8 +142,10 @@ def told(what: str, detail: Callable[[], str]) -> Iterator[None]:
     watch.start()
     try:
         yield
-    finally:
-        watch.stop()
+    except BaseException:
+        watch.stop(goes_on=False)
+        raise
+    watch.stop()
 
 
 __all__ = ["NOTICE_AFTER_S", "Wait", "WaitNotices", "WaitWatch", "told"]

@@ -108,6 +108,7 @@ def test_a_member_says_once_that_the_coordinator_does_not_answer_and_once_that_i
     coordinator: FakeCoordinator, member: MembershipClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unanswered: list[float] = []
+    monkeypatch.setattr("shoal._rpc.heartbeat_notices.SILENCE_S", 0.0)
     monkeypatch.setattr(member.pace, "unanswered", lambda: unanswered.append(member.pace.now))  # tries again at once
     with capture_logs() as logs:
         coordinator.stop()

@@ -143,6 +143,22 @@ class TestRetrying:
         assert at_s <= first_s + 1.0
         assert text == "it at host:1 does not answer (Connection refused); trying again for up to 30 s"
 
+    def test_tells_that_its_target_answers_again(self) -> None:
+        now, told = [0.0], list[str]()
+
+        def call() -> str:
+            if now[0] < 5:
+                raise errors.Unreachable("it restarts")
+            return "there"
+
+        def sleep(seconds: float) -> None:
+            now[0] += seconds
+
+        _rpc.retrying(
+            call, what="it", address="host:1", for_s=30, clock=lambda: now[0], sleep=sleep, on_silence=told.append
+        )
+        assert told[1:] == ["it at host:1 answers again"]
+
     def test_does_not_tell_of_a_short_silence(self) -> None:
         outcomes: list[str | None] = [None, None, "there"]
 

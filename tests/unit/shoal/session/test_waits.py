@@ -1,14 +1,20 @@
 """What sessions and jobs wait for, in words."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 import shoal
-from shoal._session.job_waits import StartWait
+from shoal import errors
+from shoal._session.job_waits import StartWait, start_told
 from shoal._session.step_times import StepTimes
 from shoal._session.waits import entry_words, ranks_behind
 from shoal._system.waits import Wait
 from shoal.events import LogLine, StateChanged
 from shoal.status import JobMember, JobState, JobStatus
+from support.waiting import wait_until
 
 JOB = shoal.Job(name="a", workers=2)
 MEMBERS = (
@@ -53,8 +59,36 @@ def test_a_job_waits_until_it_runs() -> None:
     now = 2.0
     started.observe(StateChanged(3, 0.0, JobState.PLACING, ""))
     assert started.wait == Wait("job a", 1.0)
+    ended = StartWait("a", lambda: now)
+    ended.observe(StateChanged(3, 0.0, JobState.PLACING, ""))
+    ended.observe(StateChanged(4, 0.0, JobState.CANCELLED, ""))
+    assert ended.wait == Wait("job a", 2.0), "a job that ends without a run does not go on"
     started.observe(StateChanged(4, 0.0, JobState.RUNNING, ""))
     assert started.wait is None
+
+
+def test_a_wait_for_a_job_names_a_coordinator_that_does_not_answer(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Silent:
+        jobs = SimpleNamespace(Get=None)
+
+        def call(self, *_: object, **__: object) -> None:
+            raise errors.Unreachable("gone")
+
+    monkeypatch.setattr("shoal._system.waits.NOTICE_AFTER_S", 0.0)
+    coordinator: Any = Silent()
+
+    def wait_for_it() -> None:
+        with start_told(coordinator, "a") as started:
+            started.observe(StateChanged(1, 0.0, JobState.PENDING, ""))
+            wait_until(lambda: caplog.messages)
+            raise errors.Unreachable("the coordinator did not answer")
+
+    with pytest.raises(errors.Unreachable):
+        wait_for_it()
+    [line] = caplog.messages
+    assert line.startswith("job a waits for the coordinator, since ")
 
 
 def test_a_session_waits_in_calls_but_not_while_its_user_computes() -> None:

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from shoal import errors
 from shoal._system.waits import Wait, WaitNotices, WaitWatch, told
 from support.waiting import wait_until
 
@@ -71,4 +72,14 @@ def test_a_block_that_waits_is_told_from_a_thread(
         wait_until(lambda: caplog.messages)
     assert caplog.messages[0].startswith("the start waits for server-0, since ")
     assert caplog.messages[1].endswith(" s, and goes on")
+    caplog.clear()
+
+    def fail() -> None:
+        with told("the start", lambda: "for server-0"):
+            wait_until(lambda: caplog.messages)
+            raise errors.Unreachable("server-0 did not answer")
+
+    with pytest.raises(errors.Unreachable):
+        fail()
+    assert len(caplog.messages) == 1, "an error does not go on"
     assert not any(thread.name == "wait-notices" for thread in threading.enumerate())
