@@ -11,7 +11,7 @@ def is_submitter(caller: Principal | None) -> bool:
     return caller is not None and caller.role is AccessRole.SUBMITTER
 
 
-def check_submitter(cluster: Cluster, caller: Principal | None, job: str) -> None:
+def check_submitter(cluster: Cluster, caller: Principal | None, job: str, advice: str = "ask an admin") -> None:
     """Checks that a caller may change a job, or take part in it.
 
     A job belongs to its submitter, which is the name of a token. Several tokens may have the same name. Admins may
@@ -22,6 +22,7 @@ def check_submitter(cluster: Cluster, caller: Principal | None, job: str) -> Non
         cluster: The cluster.
         caller: The caller. None, as in a cluster that asks for no tokens, is not checked.
         job: The name of the job.
+        advice: What the caller can do if the job is another submitter's.
 
     Raises:
         UnknownJob: The job does not exist.
@@ -31,7 +32,8 @@ def check_submitter(cluster: Cluster, caller: Principal | None, job: str) -> Non
         return
     submitter = cluster.job(job).submission.submitter
     if submitter != caller.name:
-        raise _refusal(caller, job, submitter)
+        whose = f"the job of {submitter!r}" if submitter else "a job whose submitter is not known"
+        raise errors.Forbidden(f"{caller} may not change {job}, which is {whose}; {advice}", job=job)
 
 
 def check_submission_name(cluster: Cluster, caller: Principal | None, job: str) -> None:
@@ -46,7 +48,7 @@ def check_submission_name(cluster: Cluster, caller: Principal | None, job: str) 
         Forbidden: The job of this name is another submitter's.
     """
     try:
-        check_submitter(cluster, caller, job)
+        check_submitter(cluster, caller, job, "ask an admin, or choose another name")
     except errors.UnknownJob:
         return
 
@@ -68,13 +70,6 @@ def check_checkpoints(caller: Principal | None, job: str, newest: Manifest | Non
             "choose another name, or ask an admin to remove the checkpoints of this name",
             job=job,
         )
-
-
-def _refusal(caller: Principal, job: str, submitter: str) -> errors.Forbidden:
-    whose = f"the job of {submitter!r}" if submitter else "a job whose submitter is not known"
-    return errors.Forbidden(
-        f"{caller} may not change {job}, which is {whose}; ask an admin, or choose another name", job=job
-    )
 
 
 __all__ = ["check_checkpoints", "check_submission_name", "check_submitter", "is_submitter"]

@@ -123,7 +123,11 @@ def issue_certificate(
     own = dict.fromkeys([*_LOCAL_HOSTS, *hosts]) if role in SERVING_ROLES else ()
     names = [_alternative_name(host) for host in own]
     now = now or datetime.datetime.now(datetime.UTC)
-    return _write_all(folder or ca, _issue(_read_ca(ca), role, name, names, now, days), "choose another name or folder")
+    return _write_all(
+        folder or ca,
+        _issue(_read_ca(ca), role, name, names, now, days),
+        "choose another name, or a new folder with --out",
+    )
 
 
 def _write_all(folder: Path, contents: Mapping[str, bytes], advice: str) -> list[Path]:

@@ -89,6 +89,24 @@ PERMISSIONS: Mapping[str, frozenset[AccessRole]] = {
 OPEN_CALLS = frozenset(call for call, roles in PERMISSIONS.items() if not roles)
 
 
+# What users do with a call, and the command for it. Other calls are named in refusals as they are.
+_USES = {
+    "Submit": "submit jobs (`shoal submit`)",
+    "Cancel": "cancel jobs (`shoal cancel`)",
+    "Drop": "drop jobs (`shoal drop`)",
+    "TakeCheckpoint": "take checkpoints (`shoal checkpoint`)",
+    "SetLearningRate": "set learning rates (`shoal set-learning-rate`)",
+    "List": "list jobs (`shoal jobs`)",
+    "Watch": "follow jobs (`shoal wait`, `shoal logs`)",
+    "GetData": "read the data accounts of jobs (`shoal data`)",
+    "GetTimings": "read timings (`shoal timings`)",
+    "GetLoginLink": "log in to the page (`shoal page`)",
+    "CreateToken": "make tokens (`shoal token create`)",
+    "RevokeToken": "revoke tokens (`shoal token revoke`)",
+    "ListTokens": "list tokens (`shoal token ls`)",
+}
+
+
 def check_permitted(principal: Principal, call: str) -> None:
     """Checks that a caller may make a call.
 
@@ -102,9 +120,10 @@ def check_permitted(principal: Principal, call: str) -> None:
     allowed = PERMISSIONS.get(call, frozenset())
     if principal.role not in allowed and call not in OPEN_CALLS:
         who = ", ".join(sorted(role.value for role in allowed)) or "nobody"
+        name = call.rpartition("/")[2]
         raise errors.Forbidden(
-            f"{principal} may not call {call.rpartition('/')[2]}; only these roles may: {who}. Use a token of one of "
-            "these roles",
+            f"{principal} may not {_USES.get(name, f'call {name}')}; only these roles may: {who}. Use a token of one "
+            "of these roles",
             call=call,
             role=principal.role.value,
         )

@@ -396,7 +396,7 @@ def test_a_token_file_for_everybody_is_refused(rig: SecureRig, tmp_path: Path, m
             client.status()
         token.chmod(0o600)
         client.status()
-        with pytest.raises(errors.Forbidden, match="may not call Submit"):
+        with pytest.raises(errors.Forbidden, match="may not submit jobs"):
             client.submit(shoal.Job("digits:Digits"))
         token.write_text(expired(rig, AccessRole.READER))
         with pytest.raises(errors.Unauthenticated, match=r"expired 36\d\d s ago"):

@@ -100,7 +100,7 @@ def test_a_certificate_gives_the_role_that_it_names(coordinator: CoordinatorProc
         if role == "admin":
             assert client.call(client.tokens.CreateToken, request, retry_for_s=0).secret
         else:
-            with pytest.raises(errors.Forbidden, match=f"{role} '{role}' may not call CreateToken"):
+            with pytest.raises(errors.Forbidden, match=f"{role} '{role}' may not make tokens"):
                 client.call(client.tokens.CreateToken, request, retry_for_s=0)
 
 

@@ -156,7 +156,7 @@ def test_a_ca_whose_key_others_can_read_issues_nothing(tmp_path: Path) -> None:
         ("worker", "ann", ["a:1"], 30, "is not a host"),
         ("worker", "ann", ["server.role.shoal.internal"], 30, "is a name of a role, not of a host"),
         ("worker", "ann", [], 0, "cannot be valid for 0 days; give 1 to 3650"),
-        ("worker", "server", [], 30, r"server\.pem exists already.*choose another name"),
+        ("worker", "server", [], 30, r"server\.pem exists already.*choose another name, or a new folder with --out"),
     ],
 )
 def test_a_certificate_that_cannot_be_issued(

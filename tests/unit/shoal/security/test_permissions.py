@@ -24,6 +24,11 @@ def test_a_call_that_is_not_in_the_table_is_refused() -> None:
         check_permitted(Principal("ann", AccessRole.ADMIN), "shoal.v1.Jobs/New")
 
 
+def test_a_refusal_names_the_command_of_a_call() -> None:
+    with pytest.raises(errors.Forbidden, match=r"'ann' may not list tokens \(`shoal token ls`\); only these roles"):
+        check_permitted(Principal("ann", AccessRole.SUBMITTER), "shoal.v1.Tokens/ListTokens")
+
+
 def test_people_never_get_the_permissions_of_processes() -> None:
     for role in (AccessRole.ADMIN, AccessRole.SUBMITTER, AccessRole.READER):
         with pytest.raises(errors.Forbidden):
