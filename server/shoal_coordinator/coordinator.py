@@ -20,7 +20,7 @@ from shoal_coordinator.effect_host import MachineHost
 from shoal_coordinator.effects import CredentialsFor, EffectRunner, no_credentials
 from shoal_coordinator.job_waits import EntryWait, JobWaits, Wake, wake_all
 from shoal_coordinator.messages import Effect, events, record_keys
-from shoal_coordinator.observer import Observer, log_restored
+from shoal_coordinator.observer import ClusterLog, Observer
 from shoal_coordinator.persistence import ClusterRecords, Store, restored
 from shoal_coordinator.ticker import Ticker, steady_clock
 
@@ -93,8 +93,7 @@ class Coordinator:
         self._writer = threading.Thread(target=self._write_on, name="store", daemon=True)
         with self._lock:
             self._note(self._machine.pending_effects)
-        if found:
-            log_restored(found, now)
+        self._log = ClusterLog(self._machine, now if found else None)
 
     @property
     def has_live_jobs(self) -> bool:
@@ -170,6 +169,7 @@ class Coordinator:
             raise
         self._await(decision.number)
         self._observer.handled(event)
+        self._log.handled(event)
         return result
 
     def join(self, event: events.JoinRequested, wait_s: float, wake: Wake, check: Check = allow) -> Callable[[], None]:
@@ -316,14 +316,12 @@ class Coordinator:
             result, effects = self._machine.handle(event, self._clock())
         finally:  # a refused event may have changed the state too
             decision.number = self._note(effects)
-            decision.wakes += self._waits.changed(self._machine.take_changed_jobs())
+            changed = self._machine.take_changed_jobs()
+            decision.wakes += [*self._waits.changed(changed), *self._log.lines(changed)]
         return result
 
     def _note(self, effects: list[Effect]) -> int:
-        """Notes a decision, and returns the number of decisions so far.
-
-        It is called with the lock, which keeps the effects in order.
-        """
+        """Notes a decision, with the lock, which keeps the effects in order. Returns the number of decisions so far."""
         self._effects += effects
         if effects or self._machine.changed:
             self._decided += 1

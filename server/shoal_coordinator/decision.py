@@ -16,11 +16,11 @@ def allow(_: Cluster) -> None:
 
 @dataclass(slots=True)
 class Decision:
-    """A decision of the machine: its number, and whom to wake.
+    """A decision of the machine: its number, and what follows without the lock.
 
     Attributes:
         number: The number of decisions so far.
-        wakes: Functions to call without the lock. Each wakes a worker that need not wait any longer.
+        wakes: Functions to call without the lock. Each wakes a worker that need not wait any longer, or logs a change.
     """
 
     number: int = 0

@@ -265,7 +265,7 @@ class EffectRunner:
             self._count(kind, not isinstance(result, Exception))
             outcomes.append(self._failure(effect, result) if isinstance(result, Exception) else result)
         if done := sum(not isinstance(result, Exception) for result in results):
-            _log.info("effect done", effect=kind, job=first.job.name, effects=done)
+            _log.debug("effect done", effect=kind, job=first.job.name, effects=done)
         if len(outcomes) == 1:
             self._host.report(outcomes[0])
         else:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from shoal import errors
 from shoal.consistency import Asynchronous
@@ -264,3 +265,22 @@ def test_silence_is_noticed_soon_however_long_the_heartbeat_timeout(store: SlowS
         wait_until(lambda: len(ticks) > 2, what="three checks for silent members")
     finally:
         coordinator.stop()
+
+
+def test_states_of_jobs_and_members_that_drain_or_leave_are_logged_once(store: SlowStore) -> None:
+    shell = Shell(store)
+    with capture_logs() as logs:
+        server = Registration(Role.SERVER, "s0", "p", "127.0.0.1:1")
+        member = shell.coordinator.handle(events.RegistrationReceived(server))
+        shell.submit("first")
+        shell.coordinator.handle(events.JobCancelled("first"))
+        for _ in range(2):
+            shell.coordinator.handle(events.DrainRequested("s0", member.incarnation))
+        shell.coordinator.handle(events.MemberLeft("s0", member.incarnation))
+    shell.coordinator.stop()
+    said = [(it["event"], it.get("job") or it.get("member")) for it in logs if it["log_level"] == "info"]
+    assert said[0] == ("job pending", "first")
+    assert said[-3:] == [("job cancelled", "first"), ("member drains", "s0"), ("member left", "s0")]
+    with capture_logs() as logs:
+        Coordinator(store, "reef", ClusterPolicy()).stop()
+    assert [it["event"] for it in logs] == ["restored"], "not the states of an earlier coordinator"
