@@ -3,7 +3,7 @@
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import structlog
 
@@ -24,6 +24,7 @@ def wait_until_drained(
     stop_now: threading.Event,
     grace_s: float,
     *,
+    hosted: Callable[[], Iterable[str]] = tuple,
     first_answer_s: float = _FIRST_ANSWER_S,
     jitter: Callable[[], float] = random.random,
 ) -> None:
@@ -36,12 +37,14 @@ def wait_until_drained(
         member: the server's membership; its heartbeats continue meanwhile.
         stop_now: set to end the wait.
         grace_s: longest wait, in seconds.
+        hosted: returns the jobs with shards on this server.
         first_answer_s: longest wait for the coordinator's first answer, in seconds.
         jitter: returns a number in [0, 1) for each pause while the coordinator does not answer, so that servers do not
             ask at the same time.
     """
     started_at = time.monotonic()
     waiting: list[str] = []
+    saved: set[str] = set()
     limit_s, backoff, answered = min(grace_s, first_answer_s), Backoff(jitter), True
     while not stop_now.is_set():
         request = coordinator_pb2.DrainRequest(member=member.member, incarnation=member.incarnation)
@@ -58,7 +61,10 @@ def wait_until_drained(
             return
         else:
             if not jobs:
+                if lost := sorted({*hosted()} - saved):  # the coordinator does not wait for them
+                    _log.info("values leave with this server: the jobs have ended, or cannot be saved", jobs=lost)
                 return
+            saved |= {*jobs}
             if jobs != waiting:
                 _log.info("waiting for checkpoints before stopping", jobs=jobs)
             waiting, limit_s, next_s, answered = jobs, grace_s, _POLL_S, True

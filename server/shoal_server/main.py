@@ -94,7 +94,10 @@ class ServerOptions:
 
 @command_of(ServerOptions)
 def server(options: ServerOptions) -> None:
-    """Hosts shards of jobs' variables and applies updates to them."""
+    """Hosts shards of jobs' variables and applies updates to them.
+
+    SIGTERM drains the server: it serves until its jobs are saved. A second SIGTERM ends it at once.
+    """
     given = RoleIdentity(
         name=options.name, listen=options.listen, advertise=options.advertise, coordinator=options.coordinator
     )

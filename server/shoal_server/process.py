@@ -150,7 +150,13 @@ class Server:
             stop_now: set to end the wait early; the wait takes at most the grace period.
         """
         self._rpc.set_ready(False)  # only probes ask; members are served until the end
-        wait_until_drained(self._coordinator, self._membership, stop_now, self._leave_grace_s)
+        wait_until_drained(
+            self._coordinator,
+            self._membership,
+            stop_now,
+            self._leave_grace_s,
+            hosted=lambda: [group.config.name for group in self.store.groups()],
+        )
 
     def stop(self) -> None:
         """Leaves the cluster, refuses new calls and frees all resources."""

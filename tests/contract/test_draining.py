@@ -92,6 +92,14 @@ class TestAServer:
         leave()
         assert coordinator.drained == [("s0", 1)] * 4
 
+    def test_names_the_ended_jobs_whose_values_leave_with_it(
+        self, coordinator: FakeCoordinator, leave: Callable[..., None]
+    ) -> None:
+        coordinator.drains = [["live"]]
+        with capture_logs() as logs:
+            leave(hosted=lambda: ["live", "done"])
+        assert [log["jobs"] for log in logs if "values leave" in log["event"]] == [["done"]]
+
     def test_tells_a_coordinator_that_is_away_as_soon_as_it_is_back(
         self, coordinator: FakeCoordinator, leave: Callable[..., None]
     ) -> None:
