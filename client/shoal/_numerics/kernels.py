@@ -41,6 +41,7 @@ _COMPILE = f"from shoal._numerics import kernels; kernels.compile_all({GROUP!r})
 _COMPILE_S = 600.0
 LOCK_S = 60.0  # longer than the compilation of all kernels takes
 _POLL_S = 0.01
+TOLD_AFTER_S = 1.0  # a process that only loads code holds the lock for less
 
 
 def levels(machine: str = "") -> tuple[str, ...]:
@@ -139,6 +140,7 @@ def prepare(
     *,
     shared: Path | None = None,
     on_compile: Callable[[], object] = lambda: None,
+    on_wait: Callable[[], object] = lambda: None,
 ) -> None:
     """Compiles a kernel for the given argument types, or loads it from its cache.
 
@@ -154,12 +156,13 @@ def prepare(
         shared: a folder from which the machine code is taken if the cache has none, and to which new code is copied
             (`shared_kernels`). None means none.
         on_compile: called before the kernel is compiled; not called if a cache has its code.
+        on_wait: called when another process has used the same cache for a second.
     """
     wanted = set(signatures)
     if wanted.issubset(dispatcher.signatures):
         return
     own = Path(dispatcher.stats.cache_path)
-    with _alone(own), _alone(shared) if shared else nullcontext():
+    with _alone(own, on_wait), _alone(shared, on_wait) if shared else nullcontext():
         if shared:
             shared_kernels.take(dispatcher, shared)
         if not any(shared_kernels.files_of(dispatcher, own)):
@@ -175,25 +178,28 @@ def prepare(
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _alone(folder: Path, on_wait: Callable[[], object]) -> Iterator[None]:
     """Holds a lock on the folder against other processes and threads, or waits for at most a minute for it."""
     descriptor = -1
     try:
         with suppress(OSError):  # no folder, or no locks in its file system; `prepare` handles the consequences
             descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-            _lock(descriptor)
+            _lock(descriptor, on_wait)
         yield
     finally:
         if descriptor >= 0:
             os.close(descriptor)
 
 
-def _lock(descriptor: int) -> None:
-    give_up = time.monotonic() + LOCK_S
-    while time.monotonic() < give_up:  # limited, because the holder may be stopped
+def _lock(descriptor: int, on_wait: Callable[[], object]) -> None:
+    began, told = time.monotonic(), False
+    while (waited := time.monotonic() - began) < LOCK_S:  # limited, because the holder may be stopped
         try:
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            if not told and waited >= TOLD_AFTER_S:
+                told = True
+                on_wait()
             time.sleep(_POLL_S)
     return None
 

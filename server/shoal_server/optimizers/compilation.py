@@ -45,7 +45,8 @@ def warm_up() -> float:
     with hidden("scipy.linalg"):  # Numba imports it where it is installed; no kernel uses it
         for number, (dispatcher, signatures) in enumerate(registered, 1):
             progress.now = number
-            prepare(dispatcher, signatures, shared=shared_folder(dispatcher), on_compile=progress.tell)
+            shared = shared_folder(dispatcher)
+            prepare(dispatcher, signatures, shared=shared, on_compile=progress.tell, on_wait=progress.tell_wait)
             dispatcher.disable_compile()
             # Numba learns at the first call how arguments convert to a signature's types. This is not thread-safe: each
             # thread may intern its own type for the same arguments.
@@ -63,6 +64,7 @@ class _Progress:
 
     def __init__(self, total: int) -> None:
         self._total, self._told, self.now = total, False, 0
+        self._told_wait = False
 
     def tell(self) -> None:
         """Writes a line to the log."""
@@ -75,6 +77,12 @@ class _Progress:
                 of=self._total,
             )
         self._told = True
+
+    def tell_wait(self) -> None:
+        """Writes to the log, once, that another process compiles the kernels."""
+        if not self._told_wait:
+            _log.info("waiting for another process, which compiles the kernels", kernel=self.now, of=self._total)
+        self._told_wait = True
 
 
 def samples(signature: tuple[Any, ...]) -> Iterator[list[Any]]:

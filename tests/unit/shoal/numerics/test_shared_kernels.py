@@ -1,5 +1,6 @@
 """Machine code that environments of a user share: the second one compiles nothing, and code of others is not loaded."""
 
+import fcntl
 import importlib.util
 import os
 from pathlib import Path
@@ -53,6 +54,24 @@ def test_a_second_environment_compiles_nothing(tmp_path: Path, home: dict[str, s
     assert prepared(second, home) == []
     assert not second.stats.cache_misses
     assert sum(second.stats.cache_hits.values()) == len(NUMBERS)
+
+
+def test_a_wait_for_another_process_that_compiles_is_told_once(
+    tmp_path: Path, home: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "TOLD_AFTER_S", 0.0)
+    kernel, told = environment(tmp_path / "one"), list[str]()
+    shared = shared_kernels.shared_folder(kernel, home)
+    assert shared is not None
+    other = os.open(shared, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+
+    def tell() -> None:
+        told.append("waits")
+        os.close(other)  # which releases the lock
+
+    kernels.prepare(kernel, NUMBERS[:1], shared=shared, on_wait=tell)
+    assert told == ["waits"]
 
 
 def test_an_environment_with_a_cache_gives_its_code(tmp_path: Path, home: dict[str, str]) -> None:
