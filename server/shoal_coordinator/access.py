@@ -14,8 +14,9 @@ from google.protobuf.message import DecodeError
 from shoal import errors
 from shoal._limits import catalogue
 from shoal._security import GIVEN_ROLES, ID_PREFIX, AccessRole, Principal
-from shoal._security.tokens import TokenSigner, TokenVerifier
+from shoal._security.tokens import TokenSigner
 from shoal.v1 import state_pb2
+from shoal_coordinator.certificate_holders import HolderVerifier
 from shoal_coordinator.messages import record_keys
 from shoal_coordinator.server_tokens import ServerTokens
 
@@ -29,6 +30,8 @@ MAX_VALID_S = 10 * 365 * 86_400.0
 MAX_TOKENS, MAX_REVOCATIONS = catalogue.MAX_TOKENS.default, catalogue.MAX_REVOCATIONS.default
 # The holder of the tokens of the access file.
 _LOCAL_NAME = "local"
+# The name in the record of a revoked certificate that has not called since the coordinator's start.
+UNKNOWN_HOLDER = "certificate"
 # Ids of what can be revoked though no admin made it: a certificate, and a token of the access file.
 _UNLISTED = re.compile(rf"{ID_PREFIX}[0-9A-Fa-f]{{1,64}}|{_LOCAL_NAME}-[0-9a-f]{{8}}")
 # Roles of the tokens for processes of the coordinator's user on its machine.
@@ -62,9 +65,9 @@ class TokenInfo:
 
     Attributes:
         id: a random id, or `cert:SERIAL` of a certificate.
-        name: name of the holder.
-        role: what its holder may do.
-        expires_at: Unix time in seconds.
+        name: name of the holder; `UNKNOWN_HOLDER` for a revoked certificate whose holder is not known.
+        role: what its holder may do; any role if the holder is not known.
+        expires_at: Unix time in seconds; for a certificate, when the revocation is forgotten.
         revoked: whether it was revoked.
     """
 
@@ -104,7 +107,7 @@ class Access:
         self._key = key
         self.signer = TokenSigner(key, clock)
         self.public_key = self.signer.public_key
-        self.verifier = TokenVerifier(self.public_key, clock)
+        self.verifier = HolderVerifier(self.public_key, clock)
         self.servers = ServerTokens(self.signer, clock)
         self.revocations = Revocations.of(frozenset())
         self._apply_revocations()
@@ -205,9 +208,9 @@ class Access:
             LimitExceeded: too many certificates and tokens of access files are revoked.
         """
         with self._lock:
-            found = [each for each in self._tokens.values() if token in (each.id, each.name)]
+            found = [each for each in self._tokens.values() if token == each.id or _is_named(each, token)]
             if not found and _UNLISTED.fullmatch(token):
-                made = _unlisted(token, self._clock())
+                made = self._unlisted(token)
                 found = [self._tokens.get(made.id, made)]
             if not found and token.startswith(ID_PREFIX):
                 raise errors.BadRequest(
@@ -266,6 +269,15 @@ class Access:
             if token.expires_at > now and (token.revoked or not _is_local(token))
         ]
 
+    def _unlisted(self, token: str) -> TokenInfo:
+        """Returns what is recorded of a certificate, or of a token of the access file, that is to be revoked."""
+        now = self._clock()
+        if not (serial := token.partition(ID_PREFIX)[2]):
+            return TokenInfo(token, _LOCAL_NAME, AccessRole.ADMIN, now + LOCAL_S)
+        certificate = f"{ID_PREFIX}{int(serial, 16):x}"  # other tools pad it with zeros
+        holder = self.verifier.holder(certificate) or Principal(UNKNOWN_HOLDER, AccessRole.READER)
+        return TokenInfo(certificate, holder.name, holder.role, now + MAX_VALID_S)
+
     def _apply_revocations(self) -> None:
         now = self._clock()
         revoked = (token.id for token in self._tokens.values() if token.revoked and token.expires_at > now)
@@ -292,11 +304,9 @@ def _is_unlisted(token: TokenInfo) -> bool:
     return bool(_UNLISTED.fullmatch(token.id))
 
 
-def _unlisted(token: str, now: float) -> TokenInfo:
-    """Returns what is recorded of a certificate, or of a token of the access file, that is to be revoked."""
-    if serial := token.partition(ID_PREFIX)[2]:  # other tools pad it with zeros
-        return TokenInfo(f"{ID_PREFIX}{int(serial, 16):x}", "certificate", AccessRole.READER, now + MAX_VALID_S)
-    return TokenInfo(token, _LOCAL_NAME, AccessRole.ADMIN, now + LOCAL_S)
+def _is_named(token: TokenInfo, name: str) -> bool:
+    """Returns whether a token, not a revoked certificate, has this name."""
+    return token.name == name and not token.id.startswith(ID_PREFIX)
 
 
 def _tokens_in(records: Mapping[str, bytes]) -> dict[str, TokenInfo]:
@@ -325,6 +335,7 @@ __all__ = [
     "MAX_TOKENS",
     "MAX_VALID_S",
     "TICKET_S",
+    "UNKNOWN_HOLDER",
     "Access",
     "Revocations",
     "TokenInfo",

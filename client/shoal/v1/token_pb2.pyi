@@ -135,9 +135,11 @@ class Token(_message.Message):
     id: _builtins.str
     """A random id, or cert:SERIAL of a certificate. RevokeToken takes it."""
     name: _builtins.str
-    """Name of the holder, from CreateTokenRequest. Empty for a certificate."""
+    """Name of the holder, from CreateTokenRequest or the certificate. Empty for a certificate that was revoked before it
+    called this coordinator.
+    """
     role: _builtins.str
-    """admin, submitter, reader, worker or server. Empty for a certificate."""
+    """admin, submitter, reader, worker or server. Empty if the name is."""
     expires_at: _builtins.float
     """Unix time in seconds. 0 for a certificate."""
     revoked: _builtins.bool

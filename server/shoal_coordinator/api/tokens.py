@@ -13,7 +13,7 @@ from shoal._security import ID_PREFIX, check_own
 from shoal.v1 import coordinator_pb2 as members_pb
 from shoal.v1 import token_pb2 as pb
 from shoal.v1 import token_pb2_grpc
-from shoal_coordinator.access import Access, TokenInfo
+from shoal_coordinator.access import UNKNOWN_HOLDER, Access, TokenInfo
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.decision import Check
 from shoal_coordinator.logins import CODE_S, Logins
@@ -149,8 +149,10 @@ def check_of(request: Any) -> Check:
 
 
 def _message(token: TokenInfo) -> pb.Token:
-    if token.id.startswith(ID_PREFIX):  # only the serial number of a revoked certificate is known
-        return pb.Token(id=token.id, revoked=token.revoked)
+    if token.id.startswith(ID_PREFIX):  # its expiry is not known, and its holder only if it has called
+        known = token.name != UNKNOWN_HOLDER
+        name, role = (token.name, token.role.value) if known else ("", "")
+        return pb.Token(id=token.id, name=name, role=role, revoked=token.revoked)
     return pb.Token(
         id=token.id, name=token.name, role=token.role.value, expires_at=token.expires_at, revoked=token.revoked
     )

@@ -153,7 +153,7 @@ def test_a_revoked_certificate_is_refused(coordinator: CoordinatorProcess, folde
         request = token_pb2.RevokeTokenRequest(token=f"cert:0{serial:X}")  # padded, as OpenSSL does
         assert len(client.call(client.tokens.RevokeToken, request).tokens) == 1
         listed = client.call(client.tokens.ListTokens, token_pb2.ListTokensRequest()).tokens
-    assert token_pb2.Token(id=f"cert:{serial:x}", revoked=True) in listed  # nothing else of it is known
+    assert token_pb2.Token(id=f"cert:{serial:x}", name="ann", role="reader", revoked=True) in listed
     with pytest.raises(errors.Unauthenticated, match="revoked"):
         status_as(coordinator, presented)
     assert status_as(coordinator, credentials(folder, "reader")).cluster

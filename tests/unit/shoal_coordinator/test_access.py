@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from shoal import errors
-from shoal._security import AccessRole, Authorizer
-from shoal_coordinator.access import LOCAL_S, MAX_VALID_S, TICKET_S, Access
+from shoal._security import AccessRole, Authorizer, Principal
+from shoal_coordinator.access import LOCAL_S, MAX_VALID_S, TICKET_S, UNKNOWN_HOLDER, Access
 
 
 class Clock:
@@ -154,3 +154,19 @@ def test_revocations_of_certificates_are_limited(
     access.revoke("cert:3")
     assert access.revocations.tokens == ("cert:3",)
     assert len(records) == 2, "expired ones are forgotten"
+
+
+def test_a_revoked_certificate_has_the_holder_with_which_it_called(
+    access: Access, records: Records, clock: Clock
+) -> None:
+    ann = Principal("ann", AccessRole.SUBMITTER, "cert:1a", expires_at=clock.now + 60)
+    access.verifier.check(ann)
+    access.revoke("cert:1A")
+    access.revoke("cert:2b")
+    for each in (access, started(records, clock)):
+        assert [(it.id, it.name, it.role) for it in each.tokens()] == [
+            ("cert:1a", "ann", AccessRole.SUBMITTER),
+            ("cert:2b", UNKNOWN_HOLDER, AccessRole.READER),
+        ]
+    with pytest.raises(errors.BadRequest, match="there is no token"):
+        access.revoke("ann")
