@@ -15,7 +15,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 
 from shoal import errors
-from shoal._security.principal import AccessRole
+from shoal._security.principal import ID_PREFIX, AccessRole
 from shoal._security.role_names import NAMED_ROLES, role_name
 from shoal._system import private_files
 from shoal._system.logs import Log
@@ -119,8 +119,19 @@ class TlsFiles:
                 except errors.BadRequest as error:
                     _log.warning("new certificate files are not used; the earlier ones stay", reason=error.message)
                 else:
-                    _log.info("certificate files were read again", certificate=str(self.certificate))
+                    _log.info("certificate files were read again", **self._description(self._material))
             return self._material
+
+    def _description(self, material: TlsMaterial) -> dict[str, str]:
+        """Returns what identifies the certificate in the log: `cert:SERIAL` as `shoal token revoke` takes it."""
+        if not material.certificate:
+            return {"ca": str(self.ca)}
+        own = _certificates(material.certificate, self.certificate)[0]
+        return {
+            "certificate": str(self.certificate),
+            "id": f"{ID_PREFIX}{own.serial_number:x}",
+            "expires": _text(own.not_valid_after_utc),
+        }
 
     def _stamp_now(self) -> tuple[tuple[int, int, int], ...]:
         """Returns a value that changes when a file changes or disappears."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 from structlog.testing import capture_logs
 
 from shoal import errors
@@ -93,7 +94,12 @@ def test_replaced_files_are_used_and_half_replaced_ones_are_not(folder: Path, tm
         assert tls.current() is first
     assert [(it["log_level"], "does not belong" in it["reason"]) for it in logs] == [("warning", True)]
     os.replace(tmp_path / "new" / "server-key.pem", folder / "server-key.pem")
-    second = tls.current()
+    with capture_logs() as logs:
+        second = tls.current()
+    serial = x509.load_pem_x509_certificate(second.certificate).serial_number
+    [(identity, expires)] = [(it["id"], it["expires"]) for it in logs]
+    assert identity == f"cert:{serial:x}"
+    assert expires.endswith(" UTC")
     assert second.certificate == (folder / "server.pem").read_bytes() != first.certificate
 
 
