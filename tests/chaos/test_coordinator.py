@@ -190,7 +190,7 @@ def test_jobs_whose_servers_are_gone_fail_with_the_reason(
             cluster.kill(role, index)
     cluster.restart("coordinator")
     assert state_of(job) is shoal.JobState.RUNNING, "the servers have their lease's time to come back"
-    with pytest.raises(shoal.JobFailed, match="is gone, and with it the only replica of shard"):
+    with pytest.raises(shoal.JobFailed, match="is lost, and with it the only replica of shard"):
         job.wait(timeout_s=30)
 
 

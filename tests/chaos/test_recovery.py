@@ -286,7 +286,7 @@ def test_job_without_a_checkpoint_starts_over(
         hurry.touch()
         job.wait(timeout_s=60)
         assert same(job.pull(), unbroken)
-        assert any("it continues from its beginning" in reason for reason in reasons(job))
+        assert any("the job continues from its beginning" in reason for reason in reasons(job))
 
 
 def test_cancelled_job_continues_in_another(

@@ -77,7 +77,7 @@ def test_terminated_server_leaves_checkpoint_of_the_last_step(
         assert (progress.steps, progress.samples) == (full.steps, full.samples), "each step counts once"
         events = list(job.events(follow=False))
         reasons = [event.reason for event in events if isinstance(event, shoal.events.StateChanged)]
-        assert f"server server-1 is about to leave; it continues from checkpoint {saved.number}" in reasons
+        assert f"server server-1 is about to leave; the job continues from checkpoint {saved.number}" in reasons
         assert f"continues from broken/{saved.number}, step {saved.step}" in reasons
         assert homes(client, "broken") == before
         left = next(it.sequence for it in events if "about to leave" in getattr(it, "reason", ""))
@@ -114,7 +114,7 @@ def test_server_that_cannot_save_its_jobs_waits_for_grace_period_or_second_signa
         assert server.returncode == 0
         assert signals == 2 or time.monotonic() - began >= 2
         reasons = [getattr(event, "reason", "") for event in job.events(follow=False)]
-        assert any(reason.startswith("server server-1 is gone") for reason in reasons)
+        assert any(reason.startswith("server server-1 has left") for reason in reasons)
 
 
 def test_session_is_saved_and_continues_when_opened_again(small_cluster: shoal.LocalCluster) -> None:

@@ -152,10 +152,16 @@ def _member_cells(member: MemberStatus, late_s: float) -> list[str]:
         member.address,
         member.device,
         member.job,
-        str(member.shards or ""),
-        f"{member.bytes:,}" if member.bytes else "",
+        *_load_cells(member),
         member.metrics_address,
     ]
+
+
+def _load_cells(member: MemberStatus) -> list[str]:
+    """Returns the number of a member's shards and their bytes. A server that is gone has no shards any more."""
+    if not member.alive:
+        return ["-", "-"] if member.role is Role.SERVER else ["", ""]
+    return [str(member.shards or ""), f"{member.bytes:,}" if member.bytes else ""]
 
 
 def _has_left(member: MemberStatus, late_s: float) -> bool:

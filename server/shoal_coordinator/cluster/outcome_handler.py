@@ -85,7 +85,7 @@ class OutcomeHandler:
                 self._emit(job.drop())
                 self._jobs.variables_lost(job)
             else:
-                lost = f"{_lost_shards(member.id, job.placement)}{job.advice}"
+                lost = f"{_lost_shards(member, job.placement)}{job.advice}"
                 self.lose_shards(job, lost, now, announced=member.draining)
 
     def lose_shards(
@@ -214,8 +214,9 @@ class OutcomeHandler:
         return self._jobs.find_live(event.job) if self._pending_effects.end(event.effect) else None
 
 
-def _lost_shards(server: str, placement: Placement) -> str:
-    """Returns why a job has lost shards, after the server that held them is gone."""
-    numbers = [str(shard.layout.shard) for shard in placement.shards if shard.server == server]
+def _lost_shards(server: Member, placement: Placement) -> str:
+    """Returns why a job has lost shards, after the server that held them was declared lost or has left."""
+    numbers = [str(shard.layout.shard) for shard in placement.shards if shard.server == server.id]
     what = f"shard{'s' * (len(numbers) > 1)} {', '.join(numbers)}"
-    return f"server {server} is gone, and with it the only replica of {what}"
+    how = "has left" if server.draining else "is lost"  # as `shoal status` says
+    return f"server {server.id} {how}, and with it the only replica of {what}"

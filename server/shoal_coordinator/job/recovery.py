@@ -97,7 +97,7 @@ class Recovery:
         advice = "it has no checkpoint, so submit it again"
         if newest:
             advice = f"`shoal export {name}/{newest.number} FILE` writes the values of its newest checkpoint"
-        return f"job {name} is {state.value}, and its values were lost with a server that is gone; {advice}"
+        return f"job {name} is {state.value}, and its values were lost with a server; {advice}"
 
     @property
     def restarts(self) -> int:
@@ -149,7 +149,7 @@ class Recovery:
         self._server_return_deadline, self._servers = server_return_deadline, servers
         newest = self._checkpoints.newest
         first = f"its beginning, {self._source}" if self._source else "its beginning"
-        return True, f"{reason}; it continues from {f'checkpoint {newest.number}' if newest else first}"
+        return True, f"{reason}; the job continues from {f'checkpoint {newest.number}' if newest else first}"
 
     def waits_for_servers(self, alive: int, now: float, *, expected: bool = False) -> bool:
         """Returns whether it is too early to place the shards, because more servers may return.

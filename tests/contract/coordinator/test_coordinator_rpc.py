@@ -141,7 +141,7 @@ def test_a_dead_server_fails_its_jobs(group: Rig) -> None:
     shard = group.job("GetPlacement", job="a").shards[0]
     group.silent.add(shard.server)
     wait_until(lambda: group.state("a") is JobState.FAILED)
-    assert f"server {shard.server} is gone" in group.job("Get", job="a").status.reason
+    assert f"server {shard.server} is lost" in group.job("Get", job="a").status.reason
 
 
 def test_a_server_that_refuses_fails_the_job_and_nothing_else(group: Rig) -> None:

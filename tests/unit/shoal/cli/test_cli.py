@@ -731,6 +731,17 @@ class TestStatus:
         assert (record["generation"], record["shards"], record["bytes"]) == (7, 8, 4096)
         assert [member["role"] for member in record["members"]] == ["server", "worker"]
 
+    def test_shows_no_shards_of_a_server_that_is_gone(
+        self, coordinator: FakeCoordinator, run: Callable[..., Result]
+    ) -> None:
+        members = coordinator.status.members
+        members.add(member="server-0", role=coordinator_pb2.SERVER, alive=True, shards=8, bytes=4096)
+        members.add(member="server-1", role=coordinator_pb2.SERVER, shards=2, bytes=2048)
+        shown = run("status").stdout
+        gone = next(line for line in shown.splitlines() if "server-1" in line)
+        assert "2,048" not in gone
+        assert gone.split()[-2:] == ["-", "-"]
+
     def test_counts_the_sessions_that_have_left(self, coordinator: FakeCoordinator, run: Callable[..., Result]) -> None:
         members = coordinator.status.members
         members.add(member="session-live", role=coordinator_pb2.SESSION, alive=True)

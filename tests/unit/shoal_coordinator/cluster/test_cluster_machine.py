@@ -282,7 +282,7 @@ def test_a_server_dies_and_its_jobs_fail_and_say_why(rig: Rig) -> None:
     rig.kill("s1")
     status = rig.status("a")
     assert status.state is JobState.FAILED
-    assert "server s1 is gone, and with it the only replica of shard" in status.reason
+    assert "server s1 is lost, and with it the only replica of shard" in status.reason
     assert status.reason.endswith(
         "; the cluster has no checkpoint storage, so the work is lost: submit the job again. To save jobs, start the "
         "cluster with --checkpoints (from Python: LocalCluster(checkpoints=...))"
@@ -471,7 +471,7 @@ def test_the_values_of_an_ended_job_are_lost_with_a_server(policy: ClusterPolicy
     assert [server.member for server in freed.servers] == ["s0"], "the others free what is left"
     rig.servers("s1")
     advice = "`shoal export a/1 FILE` writes the values" if policy.checkpoints else "it has no checkpoint, so submit it"
-    said = rf"job a is cancelled, and its values were lost with a server that is gone; {advice}"
+    said = rf"job a is cancelled, and its values were lost with a server; {advice}"
     for machine in (rig.machine, rig.crash().machine):
         with pytest.raises(errors.NotPlaced, match=said):
             _ = machine.job("a").placed
@@ -898,7 +898,7 @@ class TestGoingBack:
         running.kill("s1")
         running.servers("s1").start("a", "w0", "w1")
         assert running.state("a") is JobState.RUNNING
-        assert any("it continues from its beginning" in reason for _, reason in running.history("a"))
+        assert any("the job continues from its beginning" in reason for _, reason in running.history("a"))
 
     def test_waits_for_the_storage_of_its_checkpoints_as_long_as_that_is_away_and_says_so(self, running: Rig) -> None:
         self.save(running, step=3)

@@ -62,7 +62,7 @@ class TestAJobIsSaved:
         assert running.drain("s1") == ("a",)
         running.perform(step=7)
         assert running.drain("s1") == ()
-        told = "server s1 is about to leave; it continues from checkpoint 1"
+        told = "server s1 is about to leave; the job continues from checkpoint 1"
         assert ("pending", told) in running.history("a")
         assert running.status("a").restarts == 1
         running.leave("s1")
@@ -78,7 +78,7 @@ class TestAJobIsSaved:
         assert running.drain("s0") == running.drain("s1") == ("a",)
         running.perform(step=7)
         assert running.drain("s0") == running.drain("s1") == ()
-        told = "servers s0, s1 are about to leave; it continues from checkpoint 1"
+        told = "servers s0, s1 are about to leave; the job continues from checkpoint 1"
         assert ("pending", told) in running.history("a")
         assert len(running.saved) == 1
         running.leave("s0")
@@ -203,7 +203,7 @@ class TestAJobThatCannotBeSaved:
         running.drain("s1")
         fail(running)
         running.leave("s1")
-        assert any("server s1 is gone" in why and "from checkpoint 1" in why for _, why in running.history("a"))
+        assert any("server s1 has left" in why and "from checkpoint 1" in why for _, why in running.history("a"))
         assert running.machine.job("a").awaits_checkpoint is False
 
     def test_restarts_from_an_older_checkpoint_if_the_server_stops_waiting(self, running: Rig) -> None:
@@ -215,7 +215,7 @@ class TestAJobThatCannotBeSaved:
         running.pass_time(30)
         assert running.drain("s1") == ("a",)
         running.leave("s1")
-        assert any("server s1 is gone" in reason and "checkpoint 1" in reason for _, reason in running.history("a"))
+        assert any("server s1 has left" in reason and "checkpoint 1" in reason for _, reason in running.history("a"))
         running.servers("s1").start("a", "w0", "w1")
         assert restores(running) == ["continues from a/1, step 3"]
 

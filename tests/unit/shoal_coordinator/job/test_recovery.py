@@ -67,11 +67,11 @@ def resume(machine: Recovery, checkpoint: RestoredCheckpoint, program: ProgramDe
 class TestLosing:
     def test_it_goes_back_to_the_newest_checkpoint(self) -> None:
         machine = recovery(1, 2)
-        assert lose(machine) == (True, f"{GONE}; it continues from checkpoint 2")
+        assert lose(machine) == (True, f"{GONE}; the job continues from checkpoint 2")
         assert machine.restarts == 1
 
     def test_or_to_its_beginning(self) -> None:
-        assert lose(recovery()) == (True, f"{GONE}; it continues from its beginning")
+        assert lose(recovery()) == (True, f"{GONE}; the job continues from its beginning")
 
     @pytest.mark.parametrize(
         "machine", [recovery(possible=False), Recovery(Job(name="s"), checkpoints(1))], ids=["no folder", "session"]
@@ -112,7 +112,7 @@ class TestLosing:
         machine = recovery(1)
         for _ in range(MAX_FAILED_RESTARTS):
             lose(machine)
-        assert machine.lose(GONE, 2, START, announced=True) == (True, f"{GONE}; it continues from checkpoint 1")
+        assert machine.lose(GONE, 2, START, announced=True) == (True, f"{GONE}; the job continues from checkpoint 1")
         machine.validate()
         assert not lose(machine)[0]
 
@@ -150,7 +150,7 @@ class TestSources:
         began = CheckpointChoice("b", 7, partial=True)
         resume(machine, replace(restored(), source=began))
         assert machine.sources == (began,)
-        assert lose(machine) == (True, f"{GONE}; it continues from its beginning, b/7")
+        assert lose(machine) == (True, f"{GONE}; the job continues from its beginning, b/7")
 
     def test_none(self) -> None:
         assert recovery().sources == ()

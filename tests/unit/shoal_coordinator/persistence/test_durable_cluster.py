@@ -138,7 +138,7 @@ def test_leases_count_from_the_restart(rig: Rig) -> None:
     assert rig.state("a") is JobState.RUNNING
     rig.pass_time(0.2, "s1")
     assert rig.status("a").state is JobState.FAILED
-    assert "server s1 is gone" in rig.status("a").reason
+    assert "server s1 is lost" in rig.status("a").reason
 
 
 def test_members_with_short_leases_get_time_to_come_back(rig: Rig) -> None:
@@ -159,7 +159,7 @@ def test_jobs_whose_servers_are_gone_end_and_say_why(rig: Rig) -> None:
     rig.now += 7 * 86_400
     rig.crash()
     rig.pass_time(HEARTBEAT_TIMEOUT_S + 1.5, "s0", "s1", "w0", "w1")
-    assert "is gone, and with it the only replica" in rig.status("ran").reason
+    assert "is lost, and with it the only replica" in rig.status("ran").reason
     assert rig.status("waits").reason == "waiting for workers: 0 of 2"
     assert rig.pending == [], "nobody is waited for"
 
