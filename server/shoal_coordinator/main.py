@@ -32,7 +32,7 @@ class CoordinatorOptions:
         str,
         typer.Option(
             envvar="SHOAL_STORE",
-            help="File for the coordinator's state, used by one coordinator at a time. "
+            help="File for the coordinator's state, used by one coordinator at a time. Its folder must exist. "
             "The value `memory` keeps the state in memory only.",
             show_default="~/.local/state/shoal/coordinator.db",
         ),

@@ -59,7 +59,8 @@ Checkpoints = Annotated[
     str,
     typer.Option(
         envvar="SHOAL_CHECKPOINTS",
-        help="Folder or URL for checkpoints, the same for the coordinator and all servers. Default: no checkpoints.",
+        help="Folder or URL for checkpoints, the same for the coordinator and all servers. The folder must exist. "
+        "Default: no checkpoints.",
     ),
 ]
 _CA, _CERTIFICATE, _KEY = VARIABLES

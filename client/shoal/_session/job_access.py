@@ -45,6 +45,7 @@ class JobAccess:
         """The current or last session of each rank: whether it is there, has finished or has left, and why it left.
 
         Asks the coordinator. `[it.worker for it in session.members if it.state == "present"]` are those in the job now.
+        The step of each is that of its last report, so it may be a few steps behind.
         """
         with self._alive():
             return self._participant.status().members
