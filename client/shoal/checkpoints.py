@@ -3,6 +3,7 @@
 These calls access the checkpoint storage directly and need no running cluster.
 """
 
+import builtins
 import os
 import time
 import warnings
@@ -96,23 +97,23 @@ class Checkpoints:
         """The URL of the storage."""
         return self._catalogue.folder.url
 
-    def list(self, job: str = "") -> Iterator[Checkpoint | errors.ShoalError]:
-        """Yields the checkpoints of a job, or of all jobs, newest first.
+    def list(self, job: str = "") -> builtins.list[Checkpoint | errors.ShoalError]:
+        """Returns the checkpoints of a job, newest first, or of all jobs, one job after the other.
 
         Args:
             job: name of the job. "" means all jobs.
 
-        Yields:
-            The checkpoint, or the error that makes it unusable.
+        Returns:
+            Each checkpoint, or the error that makes it unusable.
 
         Raises:
             BadRequest: `job` is not a valid job name.
             StorageFailed: the storage cannot be read, or is a local folder that does not exist.
         """
         check_folder(self.url)
-        for name in [_job(job)] if job else self._catalogue.jobs():
-            for found in self._catalogue.newest(name):
-                yield found if isinstance(found, errors.ShoalError) else described(found)
+        names = [_job(job)] if job else self._catalogue.jobs()
+        every = (found for name in names for found in self._catalogue.newest(name))
+        return [found if isinstance(found, errors.ShoalError) else described(found) for found in every]
 
     def incomplete(self, job: str = "") -> Iterator[str]:
         """Yields the names of incomplete checkpoints as JOB/NUMBER: in progress, or left behind by a crash.

@@ -271,7 +271,7 @@ class Session(JobAccess):
 
         Raises:
             Unreachable: the coordinator did not answer. It counts the session as lost after the heartbeat timeout.
-            Fenced, UnknownJob, JobFailed: see `pull`; raised unless an earlier call has raised it.
+            Fenced, UnknownJob, JobFailed, Cancelled: see `pull`; raised unless an earlier call has raised it.
             ShoalError: the last push failed, in a job with overlap. The job fails with this error.
         """
         if self._closed or os.getpid() != self._pid:
@@ -371,7 +371,7 @@ class Session(JobAccess):
         if self._reports.over and not self._lost:
             raise errors.Cancelled(f"job {self.job} has ended for {self.worker}; stop the loop", job=self.job)
         if self._fenced:
-            self._lost = self._lost or declared_lost(self.job, self.worker)
+            self._lose(declared_lost(self.job, self.worker))
         if self._lost:
             raise self._lost
         with self._translated():
@@ -382,14 +382,14 @@ class Session(JobAccess):
         """Converts errors that end this session to ones that say what to do, and records them."""
         try:
             yield
-        except (errors.Fenced, errors.UnknownJob, errors.JobFailed, errors.Unreachable) as error:
+        except (errors.Fenced, errors.UnknownJob, errors.JobFailed, errors.Cancelled, errors.Unreachable) as error:
             self._lose(error)
             raise self._lost or error from None
 
     def _lose(self, error: errors.ShoalError) -> None:
         """Records the error that ended this session. An unreachable server alone does not end it."""
         if self._lost is None:
-            self._lost = error if isinstance(error, errors.JobFailed) else self._participant.failure()
+            self._lost = error if isinstance(error, errors.JobFailed | errors.Cancelled) else self._participant.ended()
         if self._lost is None and not isinstance(error, errors.Unreachable):
             gone = declared_lost if isinstance(error, errors.Fenced) else job_gone
             self._lost = gone(self.job, self.worker)

@@ -404,6 +404,48 @@ def test_push_to_a_failed_job_raises_the_reason(
     assert coordinator.finished == []
 
 
+def test_a_gradient_that_is_missing_says_why_there_must_be_one(session: shoal.Session) -> None:
+    advice = r"shoal\.Variable\.of\(array, trainable=False\), and push its values in `updates`"
+    with pytest.raises(
+        shoal.InvalidGradient, match=rf"'w' is missing \(it is trainable because it is float64\).*{advice}"
+    ):
+        session.push({})
+    with pytest.raises(shoal.InvalidGradient) as raised:
+        session.push({"w": np.ones(4)})
+    assert "trainable" not in raised.value.message
+
+
+@pytest.mark.parametrize("how", ["fenced", "report"])
+def test_sessions_of_a_cancelled_job_hear_of_it_and_of_its_checkpoint(
+    session: shoal.Session, servers: ShardServers, coordinator: FakeCoordinator, at_once: None, how: str
+) -> None:
+    """Servers fence the workers of a job that has ended: these were not declared lost."""
+    coordinator.jobs["job"].checkpoint.CopyFrom(job_pb2.Checkpoint(number=3))
+    coordinator.enter("job", "CANCELLED")
+    if how == "fenced":
+        servers.remove("me")
+    else:
+        coordinator.over = True
+        session.log("a line")
+    for _ in range(2):
+        with pytest.raises(shoal.Cancelled, match=r"^job job was cancelled; its newest checkpoint is job/3: .*'auto'"):
+            session.push(GRADIENT)
+    session.close()
+
+
+def test_the_reply_to_a_report_says_how_the_job_has_ended(
+    session: shoal.Session, coordinator: FakeCoordinator, at_once: None
+) -> None:
+    """A coordinator that stops with its cluster does not answer a second question."""
+    coordinator.over = True
+    coordinator.ended = job_pb2.JobStatus(state=job_pb2.FAILED, reason="server s1 is about to leave")
+    del coordinator.jobs["job"]  # nothing can be asked
+    session.log("a line")
+    with pytest.raises(shoal.JobFailed, match="job job failed: server s1 is about to leave"):
+        session.push(GRADIENT)
+    session.close()
+
+
 @pytest.mark.parametrize(("state", "error"), [("FAILED", shoal.JobFailed), ("CANCELLED", shoal.errors.Cancelled)])
 @pytest.mark.parametrize("call", ["pull", "barrier", "skip"])
 def test_a_call_to_a_dead_server_ends_soon_after_its_job(

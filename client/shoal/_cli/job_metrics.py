@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from shoal._cli import options
 from shoal._cli.output import Output, Row
-from shoal._display import records
+from shoal._display import counted, records
 from shoal.events import Event, MetricsReported
 
 
@@ -18,20 +18,25 @@ def metrics(
 
     Each value is the mean over the worker's steps since its report before. Workers report about twice a second.
     "wait_share", from the workers of programs, is the share of the time in which a worker neither computed nor
-    evaluated.
+    evaluated. Workers that have left the job are counted, and shown only with --json.
     """
     with Output(as_json) as out, connect() as client:
-        reports = latest_reports(client.job(job).events(follow=False))
+        handle = client.job(job)
+        members = {it.worker: it for it in handle.status().members}
+        record = records.metrics(job, latest_reports(handle.events(follow=False)), members)
         if as_json:
-            out.record(records.metrics(job, reports))
+            out.record(record)
             return
+        there = [it for it in record["workers"] if it["state"] != "left"]
         rows: list[tuple[list[str], Row]] = [
-            ([it.worker, f"{it.step:,}", name, f"{it.values[name]:.4g}"], {})
-            for it in reports
-            for name in sorted(it.values, key=lambda name: (name != "loss", name))
+            ([it["worker"], str(it["rank"]), f"{it['step']:,}", name, f"{it['values'][name]:.4g}"], {})
+            for it in there
+            for name in sorted(it["values"], key=lambda name: (name != "loss", name))
         ]
+        left = len(record["workers"]) - len(there)
+        notes = [f"{counted(left, 'worker')} left; `shoal metrics {job} --json` has all"] if left else []
         title = f"{job}: means of the latest reports" if rows else f"{job} has no metrics: no worker has reported any"
-        out.rows(title, ["worker", "step", "metric", "value"], rows)
+        out.rows(title, ["worker", "rank", "step", "metric", "value"], rows, notes=notes)
 
 
 def latest_reports(events: Iterable[Event]) -> list[MetricsReported]:

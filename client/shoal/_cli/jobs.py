@@ -14,6 +14,7 @@ from typing import Annotated, Any, BinaryIO
 import numpy as np
 import typer
 
+from shoal import errors
 from shoal._cli import options
 from shoal._cli.files import STDOUT, cannot_write, check_writable
 from shoal._cli.job_watch import evaluations, summary
@@ -215,7 +216,14 @@ def pull(
     """
     with Output(as_json) as out, connect() as client:
         check_writable(file)
-        variables = client.pull(job)
+        try:
+            variables = client.pull(job)
+        except errors.UnknownJob as error:
+            raise errors.UnknownJob(
+                f"{error.message}. A coordinator without --store forgets all jobs when it restarts. "
+                f"`shoal export {job} FILE` writes the values of its newest checkpoint, if it has one",
+                **error.details,
+            ) from None
         _save(file, variables)
         size = sum(array.nbytes for array in variables.values())
         out.message(

@@ -3,7 +3,7 @@
 The fields are a contract with scripts, so each is named here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -19,6 +19,7 @@ from shoal.status import (
     DataCount,
     Evaluation,
     HeldRange,
+    JobMember,
     JobResult,
     JobStatus,
     MemberStatus,
@@ -145,9 +146,25 @@ def result(result: JobResult) -> dict[str, Any]:
     }
 
 
-def metrics(job: str, reports: Sequence[MetricsReported]) -> dict[str, Any]:
-    """Returns the record of the latest reports of a job's workers."""
-    workers = [{"worker": it.worker, "step": it.step, "time": it.time, "values": dict(it.values)} for it in reports]
+def metrics(job: str, reports: Sequence[MetricsReported], members: Mapping[str, JobMember]) -> dict[str, Any]:
+    """Returns the record of the latest reports of a job's workers.
+
+    Args:
+        job: name of the job.
+        reports: the latest report of each worker.
+        members: the members of the job, by member id. A worker that another one has replaced is not among them.
+    """
+    workers = [
+        {
+            "worker": it.worker,
+            "rank": members[it.worker].rank if it.worker in members else None,
+            "state": members[it.worker].state if it.worker in members else "left",
+            "step": it.step,
+            "time": it.time,
+            "values": dict(it.values),
+        }
+        for it in reports
+    ]
     return {"name": job, "workers": workers}
 
 

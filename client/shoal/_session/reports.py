@@ -76,9 +76,9 @@ class Reports:
         while report := self.outbox.take():
             try:
                 self.over = self._participant.report(report, self._pace) is ReportAck.DONE
-                failure = self._participant.failure() if self.over else None
-                if failure:
-                    self._lose(failure)
+                end = self._participant.ended() if self.over else None
+                if end:
+                    self._lose(end)
             except (errors.Unreachable, errors.DeadlineExceeded) as error:  # training continues
                 _log.debug("could not report", job=self._participant.job, reason=error.message)
                 self.outbox.put_back(report)

@@ -13,6 +13,7 @@ import numpy as np
 from shoal import _tracing, errors
 from shoal._rpc import CoordinatorClient, HeartbeatPace
 from shoal._security import Credentials
+from shoal._training.failures import end_of
 from shoal._training.overlap import Pipeline
 from shoal._training.parameters import ParameterClient
 from shoal._training.push_norm import PushNorm
@@ -82,6 +83,7 @@ class Participant:
         self._asked_at = float("-inf")  # when a repeated call last asked for the job's state
         self._given: dict[str, np.ndarray] = {}  # given values, for the case that this worker is the value sender
         self._spec: Job | None = None
+        self._ended: errors.JobFailed | errors.Cancelled | None = None  # why the job ended, once this is known
 
     @property
     def spec(self) -> Job:
@@ -237,6 +239,8 @@ class Participant:
         pace.answered(sent_at, reply.heartbeat_interval_s)
         self._reported = totals
         if reply.done:
+            # The coordinator may be about to stop with the cluster, so its reply says how the job has ended.
+            self._ended = end_of(self.job, reply.ended) or self._ended
             return ReportAck.DONE
         return ReportAck.STOP_AFTER_BATCH if reply.stop_after_batch else ReportAck.CONTINUE
 
@@ -290,20 +294,18 @@ class Participant:
         """
         return JobStatus.from_proto(self._status(retry_for_s))
 
-    def failure(self) -> errors.JobFailed | None:
-        """Returns why the job has failed; None if it has not, or the coordinator does not answer."""
-        try:
-            status = self._status(retry_for_s=0)
-        except errors.ShoalError:
-            return None
-        return self._failed(status.reason) if status.state == job_pb2.FAILED else None
+    def ended(self) -> errors.JobFailed | errors.Cancelled | None:
+        """Returns why the job has failed or was cancelled; None if neither, or the coordinator does not answer."""
+        if self._ended is None:
+            try:
+                self._ended = end_of(self.job, self._status(retry_for_s=0))
+            except errors.ShoalError:
+                return None
+        return self._ended
 
     def _status(self, retry_for_s: float | None = None) -> job_pb2.JobStatus:
         request = job_pb2.GetRequest(job=self.job)
         return self._coordinator.call(self._jobs.Get, request, retry_for_s=retry_for_s).status
-
-    def _failed(self, reason: str) -> errors.JobFailed:
-        return errors.JobFailed(f"job {self.job} failed: {reason}", job=self.job)
 
     def _join(self, assigned: bool, placement: Placement | None, stop: Callable[[], bool]) -> job_pb2.JoinReply:
         request = job_pb2.JoinRequest(
@@ -318,8 +320,8 @@ class Participant:
         return errors.Cancelled(f"{self.worker} stopped waiting to enter job {self.job}", job=self.job)
 
     def _over(self, state: job_pb2.JobState.ValueType) -> errors.ShoalError:
-        if state == job_pb2.FAILED:
-            return self._failed(self._status().reason)
+        if state == job_pb2.FAILED and (failed := end_of(self.job, self._status())):
+            return failed
         name = job_pb2.JobState.Name(state)
         return errors.Cancelled(f"job {self.job} is over ({name.lower()}); it cannot be entered", job=self.job)
 
@@ -363,11 +365,11 @@ class Participant:
             raise
         except errors.ShoalError:  # the server may answer before the coordinator does
             return
-        if status.state == job_pb2.FAILED:
-            raise self._failed(status.reason)
+        if end := end_of(self.job, status):
+            self._ended = end
+            raise end
         if status.state in _OVER:
-            name = job_pb2.JobState.Name(status.state).lower()
-            raise errors.Cancelled(f"job {self.job} has ended ({name}); stop the loop", job=self.job)
+            raise errors.Cancelled(f"job {self.job} has succeeded; stop the loop", job=self.job)
 
     def _placement(self) -> Placement:
         request = job_pb2.GetPlacementRequest(job=self.job)

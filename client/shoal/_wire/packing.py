@@ -21,6 +21,12 @@ from shoal._wire.plans import GATHERED_BYTES, SlabPlan, SliceGroup, getter
 from shoal._wire.slabs import CallLayout, Slab
 from shoal.variables import Variable
 
+# What to do about a gradient that the caller does not have.
+_UNTRAINED = (
+    ". If a variable is not trained, declare it with shoal.Variable.of(array, trainable=False), and push its values in "
+    "`updates`"
+)
+
 # Allocates this many bytes: flat, uninitialised, unsigned.
 Memory = Callable[[int], np.ndarray]
 
@@ -164,7 +170,9 @@ class Packer:
         if complaints or len(arrays) != len(expected.variables):
             complaints += self._unexpected(arrays, aggregations)
         if complaints:
-            raise errors.InvalidGradient(f"the arrays do not fit the job's variables: {listed(complaints)}")
+            without = any(it.trainable and arrays.get(name) is None for name, it in expected.variables.items())
+            advice = _UNTRAINED if without else ""
+            raise errors.InvalidGradient(f"the arrays do not fit the job's variables: {listed(complaints)}{advice}")
 
     def check_one(self, name: str, array: np.ndarray, aggregations: Collection[Aggregation]) -> None:
         """Checks one array of a push whose arrays come one by one.
@@ -309,7 +317,7 @@ def _cut(piece: np.ndarray, wire: np.dtype) -> Iterator[np.ndarray]:
 def _complaint(array: object, variable: Variable, wire: np.dtype) -> str:
     """Returns what is wrong with an array for a variable; empty if it fits."""
     if array is None:
-        return "is missing"
+        return f"is missing (it is trainable because it is {variable.dtype})" if variable.trainable else "is missing"
     if isinstance(array, np.ndarray):
         fits = array.dtype in (variable.dtype, wire)
         wrong_shape = f"has shape {array.shape}, not {variable.shape}" if array.shape != variable.shape else ""

@@ -2568,22 +2568,28 @@ class ReportReply(_message.Message):
     DONE_FIELD_NUMBER: _builtins.int
     STOP_AFTER_BATCH_FIELD_NUMBER: _builtins.int
     HEARTBEAT_INTERVAL_S_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
     done: _builtins.bool
     """Whether the job has ended for this worker."""
     stop_after_batch: _builtins.bool
     """Whether the job ends early. If so, this worker finishes after its current batch."""
     heartbeat_interval_s: _builtins.float
     """RegisterReply.heartbeat_interval_s from now on. 0 means no change."""
+    @_builtins.property
+    def ended(self) -> Global___JobStatus:
+        """If `done` is set and a job of sessions has ended: how. Only the state, the reason and the newest checkpoint are set."""
+
     def __init__(
         self,
         *,
         done: _builtins.bool = ...,
         stop_after_batch: _builtins.bool = ...,
         heartbeat_interval_s: _builtins.float = ...,
+        ended: Global___JobStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "heartbeat_interval_s", b"heartbeat_interval_s", "stop_after_batch", b"stop_after_batch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "ended", b"ended", "heartbeat_interval_s", b"heartbeat_interval_s", "stop_after_batch", b"stop_after_batch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

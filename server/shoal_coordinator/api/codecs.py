@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from shoal._wire import Lease, NoRange
+from shoal._wire import Lease, NoRange, ReportAck
 from shoal.status import (
     ClusterStatus,
     DataAccount,
@@ -20,6 +20,7 @@ from shoal.status import (
 from shoal.v1 import coordinator_pb2, job_pb2
 from shoal_coordinator.access import Revocations
 from shoal_coordinator.cluster import ListedJob, token_after_job, token_after_member
+from shoal_coordinator.job import JobView
 from shoal_coordinator.messages import Assignment, progress_message, state_code
 
 M = TypeVar("M", bound=Message)
@@ -34,6 +35,39 @@ _HELD_RANGES = 10_000
 def role_code(role: Role) -> "coordinator_pb2.Role.ValueType":
     """Returns the protocol's number of a role."""
     return coordinator_pb2.Role.Value(role.name)
+
+
+def report_reply(ack: ReportAck, interval_s: float, ended: job_pb2.JobStatus | None) -> job_pb2.ReportReply:
+    """Encodes the reply to a worker's report.
+
+    Args:
+        ack: the answer to the worker.
+        interval_s: the heartbeat interval from now on, in seconds.
+        ended: how its job has ended; see `end_message`.
+    """
+    return job_pb2.ReportReply(
+        done=ack is ReportAck.DONE,
+        stop_after_batch=ack is ReportAck.STOP_AFTER_BATCH,
+        heartbeat_interval_s=interval_s,
+        ended=ended,
+    )
+
+
+def end_message(job: JobView, now: float) -> job_pb2.JobStatus | None:
+    """Encodes how a job of sessions has ended: without the lists of its status, which each session would get.
+
+    Args:
+        job: the job.
+        now: seconds of Unix time.
+
+    Returns:
+        The message; None for a job that has not ended, or whose workers are told by their heartbeats.
+    """
+    if not (job.ended and job.spec.is_session):
+        return None
+    status = job.status(now)
+    saved = status.checkpoint.to_proto() if status.checkpoint else None
+    return job_pb2.JobStatus(state=state_code(status.state), reason=status.reason, checkpoint=saved)
 
 
 def job_message(status: JobStatus) -> job_pb2.JobStatus:

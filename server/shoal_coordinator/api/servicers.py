@@ -293,11 +293,11 @@ class JobsService(job_pb2_grpc.JobsServicer):
             ),
             check,
         )
-        return pb.ReportReply(
-            done=ack is ReportAck.DONE,
-            stop_after_batch=ack is ReportAck.STOP_AFTER_BATCH,
-            heartbeat_interval_s=self._coordinator.heartbeat_interval_s,
-        )
+        ended = None
+        if ack is ReportAck.DONE:
+            with self._coordinator.reading() as (cluster, now):
+                ended = codecs.end_message(cluster.job(request.job), now)
+        return codecs.report_reply(ack, self._coordinator.heartbeat_interval_s, ended)
 
     @_rpc.servicer
     @for_itself

@@ -11,11 +11,13 @@ from shoal_coordinator.job.counters import JobCounters, QuarantineReason, Restar
 from shoal_coordinator.job.ledger import Ledger, default_range_size
 from shoal_coordinator.job.machine import JobMachine
 from shoal_coordinator.job.submission import Submission
+from shoal_coordinator.job.view import JobView
 
 __all__ = [
     "NO_STORAGE",
     "JobCounters",
     "JobMachine",
+    "JobView",
     "Ledger",
     "QuarantineReason",
     "RestartReason",

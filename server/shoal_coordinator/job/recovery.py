@@ -208,9 +208,9 @@ class Recovery:
         if data is not None and data.samples == samples and restored.seed == spec.seed:
             ledger = Ledger.resumed(data, epochs=spec.epochs, workers=spec.workers, changed=changed)
             if ledger.finished and not spec.is_session and restored.source not in self._own:
-                asked = "1 epoch is" if spec.epochs == 1 else f"{spec.epochs} epochs are"
+                done = "1 epoch is" if data.epoch == 1 else f"{data.epoch} epochs are"
                 problem = (
-                    f"nothing is left to do: {spec.epochs} of {asked} done in {restored.source}; ask for more epochs"
+                    f"nothing is left to do: {done} done in {restored.source}; ask for at least {data.epoch + 1} epochs"
                 )
         own = restored.source in self._own  # a rate that was set at run time is then an argument that differs
         differences = _differences(

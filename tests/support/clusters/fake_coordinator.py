@@ -36,6 +36,7 @@ class FakeCoordinator(
         breaks: for each of the next Watch calls, the number of events after which it breaks. Later calls do not break.
         watched: the requests of all Watch calls.
         described, finished, reports: what members sent.
+        over, ended: what replies to reports say: whether the job is over for the worker, and how it has ended.
         data: the data account of every job.
         timings: the step timings of every job.
         timings_asked: for each request of timings, the number of steps that it asked for.
@@ -60,7 +61,7 @@ class FakeCoordinator(
         self.refusal: errors.ShoalError | None = None  # the answer to each description, if set
         self.finished: list[job_pb2.FinishRequest] = []
         self.reports: list[job_pb2.ReportRequest] = []
-        self.over = False
+        self.over, self.ended = False, job_pb2.JobStatus()
         self.data = job_pb2.GetDataReply()
         self.timings = job_pb2.GetTimingsReply()
         self.timings_asked: list[job_pb2.GetTimingsRequest] = []
@@ -292,7 +293,7 @@ class FakeCoordinator(
     @_rpc.servicer
     def Report(self, request: Any, context: Any) -> Any:
         self.reports.append(request)
-        return job_pb2.ReportReply(done=self.over, heartbeat_interval_s=self.interval_s)
+        return job_pb2.ReportReply(done=self.over, ended=self.ended, heartbeat_interval_s=self.interval_s)
 
     @_rpc.servicer
     def Finish(self, request: Any, context: Any) -> Any:

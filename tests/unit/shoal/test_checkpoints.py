@@ -105,6 +105,7 @@ class TestTheFolder:
         save(tmp_path, 2)
         found = Checkpoints(str(tmp_path))
         assert [str(it) for it in found.list()] == ["digits/2", "digits/1"]
+        assert str(found.list("digits")[0]) == "digits/2"
         assert str(found.show("digits")) == "digits/2"
         first = found.show("digits/1")
         assert (first.step, first.version, first.variables) == (12, 34, {"dense/kernel": ((10, 6), "float32")})

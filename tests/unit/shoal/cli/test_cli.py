@@ -53,6 +53,14 @@ def job(coordinator: FakeCoordinator) -> str:
     return "digits"
 
 
+# Members of a job: name, rank and state.
+_MEMBERS: list[tuple[str, int, job_pb2.JobMember.State.ValueType]] = [
+    ("b", 0, job_pb2.JobMember.FINISHED),
+    ("a", 1, job_pb2.JobMember.PRESENT),
+    ("gone", 2, job_pb2.JobMember.LEFT),
+]
+
+
 def records(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
@@ -468,19 +476,30 @@ class TestJobs:
         self, coordinator: FakeCoordinator, run: Callable[..., Result], job: str
     ) -> None:
         assert run("metrics", job).stdout.splitlines()[0] == "digits has no metrics: no worker has reported any"
+        members = [job_pb2.JobMember(worker=name, rank=rank, state=state) for name, rank, state in _MEMBERS]
+        coordinator.jobs[job].members.extend(members)
         reports = [("b", 3, {"loss": 0.5}), ("a", 3, {"loss": 1.0}), ("a", 1_005, {"accuracy": 0.75, "loss": 0.25})]
+        reports += [("gone", 7, {"loss": 2.0}), ("replaced", 8, {"loss": 3.0})]
         for worker, step, values in reports:
             coordinator.emit(job, metrics=job_pb2.Metrics(worker=worker, step=step, values=values))
-        title, _, *rows = run("metrics", job).stdout.splitlines()
+        title, _, *rows, note = run("metrics", job).stdout.splitlines()
         assert title == "digits: means of the latest reports"
         assert [row.split() for row in rows] == [
-            ["a", "1,005", "loss", "0.25"],
-            ["a", "1,005", "accuracy", "0.75"],
-            ["b", "3", "loss", "0.5"],
+            ["a", "1", "1,005", "loss", "0.25"],
+            ["a", "1", "1,005", "accuracy", "0.75"],
+            ["b", "0", "3", "loss", "0.5"],
         ]
+        assert note == "2 workers left; `shoal metrics digits --json` has all"
         (record,) = records(run("metrics", job, "--json").stdout)
         assert record["name"] == job
-        assert [it["values"] for it in record["workers"]] == [{"accuracy": 0.75, "loss": 0.25}, {"loss": 0.5}]
+        assert [it["values"] for it in record["workers"]][:2] == [{"accuracy": 0.75, "loss": 0.25}, {"loss": 0.5}]
+        described = [(it["worker"], it["rank"], it["state"]) for it in record["workers"]]
+        assert described == [
+            ("a", 1, "present"),
+            ("b", 0, "finished"),
+            ("gone", 2, "left"),
+            ("replaced", None, "left"),
+        ]
         assert run("metrics", "nobody").exit_code == 4
 
     def test_say_that_their_loss_and_their_metrics_are_means(self, run: Callable[..., Result]) -> None:
@@ -672,6 +691,11 @@ class TestJobs:
             result = run(*command, "--json")
             assert result.exit_code == 4, command
             assert records(result.stderr)[0]["error"]["code"] == "UNKNOWN_JOB"
+
+    def test_pull_of_a_forgotten_job_names_what_helps(self, run: Callable[..., Result]) -> None:
+        said = " ".join(run("pull", "no", "x.npz").stderr.split())
+        assert "`shoal export no FILE` writes the values of its newest checkpoint" in said
+        assert "A coordinator without --store forgets all jobs when it restarts" in said
 
     def test_names_in_use_are_a_conflict(self, run: Callable[..., Result], job: str) -> None:
         assert run("submit", "models:mlp", "--name", job).exit_code == 5

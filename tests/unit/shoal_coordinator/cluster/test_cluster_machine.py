@@ -1067,7 +1067,7 @@ class TestGoingBack:
         running.submit(job("c", epochs=2, restore="done/1"))
         running.start("c", "w0", "w1")
         assert running.state("c") is JobState.FAILED
-        assert "nothing is left to do: 2 of 2 epochs are done in done/1" in running.status("c").reason
+        assert "nothing is left to do: 2 epochs are done in done/1; ask for at least 3" in running.status("c").reason
 
 
 def test_a_thousand_workers_cost_one_schedule_and_one_admission(monkeypatch: pytest.MonkeyPatch) -> None:

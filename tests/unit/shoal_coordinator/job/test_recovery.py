@@ -251,7 +251,12 @@ class TestGoingOn:
         done = data(done=SAMPLES)
         assert resume(recovery(2), restored("a/2", data=done, seed=0)).problem == ""
         problem = resume(recovery(restore="b/2"), restored("b/2", data=done, seed=0)).problem
-        assert problem == "nothing is left to do: 1 of 1 epoch is done in b/2; ask for more epochs"
+        assert problem == "nothing is left to do: 1 epoch is done in b/2; ask for at least 2 epochs"
+        long = data(done=SAMPLES)
+        long.epochs, long.epoch = 200, 200
+        long.done.clear()
+        problem = resume(recovery(restore="b/2"), restored("b/2", data=long, seed=0)).problem
+        assert problem == "nothing is left to do: 200 epochs are done in b/2; ask for at least 201 epochs"
         assert resume(recovery(restore="b/2", epochs=2), restored("b/2", data=done, seed=0)).problem == ""
 
     def test_given_values_that_are_not_restored_are_to_be_sent(self) -> None:
