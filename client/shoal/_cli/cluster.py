@@ -11,6 +11,7 @@ import typer
 
 from shoal import _rpc, errors
 from shoal._cli import options
+from shoal._cli.last_checkpoints import save_jobs
 from shoal._cli.output import Output, Row
 from shoal._display import counted, records
 from shoal._role import RoleProcess, flags
@@ -75,6 +76,9 @@ def up(
 ) -> None:
     """Runs a cluster on this machine until Ctrl-C or SIGTERM.
 
+    With --checkpoints, it first takes a last checkpoint of each job that trains, for at most 30 s. A second Ctrl-C
+    stops at once.
+
     If a role dies, the command restarts it after a pause. The pause is 1 s after the first death in a row, then 2, 4
     and 8 s. After the fifth death in a row, the command does not restart the role. A row ends when a role lives for
     60 s or longer. With --json, the command prints one object when the cluster is ready, and one for each role that
@@ -104,7 +108,11 @@ def up(
             out.errors.print(_beginning(servers, workers))
         with cluster:
             announce(cluster, out, _login_link(cluster))
-            Supervisor(cluster, out).run()
+            try:
+                Supervisor(cluster, out).run()
+            except KeyboardInterrupt:
+                save_jobs(cluster, out, storage=bool(checkpoints))
+                raise
 
 
 @options.connected

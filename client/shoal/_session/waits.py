@@ -8,7 +8,7 @@ from shoal._session.step_times import StepTimes
 from shoal._system.waits import Wait, WaitWatch
 from shoal._training import Pipeline
 from shoal._training.participant import Participant
-from shoal.status import JobMember, JobStatus
+from shoal.status import JobMember, JobState, JobStatus
 
 # Ranks that a line names; it counts the others.
 _MOST_NAMED = 5
@@ -98,6 +98,9 @@ def entry_words(status: JobStatus, own: str = "") -> str:
         return f"for the place of a session that has died, if one has (the job is full; there: {there}{more})"
     if status.reason:
         return f"({status.reason}; there: {there})" if there else f"({status.reason})"
+    if status.state is JobState.STARTING and there and not status.job.is_session:
+        more = f" and {left} more" if (left := len(present) - _MOST_NAMED) > 0 else ""
+        return f"for its workers to load the program: {there}{more}"
     return f"for the servers (the job is {status.state.value})"
 
 
