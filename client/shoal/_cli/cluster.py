@@ -81,8 +81,8 @@ def up(
 
     If a role dies, the command restarts it after a pause. The pause is 1 s after the first death in a row, then 2, 4
     and 8 s. After the fifth death in a row, the command does not restart the role. A row ends when a role lives for
-    60 s or longer. With --json, the command prints one object when the cluster is ready, and one for each role that
-    dies or returns.
+    60 s or longer. With --json, the command prints one object when the cluster is ready, one for each role that dies
+    or returns, and some about the last checkpoints.
     """
     with Output(as_json):
         _check_listen(listen)

@@ -40,18 +40,21 @@ def save_jobs(
         with cluster.client() as client:
             jobs = [it.name for it in client.jobs() if it.state is JobState.RUNNING]
             if jobs and storage:
-                out.errors.print(
-                    f"taking a last checkpoint of {_named(jobs)}, for at most {_LIMIT_S:g} s; Ctrl-C stops at once ..."
+                out.message(
+                    f"taking a last checkpoint of {_named(jobs)}, for at most {_LIMIT_S:g} s; Ctrl-C stops at once ...",
+                    {"event": "saving", "jobs": jobs},
                 )
                 _drain(cluster, clock, sleep)
                 _report(client, jobs, out)
             elif jobs:
-                out.errors.print(
+                out.message(
                     f"the cluster has no checkpoint storage, so the work of {_named(jobs)} is lost; "
-                    "`shoal up --checkpoints FOLDER` keeps it"
+                    "`shoal up --checkpoints FOLDER` keeps it",
+                    {"event": "not saved", "jobs": jobs, "reason": "no checkpoint storage"},
                 )
     except errors.ShoalError as error:
-        out.errors.print(f"could not take last checkpoints: {error.message}")
+        said = f"could not take last checkpoints: {error.message}"
+        out.message(said, {"event": "not saved", "reason": error.message})
 
 
 def _drain(cluster: LocalCluster, clock: Callable[[], float], sleep: Callable[[float], object]) -> None:
@@ -66,10 +69,11 @@ def _drain(cluster: LocalCluster, clock: Callable[[], float], sleep: Callable[[f
 def _report(client: Client, jobs: Iterable[str], out: Output) -> None:
     for name in jobs:
         status = client.job(name).status()
-        if status.state is JobState.RUNNING:  # a saved job has left its servers
-            out.errors.print(f"job {name} was not saved within {_LIMIT_S:g} s; {_newest(status)}")
-        else:
-            out.errors.print(f"job {name}: {_newest(status)}")
+        saved = status.state is not JobState.RUNNING  # a saved job has left its servers
+        late = "" if saved else f" was not saved within {_LIMIT_S:g} s"
+        newest = status.checkpoint.number if status.checkpoint else None
+        record = {"event": "saved" if saved else "not saved", "jobs": [name], "checkpoint": newest}
+        out.message(f"job {name}{late}: {_newest(status)}", record)
 
 
 def _newest(status: JobStatus) -> str:

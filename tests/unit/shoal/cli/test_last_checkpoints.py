@@ -66,7 +66,7 @@ def save(cluster: Cluster, *, storage: bool = True) -> None:
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> str:
-    return " ".join(capsys.readouterr().err.split())
+    return " ".join(capsys.readouterr().out.split())
 
 
 def test_the_servers_save_the_jobs_that_train(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,7 +82,7 @@ def test_a_server_that_does_not_end_is_not_waited_for_longer(
 ) -> None:
     cluster.process("server").hangs = True
     save(cluster)
-    assert "job digits was not saved within 30 s; it has no checkpoint" in said(capsys)
+    assert "job digits was not saved within 30 s: it has no checkpoint" in said(capsys)
 
 
 def test_without_storage_it_says_that_the_work_is_lost(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
