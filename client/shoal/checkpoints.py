@@ -115,8 +115,8 @@ class Checkpoints:
         every = (found for name in names for found in self._catalogue.newest(name))
         return [found if isinstance(found, errors.ShoalError) else described(found) for found in every]
 
-    def incomplete(self, job: str = "") -> Iterator[str]:
-        """Yields the names of incomplete checkpoints as JOB/NUMBER: in progress, or left behind by a crash.
+    def incomplete(self, job: str = "") -> builtins.list[str]:
+        """Returns the names of incomplete checkpoints as JOB/NUMBER: in progress, or left behind by a crash.
 
         Args:
             job: name of the job. "" means all jobs.
@@ -126,9 +126,8 @@ class Checkpoints:
             StorageFailed: the storage cannot be read, or is a local folder that does not exist.
         """
         check_folder(self.url)
-        for name in [_job(job)] if job else self._catalogue.folder.names(()):
-            for number in self._catalogue.incomplete(name):
-                yield f"{name}/{number}"
+        names = [_job(job)] if job else self._catalogue.folder.names(())
+        return [f"{name}/{number}" for name in names for number in self._catalogue.incomplete(name)]
 
     def show(self, name: str) -> Checkpoint:
         """Returns one checkpoint.
