@@ -108,11 +108,8 @@ def up(
             out.errors.print(_beginning(servers, workers))
         with cluster:
             announce(cluster, out, _login_link(cluster))
-            try:
+            with _saving_jobs(cluster, out, storage=bool(checkpoints)):
                 Supervisor(cluster, out).run()
-            except KeyboardInterrupt:
-                save_jobs(cluster, out, storage=bool(checkpoints))
-                raise
 
 
 @options.connected
@@ -306,6 +303,16 @@ class Supervisor:
             )
         record = {"event": "ended", "name": name, "exit_status": death.exit_status, "restart_in_s": pause_s}
         self._out.message(text, record)
+
+
+@contextmanager
+def _saving_jobs(cluster: LocalCluster, out: Output, *, storage: bool) -> Iterator[None]:
+    """Takes last checkpoints if Ctrl-C or SIGTERM ends the block."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        save_jobs(cluster, out, storage=storage)
+        raise
 
 
 @contextmanager
