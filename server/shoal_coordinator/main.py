@@ -65,10 +65,21 @@ class CoordinatorOptions:
     max_jobs: Annotated[
         int, typer.Option(envvar="SHOAL_MAX_JOBS", min=1, help="Limit of jobs that have not ended.")
     ] = catalogue.MAX_LIVE_JOBS.default
-    max_host_jobs: Annotated[
+    max_submitter_jobs: Annotated[
         int,
-        typer.Option(envvar="SHOAL_MAX_HOST_JOBS", min=1, help="Limit of jobs of one submitter that have not ended."),
-    ] = catalogue.HOST_JOBS.default
+        typer.Option(
+            envvar="SHOAL_MAX_SUBMITTER_JOBS", min=1, help="Limit of jobs of one submitter that have not ended."
+        ),
+    ] = catalogue.SUBMITTER_JOBS.default
+    max_submitter_value_bytes: Annotated[
+        int,
+        typer.Option(
+            envvar="SHOAL_MAX_SUBMITTER_VALUE_BYTES",
+            min=0,
+            help="Limit of the bytes of all variables of one submitter's jobs that have not ended. The value 0 means "
+            "no limit.",
+        ),
+    ] = catalogue.SUBMITTER_VALUE_BYTES.default
     max_job_variables: Annotated[
         int, typer.Option(envvar="SHOAL_MAX_JOB_VARIABLES", min=1, help="Limit of the variables of one job.")
     ] = catalogue.JOB_VARIABLES.default
@@ -129,7 +140,13 @@ class CoordinatorOptions:
             heartbeat_timeout_s=self.heartbeat_timeout,
             heartbeat_interval_s=self.heartbeat_interval,
             keep_finished=self.keep_finished_jobs,
-            jobs=JobLimits(self.max_jobs, self.max_host_jobs, self.max_job_variables, self.max_job_bytes),
+            jobs=JobLimits(
+                live_jobs=self.max_jobs,
+                submitter_jobs=self.max_submitter_jobs,
+                submitter_value_bytes=self.max_submitter_value_bytes,
+                variables=self.max_job_variables,
+                nbytes=self.max_job_bytes,
+            ),
             checkpoints=self.checkpoints,
             server_return_s=self.server_return_timeout,
             secure=not self.insecure,

@@ -133,21 +133,31 @@ MAX_LIVE_JOBS = _add(
     option="--max-jobs",
     error=errors.Overloaded,
 )
-HOST_JOBS = _add(
-    "HOST_JOBS",
+SUBMITTER_JOBS = _add(
+    "SUBMITTER_JOBS",
     500,
     "jobs",
     "the jobs of one submitter that have not ended",
     roles=_COORDINATOR,
-    option="--max-host-jobs",
+    option="--max-submitter-jobs",
     error=errors.Overloaded,
 )
-HOST_JOB_BYTES = _add(
-    "HOST_JOB_BYTES",
+SUBMITTER_JOB_BYTES = _add(
+    "SUBMITTER_JOB_BYTES",
     64 << 20,
     "bytes",
     "the specifications of one submitter's jobs that have not ended",
     roles=_COORDINATOR,
+    error=errors.Overloaded,
+)
+SUBMITTER_VALUE_BYTES = _add(
+    "SUBMITTER_VALUE_BYTES",
+    0,
+    "bytes",
+    "the variables of one submitter's jobs that have not ended",
+    roles=_COORDINATOR,
+    option="--max-submitter-value-bytes",
+    shown="none",
     error=errors.Overloaded,
 )
 MAX_MEMBERS = _add("MAX_MEMBERS", 100_000, "members", "a cluster", roles=_COORDINATOR, error=errors.Overloaded)

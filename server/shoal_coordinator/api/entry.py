@@ -66,9 +66,8 @@ class Descriptions:
         return known
 
     def _check_bytes(self, description: ProgramDescription) -> None:
-        nbytes = sum(variable.nbytes for variable in description.variables.values())
-        if nbytes > self._limits.nbytes:
-            problem = f"the variables of the program have {nbytes} bytes"
+        if description.nbytes > self._limits.nbytes:
+            problem = f"the variables of the program have {description.nbytes} bytes"
             raise catalogue.JOB_BYTES.refusal(problem, limit=self._limits.nbytes)
 
 

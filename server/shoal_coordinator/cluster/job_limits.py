@@ -1,11 +1,13 @@
-"""Limits of live jobs, in all and of one submitter, and the check of a submission against them (no I/O)."""
+"""Limits of live jobs, in all and of one submitter, and the checks of submissions and descriptions (no I/O)."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shoal._limits import catalogue
 from shoal_coordinator.job import JobMachine
-from shoal_coordinator.messages import events
+from shoal_coordinator.messages import ProgramDescription, events
+
+_ADVICE = "try again when one ends, or cancel one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,13 +16,15 @@ class JobLimits:
 
     Attributes:
         live_jobs: jobs that have not ended.
-        host_jobs: jobs of one submitter that have not ended.
+        submitter_jobs: jobs of one submitter that have not ended.
+        submitter_value_bytes: bytes of all variables of one submitter's jobs that have not ended; 0 for no limit.
         variables: variables of one job.
         nbytes: bytes of all variables of one job.
     """
 
     live_jobs: int = catalogue.MAX_LIVE_JOBS.default
-    host_jobs: int = catalogue.HOST_JOBS.default
+    submitter_jobs: int = catalogue.SUBMITTER_JOBS.default
+    submitter_value_bytes: int = catalogue.SUBMITTER_VALUE_BYTES.default
     variables: int = catalogue.JOB_VARIABLES.default
     nbytes: int = catalogue.JOB_BYTES.default
 
@@ -37,24 +41,49 @@ class JobLimits:
             Overloaded: it does. The message names the limit.
         """
         jobs = [job.submission for job in live]
-        advice = "try again when one ends, or cancel one"
         if len(jobs) >= self.live_jobs:
             raise catalogue.MAX_LIVE_JOBS.refusal(
-                f"the cluster has {len(jobs)} live jobs", advice, limit=self.live_jobs
+                f"the cluster has {len(jobs)} live jobs", _ADVICE, limit=self.live_jobs
             )
         if not event.submitter:
             return
         theirs = [job for job in jobs if job.submitter == event.submitter]
-        if len(theirs) >= self.host_jobs:
-            raise catalogue.HOST_JOBS.refusal(
-                f"{event.submitter} has {len(theirs)} live jobs", advice, limit=self.host_jobs
+        if len(theirs) >= self.submitter_jobs:
+            raise catalogue.SUBMITTER_JOBS.refusal(
+                f"{event.submitter} has {len(theirs)} live jobs", _ADVICE, limit=self.submitter_jobs
             )
         held = sum(job.spec_bytes for job in theirs)
-        if held + event.spec_bytes > catalogue.HOST_JOB_BYTES.default:
-            raise catalogue.HOST_JOB_BYTES.refusal(
+        if held + event.spec_bytes > catalogue.SUBMITTER_JOB_BYTES.default:
+            raise catalogue.SUBMITTER_JOB_BYTES.refusal(
                 f"the specifications of the live jobs of {event.submitter} have {held} bytes, and that of job "
                 f"{event.spec.name} has {event.spec_bytes} bytes",
-                advice,
+                _ADVICE,
+            )
+
+    def check_description(self, job: JobMachine, description: ProgramDescription, live: Iterable[JobMachine]) -> None:
+        """Checks that a job's variables, with those of its submitter's other live jobs, do not exceed a limit.
+
+        A job whose variables are known is not checked: they count already. A job that restarts keeps them.
+
+        Args:
+            job: the job that a worker describes.
+            description: its variables.
+            live: the jobs that have not ended.
+
+        Raises:
+            Overloaded: they do. The message names the limit.
+        """
+        submitter = job.submission.submitter
+        if not (self.submitter_value_bytes and submitter) or job.described:
+            return
+        theirs = (each.described for each in live if each.submission.submitter == submitter)
+        held = sum(each.nbytes for each in theirs if each)
+        if held + description.nbytes > self.submitter_value_bytes:
+            raise catalogue.SUBMITTER_VALUE_BYTES.refusal(
+                f"the variables of the live jobs of {submitter} have {held} bytes, and those of job {job.spec.name} "
+                f"have {description.nbytes} bytes",
+                _ADVICE,
+                limit=self.submitter_value_bytes,
             )
 
 

@@ -77,7 +77,7 @@ class Cluster:
             self._jobs, self._members, self._pending_effects, self._emit, self._schedule, patience_s
         )
         self._worker_requests = WorkerRequests(
-            self._jobs, self._members, self._scheduler, self._outcomes, self._emit, self._schedule
+            self._jobs, self._members, self._scheduler, self._outcomes, self._emit, self._schedule, policy.jobs
         )
         self._handlers: dict[type[events.ClusterEvent[Any]], Callable[[Any, float], Any]] = {
             events.TimePassed: self._time_passed,

@@ -13,6 +13,7 @@ from shoal._wire import EvaluationAck, EvaluationClaim, Lease, NoRange, ReportAc
 from shoal._wire.limits import MAX_LEAD
 from shoal.evaluation_policy import reduces_on_plateau
 from shoal.status import JobState, Role
+from shoal_coordinator.cluster.job_limits import JobLimits
 from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.membership import Member, Membership
 from shoal_coordinator.cluster.outcome_handler import OutcomeHandler
@@ -31,6 +32,7 @@ class WorkerRequests:
         outcomes: handles a loss of shards that a worker has found.
         emit: receives the effects that are decided.
         schedule: runs the scheduler, given the time; called after a change that other jobs may wait for.
+        limits: the limits of jobs.
 
     Attributes:
         handlers: the handler of each type of event.
@@ -44,8 +46,9 @@ class WorkerRequests:
         outcomes: OutcomeHandler,
         emit: Callable[[Iterable[Effect]], None],
         schedule: Callable[[float], None],
+        limits: JobLimits,
     ) -> None:
-        self._jobs, self._members = jobs, members
+        self._jobs, self._members, self._limits = jobs, members, limits
         self._scheduler, self._outcomes = scheduler, outcomes
         self._emit, self._schedule = emit, schedule
         self.handlers: dict[type[events.ClusterEvent[Any]], Callable[[Any, float], Any]] = {
@@ -68,6 +71,7 @@ class WorkerRequests:
             raise errors.InvalidJob(
                 f"job {event.job} goes on without this session: {conflict}", job=event.job, goes_on=1
             )
+        self._limits.check_description(job, event.description, self._jobs.live)
         self._ensure_assignment(member, job, event.assignment, now)
         answer, effects = job.describe(event, now)
         self._emit(effects)

@@ -6,6 +6,7 @@ Each part of a job's state has an owner: `Plan` for what it trains and where, `W
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from typing import Self
 
 from google.protobuf.message import Message
@@ -62,8 +63,9 @@ class JobView:
     ) -> None:
         self.submission, self.ref, self.spec = submission, submission.ref, submission.spec
         self._changed, self._counters = changed, counters or JobCounters()
-        self.log = EventLog(lambda number: changed(f"{JobRecordKind.EVENT}/{number}"), self._state_changed)
-        self._lifecycle = Lifecycle(now, self.log, self._state_changed, self._counters)
+        state_changed = partial(changed, JobRecordKind.STATE)
+        self.log = EventLog(lambda number: changed(f"{JobRecordKind.EVENT}/{number}"), state_changed)
+        self._lifecycle = Lifecycle(now, self.log, state_changed, self._counters)
         self._plan = Plan(changed)
         self._worker_group = WorkerGroup(self.spec)
         self._accounting = Accounting(self.spec, changed)
@@ -72,9 +74,6 @@ class JobView:
         self._recovery = Recovery(self.spec, self._checkpoint_coordinator.checkpoints)
         self._startup = JobStartup(submission, owners, self._checkpoint_coordinator, self._recovery, changed)
         self._records = JobRecords(submission, owners, self._checkpoint_coordinator, self._recovery)
-
-    def _state_changed(self) -> None:
-        self._changed(JobRecordKind.STATE)
 
     # State.
 
@@ -106,11 +105,10 @@ class JobView:
     def status(self, now: float) -> JobStatus:
         """Returns the status that users see."""
         life, coordinator, group = self._lifecycle, self._checkpoint_coordinator, self._worker_group
-        why_left = "" if life.ended else group.why_left
         return JobStatus(
             job=self.spec,
             state=life.state,
-            reason="; ".join(filter(None, [life.reason, why_left])),
+            reason="; ".join(filter(None, [life.reason, "" if life.ended else group.why_left])),
             submitted_at=life.submitted_at,
             started_at=life.started_at,
             finished_at=life.finished_at,
@@ -177,12 +175,15 @@ class JobView:
         return self._plan.previous_servers
 
     @property
+    def described(self) -> ProgramDescription | None:
+        """What the program trains; None until a worker has described it."""
+        return self._plan.description
+
+    @property
     def unplaced(self) -> ProgramDescription | None:
         """The description whose variables wait for placement; None if none do."""
-        plan = self._plan
-        if plan.description is None or plan.placement is not None or self.ended or not self._worker_group.active:
-            return None
-        return plan.description
+        waits = self._plan.placement is None and not self.ended and self._worker_group.active
+        return self._plan.description if waits else None
 
     # Workers.
 
@@ -302,8 +303,7 @@ class JobView:
     @property
     def best_checkpoint(self) -> int:
         """The number of the checkpoint of the best evaluation; 0 if there is none."""
-        schedule = self._checkpoint_coordinator.evaluation_schedule
-        return schedule.kept if schedule else 0
+        return schedule.kept if (schedule := self._checkpoint_coordinator.evaluation_schedule) else 0
 
     @property
     def checkpoint_failure(self) -> str:

@@ -36,6 +36,11 @@ class ProgramDescription:
         return frozenset(name for name, it in self.variables.items() if isinstance(it.initializer, Given))
 
     @cached_property
+    def nbytes(self) -> int:
+        """The bytes of all variables."""
+        return sum(variable.nbytes for variable in self.variables.values())
+
+    @cached_property
     def encoded(self) -> bytes:
         """The variables as a serialized Placement that has nothing else; encoded once, because that takes long."""
         messages = [variable.to_proto(name) for name, variable in self.variables.items()]

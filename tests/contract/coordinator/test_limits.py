@@ -14,7 +14,7 @@ from shoal.variables import Variable
 from shoal_coordinator.cluster import JobLimits
 from support.clusters.coordinator_rig import Rig, job
 
-LIMITS = JobLimits(live_jobs=4, host_jobs=3, variables=2, nbytes=100)
+LIMITS = JobLimits(live_jobs=4, submitter_jobs=3, variables=2, nbytes=100)
 
 
 @pytest.fixture
@@ -63,12 +63,12 @@ def test_a_description_beyond_a_limit_is_refused_before_anything_is_placed(
     assert not any(notes.of(parameter_server_pb2.CreateShardsRequest) for notes in rig.notes.values())
 
 
-def test_jobs_of_one_host_are_limited_also_after_a_restart(tmp_path: object) -> None:
+def test_jobs_of_one_submitter_are_limited_also_after_a_restart(tmp_path: object) -> None:
     rig = Rig(store=f"{tmp_path}/store.db", jobs=LIMITS)
     try:
         for name in "abc":
             rig.submit(job(name))
-        text = r"127\.0\.0\.1 has 3 live jobs; the limit HOST_JOBS is 3 \(--max-host-jobs\)"
+        text = r"127\.0\.0\.1 has 3 live jobs; the limit SUBMITTER_JOBS is 3 \(--max-submitter-jobs\)"
         with pytest.raises(errors.Overloaded, match=text):
             rig.submit(job("d"))
         rig.restart()

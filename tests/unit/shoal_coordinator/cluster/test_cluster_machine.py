@@ -809,10 +809,10 @@ def test_too_many_jobs() -> None:
 
 
 def test_too_many_jobs_of_a_submitter() -> None:
-    rig = Rig(replace(POLICY, jobs=JobLimits(host_jobs=2)))
+    rig = Rig(replace(POLICY, jobs=JobLimits(submitter_jobs=2)))
     for name in "ab":
         rig.handle(events.JobSubmitted(job(name), submitter="ipv4:10.0.0.5"))
-    with pytest.raises(errors.Overloaded, match=r"10\.0\.0\.5 has 2 live jobs; the limit HOST_JOBS is 2"):
+    with pytest.raises(errors.Overloaded, match=r"10\.0\.0\.5 has 2 live jobs; the limit SUBMITTER_JOBS is 2"):
         rig.handle(events.JobSubmitted(job("c"), submitter="ipv4:10.0.0.5"))
     rig.handle(events.JobSubmitted(job("c"), submitter="ipv4:10.0.0.6"))
     rig.handle(events.JobCancelled("a"))
@@ -823,8 +823,25 @@ def test_specifications_of_a_submitter_that_are_too_large() -> None:
     rig = Rig(POLICY)
     for name in "ab":
         rig.handle(events.JobSubmitted(job(name), submitter="me", spec_bytes=30 << 20))
-    with pytest.raises(errors.Overloaded, match="the limit HOST_JOB_BYTES is 67108864; try again when one ends"):
+    with pytest.raises(errors.Overloaded, match="the limit SUBMITTER_JOB_BYTES is 67108864; try again when one ends"):
         rig.handle(events.JobSubmitted(job("c"), submitter="me", spec_bytes=5 << 20))
+
+
+def test_variables_of_a_submitter_that_are_too_large() -> None:
+    most = 2 * ProgramDescription(VARIABLES, 0).nbytes
+    rig = Rig(replace(POLICY, jobs=JobLimits(submitter_value_bytes=most))).servers("s0", "s1").workers(*"uvwxyz")
+    for name in "abc":
+        rig.handle(events.JobSubmitted(job(name), submitter="me"))
+    for worker in "uvwx":
+        rig.describe("a" if worker in "uv" else "b", worker)
+    text = r"jobs of me have 288 bytes.* have 144 bytes; the limit SUBMITTER_VALUE_BYTES is 288 \(--max-submitter-value"
+    with pytest.raises(errors.Overloaded, match=text):
+        rig.describe("c", "y")
+    rig.crash()  # what is known of the others is stored
+    with pytest.raises(errors.Overloaded, match=text):
+        rig.describe("c", "y")
+    rig.handle(events.JobCancelled("a"))
+    rig.describe("c", "y")
 
 
 def test_a_flood_of_jobs_is_refused() -> None:
