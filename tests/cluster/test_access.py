@@ -163,9 +163,11 @@ def test_a_token_is_replaced_while_its_holder_calls(
 
 
 def test_no_log_has_a_secret(guarded: Guarded, admin: CoordinatorClient) -> None:
-    """Runs last: it searches what the roles, and the trainers, have logged at DEBUG in the tests above."""
+    """Searches what the roles and a trainer have logged at DEBUG, for a submitter's job and for refused calls."""
     address = guarded.cluster.address
-    made = guarded.create(admin, "dave")
+    made = guarded.create(admin, "ann")
+    with shoal.Client(address, credentials=presenting(made)) as client:
+        client.submit(shoal.Job("anns:Line", name="logged", max_steps=3)).wait(timeout_s=60)
     with pytest.raises(errors.Unauthenticated), shoal.Client(address, credentials=presenting(made + "x")) as client:
         client.status()
     link = admin.call(admin.tokens.GetLoginLink, token_pb2.GetLoginLinkRequest()).link
@@ -175,6 +177,7 @@ def test_no_log_has_a_secret(guarded: Guarded, admin: CoordinatorClient) -> None
     found = []
     for file in logs:
         text = file.read_text()
+        assert "logged" in text or file.name.startswith("server"), f"{file.name} has no line of the job"
         assert "debug" in text or file.name.startswith("worker"), f"{file.name} has no line of level DEBUG"
         found += [f"{file.name}: {secret[:12]}..." for secret in secrets if secret in text]
         found += [f"{file.name}: {token[:12]}..." for token in A_TOKEN.findall(text)]
