@@ -16,7 +16,7 @@ from support.fuzzing import targets
 from support.fuzzing.campaign import GOLDEN, BadStatus, Hang, SimpleTarget, Target, attempt, fuzz, reproduce
 from support.fuzzing.mutator import mutated
 
-SHORT_S = 12.0
+SHORT_S = 15.0
 TESTS = Path(__file__).parents[1]
 
 

@@ -79,7 +79,7 @@ class AccessFile:
         try:
             tokens = json.loads(text)
             return {str(role): str(token) for role, token in tokens.items()}
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, RecursionError):
             raise errors.Unauthenticated(
                 f"{self.path} is damaged, and its tokens cannot be read; restart the coordinator, which writes the file"
             ) from None

@@ -10,6 +10,8 @@ from shoal._security.principal import GIVEN_ROLES, ID_PREFIX, AccessRole, Princi
 
 # The URI in a certificate that names the role of its holder, as `shoal certs init` and the manifests write it.
 ROLE_URI = "spiffe://shoal/"
+# What `cryptography` raises for parts of a certificate that it cannot read. It decodes some parts only when asked.
+DAMAGED = (ValueError, TypeError, x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType)
 # A caller presents the same certificate for months, and its calls ask for it each time.
 _REMEMBERED = 1_024
 
@@ -26,10 +28,22 @@ def principal_in(pem: bytes) -> Principal:
         the certificate expires.
 
     Raises:
-        Unauthenticated: it does not name exactly one role, or a certificate cannot give this role.
+        Unauthenticated: it cannot be read, it does not name exactly one role, or a certificate cannot give this role.
     """
-    certificate = x509.load_pem_x509_certificate(pem)
-    roles = {uri.removeprefix(ROLE_URI) for uri in _uris(certificate) if uri.startswith(ROLE_URI)}
+    try:
+        return _principal_in(x509.load_pem_x509_certificate(pem))
+    except DAMAGED as error:
+        raise errors.Unauthenticated(
+            f"the caller's certificate cannot be read: {error}. Use a certificate of `shoal certs init`, or a token"
+        ) from None
+
+
+def _principal_in(certificate: x509.Certificate) -> Principal:
+    roles = {
+        uri.removeprefix(ROLE_URI)
+        for uri in alternative_names(certificate, x509.UniformResourceIdentifier)
+        if uri.startswith(ROLE_URI)
+    }
     given = {role.value for role in GIVEN_ROLES}
     if len(roles) != 1 or not roles <= given:
         found = ", ".join(sorted(roles)) or "none"
@@ -47,12 +61,19 @@ def principal_in(pem: bytes) -> Principal:
     )
 
 
-def _uris(certificate: x509.Certificate) -> list[str]:
+def alternative_names(
+    certificate: x509.Certificate, kind: type[x509.DNSName] | type[x509.UniformResourceIdentifier]
+) -> list[str]:
+    """Returns the alternative names of this kind in a certificate; none if it has none.
+
+    Raises:
+        Exception: one of `DAMAGED`, because the certificate cannot be read. `cryptography` decodes extensions late.
+    """
     try:
         alternatives = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except x509.ExtensionNotFound:
         return []
-    return alternatives.value.get_values_for_type(x509.UniformResourceIdentifier)
+    return alternatives.value.get_values_for_type(kind)
 
 
-__all__ = ["ROLE_URI", "principal_in"]
+__all__ = ["DAMAGED", "ROLE_URI", "alternative_names", "principal_in"]

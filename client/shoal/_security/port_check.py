@@ -95,7 +95,7 @@ def _mark_in(token: str) -> str:
         payload = token.split(".")[1]
         claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
         return str(claims.get(USER_MARK, ""))
-    except (IndexError, ValueError, AttributeError):  # it is no token of a coordinator
+    except (IndexError, ValueError, AttributeError, RecursionError):  # it is no token of a coordinator
         return ""
 
 

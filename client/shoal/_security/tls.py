@@ -15,6 +15,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 
 from shoal import errors
+from shoal._security.certificate_identity import DAMAGED, alternative_names
 from shoal._security.principal import ID_PREFIX, AccessRole
 from shoal._security.role_names import NAMED_ROLES, role_name
 from shoal._system import private_files
@@ -206,7 +207,7 @@ class TlsFiles:
                 file=self.certificate,
             )
         _check_dates(issuer, self.ca)
-        if self._role in NAMED_ROLES and role_name(self._role) not in _dns_names(own):
+        if self._role in NAMED_ROLES and role_name(self._role) not in _dns_names(own, self.certificate):
             raise errors.BadRequest(
                 f"the certificate {self.certificate} has no DNS name {role_name(self._role)}, which clients expect of "
                 f"a {self._role.value}; use the files of this role from `shoal certs init`, or add the name "
@@ -229,18 +230,19 @@ def _read(file: Path, what: str, option: str, *, secret: bool = False) -> bytes:
 def _certificates(pem: bytes, file: Path) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(pem)
-    except ValueError as error:
+    except DAMAGED as error:
         raise errors.BadRequest(
             f"{file} has no certificate that can be read: {error}; give a PEM file", file=file
         ) from None
 
 
-def _dns_names(certificate: x509.Certificate) -> list[str]:
+def _dns_names(certificate: x509.Certificate, file: Path) -> list[str]:
     try:
-        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
-    except x509.ExtensionNotFound:
-        return []
-    return found.value.get_values_for_type(x509.DNSName)
+        return alternative_names(certificate, x509.DNSName)
+    except DAMAGED as error:
+        raise errors.BadRequest(
+            f"the names in the certificate {file} cannot be read: {error}; make another one", file=file
+        ) from None
 
 
 def _check_dates(certificate: x509.Certificate, file: Path) -> None:

@@ -204,7 +204,7 @@ class TokenVerifier:
                 int(claims.get("life", 0)),
                 float(claims.get("until", expires)),
             )
-        except (jwt.InvalidTokenError, ValueError, TypeError):
+        except (jwt.InvalidTokenError, ValueError, TypeError, OverflowError):
             raise errors.Unauthenticated(
                 "this cluster's coordinator did not make the token. Use a token of this cluster: the one in the access "
                 "file on the coordinator's machine, or one from `shoal token create`"

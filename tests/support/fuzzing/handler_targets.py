@@ -2,6 +2,7 @@
 
 import random
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
@@ -13,11 +14,15 @@ from prometheus_client import CollectorRegistry
 
 from shoal import consistency, optim
 from shoal._checkpoint import open_storage
+from shoal._rpc.callers import set_caller
+from shoal._security import GIVEN_ROLES, AccessRole, Principal
 from shoal.consistency import Asynchronous
 from shoal.job import Job
-from shoal.v1 import coordinator_pb2, job_pb2
+from shoal.v1 import coordinator_pb2, job_pb2, token_pb2
 from shoal.v1 import parameter_server_pb2 as pb
-from shoal_coordinator.api import CoordinatorService, JobsService
+from shoal_coordinator.access import Access
+from shoal_coordinator.api import CoordinatorService, JobsService, TokensService
+from shoal_coordinator.logins import Logins
 from shoal_server.checkpoints import CheckpointWriter
 from shoal_server.metrics import ServerMetrics
 from shoal_server.pools import CallPool
@@ -227,6 +232,60 @@ class ServerHandlers(_Handlers):
         self._folder.cleanup()
 
 
+class TokenHandlers(_Handlers):
+    """The handlers of the tokens, for several callers. The first byte of an input also selects the caller."""
+
+    name = "tokens_rpcs"
+
+    def start(self) -> None:
+        self._begin()
+        ids = [token.id for token in self._access.tokens()]
+        self.drawer = Drawer(
+            {
+                "job": [JOB],
+                "worker": ["w", "x"],
+                "incarnation": [3],
+                "name": ["ann", "a-b", "local"],
+                "role": [role.value for role in AccessRole],
+                "valid_s": [60.0, 1e9],
+                "token": [*ids, "ann", "local", "cert:1f", "cert:", "cert:-1", "local-00000000"],
+            }
+        )
+
+    def _begin(self) -> None:
+        """Starts without tokens of earlier inputs."""
+        self._left = _INPUTS_OF_A_STATE
+        self._rig = Rig(heartbeat_timeout_s=600.0)
+        self._access = Access({}, lambda _: None, time.time)
+        self._access.local_tokens()
+        made = [self._access.create("ann", role.value, 3_600.0)[1] for role in GIVEN_ROLES]
+        callers = [self._access.verifier.identify(token) for token in made]
+        self._callers = [None, *callers, Principal("w", AccessRole.WORKER, "t", JOB, 3)]
+        shell = self._rig.process.coordinator
+        servicer = TokensService(shell, self._access, Logins(self._access, time.time), lambda: "https://localhost")
+        self.methods = []
+        self.add(servicer, methods_of(token_pb2, "Tokens"))
+
+    def draw(self, draw: random.Random) -> bytes:
+        data = super().draw(draw)
+        return bytes([data[0] + len(self.methods) * draw.randrange(len(self._callers))]) + data[1:]
+
+    def run(self, data: bytes) -> None:
+        self._left -= 1
+        if not self._left:
+            self.stop()
+            self._begin()
+        number = data[0] // len(self.methods) if data else 0
+        set_caller(self._callers[number % len(self._callers)])
+        try:
+            super().run(data)
+        finally:
+            set_caller(None)
+
+    def stop(self) -> None:
+        self._rig.stop()
+
+
 def targets() -> list[Target]:
     """Returns the targets of this module."""
-    return [CoordinatorHandlers(), ServerHandlers()]
+    return [CoordinatorHandlers(), ServerHandlers(), TokenHandlers()]

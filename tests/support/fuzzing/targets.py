@@ -1,7 +1,14 @@
 """All fuzz targets, and the share of a campaign's time that each gets."""
 
 from shoal import errors
-from support.fuzzing import file_targets, handler_targets, socket_targets, text_targets, wire_targets
+from support.fuzzing import (
+    file_targets,
+    handler_targets,
+    security_targets,
+    socket_targets,
+    text_targets,
+    wire_targets,
+)
 from support.fuzzing.campaign import Target
 
 # Targets that are slow or have more to find get more of the time.
@@ -10,7 +17,7 @@ _WEIGHTS = {"sockets": 8.0, "coordinator_rpcs": 3.0, "server_rpcs": 2.0, "lanes"
 
 def all_targets() -> list[Target]:
     """Returns new targets, not started."""
-    modules = (wire_targets, file_targets, text_targets, handler_targets, socket_targets)
+    modules = (wire_targets, file_targets, text_targets, security_targets, handler_targets, socket_targets)
     return [target for module in modules for target in module.targets()]
 
 
