@@ -78,7 +78,7 @@ def flag(field: str, value: object) -> None:
 
 
 def program_name(field: str, value: object) -> None:
-    """Raises InvalidJob unless the value is the name of a program's factory, or ""."""
+    """Raises InvalidJob unless the value is the name of a factory in a module that can be imported, or ""."""
     if not isinstance(value, str):
         raise errors.InvalidJob(
             f"{field} is {value!r:.200}; it must be the text package.module:factory{_name_of(value)}"
@@ -89,6 +89,7 @@ def program_name(field: str, value: object) -> None:
         raise errors.InvalidJob(
             f"{field} {value!r} does not name a factory; write package.module:factory{_meant(value)}", program=value
         )
+    _check_module(value)
 
 
 def check_importable(program: str) -> None:
@@ -101,6 +102,12 @@ def check_importable(program: str) -> None:
         InvalidJob: the name is that of a file, or the module is `__main__`.
         ProgramNotAllowed: its module is one of the standard library.
     """
+    _check_module(program)
+    check_not_standard_library(program)
+
+
+def _check_module(program: str) -> None:
+    """Raises InvalidJob if a program is in a file by name, or in `__main__`."""
     module, _, factory = program.partition(":")
     if module == _MAIN:
         raise errors.InvalidJob(f"program {program}: {_not_main(factory)}", program=program)
@@ -110,7 +117,6 @@ def check_importable(program: str) -> None:
             f"{module.removesuffix(_SUFFIX)}:{factory}",
             program=program,
         )
-    check_not_standard_library(program)
 
 
 def _name_of(value: object) -> str:

@@ -191,6 +191,15 @@ class TestSubmit:
         assert run("submit", "models:mlp", "--name", "plain").exit_code == 0
         assert shoal.Job.from_proto(coordinator.jobs["plain"].spec) == shoal.Job("models:mlp", name="plain")
 
+    def test_a_file_is_refused_before_the_coordinator_is_asked(
+        self, coordinator: FakeCoordinator, run: Callable[..., Result]
+    ) -> None:
+        for program, hint in (("digits.py:Digits", "drop .py: digits:Digits"), ("__main__:Digits", "%%writefile")):
+            refused = run("submit", program)
+            assert refused.exit_code == 2
+            assert hint in refused.stderr
+        assert not coordinator.jobs
+
     def test_prints_the_job_for_machines(self, run: Callable[..., Result]) -> None:
         (record,) = records(run("submit", "models:mlp", "--name", "mine", "--json").stdout)
         assert (record["name"], record["state"], record["program"]) == ("mine", "pending", "models:mlp")

@@ -48,9 +48,10 @@ def test_a_class_of_a_notebook_gets_a_way() -> None:
     ],
 )
 def test_what_workers_cannot_import_is_refused(program: str, said: str) -> None:
-    with pytest.raises(errors.InvalidJob) as raised:
-        check_importable(program)
-    assert said in raised.value.message
+    for check in (check_importable, shoal.Job):
+        with pytest.raises(errors.InvalidJob) as raised:
+            check(program)
+        assert said in raised.value.message
 
 
 @pytest.mark.parametrize("program", ["", "digits:Digits", "pyramid.digits:Digits"])
