@@ -19,7 +19,7 @@ help:
 	@echo "make models  train the models of docs/how-to/models.md and draw their curves (runs/models); FASHION=folder of Fashion-MNIST"
 	@echo "make test    lint, type-check, and test if that succeeds; PYTEST='tests/unit -k ledger' selects tests"
 	@echo "make test-gpu  run the tests and the benchmark that need a GPU; GPU=gpu13 for CUDA 13"
-	@echo "make reference  install PyTorch, and compare layers, models and training with those of PyTorch"
+	@echo "make reference  install PyTorch, JAX and Flax, compare layers, models and training with PyTorch, and check trees of JAX"
 	@echo "make chaos   run the long fault-injection tests (runs/chaos); CHAOS=name,... selects scenarios, CHAOS_RUNS=5 sets 5 runs for each test"
 	@echo "make long    run the long forms of the tests on real processes (half an hour)"
 	@echo "make fuzz    fuzz every decoder and port for ten minutes (runs/fuzz); FUZZ_SECONDS=60 for less, FUZZ_ARGS='--targets npz' for one"
@@ -92,7 +92,7 @@ test-gpu: $(SETUP)
 	$(BIN)/python -m pytest tests/gpu
 	$(BIN)/python benchmarks/gpu.py
 
-# A plain install of PyTorch is large: the suite does without. No lock file has it: the index decides which build is right.
+# A plain install of PyTorch or JAX is large: the suite does without. No lock file has it: the index decides which build is right.
 reference: $(SETUP)
 	$(PIP) install --quiet --editable '.[dev,reference]'
 	$(BIN)/python -m pytest -n 2 tests/reference
