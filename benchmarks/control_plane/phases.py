@@ -214,7 +214,7 @@ def _watched(run: Simulation, name: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class _Load:
+class _CallLoad:
     """The load of the coordinator during some time.
 
     Attributes:
@@ -238,14 +238,14 @@ class _Load:
         return 1e6 * self.cores * self.seconds / max(1, self.calls)
 
 
-def _load(run: Simulation, seconds: float) -> _Load:
+def _load(run: Simulation, seconds: float) -> _CallLoad:
     """Measures the coordinator for some time."""
     workers, servers = ask(run.workers), ask(run.servers)
     heartbeats, reports = workers["heartbeats"] + servers["heartbeats"], workers["reports"]
     cores, taken = _cores_timed(run.coordinator, seconds)
     workers, servers = ask(run.workers), ask(run.servers)
     heartbeats = workers["heartbeats"] + servers["heartbeats"] - heartbeats
-    return _Load(cores, taken, heartbeats, workers["reports"] - reports)
+    return _CallLoad(cores, taken, heartbeats, workers["reports"] - reports)
 
 
 def _cores(pid: int, seconds: float) -> float:

@@ -11,7 +11,7 @@ from shoal import _rpc, _tracing, errors, events
 from shoal._rpc import CoordinatorClient, TicketSource
 from shoal._security import AccessRole, Credentials
 from shoal._session.checkpoint_calls import take_checkpoint
-from shoal._session.job_waits import start_told, start_told_of
+from shoal._session.job_waits import events_with_notices, start_notice
 from shoal._session.learning_rate import LearningRateControl
 from shoal._session.open_sessions import warn_of_open
 from shoal._system import check_count, check_seconds, check_type
@@ -67,7 +67,7 @@ class JobHandle(LearningRateControl):
             Unreachable: the coordinator did not answer for longer than the client's `retry_for_s`.
         """
         callbacks = events.checked(callbacks)
-        with start_told(self._coordinator, self.name) as started:
+        with start_notice(self._coordinator, self.name) as started:
             for event in events.watch(self._coordinator, self.name, timeout_s=timeout_s):
                 for observe in (started.observe, *callbacks):
                     observe(event)
@@ -101,7 +101,7 @@ class JobHandle(LearningRateControl):
             Unreachable: see `wait`.
         """
         watched = events.watch(self._coordinator, self.name, after=after, follow=follow)
-        return start_told_of(watched, self._coordinator, self.name) if follow else watched
+        return events_with_notices(watched, self._coordinator, self.name) if follow else watched
 
     def logs(self, *, follow: bool = False) -> Iterator[str]:
         """Yields the lines that the job's programs wrote, each prefixed with its worker's id.
@@ -328,6 +328,9 @@ class Client:
             InvalidJob: the running job has other variables or options.
             Overloaded: the running job has all its sessions, and all of them are alive.
             UnknownCheckpoint: the checkpoint in `restore` does not exist.
+            StorageFailed: the checkpoint in `restore` cannot be read.
+            JobFailed: the job failed before it began, for example because the checkpoint has other variables.
+            Unreachable: the coordinator or a server did not answer for too long.
             TypeError: sessions do not have this option. The message names the nearest option, or all of them.
         """
         check_options(options)

@@ -16,7 +16,7 @@ from shoal._role import RoleProcess
 from shoal._role.identity import SOURCES
 from shoal._security import AccessRole, Credentials
 from shoal._system import check_count, check_type, private_files
-from shoal._system.waits import told
+from shoal._system.waits import wait_notice
 from shoal.client import Client
 from shoal.v1 import token_pb2
 
@@ -171,7 +171,7 @@ class LocalCluster:
         if self._processes:
             raise errors.StartFailed("this cluster is already running; stop it first, or create another LocalCluster")
         deadline = time.monotonic() + self._start_timeout_s
-        with ExitStack() as undo, told("the start of the local cluster", self._starting):
+        with ExitStack() as undo, wait_notice("the start of the local cluster", self._starting):
             undo.callback(self.stop)
             self._make_folders()
             self._state = Path(tempfile.mkdtemp(prefix="shoal-"))
@@ -233,7 +233,7 @@ class LocalCluster:
         old.kill()
         old.reap(_STOP_S)
         process = self._launch(role, index, *(self._addresses if role == "coordinator" else ()))
-        with told(f"the restart of {process.name}", lambda: ""):
+        with wait_notice(f"the restart of {process.name}", lambda: ""):
             process.wait_ready(self._start_timeout_s)
         return process
 
@@ -248,7 +248,7 @@ class LocalCluster:
         """
         number = max((process.index for process in self.processes if process.role == "worker"), default=-1) + 1
         process = self._launch("worker", number)
-        with told(f"the start of {process.name}", lambda: ""):
+        with wait_notice(f"the start of {process.name}", lambda: ""):
             process.wait_ready(self._start_timeout_s)
         return process
 

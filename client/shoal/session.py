@@ -114,7 +114,7 @@ class Session(JobAccess):
         with self._alive(), self._times.timed("pull"):
             values = self._parameters.pull()
         self._position.passed_barrier()
-        self._times.computing = True
+        self._times.pulled()
         return self._inputs.rebuilt(values)
 
     def buffers(self) -> dict[str, np.ndarray]:
@@ -292,7 +292,7 @@ class Session(JobAccess):
             self._reports.send(self.step)
             if self._lost:
                 raise self._lost
-            with self._translated():
+            with self._as_session_errors():
                 cursor = None if error else self._position.applied(self._parameters.barrier)
                 self._participant.finish(error, others_go_on=self._on_error == "leave", cursor=cursor)
             if failure:
@@ -343,7 +343,7 @@ class Session(JobAccess):
     def _last_failure(self) -> errors.ShoalError | None:
         """Waits for the push in progress, and returns the error with which it failed, if any."""
         try:
-            with self._translated():
+            with self._as_session_errors():
                 self._settle()
         except errors.ShoalError as failure:
             return failure
@@ -374,11 +374,11 @@ class Session(JobAccess):
             self._lose(declared_lost(self.job, self.worker))
         if self._lost:
             raise self._lost
-        with self._translated():
+        with self._as_session_errors():
             yield
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _as_session_errors(self) -> Iterator[None]:
         """Converts errors that end this session to ones that say what to do, and records them."""
         try:
             yield

@@ -1,4 +1,4 @@
-"""What follows from one event of the cluster's state machine, besides its result, and the check that precedes it."""
+"""Consequences of one event of the cluster's state machine, besides its result, and the check that precedes it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

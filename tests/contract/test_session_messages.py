@@ -1,4 +1,4 @@
-"""What a session tells a person who uses it in a way that cannot work. The test plays the coordinator."""
+"""Messages of a session to a person who uses it in a way that cannot work. The test plays the coordinator."""
 
 import logging
 import threading

@@ -1,6 +1,9 @@
-"""Lint of the docstrings that make the API reference: a function with three parameters or more explains each of them.
+"""Lint of docstrings: a public function explains its parameters, and the first line of a module is a noun phrase.
 
     python tools/lint/docstrings.py
+
+It looks at the first line of each module, also of tests, benchmarks, examples and tools. The line must not begin with a
+question word or with a verb, as in "Returns the ...": a noun phrase says what the module is.
 
 It looks at these functions and methods:
 
@@ -32,6 +35,11 @@ COMMANDS = "main.py"  # of a role: the options of a command have help texts inst
 FEW = 2  # parameters that a first line can explain
 WITHOUT_DOCSTRING = {"property", "cached_property", "setter", "overload", "servicer"}  # decorators
 RETURNS = re.compile(r"\b(Returns|Yields|Iterates)\b")
+OTHERS = ("benchmarks", "examples", "tests", "tools")  # folders whose modules need a noun phrase, too
+# A plural before an article, a question word or a possessive is a verb: "Crosses of columns", but "Crosses the two".
+NO_NOUN = re.compile(
+    r"(What|Who|Whose|Which|Whether|How|When|Where|Why|[A-Z]\w*s (an?|the|what|who|which|whether|how|its|their|all))\b"
+)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -41,6 +49,12 @@ def modules() -> Iterator[Path]:
         for path in sorted((ROOT / package).rglob("*.py")):
             if "v1" not in path.relative_to(ROOT / package).parts and path.name != COMMANDS:
                 yield path
+
+
+def heading_problem(tree: ast.Module) -> str:
+    """Returns what is wrong with the first line of a module's docstring; empty if nothing is, or there is none."""
+    first = (ast.get_docstring(tree) or "").partition("\n")[0]
+    return f"{first!r} is no noun phrase: say what the module is" if NO_NOUN.match(first) else ""
 
 
 def is_public(path: Path) -> bool:
@@ -215,8 +229,12 @@ def problems(function: Function, text: str | None) -> Iterator[str]:
 
 def main() -> int:
     """Prints each problem as file:line: function: problem; returns 1 if there is one."""
-    count = 0
     trees = {path: ast.parse(path.read_text()) for path in modules()}
+    others = {path: ast.parse(path.read_text()) for folder in OTHERS for path in sorted((ROOT / folder).rglob("*.py"))}
+    headings = {path: problem for path, tree in (trees | others).items() if (problem := heading_problem(tree))}
+    for path, problem in headings.items():
+        sys.stdout.write(f"{path.relative_to(ROOT)}:1: {problem}\n")
+    count = len(headings)
     explained = Explained(trees.values())
     again = public_names({path: exported(tree) for path, tree in trees.items()})
     for path, tree in trees.items():

@@ -8,7 +8,8 @@ Each entry of the file has the field `identifier` or `phrase`, and the field `us
 
 - An identifier is one or several words, such as `pond` or `old_pond`. It is found in any case and style of identifiers:
   `pond`, `_pond`, `old_pond`, `PondList` and `SHOAL_POND` are hits, `respond` is not.
-- An identifier with `whole = true` is found only as an identifier of its own, in exactly this case.
+- An identifier with `whole = true` is found only as an identifier of its own, in exactly this case; `_` may
+  precede it.
 - An identifier with `code = true` is found in code alone, not in comments, strings and prose. It is for words that are
   good English but bad names, such as `gate`. In Markdown, code is the text between backticks.
 - A phrase is found in any case, with any white space or an underscore between its words, line breaks included.
@@ -97,10 +98,11 @@ def identifier_pattern(text: str, whole: bool = False) -> re.Pattern[str]:
 
     Args:
         text: words in snake_case or CamelCase.
-        whole: find it only as an identifier of its own, in this case. False: also as a part of a longer one.
+        whole: find it only as an identifier of its own, public or private, in this case. False: also as a part of a
+            longer one.
     """
     if whole:
-        return re.compile(rf"(?<!\w){re.escape(text)}(?!\w)")
+        return re.compile(rf"(?<!\w)_?{re.escape(text)}(?!\w)")
     words = _words(text)
     snake, upper = "_".join(words), "_".join(words).upper()
     first, *rest = words

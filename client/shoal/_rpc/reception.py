@@ -309,7 +309,7 @@ class _ReceivingPool(ThreadPoolExecutor):
                     self._reception.abort(call, refused)
                     self._end(call)
                 else:
-                    self._go_on(call, fn, args)
+                    self._continue_call(call, fn, args)
             except Exception:  # the event thread must survive
                 _log.exception("cannot run a call")
                 self._end(call)
@@ -319,7 +319,7 @@ class _ReceivingPool(ThreadPoolExecutor):
         state.due.add(_grpc._RECEIVE_MESSAGE_TOKEN)
         return call.ended
 
-    def _go_on(self, call: Call, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    def _continue_call(self, call: Call, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
         respond, event, state, behavior, argument, *codecs = args
         with state.condition:
             request, state.request = state.request, None

@@ -3,7 +3,7 @@
 from shoal import _tracing, errors, events
 from shoal._rpc import CoordinatorClient
 from shoal._system import check_seconds
-from shoal._system.waits import told
+from shoal._system.waits import wait_notice
 from shoal.events import CheckpointEnded
 from shoal.status import SavedCheckpoint
 from shoal.v1 import job_pb2
@@ -31,7 +31,7 @@ def take_checkpoint(coordinator: CoordinatorClient, job: str, timeout_s: float |
         reply = coordinator.call(coordinator.jobs.TakeCheckpoint, job_pb2.TakeCheckpointRequest(job=job))
     watched = events.watch(coordinator, job, after=reply.after, timeout_s=timeout_s)
     try:
-        with told(f"the checkpoint of job {job}", lambda: "until all servers have written their shards"):
+        with wait_notice(f"the checkpoint of job {job}", lambda: "until all servers have written their shards"):
             end = next((it for it in watched if isinstance(it, CheckpointEnded) and it.attempt >= reply.attempt), None)
     except errors.DeadlineExceeded:
         raise errors.DeadlineExceeded(

@@ -13,7 +13,7 @@ from shoal._session.inputs import Inputs, variables_of
 from shoal._session.open_sessions import naming_own, own_in
 from shoal._session.places import enter_when_free
 from shoal._session.waits import entry_detail
-from shoal._system.waits import told
+from shoal._system.waits import wait_notice
 from shoal._training import Pipeline, cancel, start_or_find
 from shoal._training.participant import Participant
 from shoal.v1 import coordinator_pb2
@@ -72,7 +72,7 @@ def enter(
                 participant.describe(described, samples=0)
             return participant.enter()
 
-        with told(f"the opening of session {worker} (job {job})", partial(entry_detail, participant)):
+        with wait_notice(f"session {worker} (job {job})", partial(entry_detail, participant)):
             # A session of this process is alive, and the error, which names it, should not take seconds.
             entered = admitted() if own_in(coordinator, job) else enter_when_free(admitted)
             parameters = opened.enter_context(entered)

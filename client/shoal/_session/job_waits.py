@@ -41,7 +41,7 @@ class StartWait:
 
 
 @contextmanager
-def start_told(coordinator: CoordinatorClient, job: str) -> Iterator[StartWait]:
+def start_notice(coordinator: CoordinatorClient, job: str) -> Iterator[StartWait]:
     """Tells a person, during the block, what a job waits for that does not run; see `WaitWatch`.
 
     Args:
@@ -71,7 +71,7 @@ def start_told(coordinator: CoordinatorClient, job: str) -> Iterator[StartWait]:
     watch.stop(goes_on=started.wait is None)
 
 
-def start_told_of(watched: Iterator[Event], coordinator: CoordinatorClient, job: str) -> Iterator[Event]:
+def events_with_notices(watched: Iterator[Event], coordinator: CoordinatorClient, job: str) -> Iterator[Event]:
     """Yields a job's events, and tells a person meanwhile what the job waits for if it does not run.
 
     Args:
@@ -79,7 +79,7 @@ def start_told_of(watched: Iterator[Event], coordinator: CoordinatorClient, job:
         coordinator: client of the coordinator.
         job: name of the job.
     """
-    with start_told(coordinator, job) as started:
+    with start_notice(coordinator, job) as started:
         try:
             for event in watched:
                 started.observe(event)
@@ -89,4 +89,4 @@ def start_told_of(watched: Iterator[Event], coordinator: CoordinatorClient, job:
                 watched.close()
 
 
-__all__ = ["StartWait", "start_told", "start_told_of"]
+__all__ = ["StartWait", "events_with_notices", "start_notice"]

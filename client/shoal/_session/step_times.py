@@ -17,13 +17,12 @@ class StepTimes:
 
     Attributes:
         steps: the timings of the steps.
-        computing: whether the user's loop computes: between a pull and the next push.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.steps = StepClock()
-        self.computing = False
+        self._computing = False  # the user's loop computes: between a pull and the next push
         self._call: tuple[str, float] | None = None  # in progress, and its beginning; None while a generator computes
         self._range_since: float | None = None  # since when the session waits for a range of samples
         self._since = clock()  # end of the last timed block
@@ -45,7 +44,7 @@ class StepTimes:
     def timed(self, phase: str) -> Iterator[None]:
         """Counts the block as `phase`, and the user's time since the pull and within generators as "compute"."""
         start, self._generating_s = self._clock(), 0.0
-        computing_s = start - self._since if self.computing else 0.0
+        computing_s = start - self._since if self._computing else 0.0
         self._call = phase, start
         try:
             yield
@@ -69,10 +68,14 @@ class StepTimes:
                 self._call = call and (call[0], end)
             yield item
 
+    def pulled(self) -> None:
+        """Records that the user's loop has got the values, and computes until the next push."""
+        self._computing = True
+
     def stepped(self, step: int) -> None:
         """Records that the session has taken a step."""
         self.steps.stepped(step)
-        self.computing = False
+        self._computing = False
 
 
 __all__ = ["StepTimes"]

@@ -37,28 +37,28 @@ class WaitNotices:
     """Decides when a person is told about the waits of one thread. `now` is in seconds of any clock."""
 
     def __init__(self) -> None:
-        self._told: Wait | None = None  # the wait that the last notice was about
+        self._noticed: Wait | None = None  # the wait that the last notice was about
         self._next_at = 0.0  # of that wait
         self._gap_s = _FIRST_GAP_S
 
     def due(self, wait: Wait, now: float) -> bool:
         """Returns whether to tell about a wait now, and counts it as told if so."""
-        if wait != self._told:
+        if wait != self._noticed:
             if now - wait.since < NOTICE_AFTER_S:
                 return False
             self._gap_s = _FIRST_GAP_S
         elif now < self._next_at:
             return False
-        self._told, self._next_at = wait, now + self._gap_s
+        self._noticed, self._next_at = wait, now + self._gap_s
         self._gap_s = min(2 * self._gap_s, _LONGEST_GAP_S)
         return True
 
     def ended(self, wait: Wait | None) -> Wait | None:
         """Returns the wait that a person was told about and that has ended, once; `wait` is the one in progress."""
-        if self._told is None or wait == self._told:
+        if self._noticed is None or wait == self._noticed:
             return None
-        told, self._told = self._told, None
-        return told
+        noticed, self._noticed = self._noticed, None
+        return noticed
 
 
 class WaitWatch:
@@ -130,7 +130,7 @@ class WaitWatch:
 
 
 @contextmanager
-def told(what: str, detail: Callable[[], str]) -> Iterator[None]:
+def wait_notice(what: str, detail: Callable[[], str]) -> Iterator[None]:
     """Tells a person what the block waits for, if it takes longer than two seconds; see `WaitWatch`.
 
     Args:
@@ -148,4 +148,4 @@ def told(what: str, detail: Callable[[], str]) -> Iterator[None]:
     watch.stop()
 
 
-__all__ = ["NOTICE_AFTER_S", "Wait", "WaitNotices", "WaitWatch", "told"]
+__all__ = ["NOTICE_AFTER_S", "Wait", "WaitNotices", "WaitWatch", "wait_notice"]

@@ -165,7 +165,7 @@ class ParallelCalls:
             raise error
         if now - call.failed + call.backoff.at_most > for_s:
             raise errors.Unreachable(
-                f"server {call.server.member}: {call.server.address} did not answer within {for_s:g} s "
+                f"server {call.server.member} at {call.server.address} did not answer within {for_s:g} s "
                 f"({error.message}); check that it is running and that the address is right",
                 address=call.server.address,
             )

@@ -26,7 +26,7 @@ class ServerRates:
 
 
 @dataclass(frozen=True, slots=True)
-class _Total:
+class _ServerTotal:
     incarnation: int
     at: float
     load: ServerLoad
@@ -36,7 +36,7 @@ class Rates:
     """The last totals and rates of all live servers."""
 
     def __init__(self) -> None:
-        self._totals: dict[str, _Total] = {}
+        self._totals: dict[str, _ServerTotal] = {}
         self._rates: dict[str, ServerRates] = {}
 
     def update(self, members: Iterable[MemberStatus], now: float) -> dict[str, ServerRates]:
@@ -53,7 +53,7 @@ class Rates:
         for it in members:
             if it.role is not Role.SERVER or not it.alive:
                 continue
-            last, current = self._totals.get(it.member), _Total(it.incarnation, now - it.silent_s, it.load)
+            last, current = self._totals.get(it.member), _ServerTotal(it.incarnation, now - it.silent_s, it.load)
             if not last or not _comparable(last, current):
                 totals[it.member] = current
                 continue
@@ -68,7 +68,7 @@ class Rates:
         return dict(rates)
 
 
-def _comparable(last: _Total, now: _Total) -> bool:
+def _comparable(last: _ServerTotal, now: _ServerTotal) -> bool:
     same = last.incarnation == now.incarnation and last.load.updates <= now.load.updates
     return same and now.at - last.at <= _MOST_S
 

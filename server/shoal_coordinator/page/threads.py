@@ -29,7 +29,7 @@ class BoundedThreadPool:
     def __init__(self, what: str, most: int, limit: Limit, timeout_s: float) -> None:
         self._what, self._limit, self._timeout_s = what, limit, timeout_s
         self._free = asyncio.Semaphore(most)
-        self._asked = 0
+        self._waiting = 0
 
     async def run(self, function: Callable[..., T], *arguments: object) -> T:
         """Runs a function in a thread and returns its result.
@@ -38,9 +38,9 @@ class BoundedThreadPool:
             Overloaded: Too many calls wait already.
             DeadlineExceeded: The function takes too long. It may still complete.
         """
-        if self._asked >= self._limit.default:
-            raise self._limit.refusal(f"{self._asked} requests wait for {self._what}", "try again later")
-        self._asked += 1
+        if self._waiting >= self._limit.default:
+            raise self._limit.refusal(f"{self._waiting} requests wait for {self._what}", "try again later")
+        self._waiting += 1
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._free.acquire()
@@ -51,7 +51,7 @@ class BoundedThreadPool:
                 seconds=self._timeout_s,
             ) from None
         finally:
-            self._asked -= 1
+            self._waiting -= 1
 
     def _started(self, function: Callable[..., T], arguments: tuple[object, ...]) -> Future[T]:
         loop = asyncio.get_running_loop()

@@ -42,11 +42,11 @@ class SqliteStore:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._failed: errors.ShoalError | None = None
-        with self._translated("open"):
+        with self._as_shoal_errors("open"):
             os.close(os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
         self._lock = FileLock(path.with_name(f"{path.name}.lock"), f"the store {path}")
         try:
-            with self._translated("open"):
+            with self._as_shoal_errors("open"):
                 _create(path)
                 # One thread at a time uses it, but not always the same one.
                 self._database = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
@@ -54,7 +54,7 @@ class SqliteStore:
             self._lock.release()
             raise
         try:
-            with self._translated("open"):
+            with self._as_shoal_errors("open"):
                 self._prepare()
         except BaseException:
             self.close()
@@ -62,7 +62,7 @@ class SqliteStore:
 
     def load(self) -> dict[str, bytes]:
         records = {}
-        with self._translated("read"):
+        with self._as_shoal_errors("read"):
             for key, record, checksum in self._database.execute("SELECT key, record, checksum FROM records"):
                 if _checksum(key, record) != checksum:
                     raise self._unreadable(f"the checksum of the record {key} does not match")
@@ -75,7 +75,7 @@ class SqliteStore:
         gone = [(key,) for key, record in changes.items() if record is None]
         put = [(key, record, _checksum(key, record)) for key, record in changes.items() if record is not None]
         try:
-            with self._translated("write"):
+            with self._as_shoal_errors("write"):
                 self._database.execute("BEGIN IMMEDIATE")
                 self._database.executemany(_REMOVE, gone)
                 self._database.executemany(_PUT, put)
@@ -130,7 +130,7 @@ class SqliteStore:
             execute(f"PRAGMA user_version = {SCHEMA}")
 
     @contextmanager
-    def _translated(self, what: str) -> Iterator[None]:
+    def _as_shoal_errors(self, what: str) -> Iterator[None]:
         try:
             yield
         except sqlite3.OperationalError as error:

@@ -41,7 +41,7 @@ def warm_up() -> float:
     """
     started = time.perf_counter()
     kernel_threads()
-    progress = _Progress(len(registered))
+    progress = _CompileProgress(len(registered))
     with hidden("scipy.linalg"):  # Numba imports it where it is installed; no kernel uses it
         for number, (dispatcher, signatures) in enumerate(registered, 1):
             progress.now = number
@@ -55,7 +55,7 @@ def warm_up() -> float:
     return time.perf_counter() - started
 
 
-class _Progress:
+class _CompileProgress:
     """Says which kernels are compiled. The first line is a warning, which `shoal up` shows: a start then takes longer.
 
     Attributes:
@@ -63,12 +63,12 @@ class _Progress:
     """
 
     def __init__(self, total: int) -> None:
-        self._total, self._told, self.now = total, False, 0
-        self._told_wait = False
+        self._total, self._warned, self.now = total, False, 0
+        self._warned_of_wait = False
 
     def tell(self) -> None:
         """Writes a line to the log."""
-        if self._told:
+        if self._warned:
             _log.info("compiling kernels", kernel=self.now, of=self._total)
         else:
             _log.warning(
@@ -76,13 +76,13 @@ class _Progress:
                 kernel=self.now,
                 of=self._total,
             )
-        self._told = True
+        self._warned = True
 
     def tell_wait(self) -> None:
         """Writes to the log, once, that another process compiles the kernels."""
-        if not self._told_wait:
+        if not self._warned_of_wait:
             _log.info("waiting for another process, which compiles the kernels", kernel=self.now, of=self._total)
-        self._told_wait = True
+        self._warned_of_wait = True
 
 
 def samples(signature: tuple[Any, ...]) -> Iterator[list[Any]]:

@@ -1,4 +1,4 @@
-"""What a submitter may do with the jobs of another one, and what a revocation ends."""
+"""Limits of a submitter at the jobs of another one, and the calls that a revocation ends."""
 
 import threading
 from collections.abc import Iterator

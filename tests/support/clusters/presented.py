@@ -1,4 +1,4 @@
-"""What calls of tests present to a cluster that asks for tokens."""
+"""Credentials of the calls of tests, for a cluster that asks for tokens."""
 
 from contextlib import closing
 

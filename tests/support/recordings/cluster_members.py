@@ -22,7 +22,7 @@ class Worker:
 
     def __init__(self, coordinator: CoordinatorClient, name: str) -> None:
         self._replies: list[coordinator_pb2.HeartbeatReply] = []
-        self._heard = threading.Semaphore(0)
+        self._answered = threading.Semaphore(0)
         self._coordinator = coordinator
         self.name = name
         request = coordinator_pb2.RegisterRequest(role=coordinator_pb2.WORKER, member=name, device="cpu")
@@ -31,10 +31,10 @@ class Worker:
 
     def _take(self, reply: coordinator_pb2.HeartbeatReply) -> None:
         self._replies.append(reply)
-        self._heard.release()
+        self._answered.release()
 
     def _wait(self) -> coordinator_pb2.HeartbeatReply:
-        assert self._heard.acquire(timeout=20), "no heartbeat was answered"
+        assert self._answered.acquire(timeout=20), "no heartbeat was answered"
         return self._replies[-1]
 
     def beat(self) -> coordinator_pb2.HeartbeatReply:

@@ -130,9 +130,9 @@ class PinnedCoordinator:
 
     def settle(self) -> None:
         """Waits until all decided effects are done."""
-        wait_until(lambda: not self._outstanding(), what="the end of what the coordinator decided")
+        wait_until(lambda: not self._pending_effects(), what="the end of what the coordinator decided")
 
-    def _outstanding(self) -> bool:
+    def _pending_effects(self) -> bool:
         with self.coordinator.reading() as (machine, _):
             return bool(machine.pending_effects)
 

@@ -7,6 +7,7 @@ from lint.docstrings import (
     ROOT,
     Explained,
     exported,
+    heading_problem,
     is_public,
     module_name,
     problems,
@@ -57,6 +58,22 @@ def test_an_exception_that_is_only_mentioned_is_not_explained() -> None:
     entry = "        BadRequest: c is wrong.\n"
     assert found(WHOLE.replace(entry, "        ValueError: instead of BadRequest.\n")) == ["Raises lacks BadRequest"]
     assert found(WHOLE.replace(entry, "        ValueError, errors.BadRequest: c is wrong.\n")) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "sound"),
+    [
+        ("What a session waits for.", False),
+        ("How jobs end.", False),
+        ("Returns the names of all files.", False),
+        ("Crosses of categories.", True),
+        ("Files that commands write.", True),
+        ("Status of jobs.", True),
+        ("Whatever remains.", True),
+    ],
+)
+def test_the_first_line_of_a_module_is_a_noun_phrase(line: str, sound: bool) -> None:
+    assert (heading_problem(ast.parse(f'"""{line}"""')) == "") is sound
 
 
 def test_names_that_public_modules_export_again_are_public() -> None:

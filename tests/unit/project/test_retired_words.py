@@ -47,6 +47,7 @@ def test_an_identifier_is_not_found_within_a_word(text: str) -> None:
 def test_a_whole_identifier_is_found_in_code_alone_and_in_its_scope() -> None:
     text = '"""Gate."""\ngate = Gate("Gate")  # Gate\nOldGate = 1\n'
     assert hits(text) == ["server/shard.py:2: Gate -> CommitGate"]
+    assert hits("class _Gate: ...") == ["server/shard.py:1: Gate -> CommitGate"]
     assert hits(text, "client/shard.py") == hits(text, "server/tests/shard.py") == []
 
 

@@ -1,4 +1,4 @@
-"""What a member logs about heartbeats that fail, by a fake clock."""
+"""Log lines of a member about heartbeats that fail, by a fake clock."""
 
 from shoal import errors
 from shoal._rpc.heartbeat_notices import REMINDER_S, SILENCE_S, HeartbeatNotices, Notice

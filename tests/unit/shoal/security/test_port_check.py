@@ -1,4 +1,4 @@
-"""Which users may listen on the port of loopback to which a process sends a token."""
+"""Users that may listen on the port of loopback to which a process sends a token."""
 
 import os
 from collections.abc import Callable

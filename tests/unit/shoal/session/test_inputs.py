@@ -1,4 +1,4 @@
-"""What users pass to a session, as arrays by variable. Each refusal names the variable and what to pass instead."""
+"""Inputs of users to a session, as arrays by variable. Each refusal names the variable and what to pass instead."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Whose processes listen on a port of loopback, in samples of the socket tables of Linux."""
+"""Owners of the listeners on a port of loopback, in samples of the socket tables of Linux."""
 
 import contextlib
 import ipaddress

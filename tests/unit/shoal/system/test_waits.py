@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from shoal import errors
-from shoal._system.waits import Wait, WaitNotices, WaitWatch, told
+from shoal._system.waits import Wait, WaitNotices, WaitWatch, wait_notice
 from support.waiting import wait_until
 
 
@@ -68,7 +68,7 @@ def test_a_block_that_waits_is_told_from_a_thread(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shoal._system.waits.NOTICE_AFTER_S", 0.0)
-    with told("the start", lambda: "for server-0"):
+    with wait_notice("the start", lambda: "for server-0"):
         wait_until(lambda: caplog.messages)
     assert caplog.messages[0].startswith("the start waits for server-0, since ")
     assert caplog.messages[1].endswith(" s, and goes on")
