@@ -344,7 +344,7 @@ def test_who_follows_a_job_that_does_not_run_is_told_what_it_waits_for(
     coordinator.enter("a", "PENDING", "waiting for workers: 0 of 1")
     events = handle.events()
     next(events)
-    wait_until(lambda: any("job a waits (waiting for workers: 0 of 1), since " in line for line in caplog.messages))
+    wait_until(lambda: any("job a waits for workers: 0 of 1, since " in line for line in caplog.messages))
     client.cancel("a")
     assert [*events]
     assert any(line.startswith("job a has waited ") for line in caplog.messages)

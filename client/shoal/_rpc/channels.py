@@ -326,7 +326,7 @@ def retrying(
             if now - failed_at + backoff.at_most > for_s:
                 within = f" within {for_s:g} s" if for_s else ""
                 raise errors.Unreachable(
-                    f"{what}: {address} did not answer{within} ({error.message}); "
+                    f"{what} at {address} did not answer{within} ({error.message}); "
                     "check that it is running and that the address is right",
                     address=address,
                 ) from None

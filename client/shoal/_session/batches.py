@@ -130,9 +130,9 @@ class NumberedBatches:
 
 def no_data_left(spec: Job) -> str:
     """Returns the warning of a session that gets no batch, because all data of its job is done."""
-    epochs = "1 epoch is" if spec.epochs == 1 else f"{spec.epochs} epochs are"
+    done = "its epoch is done" if spec.epochs == 1 else f"all {spec.epochs} epochs are done"
     return (
-        f"session.batches yields nothing: job {spec.name} has no data left, {spec.epochs} of {epochs} done; to train "
+        f"session.batches yields nothing: job {spec.name} has no data left, {done}; to train "
         "on, ask for more epochs (epochs= of client.session) in a rerun"
     )
 

@@ -1,4 +1,4 @@
-"""What a session waits for, in words for people: other ranks, servers, or more sessions."""
+"""Notices about the waits of a session: for other ranks, for servers, or for more sessions."""
 
 from collections.abc import Callable, Sequence
 
@@ -91,16 +91,20 @@ def entry_words(status: JobStatus, own: str = "") -> str:
         status: status of the job.
         own: member id of the session that enters; empty if the caller only waits for the job to run.
     """
-    present = [it for it in status.members if it.state == "present"]
-    there = ", ".join(f"{it.worker} (rank {it.rank})" for it in present[:_MOST_NAMED])
-    if own and len(present) >= status.job.workers and all(it.worker != own for it in present):
-        more = f" and {left} more" if (left := len(present) - _MOST_NAMED) > 0 else ""
-        return f"for the place of a session that has died, if one has (the job is full; there: {there}{more})"
+    present, workers = [it for it in status.members if it.state == "present"], status.job.workers
+    named = "; ".join(f"{it.worker}, rank {it.rank}" for it in present[:_MOST_NAMED])
+    more = f" and {left} more" if (left := len(present) - _MOST_NAMED) > 0 else ""
+    opened = f"open: {named or 'none'}{more}"
+    if own and len(present) >= workers and all(it.worker != own for it in present):
+        return f"for the place of a session that has died, if one has (the job is full; {opened})"
+    if status.job.is_session and len(present) < workers and status.state is not JobState.RUNNING:
+        lacking = workers - len(present)
+        return f"for {lacking} more session{'s' if lacking > 1 else ''} of {workers} ({opened})"
     if status.reason:
-        return f"({status.reason}; there: {there})" if there else f"({status.reason})"
-    if status.state is JobState.STARTING and there and not status.job.is_session:
-        more = f" and {left} more" if (left := len(present) - _MOST_NAMED) > 0 else ""
-        return f"for its workers to load the program: {there}{more}"
+        awaited = status.reason.removeprefix("waiting ")
+        return awaited if awaited.startswith("for ") else f"to run ({awaited})"
+    if status.state is JobState.STARTING and named and not status.job.is_session:
+        return f"for its workers to load the program: {named}{more}"
     return f"for the servers (the job is {status.state.value})"
 
 

@@ -118,7 +118,7 @@ class TestRetrying:
     def test_one_attempt_has_no_time_limit_to_name(self) -> None:
         result, slept = self.run([errors.Unreachable("gone")], for_s=0)
         assert isinstance(result, errors.Unreachable)
-        assert result.message.startswith("it: host:1 did not answer (gone); check")
+        assert result.message.startswith("it at host:1 did not answer (gone); check")
         assert slept == []
 
     @pytest.mark.parametrize("first_s", [0.0, 5.0], ids=["refused", "silent"])

@@ -18,7 +18,7 @@ def batches(answers: list[Lease | NoRange], epochs: int, pushed: Cursor | None =
 
 
 @pytest.mark.parametrize(
-    ("epochs", "said"), [(5, "no data left, 5 of 5 epochs are done"), (1, "no data left, 1 of 1 epoch is done")]
+    ("epochs", "said"), [(5, "no data left, all 5 epochs are done"), (1, "no data left, its epoch is done")]
 )
 def test_no_data_from_the_start_is_warned_of(epochs: int, said: str, caplog: pytest.LogCaptureFixture) -> None:
     assert list(batches([NoRange.WAIT, NoRange.FINISHED], epochs)) == []

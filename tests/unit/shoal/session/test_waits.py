@@ -1,4 +1,4 @@
-"""What sessions and jobs wait for, in words."""
+"""Notices about the waits of sessions and jobs."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -35,11 +35,12 @@ def test_ranks_that_are_behind_are_named_with_their_steps() -> None:
 
 def test_an_entry_waits_for_more_sessions_or_for_servers() -> None:
     waiting = JobStatus(JOB, JobState.STARTING, "waiting for sessions: 1 of 2", members=MEMBERS[:1])
-    assert entry_words(waiting) == "(waiting for sessions: 1 of 2; there: me (rank 0))"
-    assert entry_words(JobStatus(JOB, JobState.PENDING, "waiting for workers: 0 of 2")) == (
-        "(waiting for workers: 0 of 2)"
-    )
-    assert entry_words(JobStatus(JOB, JobState.PLACING)) == "for the servers (the job is placing)"
+    assert entry_words(waiting) == "for 1 more session of 2 (open: me, rank 0)"
+    assert entry_words(JobStatus(JOB, JobState.PENDING)) == "for 2 more sessions of 2 (open: none)"
+    job = shoal.Job("digits:Digits", name="a", workers=2)
+    assert entry_words(JobStatus(job, JobState.PENDING, "waiting for workers: 0 of 2")) == "for workers: 0 of 2"
+    assert entry_words(JobStatus(job, JobState.PENDING, "no server")) == "to run (no server)"
+    assert entry_words(JobStatus(JOB, JobState.PLACING, members=MEMBERS[:2])) == "for the servers (the job is placing)"
 
 
 def test_a_program_that_is_loaded_is_waited_for_at_its_workers() -> None:
@@ -50,7 +51,7 @@ def test_a_program_that_is_loaded_is_waited_for_at_its_workers() -> None:
 def test_an_entry_into_a_full_job_waits_for_a_place() -> None:
     full = JobStatus(JOB, JobState.RUNNING, members=MEMBERS[:2])
     assert entry_words(full, "new") == (
-        "for the place of a session that has died, if one has (the job is full; there: me (rank 0), quick (rank 1))"
+        "for the place of a session that has died, if one has (the job is full; open: me, rank 0; quick, rank 1)"
     )
     assert "place" not in entry_words(full, "me")
 

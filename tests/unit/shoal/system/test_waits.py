@@ -75,7 +75,7 @@ def test_a_block_that_waits_is_told_from_a_thread(
     caplog.clear()
 
     def fail() -> None:
-        with told("the start", lambda: "for server-0"):
+        with wait_notice("the start", lambda: "for server-0"):
             wait_until(lambda: caplog.messages)
             raise errors.Unreachable("server-0 did not answer")
 
