@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +16,9 @@ import shoal
 from shoal.data._reading import ShuffledSamples
 from shoal.status import JobState
 from support.clusters.local import ROOT, local_cluster
+from support.programs.crashing_session import SAMPLES, VARIABLES, options, step
 from support.run_lengths import runs
 from support.waiting import wait_until
-
-VARIABLES = {"layer": {"w": np.linspace(0, 1, 5), "b": np.zeros(())}}
 
 
 @pytest.fixture(scope="module")
@@ -31,54 +29,58 @@ def storing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[shoal.Client]:
         yield client
 
 
-def step(session: shoal.Session, numbers: np.ndarray) -> None:
-    """Takes a step on some samples."""
-    params = session.pull()
-    x = np.cos(numbers)[:, None] * np.arange(1, 6)
-    error = x @ params["layer"]["w"] + params["layer"]["b"] - 1
-    gradients = {"layer": {"w": x.T @ error / len(numbers), "b": np.asarray(error.mean())}}
-    session.push(gradients, weight=len(numbers))
-
-
 def train(session: shoal.Session) -> list[int]:
     """Trains until the data ends. Returns the sample numbers of all batches."""
     seen: list[int] = []
-    for numbers in session.batches(100):
+    for numbers in session.batches(SAMPLES):
         step(session, numbers)
         seen += numbers.tolist()
     return seen
 
 
-def options(**changes: Any) -> dict[str, Any]:
-    return {"variables": VARIABLES, "batch_size": 5, "optimizer": shoal.optim.Adam(0.01), "seed": 3, **changes}
+def train_two(client: shoal.Client, job: str) -> tuple[list[int], list[int]]:
+    """Trains in two sessions until the data ends. Returns their first steps, and the sample numbers of all batches."""
+
+    def run(_: int) -> tuple[int, list[int]]:
+        with client.session(job, restore="auto", workers=2, **options()) as session:
+            return session.step, train(session)
+
+    with ThreadPoolExecutor(2) as pool:
+        first, seen = zip(*pool.map(run, range(2)), strict=True)
+    client.job(job).wait(timeout_s=20)
+    return [*first], [number for numbers in seen for number in numbers]
 
 
-def train_and_crash(client: shoal.Client) -> list[int]:
-    """Crashes two steps after a checkpoint at step 7. Returns the sample numbers before the checkpoint."""
-    seen: list[int] = []
-    session = client.session("again", restore="auto", **options())
-    for numbers in session.batches(100):
-        step(session, numbers)
-        if session.step == 9:
-            break
-        if session.step <= 7:
-            seen += numbers.tolist()
-        if session.step == 7:
-            assert session.checkpoint(timeout_s=20).step == 7
-    session.close("a crash")
-    return seen
+def killed_at(client: shoal.Client, job: str, last: int) -> list[list[int]]:
+    """Kills two processes with a session each, and ends their job. Returns the step and samples of each batch."""
+    script = str(ROOT / "tests/support/programs/crashing_session.py")
+    command = [sys.executable, script, client.address, job, str(last)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    try:
+        lines = [process.stdout.readline() for _ in range(last) for process in processes if process.stdout]
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.communicate()
+    client.job(job).cancel()  # otherwise the rerun joins it, and goes on with the variables as they are
+    return [[*map(int, line.split())] for line in lines]
 
 
-def test_a_rerun_with_restore_auto_ends_with_the_bits_of_an_uninterrupted_run(storing: shoal.Client) -> None:
-    with storing.session("whole", restore="auto", **options()) as session:
-        assert sorted(train(session)) == list(range(100))
-        expected = session.pull()["layer"]
-    seen = train_and_crash(storing)
-    with storing.session("again", restore="auto", **options()) as session:
-        assert session.step == 7
-        assert sorted(seen + train(session)) == list(range(100))
-        for name, value in session.pull()["layer"].items():
-            assert value.tobytes() == expected[name].tobytes()
+def test_a_rerun_after_all_processes_were_killed_ends_with_the_bits_of_an_uninterrupted_run(
+    storing: shoal.Client,
+) -> None:
+    first, seen = train_two(storing, "whole")
+    assert (first, sorted(seen)) == ([0, 0], list(range(SAMPLES)))
+    crashed = killed_at(storing, "again", 6)
+    first, rest = train_two(storing, "again")
+    assert first == [4, 4], "the step of the checkpoint, not of the crash"
+    before = [number for at, *numbers in crashed if at < 4 for number in numbers]
+    assert sorted(before + rest) == list(range(SAMPLES))
+    expected, values = storing.pull("whole"), storing.pull("again")
+    assert expected.keys() == values.keys()
+    for name, value in values.items():
+        assert value.tobytes() == expected[name].tobytes()
 
 
 def test_a_rerun_without_data_says_so_and_more_epochs_train_on(
@@ -90,9 +92,9 @@ def test_a_rerun_without_data_says_so_and_more_epochs_train_on(
     with storing.session("done", restore="auto", **options()) as session:
         assert train(session) == []
     storing.job("done").wait(timeout_s=20)
-    assert "job done has no data left, 1 of 1 epoch is done" in " ".join(caplog.messages)
+    assert "job done has no data left, its epoch is done" in " ".join(caplog.messages)
     with storing.session("done", restore="auto", **options(epochs=2)) as session:
-        assert sorted(train(session)) == list(range(100))
+        assert sorted(train(session)) == list(range(SAMPLES))
 
 
 def test_a_cell_that_is_run_twice_hears_of_its_open_session(storing: shoal.Client) -> None:
@@ -124,7 +126,7 @@ def test_an_exception_of_one_session_leaves_the_others_training(storing: shoal.C
     assert status.state is JobState.RUNNING
     assert status.reason == f"rank {first.rank}: {first.worker} left: the session raised ValueError: my loop"
     with second:
-        assert sorted(train(second)) == list(range(100)), "also the range of the other"
+        assert sorted(train(second)) == list(range(SAMPLES)), "also the range of the other"
     result = job.wait(timeout_s=10)
     rank = first.rank
     assert result.reason == f"rank {rank} did not finish: {first.worker} left: the session raised ValueError: my loop"
@@ -273,12 +275,9 @@ def test_waits_are_told_with_those_that_are_waited_for(
 
     with ThreadPoolExecutor(1) as pool:
         opening = pool.submit(opened, "ann")
-        first = (
-            "the opening of session ann (job told) waits (waiting for sessions: 1 of 2; there: ann (rank 0)), since "
-        )
-        wait_until(lambda: told(first))
+        wait_until(lambda: told("session ann (job told) waits for 1 more session of 2 (open: ann, rank 0), since "))
         bob, ann = opened("bob"), opening.result()
-        wait_until(lambda: told("the opening of session ann (job told) has waited "))
+        wait_until(lambda: told("session ann (job told) has waited "))
         step(ann, np.arange(5))
         pulled = pool.submit(ann.pull)
         wait_until(lambda: told("pull of step 1 by ann (rank 0, job told) waits for rank 1 (bob, at step 0), since "))
@@ -290,5 +289,5 @@ def test_waits_are_told_with_those_that_are_waited_for(
     job = storing.submit(shoal.Job("digits:Digits", name="later"))
     with pytest.raises(shoal.DeadlineExceeded):
         job.wait(timeout_s=1.5)
-    assert told("job later waits (waiting for workers: 0 of 1), since ")
+    assert told("job later waits for workers: 0 of 1, since ")
     job.cancel()
