@@ -8,7 +8,7 @@ import pytest
 
 import shoal
 from shoal import errors
-from shoal._session.job_waits import StartWait, start_told
+from shoal._session.job_waits import StartWait, start_notice
 from shoal._session.step_times import StepTimes
 from shoal._session.waits import entry_words, ranks_behind
 from shoal._system.waits import Wait
@@ -86,7 +86,7 @@ def test_a_wait_for_a_job_names_a_coordinator_that_does_not_answer(
     coordinator: Any = Silent()
 
     def wait_for_it() -> None:
-        with start_told(coordinator, "a") as started:
+        with start_notice(coordinator, "a") as started:
             started.observe(StateChanged(1, 0.0, JobState.PENDING, ""))
             wait_until(lambda: caplog.messages)
             raise errors.Unreachable("the coordinator did not answer")
