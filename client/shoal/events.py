@@ -162,7 +162,8 @@ def watch(
     When a stream breaks, the next one starts after the last event received, as soon as the coordinator answers again.
 
     Args:
-        coordinator, job: client of the coordinator, and the name of the job.
+        coordinator: client of the coordinator.
+        job: name of the job.
         after: sequence number of the last event to leave out; 0 starts with the oldest event.
         follow: whether to wait for more events until the job has ended. Otherwise the stream ends with the last event
             so far.

@@ -46,18 +46,18 @@ class FakeCoordinator:
     def metadata(self) -> None:
         pass
 
-    def events(self, pauses: list[float], **options: Any) -> list[events.Event]:
+    def events(self, waited: list[float], **options: Any) -> list[events.Event]:
         client = cast(CoordinatorClient, self)
-        return list(events.watch(client, "a", sleep=pauses.append, jitter=lambda: 0.0, **options))
+        return list(events.watch(client, "a", sleep=waited.append, jitter=lambda: 0.0, **options))
 
 
 def test_who_follows_a_job_waits_while_too_many_others_do() -> None:
-    pauses: list[float] = []
-    [last] = FakeCoordinator(refusals=3).events(pauses)
+    waited: list[float] = []
+    [last] = FakeCoordinator(refusals=3).events(waited)
     assert isinstance(last, events.StateChanged)
     assert last.state is JobState.SUCCEEDED
-    assert len(pauses) == 3
-    assert pauses == sorted({*pauses}), "each pause is longer than the one before"
+    assert len(waited) == 3
+    assert waited == sorted({*waited}), "each wait is longer than the one before"
 
 
 def test_who_asks_once_is_told_that_too_many_others_watch() -> None:
