@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shoal._system import docs_url
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 sys.path += [str(ROOT / "tools" / name) for name in ("docs", "release")]
 
 import cli_pages  # noqa: E402 - tools are no package
