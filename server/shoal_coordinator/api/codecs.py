@@ -44,6 +44,9 @@ def report_reply(ack: ReportAck, interval_s: float, ended: job_pb2.JobStatus | N
         ack: the answer to the worker.
         interval_s: the heartbeat interval from now on, in seconds.
         ended: how its job has ended; see `end_message`.
+
+    Returns:
+        The reply.
     """
     return job_pb2.ReportReply(
         done=ack is ReportAck.DONE,
@@ -114,7 +117,10 @@ def heartbeat_message(
         assignment: what a worker should work on; None for nothing.
         interval_s: the seconds to its next heartbeat.
         revocations: the revoked tokens.
-        known_revision: the revision of them that the member knows. It is sent the tokens only if there is another one.
+        known_revision: the revision of them that the member knows.
+
+    Returns:
+        The reply. It has the revoked tokens only if their revision is another one.
     """
     reply = coordinator_pb2.HeartbeatReply(heartbeat_interval_s=interval_s, revoked_revision=revocations.revision)
     if known_revision != revocations.revision:
