@@ -165,8 +165,7 @@ def watch(
         coordinator: client of the coordinator.
         job: name of the job.
         after: sequence number of the last event to leave out; 0 starts with the oldest event.
-        follow: whether to wait for more events until the job has ended. Otherwise the stream ends with the last event
-            so far.
+        follow: whether to wait for more events until the job has ended.
         timeout_s: how long to follow, in seconds. None means until the job ends.
         sleep: waits for a number of seconds.
         jitter: returns a random number in [0, 1) for each backoff.
