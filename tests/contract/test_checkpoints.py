@@ -489,10 +489,10 @@ def test_a_manifest_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> N
 def test_a_checkpoint_of_a_later_shoal_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with servers_of(tmp_path, 1, 1) as servers:
         with monkeypatch.context() as patch:
-            patch.setattr(manifest_module, "VERSION", 4)
+            patch.setattr(manifest_module, "VERSION", 5)
             manifest = servers.save()
         before = state(servers)
-        with pytest.raises(errors.IncompatibleCheckpoint, match="schema 4, but this version of Shoal reads up to 3"):
+        with pytest.raises(errors.IncompatibleCheckpoint, match="schema 5, but this version of Shoal reads up to 4"):
             servers.restore(manifest)
         assert state(servers) == before
 

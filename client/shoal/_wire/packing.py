@@ -23,8 +23,8 @@ from shoal.variables import Variable
 
 # What to do about a gradient that the caller does not have.
 _UNTRAINED = (
-    ". If a variable is not trained, declare it with shoal.Variable.of(array, trainable=False), and push its values in "
-    "`updates`"
+    ". Variables of a float dtype are trainable. If one is not trained, declare it with shoal.Variable.of(array, "
+    "trainable=False), and push its values in `updates`"
 )
 
 # Allocates this many bytes: flat, uninitialised, unsigned.
@@ -317,7 +317,7 @@ def _cut(piece: np.ndarray, wire: np.dtype) -> Iterator[np.ndarray]:
 def _complaint(array: object, variable: Variable, wire: np.dtype) -> str:
     """Returns what is wrong with an array for a variable; empty if it fits."""
     if array is None:
-        return f"is missing (it is trainable because it is {variable.dtype})" if variable.trainable else "is missing"
+        return "is missing"
     if isinstance(array, np.ndarray):
         fits = array.dtype in (variable.dtype, wire)
         wrong_shape = f"has shape {array.shape}, not {variable.shape}" if array.shape != variable.shape else ""

@@ -89,6 +89,8 @@ def test_a_submitter_changes_only_its_own_jobs(rig: SecureRig, anns: shoal.Sessi
     anns.pull()
     anns.push({"w": np.ones(2, np.float32)})
     rig.client.cancel("anns")  # an admin may
+    with pytest.raises(errors.Cancelled, match="job anns was cancelled"):
+        anns.close()
 
 
 def test_a_submitter_does_not_replace_anothers_ended_job(ann: shoal.Client, rig: SecureRig) -> None:

@@ -45,7 +45,7 @@ def test_an_entry_waits_for_more_sessions_or_for_servers() -> None:
 
 def test_a_program_that_is_loaded_is_waited_for_at_its_workers() -> None:
     loading = JobStatus(shoal.Job("digits:mlp", name="a", workers=2), JobState.STARTING, members=MEMBERS[:2])
-    assert entry_words(loading) == "for its workers to load the program: me (rank 0), quick (rank 1)"
+    assert entry_words(loading) == "for its workers to load the program: me, rank 0; quick, rank 1"
 
 
 def test_an_entry_into_a_full_job_waits_for_a_place() -> None:

@@ -481,7 +481,10 @@ def test_check_names_the_array_that_does_not_fit(changes: dict[str, Any], compla
     arrays = {name: array for name, array in (GOOD | changes).items() if array is not None}
     with pytest.raises(errors.InvalidGradient) as raised:
         packer.check(arrays, TRAINABLE)
-    assert raised.value.message == f"the arrays do not fit the job's variables: {complaint}"
+    said = raised.value.message.partition(". Variables of a float dtype are trainable.")[
+        0
+    ]  # of a gradient that is missing
+    assert said == f"the arrays do not fit the job's variables: {complaint}"
 
 
 @pytest.mark.parametrize("elements", [12, CHUNK_BYTES])
@@ -505,13 +508,14 @@ def test_check_lists_all_that_does_not_fit() -> None:
         Packer(placed(JOB)).check({"kernels": GOOD["kernel"], "bias": np.zeros(3), "scale": number}, TRAINABLE)
     assert raised.value.message == (
         "the arrays do not fit the job's variables: 'kernel' is missing; 'bias' is float64: cast it to float32; "
-        "'kernels' is not a variable"
+        "'kernels' is not a variable. Variables of a float dtype are trainable. If one is not trained, declare it with "
+        "shoal.Variable.of(array, trainable=False), and push its values in `updates`"
     )
 
 
 def test_check_lists_at_most_50_arrays() -> None:
     packer = Packer(placed({f"v{i}": Variable(1) for i in range(60)}))
-    with pytest.raises(errors.InvalidGradient, match=r"'v49' is missing; and 10 more$"):
+    with pytest.raises(errors.InvalidGradient, match=r"'v49' is missing; and 10 more\. Variables"):
         packer.check({}, TRAINABLE)
 
 
