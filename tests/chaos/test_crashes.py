@@ -180,7 +180,7 @@ def test_dead_server_fails_its_jobs_with_the_reason(
     job = client.submit(gated(tmp_path / "never", workers=2))
     wait_until(running(job), what="the job's start")
     small_cluster.kill("server", 0)
-    with pytest.raises(shoal.JobFailed, match="server-0 is gone"):
+    with pytest.raises(shoal.JobFailed, match="server-0 is lost"):
         job.wait(timeout_s=60)
     small_cluster.restart("server", 0)
     fine = client.submit(shoal.Job("support.programs.broken:fine", workers=2, optimizer=optim.SGD(1.0), batch_size=8))
