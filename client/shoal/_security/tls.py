@@ -158,19 +158,20 @@ class TlsFiles:
         return material
 
     def _checked(self) -> TlsMaterial:
-        ca = _read(self.ca, "the CA's certificate", "--tls-ca or SHOAL_TLS_CA")
-        authorities = _certificates(ca, self.ca)
-        client = _context(ssl.PROTOCOL_TLS_CLIENT, ca)
+        authorities = _certificates(_read(self.ca, "the CA's certificate", "--tls-ca or SHOAL_TLS_CA"), self.ca)
+        # Written again, because `cryptography` reads files that OpenSSL and gRPC would not read.
+        ca = b"".join(each.public_bytes(serialization.Encoding.PEM) for each in authorities)
+        client = _context(ssl.PROTOCOL_TLS_CLIENT, ca, self.ca)
         if not self.has_certificate:
             return TlsMaterial(ca, b"", b"", None, client, None)
         certificate = _read(self.certificate, "the certificate", "--tls-cert or SHOAL_TLS_CERT")
         key = _read(self.key, "the key", "--tls-key or SHOAL_TLS_KEY", secret=True)
         self._check_certificate(_certificates(certificate, self.certificate), key, authorities)
-        server = _context(ssl.PROTOCOL_TLS_SERVER, ca)
+        server = _context(ssl.PROTOCOL_TLS_SERVER, ca, self.ca)
         server.verify_mode = ssl.CERT_REQUIRED if self.client_certificates else ssl.CERT_OPTIONAL
         web = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         web.minimum_version = ssl.TLSVersion.TLSv1_2
-        web.load_verify_locations(cadata=ca.decode("ascii", errors="replace"))
+        _trust(web, ca, self.ca)
         for context in (client, server, web):
             try:
                 context.load_cert_chain(self.certificate, self.key)
@@ -292,14 +293,24 @@ def _issued(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
     return True
 
 
-def _context(protocol: int, ca: bytes) -> ssl.SSLContext:
+def _context(protocol: int, ca: bytes, file: Path) -> ssl.SSLContext:
     """Returns a context for lanes, without a certificate."""
     context = ssl.SSLContext(protocol)
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(_LANE_CIPHERS)
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
-    context.load_verify_locations(cadata=ca.decode("ascii", errors="replace"))
+    _trust(context, ca, file)
     return context
+
+
+def _trust(context: ssl.SSLContext, ca: bytes, file: Path) -> None:
+    """Makes a context trust a CA. OpenSSL refuses some certificates that `cryptography` reads."""
+    try:
+        context.load_verify_locations(cadata=ca.decode())
+    except (ValueError, ssl.SSLError) as error:
+        raise errors.BadRequest(
+            f"OpenSSL cannot use the CA's certificate {file}: {error}; make another one", file=file
+        ) from None
 
 
 __all__ = ["TlsFiles", "TlsMaterial"]

@@ -76,6 +76,12 @@ def test_files_that_are_not_valid_are_refused(folder: Path, fault: Callable[[Pat
         tls_files(folder)
 
 
+def test_a_file_of_a_ca_with_other_text_in_it_is_read(folder: Path) -> None:
+    pem = (folder / "ca.pem").read_bytes()
+    (folder / "ca.pem").write_bytes("Gültig".encode() + pem)  # no line of its own
+    assert tls_files(folder).current().ca == pem
+
+
 def test_the_group_may_read_a_key_where_roles_share_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "server-key.pem").chmod(0o640)
     with pytest.raises(errors.BadRequest, match="mode 640"):
