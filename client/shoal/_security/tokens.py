@@ -107,8 +107,8 @@ class TokenVerifier:
             raise errors.BadRequest(f"the key of the tokens is not an Ed25519 public key: {error}") from None
         self._clock = clock
         self._lock = threading.Lock()  # guards the next two
-        # By audience and token, with the time of expiry.
-        self._known: OrderedDict[tuple[str, str], tuple[Principal, float]] = OrderedDict()
+        # By token, with the time of expiry.
+        self._known: OrderedDict[str, tuple[Principal, float]] = OrderedDict()
         self._revoked: frozenset[str] = frozenset()
 
     @property
@@ -121,15 +121,11 @@ class TokenVerifier:
         with self._lock:
             self._revoked = tokens
 
-    def identify(
-        self, token: str, *, audience: str = "", on_identified: Callable[[Principal], object] = bool
-    ) -> Principal:
+    def identify(self, token: str, *, on_identified: Callable[[Principal], object] = bool) -> Principal:
         """Returns whom a token identifies.
 
         Args:
             token: the token.
-            audience: the place that asks; see `TokenSigner.sign`. The coordinator's tokens need the audience of this
-                server instead.
             on_identified: called with whom a genuine token identifies, before the token is checked for its expiry and
                 for revocation.
 
@@ -138,14 +134,14 @@ class TokenVerifier:
                 revoked.
         """
         with self._lock:
-            known = self._known.get((audience, token))
-        principal, expires = known or self._read(token, audience)
+            known = self._known.get(token)
+        principal, expires = known or self._read(token)
         on_identified(principal)
         self.check(principal)
         self._check_time(principal, expires)
         if known is None:
             with self._lock:
-                self._known[audience, token] = principal, expires
+                self._known[token] = principal, expires
                 if len(self._known) > _REMEMBERED:
                     self._known.popitem(last=False)
         return principal
@@ -177,7 +173,7 @@ class TokenVerifier:
                 "with that of the coordinator"
             )
 
-    def _read(self, token: str, audience: str) -> tuple[Principal, float]:
+    def _read(self, token: str) -> tuple[Principal, float]:
         if len(token) > MAX_TOKEN_BYTES:
             raise catalogue.MAX_TOKEN_BYTES.refusal(f"the token has {len(token)} characters")
         try:
@@ -194,7 +190,7 @@ class TokenVerifier:
                 },
             )
             role = AccessRole(claims["role"])
-            self._check_audience(role, claims.get("aud", ""), audience)
+            self._check_audience(role, claims.get("aud", ""))
             expires = float(claims["exp"])
             principal = Principal(
                 str(claims["sub"]),
@@ -211,9 +207,9 @@ class TokenVerifier:
             ) from None
         return principal, expires
 
-    def _check_audience(self, role: AccessRole, found: object, wanted: str) -> None:
+    def _check_audience(self, role: AccessRole, found: object) -> None:
         if role is not AccessRole.COORDINATOR:
-            if found != wanted:
+            if found != "":  # only the tokens of the coordinator have one
                 raise jwt.InvalidAudienceError
         elif not self._server or found != server_audience(self._server):
             here = f"server {self._server!r}" if self._server else "this process"

@@ -84,7 +84,6 @@ class Tokens:
         first, second = self._verifiers
         _all_of(
             lambda: first.identify(token),
-            lambda: first.identify(token, audience="page"),
             lambda: second.identify(token),
             lambda: self._authorizer.authorize("shoal.v1.Jobs/List", token),
             lambda: self._check(token),

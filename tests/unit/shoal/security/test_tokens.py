@@ -69,15 +69,14 @@ def test_a_token_of_the_coordinator_is_accepted_only_by_the_server_that_it_names
     coordinator = Principal("coordinator", AccessRole.COORDINATOR)
     token = signer.sign(coordinator, valid_s=60, audience=server_audience("server-0"))
     assert here.identify(token) == coordinator
-    for verifier, refused, audience in [
-        (here, signer.sign(coordinator, valid_s=60, audience=server_audience("server-1")), ""),
-        (here, signer.sign(coordinator, valid_s=60), ""),
-        (elsewhere, token, ""),
-        (elsewhere, token, server_audience("server-0")),
-        (elsewhere, signer.sign(coordinator, valid_s=60), ""),
+    for verifier, refused in [
+        (here, signer.sign(coordinator, valid_s=60, audience=server_audience("server-1"))),
+        (here, signer.sign(coordinator, valid_s=60)),
+        (elsewhere, token),
+        (elsewhere, signer.sign(coordinator, valid_s=60)),
     ]:
         with pytest.raises(errors.Unauthenticated, match="the coordinator's token is for"):
-            verifier.identify(refused, audience=audience)
+            verifier.identify(refused)
 
 
 def test_a_server_does_not_accept_a_token_of_another_role_with_its_audience() -> None:
