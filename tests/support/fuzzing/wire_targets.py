@@ -164,6 +164,9 @@ class Lanes:
         self._service = DataService(store(), ServerMetrics(CollectorRegistry()))
         self._seeds = lane_conversations()
         self._drawer = Drawer(WORDS)
+        for seed in self._seeds:  # loads or compiles the kernels, as a server does before it is ready
+            with suppress(errors.Unreachable):  # the conversation is over
+                self.run(seed)
 
     def draw(self, draw: random.Random) -> bytes:
         if draw.random() < 0.5:
