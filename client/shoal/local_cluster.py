@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from shoal import _rpc, errors
-from shoal._role import RoleProcess
+from shoal._role import ForkServer, RoleProcess
 from shoal._role.identity import SOURCES
 from shoal._security import AccessRole, Credentials
 from shoal._system import check_count, check_type, private_files
@@ -111,6 +111,7 @@ class LocalCluster:
         self._show_logs = show_logs
         self._start_timeout_s = start_timeout_s
         self._processes: dict[tuple[str, int], RoleProcess] = {}
+        self._fork_server: ForkServer | None = None  # while the cluster runs; see `_forks`
         self._state: Path | None = None  # the coordinator's temporary folder while the cluster runs
         # While the cluster runs: the coordinator's ports, so that a restart finds them free.
         self._reserved = ExitStack()
@@ -181,6 +182,9 @@ class LocalCluster:
                 self._reserve(_LOOPBACK),
             )
             coordinator = self._launch("coordinator", 0, *self._addresses)
+            for role, count in self._counts.items():
+                if count:
+                    self._forks().load(role)  # while the coordinator starts
             coordinator.wait_ready(deadline - time.monotonic())
             listen, page, metrics = self._addresses
             if coordinator.page:  # a restart keeps its port, which may be another one than the wanted one
@@ -199,6 +203,9 @@ class LocalCluster:
             for process in ending:
                 process.reap(_STOP_S)
                 del self._processes[process.role, process.index]
+        if self._fork_server:
+            self._fork_server.close()
+            self._fork_server = None
         self._reserved.close()
         if self._state:
             shutil.rmtree(self._state, ignore_errors=True)
@@ -261,6 +268,14 @@ class LocalCluster:
     ) -> None:
         self.stop()
 
+    def _forks(self) -> ForkServer:
+        """Returns the fork server, which is started if it does not run yet, or not any more."""
+        if self._fork_server is None or not self._fork_server.running:
+            if self._fork_server:
+                self._fork_server.close()
+            self._fork_server = ForkServer(self._env, show_log=self._show_logs)
+        return self._fork_server
+
     def _make_folders(self) -> None:
         """Creates the folders of the store and the checkpoints.
 
@@ -307,7 +322,7 @@ class LocalCluster:
             role,
             index,
             [*flags, *self._flags.get(role, ())],
-            env=self._env,
+            fork_server=self._forks(),
             log_dir=self._log_dir,
             show_log=self._show_logs,
         )

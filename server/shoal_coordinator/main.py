@@ -159,6 +159,12 @@ class CoordinatorOptions:
         )
 
 
+def load() -> None:
+    """Loads the code of a coordinator, without threads: forks of this process then start at once."""
+    from shoal._security import certificate_identity, tokens  # noqa: F401, PLC0415
+    from shoal_coordinator import page, process  # noqa: F401, PLC0415
+
+
 @command_of(CoordinatorOptions)
 def coordinator(options: CoordinatorOptions) -> None:
     """Runs the coordinator, which keeps the cluster's state: members, placement, jobs and the data ledger."""

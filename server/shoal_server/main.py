@@ -92,6 +92,16 @@ class ServerOptions:
     supervised: flags.Supervised = False
 
 
+def load() -> None:
+    """Loads the code and the kernels of a server, without threads: forks of this process then start at once."""
+    with kernels.precompiled(), hidden("scipy", "coverage"):  # as `server` does
+        from shoal._security import certificate_identity, tokens  # noqa: F401, PLC0415
+        from shoal_server import process  # noqa: F401, PLC0415
+        from shoal_server.optimizers.compilation import load_kernels  # noqa: PLC0415
+
+        load_kernels()
+
+
 @command_of(ServerOptions)
 def server(options: ServerOptions) -> None:
     """Hosts shards of jobs' variables and applies updates to them.

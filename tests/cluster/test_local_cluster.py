@@ -56,6 +56,21 @@ def test_cluster_restarts_a_killed_role_and_leaves_nothing(scratch: Path, monkey
     assert our_files() == files
 
 
+def test_roles_outlive_their_fork_server_and_the_next_role_gets_a_new_one() -> None:
+    before = descendants()
+    with shoal.LocalCluster(servers=0, workers=1) as cluster:
+        forks = psutil.Process(cluster.process("worker").pid).parent()
+        assert forks in descendants() - before
+        forks.kill()
+        forks.wait()
+        assert [process.returncode for process in cluster.processes] == [None, None]
+        cluster.kill("worker")
+        assert cluster.process("worker").returncode == -signal.SIGKILL
+        cluster.restart("worker")
+        assert cluster.process("worker").returncode is None
+    assert descendants() == before
+
+
 def test_a_session_trains_without_workers() -> None:
     with shoal.LocalCluster(servers=1, workers=0) as cluster, cluster.client() as client:
         variables = {"w": shoal.Variable(3, "float64")}
@@ -176,7 +191,7 @@ def test_up_restarts_a_role_that_dies_and_ends_at_ctrl_c(
         assert len(members) == 2
         assert all(member.alive for member in members)
     roles = psutil.Process(process.pid).children(recursive=True)
-    assert len(roles) == 3
+    assert len(roles) == 4  # and their fork server
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=20) == 0
     assert gone([role.pid for role in roles])

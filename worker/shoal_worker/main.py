@@ -114,6 +114,12 @@ class WorkerOptions:
     supervised: flags.Supervised = False
 
 
+def load() -> None:
+    """Loads the code of a worker daemon, without threads: forks of this process then start at once."""
+    from shoal._security import certificate_identity, tokens  # noqa: F401, PLC0415
+    from shoal_worker import process  # noqa: F401, PLC0415
+
+
 @command_of(WorkerOptions)
 def worker(options: WorkerOptions) -> None:
     """Trains the jobs that the coordinator assigns, on one device."""

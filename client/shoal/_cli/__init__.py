@@ -18,7 +18,7 @@ def main() -> None:
         # The kernel has no default action for signals of a container's first process: SIGTERM would have no effect.
         # Roles install better handlers once they have loaded.
         signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
-    run = _load()
+    run = load()
     _raise_at_interrupts()
     try:
         run()
@@ -26,7 +26,7 @@ def main() -> None:
         _end_at_interrupts()
 
 
-def _load() -> "Callable[[], None]":
+def load() -> "Callable[[], None]":
     """Loads the commands. Returns the function that runs the one of this process's arguments."""
     from shoal import errors  # noqa: PLC0415 - the imports of a command take up to two seconds: see _end_at_interrupts
     from shoal._memory import allocator, gc_control  # noqa: PLC0415
@@ -67,4 +67,4 @@ def _exit(_number: int, _frame: object) -> None:
     os._exit(_INTERRUPTED)
 
 
-__all__ = ["main"]
+__all__ = ["load", "main"]

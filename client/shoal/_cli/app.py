@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from shoal._cli import certs, checkpoints, cluster, examples, images, job_metrics, jobs, roles, submit, tokens, version
+from shoal._cli import certs, checkpoints, cluster, examples, installation, job_metrics, jobs, roles, submit, tokens
 from shoal._cli.help_text import help_lines
 from shoal._cli.output import EXIT_CODES_HELP
 
@@ -86,8 +86,8 @@ app.command(rich_help_panel="Cluster")(cluster.up)
 app.command(rich_help_panel="Cluster")(cluster.status)
 app.command(rich_help_panel="Cluster")(cluster.page)
 app.add_typer(tokens.app, name="token", rich_help_panel="Cluster")
-app.command(name="compile", rich_help_panel="Cluster")(images.compile_)
-app.command(rich_help_panel="Cluster")(version.version)
+app.command(name="compile", rich_help_panel="Cluster")(installation.compile_)
+app.command(rich_help_panel="Cluster")(installation.version)
 app.command(rich_help_panel="Jobs")(examples.examples)
 app.command(rich_help_panel="Jobs")(submit.submit)
 for _command in (jobs.jobs, jobs.wait, jobs.logs, job_metrics.metrics, jobs.data, jobs.timings):
@@ -105,9 +105,15 @@ app.command(rich_help_panel="One role", context_settings={"allow_extra_args": Tr
 )
 
 
+def find_command(name: str) -> Any:
+    """Returns a command of `shoal`, such as that of a role, as it would be called."""
+    group: Any = typer.main.get_command(app)
+    return group.get_command(typer.Context(group, info_name="shoal"), name)
+
+
 def _show_version(wanted: bool) -> None:
     if wanted:
-        version.version()
+        installation.version()
         raise typer.Exit
 
 
@@ -123,4 +129,4 @@ def shoal(
     """A parameter-server cluster for training."""
 
 
-__all__ = ["app"]
+__all__ = ["app", "find_command"]

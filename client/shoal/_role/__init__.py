@@ -4,8 +4,10 @@ Coordinators, servers and workers import this package; so do the command line an
 not export modules with slow imports, such as `web_server`. Code that needs them imports them directly.
 """
 
+from shoal._role.fork_server import ForkServer
 from shoal._role.process import RoleProcess
 
 __all__ = [
+    "ForkServer",
     "RoleProcess",
 ]

@@ -7,17 +7,14 @@ import json
 import os
 import queue
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from shoal import errors
-
-_TAIL_BYTES = 4096
+from shoal._role.fork_server import ForkServer, tail
 
 
 class RoleProcess:
@@ -30,12 +27,13 @@ class RoleProcess:
         role: coordinator, server or worker.
         index: its number among the processes of its role.
         flags: options of its command.
-        env: its environment.
+        fork_server: starts the process, with the environment of the fork server.
         log_dir: the folder for NAME.log. None means an unnamed temporary file.
         show_log: whether it writes to the standard error of this process instead.
 
     Attributes:
         name: the member id, such as "server-0".
+        arguments: its command line, after `shoal`.
         address: host:port that it serves at, once it is ready. Empty for a worker.
         metrics: host:port of its /metrics, once it is ready.
         page: URL of a coordinator's page, once it is ready. Empty if it has none.
@@ -47,7 +45,7 @@ class RoleProcess:
         index: int,
         flags: Sequence[str],
         *,
-        env: Mapping[str, str],
+        fork_server: ForkServer,
         log_dir: Path | None = None,
         show_log: bool = False,
     ) -> None:
@@ -56,15 +54,9 @@ class RoleProcess:
         self.address = self.metrics = self.page = ""
         self._log = None if show_log else _open_log(log_dir, self.name)
         self._ready: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        # -P: a role does not import modules from the working directory.
-        self._process = subprocess.Popen(  # noqa: S603 - our own command line
-            [sys.executable, "-P", "-m", "shoal", role, *flags, "--supervised"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            env=dict(env),
-            start_new_session=True,
-        )
+        self.arguments = (role, *flags, "--supervised")
+        self._fork_server = fork_server
+        self._process = fork_server.start(self.name, self.arguments, self._log)
         self._reader = threading.Thread(target=self._read_output, name=f"output of {self.name}", daemon=True)
         self._reader.start()
 
@@ -101,12 +93,7 @@ class RoleProcess:
 
     def tail(self) -> str:
         """Returns the last lines of its log, at most 4 KiB, or an empty string if `show_log` is set."""
-        if self._log is None:
-            return ""
-        size = os.fstat(self._log.fileno()).st_size
-        # pread does not move the offset, which the role's own writes share.
-        text = os.pread(self._log.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES))
-        return text.decode(errors="replace").strip()
+        return tail(self._log)
 
     def send_signal(self, number: signal.Signals) -> None:
         """Sends a signal, such as SIGKILL, SIGSTOP or SIGCONT. This has no effect if the process has ended."""
@@ -114,22 +101,19 @@ class RoleProcess:
 
     def kill(self) -> None:
         """Kills the process and waits for its end."""
-        self._process.kill()
+        self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
     def ask_to_stop(self) -> None:
         """Asks the process to stop gracefully, without waiting."""
-        assert self._process.stdin
         self._process.stdin.close()
-        self._process.terminate()
+        self._process.send_signal(signal.SIGTERM)
 
     def reap(self, timeout_s: float) -> None:
         """Waits for the end of the process, kills it after `timeout_s` seconds, and releases its resources."""
-        assert self._process.stdin
-        assert self._process.stdout
         try:
             self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
+        except TimeoutError:
             self.kill()
         self._process.stdin.close()
         # The reader ends with the role, unless a grandchild of a user's program holds the pipe open.
@@ -140,12 +124,11 @@ class RoleProcess:
             self._log.close()
 
     def _log_excerpt(self) -> str:
-        tail = self.tail()
-        return f"; end of its log:\n{tail}" if tail else "; see its log"
+        text = self.tail() or self._fork_server.tail()
+        return f"; end of its log:\n{text}" if text else "; see its log"
 
     def _read_output(self) -> None:
         """Waits for the ready line, then forwards the output of programs, so that a full pipe never blocks a role."""
-        assert self._process.stdout
         ready = False
         for line in self._process.stdout:
             if not ready and line.startswith(b'{"role":'):

@@ -31,16 +31,24 @@ registered: list[tuple[Any, list[tuple[Any, ...]]]] = []  # kernels, each with i
 
 
 def warm_up() -> float:
-    """Compiles every kernel, or loads it from the cache, and returns the seconds that this took.
+    """Compiles every kernel, or loads it from the cache, starts the kernel threads, and returns the seconds of both.
 
-    A server calls it before it serves; otherwise each kernel compiles at its first call. After it, a
-    call with other types than a kernel's signatures raises TypeError instead of compiling again.
+    A server calls it before it serves; otherwise each kernel compiles at its first call.
 
     Raises:
         BadRequest: SHOAL_KERNEL_THREADS is invalid (`kernel_threads.thread_count`).
     """
     started = time.perf_counter()
     kernel_threads()
+    load_kernels()
+    return time.perf_counter() - started
+
+
+def load_kernels() -> None:
+    """Compiles every kernel, or loads it from the cache. It starts no threads, so that the process can still fork.
+
+    After it, a call with other types than a kernel's signatures raises TypeError instead of compiling again.
+    """
     progress = _CompileProgress(len(registered))
     with hidden("scipy.linalg"):  # Numba imports it where it is installed; no kernel uses it
         for number, (dispatcher, signatures) in enumerate(registered, 1):
@@ -52,7 +60,6 @@ def warm_up() -> float:
             # thread may intern its own type for the same arguments.
             for arguments in itertools.chain.from_iterable(map(samples, signatures)):
                 dispatcher(*arguments)
-    return time.perf_counter() - started
 
 
 class _CompileProgress:

@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 import shoal
 from shoal._checkpoint.catalogue import Catalogue
 from shoal._cli import main as shoal_main
@@ -42,8 +40,7 @@ class CrashingCoordinator:
     def __init__(self, cluster: shoal.LocalCluster, doom: Path) -> None:
         self._doom = doom
         role = cluster.process("coordinator")
-        flags = psutil.Process(role.pid).cmdline()
-        flags = flags[flags.index("coordinator") :]
+        flags = list(role.arguments)
         flags[flags.index("--listen") + 1] = role.address
         role.kill()
         command = [sys.executable, __file__, str(doom), *flags]

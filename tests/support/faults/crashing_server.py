@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 import shoal
 from shoal._cli import main as shoal_main
 
@@ -25,8 +23,7 @@ MOMENTS = ("send", "receive")
 def crashing(cluster: shoal.LocalCluster, index: int, doom: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Runs a crashing server in the place of one of a cluster. At the end, the cluster has its own server again."""
     role = cluster.process("server", index)
-    flags = psutil.Process(role.pid).cmdline()
-    flags = flags[flags.index("server") :]
+    flags = list(role.arguments)
     role.ask_to_stop()  # a killed one would hold its name until the heartbeat timeout
     role.reap(20)
     command = [sys.executable, __file__, str(doom), *flags]

@@ -14,12 +14,10 @@ class Role:
     """A role that is ready at once, at ports that it was given or else chose."""
 
     started: list[list[str]]
-    environments: list[dict[str, str]]
 
-    def __init__(self, role: str, index: int, flags: list[str], *, env: dict[str, str], **_options: Any) -> None:
+    def __init__(self, role: str, index: int, flags: list[str], **_options: Any) -> None:
         self.role, self.index, self.name = role, index, f"{role}-{index}"
         self.started.append(list(flags))
-        self.environments.append(env)
         self.address, self.page = (self.got(flags, it) for it in ("--listen", "--page-listen"))
         self.page = self.page and f"http://{self.page}"
         self.metrics = self.got(flags, "--metrics-listen")
@@ -44,13 +42,30 @@ class Role:
         pass
 
 
+class Forks:
+    """A fork server without a process."""
+
+    environments: list[dict[str, str]]
+    running = True
+
+    def __init__(self, env: dict[str, str], **_options: Any) -> None:
+        self.environments.append(env)
+
+    def load(self, role: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The flags of each coordinator that was started."""
     flags: list[list[str]] = []
     monkeypatch.setattr(Role, "started", flags, raising=False)
-    monkeypatch.setattr(Role, "environments", [], raising=False)
+    monkeypatch.setattr(Forks, "environments", [], raising=False)
     monkeypatch.setattr(local_cluster, "RoleProcess", Role)
+    monkeypatch.setattr(local_cluster, "ForkServer", Forks)
     return flags
 
 
@@ -100,7 +115,7 @@ def test_local_cluster_names_its_roles_by_flags_alone(monkeypatch: pytest.Monkey
     with LocalCluster(0, 0, env=env, checkpoints=tmp_path / "a" / "b", store=tmp_path / "c" / "jobs.db"):
         assert (tmp_path / "a" / "b").is_dir()
         assert (tmp_path / "c").is_dir()
-    (environment,) = Role.environments
+    (environment,) = Forks.environments
     assert environment["KEPT"] == "1"
     assert not {"TF_CONFIG", "SHOAL_POD_NAME"} & environment.keys()
 

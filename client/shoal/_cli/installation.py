@@ -1,6 +1,7 @@
-"""The command `compile`, which compiles kernels in advance when a container image is built."""
+"""Commands on this installation: `version`, also as `shoal --version`, and `compile`, for container images."""
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,14 @@ import typer
 from shoal._cli import options
 from shoal._cli.output import Output
 from shoal._numerics import kernels
+from shoal._system import build
+
+
+def version(as_json: options.JsonOption = False) -> None:
+    """Prints the version and commit of Shoal, and the versions of Python and of the main libraries."""
+    with Output(as_json) as out:
+        found = build.current()
+        out.message(str(found), asdict(found))
 
 
 def compile_(
@@ -30,4 +39,4 @@ def compile_(
             )
 
 
-__all__ = ["compile_"]
+__all__ = ["compile_", "version"]
