@@ -32,12 +32,15 @@ class JobState(enum.Enum):
     @property
     def finished(self) -> bool:
         """Whether the state is final."""
-        return self in {JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}
+        return self in _FINAL
 
     @classmethod
     def from_proto(cls, state: "job_pb2.JobState.ValueType") -> "JobState":
         """Returns the state that a message carries."""
         return cls(job_pb2.JobState.Name(state).lower())
+
+
+_FINAL = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)  # a set would call the slow hash of an enumeration
 
 
 @dataclass(frozen=True, slots=True)

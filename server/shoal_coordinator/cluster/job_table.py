@@ -145,7 +145,7 @@ class JobTable(Mapping[str, JobMachine]):
     @property
     def employed(self) -> set[str]:
         """The workers that have an assignment in any job."""
-        return {worker for job in self._jobs.values() for worker in job.workers}
+        return {worker for job in self._live.values() for worker in job.workers}
 
     def find_of(self, worker: str) -> JobMachine | None:
         """Returns the job in which a worker has an assignment. Ended jobs have no workers."""

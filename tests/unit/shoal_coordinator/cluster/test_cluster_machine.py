@@ -845,13 +845,14 @@ def test_variables_of_a_submitter_that_are_too_large() -> None:
 
 
 def test_a_flood_of_jobs_is_refused() -> None:
-    rig = Rig(POLICY)
-    for number in range(catalogue.MAX_LIVE_JOBS.default):
+    limit, most = size((50, 1_000), (catalogue.MAX_LIVE_JOBS.default, 100_000))
+    rig = Rig(replace(POLICY, jobs=JobLimits(live_jobs=limit)))
+    for number in range(limit):
         rig.machine.handle(events.JobSubmitted(job(f"job-{number}", workers=1)), rig.now)
-    for number in range(1_000, size(2_000, 100_000)):
-        with pytest.raises(errors.Overloaded):
+    for number in range(limit, most):
+        with pytest.raises(errors.Overloaded, match=f"{limit} live jobs"):
             rig.machine.handle(events.JobSubmitted(job(f"job-{number}", workers=1)), rig.now)
-    assert len(rig.machine.submitted) == catalogue.MAX_LIVE_JOBS.default
+    assert len(rig.machine.submitted) == limit
 
 
 def test_the_reason_to_wait_is_the_same_after_a_restart(rig: Rig) -> None:
