@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BENCH ?=
 CHAOS ?=
 
-.PHONY: fuzz examples demo models test test-gpu reference long e2e coverage chaos scale soak lint check-style check-types check-imports check-spelling check-words check-locks docs docs-serve bench bench-peers check-protos protos proto-baseline version release lock audit clean help
+.PHONY: bytecode fuzz examples demo models test test-gpu reference long e2e coverage chaos scale soak lint check-style check-types check-imports check-spelling check-words check-locks docs docs-serve bench bench-peers check-protos protos proto-baseline version release lock audit clean help
 
 help:
 	@echo "make demo    start a cluster, train a classifier in every consistency mode, draw the curves (under 90 s)"
@@ -69,9 +69,13 @@ models: $(SETUP)
 # Tests on real processes last from one second to forty, so a process of xdist without tests takes some of the other one.
 TESTS := $(BIN)/python tests/support/leaks.py $(BIN)/python -m pytest --dist worksteal -n 2
 
+# Compiles all that the tests import, once. In a new checkout, each process of xdist would compile it for itself.
+bytecode: $(SETUP)
+	@$(BIN)/python -m pytest --quiet --collect-only tests > /dev/null || true
+
 # PYTEST="tests/unit -k ledger" picks some. Otherwise all.
 test: $(SETUP)
-	$(MAKE) -j2 --output-sync lint check-protos
+	$(MAKE) -j2 --output-sync lint check-protos bytecode
 ifdef PYTEST
 	$(TESTS) $(PYTEST)
 else

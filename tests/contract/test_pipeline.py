@@ -327,7 +327,7 @@ class TestGradientsOneByOne:
 
     def drawn(self, seed: int = 0) -> dict[str, np.ndarray]:
         random = np.random.default_rng(seed)
-        return {name: random.standard_normal(spec.shape).astype(np.float32) for name, spec in LAYERS.items()}
+        return {name: random.standard_normal(spec.shape, np.float32) for name, spec in LAYERS.items()}
 
     def outcome(self, pipeline: Pipeline, result: PushResult) -> str:
         return settled(pipeline) if result.outcome == "sent" else result.outcome

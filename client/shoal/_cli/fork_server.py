@@ -5,7 +5,6 @@ import os
 import socket
 import sys
 import traceback
-from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -25,7 +24,8 @@ def _serve(descriptor: int) -> None:
         commands[role] = command = find_command(role)
         command.make_context(role, [], resilient_parsing=True)  # the first parsing loads what parses
         for found in entry_points(group="shoal.roles", name=role):
-            import_module(found.module).load()
+            found.load()
+            sys.modules[found.module].load()  # type: ignore[attr-defined]  # beside the function of the role
 
     status = 0
     if wanted := fork_server.serve(socket.socket(fileno=descriptor), load_role):
