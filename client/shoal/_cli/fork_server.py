@@ -25,7 +25,7 @@ def _serve(descriptor: int) -> None:
         command.make_context(role, [], resilient_parsing=True)  # the first parsing loads what parses
         for found in entry_points(group="shoal.roles", name=role):
             found.load()
-            sys.modules[found.module].load()  # type: ignore[attr-defined]  # beside the function of the role
+            sys.modules[found.module].load()  # beside the function of the role
 
     status = 0
     if wanted := fork_server.serve(socket.socket(fileno=descriptor), load_role):
