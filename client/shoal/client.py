@@ -15,11 +15,11 @@ from shoal._session.job_waits import events_with_notices, start_notice
 from shoal._session.learning_rate import LearningRateControl
 from shoal._session.open_sessions import warn_of_open
 from shoal._system import check_count, check_seconds, check_type
-from shoal._training import ParameterClient, check_options, spelled_out, submit
+from shoal._training import ParameterClient, SessionOptions, check_options, spelled_out, submit
 from shoal._wire import Placement
 from shoal._wire.limits import KEPT_TIMINGS
 from shoal.events import Event, LogLine
-from shoal.job import Job, SessionOptions
+from shoal.job import Job
 from shoal.session import Session
 from shoal.status import ClusterStatus, DataAccount, JobResult, JobStatus, SavedCheckpoint, Timings
 from shoal.v1 import coordinator_pb2, job_pb2

@@ -7,7 +7,7 @@ The metadata of each field of `Job` defines its check, its encoding, its option 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import Any, Literal, TypeAlias
 
 from shoal import checkpoint_policy, errors, evaluation_policy, optim
 from shoal import consistency as modes
@@ -15,7 +15,7 @@ from shoal._job import settings as settings_
 from shoal._job.checks import MOST_STEPS, STEPS, UINT32, UINT64, Instance, Number, OneOf, flag, program_name
 from shoal._job.codecs import EncodedElsewhere, Named, Negated, Nested, Scalar, Text
 from shoal._job.description import JsonField, Option, OptionGroup, check, decode, encode, field_metadata
-from shoal._job.names import draw_name
+from shoal._job.names import check_names, draw_name
 from shoal.checkpoint_policy import AUTO, JOB_NAME, CheckpointChoice, CheckpointPolicy
 from shoal.evaluation_policy import EvaluationPolicy
 from shoal.optim import _text as optimizer_text
@@ -101,6 +101,7 @@ class Job:
 
     Raises:
         InvalidJob: an argument is invalid, or two contradict each other. The message says which, and how to fix it.
+        TypeError: a job has no argument of this name. The message says what takes it, or names the nearest one.
     """
 
     program: str = field(
@@ -297,6 +298,11 @@ class Job:
         ),
     )
 
+    def __new__(cls, *_arguments: object, **options: object) -> "Job":
+        """Refuses arguments that jobs do not have before Python does, and says what takes them."""
+        check_names("shoal.Job", options, cls.__dataclass_fields__, optim.Optimizer.__dataclass_fields__)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         if self.restore == AUTO and not self.name:
             raise errors.InvalidJob('restore is "auto", but the job has no name; give it the same name in each run')
@@ -379,22 +385,4 @@ class Job:
         return cls(**decode(cls, message))
 
 
-class SessionOptions(TypedDict, total=False):
-    """The fields of `Job` that `Client.session` accepts. None has the same effect as leaving the field out."""
-
-    optimizer: optim.Optimizer | None
-    consistency: modes.Consistency | None
-    workers: int | None
-    shards: int | None
-    seed: int | None
-    wire_dtype: WireDtype | None
-    overlap: bool | None
-    epochs: int | None
-    batch_size: int | None
-    range_size: int | None
-    checkpoints: CheckpointPolicy | None
-    restore: str | None
-    partial_restore: bool | None
-
-
-__all__ = ["JSON", "Job", "SessionOptions", "WireDtype"]
+__all__ = ["JSON", "Job", "WireDtype"]

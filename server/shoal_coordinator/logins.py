@@ -48,7 +48,7 @@ class Logins:
         return code
 
     def log_in(
-        self, *, code: str = "", token: str = "", on_identified: Callable[[Principal], object] = bool
+        self, *, code: str = "", token: str = "", on_identified: Callable[[Principal], object] = lambda _: None
     ) -> tuple[str, Principal]:
         """Begins a session. If the token has too many of them, its oldest one ends.
 
@@ -87,7 +87,7 @@ class Logins:
             self._sessions.pop(_hash(session), None)
 
     def principal(
-        self, *, session: str = "", token: str = "", on_identified: Callable[[Principal], object] = bool
+        self, *, session: str = "", token: str = "", on_identified: Callable[[Principal], object] = lambda _: None
     ) -> Principal:
         """Returns who makes a request.
 

@@ -11,7 +11,7 @@ import typer
 
 from shoal import _rpc, errors
 from shoal._cli import options
-from shoal._cli.last_checkpoints import save_jobs
+from shoal._cli.last_checkpoints import saving_jobs
 from shoal._cli.output import Output, Row
 from shoal._display import counted, records
 from shoal._role import RoleProcess, flags
@@ -108,7 +108,7 @@ def up(
             out.errors.print(_beginning(servers, workers))
         with cluster:
             announce(cluster, out, _login_link(cluster))
-            with _saving_jobs(cluster, out, storage=bool(checkpoints)):
+            with saving_jobs(cluster, out, storage=bool(checkpoints)):
                 Supervisor(cluster, out).run()
 
 
@@ -303,16 +303,6 @@ class Supervisor:
             )
         record = {"event": "ended", "name": name, "exit_status": death.exit_status, "restart_in_s": pause_s}
         self._out.message(text, record)
-
-
-@contextmanager
-def _saving_jobs(cluster: LocalCluster, out: Output, *, storage: bool) -> Iterator[None]:
-    """Takes last checkpoints if Ctrl-C or SIGTERM ends the block."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        save_jobs(cluster, out, storage=storage)
-        raise
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from shoal import errors
 from shoal._cli.output import Output
@@ -13,6 +14,22 @@ from shoal.status import JobState, JobStatus
 
 # Longest wait for the servers, in seconds, and the time between two checks whether they have ended.
 _LIMIT_S, _POLL_S = 30.0, 0.1
+
+
+@contextmanager
+def saving_jobs(cluster: LocalCluster, out: Output, *, storage: bool) -> Iterator[None]:
+    """Takes last checkpoints if Ctrl-C or SIGTERM ends the block.
+
+    Args:
+        cluster: the cluster.
+        out: the command's output.
+        storage: whether the cluster has checkpoint storage.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        save_jobs(cluster, out, storage=storage)
+        raise
 
 
 def save_jobs(
@@ -86,4 +103,4 @@ def _named(jobs: list[str]) -> str:
     return f"{counted(len(jobs), 'job')} ({', '.join(jobs)})"
 
 
-__all__ = ["save_jobs"]
+__all__ = ["save_jobs", "saving_jobs"]

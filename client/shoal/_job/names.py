@@ -1,8 +1,9 @@
-"""Names of jobs whose users give none."""
+"""Names: of jobs whose users give none, and of the arguments of jobs and sessions."""
 
+import difflib
 import random
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 
 
 def draw_name(program: str, draw: Callable[[int], int] = random.getrandbits) -> str:
@@ -13,4 +14,28 @@ def draw_name(program: str, draw: Callable[[int], int] = random.getrandbits) -> 
     return f"{stem}-{draw(24):06x}"
 
 
-__all__ = ["draw_name"]
+def check_names(owner: str, given: Iterable[str], known: Collection[str], of_optimizers: Collection[str]) -> None:
+    """Checks the names of keyword arguments.
+
+    Args:
+        owner: what is called, for the message.
+        given: names of the arguments.
+        known: names that it takes.
+        of_optimizers: names that optimizers take.
+
+    Raises:
+        TypeError: a name is unknown. The message says that an optimizer takes it, or the nearest name, or all names.
+    """
+    for name in given:
+        if name in known:
+            continue
+        if name in of_optimizers:
+            advice = f"it is an argument of the optimizer: optimizer=shoal.optim.Adam({name}=...)"
+        elif near := difflib.get_close_matches(name, known, n=1, cutoff=0.5):
+            advice = f"did you mean {near[0]}?"
+        else:
+            advice = f"options are {', '.join(known)}"
+        raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}; {advice}")
+
+
+__all__ = ["check_names", "draw_name"]

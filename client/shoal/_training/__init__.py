@@ -8,7 +8,7 @@ from shoal._training.outbox import Outbox
 from shoal._training.overlap import Gradients, Pipeline
 from shoal._training.parameters import ParameterClient, PushResult
 from shoal._training.session_job import cancel, member_id, start_or_find
-from shoal._training.session_options import check_options, spelled_out
+from shoal._training.session_options import SessionOptions, check_options, spelled_out
 from shoal._training.step_clock import StepClock
 from shoal._training.submission import submit
 
@@ -19,6 +19,7 @@ __all__ = [
     "ParameterClient",
     "Pipeline",
     "PushResult",
+    "SessionOptions",
     "StepClock",
     "cancel",
     "check_options",

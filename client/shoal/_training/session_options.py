@@ -1,13 +1,33 @@
 """Options of `Client.session`: their signature, and the error for an option that sessions do not have."""
 
 import dataclasses
-import difflib
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypedDict
 
+from shoal import consistency as modes
 from shoal import optim
-from shoal.job import Job, SessionOptions
+from shoal._job.names import check_names
+from shoal.checkpoint_policy import CheckpointPolicy
+from shoal.job import Job, WireDtype
+
+
+class SessionOptions(TypedDict, total=False):
+    """The fields of `Job` that `Client.session` accepts. None has the same effect as leaving the field out."""
+
+    optimizer: optim.Optimizer | None
+    consistency: modes.Consistency | None
+    workers: int | None
+    shards: int | None
+    seed: int | None
+    wire_dtype: WireDtype | None
+    overlap: bool | None
+    epochs: int | None
+    batch_size: int | None
+    range_size: int | None
+    checkpoints: CheckpointPolicy | None
+    restore: str | None
+    partial_restore: bool | None
 
 
 def spelled_out(session: Callable[..., Any]) -> inspect.Signature:
@@ -27,24 +47,14 @@ def check_options(given: Iterable[str]) -> None:
     Raises:
         TypeError: sessions have no option of this name. The message names the nearest one, or all of them.
     """
-    known = list(SessionOptions.__annotations__)
-    for name in given:
-        if name not in known:
-            unknown = f"Client.session() got an unexpected keyword argument {name!r}"
-            raise TypeError(f"{unknown}; {_advice(name, known)}")
-
-
-def _advice(name: str, known: list[str]) -> str:
-    if name in {it.name for it in dataclasses.fields(Job)}:
-        return (
-            f"sessions do not take the field {name} of Job, because your own loop reads the data and decides when it "
-            f"ends. Their options are {', '.join(known)}"
+    of_jobs = {it.name for it in dataclasses.fields(Job)}.difference(SessionOptions.__annotations__)
+    for name in of_jobs.intersection(given):
+        known = ", ".join(SessionOptions.__annotations__)
+        raise TypeError(
+            f"Client.session() got an unexpected keyword argument {name!r}; sessions do not take the field {name} of "
+            f"Job, because your own loop reads the data and decides when it ends. Their options are {known}"
         )
-    if name in {it.name for it in dataclasses.fields(optim.Optimizer)} | {"lr"}:
-        return f"it is an argument of the optimizer: optimizer=shoal.optim.Adam({name}=...)"
-    if near := difflib.get_close_matches(name, known, n=1, cutoff=0.5):
-        return f"did you mean {near[0]}?"
-    return f"options are {', '.join(known)}"
+    check_names("Client.session", given, SessionOptions.__annotations__, optim.Optimizer.__dataclass_fields__)
 
 
-__all__ = ["check_options", "spelled_out"]
+__all__ = ["SessionOptions", "check_options", "spelled_out"]

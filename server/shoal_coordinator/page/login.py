@@ -37,7 +37,7 @@ class PageLogin:
         # Browsers accept a cookie with this prefix only over TLS, and only from the host itself.
         self._name = f"{'__Host-' if tls else ''}shoal-{port}"
 
-    def principal(self, headers: Headers, on_identified: Callable[[Principal], object] = bool) -> Principal:
+    def principal(self, headers: Headers, on_identified: Callable[[Principal], object] = lambda _: None) -> Principal:
         """Returns who makes a request.
 
         Args:
@@ -58,7 +58,7 @@ class PageLogin:
         return next(iter(who), None)
 
     def log_in(
-        self, *, code: str, token: str, on_identified: Callable[[Principal], object] = bool
+        self, *, code: str, token: str, on_identified: Callable[[Principal], object] = lambda _: None
     ) -> tuple[Principal, dict[str, str]]:
         """Begins a session; raises as `Logins.log_in`.
 

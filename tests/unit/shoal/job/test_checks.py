@@ -57,3 +57,17 @@ def test_what_workers_cannot_import_is_refused(program: str, said: str) -> None:
 @pytest.mark.parametrize("program", ["", "digits:Digits", "pyramid.digits:Digits"])
 def test_what_workers_can_import_is_not(program: str) -> None:
     check_importable(program)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("clip_norm", r"it is an argument of the optimizer: optimizer=shoal.optim.Adam\(clip_norm=...\)"),
+        ("lr", r"it is an argument of the optimizer: optimizer=shoal.optim.Adam\(lr=...\)"),
+        ("epoch", r"did you mean epochs\?"),
+        ("zzz", r"options are program, name, workers, .*evaluation"),
+    ],
+)
+def test_an_unknown_argument_is_refused_with_advice(name: str, advice: str) -> None:
+    with pytest.raises(TypeError, match=rf"shoal.Job\(\) got an unexpected keyword argument '{name}'; {advice}"):
+        shoal.Job("digits:Digits", **{name: 1})

@@ -26,9 +26,10 @@ from shoal._job.description import (
     labelled_values,
     to_json,
 )
+from shoal._training import SessionOptions
 from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.evaluation_policy import EvaluationPolicy
-from shoal.job import Job, SessionOptions
+from shoal.job import Job
 from shoal.optim import ReduceOnPlateau
 from shoal.v1 import job_pb2
 
