@@ -98,6 +98,20 @@ def test_the_first_starts_the_job_and_describes_it(coordinator: FakeCoordinator,
     assert described.samples == 0
 
 
+def test_a_session_says_that_it_waits_for_its_name(
+    coordinator: FakeCoordinator,
+    client: shoal.Client,
+    servers: ShardServers,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shoal._system.waits.NOTICE_AFTER_S", 0.0)
+    coordinator.holds_names = lambda: not caplog.messages
+    with client.session("job", variables={"w": np.zeros(3)}, worker="me"):
+        pass
+    assert caplog.messages[0].startswith("session me (job job) waits for its name, which a process that has died holds")
+
+
 def test_leave_finishes_and_reports(coordinator: FakeCoordinator, client: shoal.Client, servers: ShardServers) -> None:
     with client.session("job", variables={"w": np.zeros(3)}, worker="me") as session:
         session.push(GRADIENT, weight=32, metrics={"loss": 0.5})

@@ -23,6 +23,7 @@ _LOG = logging.getLogger("shoal")
 
 # Largest number of variables that a warning names.
 _MAX_NAMED = 5
+_FOR_ITS_NAME = "for its name, which a process that has died holds until it is declared lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,8 @@ def enter(
             opened.push(lambda _kind, error, _trace: cancel(coordinator, job, worker, error))
         member = coordinator_pb2.RegisterRequest(role=coordinator_pb2.SESSION, member=worker)
         membership = opened.enter_context(MembershipClient(coordinator, member, on_incarnation=live_as))
-        membership.start()
+        with wait_notice(f"session {worker} (job {job})", lambda: _FOR_ITS_NAME):
+            membership.start()
         own, presented = (job, worker, membership.incarnation), membership.credentials_in(job)
         participant = Participant(coordinator, *own, credentials=presented)
 

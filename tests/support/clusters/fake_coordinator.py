@@ -54,6 +54,7 @@ class FakeCoordinator(
         self.interval_s = 0.0
         self.fenced: set[str] = set()
         self.drains: list[list[str] | errors.ShoalError] = []
+        self.holds_names: Callable[[], bool] = lambda: False  # whether Register refuses all names
         self.drained: list[tuple[str, int]] = []
         self.breaks: list[int] = []
         self.watched: list[job_pb2.WatchRequest] = []
@@ -146,6 +147,8 @@ class FakeCoordinator(
 
     @_rpc.servicer
     def Register(self, request: Any, context: Any) -> Any:
+        if self.holds_names():
+            raise errors.DuplicateMember(f"{request.member} is alive", retry_in_s=0.01)
         self.members[request.member] = self.members.get(request.member, 0) + 1
         return coordinator_pb2.RegisterReply(
             incarnation=self.members[request.member], heartbeat_timeout_s=1.0, heartbeat_interval_s=0.02
