@@ -105,8 +105,9 @@ def test_a_role_that_cannot_be_loaded_fails_in_its_own_process(forks: ForkServer
 
 def test_a_fork_server_that_does_not_start_says_why() -> None:
     server = ForkServer(os.environ, show_log=False, command=[sys.executable, "-c", "raise SystemExit('no memory')"])
-    process = server.start("role", ["end", "0"], None)
-    assert ended(process) == -signal.SIGKILL
-    assert server.tail() == "no memory"
-    assert not server.running
-    server.close()
+    try:
+        assert ended(server.start("role", ["end", "0"], None)) == -signal.SIGKILL
+        wait_until(lambda: not server.running, what="the end of the fork server")
+        assert server.tail() == "no memory"
+    finally:
+        server.close()
