@@ -56,6 +56,8 @@ _CROWD_AT_ONCE = 8
 # itself leaves garbage in cycles.
 _SITE_MODULE = """
 import gc
+import os
+import sys
 import threading
 import time
 
@@ -64,7 +66,13 @@ def collect():
         gc.collect()
         time.sleep(0.5)
 
-threading.Thread(target=collect, name="collector", daemon=True).start()
+def start():
+    threading.Thread(target=collect, name="collector", daemon=True).start()
+
+if "shoal._cli.fork_server" in sys.orig_argv:  # it has no threads; the roles that it forks have
+    os.register_at_fork(after_in_child=start)
+else:
+    start()
 """
 _MODES: Sequence[Consistency] = (shoal.Synchronous(), shoal.Asynchronous(), shoal.BoundedStaleness(2))
 

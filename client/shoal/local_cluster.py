@@ -196,6 +196,8 @@ class LocalCluster:
 
     def stop(self) -> None:
         """Stops all roles, workers first, the coordinator last. The end of a `with` statement calls it."""
+        if self._fork_server and not all(process.pid for process in self.processes):
+            self._fork_server.kill()  # it would go on loading, to start roles that nobody wants any more
         for role in reversed(_ROLES):
             ending = [process for process in self.processes if process.role == role]
             for process in ending:

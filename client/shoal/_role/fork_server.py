@@ -1,18 +1,19 @@
 """Fork server: a process that loads the code of the roles once, and forks a process for each role that is started.
 
 Loading takes a second of processor time, and a fork takes milliseconds. So a local cluster loads the code once and not
-once for each role, and its roles share the memory of what is loaded. `multiprocessing` calls its like by this name.
+once for each role, and its roles share the memory of what is loaded. `multiprocessing` has a similar one.
 
 A request to the fork server is one datagram of JSON:
 
 - {"load": ROLE} loads the code of a role, while earlier roles start.
 - {"name": NAME, "run": [ROLE, FLAG, ...]} starts a role. With it come four file descriptors: the role's standard input,
-  output and error, and a pipe. The fork server writes two lines to the pipe: the process id, and at the end of the
-  process its exit status.
+  output and error, and a socket. The fork server sends two messages to the socket: the process id with a descriptor of
+  the process (a pidfd), and at the end of the process its exit status.
 
-The fork server ends at the end of its socket. Its roles end by themselves: each has a pipe from the same process. The
+The fork server exits when its socket closes. Its roles end by themselves: each has a pipe from the same process. The
 fork server has no threads of Python when it forks: a thread's locks would stay locked in the new process. OpenBLAS ends
-its own threads before a fork.
+its own threads before a fork. If something else has started a thread, such as a debugger's `sitecustomize`, the role's
+process loads the code anew.
 """
 
 import contextlib
@@ -26,12 +27,14 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 # -P: a role does not import modules from the working directory.
-_COMMAND = (sys.executable, "-P", "-m", "shoal._cli.fork_server")
+_PYTHON = (sys.executable, "-P", "-m")
+_COMMAND = (*_PYTHON, "shoal._cli.fork_server")
 _MOST_BYTES = 1 << 20
 _STANDARD_STREAMS = 3
 _STOP_S = 10.0
@@ -46,49 +49,83 @@ class ForkedProcess:
         stdout: its standard output.
     """
 
-    def __init__(self, stdin: IO[bytes], stdout: IO[bytes], status: int) -> None:
+    def __init__(self, stdin: IO[bytes], stdout: IO[bytes], status: socket.socket) -> None:
         self.stdin, self.stdout = stdin, stdout
+        self._pid = 0
         self._lock = threading.Lock()
-        self._lines = os.fdopen(status, "rb", buffering=0)
+        self._status = status
+        self._handle: int | None = None  # the pidfd, while the process runs
         self._returncode: int | None = None
-        started = self._lines.readline()
-        self.pid = int(started or 0)  # 0: the fork server has ended
-        self._handle = _pidfd(self.pid)
+
+    @property
+    def pid(self) -> int:
+        """The process id; 0 if the process is not made yet."""
+        with self._lock:
+            self._started()
+            return self._pid
+
+    def wait_started(self, timeout_s: float) -> bool:
+        """Waits until the process has been made, or cannot be made any more. Returns whether this is so in time."""
+        _wait_readable(self._status.fileno(), timeout_s)
+        with self._lock:
+            return self._started()
 
     def poll(self) -> int | None:
-        """Returns the exit status, negative for a signal, or None while the process runs."""
+        """Returns the exit status, negative for a signal, or None while the process runs or is not yet made."""
         with self._lock:
-            if self._returncode is None and (self._handle is None or _readable(self._handle, 0.0)):
-                # The fork server writes the status at once. If it has ended itself, nobody knows the status.
-                self._returncode = int(self._lines.readline() or -signal.SIGKILL)
-                self._release()
+            if self._started() and self._returncode is None and _wait_readable(self._handle, 0.0):
+                # The fork server sends the status at once. If it was killed itself, nobody knows the status.
+                self._end(int(self._status.recv(32) or -signal.SIGKILL))
             return self._returncode
 
-    def wait(self, timeout_s: float | None = None) -> int:
+    def wait(self, timeout_s: float) -> int:
         """Waits for the end of the process, and returns its exit status.
 
         Raises:
-            TimeoutError: it still runs after `timeout_s` seconds. None means no limit.
+            TimeoutError: it still runs after `timeout_s` seconds.
         """
+        deadline = time.monotonic() + timeout_s
+        self.wait_started(timeout_s)
         with self._lock:
             handle = None if self._handle is None else os.dup(self._handle)
         if handle is not None:
             try:
-                _readable(handle, timeout_s)
+                _wait_readable(handle, deadline - time.monotonic())
             finally:
                 os.close(handle)
         if (status := self.poll()) is None:
-            raise TimeoutError(f"process {self.pid} runs after {timeout_s} s")
+            raise TimeoutError(f"process {self._pid} runs after {timeout_s} s")
         return status
 
     def send_signal(self, number: signal.Signals) -> None:
         """Sends a signal, such as SIGKILL, SIGSTOP or SIGCONT. This has no effect if the process has ended."""
         with self._lock, contextlib.suppress(ProcessLookupError):
-            if self._handle is not None:
+            if self._started() and self._handle is not None:
                 signal.pidfd_send_signal(self._handle, number)
 
-    def _release(self) -> None:
-        self._lines.close()
+    def close(self) -> None:
+        """Releases what this process holds of it."""
+        self.stdin.close()
+        with self._lock:
+            self._end(self._returncode)
+
+    def _started(self) -> bool:
+        """Takes the first message if it has come. Returns whether the process has been made, or never will be."""
+        if self._pid or self._returncode is not None:
+            return True
+        if not _wait_readable(self._status.fileno(), 0.0):
+            return False
+        message, handles, _, _ = socket.recv_fds(self._status, 32, 1)
+        if handles:
+            self._pid, self._handle = int(message), handles[0]
+            os.set_inheritable(self._handle, False)
+        else:  # the fork server has ended
+            self._end(-signal.SIGKILL)
+        return True
+
+    def _end(self, returncode: int | None) -> None:
+        self._returncode = returncode
+        self._status.close()
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
@@ -135,21 +172,33 @@ class ForkServer:
             stderr: a file for its standard error. None means that of this process.
 
         Returns:
-            Its process. It has ended already if the fork server has ended.
+            Its process, which may not be made yet.
+
+        Raises:
+            OSError: the flags are too long, or this process has too many open files.
         """
-        ours, theirs = _pipes()
-        stdin, stdout, status = ours
-        try:
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+            in_read, in_write = os.pipe()
+            stdin = ours.enter_context(os.fdopen(in_write, "wb", buffering=0))
+            theirs.callback(os.close, in_read)
+            out_read, out_write = os.pipe()
+            stdout = ours.enter_context(os.fdopen(out_read, "rb"))
+            theirs.callback(os.close, out_write)
+            status, reports = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours.enter_context(status)
+            theirs.enter_context(reports)
             log = 2 if stderr is None else stderr.fileno()
-            self._send({"name": name, "run": list(arguments)}, [theirs[0], theirs[1], log, theirs[2]])
-        finally:
-            for end in theirs:
-                os.close(end)
-        return ForkedProcess(os.fdopen(stdin, "wb", buffering=0), os.fdopen(stdout, "rb"), status)
+            self._send({"name": name, "run": list(arguments)}, [in_read, out_write, log, reports.fileno()])
+            ours.pop_all()
+        return ForkedProcess(stdin, stdout, status)
 
     def tail(self) -> str:
         """Returns the end of its own output, such as the reason why it did not start; see `tail`."""
         return tail(self._log)
+
+    def kill(self) -> None:
+        """Kills the process. Its roles go on, and none of those that are not made yet will be made."""
+        self._process.kill()
 
     def close(self) -> None:
         """Ends the process. Roles that still run become children of another process, and end by themselves."""
@@ -190,7 +239,7 @@ def serve(control: socket.socket, load: Callable[[str], object]) -> list[str] | 
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    children: dict[int, tuple[int, int]] = {}  # by their pidfds: their ids, and the pipes for their status
+    children: dict[int, tuple[int, socket.socket]] = {}  # by their pidfds: their ids, and the sockets for their status
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
         while True:
@@ -206,20 +255,27 @@ def serve(control: socket.socket, load: Callable[[str], object]) -> list[str] | 
                 if role := request.get("load"):
                     _load(load, role)
                     continue
-                _load(load, request["run"][0])
-                status = descriptors.pop()
+                wanted = list(request["run"])
+                _load(load, wanted[0])
+                status = socket.socket(fileno=descriptors.pop())
+                safe = threading.active_count() == 1
                 if pid := os.fork():
-                    os.write(status, b"%d\n" % pid)
-                    children[os.pidfd_open(pid)] = pid, status
-                    selector.register(next(reversed(children)), selectors.EVENT_READ)
+                    handle = os.pidfd_open(pid)
+                    selector.register(handle, selectors.EVENT_READ)
+                    children[handle] = pid, status
+                    with contextlib.suppress(BrokenPipeError):  # nobody asks any more
+                        socket.send_fds(status, [b"%d" % pid], [handle])
                     for each in descriptors:
                         os.close(each)
                     continue
-                control.close()
-                for each in [status, *children, *(pipe for _, pipe in children.values())]:
+                for each in (control, status, *(of_another for _, of_another in children.values())):
+                    each.close()
+                for each in children:
                     os.close(each)
                 _become(request["name"], descriptors)
-                return list(request["run"])
+                if not safe:
+                    os.execv(sys.executable, [*_PYTHON, "shoal", *wanted])  # noqa: S606 - our own command line
+                return wanted
 
 
 def _load(load: Callable[[str], object], role: str) -> None:
@@ -228,13 +284,12 @@ def _load(load: Callable[[str], object], role: str) -> None:
         load(role)
 
 
-def _reap(handle: int, pid: int, status: int) -> None:
+def _reap(handle: int, pid: int, status: socket.socket) -> None:
     """Collects a process that has ended, and tells its exit status."""
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    with contextlib.suppress(BrokenPipeError):  # nobody asks any more
-        os.write(status, b"%d\n" % code)
-    os.close(status)
     os.close(handle)
+    with status, contextlib.suppress(BrokenPipeError, ConnectionResetError):  # nobody asks any more
+        status.send(b"%d" % code)
 
 
 def _become(name: str, streams: Sequence[int]) -> None:
@@ -249,26 +304,12 @@ def _become(name: str, streams: Sequence[int]) -> None:
         Path("/proc/self/comm").write_text(f"shoal:{name}")
 
 
-def _pipes() -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """Returns our ends and the role's ends of three pipes: standard input, standard output, status."""
-    in_read, in_write = os.pipe()
-    out_read, out_write = os.pipe()
-    status_read, status_write = os.pipe()
-    return (in_write, out_read, status_read), (in_read, out_write, status_write)
-
-
-def _pidfd(pid: int) -> int | None:
-    """Returns a descriptor of a process; None if it has ended."""
-    try:
-        return os.pidfd_open(pid) if pid else None
-    except ProcessLookupError:
-        return None
-
-
-def _readable(descriptor: int, timeout_s: float | None) -> bool:
+def _wait_readable(descriptor: int | None, timeout_s: float) -> bool:
+    if descriptor is None or descriptor < 0:  # it is closed: the process has ended
+        return True
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000.0))
+    return bool(poll.poll(max(0.0, timeout_s) * 1000.0))
 
 
 __all__ = ["ForkServer", "ForkedProcess", "serve", "tail"]

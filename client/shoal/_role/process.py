@@ -9,12 +9,15 @@ import queue
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from shoal import errors
 from shoal._role.fork_server import ForkServer, tail
+
+_END_S = 20.0  # a killed process ends at once, unless its memory is being written to a slow disk
 
 
 class RoleProcess:
@@ -62,7 +65,7 @@ class RoleProcess:
 
     @property
     def pid(self) -> int:
-        """The process id."""
+        """The process id; 0 until the process is made."""
         return self._process.pid
 
     @property
@@ -76,14 +79,16 @@ class RoleProcess:
         Raises:
             StartFailed: the process ended, or was not ready in time. The message has the end of its log.
         """
+        deadline = time.monotonic() + timeout_s
+        self._process.wait_started(timeout_s)
         try:
-            ready = self._ready.get(timeout=max(0.0, timeout_s))
+            ready = self._ready.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
             raise errors.StartFailed(
                 f"{self.name} was not ready in time{self._log_excerpt()}", role=self.role, name=self.name
             ) from None
         if ready is None:
-            code = self._process.wait()
+            code = self._process.wait(_END_S)
             raise errors.StartFailed(
                 f"{self.name} ended with exit status {code} before it was ready{self._log_excerpt()}",
                 role=self.role,
@@ -102,7 +107,7 @@ class RoleProcess:
     def kill(self) -> None:
         """Kills the process and waits for its end."""
         self._process.send_signal(signal.SIGKILL)
-        self._process.wait()
+        self._process.wait(_END_S)
 
     def ask_to_stop(self) -> None:
         """Asks the process to stop gracefully, without waiting."""
@@ -115,7 +120,7 @@ class RoleProcess:
             self._process.wait(timeout_s)
         except TimeoutError:
             self.kill()
-        self._process.stdin.close()
+        self._process.close()
         # The reader ends with the role, unless a grandchild of a user's program holds the pipe open.
         self._reader.join(timeout=1.0)
         if not self._reader.is_alive():

@@ -14,6 +14,7 @@ class Role:
     """A role that is ready at once, at ports that it was given or else chose."""
 
     started: list[list[str]]
+    pid = 1
 
     def __init__(self, role: str, index: int, flags: list[str], **_options: Any) -> None:
         self.role, self.index, self.name = role, index, f"{role}-{index}"

@@ -48,7 +48,7 @@ def forks() -> Iterator[ForkServer]:
 
 def ended(process: ForkedProcess) -> int:
     status = process.wait(20.0)
-    process.stdin.close()
+    process.close()
     process.stdout.close()
     return status
 
@@ -70,9 +70,8 @@ def test_a_fork_has_its_own_session_name_streams_and_signals_and_no_other_file(
         }
         assert process.poll() is None
         process.stdin.close()
-        assert process.wait(20.0) == 0
+        assert ended(process) == 0
         assert (tmp_path / "log").read_text() == "said\n"
-        process.stdout.close()
     assert other.poll() is None, "each has a pipe of its own"
     other.stdin.close()
     assert ended(other) == 0
@@ -82,13 +81,14 @@ def test_a_fork_has_its_own_session_name_streams_and_signals_and_no_other_file(
 def test_exit_status_is_seen_once_it_has_ended(forks: ForkServer, status: int) -> None:
     process = forks.start("role", ["end", str(status)], None)
     wait_until(lambda: process.poll() is not None, what="the end of the process")
-    assert process.poll() == ended(process) == status
+    assert ended(process) == process.poll() == status
     process.send_signal(signal.SIGKILL)  # has no effect any more
 
 
 def test_signals_reach_a_fork(forks: ForkServer) -> None:
     process = forks.start("role", ["show"], None)
     assert process.stdout.readline()
+    assert process.pid
     with pytest.raises(TimeoutError, match=rf"process {process.pid} runs after 0.01 s"):
         process.wait(0.01)
     process.send_signal(signal.SIGTERM)
@@ -101,6 +101,30 @@ def test_a_role_that_cannot_be_loaded_fails_in_its_own_process(forks: ForkServer
         assert ended(forks.start("role", ["broken"], log)) == 1
         assert (tmp_path / "log").read_text() == "unknown\n"
     assert ended(forks.start("role", ["end", "0"], None)) == 0, "the fork server goes on"
+
+
+# Each test of threads starts one in a fork server of its own.
+THREAD = "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+
+
+def test_a_role_is_not_forked_beside_a_thread(tmp_path: Path) -> None:
+    """A debugger's or a tracer's `sitecustomize` may have started it. The process loads its code anew instead."""
+    server = ForkServer(os.environ, show_log=False, command=[sys.executable, "-c", THREAD + SERVER])
+    with (tmp_path / "log").open("w+b") as log:
+        process = server.start("role", ["version"], log)
+        assert b"shoal" in process.stdout.read()
+        assert ended(process) == 0, (tmp_path / "log").read_text()
+    server.close()
+
+
+def test_what_is_not_made_yet_is_given_up_with_its_fork_server() -> None:
+    server = ForkServer(os.environ, show_log=False, command=[sys.executable, "-c", "import time; time.sleep(60)"])
+    process = server.start("role", ["end", "0"], None)
+    assert not process.wait_started(0.01)
+    assert (process.poll(), process.pid) == (None, 0)
+    server.kill()
+    assert ended(process) == -signal.SIGKILL
+    server.close()
 
 
 def test_a_fork_server_that_does_not_start_says_why() -> None:
