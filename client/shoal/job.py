@@ -15,7 +15,7 @@ from shoal._job import settings as settings_
 from shoal._job.checks import MOST_STEPS, STEPS, UINT32, UINT64, Instance, Number, OneOf, flag, program_name
 from shoal._job.codecs import EncodedElsewhere, Named, Negated, Nested, Scalar, Text
 from shoal._job.description import JsonField, Option, OptionGroup, check, decode, encode, field_metadata
-from shoal._job.names import check_names, draw_name
+from shoal._job.names import advising, draw_name
 from shoal.checkpoint_policy import AUTO, JOB_NAME, CheckpointChoice, CheckpointPolicy
 from shoal.evaluation_policy import EvaluationPolicy
 from shoal.optim import _text as optimizer_text
@@ -59,6 +59,7 @@ def _check_restore(field: str, checkpoint: object) -> None:
         CheckpointChoice.parse(checkpoint)
 
 
+@advising("shoal.Job", optim.Optimizer.__dataclass_fields__)
 @dataclass(frozen=True)
 class Job:
     """A training job.
@@ -297,11 +298,6 @@ class Job:
             json=None,
         ),
     )
-
-    def __new__(cls, *_arguments: object, **options: object) -> "Job":
-        """Refuses arguments that jobs do not have before Python does, and says what takes them."""
-        check_names("shoal.Job", options, cls.__dataclass_fields__, optim.Optimizer.__dataclass_fields__)
-        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         if self.restore == AUTO and not self.name:

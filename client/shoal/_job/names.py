@@ -1,9 +1,13 @@
 """Names: of jobs whose users give none, and of the arguments of jobs and sessions."""
 
 import difflib
+import functools
 import random
 import string
 from collections.abc import Callable, Collection, Iterable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 def draw_name(program: str, draw: Callable[[int], int] = random.getrandbits) -> str:
@@ -12,6 +16,28 @@ def draw_name(program: str, draw: Callable[[int], int] = random.getrandbits) -> 
     stem = "".join(letter if letter in string.ascii_lowercase + string.digits else "-" for letter in module)
     stem = stem.lstrip("-0123456789")[:48].rstrip("-") or ("job" if program else "session")
     return f"{stem}-{draw(24):06x}"
+
+
+def advising(owner: str, of_optimizers: Collection[str]) -> Callable[[type[T]], type[T]]:
+    """Returns a decorator of a dataclass, which then refuses unknown arguments as `check_names` does.
+
+    Args:
+        owner: its name, for the message.
+        of_optimizers: names that optimizers take.
+    """
+
+    def decorate(cls: Any) -> Any:
+        built = cls.__init__
+
+        @functools.wraps(built)  # keeps the signature, for `help` and editors
+        def checked(self: object, *arguments: object, **options: object) -> None:
+            check_names(owner, options, cls.__dataclass_fields__, of_optimizers)
+            built(self, *arguments, **options)
+
+        cls.__init__ = checked
+        return cls
+
+    return decorate
 
 
 def check_names(owner: str, given: Iterable[str], known: Collection[str], of_optimizers: Collection[str]) -> None:
@@ -38,4 +64,4 @@ def check_names(owner: str, given: Iterable[str], known: Collection[str], of_opt
         raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}; {advice}")
 
 
-__all__ = ["check_names", "draw_name"]
+__all__ = ["advising", "check_names", "draw_name"]
