@@ -1,33 +1,18 @@
-"""Clocks of a lock group's workers, and the pulls that wait for them. Both are ordered by step.
+"""Clocks of a lock group's workers, ordered by step.
 
-`Clocks` counts the workers at each step, and `WaitingPulls` keeps the pulls by the step that they wait for. So no event
-has to look at all workers or all pulls. Both are pure. With W workers, the amortised cost of an operation is O(log W)
-at most.
+`Clocks` counts the workers at each step, so no event has to look at all workers. It is pure. With W workers, the
+amortised cost of an operation is O(log W) at most.
 """
 
 import heapq
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from shoal import errors
-from shoal._limits import catalogue
 from shoal._wire.limits import MAX_LEAD, MAX_STEP
 
 # Outdated entries of a heap are removed when there are this many more of them than of current entries.
 SLACK = 64
-# Most pulls that wait at one shard. A waiting pull takes memory, not a thread.
-MAX_WAITING_PULLS = catalogue.MAX_WAITING_PULLS.default
-
-
-def check_room(name: str, waiting: int) -> None:
-    """Checks that one more pull may wait.
-
-    Raises:
-        Overloaded: too many pulls wait.
-    """
-    if waiting >= MAX_WAITING_PULLS:
-        raise catalogue.MAX_WAITING_PULLS.refusal(f"{name}: {waiting} pulls wait", "try again later")
 
 
 def check_step(name: str, step: int, furthest: int = MAX_STEP) -> None:
@@ -182,79 +167,3 @@ class Clocks(Mapping[str, WorkerClock]):
             del self._at[steps]
         if steps <= self._mark:
             self._up_to_mark -= 1
-
-
-@dataclass(frozen=True, slots=True)
-class WaitingPull:
-    """A pull that waits.
-
-    Attributes:
-        worker: name of the worker.
-        step: the step that the values are for.
-    """
-
-    worker: str
-    step: int
-
-
-class WaitingPulls:
-    """Pulls by ticket, with an order by the step that they wait for."""
-
-    def __init__(self) -> None:
-        self._by_ticket: dict[Any, WaitingPull] = {}
-        self._at: dict[int, dict[Any, WaitingPull]] = {}  # step -> its pulls, oldest first; none is empty
-        self._order: list[int] = []  # heap of at least the keys of _at
-
-    def __len__(self) -> int:
-        return len(self._by_ticket)
-
-    def items(self) -> Iterator[tuple[Any, WaitingPull]]:
-        """Yields tickets and pulls, in the order in which they came."""
-        yield from self._by_ticket.items()
-
-    def add(self, ticket: Any, worker: str, step: int) -> None:
-        """Adds a pull.
-
-        Args:
-            ticket: identifies the pull.
-            worker: name of the worker.
-            step: the step that the values are for.
-        """
-        pull = self._by_ticket[ticket] = WaitingPull(worker, step)
-        if step not in self._at:
-            self._at[step] = {}
-            heapq.heappush(self._order, step)
-            if len(self._order) > 2 * len(self._at) + SLACK:
-                self._order = sorted(self._at)
-        self._at[step][ticket] = pull
-
-    def remove(self, ticket: Any) -> None:
-        """Removes a pull. Has no effect if the pull does not wait."""
-        pull = self._by_ticket.pop(ticket, None)
-        if pull is not None:
-            pulls = self._at[pull.step]
-            del pulls[ticket]
-            if not pulls:
-                del self._at[pull.step]
-
-    def pop_up_to(self, step: int) -> list[tuple[int, Mapping[Any, WaitingPull]]]:
-        """Removes the pulls that wait for at most this step.
-
-        Returns:
-            Each step with its pulls by ticket: lowest step first, and oldest pull first.
-        """
-        order, found = self._order, list[tuple[int, Mapping[Any, WaitingPull]]]()
-        while order and order[0] <= step:
-            reached = heapq.heappop(order)
-            pulls = self._at.pop(reached, None)  # None: its pulls were removed
-            if pulls:
-                found.append((reached, pulls))
-                for ticket in pulls:
-                    del self._by_ticket[ticket]
-        return found
-
-    def clear(self) -> list[Any]:
-        """Removes all pulls and returns their tickets."""
-        tickets = list(self._by_ticket)
-        self._by_ticket, self._at, self._order = {}, {}, []
-        return tickets

@@ -5,22 +5,21 @@ It also answers repeated requests as it answered the first ones. It is pure: no 
 opaque payloads.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 from shoal import errors
 from shoal.optim import Schedule
 from shoal_server.shards.machine import events
-from shoal_server.shards.machine.clocks import Clocks, WaitingPull, WaitingPulls, WorkerClock, check_room, check_step
+from shoal_server.shards.machine.clocks import Clocks, WorkerClock, check_step
 from shoal_server.shards.machine.events import Effect
 from shoal_server.shards.machine.mode import Apply, Contribution, Fold, Mode
 from shoal_server.shards.machine.norm_exchange import NormExchange
 from shoal_server.shards.machine.permits import Permits
+from shoal_server.shards.machine.pulls import Pulls
 from shoal_server.shards.machine.worker_records import Answers, AppliedPushes, Fences
-
-# Steps ahead for which a pull may ask: values of the next step, while the worker computes this one.
-MAX_AHEAD = 1
 
 
 @dataclass
@@ -44,17 +43,17 @@ class GroupState:
     _used: bool = False  # whether a pull or push of a worker was let through
     _staged: dict[str, Contribution] = field(default_factory=dict)  # at most one per worker, not yet committed
     applied: AppliedPushes = field(default_factory=AppliedPushes)  # of admitted workers
-    _waiting: WaitingPulls = field(default_factory=WaitingPulls)
-    _readers: dict[Any, int] = field(default_factory=dict)  # tickets and steps of readers that wait for a norm
     _cut_waits: bool = False  # whether a cut waits for a norm
     _learning_rate: Schedule | None = None  # for later updates; None means that of the optimizer
     permits: Permits = field(init=False)
+    _pulls: Pulls = field(init=False)
     _fences: Fences = field(init=False)
     _answers: Answers = field(init=False)  # to admitted workers only
     _norms: NormExchange = field(init=False)
 
     def __post_init__(self) -> None:
         self.permits = Permits(self.mode, self.clocks)
+        self._pulls = Pulls(self.name, self.mode, self.clocks, partial(self._record, "pull"))
         self._fences, self._answers = Fences(self.name), Answers(self.name)
         self._norms = NormExchange(self.name, self.peers)
 
@@ -73,7 +72,7 @@ class GroupState:
             effects += self.permits.settle()
             if self.permits.waiting and self.mode.decide(self.clocks, self.permits.announced):
                 effects += [*self._settle(), *self.permits.settle()]
-        if (self._readers or self._cut_waits) and not self.mode.awaits_norm:
+        if (self._pulls.readers or self._cut_waits) and not self.mode.awaits_norm:
             effects += self._answer_delayed()
         return effects
 
@@ -82,8 +81,7 @@ class GroupState:
             case events.PullRequested():
                 return self._pull_requested(event)
             case events.PullAbandoned():
-                self._waiting.remove(event.ticket)
-                self._readers.pop(event.ticket, None)
+                self._pulls.abandon(event.ticket)
                 return []
             case events.PushOpened() | events.PushWithdrawn() | events.Folded():
                 return self._permits_changed(event)
@@ -137,13 +135,12 @@ class GroupState:
 
     def abandon_all(self) -> list[Any]:
         """Removes all waiting pulls and pushes, and returns their tickets."""
-        readers, self._readers = self._readers, {}
-        return [*self._waiting.clear(), *readers, *self.permits.clear()]
+        return [*self._pulls.clear(), *self.permits.clear()]
 
     @property
     def waiting(self) -> int:
         """Number of waiting pulls."""
-        return len(self._waiting) + len(self._readers)
+        return len(self._pulls)
 
     @property
     def staged(self) -> int:
@@ -156,11 +153,9 @@ class GroupState:
         assert self._staged.keys() <= self.clocks.keys()
         assert self._answers.workers <= self.clocks.keys()
         assert len({clock.rank for clock in self.clocks.values()}) == len(self.clocks)
-        for _, pull in self._waiting.items():
-            assert pull.worker in self.clocks
-            assert not self.mode.may_pull(pull.step, self.clocks), "a pull waits that could be answered"
+        self._pulls.validate()
         assert self.applied.workers == self.clocks.keys()
-        assert self.mode.awaits_norm or not (self._readers or self._cut_waits)
+        assert self.mode.awaits_norm or not self._cut_waits
         self.permits.validate()
 
     def _worker_admitted(self, event: events.WorkerAdmitted) -> list[Effect]:
@@ -185,12 +180,8 @@ class GroupState:
         clock = self.clocks.get(event.worker)
         if not clock or clock.incarnation > event.incarnation:
             return [events.AnswerFence(0)]
-        tickets = [ticket for ticket, pull in self._waiting.items() if pull.worker == event.worker]
-        for ticket in tickets:
-            self._waiting.remove(ticket)
         error = self._fences.error(event.worker, clock.incarnation)
-        refused = self.permits.refuse(clock.place, error)
-        refused += [events.RefusePull(ticket, error) for ticket in tickets]
+        refused = [*self.permits.refuse(clock.place, error), *self._pulls.refuse(event.worker, error)]
         return [*refused, events.AnswerFence(self._answers.committed(event.worker))]
 
     def _worker_released(self, event: events.WorkerReleased) -> list[Effect]:
@@ -212,24 +203,11 @@ class GroupState:
 
     def _pull_requested(self, event: events.PullRequested) -> list[Effect]:
         if not event.worker:
-            if not self.mode.awaits_norm:
-                return [events.AnswerPulls((event.ticket,), event.step)]
-            check_room(
-                self.name, self.waiting
-            )  # the answers to all pushes of the step are given, so readers get its update
-            self._readers[event.ticket] = event.step
-            return []
-        if event.ahead > MAX_AHEAD:
-            raise errors.BadRequest(f"{self.name}: a pull is {event.ahead} steps ahead; the maximum is {MAX_AHEAD}")
+            return self._pulls.read(event.ticket, event.step)
+        self._pulls.check_ahead(event.ahead)
         clock = self._admitted(event.worker, event.incarnation)
         check_step(self.name, event.step, self.furthest)
-        effects = self._finish_earlier_steps(clock, event.step)
-        step = event.step + event.ahead
-        if self.mode.may_pull(step, self.clocks):
-            return [*effects, self._admit_pulls(step, {event.ticket: WaitingPull(event.worker, step)})]
-        check_room(self.name, self.waiting)
-        self._waiting.add(event.ticket, event.worker, step)
-        return effects
+        return [*self._finish_earlier_steps(clock, event.step), *self._pulls.request(event)]
 
     def _permits_changed(self, event: events.PushOpened | events.PushWithdrawn | events.Folded) -> list[Effect]:
         if isinstance(event, events.Folded):
@@ -282,11 +260,11 @@ class GroupState:
 
     def _answer_delayed(self) -> list[Effect]:
         """Answers the readers and the cut that have waited for a norm."""
-        effects: list[Effect] = [events.AnswerPulls((ticket,), step) for ticket, step in self._readers.items()]
+        effects = self._pulls.answer_readers()
         if self._cut_waits:
             step = self.mode.entry_step(self.clocks, self.furthest)
             effects.append(events.AnswerCut(self.version, step, self.applied.cursors, self.applied.counts))
-        self._readers, self._cut_waits = {}, False
+        self._cut_waits = False
         return effects
 
     def _cut_requested(self, event: events.CutRequested) -> list[Effect]:
@@ -364,10 +342,7 @@ class GroupState:
         effects = self._apply(self.mode.settle(self.clocks))
         if fold := (self.mode.seal(self.clocks) if self.peers else None) or self.mode.fold(self.clocks):
             effects += self._released(fold)
-        if len(self._waiting):
-            ready = self._waiting.pop_up_to(self.mode.limit(self.clocks))
-            effects += [self._admit_pulls(step, pulls) for step, pulls in ready]
-        return effects
+        return effects + self._pulls.settle()
 
     def _released(self, fold: Fold) -> list[Effect]:
         self.permits.released(len(fold.contributions))
@@ -380,11 +355,6 @@ class GroupState:
         for apply in applies:
             self.applied.applied(apply.contributions)
         return [replace(it, learning_rate=self._learning_rate) for it in applies] if self._learning_rate else [*applies]
-
-    def _admit_pulls(self, step: int, pulls: Mapping[Any, WaitingPull]) -> events.AnswerPulls:
-        # One effect for all: the commit that ends a step may let a thousand pulls through, under the group's lock.
-        self._record("pull", (pull.worker for pull in pulls.values()), step)
-        return events.AnswerPulls(tuple(pulls), self.mode.next_step(step))
 
     def _record(self, kind: Literal["pull", "push"], workers: Iterable[str], step: int) -> None:
         self._used = True
