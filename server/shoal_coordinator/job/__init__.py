@@ -6,7 +6,7 @@ which `persistence` stores. `cluster` and the packages above it may import this 
 the coordinator: `messages`.
 """
 
-from shoal_coordinator.job.checkpoint_schedule import NO_STORAGE
+from shoal_coordinator.job.checkpoints import NO_STORAGE
 from shoal_coordinator.job.counters import JobCounters, QuarantineReason, RestartReason
 from shoal_coordinator.job.ledger import Ledger, default_range_size
 from shoal_coordinator.job.machine import JobMachine

@@ -6,7 +6,7 @@ from google.protobuf.message import Message
 
 from shoal.events import from_proto as event_from_proto
 from shoal.v1 import state_pb2
-from shoal_coordinator.job.checkpoint_coordinator import CheckpointCoordinator
+from shoal_coordinator.job.checkpoints import CheckpointCoordinator
 from shoal_coordinator.job.event_log import Kept
 from shoal_coordinator.job.owners import Owners
 from shoal_coordinator.job.progress import report_from_proto

@@ -10,7 +10,7 @@ from shoal.checkpoint_policy import CheckpointChoice
 from shoal.job import Job
 from shoal.status import JobState, RestartPoint
 from shoal.v1 import state_pb2
-from shoal_coordinator.job.checkpoint_schedule import CheckpointSchedule
+from shoal_coordinator.job.checkpoints import CheckpointSchedule
 from shoal_coordinator.job.ledger import Ledger
 from shoal_coordinator.messages import ProgramDescription, RestoredCheckpoint
 

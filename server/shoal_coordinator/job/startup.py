@@ -11,7 +11,7 @@ from shoal._wire import Placement
 from shoal.evaluation_policy import reduces_on_plateau
 from shoal.optim import ConstantLR, Schedule
 from shoal.status import JobState
-from shoal_coordinator.job.checkpoint_coordinator import CheckpointCoordinator
+from shoal_coordinator.job.checkpoints import CheckpointCoordinator
 from shoal_coordinator.job.group_member import GroupMember, Stage
 from shoal_coordinator.job.owners import Owners
 from shoal_coordinator.job.recovery import Recovery

@@ -16,7 +16,7 @@ from shoal._wire import Placement
 from shoal.consistency import Asynchronous
 from shoal.status import DataAccount, JobState, JobStatus, Progress, SavedCheckpoint, Timings
 from shoal_coordinator.job.accounting import Accounting
-from shoal_coordinator.job.checkpoint_coordinator import CheckpointCoordinator
+from shoal_coordinator.job.checkpoints import CheckpointCoordinator
 from shoal_coordinator.job.counters import JobCounters
 from shoal_coordinator.job.event_log import EventLog
 from shoal_coordinator.job.lifecycle import Lifecycle

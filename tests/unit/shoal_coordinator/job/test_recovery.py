@@ -13,7 +13,7 @@ from shoal.job import Job
 from shoal.status import RestartPoint, SavedCheckpoint
 from shoal.v1 import state_pb2
 from shoal.variables import Variable
-from shoal_coordinator.job.checkpoint_schedule import CheckpointSchedule
+from shoal_coordinator.job.checkpoints.schedule import CheckpointSchedule
 from shoal_coordinator.job.ledger import Ledger
 from shoal_coordinator.job.recovery import MAX_FAILED_RESTARTS, Recovery, ResumePlan
 from shoal_coordinator.messages import ProgramDescription, RestoredCheckpoint

@@ -14,7 +14,7 @@ from shoal.consistency import Consistency
 from shoal.evaluation_policy import EvaluationPolicy
 from shoal.events import EvaluationEnded
 from shoal.status import Evaluation, JobState
-from shoal_coordinator.job.evaluation_schedule import EvaluationSchedule
+from shoal_coordinator.job.checkpoints.evaluation_schedule import EvaluationSchedule
 from shoal_coordinator.messages import CommitCheckpoint, CreateShards, ScanCheckpoints, SetLearningRate, TakeCut
 from shoal_coordinator.messages.events import CheckpointFailed, CheckpointRequested, LearningRateRequested
 from support.clusters.cluster_rig import KEEPING, Rig, job

@@ -15,8 +15,8 @@ from shoal._wire import EvaluationAck, EvaluationClaim
 from shoal.checkpoint_policy import CheckpointPolicy
 from shoal.events import CheckpointEnded, EvaluationEnded
 from shoal.status import Evaluation, SavedCheckpoint
-from shoal_coordinator.job.checkpoint_schedule import NO_STORAGE, CheckpointSchedule
-from shoal_coordinator.job.evaluation_schedule import EvaluationSchedule
+from shoal_coordinator.job.checkpoints.evaluation_schedule import EvaluationSchedule
+from shoal_coordinator.job.checkpoints.schedule import NO_STORAGE, CheckpointSchedule
 from shoal_coordinator.job.owners import Owners
 from shoal_coordinator.job.submission import Submission
 from shoal_coordinator.messages import (

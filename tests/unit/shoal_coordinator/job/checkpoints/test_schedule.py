@@ -12,7 +12,7 @@ from shoal.checkpoint_policy import NEVER, CheckpointChoice, CheckpointPolicy
 from shoal.job import Job
 from shoal.status import SavedCheckpoint
 from shoal.v1 import job_pb2
-from shoal_coordinator.job.checkpoint_schedule import CheckpointSchedule
+from shoal_coordinator.job.checkpoints.schedule import CheckpointSchedule
 
 START = 1_000.0
 
