@@ -21,6 +21,7 @@ from shoal.optim import Schedule
 from shoal.status import Evaluation, JobState, SavedCheckpoint
 from shoal_coordinator.job.counters import JobCounters, QuarantineReason, RestartReason
 from shoal_coordinator.job.group_member import GroupMember, Stage
+from shoal_coordinator.job.hang_detector import HangDetector
 from shoal_coordinator.job.lifecycle import first_line
 from shoal_coordinator.job.submission import Submission
 from shoal_coordinator.job.view import JobView
@@ -42,6 +43,18 @@ from shoal_coordinator.messages import (
 
 class JobMachine(JobView):
     """The state machine of one job: a `JobView` with the methods that change it; see `begun` and `restored`."""
+
+    def __init__(
+        self,
+        submission: Submission,
+        now: float,
+        changed: Callable[[str], None] = lambda _: None,
+        *,
+        checkpoints: bool = False,
+        counters: JobCounters | None = None,
+    ) -> None:
+        super().__init__(submission, now, changed, checkpoints=checkpoints, counters=counters)
+        self._hang_detector = HangDetector(self.spec, self._owners, self._checkpoint_coordinator)
 
     @classmethod
     def begun(
@@ -169,6 +182,10 @@ class JobMachine(JobView):
         self._counters.quarantined[why] += 1
         self._lifecycle.note(f"worker {worker} is quarantined for {seconds:.0f} s: {reason}", now)
         return self.lose(worker, now, why=f"was quarantined: {first_line(reason)}")
+
+    def hung_workers(self, now: float, interval_s: float = 0.0) -> tuple[list[str], str]:
+        """Returns the hung workers, and the reason; see `HangDetector.hung_workers`."""
+        return self._hang_detector.hung_workers(now, interval_s)
 
     def lose_hung(self, worker: str, reason: str, now: float, *, others: bool) -> list[Effect]:
         """Takes out a worker that hangs.

@@ -13,7 +13,6 @@ from google.protobuf.message import Message
 
 from shoal import errors
 from shoal._wire import Placement
-from shoal.consistency import Asynchronous
 from shoal.status import DataAccount, JobState, JobStatus, Progress, SavedCheckpoint, Timings
 from shoal_coordinator.job.accounting import Accounting
 from shoal_coordinator.job.checkpoints import CheckpointCoordinator
@@ -28,10 +27,6 @@ from shoal_coordinator.job.startup import JobStartup
 from shoal_coordinator.job.submission import Submission
 from shoal_coordinator.job.worker_group import WorkerGroup
 from shoal_coordinator.messages import HoldResult, JobRecordKind, JobSnapshot, JoinResult, ProgramDescription, ServerRef
-
-# The default of `Job.step_timeout_s`: so many times the longest recent step, but at least so many seconds. A program
-# may compile, or read a slow file system, for minutes; restarting it then would be worse than waiting.
-_STEPS_LONG, _STEP_TIMEOUT_S = 20, 600.0
 
 
 class JobView:
@@ -69,7 +64,7 @@ class JobView:
         self._plan = Plan(changed)
         self._worker_group = WorkerGroup(self.spec)
         self._accounting = Accounting(self.spec, changed)
-        owners = Owners(self.log, self._lifecycle, self._plan, self._worker_group, self._accounting)
+        self._owners = owners = Owners(self.log, self._lifecycle, self._plan, self._worker_group, self._accounting)
         self._checkpoint_coordinator = CheckpointCoordinator(submission, owners, now, changed, possible=checkpoints)
         self._recovery = Recovery(self.spec, self._checkpoint_coordinator.checkpoints)
         self._startup = JobStartup(submission, owners, self._checkpoint_coordinator, self._recovery, changed)
@@ -252,23 +247,6 @@ class JobView:
     def quarantine_note(self, now: float) -> str:
         """Returns which workers are quarantined and until when; empty if none are."""
         return self._worker_group.quarantine_note(now)
-
-    def hung_workers(self, now: float, interval_s: float = 0.0) -> tuple[list[str], str]:
-        """Returns the hung workers, and the reason. Reports of steps arrive up to `interval_s` seconds late."""
-        group = self._worker_group
-        if self.spec.is_session or isinstance(self.spec.consistency, Asynchronous) or not self._lifecycle.running:
-            return [], ""
-        if self._checkpoint_coordinator.has_evaluator:  # it may take any time, and others may wait for it
-            group.restart_watch(now)
-            return [], ""
-        stalled_s, limit_s = group.stalled_s(now) - interval_s, float(self.spec.step_timeout_s)
-        if stalled_s < (limit_s or _STEP_TIMEOUT_S):
-            return [], ""
-        limit_s = limit_s or max(_STEP_TIMEOUT_S, _STEPS_LONG * self._accounting.steps.longest_s)
-        if stalled_s < limit_s:
-            return [], ""
-        why = f"it has made no step for {stalled_s:.0f} s while others wait for it (step_timeout_s: {limit_s:.0f} s)"
-        return group.lagging(now - limit_s), why
 
     def joined(self, worker: str) -> JoinResult:
         """Returns the state of a worker's entry; only the job's state if the worker has no assignment."""
