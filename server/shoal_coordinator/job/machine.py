@@ -20,7 +20,8 @@ from shoal.events import LogLine, MetricsReported
 from shoal.optim import Schedule
 from shoal.status import Evaluation, JobState, SavedCheckpoint
 from shoal_coordinator.job.counters import JobCounters, QuarantineReason, RestartReason
-from shoal_coordinator.job.group_member import GroupMember, Stage
+from shoal_coordinator.job.ending import JobEnding
+from shoal_coordinator.job.group_member import GroupMember
 from shoal_coordinator.job.hang_detector import HangDetector
 from shoal_coordinator.job.lifecycle import first_line
 from shoal_coordinator.job.submission import Submission
@@ -34,7 +35,6 @@ from shoal_coordinator.messages import (
     Effect,
     JobDescribed,
     JobRecordKind,
-    RemoveWorker,
     RestoredCheckpoint,
     TakeCheckpointResult,
     WorkerReported,
@@ -54,7 +54,9 @@ class JobMachine(JobView):
         counters: JobCounters | None = None,
     ) -> None:
         super().__init__(submission, now, changed, checkpoints=checkpoints, counters=counters)
-        self._hang_detector = HangDetector(self.spec, self._owners, self._checkpoint_coordinator)
+        coordinator = self._checkpoint_coordinator
+        self._ending = JobEnding(submission, self._owners, coordinator, self._startup, changed)
+        self._hang_detector = HangDetector(self.spec, self._owners, coordinator)
 
     @classmethod
     def begun(
@@ -122,11 +124,11 @@ class JobMachine(JobView):
         return self._startup.set_learning_rate(learning_rate)
 
     def join(self, worker: str, assigned: bool, now: float, *, waits: bool = False) -> list[Effect]:
-        """Lets a worker enter as far as possible; see `Startup.join`."""
+        """Lets a worker enter as far as possible; see `JobStartup.join`."""
         return self._startup.join(worker, assigned, now, waits=waits)
 
     def admitted(self, steps: Mapping[int, int], now: float) -> None:
-        """Records that all servers have admitted workers, by assignment; see `Startup.admitted`."""
+        """Records that all servers have admitted workers, by assignment; see `JobStartup.admitted`."""
         self._startup.admitted(steps, now)
 
     def lease(self, worker: str, done: int, now: float, samples: int = 0) -> Lease | NoRange:
@@ -263,9 +265,7 @@ class JobMachine(JobView):
 
     def end_when_saved(self, now: float) -> list[Effect]:
         """Ends the job if all workers have finished, and the final checkpoint is complete, failed or impossible."""
-        if not self.all_workers_finished or self._checkpoint_coordinator.pending:
-            return []
-        return self._succeed(now)
+        return self._ending.end_when_saved(now)
 
     def _checkpointed(self) -> None:
         self._recovery.checkpointed()
@@ -301,7 +301,7 @@ class JobMachine(JobView):
             return self.fail(explanation, now) + self.drop()
         self._counters.count_restart(RestartReason.DRAINING if announced else RestartReason.LOST)
         for worker in list(self._worker_group.active):
-            self._release(worker)  # no effects: its state on the servers goes with the shards
+            self._ending.release(worker)  # no effects: its state on the servers goes with the shards
         self._worker_group.clear()
         servers = self._plan.drop()
         self._plan.restart(keeps_rate=not reduces_on_plateau(self.spec.evaluation))
@@ -322,96 +322,21 @@ class JobMachine(JobView):
     def finish(
         self, worker: str, error: str, now: float, cursor: Cursor | None = None, *, others_go_on: bool = False
     ) -> list[Effect]:
-        """Records that a worker has finished. An error fails the job. Before the job runs, a session only leaves.
-
-        Args:
-            worker, error: id of the worker, and its error, or empty.
-            now: seconds of Unix time.
-            cursor: its position in its data, if known.
-            others_go_on: whether a session with an error only leaves, if the job has other sessions.
-
-        Returns:
-            The effects.
-        """
-        if error and others_go_on and self.spec.is_session and len(self._worker_group.active) > 1:
-            return self.lose(worker, now, why=f"left: {first_line(error)}")
-        if error:
-            return self.fail(f"worker {worker} failed: {error}", now)
-        if not self._lifecycle.running and self.spec.is_session:
-            return self.lose(worker, now)
-        if not self._lifecycle.running:
-            return self.fail(f"worker {worker} finished before the job ran; its daemon's log may say why", now)
-        rank = self._worker_group.active[worker].rank
-        effects = self._release(worker, cursor, rank)
-        self._worker_group.finish(rank)
-        self._changed(JobRecordKind.STATE)
-        return effects + self._succeed_when_done(now)
+        """Records that a worker has finished. An error fails the job; see `JobEnding.finish`."""
+        return self._ending.finish(worker, error, now, cursor, others_go_on=others_go_on)
 
     def lose(self, worker: str, now: float, cursor: Cursor | None = None, why: str = "") -> list[Effect]:
-        """Records that a worker died or left before it finished; its range is requeued.
-
-        Args:
-            worker, now: id of the worker, and seconds of Unix time.
-            cursor: its position in its data, if known.
-            why: what has happened to it. Empty means that it is gone, which users of a session job are told.
-
-        Returns:
-            The effects.
-        """
-        told, why = bool(why) or self.spec.is_session, why or "is gone"
-        rank = self._worker_group.active[worker].rank
-        effects = self._release(worker, cursor)
-        self._worker_group.vacate(rank, f"{worker} {why}" if told else "")
-        self._lifecycle.note(f"worker {worker} (rank {rank}) {why}", now)
-        self._startup.worker_gone(now)
-        return effects if self.spec.is_session else effects + self._succeed_when_done(now)
+        """Records that a worker died or left before it finished; see `JobEnding.lose`."""
+        return self._ending.lose(worker, now, cursor, why)
 
     def fail(self, reason: str, now: float) -> list[Effect]:
         """Fails the job, for a reason that users see."""
-        return self._end(JobState.FAILED, reason, now)
+        return self._ending.fail(reason, now)
 
     def cancel(self, now: float, reason: str = "") -> list[Effect]:
         """Cancels the job at its user's request. The first line of the reason counts."""
-        return self._end(JobState.CANCELLED, first_line(reason), now)
+        return self._ending.cancel(now, reason)
 
     def drop(self) -> list[Effect]:
         """Frees the shards."""
-        servers = self._plan.drop()
-        return [DropShards(self.ref, servers)] if servers else []
-
-    def _release(self, worker: str, cursor: Cursor | None = None, owner: int | None = None) -> list[Effect]:
-        member = self._worker_group.release(worker)
-        self._checkpoint_coordinator.release(member.assignment)
-        self._accounting.release(worker, cursor, owner)
-        if member.stage is Stage.ASSIGNED:
-            return []
-        return [RemoveWorker(self.ref, worker, member.incarnation, self.servers)]
-
-    def _succeed_when_done(self, now: float) -> list[Effect]:
-        """Ends the job successfully, when every rank has finished or all data is done."""
-        all_finished = self.spec.is_session or self._worker_group.finished >= self.spec.fewest_workers
-        done = bool(self._worker_group.finished) and (all_finished or self._accounting.finished)
-        if self._worker_group.active or not (done or self.stopping):
-            return []
-        self._checkpoint_coordinator.request_last(now)
-        if not self._checkpoint_coordinator.pending:
-            return self._succeed(now)
-        self._lifecycle.close(now)
-        return self.checkpoint_when_due(now)
-
-    def _succeed(self, now: float) -> list[Effect]:
-        failure = self.checkpoint_failure if self.all_workers_finished else ""
-        untrained = self._accounting.untrained if self.spec.is_session else ""
-        lost = "the final evaluation was lost with its worker" if self._checkpoint_coordinator.owes_evaluation else ""
-        unsaved = f"its last checkpoint failed: {failure}" if failure else ""
-        notes = [self.stopping, self._worker_group.unfinished, untrained, lost, unsaved]
-        return self._end(JobState.SUCCEEDED, "; ".join(filter(None, notes)), now)
-
-    def _end(self, state: JobState, reason: str, now: float) -> list[Effect]:
-        if self.ended:
-            return []
-        # Workers are fenced, so that the variables change no more and no worker stays in a barrier.
-        effects = [effect for worker in list(self._worker_group.active) for effect in self._release(worker)]
-        self._lifecycle.end(state, reason, now)
-        # A job that never ran has no values worth keeping.
-        return effects if self._lifecycle.started else effects + self.drop()
+        return self._ending.drop()
