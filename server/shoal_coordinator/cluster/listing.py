@@ -9,7 +9,8 @@ from shoal import errors
 from shoal._limits import catalogue
 from shoal.status import JobState, JobStatus, MemberStatus, Role
 from shoal_coordinator.cluster.job_table import JobTable
-from shoal_coordinator.cluster.membership import Member, Membership
+from shoal_coordinator.cluster.member import Member
+from shoal_coordinator.cluster.membership import Membership
 
 # Jobs or members of a page: the default, and the limit PAGE_SIZE.
 DEFAULT_PAGE_SIZE, PAGE_SIZE = 200, catalogue.PAGE_SIZE.default

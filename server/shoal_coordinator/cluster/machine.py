@@ -18,7 +18,8 @@ from shoal.status import ClusterStatus, JobStatus, Role
 from shoal_coordinator.cluster.dirty_records import DirtyRecords
 from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.listing import Listing
-from shoal_coordinator.cluster.membership import RETURN_S, Member, Membership
+from shoal_coordinator.cluster.member import Member
+from shoal_coordinator.cluster.membership import RETURN_S, Membership
 from shoal_coordinator.cluster.outcome_handler import OutcomeHandler
 from shoal_coordinator.cluster.pending_effects import PendingEffects
 from shoal_coordinator.cluster.policy import ClusterPolicy

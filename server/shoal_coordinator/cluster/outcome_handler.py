@@ -8,7 +8,8 @@ from shoal._wire import Placement
 from shoal.status import SavedCheckpoint
 from shoal_coordinator.cluster.draining import DrainCoordinator
 from shoal_coordinator.cluster.job_table import JobTable
-from shoal_coordinator.cluster.membership import Member, Membership
+from shoal_coordinator.cluster.member import Member
+from shoal_coordinator.cluster.membership import Membership
 from shoal_coordinator.cluster.norm_watch import NormWatch
 from shoal_coordinator.cluster.pending_effects import PendingEffects
 from shoal_coordinator.job import JobMachine

@@ -15,7 +15,8 @@ from shoal import errors
 from shoal._wire import Placement
 from shoal.status import JobState, Role
 from shoal_coordinator.cluster.job_table import JobTable
-from shoal_coordinator.cluster.membership import Member, Membership
+from shoal_coordinator.cluster.member import Member
+from shoal_coordinator.cluster.membership import Membership
 from shoal_coordinator.cluster.norm_watch import NormWatch
 from shoal_coordinator.cluster.placement import (
     Candidate,

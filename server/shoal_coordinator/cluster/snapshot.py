@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shoal_coordinator.cluster.membership import Member
+from shoal_coordinator.cluster.member import Member
 from shoal_coordinator.messages import Effect, JobSnapshot
 
 

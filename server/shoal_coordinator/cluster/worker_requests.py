@@ -15,7 +15,8 @@ from shoal.evaluation_policy import reduces_on_plateau
 from shoal.status import JobState, Role
 from shoal_coordinator.cluster.job_limits import JobLimits
 from shoal_coordinator.cluster.job_table import JobTable
-from shoal_coordinator.cluster.membership import Member, Membership
+from shoal_coordinator.cluster.member import Member
+from shoal_coordinator.cluster.membership import Membership
 from shoal_coordinator.cluster.outcome_handler import OutcomeHandler
 from shoal_coordinator.cluster.scheduler import Scheduler
 from shoal_coordinator.job import JobMachine, QuarantineReason

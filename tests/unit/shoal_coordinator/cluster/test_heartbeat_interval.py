@@ -16,7 +16,8 @@ from shoal_coordinator.cluster.heartbeat_interval import (
     heartbeat_interval_s,
     interval_told_s,
 )
-from shoal_coordinator.cluster.membership import Member, Membership
+from shoal_coordinator.cluster.member import Member
+from shoal_coordinator.cluster.membership import Membership
 from shoal_coordinator.messages import Registration, events
 from support.clusters.cluster_rig import Rig
 

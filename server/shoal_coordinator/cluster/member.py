@@ -1,0 +1,86 @@
+"""One member of a cluster, and its stored record. Pure: no clock, no I/O."""
+
+from dataclasses import dataclass, field, replace
+
+from shoal.status import MemberStatus, Role, ServerLoad
+from shoal.v1 import state_pb2
+from shoal_coordinator.messages import Registration
+
+
+@dataclass(slots=True)
+class Member:
+    """One incarnation of a member.
+
+    Attributes:
+        registration: what the process stated about itself.
+        incarnation: number of the incarnation, unique in the cluster.
+        last_seen: time of the last heartbeat, in seconds of Unix time.
+        alive: False after the incarnation has ended. It never becomes True again.
+        enrolled: whether a session has had its assignment. Each incarnation of a session gets one.
+        draining: whether the member was asked to stop and finishes what others depend on. It never becomes False again.
+        shards: number of shards that a server holds.
+        bytes: bytes that a server holds.
+        load: load of a server.
+    """
+
+    registration: Registration
+    incarnation: int
+    last_seen: float
+    alive: bool = True
+    enrolled: bool = False
+    draining: bool = False
+    shards: int = 0
+    bytes: int = 0
+    load: ServerLoad = field(default_factory=ServerLoad)
+
+    @property
+    def id(self) -> str:
+        """The member id."""
+        return self.registration.member
+
+    @property
+    def role(self) -> Role:
+        """The member's role."""
+        return self.registration.role
+
+    def status(self, now: float, job: str) -> MemberStatus:
+        """Returns the member's status; `job` is the name of the job that it works on, or empty."""
+        return MemberStatus(
+            member=self.id,
+            role=self.role,
+            incarnation=self.incarnation,
+            address=self.registration.address,
+            device=self.registration.device,
+            metrics_address=self.registration.metrics_address,
+            alive=self.alive,
+            silent_s=max(0.0, now - self.last_seen),
+            shards=self.shards,
+            bytes=self.bytes,
+            job=job,
+            load=self.load,
+            draining=self.draining,
+        )
+
+    def to_proto(self) -> state_pb2.MemberRecord:
+        """Returns the record of this member."""
+        return state_pb2.MemberRecord(
+            registration=self.registration.to_proto(),
+            incarnation=self.incarnation,
+            enrolled=self.enrolled,
+            dead=not self.alive,
+            last_seen=0.0 if self.alive else self.last_seen,
+            draining=self.draining,
+            owner=self.registration.owner,
+        )
+
+    @classmethod
+    def from_proto(cls, record: state_pb2.MemberRecord) -> "Member":
+        """Returns the member of a record. The caller sets `last_seen` of a live member."""
+        return cls(
+            replace(Registration.from_proto(record.registration), owner=record.owner),
+            record.incarnation,
+            record.last_seen,
+            alive=not record.dead,
+            enrolled=record.enrolled,
+            draining=record.draining,
+        )
