@@ -1,8 +1,8 @@
 """The state machine of the whole cluster: members, jobs and assignments of workers (no clock, no I/O).
 
-`Cluster.handle(event, now)` is the only way to change its state. This module handles the events that members and users
-cause. `worker_requests` handles the events by which workers take part in their jobs, and `outcome_handler` the outcomes
-of effects. `scheduler` assigns workers to jobs whenever members or jobs have changed.
+`Cluster.handle(event, now)` is the only way to change its state. This module handles the events of members.
+`user_requests` handles those of users, `worker_requests` the events by which workers take part in their jobs, and
+`outcome_handler` the outcomes of effects. `scheduler` assigns workers to jobs whenever members or jobs have changed.
 """
 
 from collections import Counter
@@ -13,7 +13,6 @@ from typing import Any
 
 from shoal import errors
 from shoal._wire import Cursor
-from shoal.job import Job
 from shoal.status import ClusterStatus, JobStatus, Role
 from shoal_coordinator.cluster.dirty_records import DirtyRecords
 from shoal_coordinator.cluster.job_table import JobTable
@@ -25,8 +24,9 @@ from shoal_coordinator.cluster.pending_effects import PendingEffects
 from shoal_coordinator.cluster.policy import ClusterPolicy
 from shoal_coordinator.cluster.scheduler import Scheduler
 from shoal_coordinator.cluster.snapshot import ClusterCounters, ClusterSnapshot
+from shoal_coordinator.cluster.user_requests import UserRequests
 from shoal_coordinator.cluster.worker_requests import WorkerRequests
-from shoal_coordinator.job import NO_STORAGE, JobCounters, JobMachine, Submission
+from shoal_coordinator.job import JobCounters, JobMachine
 from shoal_coordinator.messages import (
     Assignment,
     CommitCheckpoint,
@@ -37,7 +37,6 @@ from shoal_coordinator.messages import (
     RemoveWorker,
     ScanCheckpoints,
     ServerRef,
-    TakeCheckpointResult,
     TakeCut,
     events,
 )
@@ -67,7 +66,6 @@ class Cluster:
         self.take_changed_jobs = self._dirty.take_changed_jobs
         self.listing = Listing(self._jobs, self._members)
         self.counters = JobCounters()
-        self._submissions = 0  # never decreases: each number is used once
         self._expired_at = now  # when heartbeat timeouts were last checked
         self._dead: dict[str, Role] = {}  # members declared lost since the last `TimePassed`
         self._pending_effects = PendingEffects(self._dirty.effect)
@@ -80,17 +78,16 @@ class Cluster:
         self._worker_requests = WorkerRequests(
             self._jobs, self._members, self._scheduler, self._outcomes, self._emit, self._schedule, policy.jobs
         )
+        self._user_requests = UserRequests(
+            self._jobs, self._dirty, self.counters, self._emit, self._schedule, self._forget, policy
+        )
         self._handlers: dict[type[events.ClusterEvent[Any]], Callable[[Any, float], Any]] = {
             events.TimePassed: self._time_passed,
             events.RegistrationReceived: self._registration_received,
             events.HeartbeatReceived: self._heartbeat_received,
             events.MemberLeft: self._member_left,
             events.DrainRequested: self._drain_requested,
-            events.JobSubmitted: self._job_submitted,
-            events.JobCancelled: self._job_cancelled,
-            events.JobDropped: self._job_dropped,
-            events.CheckpointRequested: self._checkpoint_requested,
-            events.LearningRateRequested: self._learning_rate_requested,
+            **self._user_requests.handlers,
             **self._worker_requests.handlers,
             **self._outcomes.handlers,
         }
@@ -125,7 +122,7 @@ class Cluster:
         """
         counts = snapshot.counts
         cluster = cls(counts.cluster, policy, now)
-        cluster._submissions = counts.submissions
+        cluster._user_requests.submissions = counts.submissions
         cluster._scheduler.restore(counts.generation, counts.assignments)
         cluster._members.restore(snapshot.members, counts.incarnation, now)
         for submission, job in snapshot.jobs.items():
@@ -165,7 +162,7 @@ class Cluster:
         return ClusterCounters(
             cluster=self._id,
             generation=self._scheduler.generation,
-            submissions=self._submissions,
+            submissions=self._user_requests.submissions,
             assignments=self._scheduler.assignments,
             effects=self._pending_effects.last,
             incarnation=self._members.incarnation,
@@ -255,7 +252,7 @@ class Cluster:
         assert max(kinds.values(), default=0) <= self._policy.keep_finished
         submissions = [job.ref.submission for job in self._jobs.values()]
         assert submissions == sorted(submissions)
-        assert max(submissions, default=0) <= self._submissions
+        assert max(submissions, default=0) <= self._user_requests.submissions
         self._pending_effects.validate()
         self._outcomes.draining.validate(self._jobs.live)
         # Each attempt has exactly one effect, so the outcome of the effect is the outcome of the attempt.
@@ -323,66 +320,13 @@ class Cluster:
         if member.role is Role.SERVER:
             self._outcomes.lose_server(member, now)
 
-    # Jobs, as users see them.
-
-    def _job_submitted(self, event: events.JobSubmitted, now: float) -> JobStatus:
-        name = event.spec.name
-        earlier = self._jobs.get(name)
-        if earlier and earlier.submission.repeats(event.token, event.submitter):
-            return earlier.status(now)
-        if earlier and not earlier.ended:
-            raise errors.JobExists(
-                f"job {name} is {earlier.state.value}: choose another name, or cancel it first", job=name
-            )
-        self._check_storage(event.spec)
-        self._policy.jobs.check_submission(event, self._jobs.live)
-        if earlier:
-            self._forget(earlier)
-        self._submissions += 1
-        self._dirty.counts()
-        ref = JobRef(name, self._submissions)
-        role = event.submitter_role
-        job = self._new_job(Submission(ref, event.spec, event.token, event.submitter, event.spec_bytes, role), now)
-        self._schedule(now)
-        return job.status(now)
-
-    def _job_cancelled(self, event: events.JobCancelled, now: float) -> JobStatus:
-        job = self.job(event.job)
-        self._emit(job.cancel(now, event.reason))
-        self._schedule(now)
-        return job.status(now)
-
-    def _job_dropped(self, event: events.JobDropped, _: float) -> None:
-        job = self.job(event.job)
-        if not job.ended:
-            raise errors.JobRunning(f"job {event.job} is {job.state.value}; cancel it first", job=event.job)
-        self._forget(job)
-
-    def _checkpoint_requested(self, event: events.CheckpointRequested, now: float) -> TakeCheckpointResult:
-        attempt, effects = self.job(event.job).request_checkpoint(now)
-        self._emit(effects)
-        return attempt
-
-    def _learning_rate_requested(self, event: events.LearningRateRequested, _: float) -> None:
-        self._emit(self.job(event.job).set_learning_rate(event.learning_rate))
-
-    def _check_storage(self, spec: Job) -> None:
-        requested = bool(spec.restore) or (spec.checkpoints is not None and spec.checkpoints.takes_any)
-        requested = requested or (spec.evaluation is not None and spec.evaluation.checkpoint_best)
-        if requested and not self._policy.checkpoints:
-            raise errors.InvalidJob(f"job {spec.name} needs checkpoints, but {NO_STORAGE}", job=spec.name)
+    # Jobs.
 
     def _schedule(self, now: float) -> None:
         """Runs the scheduler, and forgets the oldest ended jobs. Repeating it changes nothing."""
         self._scheduler.schedule(now)
         for job in self._jobs.oldest_ended():
             self._forget(job)
-
-    def _new_job(self, submission: Submission, now: float) -> JobMachine:
-        changed, storage = partial(self._dirty.job, submission.ref.submission), self._policy.checkpoints
-        job = JobMachine.begun(submission, now, changed, checkpoints=storage, counters=self.counters)
-        self._jobs.add(job)
-        return job
 
     def _forget(self, job: JobMachine) -> None:
         self._emit(job.drop())
