@@ -1,30 +1,26 @@
-"""The shell around the cluster machine: a lock, a clock, a ticker, and the thread that makes decisions durable.
+"""The shell around the cluster machine: a lock, a clock, a ticker, and the writer that makes decisions durable.
 
 A decision has no visible consequence before it is durable: no reply, no event for watchers, no call to a server. So
 this process can fail at any moment, and the next coordinator continues where this one stopped.
 """
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-
-import structlog
 
 from shoal import errors
 from shoal._checkpoint import CheckpointStorage
 from shoal.events import Event as JobEvent
 from shoal_coordinator.cluster import Cluster, ClusterPolicy, ExpiryHold
 from shoal_coordinator.decision import Check, Decision, allow
+from shoal_coordinator.decision_writer import DecisionWriter
 from shoal_coordinator.effect_host import MachineHost
 from shoal_coordinator.effects import CredentialsFor, EffectRunner, no_credentials
 from shoal_coordinator.job_waits import EntryWait, JobWaits, Wake, wake_all
 from shoal_coordinator.messages import Effect, events, record_keys
 from shoal_coordinator.observer import ClusterLog, Observer
-from shoal_coordinator.persistence import ClusterRecords, Store, restored
+from shoal_coordinator.persistence import Store, restored
 from shoal_coordinator.ticker import Ticker, steady_clock
-
-_log = structlog.get_logger(__name__)
 
 # Seconds between two checks of a watcher whether its caller is still there.
 _WATCH_POLL_S = 1.0
@@ -64,35 +60,32 @@ class Coordinator:
     ) -> None:
         self._clock = clock or steady_clock()
         self._observer = observer or Observer()
-        self._store = store  # used by this thread, then by the writer's thread
-        self._on_failure = on_failure
-        # Guards _machine with all its state, and the state of decisions below. Under it the coordinator only decides:
-        # it makes no call, touches no disk and does not wait.
+        # Guards _machine with all its state, the waits, and what the writer has noted. Under it the coordinator only
+        # decides: it makes no call, touches no disk and does not wait.
         self._lock = threading.Lock()
         now = self._clock()
         records = store.load()
         self.access_records = {key: records.pop(key) for key in [*records] if key.startswith(record_keys.ACCESS)}
         found = restored(records, policy, now)
         self._machine = found or Cluster(cluster, policy, now)
-        self._records = ClusterRecords(self._machine)  # read with the lock, as the machine is
         self._waits = JobWaits(self._lock)
-        # The number of decisions that changed something, and the number of them that are durable.
-        self._decided = self._durable = 0
-        self._effects: list[Effect] = []  # of decisions that are not yet durable
-        self._other_changes: dict[str, bytes | None] = {}  # of records that the machine does not know, not yet durable
-        self._to_write = threading.Condition(self._lock)  # there is a decision to write, or the coordinator stops
-        self._written = threading.Condition(self._lock)  # more decisions are durable, or the coordinator stops
-        self._closed: errors.ShoalError | None = None  # why the coordinator makes no more decisions
-        self._over = False  # no more decisions will be written
         self._stopped = threading.Event()
         host = MachineHost(self, self._machine, self._lock)
         self._effect_runner = EffectRunner(
             host, self._observer.performed, storage, self._observer.retried, credentials_for=credentials_for
         )
         self._ticker = Ticker(self, policy.heartbeat_timeout_s, self._observer.died, self._clock)
-        self._writer = threading.Thread(target=self._write_on, name="store", daemon=True)
+        self._writer = DecisionWriter(
+            self._lock,
+            self._machine,
+            store,
+            self._effect_runner.submit,
+            self._observer.written,
+            self._end_waits,
+            on_failure,
+        )
         with self._lock:
-            self._note(self._machine.pending_effects)
+            self._writer.note(self._machine.pending_effects)
         self._log = ClusterLog(self._machine, now if found else None)
 
     @property
@@ -110,7 +103,7 @@ class Coordinator:
     def unwritten(self) -> int:
         """The number of decisions that are not yet durable."""
         with self._lock:
-            return self._decided - self._durable
+            return self._writer.unwritten
 
     @property
     def waiting_workers(self) -> int:
@@ -136,11 +129,7 @@ class Coordinator:
         wake_all(wakes)
         self._ticker.stop()
         self._effect_runner.stop()
-        with self._lock:
-            self._close(errors.Unreachable("the coordinator is stopping; try again after its restart"))
-        if self._writer.is_alive():
-            self._writer.join()
-        self._over = True
+        self._writer.stop(errors.Unreachable("the coordinator is stopping; try again after its restart"))
 
     def handle(self, event: events.ClusterEvent[events.R], check: Check = allow) -> events.R:
         """Feeds an event to the machine, and waits until the decision is durable. The effect runner gets its effects.
@@ -165,9 +154,9 @@ class Coordinator:
                 wake_all(decision.wakes)
         except errors.ShoalError as error:
             self._observer.refused(error.code)
-            self._await(decision.number)
+            self._writer.wait_for(decision.number)
             raise
-        self._await(decision.number)
+        self._writer.wait_for(decision.number)
         self._observer.handled(event)
         self._log.handled(event)
         return result
@@ -220,11 +209,11 @@ class Coordinator:
         decided = 0
         try:
             with self._lock:
-                self._check_open()
-                decided = self._decided
+                self._writer.check_open()
+                decided = self._writer.decided
                 yield self._machine, self._clock()
         finally:
-            self._await(decided)
+            self._writer.wait_for(decided)
 
     def watch(
         self, name: str, after: int, *, wait: bool, gone: Callable[[], bool] = lambda: False
@@ -250,8 +239,8 @@ class Coordinator:
                 with self._lock:
                     while wait and log.last <= after and not log.ended and not self._stopped.is_set() and not gone():
                         changed.wait(_WATCH_POLL_S)
-                    fresh, ended, decided = log.after(after), log.ended, self._decided
-                self._await(decided)
+                    fresh, ended, decided = log.after(after), log.ended, self._writer.decided
+                self._writer.wait_for(decided)
                 yield from fresh
                 after = fresh[-1].sequence if fresh else after
                 if ended or not wait or gone():
@@ -274,12 +263,9 @@ class Coordinator:
             Unreachable: The coordinator stops, or its store has failed.
         """
         with self._lock:
-            self._check_open()
-            self._other_changes |= changes
-            self._decided += 1
-            self._to_write.notify()
-            decided = self._decided
-        self._await(decided)
+            self._writer.check_open()
+            decided = self._writer.note_others(changes)
+        self._writer.wait_for(decided)
 
     def end_expired_waits(self) -> ExpiryHold | None:
         """Ends the waits of workers whose time is over. Returns the hold of expiry in progress."""
@@ -294,8 +280,6 @@ class Coordinator:
             live = self._machine.members.live_servers
         self._effect_runner.keep_channels(live)
 
-    # The methods that make decisions durable.
-
     def _decide(self, event: events.ClusterEvent[events.R], decision: Decision, check: Check = allow) -> events.R:
         """Feeds an event to the machine. It is called with the lock.
 
@@ -309,90 +293,18 @@ class Coordinator:
         Raises:
             ShoalError: As for `handle`.
         """
-        self._check_open()
+        self._writer.check_open()
         effects: list[Effect] = []
         try:
             check(self._machine)
             result, effects = self._machine.handle(event, self._clock())
         finally:  # a refused event may have changed the state too
-            decision.number = self._note(effects)
+            decision.number = self._writer.note(effects)
             changed = self._machine.take_changed_jobs()
             decision.wakes += [*self._waits.changed(changed), *self._log.lines(changed)]
         return result
 
-    def _note(self, effects: list[Effect]) -> int:
-        """Notes a decision, with the lock, which keeps the effects in order. Returns the number of decisions so far."""
-        self._effects += effects
-        if effects or self._machine.changed:
-            self._decided += 1
-            self._to_write.notify()
-        return self._decided
-
-    def _await(self, decided: int) -> None:
-        """Waits until the first `decided` decisions are durable.
-
-        Raises:
-            Unreachable: The decisions may never become durable.
-        """
-        if self._durable >= decided:  # without the lock, as for most heartbeats and reports: it only grows
-            return
-        with self._lock:
-            while self._durable < decided:
-                if self._over and self._closed:
-                    raise self._closed
-                self._written.wait()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise self._closed
-
-    def _close(self, why: errors.ShoalError) -> None:
-        """Ends decisions. It is called with the lock."""
-        self._closed = self._closed or why
+    def _end_waits(self) -> None:
+        """Ends all waits, when no more decisions are made. It is called with the lock."""
         self._stopped.set()
-        for condition in (self._to_write, self._written):
-            condition.notify_all()
         wake_all(self._waits.end())  # with the lock, for once: a wake does not block
-
-    def _write_on(self) -> None:
-        """Writes decisions until the end. One write has all decisions that came during the last one."""
-        try:
-            while self._write_once():
-                pass
-        except Exception as error:
-            self._fail(error)
-        finally:
-            with self._lock:
-                self._over = True
-                self._written.notify_all()
-
-    def _write_once(self) -> bool:
-        with self._lock:
-            while self._durable == self._decided:
-                if self._closed:
-                    return False
-                self._to_write.wait()
-            decided, changes = self._decided, self._records.changes() | self._other_changes
-            self._other_changes = {}
-            effects, self._effects = self._effects, []
-        start = time.perf_counter()
-        if changes:
-            self._store.apply(changes)
-        self._observer.written(time.perf_counter() - start, len(changes))
-        self._effect_runner.submit(effects)
-        with self._lock:
-            self._durable = decided
-            self._written.notify_all()
-        return True
-
-    def _fail(self, error: Exception) -> None:
-        """Stops for good, because the machine is ahead of the store and its state must not become visible.
-
-        A retry would not help: after a failed write the state of the disk is unknown until the next coordinator reads
-        it.
-        """
-        failure = error if isinstance(error, errors.ShoalError) else errors.StoreFailed(f"cannot write: {error!r}")
-        with self._lock:
-            self._close(errors.Unreachable(f"the coordinator has stopped: {failure.message}"))
-        _log.error("the store has failed; the coordinator refuses all calls", code=failure.code, reason=failure.message)
-        self._on_failure(failure)
