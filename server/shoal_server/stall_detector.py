@@ -1,7 +1,7 @@
 """Stall detector: ends gRPC transfers that do not move, so that their threads can serve other calls.
 
-Lanes do not need it: the operating system ends a lane's transfers that do not move (`shoal._transport.lane`), and each
-lane has a thread of its own.
+Lanes do not need it: the operating system ends a lane's transfers that do not move (`shoal._transport.lane_socket`),
+and each lane has a thread of its own.
 """
 
 import math

@@ -22,7 +22,8 @@ from shoal._transport.handshake import (
     received_error,
     send_error,
 )
-from shoal._transport.lane import STALL_S, Lane
+from shoal._transport.lane import Lane
+from shoal._transport.lane_socket import STALL_S
 from shoal._transport.lane_transport import LaneFactory, LaneTransport
 from shoal._transport.listener import ConnectionHandler, Listener, ListenerLimits
 from shoal._transport.registry import chosen_setting, register, registered, unregister

@@ -15,7 +15,8 @@ from shoal._limits import Limit
 from shoal._system.logs import Log
 from shoal._transport.connection import Connection, Frames
 from shoal._transport.handshake import Security, accept_handshake, send_error
-from shoal._transport.lane import SERVER_BRIEF_S, Lane
+from shoal._transport.lane import Lane
+from shoal._transport.lane_socket import SERVER_BRIEF_S
 from shoal.v1 import parameter_server_pb2 as pb
 
 _log = Log(__name__)

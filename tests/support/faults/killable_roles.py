@@ -29,6 +29,7 @@ from shoal import _rpc, consistency, errors, optim
 from shoal._role.lifecycle import configure_logging
 from shoal._training.parameters import ParameterClient
 from shoal._transport import lane as _lane
+from shoal._transport import lane_socket as _lane_socket
 from shoal._transport import lane_transport, server_connection, shared_memory
 from shoal._transport import segment as _segment
 from shoal._transport.frames import PARAMETER_SERVER
@@ -49,12 +50,13 @@ VARIABLES = {"w": Variable((100_000,))}  # 400 kB, enough for memory to be share
 RETRY_FOR_S = 0.2
 _TIMEOUT_S = 20.0
 _MOST_BYTES = 1 << 16
-_SERVER_CODE = {lane_endpoint.__file__, _lane.__file__, _segment.__file__}
+_SERVER_CODE = {lane_endpoint.__file__, _lane.__file__, _lane_socket.__file__, _segment.__file__}
 _WORKER_CODE = {
     server_connection.__file__,
     shared_memory.__file__,
     lane_transport.__file__,
     _lane.__file__,
+    _lane_socket.__file__,
     _segment.__file__,
 }
 
