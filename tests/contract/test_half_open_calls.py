@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 import shoal
 from shoal import _rpc, errors
 from shoal._limits import refusals
-from shoal._rpc import reception
+from shoal._rpc import receiving_pool
 from shoal.v1 import coordinator_pb2, coordinator_pb2_grpc, parameter_server_pb2, parameter_server_pb2_grpc
 from shoal_server.process import Server, ServerConfig
 from support.clusters.coordinator_rig import HEARTBEAT_TIMEOUT_S, Rig
@@ -171,8 +171,8 @@ def refused() -> Refused:
     return lambda limit: refusals("server")[limit] - before[limit]
 
 
-def test_this_grpcio_has_the_inside_that_the_reception_uses() -> None:
-    assert reception.is_supported(), "see shoal._rpc.reception: its promises do not hold with this version"
+def test_this_grpcio_has_the_inside_that_the_receiving_pool_uses() -> None:
+    assert receiving_pool.is_supported(), "see shoal._rpc.receiving_pool: its promises do not hold with this version"
 
 
 def test_a_call_whose_message_is_late_ends_and_is_counted(server_of: ServerOf, refused: Refused) -> None:

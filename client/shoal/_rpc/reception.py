@@ -1,59 +1,31 @@
 """The reception of a server's calls: a call gets a thread when its first message is complete, within limits.
 
 An unmodified grpcio server gives a call a thread when its headers arrive, and the thread waits for the message. So
-calls that send headers but never a message can take all threads. This module first receives the message, which needs no
-thread, and then passes the call to its thread pool. For this it uses private names of grpcio's `_server` module. No
-other module does so. The import checks whether the installed grpcio has these names in the expected form. If it does
-not, a call gets its thread when its headers arrive, as in unmodified grpcio, and a contract test fails
-(docs/decisions/0044-calls-get-a-thread-with-their-message.md). A server that checks tokens then does not start.
+calls that send headers but never a message can take all threads. A `ReceivingPool` first receives the message, which
+needs no thread. This module counts the calls, and refuses or ends those that are beyond the limits
+(docs/decisions/0044-calls-get-a-thread-with-their-message.md). A server that checks tokens does not start if the
+installed grpcio cannot do this.
 """
 
-import importlib
-import inspect
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from functools import partial
-from itertools import chain
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from shoal import errors
 from shoal._rpc.call_limits import CallLimits
-from shoal._rpc.callers import set_caller
-from shoal._rpc.calls import Call, host_of, size_of
+from shoal._rpc.calls import Call, host_of
 from shoal._rpc.outcomes import CallOutcome, OnOutcome
+from shoal._rpc.receiving_pool import SUPPORTED, Hold, ReceivingPool, certificate_of, end_call
 from shoal._security import Authorizer, Principal, token_in
 from shoal._system import resident_bytes
 from shoal._system.logs import Log
 
 _log = Log(__name__)
-_grpc: Any = importlib.import_module("grpc._server")
-_cygrpc: Any = importlib.import_module("grpc._cython.cygrpc")
-
-# What `submit` gets from grpcio, after the function that runs a call in its context.
-_ARGUMENTS = ["rpc_event", "state", "behavior", "argument_thunk", "request_deserializer", "response_serializer"]
-_NAMES = ("_receive_message", "_abort", "_is_rpc_state_active", "_RECEIVE_MESSAGE_TOKEN", "_EMPTY_FLAGS")
-
 # Seconds between two checks for late messages, and of the memory of the process.
 _LATE_POLL_S = 0.5
-
-# Lets a call wait. Takes the call's first message, and a function to call when the wait ends. Returns the function to
-# call if the caller ends the call. Returns None if the call need not wait: it is then handled at once.
-Hold = Callable[[Any, Callable[[], None]], Callable[[], None] | None]
-
-
-def is_supported() -> bool:
-    """Returns whether this version of grpcio has the private names that this module uses."""
-    if not all(hasattr(_grpc, name) for name in _NAMES) or not hasattr(_cygrpc, "ReceiveMessageOperation"):
-        return False
-    responders = (getattr(_grpc, f"_{kind}_response_in_pool", None) for kind in ("unary", "stream"))
-    return all(responder and list(inspect.signature(responder).parameters) == _ARGUMENTS for responder in responders)
-
-
-_SUPPORTED = is_supported()
 
 
 class Reception:
@@ -82,7 +54,7 @@ class Reception:
         clock: Callable[[], float] = time.monotonic,
         resident: Callable[[], int] = resident_bytes,
     ) -> None:
-        if authorizer and not _SUPPORTED:
+        if authorizer and not SUPPORTED:
             raise errors.StartFailed(
                 "this grpcio cannot refuse calls before their messages arrive; install grpcio 1.85"
             )
@@ -100,7 +72,7 @@ class Reception:
 
     def start(self) -> None:
         """Starts to end calls whose message is late."""
-        if not _SUPPORTED:
+        if not SUPPORTED:
             _log.error("this grpcio gives calls a thread before their messages arrive", fix="install grpcio 1.85")
         self._watch.start()
 
@@ -144,16 +116,16 @@ class Reception:
         Returns:
             The pool.
         """
-        if not _SUPPORTED:
+        if not SUPPORTED:
             return threads
-        return _ReceivingPool(self, name, threads, streaming=streaming, essential=essential, hold=hold)
+        return ReceivingPool(self, name, threads, streaming=streaming, essential=essential, hold=hold)
 
     def authorize(self, name: str, event: Any) -> Principal | None:
         """Returns who makes the call `name`, from grpcio's event of its headers. Raises as `Authorizer.authorize`."""
         allow, token = self._authorizer, token_in(event.invocation_metadata)
         who: list[Principal] = []
         try:
-            return allow.authorize(name, token, lambda: _certificate(event.call), who.append) if allow else None
+            return allow.authorize(name, token, lambda: certificate_of(event), who.append) if allow else None
         except errors.ShoalError as why:
             self._on_outcome(CallOutcome(name, next(iter(who), None), host_of(event), why.status, reason=why.message))
             raise
@@ -245,10 +217,7 @@ class Reception:
     def abort(self, call: Call, error: errors.ShoalError) -> None:
         """Ends a call with an error."""
         code, text, metadata = self._refusal(error)
-        with call.state.condition:
-            if _grpc._is_rpc_state_active(call.state):
-                call.state.trailing_metadata = metadata
-                _grpc._abort(call.state, call.event.call, code, text)
+        end_call(call, code, text, metadata)
 
     def _end_late_calls(self) -> None:
         while not self._stopped.wait(_LATE_POLL_S):
@@ -261,140 +230,4 @@ class Reception:
                 _log.exception("cannot end late calls")
 
 
-def _certificate(call: Any) -> bytes:
-    """Returns the verified certificate of a call's client as PEM; empty if there is none."""
-    return bytes(((_cygrpc.auth_context(call) or {}).get(b"x509_pem_cert") or [b""])[0])
-
-
-class _ReceivingPool(ThreadPoolExecutor):
-    """The pool that grpcio uses for a method. It starts no thread: `submit` receives the first message of a call.
-
-    It is a ThreadPoolExecutor because grpcio accepts no other pool.
-    """
-
-    def __init__(
-        self,
-        reception: Reception,
-        name: str,
-        threads: ThreadPoolExecutor,
-        *,
-        streaming: bool,
-        essential: bool,
-        hold: Hold | None,
-    ) -> None:
-        super().__init__(1)
-        self._reception, self._name, self._pool, self._hold = reception, name, threads, hold
-        self._streaming, self._essential = streaming, essential
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **_: Any) -> Future[Any]:
-        """Receives a call. grpcio calls it on its event thread, with the lock of the call's state."""
-        _respond, event, state, _behavior, _argument, deserializer, _serializer = args
-        call = Call(event, state, essential=self._essential)
-        try:
-            state.context.run(set_caller, self._reception.authorize(self._name, event))
-            refused = self._reception.admit(call)
-        except errors.ShoalError as error:
-            refused = error
-        if refused:
-            self._reception.abort(call, refused)
-            call.ended.set_result(None)
-            return call.ended
-        receive = _grpc._receive_message(state, event.call, deserializer)
-
-        def arrived(message: Any) -> Any:
-            result = receive(message)  # decodes the message, and puts it in the state
-            try:
-                if refused := self._reception.arrived(call, size_of(state.request)):
-                    state.request = None
-                    self._reception.abort(call, refused)
-                    self._end(call)
-                else:
-                    self._continue_call(call, fn, args)
-            except Exception:  # the event thread must survive
-                _log.exception("cannot run a call")
-                self._end(call)
-            return result
-
-        event.call.start_server_batch((_cygrpc.ReceiveMessageOperation(_grpc._EMPTY_FLAGS),), arrived)
-        state.due.add(_grpc._RECEIVE_MESSAGE_TOKEN)
-        return call.ended
-
-    def _continue_call(self, call: Call, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        respond, event, state, behavior, argument, *codecs = args
-        with state.condition:
-            request, state.request = state.request, None
-            runs = _grpc._is_rpc_state_active(state) and (request is not None or self._streaming)
-        if not runs:
-            self._reception.abort(call, errors.BadRequest("the call ended without a message"))
-            self._end(call)
-            return
-        if not self._streaming:
-            received = lambda: request  # noqa: E731 - the thunk that grpcio calls
-        elif request is None:  # an empty stream
-            received = argument
-        else:
-            received = lambda: chain((request,), argument())  # noqa: E731
-        run = partial(self._run, call, fn, respond, event, state, behavior, received, *codecs)
-        if self._hold is None:
-            self._submit(call, run)
-        else:
-            self._submit(call, partial(self._wait, call, self._hold, request, run))
-
-    def _submit(self, call: Call, run: Callable[[], None]) -> None:
-        try:
-            self._pool.submit(run)
-        except RuntimeError:  # the pool is shut down
-            self._reception.abort(call, errors.Unreachable("the server is stopping"))
-            self._end(call)
-
-    def _wait(self, call: Call, hold: Hold, request: Any, run: Callable[[], None]) -> None:
-        """Lets a call wait. It holds no thread while it waits, but counts as a call."""
-        runs = [run]
-
-        def go_on() -> None:
-            with suppress(IndexError):  # a second time does nothing
-                self._submit(call, partial(self._run_if_active, call, runs.pop()))
-
-        try:
-            # In a copy, because the handler may begin on another thread before `hold` returns.
-            gone = call.state.context.copy().run(hold, request, go_on)
-        except Exception:
-            _log.exception("cannot let a call wait")
-            go_on()
-            return
-
-        if gone is None:
-            run()
-            return
-
-        def call_gone() -> None:  # on grpcio's event thread, which must not wait for a lock
-            with suppress(RuntimeError):  # the pool is shut down
-                self._pool.submit(gone)
-
-        with call.state.condition:
-            if waits := call.state.callbacks is not None:
-                call.state.callbacks.append(call_gone)
-        if not waits:  # the call has ended meanwhile
-            gone()
-
-    def _run_if_active(self, call: Call, run: Callable[[], None]) -> None:
-        with call.state.condition:
-            active = _grpc._is_rpc_state_active(call.state)
-        if active:
-            run()
-        else:
-            self._end(call)
-
-    def _run(self, call: Call, fn: Callable[..., Any], *args: Any) -> None:
-        self._reception.began(call)
-        try:
-            fn(*args)
-        finally:
-            self._end(call)
-
-    def _end(self, call: Call) -> None:
-        self._reception.ended(call)
-        call.ended.set_result(None)
-
-
-__all__ = ["Hold", "Reception", "is_supported"]
+__all__ = ["Reception"]

@@ -10,7 +10,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from shoal import errors
-from shoal._rpc.reception import Hold
+from shoal._rpc.receiving_pool import Hold
 
 
 class Decoder:

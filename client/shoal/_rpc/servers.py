@@ -16,7 +16,8 @@ from shoal._rpc import channels, requests
 from shoal._rpc.call_limits import CallLimits
 from shoal._rpc.health_service import Health
 from shoal._rpc.outcomes import OnOutcome, observed
-from shoal._rpc.reception import Hold, Reception
+from shoal._rpc.receiving_pool import Hold
+from shoal._rpc.reception import Reception
 from shoal._rpc.tls_channel import server_credentials
 from shoal._security import NO_CREDENTIALS, Authorizer, Credentials
 from shoal._system.logs import Log
