@@ -8,7 +8,7 @@ import typer
 from markdown_text import code, page, table, text
 
 from shoal._cli.app import app
-from shoal._cli.help_examples import EXAMPLES
+from shoal._cli.help import EXAMPLES
 
 _NOTES = re.compile(r"\s*\[([^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*)\]$")
 _NOTE_KINDS = ("env var", "default", "required")

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from shoal._cli import certs, checkpoints, cluster, examples, installation, job_metrics, jobs, roles, submit, tokens
-from shoal._cli.help_text import help_lines
+from shoal._cli import checkpoints, cluster, examples, installation, job_metrics, jobs, roles, submit
+from shoal._cli.access import certs, tokens
+from shoal._cli.help import help_lines
 from shoal._cli.output import EXIT_CODES_HELP
 
 _TYPES = {"str": "TEXT", "int": "INTEGER", "float": "NUMBER", "path": "PATH", "Path": "PATH"}

@@ -9,8 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from shoal._cli.app import app
-from shoal._cli.help_examples import EXAMPLES
-from shoal._cli.help_text import command_path, help_lines
+from shoal._cli.help import EXAMPLES, command_path, help_lines
 
 
 def walk(command: Any, context: Any) -> Iterator[tuple[Any, Any]]:

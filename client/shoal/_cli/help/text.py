@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from shoal._cli.help_examples import EXAMPLES
+from shoal._cli.help.examples import EXAMPLES
 
 _WIDEST, _NARROWEST = 100, 40
 _LEFT = 26  # columns of an option; a longer one has a line of its own
