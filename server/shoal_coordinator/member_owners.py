@@ -86,7 +86,7 @@ def check_assigned(cluster: Cluster, caller: Principal, job: str, member: str) -
         return
     found = cluster.job(job)
     if caller.role is AccessRole.WORKER:
-        who, assigned = "workers that take part in", bool(member) and found.employs(member)
+        who, assigned = "workers that take part in", bool(member) and found.has_worker(member)
     else:
         shards = found.placement.shards if found.placement else ()
         who, assigned = "servers with shards of", member in {shard.server for shard in shards}

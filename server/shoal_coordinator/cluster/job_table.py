@@ -149,7 +149,7 @@ class JobTable(Mapping[str, JobMachine]):
 
     def find_of(self, worker: str) -> JobMachine | None:
         """Returns the job in which a worker has an assignment. Ended jobs have no workers."""
-        return next((job for job in self._live.values() if job.employs(worker)), None)
+        return next((job for job in self._live.values() if job.has_worker(worker)), None)
 
     def _settle(self) -> None:
         """Moves jobs that have ended from the live jobs to the ended ones, in the order of their ends."""

@@ -72,9 +72,9 @@ class Scheduler:
         employed = self._jobs.employed
         idle = [worker for worker in workers if worker.id not in employed]
         for job in self._jobs.live:
-            self._staff(job, idle, workers, now)
+            self._fill_ranks(job, idle, workers, now)
         for job in self._jobs.live:  # extra workers, after all jobs have those that they need
-            while job.openings and self._send(idle, job, now):
+            while job.free_extra_ranks and self._send(idle, job, now):
                 pass
         employed = self._jobs.employed
         idling = sum(worker.id not in employed for worker in workers)
@@ -87,7 +87,7 @@ class Scheduler:
             if not job.ended:
                 job.wait_for("; ".join(filter(None, missing)), now)
 
-    def enrol(self, member: Member, job: JobMachine, now: float) -> None:
+    def assign(self, member: Member, job: JobMachine, now: float) -> None:
         """Gives a worker an assignment in a job that has room for it.
 
         Args:
@@ -97,9 +97,9 @@ class Scheduler:
         """
         self.assignments += 1
         self._counted()
-        job.enrol(member.id, member.incarnation, self.assignments, now)
+        job.add_worker(member.id, member.incarnation, self.assignments, now)
 
-    def _staff(self, job: JobMachine, idle: list[Member], workers: list[Member], now: float) -> None:
+    def _fill_ranks(self, job: JobMachine, idle: list[Member], workers: list[Member], now: float) -> None:
         """Assigns idle workers to a job, or reserves them for it."""
         needed = job.spec.fewest_workers
         if job.spec.is_session:
@@ -108,7 +108,7 @@ class Scheduler:
             if needed <= sum(not job.is_quarantined(it.id, now) for it in workers):
                 idle.clear()  # reserve them for this job until enough of the busy ones are idle
             return
-        vacant = len(job.vacancies)
+        vacant = len(job.free_ranks)
         while vacant and self._send(idle, job, now):
             vacant -= 1
 
@@ -119,7 +119,7 @@ class Scheduler:
         if member is None:
             return False
         idle.remove(member)
-        self.enrol(member, job, now)
+        self.assign(member, job, now)
         return True
 
     def _place(self, job: JobMachine, now: float) -> str:
@@ -179,7 +179,7 @@ def _busy(workers: int, jobs: Iterable[JobMachine]) -> str:
     """Returns how many live workers are busy, and with which jobs; empty if none is."""
     if not workers:
         return ""
-    names = [job.spec.name for job in jobs if job.staff and not job.spec.is_session]
+    names = [job.spec.name for job in jobs if job.live_workers and not job.spec.is_session]
     shown = ", ".join(names[:_MAX_NAMED])
     left = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
     return f" ({workers} {'is' if workers == 1 else 'are'} alive, busy with {shown}{left})"
@@ -193,13 +193,13 @@ def _missing_workers(job: JobMachine, idle: int, busy: str) -> str:
         idle: the number of idle workers.
         busy: what the busy workers do, as `_busy` says.
     """
-    needed, present = job.spec.fewest_workers, job.staff
+    needed, present = job.spec.fewest_workers, job.live_workers
     if job.spec.is_session:
         lacking = present < needed and job.state is not JobState.RUNNING
         return f"waiting for sessions: {present} of {needed}" if lacking else ""
     if job.state is JobState.PENDING:
         return f"waiting for workers: {idle} of {needed}{busy}"
-    if not job.vacancies or present >= needed:
+    if not job.free_ranks or present >= needed:
         return ""
     if job.state is JobState.RUNNING and present:
         return f"continues with {present} of {needed} workers; takes another one when it is idle"

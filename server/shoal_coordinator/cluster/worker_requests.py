@@ -189,7 +189,7 @@ class WorkerRequests:
                 member=member.id,
                 incarnation=member.incarnation,
             )
-        if not job.vacancies:
+        if not job.free_ranks:
             timeout_s = self._members.heartbeat_timeout_s
             raise errors.Overloaded(
                 f"job {name} is full: it has all its {job.spec.workers} workers. If the process of one has died, its "
@@ -200,7 +200,7 @@ class WorkerRequests:
                 free_after_s=timeout_s,
             )
         self._members.mark_enrolled(member)
-        self._scheduler.enrol(member, job, now)
+        self._scheduler.assign(member, job, now)
         self._schedule(now)
 
 

@@ -90,7 +90,7 @@ class JobMachine(JobView):
         """Sets what the job waits for, and logs each change; an empty string means that it waits for nothing."""
         self._lifecycle.wait_for(what, now)
 
-    def enrol(self, worker: str, incarnation: int, assignment: int, now: float) -> GroupMember:
+    def add_worker(self, worker: str, incarnation: int, assignment: int, now: float) -> GroupMember:
         """Gives a worker the first vacant rank, or else the first rank for extra workers.
 
         Args:
@@ -101,8 +101,8 @@ class JobMachine(JobView):
         Returns:
             The new member of the worker group.
         """
-        member = GroupMember(worker, incarnation, (self.vacancies or self.openings)[0], assignment)
-        self._startup.enrol(member, now)
+        member = GroupMember(worker, incarnation, (self.free_ranks or self.free_extra_ranks)[0], assignment)
+        self._startup.add_worker(member, now)
         return member
 
     def describe(self, event: JobDescribed, now: float) -> tuple[DescribeResult, list[Effect]]:
@@ -156,7 +156,7 @@ class JobMachine(JobView):
             ledger.complete(worker, done)
         if self.stopping:
             return NoRange.FINISHED
-        return ledger.lease(worker, self._worker_group.active[worker].rank, self.staff)
+        return ledger.lease(worker, self._worker_group.active[worker].rank, self.live_workers)
 
     def report(self, report: WorkerReported, now: float) -> None:
         """Counts a worker's report, and logs it for watchers."""

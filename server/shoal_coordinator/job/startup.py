@@ -54,11 +54,11 @@ class JobStartup:
         self._checkpoint_coordinator, self._recovery = checkpoint_coordinator, recovery
         self._changed = changed
         # The learning rate of a checkpoint, between the event that restores it and the effects of that event.
-        self._untold_rate: Schedule | None = None
+        self._unsent_rate: Schedule | None = None
 
-    def enrol(self, member: GroupMember, now: float) -> None:
+    def add_worker(self, member: GroupMember, now: float) -> None:
         """Adds a worker to the worker group, at a free rank."""
-        self._worker_group.enrol(member)
+        self._worker_group.add(member)
         self._lifecycle.reopen()
         state = JobState.STARTING if self._lifecycle.state is JobState.PENDING else self._lifecycle.state
         self._lifecycle.enter(state, f"worker {member.worker} enters as rank {member.rank}", now)
@@ -178,7 +178,7 @@ class JobStartup:
         for part in waiting:
             self._worker_group.begin_entry(part.worker)
             self._changed(JobRecordKind.STATE)
-        rate, self._untold_rate = self._untold_rate, None
+        rate, self._unsent_rate = self._unsent_rate, None
         effects: list[Effect] = [SetLearningRate(self._ref, rate, plan.servers)] if rate else []
         effects += [
             AdmitWorker(self._ref, part.worker, part.incarnation, part.rank, part.assignment, plan.servers)
@@ -243,7 +243,7 @@ class JobStartup:
         self._plan.resume_from(resume_plan.given, assigned=resume_plan.assigned)
         if restored.learning_rate and not self._plan.learning_rate:
             self._plan.set_learning_rate(restored.learning_rate)
-            self._untold_rate = restored.learning_rate
+            self._unsent_rate = restored.learning_rate
         if resume_plan.ledger:
             self._accounting.resume_data(resume_plan.ledger)
         if resume_plan.problem:

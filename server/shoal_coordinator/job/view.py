@@ -188,18 +188,18 @@ class JobView:
         return self._worker_group.incarnations
 
     @property
-    def staff(self) -> int:
+    def live_workers(self) -> int:
         """The number of live workers."""
         return len(self._worker_group.active)
 
     @property
-    def vacancies(self) -> list[int]:
+    def free_ranks(self) -> list[int]:
         """The ranks that need a worker."""
         is_full = self.ended or self.stopping or (self.all_workers_finished and not self.spec.is_session)
         return [] if is_full else self._worker_group.free(range(self.spec.workers))
 
     @property
-    def openings(self) -> list[int]:
+    def free_extra_ranks(self) -> list[int]:
         """The free ranks for extra workers, which may join while the job runs and no worker has finished."""
         is_ending = self._worker_group.finished or self.all_workers_finished or self.stopping
         ranks = range(self.spec.workers, self.spec.most_workers)
@@ -211,10 +211,10 @@ class JobView:
         if self.ended or self.spec.is_session:
             return 0
         if self._worker_group.finished or self.all_workers_finished or self.stopping:
-            return self.staff + len(self.vacancies)
+            return self.live_workers + len(self.free_ranks)
         return self.spec.most_workers
 
-    def employs(self, worker: str) -> bool:
+    def has_worker(self, worker: str) -> bool:
         """Returns whether a worker has an assignment in it."""
         return worker in self._worker_group.active
 
@@ -369,7 +369,7 @@ class JobView:
         self._accounting.validate()
         self._checkpoint_coordinator.validate()
         self._recovery.validate()
-        waits = self.spec.is_session or self.all_workers_finished or worker_group.active or self.vacancies
+        waits = self.spec.is_session or self.all_workers_finished or worker_group.active or self.free_ranks
         assert waits or not self._lifecycle.running, "a running job has no worker, and none will come"
         assert not (self.all_workers_finished and worker_group.active), "all workers have finished, yet some train"
         self.log.validate()

@@ -217,7 +217,7 @@ class WorkerGroup:
         member = self.active.get(worker)
         return member is not None and (self._spec.is_session or member.assignment == assignment)
 
-    def enrol(self, member: GroupMember) -> None:
+    def add(self, member: GroupMember) -> None:
         """Adds a member at a free rank."""
         self.active[member.worker] = member
         self._names[member.rank] = member.worker

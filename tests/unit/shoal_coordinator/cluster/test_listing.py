@@ -42,7 +42,7 @@ class StubJob:
         self.seen += 1
         return self.state.finished
 
-    def employs(self, worker: str) -> bool:
+    def has_worker(self, worker: str) -> bool:
         self.seen += 1
         return worker in self.workers
 

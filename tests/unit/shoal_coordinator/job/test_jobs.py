@@ -44,7 +44,7 @@ def running(workers: int = 1, samples: int = 100, possible: bool = False, **opti
     job = JobMachine.begun(Submission(JobRef("a", 1), spec), START - 5, checkpoints=possible)
     names = [f"w{rank}" for rank in range(workers)]
     for number, name in enumerate(names):
-        job.enrol(name, number + 1, number + 1, START - 4)
+        job.add_worker(name, number + 1, number + 1, START - 4)
         job.describe(JobDescribed("a", name, number + 1, ProgramDescription(VARIABLES, samples)), START - 3)
     shards = assign_shards(plan_shards(VARIABLES, 2), [Candidate("s0", "h:1", 0)])
     job.place(Placement("a", 1, VARIABLES, shards), START - 2)
@@ -65,7 +65,7 @@ def test_a_group_that_matches_no_variable_is_refused() -> None:
         "m:f", name="a", optimizer=optim.SGD(0.1, groups=[optim.VariableGroup("w", 2), optim.VariableGroup("*bios", 0)])
     )
     job = JobMachine.begun(Submission(JobRef("a", 1), spec), START)
-    job.enrol("w0", 1, 1, START)
+    job.add_worker("w0", 1, 1, START)
     count = Variable((), "int64", trainable=False, aggregation="sum")
     described = JobDescribed("a", "w0", 1, ProgramDescription(VARIABLES | {"a/bios": count}, 9))
     with pytest.raises(errors.InvalidJob, match=r"a group for '\*bios', .* The trainable variables are 'w'$"):
@@ -80,7 +80,7 @@ def test_a_learning_rate_goes_to_the_servers_and_to_later_placements() -> None:
     assert effect == SetLearningRate(job.ref, rate, job.servers)
     job.lose_shards("lost", 0.0, START + 1)
     assert job.set_learning_rate(optim.ConstantLR(0.5)) == [], "no server has the shards"
-    job.enrol("w9", 9, 9, START + 2)
+    job.add_worker("w9", 9, 9, START + 2)
     job.describe(JobDescribed("a", "w9", 9, ProgramDescription(VARIABLES, 100)), START + 2)
     shards = assign_shards(plan_shards(VARIABLES, 2), [Candidate("s0", "h:1", 0)])
     [created] = job.place(Placement("a", 2, VARIABLES, shards), START + 3)
@@ -94,7 +94,7 @@ def test_a_learning_rate_goes_to_the_servers_and_to_later_placements() -> None:
 def test_a_learning_rate_of_a_checkpoint_is_told_before_workers_enter() -> None:
     spec, rate = Job("m:f", name="a", restore="b"), optim.ConstantLR(0.25)
     job = JobMachine.begun(Submission(JobRef("a", 1), spec), START, checkpoints=True)
-    job.enrol("w0", 1, 1, START)
+    job.add_worker("w0", 1, 1, START)
     job.describe(JobDescribed("a", "w0", 1, ProgramDescription(VARIABLES, 0)), START)
     job.join("w0", False, START, waits=True)
     shards = assign_shards(plan_shards(VARIABLES, 2), [Candidate("s0", "h:1", 0)])
@@ -166,7 +166,7 @@ def test_time_without_workers_does_not_count_for_the_rate() -> None:
     job.report(report(step=1, accepted=1, samples=100), START + 10)
     job.lose("w0", START + 10)
     assert job.status(START + 9_000).progress.samples_per_s == pytest.approx(10.0)
-    job.enrol("w1", 2, 2, START + 9_000)
+    job.add_worker("w1", 2, 2, START + 9_000)
     job.describe(JobDescribed("a", "w1", 2, ProgramDescription(VARIABLES, 1_000)), START + 9_000)
     job.join("w1", False, START + 9_000)
     assert job.status(START + 9_005).progress.samples_per_s == pytest.approx(10.0), "it does not train yet"
@@ -233,7 +233,7 @@ def progress_at_the_cut(job: JobMachine) -> Any:
 
 def restart(job: JobMachine, restored: RestoredCheckpoint, now: float) -> None:
     """Lets a job that lost its shards continue from a checkpoint, with a new worker."""
-    job.enrol("w1", 2, 2, now)
+    job.add_worker("w1", 2, 2, now)
     job.describe(JobDescribed("a", "w1", 2, ProgramDescription(VARIABLES, 1_000)), now)
     shards = assign_shards(plan_shards(VARIABLES, 2), [Candidate("s0", "h:1", 0)])
     job.place(Placement("a", 2, VARIABLES, shards), now)
@@ -294,7 +294,7 @@ def test_an_ended_job_stays_ended() -> None:
 
 def test_data_is_leased_only_while_it_runs() -> None:
     job = JobMachine.begun(Submission(JobRef("a", 1), Job("m:f", name="a")), START)
-    job.enrol("w0", 1, 1, START)
+    job.add_worker("w0", 1, 1, START)
     assert job.lease("w0", 0, START) is NoRange.WAIT
 
 

@@ -17,7 +17,7 @@ def group() -> WorkerGroup:
     """Two workers."""
     group = WorkerGroup(SPEC)
     for rank, worker in enumerate(("w0", "w1")):
-        group.enrol(GroupMember(worker, rank + 1, rank, rank + 11))
+        group.add(GroupMember(worker, rank + 1, rank, rank + 11))
     group.validate()
     return group
 
@@ -39,7 +39,7 @@ def test_ranks_are_taken_by_those_that_work_and_those_that_are_through(group: Wo
 
 def test_a_rank_that_a_session_is_finished_with_may_be_taken_again() -> None:
     group = WorkerGroup(Job(name="s"))
-    group.enrol(GroupMember("x", 1, 0, 11))
+    group.add(GroupMember("x", 1, 0, 11))
     group.finish(leave(group, "x"))
     assert group.free(range(1)) == [0]
 
@@ -118,7 +118,7 @@ def test_a_record_is_all_that_there_is(group: WorkerGroup) -> None:
 def test_members_are_there_have_finished_or_have_left() -> None:
     group = WorkerGroup(Job(name="s", workers=3))
     for rank, worker in enumerate(("a", "b", "c")):
-        group.enrol(GroupMember(worker, rank + 1, rank, rank + 11, step=4))
+        group.add(GroupMember(worker, rank + 1, rank, rank + 11, step=4))
     group.keep_report(WorkerReported("s", "a", 1, step=7), 1.0)
     group.finish(group.release("b").rank)
     group.vacate(group.release("c").rank, "c left: the session raised ValueError: x")
@@ -129,13 +129,13 @@ def test_members_are_there_have_finished_or_have_left() -> None:
     )
     assert group.why_left == "rank 2: c left: the session raised ValueError: x"
     assert JobMember.from_proto(group.members[2].to_proto()) == group.members[2]
-    group.enrol(GroupMember("d", 4, 2, 14))
+    group.add(GroupMember("d", 4, 2, 14))
     assert (group.why_left, group.members[2].worker) == ("", "d")
 
 
 def test_many_that_have_left_are_counted() -> None:
     group = WorkerGroup(Job(name="s", workers=12))
     for rank in range(12):
-        group.enrol(GroupMember(f"w{rank}", 1, rank, rank + 1))
+        group.add(GroupMember(f"w{rank}", 1, rank, rank + 1))
         group.vacate(group.release(f"w{rank}").rank, f"w{rank} is gone")
     assert group.why_left.endswith("rank 9: w9 is gone; and 2 more ranks")
