@@ -14,7 +14,7 @@ from shoal.events import Event, LogLine
 from shoal.status import Evaluation, JobResult
 
 # Log lines that are compared with the reason of a failure. A traceback is shorter.
-_TOLD_LINES = 500
+_SHOWN_LINES = 500
 
 
 def follow(
@@ -45,33 +45,33 @@ def follow(
     try:
         if out.as_json:
             return job.wait(timeout_s, [*callbacks, record])
-        told: deque[str] = deque(maxlen=_TOLD_LINES)
+        shown_lines: deque[str] = deque(maxlen=_SHOWN_LINES)
 
         def note(event: Event) -> None:
             if isinstance(event, LogLine):
-                told.extend(event.text.splitlines())
+                shown_lines.extend(event.text.splitlines())
 
         try:
             with ProgressBar(job.status().job, console=out.errors) as bar:
                 return job.wait(timeout_s, [*callbacks, bar, note])
         except errors.JobFailed as error:
-            raise errors.JobFailed(untold(error.message, told), **error.details) from None
+            raise errors.JobFailed(without_shown_lines(error.message, shown_lines), **error.details) from None
     except KeyboardInterrupt:
         out.errors.print(f"{job.name} continues to run; `shoal cancel {job.name}` cancels it")
         raise typer.Exit(INTERRUPTED) from None
 
 
-def untold(message: str, told: Collection[str]) -> str:
+def without_shown_lines(message: str, shown_lines: Collection[str]) -> str:
     """Returns the message of a failure without what the job's log lines have already said.
 
     Args:
         message: the message, whose first line may end with the first line of an error, and whose other lines are its
             traceback.
-        told: the lines that the user has seen.
+        shown_lines: the lines that the user has seen.
     """
     first, *trace = message.splitlines()
-    said = max((line for line in told if line and first.endswith(line)), key=len, default="")
-    if not said or any(line not in told for line in trace):
+    said = max((line for line in shown_lines if line and first.endswith(line)), key=len, default="")
+    if not said or any(line not in shown_lines for line in trace):
         return message
     return f"{first.removesuffix(said).rstrip(': ')}, as the lines above say"
 
@@ -101,4 +101,4 @@ def evaluations(latest: Evaluation | None, best: Evaluation | None, metric: str 
     return [f"{which} evaluation: step {it.step:,}, {format_metrics(it.values, metric)}" for which, it in shown if it]
 
 
-__all__ = ["evaluations", "follow", "summary", "untold"]
+__all__ = ["evaluations", "follow", "summary", "without_shown_lines"]
