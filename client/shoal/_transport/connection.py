@@ -130,7 +130,7 @@ class Connection(Protocol):
         end: bool = True,
         at_once: bool = False,
         within_s: float = math.inf,
-        heed: Callable[[], bool] | None = None,
+        on_data: Callable[[], bool] | None = None,
     ) -> None:
         """Sends frames of one kind, several at a time.
 
@@ -140,7 +140,7 @@ class Connection(Protocol):
             end: also sends an END frame.
             at_once: sends each frame immediately, because the next one may take a while.
             within_s: seconds for all frames; a slower reader causes DeadlineExceeded.
-            heed: called when the other end has sent something meanwhile; reads it, and returns whether to send the
+            on_data: called when the other end has sent something meanwhile; reads it, and returns whether to send the
                 payloads that are left. None means that the other end sends nothing.
 
         Raises:

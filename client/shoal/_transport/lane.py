@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from shoal import errors
 from shoal._transport.connection import Connection, Frames
-from shoal._transport.lane_socket import MAX_PIECES, SHORTEST_TIMEOUT_S, STALL_S, Brief, Heed, LaneSocket
+from shoal._transport.lane_socket import MAX_PIECES, SHORTEST_TIMEOUT_S, STALL_S, LaneSocket, OnData, SpinTime
 from shoal._transport.pieces import rest
 from shoal._wire import Buffer
 from shoal._wire.limits import CHUNK_BYTES, MAX_MESSAGE_BYTES
@@ -34,19 +34,19 @@ class Lane(LaneSocket, Connection):
         peer: how messages name the other end; host:port if the socket is TCP.
         frames: the kinds of frame on this port.
         stall_s: seconds without progress after which a transfer fails.
-        brief_s: returns how long it may poll now for a frame that is likely to come soon, in seconds. Default: BRIEF_S.
+        spin_s: returns how long it may poll now for a frame that is likely to come soon, in seconds. Default: SPIN_S.
     """
 
     def __init__(
-        self, connection: socket.socket, peer: str, frames: Frames, *, stall_s: float = STALL_S, brief_s: Brief = None
+        self, connection: socket.socket, peer: str, frames: Frames, *, stall_s: float = STALL_S, spin_s: SpinTime = None
     ) -> None:
-        super().__init__(connection, peer, stall_s=stall_s, brief_s=brief_s)
+        super().__init__(connection, peer, stall_s=stall_s, spin_s=spin_s)
         self.frames, self.identity = frames, None
         self._kinds, self._streamed = frames.by_number, frames.streamed
         self._end_frame = _HEADER.pack(frames.end, _RESERVED, 0)
         self.left = 0
         self._last: enum.IntEnum | None = None  # kind of the last frame that began
-        self._brief: set[enum.IntEnum | None] = set()  # kinds after which the other end's next frame came soon
+        self._spins_after: set[enum.IntEnum | None] = set()  # kinds after which the other end's next frame came soon
 
     @classmethod
     def connect(cls, host: str, port: int, frames: Frames, *, timeout_s: float) -> "Lane":
@@ -95,24 +95,24 @@ class Lane(LaneSocket, Connection):
         end: bool = True,
         at_once: bool = False,
         within_s: float = math.inf,
-        heed: Heed = None,
+        on_data: OnData = None,
     ) -> None:
         give_up = time.monotonic() + within_s
         waiting: list[Buffer] = []
-        size, batch = 0, _FIRST_BATCH_BYTES if heed else BATCH_BYTES
+        size, batch = 0, _FIRST_BATCH_BYTES if on_data else BATCH_BYTES
         for pieces in payloads:
             frame = _frame(kind, pieces)
             waiting += frame
             size += sum(map(len, frame))
             if at_once or size >= batch or len(waiting) >= MAX_PIECES:
-                goes_on = self._send(waiting, kind, give_up, heed)
+                goes_on = self._send(waiting, kind, give_up, on_data)
                 waiting, size, batch = [], 0, min(max(2 * batch, CHUNK_BYTES), BATCH_BYTES)
                 if not goes_on:
-                    heed = None
+                    on_data = None
                     break
         if end:
             waiting.append(self._end_frame)
-        self._send(waiting, kind, give_up, heed)
+        self._send(waiting, kind, give_up, on_data)
 
     def receive(
         self, *, within_s: float | None = None, most: int = MAX_MESSAGE_BYTES
@@ -123,11 +123,11 @@ class Lane(LaneSocket, Connection):
         assert not self.left, "the last frame's payload was not read"
         if self._begin == self._end:
             last = self._last
-            if self._read_some(within_s, polls=last in self._brief) and last not in self._streamed:
-                self._brief.add(last)
+            if self._read_first(within_s, spins=last in self._spins_after) and last not in self._streamed:
+                self._spins_after.add(last)
             else:
-                self._brief.discard(last)
-        self._have(_HEADER.size)
+                self._spins_after.discard(last)
+        self._fill_buffer(_HEADER.size)
         header = self._buffer[self._begin : self._begin + _HEADER.size]
         number, reserved, size = _HEADER.unpack(header)
         kind = self._kinds.get(number)
@@ -142,7 +142,7 @@ class Lane(LaneSocket, Connection):
 
     def peek(self, size: int) -> memoryview:
         size = min(size, self.left)
-        self._have(size)
+        self._fill_buffer(size)
         return self._buffer[self._begin : self._begin + size]
 
     def payload(self) -> memoryview:

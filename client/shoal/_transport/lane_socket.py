@@ -28,7 +28,7 @@ _FIRST_BUFFER = 1 << 16  # bytes; grows with the received messages
 # Sleeping and waking takes longer than a small call. If the other end answered within this time before, a client polls
 # for as long before it sleeps, and yields the core between two polls. Longer steps cost nothing more. A server polls
 # for less time, and only if it serves one client (`Listener`).
-BRIEF_S, SERVER_BRIEF_S = 0.002, 0.0005
+SPIN_S, SERVER_SPIN_S = 0.002, 0.0005
 # Within a large payload, a reader is woken once for this many bytes, not for each packet, because waking it costs the
 # sender's time.
 _WAKE_BYTES = 128 << 10
@@ -37,8 +37,8 @@ MAX_PIECES = 512  # buffers of one system call; the kernel accepts 1,024
 _TLS_ALERT = b"\x15\x03"
 _USES_TLS = "the other end uses TLS; give this process --tls-ca, --tls-cert and --tls-key (or SHOAL_TLS_CA, ...)"
 # Called when the other end has sent something meanwhile; returns whether to send what is left.
-Heed = Callable[[], bool] | None
-Brief = Callable[[], float] | None
+OnData = Callable[[], bool] | None
+SpinTime = Callable[[], float] | None
 
 
 class LaneSocket:
@@ -48,14 +48,14 @@ class LaneSocket:
         connection: a connected socket, which this object owns.
         peer: how messages name the other end; host:port if the socket is TCP.
         stall_s: seconds without progress after which a transfer fails.
-        brief_s: returns how long it may poll now for data that are likely to come soon, in seconds. Default: BRIEF_S.
+        spin_s: returns how long it may poll now for data that are likely to come soon, in seconds. Default: SPIN_S.
     """
 
     def __init__(
-        self, connection: socket.socket, peer: str, *, stall_s: float = STALL_S, brief_s: Brief = None
+        self, connection: socket.socket, peer: str, *, stall_s: float = STALL_S, spin_s: SpinTime = None
     ) -> None:
         self.peer = peer
-        self._brief_s = brief_s or (lambda: BRIEF_S)
+        self._spin_s = spin_s or (lambda: SPIN_S)
         self._socket: ByteStream = connection
         # Returns the bytes that an encrypted stream holds, which `poll` does not see.
         self._pending: Callable[[], int] = int
@@ -99,12 +99,14 @@ class LaneSocket:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    def _send(self, waiting: list[Buffer], kind: enum.IntEnum, give_up: float = math.inf, heed: Heed = None) -> bool:
-        """Sends buffers; returns what `heed` has returned, or True."""
+    def _send(
+        self, waiting: list[Buffer], kind: enum.IntEnum, give_up: float = math.inf, on_data: OnData = None
+    ) -> bool:
+        """Sends buffers; returns what `on_data` has returned, or True."""
         goes_on = True
         while waiting:
-            if heed and goes_on and self._speaks(0.0):
-                goes_on = heed()
+            if on_data and goes_on and self._readable(0.0):
+                goes_on = on_data()
             if time.monotonic() > give_up:
                 self.close()
                 raise errors.DeadlineExceeded(f"{self.peer} reads {kind.name} frames too slowly", address=self.peer)
@@ -112,7 +114,7 @@ class LaneSocket:
             try:
                 sent = self._socket.sendmsg(waiting[:MAX_PIECES])
             except BlockingIOError:
-                if heed and goes_on and self._speaks(0.0):
+                if on_data and goes_on and self._readable(0.0):
                     continue
                 raise self._stalled(f"has read nothing of a {kind.name} frame for") from None
             except OSError as error:
@@ -120,23 +122,23 @@ class LaneSocket:
             waiting = rest(waiting, sent)
         return goes_on
 
-    def _read_some(self, within_s: float | None, *, polls: bool) -> bool:
+    def _read_first(self, within_s: float | None, *, spins: bool) -> bool:
         """Waits for the first bytes of a frame, and reads all available ones: small frames arrive several at once.
 
         The buffer must be empty.
 
         Args:
             within_s: seconds until they arrive; None means no limit.
-            polls: whether to poll for a short time before the thread sleeps.
+            spins: whether to poll for a short time before the thread sleeps.
 
         Returns:
             Whether they arrived within this short time.
         """
         self._begin = self._end = 0
-        begun, brief_s = time.monotonic(), self._brief_s()
-        if polls and self._watch(begun + brief_s):
+        begun, spin_s = time.monotonic(), self._spin_s()
+        if spins and self._spin(begun + spin_s):
             return True
-        if within_s is not None and within_s < self._stall_s and not self._speaks(within_s):
+        if within_s is not None and within_s < self._stall_s and not self._readable(within_s):
             raise self._stalled("has sent nothing for", within_s)
         while not self._end:
             self._keep_limit()
@@ -148,10 +150,10 @@ class LaneSocket:
                 raise self._stalled("has sent nothing for", within_s) from None
             except OSError as error:
                 raise self._broken(error) from None
-            self._end += self._some(count)
-        return time.monotonic() - begun < brief_s
+            self._end += self._checked(count)
+        return time.monotonic() - begun < spin_s
 
-    def _watch(self, until: float) -> bool:
+    def _spin(self, until: float) -> bool:
         """Polls the socket until data arrive or the time is over. Returns whether data arrived."""
         while time.monotonic() < until:
             try:
@@ -161,11 +163,11 @@ class LaneSocket:
                 continue
             except OSError as error:
                 raise self._broken(error) from None
-            self._end += self._some(count)
+            self._end += self._checked(count)
             return True
         return False
 
-    def _speaks(self, within_s: float) -> bool:
+    def _readable(self, within_s: float) -> bool:
         """Returns whether data arrive within `within_s`, which is shorter than the kernel's timeout."""
         if self._begin < self._end or self._pending():
             return True
@@ -176,7 +178,7 @@ class LaneSocket:
         except (OSError, ValueError) as error:  # closed meanwhile
             raise self._broken(error) from None
 
-    def _have(self, size: int) -> None:
+    def _fill_buffer(self, size: int) -> None:
         """Waits until the buffer holds this many bytes of the frame at `_begin`, contiguously."""
         missing = size - (self._end - self._begin)
         if missing <= 0:
@@ -221,7 +223,7 @@ class LaneSocket:
         """Waits until these buffers are full, in one system call. Returns the bytes that were read."""
         self._keep_limit()
         try:
-            return self._some(self._socket.recvmsg_into(targets[:MAX_PIECES], 0, _WAIT_ALL)[0])
+            return self._checked(self._socket.recvmsg_into(targets[:MAX_PIECES], 0, _WAIT_ALL)[0])
         except BlockingIOError:
             raise self._stalled("has sent nothing for") from None
         except OSError as error:
@@ -251,7 +253,7 @@ class LaneSocket:
         if left < self._stall_s:
             self._set_timeout(max(left, SHORTEST_TIMEOUT_S))
 
-    def _some(self, count: int) -> int:
+    def _checked(self, count: int) -> int:
         if not count:
             begun = bytes(self._buffer[self._begin : self._end][: len(_TLS_ALERT)])
             raise self._broken(_USES_TLS if begun == _TLS_ALERT else "closed by the other end")

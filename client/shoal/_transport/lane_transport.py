@@ -60,8 +60,8 @@ class LaneTransport(Transport):
         header.region = 0
 
         def call() -> pb.PushReply:
-            heed = self._heed if self._may_wait else None
-            self._lane.stream(Frame.PUSH, payload.requests(header), at_once=not payload.complete, heed=heed)
+            on_data = self._on_data if self._may_wait else None
+            self._lane.stream(Frame.PUSH, payload.requests(header), at_once=not payload.complete, on_data=on_data)
             return self._pushed()
 
         return self._whole(call)
@@ -106,7 +106,7 @@ class LaneTransport(Transport):
         self._lane.limit(None)
         return assembly.finish()
 
-    def _heed(self) -> bool:
+    def _on_data(self) -> bool:
         """Waits for a permit, as the server has asked; returns whether it wants the rest of the gradient."""
         self._check(Frame.WAIT, self._begin(_ANSWER_TIMEOUT_S))
         return self._waited()

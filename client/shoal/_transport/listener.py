@@ -16,7 +16,7 @@ from shoal._system.logs import Log
 from shoal._transport.connection import Connection, Frames
 from shoal._transport.handshake import Security, accept_handshake, send_error
 from shoal._transport.lane import Lane
-from shoal._transport.lane_socket import SERVER_BRIEF_S
+from shoal._transport.lane_socket import SERVER_SPIN_S
 from shoal.v1 import parameter_server_pb2 as pb
 
 _log = Log(__name__)
@@ -145,7 +145,7 @@ class Listener:
                 if not poll.poll(left):
                     continue
                 connection, address = self._socket.accept()
-                lane = Lane(connection, _peer(address), self._frames, brief_s=self._brief_s)
+                lane = Lane(connection, _peer(address), self._frames, spin_s=self._spin_s)
             except BlockingIOError:
                 continue
             except OSError as error:
@@ -156,9 +156,9 @@ class Listener:
                 continue
             self._begin(lane)
 
-    def _brief_s(self) -> float:
+    def _spin_s(self) -> float:
         """Returns how long a lane may poll now, in seconds. It must not take cores from calls of other clients."""
-        return SERVER_BRIEF_S if len(self._served) <= _CLIENT_LANES else 0.0
+        return SERVER_SPIN_S if len(self._served) <= _CLIENT_LANES else 0.0
 
     def _close_late(self) -> float | None:
         """Closes connections whose handshake takes too long. Returns milliseconds until the next one may be late."""

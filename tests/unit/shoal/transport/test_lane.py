@@ -356,7 +356,7 @@ class TestWatching:
     """Where the other end answers soon, a lane polls its socket before it sleeps."""
 
     def test_lane_polls_only_while_answers_come_soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(_lane_socket, "BRIEF_S", 3600.0)
+        monkeypatch.setattr(_lane_socket, "SPIN_S", 3600.0)
         with lane_and_socket() as (lane, far):
             polled = spy_on_polls(lane)
             for _ in range(2):  # what comes first comes after nothing
@@ -366,7 +366,7 @@ class TestWatching:
             far.sendall(frame(Frame.END))
             lane.receive()
             assert polled == [frame(Frame.END)]
-            monkeypatch.setattr(_lane_socket, "BRIEF_S", 0.0)  # from now on, nothing is soon
+            monkeypatch.setattr(_lane_socket, "SPIN_S", 0.0)  # from now on, nothing is soon
             for _ in range(3):
                 far.sendall(frame(Frame.END))
                 lane.receive()
@@ -374,20 +374,20 @@ class TestWatching:
 
     def test_polling_depends_on_the_kind_of_call_and_excludes_streams(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """After a commit the next push takes a while; after a push its commit comes soon."""
-        monkeypatch.setattr(_lane_socket, "BRIEF_S", 3600.0)
+        monkeypatch.setattr(_lane_socket, "SPIN_S", 3600.0)
         with lane_and_socket() as (lane, far):
             polled, last = spy_on_polls(lane), None
             for _ in range(3):
                 for kind in (Frame.PUSH, Frame.PUSH, Frame.END, Frame.COMMIT):
                     far.sendall(frame(kind))
-                    monkeypatch.setattr(_lane_socket, "BRIEF_S", 0.0 if last is Frame.COMMIT else 3600.0)
+                    monkeypatch.setattr(_lane_socket, "SPIN_S", 0.0 if last is Frame.COMMIT else 3600.0)
                     lane.receive()
                     last = kind
             assert polled == [frame(Frame.COMMIT)] * 2
 
     def test_lane_that_must_not_poll_now_sleeps_at_once(self) -> None:
         allowed = iter((3600.0, 3600.0, 3600.0, 0.0, 0.0, 0.0))
-        with lane_and_socket(brief_s=lambda: next(allowed)) as (lane, far):
+        with lane_and_socket(spin_s=lambda: next(allowed)) as (lane, far):
             polled = spy_on_polls(lane)
             for _ in range(6):
                 far.sendall(frame(Frame.END))
@@ -396,7 +396,7 @@ class TestWatching:
 
     @pytest.mark.parametrize("end", ["closes", "resets"])
     def test_an_end_is_seen(self, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
-        monkeypatch.setattr(_lane_socket, "BRIEF_S", 3600.0)
+        monkeypatch.setattr(_lane_socket, "SPIN_S", 3600.0)
         with lane_and_socket() as (lane, far):
             for _ in range(2):
                 far.sendall(frame(Frame.END))
@@ -409,7 +409,7 @@ class TestWatching:
             assert lane.closed
 
     def test_closing_from_another_thread_ends_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(_lane_socket, "BRIEF_S", 3600.0)
+        monkeypatch.setattr(_lane_socket, "SPIN_S", 3600.0)
         with lane_and_socket() as (lane, far), ThreadPoolExecutor(1) as thread:
             for _ in range(2):
                 far.sendall(frame(Frame.END))

@@ -178,7 +178,7 @@ def test_an_identity_over_protected_bytes() -> None:
 
 
 def test_listener_polls_for_one_client_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_listener, "SERVER_BRIEF_S", 3600.0)
+    monkeypatch.setattr(_listener, "SERVER_SPIN_S", 3600.0)
     theirs, ours = Names(), Names(b"ada:secret")
     with (
         listening(theirs, limit=3, host_limit=3) as listener,
