@@ -67,7 +67,7 @@ class Cluster:
         self.listing = Listing(self._jobs, self._members)
         self.counters = JobCounters()
         self._expired_at = now  # when heartbeat timeouts were last checked
-        self._dead: dict[str, Role] = {}  # members declared lost since the last `TimePassed`
+        self._lost: dict[str, Role] = {}  # members declared lost since the last `TimePassed`
         self._pending_effects = PendingEffects(self._dirty.effect)
         self._effects: list[Effect] = []  # decided by the current event
         self._scheduler = Scheduler(self._members, self._jobs, self._emit, self._dirty.counts, policy.placement)
@@ -273,8 +273,8 @@ class Cluster:
             waiting = waiting or job.unplaced is not None or job.has_quarantines  # perhaps for a time
         if waiting:
             self._schedule(now)
-        dead, self._dead = self._dead, {}
-        return dead
+        lost, self._lost = self._lost, {}
+        return lost
 
     def _registration_received(self, event: events.RegistrationReceived, now: float) -> RegisterResult:
         self._expire(now, event.registration.member)
@@ -308,10 +308,10 @@ class Cluster:
         if paused_s > self._policy.heartbeat_timeout_s / 2:
             # This process was stopped or starved, so the missing heartbeats do not mean that members died.
             self._members.extend_timeouts(paused_s)
-        for member in (dead := self._members.expire(now, claimed)):
-            self._dead[member.id] = member.role
+        for member in (lost := self._members.expire(now, claimed)):
+            self._lost[member.id] = member.role
             self._lose(member, now)
-        if dead:
+        if lost:
             self._schedule(now)
 
     def _lose(self, member: Member, now: float, cursor: Cursor | None = None) -> None:
