@@ -24,11 +24,11 @@ class DirtyRecords:
         """Marks a member's record, and the cluster's, since the member may have a new incarnation."""
         self._keys |= {record_keys.of_member(member), record_keys.CLUSTER}
 
-    def job(self, submission: int, part: str) -> None:
+    def job(self, submission: int, name: str) -> None:
         """Marks one record of a job."""
-        if part in _WAITED_FOR:
+        if name in _WAITED_FOR:
             self._changed_jobs.add(submission)
-        self._keys.add(record_keys.of_job(submission, part))
+        self._keys.add(record_keys.of_job(submission, name))
 
     def job_event(self, submission: int) -> None:
         """Marks a job that has a new event, which may have no record."""

@@ -240,7 +240,7 @@ class Cluster:
         assert len(set(placements)) == len(placements), "two jobs share a placement"
         assert max(placements, default=0) <= self._scheduler.generation
         busy = Counter(worker for job in self._jobs.values() for worker in job.workers)
-        assert all(count == 1 for count in busy.values()), "a worker has a part in two jobs"
+        assert all(count == 1 for count in busy.values()), "a worker has assignments in two jobs"
         for name, job in self._jobs.items():
             assert name == job.ref.name == job.spec.name
             job.validate()
@@ -330,8 +330,8 @@ class Cluster:
 
     def _forget(self, job: JobMachine) -> None:
         self._emit(job.drop())
-        for part in job.parts:
-            self._dirty.job(job.ref.submission, part)
+        for name in job.record_names:
+            self._dirty.job(job.ref.submission, name)
         self._jobs.remove(job)
 
     def _emit(self, effects: Iterable[Effect]) -> None:

@@ -93,13 +93,13 @@ class WorkerRequests:
     def _lease_requested(self, event: events.LeaseRequested, now: float) -> Lease | NoRange:
         self._members.check(event.worker, event.incarnation)
         job = self._jobs.named(event.job)
-        has_part = job.has_part(event.worker, event.assignment)
-        return job.lease(event.worker, event.done, now, event.samples) if has_part else NoRange.FINISHED
+        has_assignment = job.has_assignment(event.worker, event.assignment)
+        return job.lease(event.worker, event.done, now, event.samples) if has_assignment else NoRange.FINISHED
 
     def _evaluation_claimed(self, event: events.EvaluationClaimed, now: float) -> EvaluationClaim:
         self._members.check(event.worker, event.incarnation)
         job = self._jobs.named(event.job)
-        if not job.has_part(event.worker, event.assignment):
+        if not job.has_assignment(event.worker, event.assignment):
             return EvaluationClaim(stop=True)
         _check_steps(job, event.worker, [event.step], now)
         return job.claim_evaluation(event.worker, event.step, finished_training=event.finished_training)
@@ -107,7 +107,7 @@ class WorkerRequests:
     def _evaluation_reported(self, event: events.EvaluationReported, now: float) -> EvaluationAck:
         self._members.check(event.worker, event.incarnation)
         job = self._jobs.named(event.job)
-        if not job.has_part(event.worker, event.assignment):
+        if not job.has_assignment(event.worker, event.assignment):
             return EvaluationAck(stop=True)
         _check_steps(job, event.worker, [event.result.step], now)
         ack, effects = job.report_evaluation(event.worker, event.result, now)
@@ -120,7 +120,7 @@ class WorkerRequests:
     def _worker_reported(self, event: events.WorkerReported, now: float) -> ReportAck:
         self._members.mark_alive(event.worker, event.incarnation, now)
         job = self._jobs.named(event.job)
-        if not job.has_part(event.worker, event.assignment):
+        if not job.has_assignment(event.worker, event.assignment):
             return ReportAck.DONE
         counts = (event.accepted, event.rejected, event.dropped)  # of pushes: a worker makes one in each step
         _check_steps(job, event.worker, [event.step, *counts, *(timing.step for timing in event.timings[-1:])], now)
@@ -131,7 +131,7 @@ class WorkerRequests:
     def _worker_finished(self, event: events.WorkerFinished, now: float) -> None:
         self._members.check(event.worker, event.incarnation)
         job = self._jobs.named(event.job)
-        if not job.has_part(event.worker, event.assignment):
+        if not job.has_assignment(event.worker, event.assignment):
             return
         if event.trainer_failed and self._has_others(job, event.worker, now):
             reason = _last_line(event.error)
@@ -179,7 +179,7 @@ class WorkerRequests:
     def _ensure_assignment(self, member: Member, job: JobMachine, assignment: int, now: float) -> None:
         """Checks that a member has an assignment in a job that has not ended. A session gets one by asking for it."""
         name = job.spec.name
-        if job.has_part(member.id, assignment):
+        if job.has_assignment(member.id, assignment):
             return
         if not job.spec.is_session or member.role is not Role.SESSION:
             raise errors.Cancelled(f"{member.id} has no assignment in job {name}", job=name, worker=member.id)

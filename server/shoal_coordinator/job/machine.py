@@ -81,8 +81,8 @@ class JobMachine(JobView):
             The job, pending.
         """
         job = cls(submission, now, changed, checkpoints=checkpoints, counters=counters)
-        for part in (JobRecordKind.SPEC, JobRecordKind.CHECKPOINTS, JobRecordKind.EVALUATION):
-            changed(part)
+        for kind in (JobRecordKind.SPEC, JobRecordKind.CHECKPOINTS, JobRecordKind.EVALUATION):
+            changed(kind)
         job._lifecycle.enter(JobState.PENDING, "", now)
         return job
 

@@ -34,14 +34,14 @@ class JobRecords:
         self._checkpoint_coordinator, self._recovery = checkpoint_coordinator, recovery
 
     @property
-    def parts(self) -> Iterator[str]:
+    def record_names(self) -> Iterator[str]:
         """The names of all records that the job may have."""
-        yield from (part for part in JobRecordKind if part is not JobRecordKind.EVENT)
+        yield from (kind for kind in JobRecordKind if kind is not JobRecordKind.EVENT)
         yield from (f"{JobRecordKind.EVENT}/{number}" for number in self._log.kept)
 
-    def record(self, part: str) -> Message | None:
+    def record(self, name: str) -> Message | None:
         """Returns the record of that name; None if it does not exist."""
-        kind, _, number = part.partition("/")
+        kind, _, number = name.partition("/")
         evaluation_schedule = self._checkpoint_coordinator.evaluation_schedule
         match kind:
             case JobRecordKind.SPEC:
@@ -79,12 +79,12 @@ class JobRecords:
             evaluation_schedule.restore_from(saved.evaluation)
         self._accounting.restore_from(saved)
         self._worker_group.restore_reports(
-            {part: report_from_proto(report) for part, report in saved.progress_totals.told.items()}
+            {assignment: report_from_proto(report) for assignment, report in saved.progress_totals.told.items()}
         )
         events = [event_from_proto(event) for event in saved.events]
         self._log.restore([event for event in events if isinstance(event, Kept)], state.reserved_sequence)
         restored = {JobRecordKind.STATE: state, JobRecordKind.CHECKPOINTS: saved.checkpoints}
-        return [part for part, record in restored.items() if self.record(part) != record]
+        return [name for name, record in restored.items() if self.record(name) != record]
 
     def _state_record(self) -> state_pb2.JobRecord:
         record = state_pb2.JobRecord(reserved_sequence=self._log.reserved_sequence)

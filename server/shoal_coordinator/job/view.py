@@ -220,12 +220,12 @@ class JobView:
 
     def assignment_of(self, worker: str) -> int:
         """Returns a worker's assignment; 0 if it has none."""
-        part = self._worker_group.active.get(worker)
-        return part.assignment if part else 0
+        member = self._worker_group.active.get(worker)
+        return member.assignment if member else 0
 
-    def has_part(self, worker: str, assignment: int) -> bool:
+    def has_assignment(self, worker: str, assignment: int) -> bool:
         """Returns whether a worker has this assignment in the job."""
-        return self._worker_group.has_part(worker, assignment)
+        return self._worker_group.has_assignment(worker, assignment)
 
     def is_finished(self, worker: str) -> bool:
         """Returns whether a worker has finished."""
@@ -344,18 +344,18 @@ class JobView:
         """
         submission = Submission.from_proto(number, saved.spec)
         job = cls(submission, now, changed, checkpoints=checkpoints, counters=counters)
-        for part in job._records.restore(saved, now):
-            changed(part)
+        for name in job._records.restore(saved, now):
+            changed(name)
         return job
 
     @property
-    def parts(self) -> Iterator[str]:
+    def record_names(self) -> Iterator[str]:
         """The names of all records that it may have."""
-        return self._records.parts
+        return self._records.record_names
 
-    def record(self, part: str) -> Message | None:
+    def record(self, name: str) -> Message | None:
         """Returns the record of that name; None if it does not exist."""
-        return self._records.record(part)
+        return self._records.record(name)
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""

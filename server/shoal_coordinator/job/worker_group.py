@@ -209,7 +209,7 @@ class WorkerGroup:
         furthest = max((member.current_step for member in training), default=0)
         return [it.worker for it in training if it.current_step < furthest and it.asked_at < asked_since]
 
-    def has_part(self, worker: str, assignment: int) -> bool:
+    def has_assignment(self, worker: str, assignment: int) -> bool:
         """Returns whether a worker has this assignment in the job.
 
         A session has one assignment in its life, and does not send its number.

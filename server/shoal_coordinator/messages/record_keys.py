@@ -38,9 +38,9 @@ def of_member(member: str) -> str:
     return f"{RecordKind.MEMBER}/{member}"
 
 
-def of_job(submission: int, part: str) -> str:
+def of_job(submission: int, name: str) -> str:
     """Returns the key of one of a job's records."""
-    return f"{RecordKind.JOB}/{submission}/{part}"
+    return f"{RecordKind.JOB}/{submission}/{name}"
 
 
 def of_effect(number: int) -> str:

@@ -67,7 +67,7 @@ class ClusterRecords:
         keys = [
             record_keys.CLUSTER,
             *(record_keys.of_member(member.id) for member in cluster.members),
-            *(record_keys.of_job(number, part) for number, job in jobs.items() for part in job.parts),
+            *(record_keys.of_job(number, name) for number, job in jobs.items() for name in job.record_names),
             *(record_keys.of_effect(effect.number) for effect in cluster.pending_effects),
         ]
         records = {name: self._record(name, jobs) for name in keys}
@@ -82,9 +82,9 @@ class ClusterRecords:
                 member = self._cluster.find_member(rest)
                 message = member.to_proto() if member else None
             case record_keys.RecordKind.JOB:
-                number, _, part = rest.partition("/")
+                number, _, record_name = rest.partition("/")
                 job = jobs.get(int(number))
-                message = job.record(part) if job else None
+                message = job.record(record_name) if job else None
             case record_keys.RecordKind.EFFECT:
                 effect = self._cluster.find_effect(int(rest))
                 message = effect_to_proto(effect) if effect else None

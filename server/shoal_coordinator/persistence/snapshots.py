@@ -95,8 +95,8 @@ class _Found:
             case record_keys.RecordKind.MEMBER:
                 self.members.append(Member.from_proto(state_pb2.MemberRecord.FromString(record)))
             case record_keys.RecordKind.JOB:
-                number, _, part = rest.partition("/")
-                self.jobs.setdefault(int(number), _FoundJob()).take(part, record)
+                number, _, name = rest.partition("/")
+                self.jobs.setdefault(int(number), _FoundJob()).take(name, record)
             case record_keys.RecordKind.EFFECT:
                 self.effects.append(effect_from_proto(int(rest), state_pb2.EffectRecord.FromString(record)))
             case _:

@@ -45,9 +45,9 @@ def test_a_rank_that_a_session_is_finished_with_may_be_taken_again() -> None:
 
 
 def test_an_assignment_of_an_earlier_job_does_not_count(group: WorkerGroup) -> None:
-    assert group.has_part("w0", 11)
-    assert not group.has_part("w0", 10)
-    assert not group.has_part("w9", 11)
+    assert group.has_assignment("w0", 11)
+    assert not group.has_assignment("w0", 10)
+    assert not group.has_assignment("w9", 11)
 
 
 def test_enough_and_all_of_them_are_admitted(group: WorkerGroup) -> None:
