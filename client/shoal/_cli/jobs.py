@@ -28,7 +28,7 @@ from shoal.status import DataAccount, DataCount, JobState, JobStatus, StepTiming
 from shoal.timings import PHASES
 
 # Columns that `shoal jobs` omits on a narrow screen, first to last.
-_OPTIONAL = ["age", "stale", "left", "samples/s", "program", "loss", "workers"]
+_OPTIONAL = ["age", "stale", "eta", "samples/s", "program", "loss", "workers"]
 
 # Ended jobs that `shoal jobs` shows without --all.
 _ENDED_SHOWN = 5
@@ -48,7 +48,7 @@ def jobs(
     The table shows at most five ended jobs; --all and --json show all of them. A narrow screen shows fewer columns.
     --json prints all fields except the settings.
     """
-    columns = ["job", "state", "program", "mode", "workers", "steps", "samples/s", "loss", "stale", "left", "age"]
+    columns = ["job", "state", "program", "mode", "workers", "steps", "samples/s", "loss", "stale", "eta", "age"]
     with Output(as_json) as out, connect() as client:
         now, found = time.time(), client.jobs()
         shown = found if everything or as_json else _recent(found)

@@ -592,7 +592,7 @@ class TestJobs:
         ]
         titles, row, *notes = run("jobs").stdout.splitlines()
         assert notes == [f"tested: {line}" for line in told]
-        assert "12 s" in row[titles.index("left") :][:5]
+        assert "12 s" in row[titles.index("eta") :][:5]
         for result, was_best in ((best, True), (latest, False)):
             end = job_pb2.EvaluationEnd(worker="worker-0", result=result, best=was_best)
             coordinator.emit("tested", evaluation=end)
