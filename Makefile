@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BENCH ?=
 CHAOS ?=
 
-.PHONY: bytecode fuzz examples demo models test test-gpu reference long e2e coverage chaos scale soak lint check-style check-types check-imports check-spelling check-words check-locks docs docs-serve bench bench-peers check-protos protos proto-baseline version release lock audit clean help
+.PHONY: bytecode fuzz property-tests demo models test test-gpu reference long e2e coverage chaos scale soak lint check-style check-types check-imports check-spelling check-words check-locks docs docs-serve bench bench-peers check-protos protos proto-baseline version release lock audit clean help
 
 help:
 	@echo "make demo    start a cluster, train a classifier in every consistency mode, draw the curves (under 90 s)"
@@ -23,7 +23,7 @@ help:
 	@echo "make chaos   run the long fault-injection tests (runs/chaos); CHAOS=name,... selects scenarios, CHAOS_RUNS=5 sets 5 runs for each test"
 	@echo "make long    run the long forms of the tests on real processes (half an hour)"
 	@echo "make fuzz    fuzz every decoder and port for ten minutes (runs/fuzz); FUZZ_SECONDS=60 for less, FUZZ_ARGS='--targets npz' for one"
-	@echo "make examples  let the tests with drawn examples draw 20 times as many (ten minutes); EXAMPLES=100 for more"
+	@echo "make property-tests  let the tests that use Hypothesis draw 20 times as many examples (ten minutes); DRAWS=100 for more"
 	@echo "make e2e     test the image and the Compose file on a separate Docker engine, as root (docs/how-to/compose.md); SHOAL_PICTURES=1 renews docs/images"
 	@echo "make coverage  measure the coverage of the unit and contract tests; it fails below the minimum"
 	@echo "make lint    check style, types, imports, spelling and documentation"
@@ -114,10 +114,10 @@ fuzz: $(SETUP)
 	PYTHONPATH=tests $(BIN)/python -m support.fuzzing --seconds $(FUZZ_SECONDS) $(FUZZ_ARGS)
 
 # The tests that draw their examples, with more of them.
-EXAMPLES ?= 20
+DRAWS ?= 20
 
-examples: $(SETUP)
-	SHOAL_FUZZ=$(EXAMPLES) $(TESTS) -m hypothesis tests/unit
+property-tests: $(SETUP)
+	SHOAL_DRAWS=$(DRAWS) $(TESTS) -m hypothesis tests/unit
 
 # What is deployed, as it is: no other target starts an engine or a browser. -s: what things took is printed. With SHOAL_E2E
 # a program that is not here fails what needs it. A SHOAL_PICTURES of the command line is in the environment, too.

@@ -15,7 +15,7 @@ import pytest
 
 import shoal
 from support.clusters.local import Mended, local_cluster
-from support.run_lengths import examples
+from support.run_lengths import draws
 
 # A coordinator that a test starts by its command line has no page: those of several tests would want the same port.
 os.environ["SHOAL_PAGE_LISTEN"] = ""
@@ -25,7 +25,7 @@ os.environ["SHOAL_PAGE_LISTEN"] = ""
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="shoal-tests-state-")
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
-hypothesis.settings.register_profile("shoal", deadline=None, max_examples=examples(100))
+hypothesis.settings.register_profile("shoal", deadline=None, max_examples=draws(100))
 hypothesis.settings.load_profile("shoal")
 
 

@@ -1,7 +1,7 @@
-"""Lengths of tests: the suite runs the short forms; `make chaos`, `make long` and `make examples` run the long ones.
+"""Lengths of tests: the suite runs the short forms; `make chaos`, `make long`, `make property-tests` run the long ones.
 
 The environment selects them: `SHOAL_LONG=1` selects the long forms, `CHAOS_RUNS=n` sets n runs of each, and
-`SHOAL_FUZZ=n` lets Hypothesis draw n times as many examples.
+`SHOAL_DRAWS=n` lets Hypothesis draw n times as many examples.
 """
 
 import json
@@ -36,9 +36,9 @@ def size(short: T, full: T) -> T:
     return full if is_long() else short
 
 
-def examples(short: int) -> int:
+def draws(short: int) -> int:
     """Returns how many examples Hypothesis draws."""
-    return short * int(os.environ.get("SHOAL_FUZZ") or 1)
+    return short * int(os.environ.get("SHOAL_DRAWS") or 1)
 
 
 def record(name: str, count: int, passed: int, worst: float, unit: str) -> None:

@@ -25,7 +25,7 @@ from shoal.initializers import (
     Zeros,
 )
 from shoal.v1 import tensor_pb2
-from support.run_lengths import examples
+from support.run_lengths import draws
 
 # Without their types, for arguments of wrong types.
 untyped_constant: Any = Constant
@@ -67,7 +67,7 @@ def draw(
 
 
 @pytest.mark.parametrize("initializer", EVERY, ids=str)
-@settings(max_examples=examples(15), deadline=None)
+@settings(max_examples=draws(15), deadline=None)
 @given(data=st.data())
 def test_values_do_not_depend_on_the_cut(initializer: Initializer, data: st.DataObject) -> None:
     size = math.prod(SHAPE)

@@ -44,7 +44,7 @@ from shoal_nn.containers import Merge
 from shoal_nn.layer import StatelessLayer, Train
 from shoal_nn.models import wide_deep
 from support.devices.gradient_check import apart, check_gradients, seeds, twenty
-from support.run_lengths import examples
+from support.run_lengths import draws
 
 WORDS: list[Literal["same", "valid"]] = ["same", "valid"]
 
@@ -234,7 +234,7 @@ def test_crossed_features(rng: Generator, batch: int, rows: int, width: int) -> 
     check_gradients(Sequential([FeatureCross("a", "b", rows), Embedding(rows, width)]), features, rng)
 
 
-@settings(max_examples=examples(20), derandomize=True)  # ReLU: periodically a step would cross where its slope jumps
+@settings(max_examples=draws(20), derandomize=True)  # ReLU: periodically a step would cross where its slope jumps
 @given(seeds, st.integers(1, 5), st.lists(small, max_size=2), small, st.booleans())
 def test_wide_and_deep(rng: Generator, batch: int, hidden: list[int], classes: int, crosses: bool) -> None:
     net = wide_deep(

@@ -10,7 +10,7 @@ from PIL import Image
 
 from shoal import errors
 from shoal.data import augment
-from support.run_lengths import examples
+from support.run_lengths import draws
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (6, 5, 7, 3), np.uint8)
@@ -59,7 +59,7 @@ def test_crop_outside_the_image_is_refused() -> None:
         augment.crop(IMAGES[:0], ones[:0], ones[:0], (6, 7))
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=draws(40), deadline=None)
 @given(st.tuples(*[st.integers(1, 9)] * 4), st.sampled_from([np.float32, np.float64]))
 def test_resize_is_bilinear_between_centres(
     sizes: tuple[int, int, int, int], dtype: type[np.float32] | type[np.float64]

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 import shoal
 from shoal.program import BlockDataset, Blocks, Dataset
 from shoal_worker.batches import order_of
-from support.run_lengths import examples
+from support.run_lengths import draws
 
 ROWS = 97
 RNG = np.random.default_rng(0)
@@ -348,7 +348,7 @@ def csv_texts(draw: Callable[..., Any]) -> tuple[str, list[tuple[int, str]]]:
 
 
 @given(csv_texts(), st.integers(1, 40), st.integers(1, 50))
-@settings(max_examples=examples(150))
+@settings(max_examples=draws(150))
 def test_csv_rows_with_any_text_are_read(
     given: tuple[str, Sequence[tuple[int, str]]], block_bytes: int, chunk: int
 ) -> None:

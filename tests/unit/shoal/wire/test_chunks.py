@@ -18,7 +18,7 @@ from shoal._wire.chunks import Buffer, Chunk, decode_push, encode_push, encode_v
 from shoal.v1 import header_pb2, tensor_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from support.pull_replies import decode_values
-from support.run_lengths import examples
+from support.run_lengths import draws
 
 BORDERS = [0, 1, 127, 128, 16_383, 16_384, (1 << 21) - 1, 1 << 21, (1 << 32) - 1]
 SIZES = [0, 1, 5, 127, 128, 16_383, 16_384, 20_000]
@@ -226,7 +226,7 @@ odd_stamps = lengthy(1, fields(lengthy(1, names.map(str.encode)), scalar(3), sca
 odd_headers = lengthy(1, fields(odd_stamps, scalar(2), scalar(4), lengthy(2, varints), scalar(1), scalar(3)))
 
 
-@settings(max_examples=examples(150))
+@settings(max_examples=draws(150))
 @given(fields(odd_headers, odd_chunks, odd_chunks))
 def test_valid_message_is_read_as_the_generated_class_reads_it(message: bytes) -> None:
     check_reads_alike(message)
@@ -370,7 +370,7 @@ def test_messages_cut_up_at_random() -> None:
     assert min(outcomes) > 100
 
 
-@settings(max_examples=examples(150))
+@settings(max_examples=draws(150))
 @given(
     st.binary(max_size=60)
     | st.lists(st.sampled_from(b"\x0a\x12\x08\x10\x18\x22\x00\x01\x02\x03\x80\xff\x0b\x0c")).map(bytes)

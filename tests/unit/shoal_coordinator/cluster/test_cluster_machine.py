@@ -43,7 +43,7 @@ from support.clusters.cluster_rig import (
     only,
     session,
 )
-from support.run_lengths import examples, size
+from support.run_lengths import draws, size
 
 
 @pytest.fixture
@@ -865,7 +865,7 @@ def test_the_reason_to_wait_is_the_same_after_a_restart(rig: Rig) -> None:
 
 
 TestVoyage = Voyage.TestCase
-TestVoyage.settings = settings(max_examples=examples(25), stateful_step_count=40, deadline=None)
+TestVoyage.settings = settings(max_examples=draws(25), stateful_step_count=40, deadline=None)
 
 
 class VoyageWithCheckpoints(Voyage):
@@ -875,7 +875,7 @@ class VoyageWithCheckpoints(Voyage):
 
 
 TestVoyageWithCheckpoints = VoyageWithCheckpoints.TestCase
-TestVoyageWithCheckpoints.settings = settings(max_examples=examples(25), stateful_step_count=40, deadline=None)
+TestVoyageWithCheckpoints.settings = settings(max_examples=draws(25), stateful_step_count=40, deadline=None)
 
 
 class TestGoingBack:

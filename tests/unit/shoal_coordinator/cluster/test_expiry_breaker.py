@@ -10,7 +10,7 @@ from shoal_coordinator.cluster.expiry_breaker import HOLD_TIMEOUTS, QUEUED_PART,
 from shoal_coordinator.cluster.membership import Membership
 from shoal_coordinator.messages import Registration, events
 from support.clusters.cluster_rig import Rig
-from support.run_lengths import examples
+from support.run_lengths import draws
 
 TIMEOUT_S, TICK_S = 5.0, 0.5
 
@@ -147,7 +147,7 @@ def test_the_machine_holds_and_says_so() -> None:
     assert rig.machine.members.breaker.hold is None
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=draws(60))
 @given(
     count=st.integers(1, 30),
     waves=st.lists(st.tuples(st.integers(0, 8), st.integers(1, 12)), max_size=8),

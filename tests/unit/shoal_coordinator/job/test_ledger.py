@@ -10,7 +10,7 @@ from shoal._wire.cursor import Cursor
 from shoal.status import DataCount, HeldRange
 from shoal.v1.state_pb2 import LedgerRecord
 from shoal_coordinator.job.ledger import Ledger, default_range_size
-from support.run_lengths import examples
+from support.run_lengths import draws
 
 
 def ask(ledger: Ledger, worker: str, rank: int = 0, workers: int = 1) -> Lease | NoRange:
@@ -350,4 +350,4 @@ class Training(RuleBasedStateMachine):
 
 
 TestTraining = Training.TestCase
-TestTraining.settings = settings(max_examples=examples(60), stateful_step_count=40)
+TestTraining.settings = settings(max_examples=draws(60), stateful_step_count=40)

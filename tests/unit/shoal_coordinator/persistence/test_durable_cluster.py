@@ -52,7 +52,7 @@ from support.clusters.cluster_rig import (
     promised,
     session,
 )
-from support.run_lengths import examples
+from support.run_lengths import draws
 
 
 @pytest.fixture
@@ -777,4 +777,4 @@ def timeless(records: Mapping[str, bytes]) -> tuple[dict[str, bytes], dict[str, 
 
 
 TestTwins = Twins.TestCase
-TestTwins.settings = settings(max_examples=examples(20), stateful_step_count=40, deadline=None)
+TestTwins.settings = settings(max_examples=draws(20), stateful_step_count=40, deadline=None)

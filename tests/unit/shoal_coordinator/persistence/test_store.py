@@ -22,7 +22,7 @@ from shoal_coordinator.persistence.sqlite_store import SCHEMA, FileLock, SqliteS
 from shoal_coordinator.persistence.store import MemoryStore, Store, default_path, make_default_path, open_store
 from support.faults import store_writer
 from support.faults.store_writer import expected, transaction
-from support.run_lengths import examples
+from support.run_lengths import draws
 
 
 class Kept:
@@ -83,7 +83,7 @@ class TestEveryStore:
         kept.store.close()
         assert kept.reopen().load() == {"a": b"1"}
 
-    @settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=draws(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
         batches=st.lists(
             st.dictionaries(st.sampled_from("abcdefgh"), st.none() | st.binary(max_size=40), max_size=5), max_size=12
@@ -277,7 +277,7 @@ def filled(path: Path, transactions: int = 30) -> bytes:
     return path.read_bytes()
 
 
-@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=draws(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damage_is_found_or_does_no_harm(tmp_path: Path, data: st.DataObject) -> None:
     """Whichever byte has changed, the store either reports damage or returns what was written."""
@@ -419,7 +419,7 @@ def test_other_programs_cannot_read_a_store_that_is_in_use(path: Path) -> None:
             other.execute("SELECT * FROM records").fetchall()
 
 
-@settings(max_examples=examples(80), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=draws(80), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_log_that_is_torn_anywhere_leaves_a_whole_transaction(tmp_path: Path, data: st.DataObject) -> None:
     """The file system has lost the end of the log, or has some of it as it never was: power failed before a sync."""

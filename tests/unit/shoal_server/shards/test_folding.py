@@ -34,7 +34,7 @@ from shoal_server.shards.machine.events import (
 from shoal_server.shards.machine.mode import Apply, Fold
 from shoal_server.shards.machine.state import GroupState
 from shoal_server.shards.shard import JobShardConfig, Stamp
-from support.run_lengths import examples
+from support.run_lengths import draws
 
 SIZE = 24
 VARIABLES = {
@@ -141,7 +141,7 @@ def push_orders(draw: st.DrawFn) -> tuple[list[int], list[bool], int, int]:
 
 
 @given(push_orders(), st.sampled_from([1.0, 7.0, 1e-300, 1e300]), st.data())
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=draws(40), deadline=None)
 def test_equal_weights_have_the_bits_of_a_sum_at_the_close_in_any_order(
     drawn: tuple[list[int], list[bool], int, int], weight: float, data: st.DataObject
 ) -> None:
@@ -159,7 +159,7 @@ def test_equal_weights_have_the_bits_of_a_sum_at_the_close_in_any_order(
 
 
 @given(push_orders(), st.data())
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=draws(30), deadline=None)
 def test_unequal_weights_have_the_same_bits_in_any_order(
     drawn: tuple[list[int], list[bool], int, int], data: st.DataObject
 ) -> None:

@@ -25,7 +25,7 @@ from shoal_server.shards.machine.state import GroupState
 from shoal_server.shards.pending_cut import PendingCut
 from shoal_server.shards.shard import JobShardConfig, Peer, Stamp
 from shoal_server.shards.store import ShardStore
-from support.run_lengths import examples
+from support.run_lengths import draws
 
 SERVERS = ("s0", "s1", "s2")
 
@@ -239,7 +239,7 @@ class Cluster:
         assert not any(machine.state.mode.awaits_norm for machine in self.machines)
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=draws(60))
 @given(st.integers(0, 2**32), st.integers(2, 3), st.integers(1, 3), st.integers(0, 2), st.integers(0, 2))
 def test_all_servers_close_the_same_steps_with_the_same_norm(
     seed: int, servers: int, workers: int, deaths: int, cuts: int

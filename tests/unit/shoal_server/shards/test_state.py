@@ -36,7 +36,7 @@ from shoal_server.shards.machine.events import (
 )
 from shoal_server.shards.machine.mode import Apply, Fold
 from shoal_server.shards.machine.state import GroupState
-from support.run_lengths import examples
+from support.run_lengths import draws
 
 
 def shard(mode: consistency.Consistency, workers: Iterable[str] = ()) -> GroupState:
@@ -644,4 +644,4 @@ class DrawnHistory(RuleBasedStateMachine):
 
 
 TestDrawnHistory = DrawnHistory.TestCase
-TestDrawnHistory.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
+TestDrawnHistory.settings = settings(max_examples=draws(150), stateful_step_count=40, deadline=None)
