@@ -317,4 +317,4 @@ def _until_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-__all__ = ["status", "up"]
+__all__ = ["Supervisor", "announce", "page", "status", "up"]
