@@ -123,9 +123,11 @@ class Lane(LaneSocket, Connection):
         assert not self.left, "the last frame's payload was not read"
         if self._begin == self._end:
             last = self._last
-            if self._read_first(within_s, spins=last in self._spins_after) and last not in self._streamed:
-                self._spins_after.add(last)
-            else:
+            spins = last in self._spins_after
+            if self._read_first(within_s, spins=spins):
+                if not spins and last not in self._streamed:  # in this order: each look into a set hashes the kind
+                    self._spins_after.add(last)
+            elif spins:
                 self._spins_after.discard(last)
         self._fill_buffer(_HEADER.size)
         header = self._buffer[self._begin : self._begin + _HEADER.size]
