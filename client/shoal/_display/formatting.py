@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from shoal._wire import with_ellipsis
 from shoal.events import CheckpointEnded, EvaluationEnded
 
 # The most metrics that fit on a line.
@@ -32,8 +33,7 @@ def first_line(reason: str) -> str:
 
 def short_reason(reason: str, most: int = 200) -> str:
     """Returns the first line of a reason, cut to a number of characters, for a table of many."""
-    line = first_line(reason)
-    return line if len(line) <= most else f"{line[: most - 1].rstrip()}…"
+    return with_ellipsis(first_line(reason), most)
 
 
 def counted(number: int, noun: str) -> str:

@@ -15,6 +15,7 @@ from shoal._limits import catalogue
 from shoal._rpc.backoff import Backoff
 from shoal._rpc.tls_channel import TlsChannel
 from shoal._security import NO_CREDENTIALS, AccessRole, Credentials
+from shoal._wire import without_middle
 from shoal._wire.limits import MAX_MESSAGE_BYTES
 from shoal.v1 import header_pb2
 
@@ -200,8 +201,8 @@ def detail_of(error: errors.ShoalError) -> header_pb2.ErrorDetail:
     """Returns the message that carries an error."""
     return header_pb2.ErrorDetail(
         code=error.code,
-        message=_shortened(error.message, _MAX_MESSAGE),
-        details={key: _shortened(value, _MAX_DETAIL) for key, value in error.details.items()},
+        message=without_middle(error.message, _MAX_MESSAGE),
+        details={key: without_middle(value, _MAX_DETAIL) for key, value in error.details.items()},
     )
 
 
@@ -211,18 +212,9 @@ def error_of(detail: header_pb2.ErrorDetail) -> errors.ShoalError:
     return kind(detail.message, **dict(detail.details))
 
 
-def _shortened(text: str, most: int) -> str:
-    """Returns the beginning and the end of a text, because a traceback ends with the error."""
-    encoded = text.encode(errors="replace")  # a name from a file may have half of a surrogate pair
-    if len(encoded) <= most:
-        return encoded.decode()
-    beginning, end = encoded[: most // 4], encoded[-(most - most // 4) :]
-    return f"{beginning.decode(errors='ignore')} [...] {end.decode(errors='ignore')}"
-
-
 def status_text(error: errors.ShoalError) -> str:
     """Returns the text of a call's status, which is shorter than the error's own message in the metadata."""
-    return _shortened(error.message, _MAX_DETAIL)
+    return without_middle(error.message, _MAX_DETAIL)
 
 
 def status_of(error: errors.ShoalError) -> grpc.StatusCode:

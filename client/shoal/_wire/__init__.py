@@ -34,7 +34,14 @@ from shoal._wire.packing import ArraySource, CompleteArrays, Memory, Packer
 from shoal._wire.pull_decoder import PullDecoder
 from shoal._wire.push_stream import PushStream
 from shoal._wire.slabs import ArenaKey, CallLayout, Slab, SlabArrays
-from shoal._wire.text_fields import check_address, check_text, shortened, without_controls
+from shoal._wire.text_fields import (
+    check_address,
+    check_text,
+    shortened,
+    with_ellipsis,
+    without_controls,
+    without_middle,
+)
 from shoal._wire.transfer import PullAssembly, PushPayload
 
 __all__ = [
@@ -87,5 +94,7 @@ __all__ = [
     "shortened",
     "storage_dtype",
     "wire_dtype",
+    "with_ellipsis",
     "without_controls",
+    "without_middle",
 ]

@@ -1,4 +1,4 @@
-"""Limits and checks of short texts in requests, such as names of devices, addresses and tokens."""
+"""Limits and checks of short texts in requests, such as names of devices and addresses; and texts cut to a limit."""
 
 import re
 import unicodedata
@@ -66,4 +66,18 @@ def shortened(text: str) -> str:
     return text.encode(errors="replace")[:FIELD_BYTES].decode(errors="ignore")
 
 
-__all__ = ["check_address", "check_text", "shortened", "without_controls"]
+def without_middle(text: str, most: int) -> str:
+    """Returns the beginning and the end of a text with more than `most` bytes. A traceback ends with the error."""
+    encoded = text.encode(errors="replace")  # a name from a file may have half of a surrogate pair
+    if len(encoded) <= most:
+        return encoded.decode()
+    beginning, end = encoded[: most // 4], encoded[-(most - most // 4) :]
+    return f"{beginning.decode(errors='ignore')} [...] {end.decode(errors='ignore')}"
+
+
+def with_ellipsis(text: str, most: int) -> str:
+    """Returns a text, cut to `most` characters with an ellipsis at its end."""
+    return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
+
+
+__all__ = ["check_address", "check_text", "shortened", "with_ellipsis", "without_controls", "without_middle"]

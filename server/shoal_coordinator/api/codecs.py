@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from shoal._wire import Lease, NoRange, ReportAck
+from shoal._wire import Lease, NoRange, ReportAck, without_middle
 from shoal.status import (
     ClusterStatus,
     DataAccount,
@@ -218,23 +218,14 @@ def _listed_job_message(status: JobStatus) -> job_pb2.JobStatus:
     bare = replace(
         status,
         job=replace(status.job, settings={}),  # they may take 1 MiB to encode
-        reason=_shortened(status.reason),
-        checkpoint_failure=_shortened(status.checkpoint_failure),
-        restore_note=_shortened(status.restore_note),
+        reason=without_middle(status.reason, _LISTED_TEXT_BYTES),
+        checkpoint_failure=without_middle(status.checkpoint_failure, _LISTED_TEXT_BYTES),
+        restore_note=without_middle(status.restore_note, _LISTED_TEXT_BYTES),
         members=(),
     )
     message = job_message(bare)
     message.spec.ClearField("settings_json")
     return message
-
-
-def _shortened(text: str) -> str:
-    """Returns the beginning and the end of a long text, because a traceback ends with the error."""
-    encoded = text.encode(errors="replace")
-    if len(encoded) <= _LISTED_TEXT_BYTES:
-        return text
-    beginning, end = encoded[: _LISTED_TEXT_BYTES // 4], encoded[-(_LISTED_TEXT_BYTES * 3 // 4) :]
-    return f"{beginning.decode(errors='ignore')} [...] {end.decode(errors='ignore')}"
 
 
 def _member_message(member: MemberStatus) -> coordinator_pb2.Member:

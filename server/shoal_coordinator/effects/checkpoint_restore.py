@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 from shoal import errors, optim
 from shoal._checkpoint import Catalogue, Manifest, restore_problem
 from shoal._numerics import storage_dtype
+from shoal._wire import with_ellipsis
 from shoal.checkpoint_policy import CheckpointChoice
 from shoal.v1 import job_pb2, state_pb2, tensor_pb2
 from shoal.v1 import parameter_server_pb2 as pb
@@ -155,16 +156,15 @@ def _optimizer_changes(effect: CreateShards, manifest: Manifest) -> tuple[str, .
         saved = optim.from_proto(spec.optimizer)
     except errors.InvalidOptimizer:  # there is none, as in an imported checkpoint, or a later version wrote it
         return ()
-    names = [field.name for field in dataclasses.fields(own) if getattr(own, field.name) != getattr(saved, field.name)]
-    changes = [f"{name} is {_shown(getattr(own, name))}, and was {_shown(getattr(saved, name))}" for name in names]
+    values = {it.name: (getattr(own, it.name), getattr(saved, it.name)) for it in dataclasses.fields(own)}
+    changes = [
+        f"{name} is {with_ellipsis(repr(new), _MAX_SHOWN)}, and was {with_ellipsis(repr(old), _MAX_SHOWN)}"
+        for name, (new, old) in values.items()
+        if new != old
+    ]
     if changes and spec.HasField("learning_rate_set"):
         changes.append("the learning rate that was set at run time is not kept")
     return tuple(changes)
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
 
 
 def _check_optimizer(effect: CreateShards, choice: CheckpointChoice, manifest: Manifest) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from shoal import errors
-from shoal._wire import check_address, check_text, shortened, without_controls
+from shoal._wire import check_address, check_text, shortened, with_ellipsis, without_controls, without_middle
 
 
 @pytest.mark.parametrize("text", ["", "cuda:0 NVIDIA H200", "x" * 256, "é" * 128, "Grafikkarte für 2 Kerne"])
@@ -71,3 +71,14 @@ def test_anything_else_is_no_address(address: str) -> None:
 def test_a_stored_text_is_shortened_to_what_passes() -> None:
     assert shortened("é" * 200) == "é" * 128
     assert shortened("short") == "short"
+
+
+def test_a_long_text_loses_its_middle() -> None:
+    assert without_middle("a" * 30 + "b" * 70, 40) == f"{'a' * 10} [...] {'b' * 30}"
+    assert without_middle("é" * 20, 40) == "é" * 20
+    assert without_middle("\ud800", 40) == "?"
+
+
+def test_a_long_line_ends_with_an_ellipsis() -> None:
+    assert with_ellipsis("one two", 5) == "one…"
+    assert with_ellipsis("one", 3) == "one"

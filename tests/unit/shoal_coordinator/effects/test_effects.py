@@ -231,7 +231,7 @@ def test_the_arguments_of_the_optimizer_that_differ_are_known(servers: Servers, 
     assert rate == "learning_rate is 0.125, and was 0.1"
     assert clip == "clip_norm is 1.0, and was 0.0"
     assert listed.startswith("groups is (VariableGroup(")
-    assert listed.endswith("..., and was ()")
+    assert listed.endswith("…, and was ()")
     assert kept == "the learning rate that was set at run time is not kept"
     partial = CheckpointChoice("a", 1, partial=True)
     assert restore(servers, catalogue, partial, optimizer=other).optimizer_changes == ()
