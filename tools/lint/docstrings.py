@@ -20,13 +20,17 @@ The lint requires three things of a docstring:
 - A section Returns or Yields says what is returned, unless the first line begins with that verb.
 - A section Raises has an entry for each exception that the function itself raises.
 
-A method that only passes its arguments on may refer to the method that explains them: "...; see `Startup.join`."
+A method that only passes its arguments on may refer to the method that explains them: "...; see `JobStartup.join`."
+
+All docstrings of these packages, also those of private functions, follow two rules. A line of a section Args names one
+parameter, or it only refers to what explains several: "a, b: as for `open`." A class that "see `JobStartup.join`" names
+exists.
 """
 
 import ast
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +39,10 @@ COMMANDS = "main.py"  # of a role: the options of a command have help texts inst
 FEW = 2  # parameters that a first line can explain
 WITHOUT_DOCSTRING = {"property", "cached_property", "setter", "overload", "servicer"}  # decorators
 RETURNS = re.compile(r"\b(Returns|Yields|Iterates)\b")
+ARGS = re.compile(r"^Args:\n((?:[ ]{4}.*\n?|\n)*)", re.MULTILINE)
+# Several parameters in one line of Args, without a reference to what explains them all.
+SEVERAL = re.compile(r"^[ ]{4}((?:[*\w]+, )+[*\w]+):(?! (?:as (?:for|in|those of)|see) )", re.MULTILINE | re.IGNORECASE)
+REFERENCE = re.compile(r"\bsee\s+`([A-Z]\w+)(?:\.\w+)?`")
 OTHERS = ("benchmarks", "examples", "tests", "tools")  # folders whose modules need a noun phrase, too
 # A plural before an article, a question word or a possessive is a verb: "Crosses of columns", but "Crosses the two".
 NO_NOUN = re.compile(
@@ -149,6 +157,9 @@ class Explained:
 
     Args:
         trees: all modules.
+
+    Attributes:
+        classes: the names of all classes.
     """
 
     def __init__(self, trees: Iterable[ast.Module]) -> None:
@@ -157,6 +168,7 @@ class Explained:
             for node in ast.walk(tree):
                 if isinstance(node, ast.ClassDef):
                     self._classes.setdefault(node.name, []).append(node)
+        self.classes = self._classes.keys()
         self._by_protocols = {
             name
             for found in self._classes.values()
@@ -213,7 +225,7 @@ def problems(function: Function, text: str | None) -> Iterator[str]:
     names = parameters(function)
     if text is None or len(names) <= FEW or refers(function, text):
         return
-    section = re.search(r"^Args:\n((?:[ ]{4}.*\n?|\n)*)", text, re.MULTILINE)
+    section = ARGS.search(text)
     listed = section.group(1) if section else ""
     if missing := [name for name in names if not re.search(rf"^\s+[\w*, ]*\b{name}\b[\w, ]*:", listed, re.MULTILINE)]:
         yield f"Args lacks {', '.join(missing)}"
@@ -225,6 +237,18 @@ def problems(function: Function, text: str | None) -> Iterator[str]:
     explained = {name.rpartition(".")[2] for entry in entries for name in re.split(r",\s*|\s+or\s+", entry)}
     if lacking := [name for name in sorted(raised(function)) if name not in explained]:
         yield f"Raises lacks {', '.join(lacking)}"
+
+
+def text_problems(tree: ast.Module, classes: Container[str]) -> Iterator[tuple[int, str]]:
+    """Yields the line of each class or function whose docstring breaks a rule for all docstrings, and the problem."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.ClassDef, Function)) and (text := ast.get_docstring(node)):
+            section = ARGS.search(text)
+            for names in SEVERAL.findall(section.group(1)) if section else ():
+                yield node.lineno, f"Args names {names} in one line: give each its own"
+            for name in REFERENCE.findall(text):
+                if name not in classes:
+                    yield node.lineno, f"there is no class {name}"
 
 
 def main() -> int:
@@ -242,6 +266,9 @@ def main() -> int:
         found = [(*each, "there is no docstring") for each in undocumented(tree, explained)]
         for name, function, text in public_functions(tree):
             found += [(name, function, problem) for problem in problems(function, text)]
+        for line, problem in text_problems(tree, explained.classes):
+            sys.stdout.write(f"{path.relative_to(ROOT)}:{line}: {problem}\n")
+            count += 1
         for name, function, problem in found:
             if names is None or name.partition(".")[0] in names:
                 sys.stdout.write(f"{path.relative_to(ROOT)}:{function.lineno}: {name}: {problem}\n")

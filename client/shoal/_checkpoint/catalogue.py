@@ -91,7 +91,8 @@ class Catalogue:
         """Returns the size of a file of a checkpoint; -1 if it does not exist.
 
         Args:
-            job, number: the checkpoint.
+            job: name of the job.
+            number: number of the checkpoint.
             entry: the file's entry in the manifest.
         """
         try:

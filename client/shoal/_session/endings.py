@@ -34,7 +34,8 @@ def forked(job: str, worker: str, process: int) -> errors.BadRequest:
     """Returns the error of a session that a fork of its process uses.
 
     Args:
-        job, worker: name of the job, and member id of the session.
+        job: name of the job.
+        worker: member id of the session.
         process: id of the process that opened the session.
     """
     return errors.BadRequest(

@@ -92,7 +92,8 @@ def untrainable(job: str, worker: str, variables: Mapping[str, Variable]) -> str
     """Returns the warning of a session whose job has no trainable variable.
 
     Args:
-        job, worker: name of the job, and member id of the session.
+        job: name of the job.
+        worker: member id of the session.
         variables: variables of the job, by name.
     """
     shown = ", ".join(f"{name} is {it.dtype.name}" for name, it in [*variables.items()][:_MAX_NAMED])

@@ -25,7 +25,8 @@ def enter_when_free(
 
     Args:
         enter: enters the job.
-        sleep, clock: wait for, and return, seconds.
+        sleep: waits for some seconds.
+        clock: monotonic clock, in seconds.
 
     Returns:
         What `enter` returned.

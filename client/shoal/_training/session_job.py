@@ -92,7 +92,8 @@ def cancel(coordinator: CoordinatorClient, job: str, worker: str, error: BaseExc
 
     Args:
         coordinator: client of the coordinator.
-        job, worker: name of the job, and member id of the session.
+        job: name of the job.
+        worker: member id of the session.
         error: why the session could not enter; None if it could, so that there is nothing to cancel.
     """
     if error is None or (isinstance(error, errors.InvalidJob) and "goes_on" in error.details):

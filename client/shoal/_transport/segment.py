@@ -122,7 +122,9 @@ class Segment:
         """Maps a segment that another process has created.
 
         Args:
-            name, nbytes, nonce: values that the other process sent; they are checked against the file.
+            name: name of the segment, which the other process sent; it is checked against the file, as the next two.
+            nbytes: its size in bytes.
+            nonce: its nonce.
             directory: folder of the segment.
 
         Returns:

@@ -111,7 +111,8 @@ class Cluster:
         """Returns a cluster as an earlier coordinator stored it. All heartbeat timeouts start now.
 
         Args:
-            snapshot, policy: the stored records, and the operator's settings, which may have changed.
+            snapshot: the stored records.
+            policy: the operator's settings, which may have changed.
             now: seconds of Unix time.
 
         Returns:

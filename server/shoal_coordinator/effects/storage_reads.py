@@ -135,7 +135,8 @@ class TimedCatalogue(Catalogue):
         """Returns the size of a file of a checkpoint; -1 if it does not exist.
 
         Args:
-            job, number: The checkpoint.
+            job: Name of the job.
+            number: Number of the checkpoint.
             entry: The file's entry in the manifest.
         """
         what = f"the size of {self._url(job, number)}/{entry.name}"

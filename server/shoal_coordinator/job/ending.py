@@ -44,7 +44,8 @@ class JobEnding:
         """Records that a worker has finished. An error fails the job. Before the job runs, a session only leaves.
 
         Args:
-            worker, error: id of the worker, and its error, or empty.
+            worker: id of the worker.
+            error: its error, or empty.
             now: seconds of Unix time.
             cursor: its position in its data, if known.
             others_go_on: whether a session with an error only leaves, if the job has other sessions.
@@ -70,7 +71,8 @@ class JobEnding:
         """Records that a worker died or left before it finished; its range is requeued.
 
         Args:
-            worker, now: id of the worker, and seconds of Unix time.
+            worker: id of the worker.
+            now: seconds of Unix time.
             cursor: its position in its data, if known.
             why: what has happened to it. Empty means that it is gone, which users of a session job are told.
 
@@ -98,20 +100,20 @@ class JobEnding:
         servers = self._plan.drop()
         return [DropShards(self._ref, servers)] if servers else []
 
-    def release(self, worker: str, cursor: Cursor | None = None, owner: int | None = None) -> list[Effect]:
+    def release(self, worker: str, cursor: Cursor | None = None, preferred_rank: int | None = None) -> list[Effect]:
         """Takes a worker out of the job and of its servers; requeues its range.
 
         Args:
             worker: id of the worker.
             cursor: its position in its data, if known.
-            owner: rank that keeps the range that the worker had, if any.
+            preferred_rank: rank that keeps the range that the worker had, if any.
 
         Returns:
             The effects.
         """
         member = self._worker_group.release(worker)
         self._checkpoint_coordinator.release(member.assignment)
-        self._accounting.release(worker, cursor, owner)
+        self._accounting.release(worker, cursor, preferred_rank)
         if member.stage is Stage.ASSIGNED:
             return []
         return [RemoveWorker(self._ref, worker, member.incarnation, self._plan.servers)]

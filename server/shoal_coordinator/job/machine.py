@@ -42,7 +42,11 @@ from shoal_coordinator.messages import (
 
 
 class JobMachine(JobView):
-    """The state machine of one job: a `JobView` with the methods that change it; see `begun` and `restored`."""
+    """The state machine of one job: a `JobView` with the methods that change it; see `begun` and `restored`.
+
+    Args:
+        submission, now, changed, checkpoints, counters: as for `JobView`.
+    """
 
     def __init__(
         self,
@@ -94,7 +98,8 @@ class JobMachine(JobView):
         """Gives a worker the first vacant rank, or else the first rank for extra workers.
 
         Args:
-            worker, incarnation: id of the worker, and its incarnation.
+            worker: id of the worker.
+            incarnation: its incarnation.
             assignment: number of the new assignment.
             now: seconds of Unix time.
 
@@ -174,8 +179,10 @@ class JobMachine(JobView):
         """Takes a worker out of the job for a while.
 
         Args:
-            worker, now: id of the worker, and seconds of Unix time.
-            why, reason: label of the metric, and the reason that users see.
+            worker: id of the worker.
+            why: label of the metric.
+            reason: the reason that users see.
+            now: seconds of Unix time.
 
         Returns:
             The effects.
@@ -215,7 +222,8 @@ class JobMachine(JobView):
         """Records a worker's result, and decides what follows. An unusable result fails the job.
 
         Args:
-            worker, result: id of the worker, and what it found.
+            worker: id of the worker.
+            result: what it found.
             now: seconds of Unix time.
 
         Returns:

@@ -333,7 +333,8 @@ class JobView:
         """Returns a job as an earlier coordinator stored it.
 
         Args:
-            number, saved: number of the submission, and the job's records.
+            number: number of the submission.
+            saved: the job's records.
             now, changed, checkpoints, counters: as for the class.
 
         Returns:

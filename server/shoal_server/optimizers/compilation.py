@@ -163,8 +163,8 @@ def update(*, slots: int, optional_slots: int = 0, scalars: int, optional_scalar
     """Returns a decorator that registers an update kernel.
 
     A kernel's arguments are: values, gradient, slots, optional slots, bounds, decay, rates, claims, scalars, optional
-    scalars. An optional argument may be None. Each combination is compiled separately, so `if slot is not
-    None` costs nothing.
+    scalars. A scalar `rate` is the learning rate. An optional argument may be None. Each combination is compiled
+    separately, so `if slot is not None` costs nothing.
 
     Args:
         slots: number of slots.

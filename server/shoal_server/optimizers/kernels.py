@@ -23,16 +23,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from shoal_server.optimizers import norms, sums  # noqa: F401  # `warm_up` compiles their kernels, too
-from shoal_server.optimizers.compilation import (
-    CLAIMS,
-    FLOATS,
-    compiled,
-    kernel,
-    readable,
-    update,
-    warm_up,
-    writable,
-)
+from shoal_server.optimizers.compilation import CLAIMS, FLOATS, compiled, kernel, readable, update, warm_up, writable
 from shoal_server.optimizers.conversions import infinity_of
 from shoal_server.optimizers.kernel_threads import Claims, share
 
@@ -120,7 +111,7 @@ def sgd(
     """Applies `shoal.optim.SGD`.
 
     Args:
-        values, gradient, bounds, decay, rates, claims, rate: see `compilation.update`; rate is the learning rate.
+        values, gradient, bounds, decay, rates, claims, rate: see `compilation.update`.
     """
     for k, start, stop in _runs(_address(bounds), _address(rates), _address(claims)):
         cut = slice(start, stop)
@@ -147,9 +138,10 @@ def momentum(
     """Applies `shoal.optim.Momentum`: the step is direct * g + through * s.
 
     Args:
-        values, gradient, momentum_buffer, bounds, decay, rates, claims: see `compilation.update`.
-        rate, keep: learning rate, and factor of the momentum buffer s.
-        direct, through: (0, 1), or (1, momentum) for Nesterov momentum.
+        values, gradient, momentum_buffer, bounds, decay, rates, claims, rate: see `compilation.update`.
+        keep: factor of the momentum buffer s.
+        direct: 0, or 1 for Nesterov momentum.
+        through: 1, or the momentum for Nesterov momentum.
     """
     for k, start, stop in _runs(_address(bounds), _address(rates), _address(claims)):
         cut = slice(start, stop)
@@ -176,8 +168,8 @@ def adagrad(
     """Applies `shoal.optim.Adagrad`.
 
     Args:
-        values, gradient, accumulator, bounds, decay, rates, claims: see `compilation.update`.
-        rate, eps: learning rate, and what is added to the denominator.
+        values, gradient, accumulator, bounds, decay, rates, claims, rate: see `compilation.update`.
+        eps: what is added to the denominator.
     """
     for k, start, stop in _runs(_address(bounds), _address(rates), _address(claims)):
         cut = slice(start, stop)
@@ -209,10 +201,13 @@ def rmsprop(
     """Applies `shoal.optim.RMSProp`.
 
     Args:
-        values, gradient, square_avg, bounds, decay, rates, claims: see `compilation.update`.
-        grad_avg, momentum_buffer: optional slots of the centered form and of the momentum.
-        rate, keep: learning rate, and momentum.
-        alpha, rest, eps: smoothing constant, 1 - alpha, and what is added to the denominator.
+        values, gradient, square_avg, bounds, decay, rates, claims, rate: see `compilation.update`.
+        grad_avg: optional slot of the centered form.
+        momentum_buffer: optional slot of the momentum.
+        keep: momentum.
+        alpha: smoothing constant.
+        rest: 1 - alpha.
+        eps: what is added to the denominator.
     """
     zero = values.dtype.type(0)
     for k, start, stop in _runs(_address(bounds), _address(rates), _address(claims)):
@@ -264,10 +259,15 @@ def adam(
 
     Args:
         values, gradient, exp_avg, exp_avg_sq, bounds, decay, rates, claims: see `compilation.update`.
-        step, unbias: lr / (1 - beta1 ** t), and 1 / sqrt(1 - beta2 ** t).
-        beta1, rest1, beta2, rest2: decay rates of the averages; rest is 1 - beta.
+        step: lr / (1 - beta1 ** t).
+        unbias: 1 / sqrt(1 - beta2 ** t).
+        beta1: decay rate of the first average.
+        rest1: 1 - beta1.
+        beta2: decay rate of the second average.
+        rest2: 1 - beta2.
         eps: added to the denominator.
-        couple, shrink: (1, 0) for coupled weight decay, (0, lr) for decoupled.
+        couple: 1 for coupled weight decay, 0 for decoupled.
+        shrink: 0 for coupled weight decay, lr for decoupled.
     """
     for k, start, stop in _runs(_address(bounds), _address(rates), _address(claims)):
         cut = slice(start, stop)
@@ -372,7 +372,8 @@ def accumulate(total: Array, gradient: Array, weight: float, *, both: bool = Fal
     """Computes total := total + weight * gradient, element by element, limited to finite numbers.
 
     Args:
-        total, gradient: float32 or float64, both flat and of one size; the total is changed.
+        total: float32 or float64, flat; it is changed.
+        gradient: of the type and size of the total, flat.
         weight: factor of the gradient.
         both: whether `weight` is also the total's factor; then it is a power of two up to 0.5, which loses no bits.
 

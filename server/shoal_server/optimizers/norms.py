@@ -50,7 +50,8 @@ def squares_of(
 
     Args:
         gradient: float32 or float64, flat and contiguous.
-        bounds, rates: the ranges, which cover the gradient; see `update_rules.SettingRanges`.
+        bounds: the ranges, which cover the gradient; see `update_rules.SettingRanges`.
+        rates: their learning rates; see `update_rules.SettingRanges`.
     """
     squares = np.empty(rates.size)
     _squares(gradient, bounds, rates, squares)

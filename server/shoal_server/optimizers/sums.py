@@ -42,7 +42,8 @@ def add(values: np.ndarray, increment: np.ndarray, *, into_increment: bool = Fal
     """Computes values + increment, element by element, within the range of the dtype.
 
     Args:
-        values, increment: float32, float64 or int64, both flat, contiguous and of one size.
+        values: float32, float64 or int64; flat and contiguous.
+        increment: of the type and size of `values`, flat and contiguous.
         into_increment: whether the result replaces `increment` instead of `values`.
 
     Raises:

@@ -13,6 +13,7 @@ from lint.docstrings import (
     problems,
     public_functions,
     public_names,
+    text_problems,
     undocumented,
 )
 
@@ -20,7 +21,8 @@ WHOLE = """
     First line.
 
     Args:
-        a, b: two at once.
+        a: the first.
+        b: the second.
         c: the third.
 
     Returns:
@@ -137,3 +139,20 @@ def told():
     'Says.'
 """)
     assert [name for name, _ in undocumented(tree, Explained([tree]))] == ["File.seek", "plain"]
+
+
+@pytest.mark.parametrize(
+    ("docstring", "problem"),
+    [
+        (
+            "First line.\n\n    Args:\n        a, b: one and the other.\n",
+            ["Args names a, b in one line: give each its own"],
+        ),
+        ("First line.\n\n    Args:\n        a, b: as for `open`.\n", []),
+        ("Does it; see `Lost.found`.", ["there is no class Lost"]),
+        ("Does it; see `Known.found`.", []),
+    ],
+)
+def test_rules_for_all_docstrings(docstring: str, problem: list[str]) -> None:
+    tree = ast.parse(f"def _f(a, b):\n    {docstring!r}\n")
+    assert [problem for _, problem in text_problems(tree, {"Known"})] == problem
