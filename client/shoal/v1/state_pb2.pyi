@@ -80,7 +80,7 @@ class MemberRecord(_message.Message):
     DEAD_FIELD_NUMBER: _builtins.int
     LAST_SEEN_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
-    OWNER_FIELD_NUMBER: _builtins.int
+    HOLDER_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """The member's newest incarnation."""
     enrolled: _builtins.bool
@@ -93,7 +93,7 @@ class MemberRecord(_message.Message):
     """
     draining: _builtins.bool
     """Whether this incarnation of a server drains."""
-    owner: _builtins.str
+    holder: _builtins.str
     """The name of the token or certificate with which the member registered. Only its holder, and admins, may speak for the
     member. Empty in a cluster that asks for no tokens.
     """
@@ -110,11 +110,11 @@ class MemberRecord(_message.Message):
         dead: _builtins.bool = ...,
         last_seen: _builtins.float = ...,
         draining: _builtins.bool = ...,
-        owner: _builtins.str = ...,
+        holder: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["registration", b"registration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead", b"dead", "draining", b"draining", "enrolled", b"enrolled", "incarnation", b"incarnation", "last_seen", b"last_seen", "owner", b"owner", "registration", b"registration"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead", b"dead", "draining", b"draining", "enrolled", b"enrolled", "holder", b"holder", "incarnation", b"incarnation", "last_seen", b"last_seen", "registration", b"registration"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -651,30 +651,32 @@ class RequeuedRange(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
-    OWNER_FIELD_NUMBER: _builtins.int
+    PREFERRED_RANK_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The epoch, from 0."""
     start: _builtins.int
     """The first sample of the range."""
     stop: _builtins.int
     """The end of the range: its last sample plus 1."""
-    owner: _builtins.int
-    """The rank that the range is reserved for. If not set, the next worker that asks gets it."""
+    preferred_rank: _builtins.int
+    """The rank that the range is reserved for. If not set, the next worker that asks gets it. Manifests of checkpoints call
+    this field `owner`.
+    """
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
         start: _builtins.int = ...,
         stop: _builtins.int = ...,
-        owner: _builtins.int | None = ...,
+        preferred_rank: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_owner", b"_owner", "owner", b"owner"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_preferred_rank", b"_preferred_rank", "preferred_rank", b"preferred_rank"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_owner", b"_owner", "epoch", b"epoch", "owner", b"owner", "start", b"start", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_preferred_rank", b"_preferred_rank", "epoch", b"epoch", "preferred_rank", b"preferred_rank", "start", b"start", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__owner: _TypeAlias = _typing.Literal["owner"]  # noqa: Y015
-    _WhichOneofArgType__owner: _TypeAlias = _typing.Literal["_owner", b"_owner"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__owner) -> _WhichOneofReturnType__owner | None: ...
+    _WhichOneofReturnType__preferred_rank: _TypeAlias = _typing.Literal["preferred_rank"]  # noqa: Y015
+    _WhichOneofArgType__preferred_rank: _TypeAlias = _typing.Literal["_preferred_rank", b"_preferred_rank"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__preferred_rank) -> _WhichOneofReturnType__preferred_rank | None: ...
 
 Global___RequeuedRange: _TypeAlias = RequeuedRange  # noqa: Y015
 

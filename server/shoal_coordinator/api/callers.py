@@ -33,7 +33,7 @@ def registration_of(request: coordinator_pb2.RegisterRequest) -> Registration:
         BadRequest: see `Registration`.
     """
     caller = _rpc.caller()
-    return replace(Registration.from_proto(request), owner=caller.name if caller else "")
+    return replace(Registration.from_proto(request), holder=caller.name if caller else "")
 
 
 __all__ = ["registration_of", "submitter_of", "submitter_role"]

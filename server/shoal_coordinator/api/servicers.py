@@ -24,7 +24,7 @@ from shoal_coordinator.api.watching import HasEnded, WatchHandler
 from shoal_coordinator.cluster import JobLimits, interval_told_s, job_before, member_after, page_size
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.decision import Check
-from shoal_coordinator.member_owners import speaks_for
+from shoal_coordinator.member_holders import speaks_for
 from shoal_coordinator.messages import events
 from shoal_coordinator.submitters import check_checkpoints, check_submission_name, is_submitter
 

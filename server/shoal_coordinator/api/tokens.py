@@ -17,7 +17,7 @@ from shoal_coordinator.access import UNKNOWN_HOLDER, Access, TokenInfo
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.decision import Check
 from shoal_coordinator.logins import CODE_S, Logins
-from shoal_coordinator.member_owners import MEMBER_ROLES, changes, check_ticket
+from shoal_coordinator.member_holders import MEMBER_ROLES, changes, check_ticket
 
 _log = structlog.get_logger(__name__)
 

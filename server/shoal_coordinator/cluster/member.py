@@ -70,14 +70,14 @@ class Member:
             dead=not self.alive,
             last_seen=0.0 if self.alive else self.last_seen,
             draining=self.draining,
-            owner=self.registration.owner,
+            holder=self.registration.holder,
         )
 
     @classmethod
     def from_proto(cls, record: state_pb2.MemberRecord) -> "Member":
         """Returns the member of a record. The caller sets `last_seen` of a live member."""
         return cls(
-            replace(Registration.from_proto(record.registration), owner=record.owner),
+            replace(Registration.from_proto(record.registration), holder=record.holder),
             record.incarnation,
             record.last_seen,
             alive=not record.dead,

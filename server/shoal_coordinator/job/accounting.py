@@ -138,19 +138,19 @@ class Accounting:
         self.progress_totals.add(fresh)
         self.steps.add(fresh.worker, fresh.timings, now)
 
-    def release(self, worker: str, cursor: Cursor | None, owner: int | None = None) -> None:
+    def release(self, worker: str, cursor: Cursor | None, preferred_rank: int | None = None) -> None:
         """Takes back the range of a worker that is gone, except the samples that its cursor reports as done.
 
         Args:
             worker: id of the worker.
             cursor: its position in its data, if known.
-            owner: the rank for which the rest is reserved; None means any rank.
+            preferred_rank: the rank for which the rest is reserved; None means any rank.
         """
         self._changed(JobRecordKind.PROGRESS)  # the totals now have to keep what this worker reported
         if self.ledger:
             held = self.ledger.held_by(worker)
             known = cursor is not None and held is not None and cursor.lease == held.number
-            self.ledger.take_back(worker, cursor.consumed if cursor and known else 0, owner)
+            self.ledger.take_back(worker, cursor.consumed if cursor and known else 0, preferred_rank)
 
     def restore_from(self, saved: JobSnapshot) -> None:
         """Restores the accounts from a job's records."""

@@ -39,15 +39,18 @@ class _RequeuedRange:
     """A range that waits to be leased again."""
 
     range: DataRange
-    owner: int | None = None  # the rank that it is reserved for; None: any rank
+    preferred_rank: int | None = None  # the rank that it is reserved for; None: any rank
 
     def to_proto(self) -> state_pb2.RequeuedRange:
         part = self.range
-        return state_pb2.RequeuedRange(epoch=part.epoch, start=part.start, stop=part.stop, owner=self.owner)
+        return state_pb2.RequeuedRange(
+            epoch=part.epoch, start=part.start, stop=part.stop, preferred_rank=self.preferred_rank
+        )
 
     @classmethod
     def from_proto(cls, message: state_pb2.RequeuedRange) -> "_RequeuedRange":
-        return cls(DataRange.from_proto(message), message.owner if message.HasField("owner") else None)
+        preferred_rank = message.preferred_rank if message.HasField("preferred_rank") else None
+        return cls(DataRange.from_proto(message), preferred_rank)
 
 
 class Ledger:
@@ -134,14 +137,15 @@ class Ledger:
         self._changed()
         return True
 
-    def take_back(self, worker: str, consumed: int = 0, owner: int | None = None) -> DataRange | None:
+    def take_back(self, worker: str, consumed: int = 0, preferred_rank: int | None = None) -> DataRange | None:
         """Takes back a worker's lease, and requeues the rest of the range.
 
         Args:
             worker: id of the worker.
             consumed: number of samples, from the start of the range, that are done.
-            owner: the rank for which the rest is reserved; None means any rank. A worker that has finished passes its
-                own, so that a job that continues from this one gives each rank the samples that it would have had.
+            preferred_rank: the rank for which the rest is reserved; None means any rank. A worker that has finished
+                passes its own, so that a job that continues from this one gives each rank the samples that it would
+                have had.
 
         Returns:
             The rest of the range; None if nothing is left.
@@ -151,7 +155,7 @@ class Ledger:
         if held is None:
             return None
         self._release(worker)
-        left = self._split(held.range, consumed, owner)
+        left = self._split(held.range, consumed, preferred_rank)
         self._changed()
         return left
 
@@ -259,7 +263,7 @@ class Ledger:
         ledger.epochs = epochs
         ledger._next = min(ledger._next, epochs * ledger._ranges)
         ledger._requeued = [
-            part if part.owner is None or part.owner < workers else _RequeuedRange(part.range)
+            part if part.preferred_rank is None or part.preferred_rank < workers else _RequeuedRange(part.range)
             for part in ledger._requeued
             if part.range.epoch < epochs
         ]
@@ -287,9 +291,9 @@ class Ledger:
 
     def _take_next(self, worker: str, rank: int, workers: int) -> DataRange | None:
         """Returns a worker's next range, no longer requeued or unleased; None if there is none now."""
-        if mine := self._take_requeued(lambda owner: owner == rank):
+        if mine := self._take_requeued(lambda preferred: preferred == rank):
             return mine
-        if nobodys := self._take_requeued(lambda owner: owner is None or owner >= workers):
+        if nobodys := self._take_requeued(lambda preferred: preferred is None or preferred >= workers):
             return nobodys
         if rank < workers:
             number = self._next + (rank - self._next) % workers
@@ -317,17 +321,17 @@ class Ledger:
         return self._range(self._next - 1)
 
     def _take_requeued(self, suits: Callable[[int | None], bool]) -> DataRange | None:
-        """Removes and returns the earliest requeued range whose owner satisfies `suits`."""
+        """Removes and returns the earliest requeued range whose preferred rank satisfies `suits`."""
         for place, part in enumerate(self._requeued):
-            if suits(part.owner):
+            if suits(part.preferred_rank):
                 return self._requeued.pop(place).range
         return None
 
     def _have_room(self, ranks: Set[int]) -> bool:
         """Returns whether one more range can be reserved for each of these ranks."""
-        owners = (part.owner for part in self._requeued if part.owner in ranks)
+        preferred = (part.preferred_rank for part in self._requeued if part.preferred_rank in ranks)
         holders = (rank for rank in self._ranks.values() if rank in ranks)
-        return max(Counter(itertools.chain(owners, holders)).values(), default=0) < _MAX_PER_RANK
+        return max(Counter(itertools.chain(preferred, holders)).values(), default=0) < _MAX_PER_RANK
 
     # Helpers.
 
@@ -359,13 +363,13 @@ class Ledger:
     def _release(self, worker: str) -> None:
         del self._held[worker], self._ranks[worker]
 
-    def _split(self, part: DataRange, consumed: int, owner: int | None) -> DataRange | None:
+    def _split(self, part: DataRange, consumed: int, preferred_rank: int | None) -> DataRange | None:
         """Counts the first samples of a range as done, and requeues and returns the rest, if any."""
         left = part.after(consumed)
         self._count(part, part.samples - left.samples)
         if not left.samples:
             return None
-        insort(self._requeued, _RequeuedRange(left, owner), key=lambda entry: entry.range)
+        insort(self._requeued, _RequeuedRange(left, preferred_rank), key=lambda entry: entry.range)
         return left
 
     def _count(self, part: DataRange, done: int) -> None:

@@ -14,7 +14,7 @@ class Registration:
     """What a process states about itself when it registers.
 
     Attributes:
-        owner: name of the caller that registers, as its token or certificate says. It is not a part of the message.
+        holder: name of the caller that registers, as its token or certificate says. It is not a part of the message.
 
     Raises:
         BadRequest: the member id is invalid, or the process or a server's address is missing.
@@ -26,7 +26,7 @@ class Registration:
     address: str = ""
     device: str = ""
     metrics_address: str = ""
-    owner: str = ""
+    holder: str = ""
 
     def __post_init__(self) -> None:
         if not MEMBER_ID.fullmatch(self.member):
@@ -41,7 +41,7 @@ class Registration:
 
         A process id is no secret, and others can repeat it. So the caller must be the same, too.
         """
-        return (self.process, self.role, self.owner) == (later.process, later.role, later.owner)
+        return (self.process, self.role, self.holder) == (later.process, later.role, later.holder)
 
     def to_proto(self) -> coordinator_pb2.RegisterRequest:
         """Returns the message that carries this registration."""

@@ -14,7 +14,7 @@ from shoal.checkpoints import described
 from shoal.status import ClusterStatus, JobState, JobStatus, MemberStatus
 from shoal_coordinator.cluster import job_before, member_after, token_after_job, token_after_member
 from shoal_coordinator.coordinator import Coordinator
-from shoal_coordinator.member_owners import changes
+from shoal_coordinator.member_holders import changes
 from shoal_coordinator.messages import events
 from shoal_coordinator.page.history import downsampled
 from shoal_coordinator.page.rates import Rates

@@ -13,7 +13,7 @@ from shoal_coordinator.cluster import membership
 from shoal_coordinator.cluster.expiry_breaker import HOLD_TIMEOUTS
 from shoal_coordinator.cluster.membership import Membership
 from shoal_coordinator.messages import Registration
-from support.run_lengths import examples
+from support.run_lengths import draws
 
 HEARTBEAT_TIMEOUT_S, START = 5.0, 1_000.0
 
@@ -41,12 +41,12 @@ def test_another_process_with_a_live_id_is_refused_with_a_retry_delay() -> None:
 
 def test_another_caller_cannot_take_over_a_live_member_with_its_process_id() -> None:
     members = Membership(HEARTBEAT_TIMEOUT_S)
-    first = members.register(replace(worker(), owner="ann"), 0.0)
+    first = members.register(replace(worker(), holder="ann"), 0.0)
     for other in ("bob", ""):
         with pytest.raises(errors.DuplicateMember):
-            members.register(replace(worker(), owner=other), 1.0)
-    assert members.register(replace(worker(), owner="ann"), 1.0) is first
-    assert first.registration.owner == "ann"
+            members.register(replace(worker(), holder=other), 1.0)
+    assert members.register(replace(worker(), holder="ann"), 1.0) is first
+    assert first.registration.holder == "ann"
 
 
 def test_a_killed_process_comes_back_under_its_id_when_the_lease_is_over() -> None:
@@ -215,4 +215,4 @@ class Leases(RuleBasedStateMachine):
 
 
 TestLeases = Leases.TestCase
-TestLeases.settings = settings(max_examples=examples(40), stateful_step_count=30)
+TestLeases.settings = settings(max_examples=draws(40), stateful_step_count=30)

@@ -36,10 +36,10 @@ def check_member(cluster: Cluster, caller: Principal | None, member: str) -> Non
     found = cluster.members.find(member)
     if found is None:
         return
-    role, owner = found.role.value, found.registration.owner
-    if caller.role not in MEMBER_ROLES[role] or (owner and caller.name != owner):
+    role, holder = found.role.value, found.registration.holder
+    if caller.role not in MEMBER_ROLES[role] or (holder and caller.name != holder):
         raise errors.Forbidden(
-            f"{caller} may not speak for {role} {member!r}, which {owner or 'another process'} registered; use the "
+            f"{caller} may not speak for {role} {member!r}, which {holder or 'another process'} registered; use the "
             "token of its process",
             member=member,
         )
