@@ -1,5 +1,7 @@
 """Names of programs as newcomers write them, and the errors that say how to write them."""
 
+from typing import Any
+
 import pytest
 
 import shoal
@@ -69,5 +71,6 @@ def test_what_workers_can_import_is_not(program: str) -> None:
     ],
 )
 def test_an_unknown_argument_is_refused_with_advice(name: str, advice: str) -> None:
+    unknown: dict[str, Any] = {name: 1}
     with pytest.raises(TypeError, match=rf"shoal.Job\(\) got an unexpected keyword argument '{name}'; {advice}"):
-        shoal.Job("digits:Digits", **{name: 1})
+        shoal.Job("digits:Digits", **unknown)
