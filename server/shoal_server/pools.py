@@ -5,6 +5,10 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+# Threads for the kinds of calls that only the coordinator makes: workers enter and leave, and shards are created. The
+# store creates the shards of one call at a time.
+_OF_THE_COORDINATOR = {"workers": 8, "creation": 1}
+
 
 class CallPool(ThreadPoolExecutor):
     """A thread pool that reports how busy it is.
@@ -42,3 +46,13 @@ class CallPool(ThreadPoolExecutor):
     def _count(self, change: int) -> None:
         with self._lock:
             self._unfinished += change
+
+
+def call_pools(rpc_threads: int) -> dict[str, CallPool]:
+    """Returns the threads of a server for each kind of call that must not wait for another kind.
+
+    Args:
+        rpc_threads: maximum number of threads for each kind of call that workers and other servers make.
+    """
+    kinds = dict.fromkeys(("pull", "push", "commit", "norm"), rpc_threads) | _OF_THE_COORDINATOR
+    return {kind: CallPool(threads, kind) for kind, threads in kinds.items()}

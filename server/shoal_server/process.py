@@ -21,7 +21,7 @@ from shoal_server.draining import wait_until_drained
 from shoal_server.metrics import ServerMetrics
 from shoal_server.norm_sender import CallingServer, NormSender
 from shoal_server.optimizers import compilation, kernels
-from shoal_server.pools import CallPool
+from shoal_server.pools import call_pools
 from shoal_server.serving import (
     SERVICE,
     DataService,
@@ -81,8 +81,7 @@ class Server:
         self._metrics = metrics = ServerMetrics(registry)
         most_bytes = config.max_shard_bytes or memory_limit() * _SHARD_PERCENT // 100
         self.store = ShardStore(metrics.applied, most_bytes, lambda job: NormSender(job, lambda: self._identity(job)))
-        # Pulls, pushes, commits, norms and other calls have separate threads, so that none waits for another.
-        self._pools = {kind: CallPool(config.rpc_threads, kind) for kind in ("pull", "push", "commit", "norm")}
+        self._pools = call_pools(config.rpc_threads)
         if abandoned := remove_stale():
             _log.info("removed shared memory of dead processes", segments=len(abandoned))
         self.authorizer = Authorizer(server=config.name)  # refuses all calls until the server is registered
@@ -129,7 +128,7 @@ class Server:
             self.store,
             self._endpoints,
             service=self._service,
-            norm_threads=self._pools["norm"],
+            threads=self._pools,
             writer=self._writer,
         )
         return _rpc.RpcServer(

@@ -1,6 +1,6 @@
 """RPC servicer of the parameter server: decodes each request, carries it out, and encodes the reply."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -20,6 +20,17 @@ SERVICE = "shoal.v1.ParameterServer"
 # Workers in one call of AdmitWorkers, FenceWorkers or ReleaseWorkers.
 MAX_WORKERS = catalogue.CALL_WORKERS.default
 
+# The calls that have threads of their own, by kind, so that no other call delays them. A cut can wait for norms. The
+# allocation of shards takes seconds, and calls that let workers in and out must not wait for it: a job whose calls are
+# not answered restarts.
+_THREADS = {
+    "ShareNorm": "norm",
+    "CreateShards": "creation",
+    "AdmitWorkers": "workers",
+    "FenceWorkers": "workers",
+    "ReleaseWorkers": "workers",
+}
+
 W = TypeVar("W", pb.WorkerAdmission, pb.WorkerFence, pb.WorkerRelease)
 
 
@@ -33,7 +44,8 @@ class ParameterServerServicer:
         endpoints: the transports' server halves.
         writer: writes checkpoints; None means that this server has no checkpoint storage.
         service: receives the norms of other servers.
-        norm_threads: answer the calls of other servers, which no other call may delay: a cut can wait for them.
+        threads: answer the kinds of calls `norm`, `creation` and `workers`. A kind without threads of its own uses
+            those of all other calls.
     """
 
     def __init__(
@@ -42,14 +54,16 @@ class ParameterServerServicer:
         endpoints: Endpoint,
         *,
         service: DataService,
-        norm_threads: ThreadPoolExecutor,
+        threads: Mapping[str, ThreadPoolExecutor],
         writer: CheckpointWriter | None = None,
     ) -> None:
         self._store, self._endpoints, self._service = store, endpoints, service
-        self.ShareNorm = _rpc.Pooled(self._share_norm, norm_threads)
         self._writer = writer or CheckpointWriter(None)
         # A storage that hangs must not take the threads of other calls.
         self.Restore = _rpc.Pooled(self._restore, self._writer.restore_threads)
+        for method, kind in _THREADS.items():
+            if kind in threads:
+                setattr(self, method, _rpc.Pooled(getattr(self, method), threads[kind]))
         for method, handler in endpoints.handlers().items():
             setattr(self, method, handler)
 
@@ -62,6 +76,8 @@ class ParameterServerServicer:
     @_rpc.servicer
     def CreateShards(self, request: pb.CreateShardsRequest, context: grpc.ServicerContext) -> pb.CreateShardsReply:
         check_text("the name of the job", request.job)
+        if not context.is_active():  # it waited for earlier calls, and its caller has given up
+            raise errors.Cancelled(f"the caller does not wait for the shards of {request.job} any more")
         job_variables = variables.from_protos(request.variables)
         config = JobShardConfig(
             name=request.job,
@@ -108,7 +124,7 @@ class ParameterServerServicer:
         return pb.SetRateReply()
 
     @_rpc.servicer
-    def _share_norm(self, request: pb.ShareNormRequest, context: grpc.ServicerContext) -> pb.ShareNormReply:
+    def ShareNorm(self, request: pb.ShareNormRequest, context: grpc.ServicerContext) -> pb.ShareNormReply:
         self._service.share_norm(request)
         return pb.ShareNormReply()
 

@@ -25,7 +25,7 @@ from shoal_coordinator.cluster import Candidate, assign_shards, plan_shards
 from shoal_server.checkpoints.writer import CheckpointWriter
 from shoal_server.metrics import ServerMetrics
 from shoal_server.norm_sender import CallingServer, NormSender
-from shoal_server.pools import CallPool
+from shoal_server.pools import call_pools
 from shoal_server.serving.endpoint import EndpointConfig
 from shoal_server.serving.lane_endpoint import LaneEndpoint
 from shoal_server.serving.registry import EndpointGroup
@@ -88,7 +88,7 @@ class ShardServers:
         metrics = ServerMetrics(registry)
         caller = CallingServer(f"server-{len(self.stores)}", 1, self._credentials)
         store = ShardStore(metrics.applied, norms_of=lambda job: NormSender(job, lambda: caller))
-        pools = {kind: CallPool(rpc_threads, kind) for kind in ("pull", "push", "commit", "norm")}
+        pools = call_pools(rpc_threads)
         metrics.watch(store, pools)
         config = EndpointConfig(
             host="127.0.0.1",
@@ -104,7 +104,7 @@ class ShardServers:
         endpoints = EndpointGroup(service, config)
         writer = CheckpointWriter(self._checkpoints, f"server-{len(self.stores)}")
         self._stack.callback(writer.close)
-        servicer = ParameterServerServicer(store, endpoints, service=service, norm_threads=pools["norm"], writer=writer)
+        servicer = ParameterServerServicer(store, endpoints, service=service, threads=pools, writer=writer)
         server = _rpc.RpcServer(
             "127.0.0.1:0",
             [(SERVICE, add_to_server, servicer)],

@@ -25,7 +25,7 @@ from shoal_coordinator.api import CoordinatorService, JobsService, TokensService
 from shoal_coordinator.logins import Logins
 from shoal_server.checkpoints import CheckpointWriter
 from shoal_server.metrics import ServerMetrics
-from shoal_server.pools import CallPool
+from shoal_server.pools import call_pools
 from shoal_server.serving import DataService, EndpointConfig, EndpointGroup, ParameterServerServicer
 from support.clusters.coordinator_rig import Rig
 from support.fuzzing.campaign import BadStatus, Target
@@ -195,16 +195,14 @@ class ServerHandlers(_Handlers):
         self._folder = tempfile.TemporaryDirectory(dir="/dev/shm")
         metrics = ServerMetrics(CollectorRegistry())
         self._store = store(most_bytes=64 << 20)
-        pools = {kind: CallPool(2, kind) for kind in ("pull", "push", "commit", "norm")}
+        pools = call_pools(2)
         config = EndpointConfig(
             host="127.0.0.1", lanes=0, senders=pools["pull"], receivers=pools["push"], committers=pools["commit"]
         )
         self._writer = CheckpointWriter(open_storage(self._folder.name), "s")
         service = DataService(self._store, metrics)
         endpoints = EndpointGroup(service, config)
-        servicer = ParameterServerServicer(
-            self._store, endpoints, service=service, norm_threads=pools["norm"], writer=self._writer
-        )
+        servicer = ParameterServerServicer(self._store, endpoints, service=service, threads=pools, writer=self._writer)
         data = ("Pull", "Push", "Assign", "Commit")
         self.add(servicer, [it for it in methods_of(pb, "ParameterServer") if it[0] not in data])
         self.drawer = Drawer(
