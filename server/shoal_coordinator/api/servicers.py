@@ -1,15 +1,12 @@
 """Servicers of the coordinator's two gRPC services. Each method decodes, checks, calls the coordinator and encodes."""
 
-from functools import partial
-
 import grpc
 import structlog
 
 from shoal import _rpc, errors
-from shoal._checkpoint import Catalogue, CheckpointStorage
+from shoal._checkpoint import CheckpointStorage
 from shoal._limits import catalogue
 from shoal._wire import Cursor, ReportAck
-from shoal.job import Job
 from shoal.optim import Schedule
 from shoal.status import ClusterStatus, Evaluation, ServerLoad, StepTiming
 from shoal.v1 import coordinator_pb2 as members_pb
@@ -17,8 +14,9 @@ from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc
 from shoal.v1 import job_pb2 as pb
 from shoal_coordinator.access import Access, revocations_of
 from shoal_coordinator.api import checks, codecs
-from shoal_coordinator.api.callers import registration_of, submitter_of, submitter_role
+from shoal_coordinator.api.callers import registration_of
 from shoal_coordinator.api.entry import Descriptions, JoinHandler, Placements
+from shoal_coordinator.api.submission import SubmitHandler
 from shoal_coordinator.api.tokens import check_member_role, for_itself, of_its_job
 from shoal_coordinator.api.watching import HasEnded, WatchHandler
 from shoal_coordinator.cluster import JobLimits, interval_told_s, job_before, member_after, page_size
@@ -26,7 +24,6 @@ from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.decision import Check
 from shoal_coordinator.member_holders import speaks_for
 from shoal_coordinator.messages import events
-from shoal_coordinator.submitters import check_checkpoints, check_submission_name, is_submitter
 
 _log = structlog.get_logger(__name__)
 
@@ -118,13 +115,14 @@ class JobsService(job_pb2_grpc.JobsServicer):
         has_ended: HasEnded = lambda _: False,
     ) -> None:
         self._coordinator = coordinator
-        self._catalogue = Catalogue(storage) if storage else None
+        self._submitting = SubmitHandler(coordinator, storage)
         self._watching = WatchHandler(coordinator, max_watchers, has_ended)
         self._descriptions, self._placements = Descriptions(limits), Placements()
         self._joining = JoinHandler(coordinator, self._placements)
 
     def close(self) -> None:
-        """Waits for the watchers' threads. Call it after the coordinator and the server have stopped."""
+        """Waits for the threads. Call it after the coordinator and the server have stopped."""
+        self._submitting.close()
         self._watching.experimental_thread_pool.shutdown(wait=True)
 
     @property
@@ -138,20 +136,14 @@ class JobsService(job_pb2_grpc.JobsServicer):
         return self._watching
 
     @property
+    def Submit(self) -> _rpc.Pooled:
+        """Submits a job."""
+        return self._submitting.handler
+
+    @property
     def Join(self) -> _rpc.Deferred:
         """Lets a worker enter a job, and waits for that without a thread."""
         return self._joining.handler
-
-    @_rpc.servicer
-    def Submit(self, request: pb.SubmitRequest, context: grpc.ServicerContext) -> pb.SubmitReply:
-        spec = Job.from_proto(request.spec)
-        checks.check_submission(spec, request.token)
-        self._check_checkpoints(spec)
-        submitter, role = submitter_of(context), submitter_role()
-        submitted = events.JobSubmitted(spec, request.token, submitter, request.spec.ByteSize(), role)
-        check = partial(check_submission_name, caller=_rpc.caller(), job=spec.name)
-        status = self._coordinator.handle(submitted, check)
-        return pb.SubmitReply(status=codecs.job_message(status))
 
     @_rpc.servicer
     def List(self, request: pb.ListRequest, _: grpc.ServicerContext) -> pb.ListReply:
@@ -319,38 +311,6 @@ class JobsService(job_pb2_grpc.JobsServicer):
             check,
         )
         return pb.FinishReply()
-
-    def _check_checkpoints(self, spec: Job) -> None:
-        """Checks that the name of a job is not that of another submitter's checkpoints, and that its source exists.
-
-        The restore checks that the source is readable. If a live job has the name, this call repeats its submission or
-        joins it, and needs no checkpoint. If the storage does not answer, the check passes: the storage may be back
-        when there are workers, and a restore retries for minutes. A commit removes no checkpoint of others.
-
-        Raises:
-            Forbidden: Another submitter's job of this name left checkpoints.
-            UnknownCheckpoint: The source does not exist.
-        """
-        source, caller = spec.source, _rpc.caller()
-        if self._catalogue is None or (source is None and not is_submitter(caller)):
-            return
-        with self._coordinator.reading() as (cluster, _now):
-            if cluster.listing.is_live(spec.name):
-                return
-        try:
-            if is_submitter(caller):
-                check_checkpoints(caller, spec.name, self._catalogue.newest_usable(spec.name))
-            if source is None:
-                return
-            numbers = self._catalogue.numbers(source.job)  # without the lock, because it may take a while
-            there = source.number in numbers if source.number else bool(numbers)
-            if source.best:
-                there = any(True for _ in self._catalogue.best(source.job))
-        except errors.StorageFailed as error:
-            _log.warning("cannot look for checkpoints", job=spec.name, source=str(source or ""), reason=error.message)
-            return
-        if not there:
-            raise self._catalogue.unknown(str(source))
 
 
 def _check_samples(job: str, samples: int) -> None:

@@ -7,10 +7,12 @@ imports `job`, for the ledger of a checkpoint, and `messages`.
 
 from shoal_coordinator.effects.effect_runner import EffectRunner, Report
 from shoal_coordinator.effects.server_channels import CredentialsFor, no_credentials
+from shoal_coordinator.effects.storage_reads import StorageReads
 
 __all__ = [
     "CredentialsFor",
     "EffectRunner",
     "Report",
+    "StorageReads",
     "no_credentials",
 ]
