@@ -60,7 +60,12 @@ class Cluster:
         self._id = cluster
         self._policy = policy
         self._dirty = DirtyRecords()
-        self._members = Membership(policy.heartbeat_timeout_s, self._dirty.member, return_s=policy.server_return_s)
+        self._members = Membership(
+            policy.heartbeat_timeout_s,
+            self._dirty.member,
+            return_s=policy.server_return_s,
+            owner_members=policy.owner_members,
+        )
         self._members.shortest_interval_s = policy.heartbeat_interval_s
         self._jobs = JobTable(self._dirty.job_event, policy.keep_finished)
         self.take_changed_jobs = self._dirty.take_changed_jobs

@@ -43,6 +43,12 @@ class Member:
         """The member's role."""
         return self.registration.role
 
+    @property
+    def group(self) -> str:
+        """The group with which `ExpiryBreaker` judges it."""
+        owner = self.registration.owner
+        return (f"sessions of {owner}" if owner else "sessions") if self.role is Role.SESSION else "members"
+
     def status(self, now: float, job: str) -> MemberStatus:
         """Returns the member's status; `job` is the name of the job that it works on, or empty."""
         return MemberStatus(

@@ -33,6 +33,7 @@ class Membership:
         heartbeat_timeout_s: seconds without a heartbeat after which a member is lost.
         changed: called with the id of a member whose record was changed or removed.
         return_s: seconds for which a drained server is expected to return.
+        owner_members: limit of the live members of one owner.
 
     Attributes:
         heartbeat_timeout_s: as given.
@@ -47,8 +48,10 @@ class Membership:
         changed: Callable[[str], None] = lambda _: None,
         *,
         return_s: float = 60.0,
+        owner_members: int = catalogue.OWNER_MEMBERS.default,
     ) -> None:
         self.heartbeat_timeout_s, self._return_s = heartbeat_timeout_s, return_s
+        self._owner_members = owner_members
         self.shortest_interval_s = 0.5
         self._changed = changed
         self._members: dict[str, Member] = {}
@@ -139,7 +142,7 @@ class Membership:
 
         Raises:
             DuplicateMember: another live process has the id.
-            Overloaded: there are too many members.
+            Overloaded: there are too many members, or too many of this owner are alive.
         """
         known = self._members.get(registration.member)
         if known and known.alive:
@@ -152,6 +155,7 @@ class Membership:
             raise catalogue.MAX_MEMBERS.refusal(
                 f"the cluster has {MAX_MEMBERS} members", "stop one that is not needed", limit=MAX_MEMBERS
             )
+        self._check_owner(registration.owner)
         self.incarnation += 1
         member = Member(registration, self.incarnation, now)
         self._members[member.id] = member
@@ -273,8 +277,11 @@ class Membership:
         """
         alive = [member for member in self._members.values() if member.alive]
         silent = [member for member in alive if now - member.last_seen > self.heartbeat_timeout_s]
-        if not self.breaker.may_expire([member.last_seen for member in alive], now):
-            silent = [member for member in silent if member.id == claimed]
+        last_seen: dict[str, list[float]] = {}
+        for member in alive:
+            last_seen.setdefault(member.group, []).append(member.last_seen)
+        expire = self.breaker.may_expire(last_seen, now)
+        silent = [member for member in silent if member.id == claimed or member.group in expire]
         silent.sort(key=lambda member: member.id)
         self._mark_dead(silent, now)
         return silent
@@ -293,6 +300,14 @@ class Membership:
         assert all(key == member.id for key, member in self._members.items())
         assert self._alive == sum(member.alive for member in self._members.values())
         assert sum(not member.alive for member in self._members.values()) <= MAX_DEAD
+
+    def _check_owner(self, owner: str) -> None:
+        """Checks that an owner may have one more member. Without tokens, members have no owner."""
+        theirs = sum(member.alive and member.registration.owner == owner for member in self._members.values())
+        if owner and theirs >= self._owner_members:
+            raise catalogue.OWNER_MEMBERS.refusal(
+                f"{theirs} processes of {owner} are members", "stop one that is not needed", limit=self._owner_members
+            )
 
     def _check_same_process(self, known: Member, registration: Registration, now: float) -> None:
         if known.registration.is_repeated_by(registration):

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from shoal._limits import catalogue
 from shoal_coordinator.cluster.job_limits import JobLimits
 from shoal_coordinator.cluster.placement import EvenPlacement, PlacementPolicy
 
@@ -19,6 +20,7 @@ class ClusterPolicy:
         placement: the policy that assigns shards to servers.
         heartbeat_interval_s: seconds from one heartbeat to the next in a small cluster.
         jobs: the limits of jobs.
+        owner_members: limit of the live members whose tokens or certificates have the same name.
     """
 
     heartbeat_timeout_s: float = 5.0
@@ -28,3 +30,4 @@ class ClusterPolicy:
     placement: PlacementPolicy = field(default_factory=EvenPlacement)
     heartbeat_interval_s: float = 0.5
     jobs: JobLimits = field(default_factory=JobLimits)
+    owner_members: int = catalogue.OWNER_MEMBERS.default

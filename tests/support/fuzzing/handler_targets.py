@@ -68,7 +68,7 @@ class Context:
         raise Aborted
 
     def is_active(self) -> bool:
-        return False
+        return True
 
     def add_callback(self, _call: object) -> bool:
         return True

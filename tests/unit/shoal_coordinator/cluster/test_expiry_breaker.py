@@ -22,12 +22,14 @@ class Sea:
         self.members = Membership(TIMEOUT_S)
         self.now = 0.0
         self.beating: dict[str, int] = {}
-        for number in range(count):
-            name = f"w{number:02}"
-            self.beating[name] = self.members.register(
-                Registration(Role.WORKER, name, f"p-{name}"), self.now
-            ).incarnation
+        self.add(Role.WORKER, count, "w")
         self.died: dict[str, float] = {}
+
+    def add(self, role: Role, count: int, prefix: str, owner: str = "") -> None:
+        """Registers members."""
+        for name in (f"{prefix}{number:02}" for number in range(count)):
+            registration = Registration(role, name, f"p-{name}", owner=owner)
+            self.beating[name] = self.members.register(registration, self.now).incarnation
 
     def silence(self, count: int) -> set[str]:
         """Lets that many members fall silent."""
@@ -94,6 +96,26 @@ def test_a_small_cluster_believes_its_eyes() -> None:
     silent = sea.silence(SHARE_OF_AT_LEAST - 2)
     sea.run(TIMEOUT_S + 2 * TICK_S)
     assert sea.died.keys() == silent
+
+
+def test_silent_sessions_of_one_owner_delay_only_their_own_expiry() -> None:
+    """ "a.." are the sessions of ann, which fall silent first."""
+    sea = Sea(2)
+    for owner in ("ann", "bob"):
+        sea.add(Role.SESSION, 20, owner[0], owner)
+    silent = sea.silence(20)
+    assert all(name.startswith("a") for name in silent)
+    lost = {"b00", "w00"}
+    for name in lost:
+        del sea.beating[name]
+    sea.run(TIMEOUT_S + 2 * TICK_S)
+    assert sea.died.keys() == lost
+    hold = sea.members.breaker.hold
+    assert hold
+    assert (hold.silent, hold.why) == (20, "20 of 20 live sessions of ann fell silent at once")
+    sea.run(HOLD_TIMEOUTS * TIMEOUT_S + 2 * TICK_S)
+    assert sea.died.keys() == silent | lost
+    assert sea.members.breaker.hold is None
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from shoal import errors
 from shoal.status import Role, ServerLoad
 from shoal_coordinator.cluster import membership
 from shoal_coordinator.cluster.expiry_breaker import HOLD_TIMEOUTS
+from shoal_coordinator.cluster.member import Member
 from shoal_coordinator.cluster.membership import Membership
 from shoal_coordinator.messages import Registration
 from support.run_lengths import draws
@@ -216,3 +217,21 @@ class Leases(RuleBasedStateMachine):
 
 TestLeases = Leases.TestCase
 TestLeases.settings = settings(max_examples=draws(40), stateful_step_count=30)
+
+
+def test_an_owner_has_a_limited_number_of_live_members() -> None:
+    members = Membership(HEARTBEAT_TIMEOUT_S, owner_members=2)
+
+    def register(name: str, owner: str) -> Member:
+        return members.register(Registration(Role.SESSION, name, f"p-{name}", owner=owner), 0.0)
+
+    register("a", "ann")
+    second = register("b", "ann")
+    with pytest.raises(errors.Overloaded, match=r"2 processes of ann are members; the limit OWNER_MEMBERS is 2"):
+        register("c", "ann")
+    assert register("b", "ann") is second, "a repeated call"
+    for name in "defg":
+        register(name, "")  # without tokens, all members have the same owner
+    register("h", "bob")
+    members.leave("b", second.incarnation, 0.0)
+    register("c", "ann")
