@@ -1,11 +1,13 @@
-"""Threads of a parameter server: calls of one kind do not wait for calls of another kind."""
+"""Threads and memory of a parameter server: no kind of call, and no worker, takes those that others need."""
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
+import numpy as np
 import pytest
 
-from shoal import consistency, optim
+from shoal import _rpc, consistency, errors, optim
+from shoal._transport.frames import Frame
 from shoal._wire import ShardLayout
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
@@ -50,3 +52,41 @@ def test_jobs_whose_shards_are_created_do_not_delay_the_workers_of_others(monkey
             call.result()
     assert len(created) == 16
     assert "new15" not in created
+
+
+def test_a_worker_has_one_push_in_transfer_whatever_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server would otherwise keep a gradient for each push whose last chunk does not come."""
+    with ShardServers({"w": Variable((3,))}, shards=1) as servers, servers.worker("a") as worker:
+        [stub], forever, memory, taken = servers.stubs, threading.Event(), servers.stores[0].memory, list[int]()
+        take = memory.take
+
+        def noted(nbytes: int) -> np.ndarray:
+            taken.append(nbytes)
+            return take(nbytes)
+
+        monkeypatch.setattr(memory, "take", noted)
+        stamp = worker.servers.stamp(0)
+        header = pb.PushHeader(stamp=stamp, shards=[0], versions=[0], weight=1.0, commit=True, aggregations=[1])
+        message = pb.PushRequest(header=header)
+
+        def unfinished() -> Iterator[pb.PushRequest]:
+            yield message
+            forever.wait(20)
+
+        def check_ended(call: Callable[[], object]) -> None:
+            with pytest.raises(errors.ShoalError), _rpc.as_shoal_errors("server"):
+                call()
+
+        with servers.lane() as first, servers.lane() as second:
+            call = stub.Push.future(unfinished(), timeout=20)
+            wait_until(lambda: bool(taken), what="the first transfer")
+            first.send(Frame.PUSH, message.SerializeToString())
+            check_ended(call.result)
+            second.send(Frame.PUSH, message.SerializeToString())
+            check_ended(first.receive)
+            call = stub.Push.future(unfinished(), timeout=20)
+            check_ended(second.receive)
+            assert worker.push({"w": np.ones(3, np.float32)}).outcome == "accepted"
+            check_ended(call.result)
+        forever.set()
+        assert servers.versions() == [1]

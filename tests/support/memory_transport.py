@@ -201,7 +201,7 @@ class MemoryEndpoint(Endpoint):
         return b""
 
     def _push(self, line: Line, message: bytes, region: np.ndarray | None) -> bytes:
-        return self._receive(line, message, region, lambda *parts: self._service.push(lambda: parts))
+        return self._receive(line, message, region, lambda *parts: self._service.push(lambda: parts, end=lambda: None))
 
     def _assign(self, line: Line, message: bytes, region: np.ndarray | None) -> bytes:
         return self._receive(line, message, region, self._service.assign)

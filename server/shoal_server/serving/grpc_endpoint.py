@@ -99,8 +99,10 @@ class GrpcEndpoint(Endpoint):
         stream = self._watched(request, context)
         message = next(stream, b"")
         if opened := self._opened.pop(id(message), None):
-            return _reply(self._service.finish_push(opened.push, self._source(opened.chunks, stream)))
-        return _reply(self._service.push(lambda: self._messages(chain((message,), stream)), self._wait))
+            return _reply(self._service.finish_push(opened.push, self._source(opened.chunks, stream), context.cancel))
+        return _reply(
+            self._service.push(lambda: self._messages(chain((message,), stream)), self._wait, end=context.cancel)
+        )
 
     def _wait(self, push: PendingPush) -> None:
         # Only if `_hold` was not called, because this version of grpcio is not supported.

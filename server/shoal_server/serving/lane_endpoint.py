@@ -277,7 +277,7 @@ class LaneHandler:
             return header, pushes.from_chunks(chunks, stream.take, self._service.received(self._transport))
 
         try:
-            reply = self._service.push(read, self._await_permit)
+            reply = self._service.push(read, self._await_permit, end=self._lane.close)
         finally:
             stream.drain()
         self._send_reply(reply)

@@ -1,16 +1,19 @@
 """Data service: the data-plane calls on one server's shards, independent of the transport."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 from shoal import _rpc, _tracing, errors
+from shoal._memory.buffers import BufferPool
 from shoal._security import Authorizer, open_authorizer
+from shoal._wire import Aggregation, SlabArrays
 from shoal.v1 import header_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_server.metrics import ServerMetrics
 from shoal_server.serving import pushes
 from shoal_server.serving.pending_push import PendingPush
 from shoal_server.serving.pulls import PendingPull
+from shoal_server.serving.transfers import Transfers
 from shoal_server.shards import AnswerPush, Selection, ShardStore
 
 # Called with a number of bytes.
@@ -33,6 +36,7 @@ class DataService:
         self._authorizer = authorizer or open_authorizer()
         self._authorizer.on_revoked(self.end_refused)
         self._waiting: set[PendingPull] = set()
+        self._transfers = Transfers()
 
     def pull(
         self, request: pb.PullRequest, wake: Callable[[], None], span: _tracing.Span = _tracing.NOTHING
@@ -63,6 +67,8 @@ class DataService:
         self,
         read: Callable[[], tuple[pb.PushHeader, pushes.Source]],
         wait: Callable[[PendingPush], object] = PendingPush.wait,
+        *,
+        end: Callable[[], object],
     ) -> bytes:
         """Receives a push: stages it, and commits it if its header says so. Returns an encoded `PushReply`.
 
@@ -70,6 +76,7 @@ class DataService:
             read: returns the header and the source of the payload.
             wait: called if the push needs a permit and none is free; returns when the push does not wait any longer. An
                 endpoint with fewer threads than clients must not wait on its threads: see `open_push`.
+            end: ends the call, on any thread, so that the source raises an error; see `Transfers`.
 
         Raises:
             ShoalError: see `PendingPush` and `pushes.receive`.
@@ -86,7 +93,7 @@ class DataService:
                     raise
                 self._check_after_wait(push)
                 timing.waited_s = push.waited_s
-                shards, answer = pushes.receive(push, source)
+                shards, answer = pushes.receive(push, self._alone(push, source, end))
         return self._reply(shards, answer)
 
     def open_push(self, header: pb.PushHeader) -> PendingPush:
@@ -102,12 +109,13 @@ class DataService:
         self._check_caller(header.stamp)
         return PendingPush(self.store, header)
 
-    def finish_push(self, push: PendingPush, source: pushes.Source) -> bytes:
+    def finish_push(self, push: PendingPush, source: pushes.Source, end: Callable[[], object]) -> bytes:
         """Receives a push that does not wait any longer.
 
         Args:
             push: what `open_push` returned.
             source: receives the payload.
+            end: ends the call, as for `push`.
 
         Returns:
             An encoded `PushReply`.
@@ -118,7 +126,7 @@ class DataService:
         """
         self._check_after_wait(push)
         with self.metrics.pushing("push"), _tracing.server_span("Push", push.header.stamp):
-            shards, answer = pushes.receive(push, source)
+            shards, answer = pushes.receive(push, self._alone(push, source, end))
         if push.waited_s:
             self.metrics.push_waited(push.waited_s)
         return self._reply(shards, answer)
@@ -176,6 +184,15 @@ class DataService:
         caller = _rpc.caller()
         if caller is not None:
             self._authorizer.check_participant(caller, stamp.job, stamp.worker, stamp.incarnation, reading=reading)
+
+    def _alone(self, push: PendingPush, source: pushes.Source, end: Callable[[], object]) -> pushes.Source:
+        """Returns a source that ends an earlier transfer of the same worker before it takes memory."""
+
+        def alone(shards: Selection, aggregations: Collection[Aggregation], memory: BufferPool) -> SlabArrays:
+            with self._transfers.only(push, end):
+                return source(shards, aggregations, memory)
+
+        return alone
 
     def _check_after_wait(self, push: PendingPush) -> None:
         """Checks the caller of a push again if it asked for a permit, because it may have waited for a long time.
