@@ -35,6 +35,9 @@ class JobTable(Mapping[str, JobMachine]):
         self._with_variables: dict[int, JobMachine] = {}
         self._without_variables: dict[int, JobMachine] = {}
         self._ended_states: Counter[JobState] = Counter()  # of both
+        # The live jobs that may have ended since a job was last moved: the end of a job is an event of it.
+        self._changed: dict[int, None] = {}
+        self._job_of: dict[str, JobMachine] = {}  # the latest job of each worker, which it may have left
         self._forgotten: dict[str, None] = {}  # names, oldest first; at most FORGOTTEN_NAMES
 
     def __getitem__(self, name: str) -> JobMachine:
@@ -75,7 +78,9 @@ class JobTable(Mapping[str, JobMachine]):
         self._jobs[job.ref.name] = self._by_submission[number] = job
         self._submissions.append(number)
         self._live[number] = job
-        job.log.appended = partial(self._on_event, number)
+        self._changed[number] = None  # a restored job may have ended
+        self._job_of |= dict.fromkeys(job.workers, job)
+        job.log.appended = partial(self._event_appended, number)
 
     def remove(self, job: JobMachine) -> None:
         """Removes a job."""
@@ -147,13 +152,34 @@ class JobTable(Mapping[str, JobMachine]):
         """The workers that have an assignment in any job."""
         return {worker for job in self._live.values() for worker in job.workers}
 
+    def assigned(self, worker: str, job: JobMachine) -> None:
+        """Records that a worker has an assignment in a job, and in no other one."""
+        self._job_of[worker] = job
+
     def find_of(self, worker: str) -> JobMachine | None:
         """Returns the job in which a worker has an assignment. Ended jobs have no workers."""
-        return next((job for job in self._live.values() if job.has_worker(worker)), None)
+        job = self._job_of.get(worker)
+        return job if job and job.has_worker(worker) else None
+
+    def take_of(self, worker: str) -> JobMachine | None:
+        """Returns the job of a worker that has died, as `find_of`, and forgets the worker."""
+        job = self.find_of(worker)
+        self._job_of.pop(worker, None)
+        return job
+
+    def _event_appended(self, number: int) -> None:
+        self._changed[number] = None
+        self._on_event(number)
 
     def _settle(self) -> None:
         """Moves jobs that have ended from the live jobs to the ended ones, in the order of their ends."""
-        ended = [job for job in self._live.values() if job.ended]
+        if not self._changed:
+            return
+        changed = (self._live.get(number) for number in self._changed)
+        ended = [job for job in changed if job and job.ended]
+        self._changed.clear()
+        if ended:
+            self._job_of = {worker: job for worker, job in self._job_of.items() if job.has_worker(worker)}
         for job in sorted(ended, key=_end_of):
             number = job.ref.submission
             kind = self._with_variables if job.servers else self._without_variables

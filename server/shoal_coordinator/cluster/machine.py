@@ -321,7 +321,7 @@ class Cluster:
             self._schedule(now)
 
     def _lose(self, member: Member, now: float, cursor: Cursor | None = None) -> None:
-        if job := self._jobs.find_of(member.id):
+        if job := self._jobs.take_of(member.id):
             self._emit(job.lose(member.id, now, cursor))
         if member.role is Role.SERVER:
             self._outcomes.lose_server(member, now)
