@@ -12,7 +12,7 @@ import structlog
 from shoal import errors
 from shoal_coordinator.cluster import Cluster
 from shoal_coordinator.messages import Effect
-from shoal_coordinator.persistence import ClusterRecords, Store
+from shoal_coordinator.persistence import ClusterRecords, Store, encode_records
 
 _log = structlog.get_logger(__name__)
 
@@ -136,9 +136,10 @@ class DecisionWriter:
                 if self._closed:
                     return False
                 self._to_write.wait()
-            decided, changes = self.decided, self._records.changes() | self._other_changes
-            self._other_changes = {}
+            decided, changed = self.decided, self._records.changes_later()
+            others, self._other_changes = self._other_changes, {}
             effects, self._effects = self._effects, []
+        changes = encode_records(changed) | others  # without the lock: a placement of 10,000 variables takes 0.1 s
         start = time.perf_counter()
         if changes:
             self._store.apply(changes)

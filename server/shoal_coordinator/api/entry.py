@@ -24,6 +24,19 @@ from shoal_coordinator.messages import JoinResult, ProgramDescription, digest_of
 _JOIN_PLACEMENT = pb.JoinReply.DESCRIPTOR.fields_by_name["placement"].number
 
 
+class _Locks:
+    """A lock for each key in use. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards _locks
+        self._locks: weakref.WeakValueDictionary[bytes, threading.Lock] = weakref.WeakValueDictionary()
+
+    def of(self, key: bytes) -> threading.Lock:
+        """Returns the lock of a key, the same one for all threads that have it now."""
+        with self._lock:
+            return self._locks.setdefault(key, threading.Lock())
+
+
 class Descriptions:
     """The descriptions of live jobs, by digest, so that the same description is decoded once. Thread-safe.
 
@@ -33,8 +46,8 @@ class Descriptions:
 
     def __init__(self, limits: JobLimits = JobLimits()) -> None:  # noqa: B008 - it is immutable
         self._limits = limits
-        # Deferred while a description is decoded: other workers of the same job are about to send the same one.
-        self._lock = threading.Lock()
+        # Each is held while a description is decoded: other workers of the same job are about to send the same one.
+        self._decoding = _Locks()
         self._known: weakref.WeakValueDictionary[bytes, ProgramDescription] = weakref.WeakValueDictionary()
 
     def decode(self, messages: Sequence[tensor_pb2.Variable], samples: int) -> ProgramDescription:
@@ -56,7 +69,7 @@ class Descriptions:
             raise catalogue.JOB_VARIABLES.refusal(problem, limit=self._limits.variables)
         digest = digest_of(messages)
         key = digest + samples.to_bytes(8)
-        with self._lock:
+        with self._decoding.of(key):
             known = self._known.get(key)
             if known is None:
                 _check_names(messages)
@@ -75,11 +88,11 @@ class Placements:
     """Encodes placements, each of them once. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # held while a placement is encoded, so that no other thread does the same
+        self._encoding = _Locks()  # held while a placement is encoded, so that no other thread does the same
 
     def encode(self, placement: Placement) -> bytes:
         """Returns the serialized message of a placement."""
-        with self._lock:
+        with self._encoding.of(placement.generation.to_bytes(8)):
             return placement.encoded
 
 

@@ -1,6 +1,7 @@
 """Plan of one job: its variables, their placement, and whether they have their initial values (no I/O)."""
 
 from collections.abc import Callable
+from functools import partial
 
 from shoal._wire import Placement
 from shoal.optim import Schedule
@@ -106,17 +107,11 @@ class Plan:
 
     def to_proto(self) -> state_pb2.PlanRecord | None:
         """Returns the record of this plan; None if there is no description."""
-        if self.description is None:
-            return None
-        record = state_pb2.PlanRecord(
-            variables=tensor_pb2.Placement.FromString(self.description.encoded).variables,
-            samples=self.description.samples,
-            placement=self.placement.to_proto() if self.placement else None,
-            previous_servers=self.previous_servers,
-        )
-        if self.placement:
-            record.placement.ClearField("variables")
-        return record
+        return self.record_later()()
+
+    def record_later(self) -> Callable[[], state_pb2.PlanRecord | None]:
+        """Returns a function that makes the record of this plan as it is now, at any time and on any thread."""
+        return partial(_record, self.description, self.placement, self.previous_servers)
 
     def write_to(self, record: state_pb2.JobRecord) -> None:
         """Writes the state of the shards into the job's record."""
@@ -144,3 +139,19 @@ class Plan:
         """Raises AssertionError if an invariant is broken."""
         assert not self.created or self.placement is not None
         assert self.description is None or self.description.variables, "there is nothing to train"
+
+
+def _record(
+    description: ProgramDescription | None, placement: Placement | None, previous_servers: tuple[str, ...]
+) -> state_pb2.PlanRecord | None:
+    if description is None:
+        return None
+    record = state_pb2.PlanRecord(
+        variables=tensor_pb2.Placement.FromString(description.encoded).variables,
+        samples=description.samples,
+        placement=placement.to_proto() if placement else None,
+        previous_servers=previous_servers,
+    )
+    if placement:
+        record.placement.ClearField("variables")
+    return record

@@ -1,6 +1,6 @@
 """The stored records of one job, as messages: the job's owners are converted to records, and records to owners."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from google.protobuf.message import Message
 
@@ -60,6 +60,16 @@ class JobRecords:
                 return evaluation_schedule.to_proto() if evaluation_schedule else None
         event = self._log.find(int(number))
         return event_message(event) if event else None
+
+    def record_later(self, part: str) -> Callable[[], Message | None]:
+        """Returns a function that makes the record as `record` does now, at any time and on any thread.
+
+        That of a plan can have 100,000 variables, so it is not made before the function is called.
+        """
+        if part == JobRecordKind.PLAN:
+            return self._plan.record_later()
+        message = self.record(part)
+        return lambda: message
 
     def restore(self, saved: JobSnapshot, now: float) -> list[str]:
         """Restores the owners of a new job from its records; returns the names of those that have to be written again.

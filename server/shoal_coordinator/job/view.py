@@ -358,6 +358,10 @@ class JobView:
         """Returns the record of that name; None if it does not exist."""
         return self._records.record(name)
 
+    def record_later(self, part: str) -> Callable[[], Message | None]:
+        """Returns a function that makes the record as it is now, at any time and on any thread."""
+        return self._records.record_later(part)
+
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""
         worker_group, plan = self._worker_group, self._plan

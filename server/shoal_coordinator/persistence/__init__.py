@@ -5,7 +5,7 @@ shell decides when to write, and the machine tracks which records are dirty. The
 import this package; it imports `cluster`, `job` and `messages`.
 """
 
-from shoal_coordinator.persistence.cluster_records import ClusterRecords, restored
+from shoal_coordinator.persistence.cluster_records import ClusterRecords, encode_records, restored
 from shoal_coordinator.persistence.store import MEMORY, Store, make_default_path, open_store
 
-__all__ = ["MEMORY", "ClusterRecords", "Store", "make_default_path", "open_store", "restored"]
+__all__ = ["MEMORY", "ClusterRecords", "Store", "encode_records", "make_default_path", "open_store", "restored"]

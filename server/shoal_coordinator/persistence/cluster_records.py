@@ -4,7 +4,8 @@ Each change is durable before anyone sees its consequences, so a coordinator can
 restored from the records continues where the failed coordinator stopped.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from google.protobuf.message import Message
 
@@ -15,6 +16,8 @@ from shoal_coordinator.job import JobMachine
 from shoal_coordinator.messages import record_keys
 from shoal_coordinator.persistence.effect_codec import effect_to_proto
 from shoal_coordinator.persistence.snapshots import snapshot_of
+
+Later = Callable[[], Message | None]
 
 
 def restored(records: Mapping[str, bytes], policy: ClusterPolicy, now: float) -> Cluster | None:
@@ -58,6 +61,13 @@ class ClusterRecords:
 
     def changes(self) -> dict[str, bytes | None]:
         """Returns the records that have changed since the last call, by key. None means to remove the record."""
+        return encode_records(self.changes_later())
+
+    def changes_later(self) -> dict[str, Later]:
+        """Returns, as `changes`, functions that make the records as they are now, for `encode_records`.
+
+        They may be called on any thread while the cluster changes. To make the records of 10,000 variables takes long.
+        """
         jobs = self._cluster.submitted
         return {name: self._record(name, jobs) for name in self._cluster.take_dirty()}
 
@@ -70,11 +80,11 @@ class ClusterRecords:
             *(record_keys.of_job(number, name) for number, job in jobs.items() for name in job.record_names),
             *(record_keys.of_effect(effect.number) for effect in cluster.pending_effects),
         ]
-        records = {name: self._record(name, jobs) for name in keys}
+        records = encode_records({name: self._record(name, jobs) for name in keys})
         return {name: record for name, record in records.items() if record is not None}
 
-    def _record(self, name: str, jobs: Mapping[int, JobMachine]) -> bytes | None:
-        """Returns a current record, or None if there should be none."""
+    def _record(self, name: str, jobs: Mapping[int, JobMachine]) -> Later:
+        """Returns a function that makes a current record, or None if there should be none."""
         kind, _, rest = name.partition("/")
         message: Message | None
         match kind:
@@ -84,14 +94,23 @@ class ClusterRecords:
             case record_keys.RecordKind.JOB:
                 number, _, record_name = rest.partition("/")
                 job = jobs.get(int(number))
-                message = job.record(record_name) if job else None
+                if job:
+                    return job.record_later(record_name)
+                message = None
             case record_keys.RecordKind.EFFECT:
                 effect = self._cluster.find_effect(int(rest))
-                message = effect_to_proto(effect) if effect else None
+                if effect:  # it never changes
+                    return partial(effect_to_proto, effect)
+                message = None
             case _:
                 message = _counts_record(self._cluster.counts)
-        # Deterministic, so that the same state gives the same bytes.
-        return None if message is None else message.SerializeToString(deterministic=True)
+        return lambda: message
+
+
+def encode_records(records: Mapping[str, Later]) -> dict[str, bytes | None]:
+    """Returns the serialized records. The same state gives the same bytes."""
+    messages = ((name, make()) for name, make in records.items())
+    return {name: message and message.SerializeToString(deterministic=True) for name, message in messages}
 
 
 def _counts_record(counts: ClusterCounters) -> state_pb2.ClusterRecord:
@@ -105,4 +124,4 @@ def _counts_record(counts: ClusterCounters) -> state_pb2.ClusterRecord:
     )
 
 
-__all__ = ["ClusterRecords", "restored"]
+__all__ = ["ClusterRecords", "Later", "encode_records", "restored"]
