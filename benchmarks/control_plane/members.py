@@ -20,10 +20,13 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import grpc
 import structlog
+
+from shoal._security import AccessRole, Credentials
 
 # One connection for each member, as if each were on a host of its own.
 CHANNEL_OPTIONS = [
@@ -60,10 +63,24 @@ async def answered(method: Any, request: Any, timeout_s: float | None = 30.0) ->
 
 
 @asynccontextmanager
-async def channel(address: str) -> AsyncIterator[grpc.aio.Channel]:
-    """Opens a connection of its own."""
+async def channel(address: str, role: AccessRole) -> AsyncIterator["PresentingChannel"]:
+    """Opens a connection of its own, whose calls present this machine's token of a role."""
+    metadata = Credentials.find().for_coordinator(address, role).metadata()
     async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as opened:
-        yield opened
+        yield PresentingChannel(opened, metadata)
+
+
+class PresentingChannel:
+    """A channel as far as generated stubs of unary calls use it. Each call has the given metadata."""
+
+    def __init__(self, opened: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...]) -> None:
+        self._opened, self._metadata = opened, metadata
+
+    def unary_unary(self, *method: Any, **codecs: Any) -> Callable[..., Any]:
+        return partial(self._opened.unary_unary(*method, **codecs), metadata=self._metadata)
+
+    def unary_stream(self, *method: Any, **codecs: Any) -> Callable[..., Any]:
+        return partial(self._opened.unary_stream(*method, **codecs), metadata=self._metadata)
 
 
 async def obey(handle: Callable[[str], Awaitable[MembersLine]]) -> None:

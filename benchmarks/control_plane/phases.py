@@ -74,9 +74,7 @@ class Simulation:
 @contextmanager
 def simulated(scale: Scale) -> Iterator[Simulation]:
     """Starts a coordinator, and registers the members."""
-    # Without tokens, because the simulated members make their calls with few lines of their own.
     flags = [
-        "--insecure",
         "--heartbeat-timeout",
         str(scale.heartbeat_timeout_s),
         "--heartbeat-interval",

@@ -9,6 +9,7 @@ import grpc
 from members import CONCURRENT, MembersLine, answered, channel, obey
 
 from shoal._rpc import HeartbeatPace
+from shoal._security import AccessRole
 from shoal.v1 import coordinator_pb2, coordinator_pb2_grpc, parameter_server_pb2_grpc
 from shoal.v1 import parameter_server_pb2 as pb
 
@@ -60,7 +61,7 @@ class SimulatedServer(parameter_server_pb2_grpc.ParameterServerServicer):
     async def live(self, coordinator: str, name: str, address: str, registered: asyncio.Semaphore) -> None:
         """Registers, and then sends heartbeats when they are due."""
         pace = HeartbeatPace()
-        async with channel(coordinator) as opened:
+        async with channel(coordinator, AccessRole.SERVER) as opened:
             stub: Any = coordinator_pb2_grpc.CoordinatorStub(opened)
             request = coordinator_pb2.RegisterRequest(
                 role=coordinator_pb2.SERVER, member=name, address=address, process=name

@@ -14,6 +14,7 @@ from members import CONCURRENT, MembersLine, answered, channel, obey
 
 import shoal
 from shoal._rpc import HeartbeatPace
+from shoal._security import AccessRole
 from shoal.v1 import coordinator_pb2, coordinator_pb2_grpc, job_pb2, job_pb2_grpc
 
 # Seconds for which one Join waits, and the shape of a variable.
@@ -55,7 +56,7 @@ class Worker:
 
     async def live(self, coordinator: str, registering: asyncio.Semaphore, registered: asyncio.Semaphore) -> None:
         """Takes part in the cluster until it is cancelled."""
-        async with channel(coordinator) as opened, asyncio.TaskGroup() as tasks:
+        async with channel(coordinator, AccessRole.WORKER) as opened, asyncio.TaskGroup() as tasks:
             stub: Any = coordinator_pb2_grpc.CoordinatorStub(opened)
             jobs: Any = job_pb2_grpc.JobsStub(opened)
             async with registering:

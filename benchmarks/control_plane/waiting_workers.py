@@ -5,8 +5,9 @@ heartbeats by the real protocol. The sessions run in a few processes. For a minu
 coordinator's CPU time, and the gaps between the replies to each session's heartbeats. Then the last session enters, and
 each session pulls and pushes once.
 
-The script prints one JSON line. Its exit status is 1 if a heartbeat was late, the coordinator used more than a fifth of
-a core, or the sessions needed more than 5 s.
+The script prints one JSON line. Its exit status is 1 if a target is missed: no heartbeat is late, the coordinator uses
+at most 0.2 of a core while the sessions wait, and all sessions have trained 5 s after the last one entered. `missed` in
+the line names the targets that are missed.
 """
 
 import argparse
@@ -22,9 +23,14 @@ import shoal
 
 JOB = "waits"  # of `waiting_sessions`
 PROCESSES = 4
-MOST_CORES, MOST_START_S = 0.2, 5.0
 # A heartbeat is late if the reply to it comes later than the next one is due.
 INTERVAL_S, LATE_INTERVALS = 0.5, 2.0
+# Targets, by the names of the measurements: cores, and seconds.
+MOST = {
+    "longest_heartbeat_gap_s": LATE_INTERVALS * INTERVAL_S,
+    "coordinator_cores": 0.2,
+    "all_train_after_s": 5.0,
+}
 
 
 def measure(workers: int, variables: int, seconds: float) -> dict[str, Any]:
@@ -64,15 +70,20 @@ def measure(workers: int, variables: int, seconds: float) -> dict[str, Any]:
     }
 
 
+def misses(measured: dict[str, Any]) -> list[str]:
+    """Returns the targets that are missed, in words."""
+    return [f"{name} at most {limit:g}" for name, limit in MOST.items() if measured[name] > limit]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--short", action="store_true", help="wait 5 s with 8 workers and 1,000 variables")
     parser.add_argument("--seconds", type=float, default=60.0, help="seconds of the measurement (default: 60)")
     options = parser.parse_args()
     row = measure(8, 1_000, 5.0) if options.short else measure(40, 10_000, options.seconds)
-    print(json.dumps(row))
-    late = row["longest_heartbeat_gap_s"] > LATE_INTERVALS * INTERVAL_S
-    return 1 if late or row["coordinator_cores"] > MOST_CORES or row["all_train_after_s"] > MOST_START_S else 0
+    missed = misses(row)
+    print(json.dumps({**row, "missed": missed}))
+    return bool(missed)
 
 
 if __name__ == "__main__":
