@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from shoal import errors
 from shoal._checkpoint import CheckpointStorage
 from shoal.events import Event as JobEvent
-from shoal_coordinator.cluster import Cluster, ClusterPolicy, ExpiryHold
+from shoal_coordinator.cluster import Cluster, ClusterPolicy, ExpiryHold, ListedJob, listed
 from shoal_coordinator.decision import Check, Decision, allow
 from shoal_coordinator.decision_writer import DecisionWriter
 from shoal_coordinator.effect_host import MachineHost
@@ -24,6 +24,8 @@ from shoal_coordinator.ticker import Ticker, steady_clock
 
 # Seconds between two checks of a watcher whether its caller is still there.
 _WATCH_POLL_S = 1.0
+# Jobs whose status is read with the lock at a time.
+_LISTED_AT_A_TIME = 50
 
 
 class Coordinator:
@@ -92,7 +94,7 @@ class Coordinator:
     def has_live_jobs(self) -> bool:
         """Whether any job has not ended. It can be read before `start`."""
         with self._lock:
-            return bool(self._machine.listing.live_jobs(self._clock()))
+            return bool(self._machine.listing.live_jobs)
 
     @property
     def heartbeat_interval_s(self) -> float:
@@ -214,6 +216,24 @@ class Coordinator:
                 yield self._machine, self._clock()
         finally:
             self._writer.wait_for(decided)
+
+    def list_jobs(self, count: int, before: int | None = None) -> list[ListedJob]:
+        """Returns the status of jobs, newest first. It takes the lock for a few jobs at a time.
+
+        Args:
+            count: Maximum number of jobs.
+            before: Only jobs with an earlier submission than this one. None means all.
+
+        Raises:
+            Unreachable: The coordinator stops, or its store has failed.
+        """
+        with self.reading() as (machine, _):
+            jobs = machine.listing.newest(count, before)
+        found: list[ListedJob] = []
+        while len(found) < len(jobs):
+            with self.reading() as (_, now):
+                found += [listed(job, now) for job in jobs[len(found) : len(found) + _LISTED_AT_A_TIME]]
+        return found
 
     def watch(
         self, name: str, after: int, *, wait: bool, gone: Callable[[], bool] = lambda: False

@@ -15,7 +15,8 @@ from prometheus_client.registry import Collector
 
 from shoal._limits import refusals
 from shoal.checkpoint_policy import CheckpointPolicy
-from shoal.status import JobState, JobStatus, Role
+from shoal.status import JobState, Role
+from shoal_coordinator.cluster import CheckpointAge
 from shoal_coordinator.coordinator import Coordinator
 from shoal_coordinator.job import QuarantineReason, RestartReason
 from shoal_coordinator.messages import Effect, events
@@ -160,7 +161,7 @@ class StateCollector(Collector):
         waiting = self._coordinator.waiting_workers
         with self._coordinator.reading() as (cluster, now):
             members, generation, pending = cluster.listing.member_states(), cluster.generation, cluster.pending_effects
-            live, states = cluster.listing.live_jobs(now), cluster.listing.job_states()
+            live, states = cluster.listing.live_checkpoints(), cluster.listing.job_states()
             wanted, hold = cluster.wanted_workers, cluster.members.breaker.hold
             interval_s = cluster.members.heartbeat_interval_s
             restarts, ended = dict(cluster.counters.restarts), dict(cluster.counters.ended)
@@ -185,12 +186,12 @@ class StateCollector(Collector):
             (
                 "jobs_with_failed_checkpoint",
                 "Live jobs whose latest attempt at a checkpoint failed.",
-                sum(bool(job.checkpoint_failure) for job in live),
+                sum(bool(job.failure) for job in live),
             ),
             (
                 "oldest_checkpoint_seconds",
                 "Largest age of the newest checkpoint of a live job. Jobs without a checkpoint do not count.",
-                max((now - job.checkpoint.time for job in live if job.checkpoint), default=0.0),
+                max((now - job.newest.time for job in live if job.newest), default=0.0),
             ),
             (
                 "checkpoint_age_ratio",
@@ -201,7 +202,7 @@ class StateCollector(Collector):
             (
                 "checkpoint_bytes",
                 "Bytes of the newest checkpoints of live jobs.",
-                sum(job.checkpoint.nbytes for job in live if job.checkpoint),
+                sum(job.newest.nbytes for job in live if job.newest),
             ),
             (
                 "heartbeat_interval_seconds",
@@ -250,12 +251,12 @@ def _counted(name: str, text: str, label: str, counts: Mapping[Any, int]) -> Met
     return family
 
 
-def _overdue(live: Iterable[JobStatus], now: float) -> float:
+def _overdue(live: Iterable[CheckpointAge], now: float) -> float:
     ages = []
     for job in live:
-        every_s = (job.job.checkpoints or CheckpointPolicy()).every_s
+        every_s = (job.policy or CheckpointPolicy()).every_s
         if every_s and job.started_at:
-            ages.append((now - (job.checkpoint.time if job.checkpoint else job.started_at)) / every_s)
+            ages.append((now - (job.newest.time if job.newest else job.started_at)) / every_s)
     return max(ages, default=0.0)
 
 

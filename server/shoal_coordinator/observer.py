@@ -58,7 +58,7 @@ class ClusterLog:
                 "restored",
                 cluster=cluster.counts.cluster,
                 jobs=listing.job_states().total(),
-                live=len(listing.live_jobs(restored_at)),
+                live=listing.live_jobs,
                 to_do=len(cluster.pending_effects),
             )
 

@@ -148,8 +148,7 @@ class JobsService(job_pb2_grpc.JobsServicer):
     @_rpc.servicer
     def List(self, request: pb.ListRequest, _: grpc.ServicerContext) -> pb.ListReply:
         count, before = page_size(request.page_size), job_before(request.page_token)
-        with self._coordinator.reading() as (cluster, now):
-            found = cluster.listing.jobs(now, count + 1, before)  # one more tells whether there is a next page
+        found = self._coordinator.list_jobs(count + 1, before)  # one more tells whether there is a next page
         return codecs.jobs_message(found, count)
 
     @_rpc.servicer

@@ -10,8 +10,10 @@ from shoal_coordinator.cluster.heartbeat_interval import interval_told_s
 from shoal_coordinator.cluster.job_limits import JobLimits
 from shoal_coordinator.cluster.listing import (
     PAGE_SIZE,
+    CheckpointAge,
     ListedJob,
     job_before,
+    listed,
     member_after,
     page_size,
     token_after_job,
@@ -28,6 +30,7 @@ __all__ = [
     "DEAD_KEPT_S",
     "PAGE_SIZE",
     "Candidate",
+    "CheckpointAge",
     "Cluster",
     "ClusterCounters",
     "ClusterPolicy",
@@ -41,6 +44,7 @@ __all__ = [
     "assign_shards",
     "interval_told_s",
     "job_before",
+    "listed",
     "member_after",
     "page_size",
     "plan_shards",

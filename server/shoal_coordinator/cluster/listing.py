@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from shoal import errors
 from shoal._limits import catalogue
-from shoal.status import JobState, JobStatus, MemberStatus, Role
+from shoal.checkpoint_policy import CheckpointPolicy
+from shoal.status import JobState, JobStatus, MemberStatus, Role, SavedCheckpoint
 from shoal_coordinator.cluster.job_table import JobTable
 from shoal_coordinator.cluster.member import Member
 from shoal_coordinator.cluster.membership import Membership
+from shoal_coordinator.job import JobMachine
 
 # Jobs or members of a page: the default, and the limit PAGE_SIZE.
 DEFAULT_PAGE_SIZE, PAGE_SIZE = 200, catalogue.PAGE_SIZE.default
@@ -25,6 +27,16 @@ class ListedJob:
 
     submission: int
     status: JobStatus
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointAge:
+    """A job's policy of checkpoints, when it first ran (0 if never), its newest checkpoint, and the latest failure."""
+
+    policy: CheckpointPolicy | None
+    started_at: float
+    newest: SavedCheckpoint | None
+    failure: str
 
 
 class Listing:
@@ -46,11 +58,23 @@ class Listing:
             count: maximum number of jobs.
             before: only jobs with an earlier submission than this one; None means all.
         """
-        return [ListedJob(job.ref.submission, job.status(now)) for job in self._jobs.newest(count, before)]
+        return [listed(job, now) for job in self.newest(count, before)]
 
-    def live_jobs(self, now: float) -> list[JobStatus]:
-        """Returns the status of all jobs that have not ended, oldest first."""
-        return [job.status(now) for job in self._jobs.live]
+    def newest(self, count: int, before: int | None = None) -> list[JobMachine]:
+        """Returns jobs as `jobs` does, for `listed`. They stay readable if they are dropped meanwhile."""
+        return self._jobs.newest(count, before)
+
+    def live_checkpoints(self) -> list[CheckpointAge]:
+        """Returns what is known of the checkpoints of all jobs that have not ended, oldest job first."""
+        return [
+            CheckpointAge(job.spec.checkpoints, job.started_at, job.newest_checkpoint, job.checkpoint_failure)
+            for job in self._jobs.live
+        ]
+
+    @property
+    def live_jobs(self) -> int:
+        """The number of jobs that have not ended."""
+        return len(self._jobs.live)
 
     def job_states(self) -> Counter[JobState]:
         """Returns the number of jobs in each state."""
@@ -75,6 +99,11 @@ class Listing:
         chosen = self._members.after(after, count)
         jobs = {worker: job.ref.name for job in self._jobs.live for worker in job.workers}
         return [member.status(now, jobs.get(member.id, "") if member.alive else "") for member in chosen]
+
+
+def listed(job: JobMachine, now: float) -> ListedJob:
+    """Returns the status of a job in a list."""
+    return ListedJob(job.ref.submission, job.status(now))
 
 
 def _state(member: Member) -> str:
@@ -140,9 +169,11 @@ def _position(token: str, form: re.Pattern[str], what: str) -> str:
 __all__ = [
     "DEFAULT_PAGE_SIZE",
     "PAGE_SIZE",
+    "CheckpointAge",
     "ListedJob",
     "Listing",
     "job_before",
+    "listed",
     "member_after",
     "page_size",
     "token_after_job",

@@ -83,6 +83,11 @@ class JobView:
         return self._lifecycle.ended
 
     @property
+    def started_at(self) -> float:
+        """When it first ran, in seconds of Unix time; 0 if never."""
+        return self._lifecycle.started_at
+
+    @property
     def finished_at(self) -> float:
         """When it ended, in seconds of Unix time; 0 if it has not."""
         return self._lifecycle.finished_at

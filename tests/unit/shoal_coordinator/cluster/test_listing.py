@@ -52,6 +52,7 @@ class StubJob:
 
     def end(self, at: float) -> None:
         self.state, self.finished_at = JobState.SUCCEEDED, at
+        self.log.appended()  # the end of a job is an event
 
 
 def table(jobs: list[StubJob], keep_ended: int = 0) -> JobTable:
@@ -87,6 +88,23 @@ def test_a_page_of_a_hundred_thousand_jobs_looks_only_at_its_own() -> None:
     assert listing.job_states()[JobState.PENDING] == 2
     assert [job.ref.name for job in found.oldest_ended()] == ["j1", "j2"]
     assert sum(job.seen for job in jobs) < MANY + 50, "ended jobs cost nothing"
+
+
+def test_live_jobs_are_not_looked_at_before_something_happens_to_them() -> None:
+    jobs = stubs(1_000)
+    found = table(jobs)
+    jobs[0].workers["w"] = 1
+    found.assigned("w", cast(Any, jobs[0]))
+    assert len(found.live) == 1_000
+    for job in jobs:
+        job.seen = 0
+    jobs[5].end(1.0)
+    for _ in range(10):
+        assert len(found.live) == 999
+        assert found.find_of("w") is found["j1"]
+    assert sum(job.seen for job in jobs) < 30
+    assert found.take_of("w") is found["j1"]
+    assert found.find_of("w") is None
 
 
 def test_the_jobs_that_ended_first_are_the_oldest() -> None:
