@@ -6,7 +6,7 @@ this process can fail at any moment, and the next coordinator continues where th
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from shoal import errors
 from shoal._checkpoint import CheckpointStorage
@@ -17,7 +17,7 @@ from shoal_coordinator.decision_writer import DecisionWriter
 from shoal_coordinator.effect_host import MachineHost
 from shoal_coordinator.effects import CredentialsFor, EffectRunner, no_credentials
 from shoal_coordinator.job_waits import EntryWait, JobWaits, Wake, wake_all
-from shoal_coordinator.messages import Effect, events, record_keys
+from shoal_coordinator.messages import Effect, ProgramDescription, events, record_keys
 from shoal_coordinator.observer import ClusterLog, Observer
 from shoal_coordinator.persistence import Store, restored
 from shoal_coordinator.ticker import Ticker, steady_clock
@@ -216,6 +216,14 @@ class Coordinator:
                 yield self._machine, self._clock()
         finally:
             self._writer.wait_for(decided)
+
+    def plan_shards(self, job: str, description: ProgramDescription) -> None:
+        """Plans the shards of a job that is about to be described, so that the decision finds the plan."""
+        with self._lock:
+            plan = self._machine.shard_plan(job)
+        if plan:
+            with suppress(errors.InvalidJob):  # the decision meets the same error, and reports it
+                plan.layouts(description)
 
     def list_jobs(self, count: int, before: int | None = None) -> list[ListedJob]:
         """Returns the status of jobs, newest first. It takes the lock for a few jobs at a time.

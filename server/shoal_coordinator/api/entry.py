@@ -78,6 +78,11 @@ class Descriptions:
                 self._known[key] = known
         return known
 
+    def plan(self, description: ProgramDescription, plan: Callable[[ProgramDescription], object]) -> None:
+        """Calls a function that plans a description's shards, for one caller at a time: the others find the plan."""
+        with self._decoding.of(description.digest):
+            plan(description)
+
     def _check_bytes(self, description: ProgramDescription) -> None:
         if description.nbytes > self._limits.nbytes:
             problem = f"the variables of the program have {description.nbytes} bytes"

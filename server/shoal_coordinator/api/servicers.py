@@ -1,5 +1,7 @@
 """Servicers of the coordinator's two gRPC services. Each method decodes, checks, calls the coordinator and encodes."""
 
+from functools import partial
+
 import grpc
 import structlog
 
@@ -208,14 +210,10 @@ class JobsService(job_pb2_grpc.JobsServicer):
     @for_itself
     def Describe(self, request: pb.DescribeRequest, check: Check) -> pb.DescribeReply:
         _check_samples(request.job, request.samples)
+        description = self._descriptions.decode(request.variables, request.samples)
+        self._descriptions.plan(description, partial(self._coordinator.plan_shards, request.job))
         result = self._coordinator.handle(
-            events.JobDescribed(
-                request.job,
-                request.worker,
-                request.incarnation,
-                self._descriptions.decode(request.variables, request.samples),
-                request.assignment,
-            ),
+            events.JobDescribed(request.job, request.worker, request.incarnation, description, request.assignment),
             check,
         )
         if result.conflict:

@@ -21,6 +21,7 @@ from shoal_coordinator.cluster.member import Member
 from shoal_coordinator.cluster.membership import RETURN_S, Membership
 from shoal_coordinator.cluster.outcome_handler import OutcomeHandler
 from shoal_coordinator.cluster.pending_effects import PendingEffects
+from shoal_coordinator.cluster.placement import ShardPlan
 from shoal_coordinator.cluster.policy import ClusterPolicy
 from shoal_coordinator.cluster.scheduler import Scheduler
 from shoal_coordinator.cluster.snapshot import ClusterCounters, ClusterSnapshot
@@ -229,6 +230,11 @@ class Cluster:
             UnknownJob: no job has this name.
         """
         return self._jobs.named(name)
+
+    def shard_plan(self, name: str) -> ShardPlan | None:
+        """Returns the plan that a job would need if it were described now; None if it needs none."""
+        job, servers = self._jobs.get(name), len(self._members.not_draining)
+        return ShardPlan.of(job.spec, servers) if job and servers and not (job.ended or job.described) else None
 
     def jobs(self, now: float) -> list[JobStatus]:
         """Returns the status of all jobs, newest first."""

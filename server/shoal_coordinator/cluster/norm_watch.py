@@ -49,7 +49,9 @@ class NormWatch:
 
     def waiting_for(self, job: JobMachine) -> str:
         """Returns what a job waits for; empty if its servers reach each other."""
-        pairs = _pairs(self._found.get(job.ref, ()))
+        if job.ref not in self._found:
+            return ""
+        pairs = _pairs(self._found[job.ref])
         told = ", ".join(f"server {server} to reach server {other}" for server, other in pairs)
         return f"waiting for {told}, for the norm of a step" if told else ""
 

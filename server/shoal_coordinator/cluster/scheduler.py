@@ -9,8 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
-import numpy as np
-
 from shoal import errors
 from shoal._wire import Placement
 from shoal.status import JobState, Role
@@ -21,9 +19,8 @@ from shoal_coordinator.cluster.norm_watch import NormWatch
 from shoal_coordinator.cluster.placement import (
     Candidate,
     PlacementPolicy,
+    ShardPlan,
     candidates_for_one_server,
-    default_shards,
-    plan_shards,
 )
 from shoal_coordinator.job import JobMachine
 from shoal_coordinator.messages import Effect
@@ -141,8 +138,7 @@ class Scheduler:
         held = self._placed_bytes()
         candidates = [Candidate(server.id, server.registration.address, held[server.id]) for server in servers]
         try:
-            count = job.spec.shards or default_shards(len(servers), variables.values())
-            layouts = plan_shards(variables, count, np.dtype(job.spec.wire_dtype))
+            layouts = ShardPlan.of(job.spec, len(servers)).layouts(program)
             if job.spec.optimizer.clip_norm and not job.spec.consistency.servers_agree:
                 # The norm is that of one mean, but each server would have the mean of other gradients.
                 candidates = candidates_for_one_server(candidates, job.previous_servers)

@@ -169,6 +169,8 @@ class WorkerGroup:
 
     def quarantine_note(self, now: float) -> str:
         """Returns which workers are quarantined and until when, for users; empty if none are."""
+        if not self._quarantines:  # asked for each live job, whenever workers are assigned
+            return ""
         ends = {worker: time.gmtime(it.until) for worker, it in sorted(self._quarantines.items()) if now < it.until}
         found = [f"worker {worker} until {time.strftime('%H:%M:%S UTC', end)}" for worker, end in ends.items()]
         left = len(found) - _MAX_NAMED

@@ -2,11 +2,12 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
 
 from shoal._numerics import Aggregation
+from shoal._wire import ShardLayout
 from shoal.initializers import Given
 from shoal.v1 import tensor_pb2
 from shoal.variables import Variable, from_protos
@@ -24,11 +25,13 @@ class ProgramDescription:
         samples: samples in one epoch; 0 if it has no data set.
         digest: digest of the variables as a worker sent them (`digest_of`). Equal digests mean equal variables;
             different ones may still describe equal variables. Empty if it is not known.
+        plans: the newest plan of its shards, by what the plan depends on; see `cluster.placement.ShardPlan`.
     """
 
     variables: Mapping[str, Variable]
     samples: int
     digest: bytes = b""
+    plans: dict[object, tuple[ShardLayout, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def given(self) -> frozenset[str]:

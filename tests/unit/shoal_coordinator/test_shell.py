@@ -15,9 +15,10 @@ from shoal.consistency import Asynchronous
 from shoal.events import StateChanged
 from shoal.job import Job
 from shoal.status import JobState, JobStatus, Role
-from shoal_coordinator.cluster import ClusterPolicy
+from shoal.variables import Variable
+from shoal_coordinator.cluster import ClusterPolicy, placement
 from shoal_coordinator.coordinator import Coordinator
-from shoal_coordinator.messages import Registration, events
+from shoal_coordinator.messages import ProgramDescription, Registration, events
 from shoal_coordinator.observer import Observer
 from shoal_coordinator.persistence.store import MemoryStore
 from support.waiting import wait_until
@@ -284,3 +285,24 @@ def test_states_of_jobs_and_members_that_drain_or_leave_are_logged_once(store: S
     with capture_logs() as logs:
         Coordinator(store, "reef", ClusterPolicy()).stop()
     assert [it["event"] for it in logs] == ["restored"], "not the states of an earlier coordinator"
+
+
+def test_the_shards_of_a_description_are_planned_before_the_decision(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = shell.coordinator
+    coordinator.handle(events.RegistrationReceived(Registration(Role.SERVER, "s0", "p-s0", "127.0.0.1:1")))
+    worker = coordinator.handle(events.RegistrationReceived(Registration(Role.WORKER, "w0", "p-w0"))).incarnation
+    assignment = coordinator.handle(events.HeartbeatReceived("w0", worker))
+    assert assignment
+    description = ProgramDescription({"w": Variable((4,))}, 1)
+    coordinator.plan_shards("first", description)
+    coordinator.plan_shards("unknown", description)
+
+    def fail(*_: object) -> None:
+        raise AssertionError("planned with the lock")
+
+    monkeypatch.setattr(placement, "plan_shards", fail)
+    coordinator.handle(events.JobDescribed("first", "w0", worker, description, assignment.number))
+    with coordinator.reading() as (cluster, _):
+        assert cluster.job("first").placement is not None
