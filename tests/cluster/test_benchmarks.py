@@ -93,8 +93,8 @@ def test_sessions_that_wait_for_one_more() -> None:
     assert bench.stdout, bench.stderr
     line = json.loads(bench.stdout)
     assert line["workers"] == 8
-    # The figures themselves depend on what else the machine does.
+    # The measurements themselves depend on what else the machine does.
     assert bench.returncode == bool(line["missed"])
-    figures = {"longest_heartbeat_gap_s": 1.0, "coordinator_cores": 0.2, "all_train_after_s": 5.0}
-    assert line["missed"] == [f"{name} at most {most:g}" for name, most in figures.items() if line[name] > most]
+    targets = {"longest_heartbeat_gap_s": 1.0, "coordinator_cores": 0.2, "all_train_after_s": 5.0}
+    assert line["missed"] == [f"{name} at most {most:g}" for name, most in targets.items() if line[name] > most]
     assert 0 < line["all_train_after_s"] < 60

@@ -17,7 +17,7 @@ from support.waiting import wait_until
 
 
 def test_jobs_whose_shards_are_created_do_not_delay_the_workers_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A creation whose caller has given up before its turn allocates nothing."""
+    """A creation that its caller has abandoned before its turn allocates nothing."""
     gate, created = threading.Event(), list[str]()
 
     def create(config: JobShardConfig, _layouts: Iterable[ShardLayout]) -> int:
@@ -33,7 +33,7 @@ def test_jobs_whose_shards_are_created_do_not_delay_the_workers_of_others(monkey
             "optimizer": optim.SGD(0.1).to_proto(),
             "consistency": consistency.Asynchronous().to_proto(),
         }
-        first, *others, given_up, last = (
+        first, *others, abandoned, last = (
             stub.CreateShards.future(pb.CreateShardsRequest(job=f"new{index}", **settings), timeout=20)
             for index in range(17)
         )
@@ -46,7 +46,7 @@ def test_jobs_whose_shards_are_created_do_not_delay_the_workers_of_others(monkey
         stub.ReleaseWorkers(pb.ReleaseWorkersRequest(job="job", workers=release), timeout=20)
         stub.DropShards(pb.DropShardsRequest(job="other"), timeout=20)
         assert created == ["new0"]
-        given_up.cancel()
+        abandoned.cancel()
         gate.set()
         for call in (first, *others, last):
             call.result()

@@ -17,6 +17,7 @@ from shoal_coordinator.messages import record_keys
 from shoal_coordinator.persistence.effect_codec import effect_to_proto
 from shoal_coordinator.persistence.snapshots import snapshot_of
 
+# Makes a record; None if there should be none.
 Later = Callable[[], Message | None]
 
 
@@ -109,8 +110,11 @@ class ClusterRecords:
 
 def encode_records(records: Mapping[str, Later]) -> dict[str, bytes | None]:
     """Returns the serialized records. The same state gives the same bytes."""
-    messages = ((name, make()) for name, make in records.items())
-    return {name: message and message.SerializeToString(deterministic=True) for name, message in messages}
+    messages = {name: make() for name, make in records.items()}
+    return {
+        name: None if message is None else message.SerializeToString(deterministic=True)
+        for name, message in messages.items()
+    }
 
 
 def _counts_record(counts: ClusterCounters) -> state_pb2.ClusterRecord:

@@ -76,7 +76,7 @@ class ParameterServerServicer:
     @_rpc.servicer
     def CreateShards(self, request: pb.CreateShardsRequest, context: grpc.ServicerContext) -> pb.CreateShardsReply:
         check_text("the name of the job", request.job)
-        if not context.is_active():  # it waited for earlier calls, and its caller has given up
+        if not context.is_active():  # it waited for earlier calls, and its caller has abandoned it
             raise errors.Cancelled(f"the caller does not wait for the shards of {request.job} any more")
         job_variables = variables.from_protos(request.variables)
         config = JobShardConfig(
