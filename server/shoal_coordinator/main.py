@@ -80,14 +80,14 @@ class CoordinatorOptions:
             "no limit.",
         ),
     ] = catalogue.SUBMITTER_VALUE_BYTES.default
-    max_owner_members: Annotated[
+    max_holder_members: Annotated[
         int,
         typer.Option(
-            envvar="SHOAL_MAX_OWNER_MEMBERS",
+            envvar="SHOAL_MAX_HOLDER_MEMBERS",
             min=1,
             help="Limit of the live servers, workers and sessions whose tokens or certificates have the same name.",
         ),
-    ] = catalogue.OWNER_MEMBERS.default
+    ] = catalogue.HOLDER_MEMBERS.default
     max_job_variables: Annotated[
         int, typer.Option(envvar="SHOAL_MAX_JOB_VARIABLES", min=1, help="Limit of the variables of one job.")
     ] = catalogue.JOB_VARIABLES.default
@@ -155,7 +155,7 @@ class CoordinatorOptions:
                 variables=self.max_job_variables,
                 nbytes=self.max_job_bytes,
             ),
-            owner_members=self.max_owner_members,
+            holder_members=self.max_holder_members,
             checkpoints=self.checkpoints,
             server_return_s=self.server_return_timeout,
             secure=not self.insecure,

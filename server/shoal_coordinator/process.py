@@ -51,7 +51,7 @@ class CoordinatorConfig:
         server_return_s: Seconds that jobs wait for a drained server to come back, 0 to 600.
         placement: The policy that assigns shards to servers.
         jobs: The limits of jobs.
-        owner_members: The limit of live members whose tokens or certificates have the same name.
+        holder_members: The limit of live members whose tokens or certificates have the same name.
         max_watchers: Concurrent calls that watch jobs.
         threads: Concurrent calls of all other kinds. They wait only for the store.
         page_listen: host:port of the page. Port 0 takes any free port; empty means no page.
@@ -74,7 +74,7 @@ class CoordinatorConfig:
     server_return_s: float = 60.0
     placement: PlacementPolicy = field(default_factory=EvenPlacement)
     jobs: JobLimits = field(default_factory=JobLimits)
-    owner_members: int = catalogue.OWNER_MEMBERS.default
+    holder_members: int = catalogue.HOLDER_MEMBERS.default
     max_watchers: int = catalogue.WATCHERS.default
     threads: int = 32
     page_listen: str = ""
@@ -131,7 +131,7 @@ class CoordinatorProcess:
             server_return_s=config.server_return_s,
             placement=config.placement,
             jobs=config.jobs,
-            owner_members=config.owner_members,
+            holder_members=config.holder_members,
         )
         self.access: Access | None = None
         self._credentials = config.credentials

@@ -161,13 +161,13 @@ SUBMITTER_VALUE_BYTES = _add(
     error=errors.Overloaded,
 )
 MAX_MEMBERS = _add("MAX_MEMBERS", 100_000, "members", "a cluster", roles=_COORDINATOR, error=errors.Overloaded)
-OWNER_MEMBERS = _add(
-    "OWNER_MEMBERS",
+HOLDER_MEMBERS = _add(
+    "HOLDER_MEMBERS",
     10_000,
     "members",
     "the live members whose tokens or certificates have the same name",
     roles=_COORDINATOR,
-    option="--max-owner-members",
+    option="--max-holder-members",
     error=errors.Overloaded,
 )
 MAX_TOKENS = _add("MAX_TOKENS", 10_000, "tokens", "a cluster's tokens that have not expired", roles=_COORDINATOR)

@@ -4,7 +4,7 @@ In two cases, a missing heartbeat does not prove that its sender is dead: the co
 or many members fell silent at the same time. One failure of the network or of the coordinator is then more likely than
 many failures of machines. So expiry waits. The wait is limited, so that jobs go on if the members are really dead.
 
-Members are judged in groups: servers and workers are one group, and the sessions of each owner are another one. A user
+Members are judged in groups: servers and workers are one group, and the sessions of each holder are another one. A user
 whose sessions stop at the same time must not delay the expiry of servers, workers and other users' sessions.
 """
 

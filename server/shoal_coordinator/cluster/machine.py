@@ -65,7 +65,7 @@ class Cluster:
             policy.heartbeat_timeout_s,
             self._dirty.member,
             return_s=policy.server_return_s,
-            owner_members=policy.owner_members,
+            holder_members=policy.holder_members,
         )
         self._members.shortest_interval_s = policy.heartbeat_interval_s
         self._jobs = JobTable(self._dirty.job_event, policy.keep_finished)

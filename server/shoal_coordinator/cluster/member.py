@@ -46,8 +46,8 @@ class Member:
     @property
     def group(self) -> str:
         """The group with which `ExpiryBreaker` judges it."""
-        owner = self.registration.owner
-        return (f"sessions of {owner}" if owner else "sessions") if self.role is Role.SESSION else "members"
+        holder = self.registration.holder
+        return (f"sessions of {holder}" if holder else "sessions") if self.role is Role.SESSION else "members"
 
     def status(self, now: float, job: str) -> MemberStatus:
         """Returns the member's status; `job` is the name of the job that it works on, or empty."""

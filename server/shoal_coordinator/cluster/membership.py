@@ -33,7 +33,7 @@ class Membership:
         heartbeat_timeout_s: seconds without a heartbeat after which a member is lost.
         changed: called with the id of a member whose record was changed or removed.
         return_s: seconds for which a drained server is expected to return.
-        owner_members: limit of the live members of one owner.
+        holder_members: limit of the live members of one holder.
 
     Attributes:
         heartbeat_timeout_s: as given.
@@ -48,10 +48,10 @@ class Membership:
         changed: Callable[[str], None] = lambda _: None,
         *,
         return_s: float = 60.0,
-        owner_members: int = catalogue.OWNER_MEMBERS.default,
+        holder_members: int = catalogue.HOLDER_MEMBERS.default,
     ) -> None:
         self.heartbeat_timeout_s, self._return_s = heartbeat_timeout_s, return_s
-        self._owner_members = owner_members
+        self._holder_members = holder_members
         self.shortest_interval_s = 0.5
         self._changed = changed
         self._members: dict[str, Member] = {}
@@ -142,7 +142,7 @@ class Membership:
 
         Raises:
             DuplicateMember: another live process has the id.
-            Overloaded: there are too many members, or too many of this owner are alive.
+            Overloaded: there are too many members, or too many of this holder are alive.
         """
         known = self._members.get(registration.member)
         if known and known.alive:
@@ -155,7 +155,7 @@ class Membership:
             raise catalogue.MAX_MEMBERS.refusal(
                 f"the cluster has {MAX_MEMBERS} members", "stop one that is not needed", limit=MAX_MEMBERS
             )
-        self._check_owner(registration.owner)
+        self._check_holder(registration.holder)
         self.incarnation += 1
         member = Member(registration, self.incarnation, now)
         self._members[member.id] = member
@@ -301,12 +301,12 @@ class Membership:
         assert self._alive == sum(member.alive for member in self._members.values())
         assert sum(not member.alive for member in self._members.values()) <= MAX_DEAD
 
-    def _check_owner(self, owner: str) -> None:
-        """Checks that an owner may have one more member. Without tokens, members have no owner."""
-        theirs = sum(member.alive and member.registration.owner == owner for member in self._members.values())
-        if owner and theirs >= self._owner_members:
-            raise catalogue.OWNER_MEMBERS.refusal(
-                f"{theirs} processes of {owner} are members", "stop one that is not needed", limit=self._owner_members
+    def _check_holder(self, holder: str) -> None:
+        """Checks that a holder may have one more member. Without tokens, members have no holder."""
+        theirs = sum(member.alive and member.registration.holder == holder for member in self._members.values())
+        if holder and theirs >= self._holder_members:
+            raise catalogue.HOLDER_MEMBERS.refusal(
+                f"{theirs} processes of {holder} are members", "stop one that is not needed", limit=self._holder_members
             )
 
     def _check_same_process(self, known: Member, registration: Registration, now: float) -> None:

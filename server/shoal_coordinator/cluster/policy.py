@@ -20,7 +20,7 @@ class ClusterPolicy:
         placement: the policy that assigns shards to servers.
         heartbeat_interval_s: seconds from one heartbeat to the next in a small cluster.
         jobs: the limits of jobs.
-        owner_members: limit of the live members whose tokens or certificates have the same name.
+        holder_members: limit of the live members whose tokens or certificates have the same name.
     """
 
     heartbeat_timeout_s: float = 5.0
@@ -30,4 +30,4 @@ class ClusterPolicy:
     placement: PlacementPolicy = field(default_factory=EvenPlacement)
     heartbeat_interval_s: float = 0.5
     jobs: JobLimits = field(default_factory=JobLimits)
-    owner_members: int = catalogue.OWNER_MEMBERS.default
+    holder_members: int = catalogue.HOLDER_MEMBERS.default

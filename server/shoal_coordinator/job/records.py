@@ -61,14 +61,14 @@ class JobRecords:
         event = self._log.find(int(number))
         return event_message(event) if event else None
 
-    def record_later(self, part: str) -> Callable[[], Message | None]:
+    def record_later(self, name: str) -> Callable[[], Message | None]:
         """Returns a function that makes the record as `record` does now, at any time and on any thread.
 
         That of a plan can have 100,000 variables, so it is not made before the function is called.
         """
-        if part == JobRecordKind.PLAN:
+        if name == JobRecordKind.PLAN:
             return self._plan.record_later()
-        message = self.record(part)
+        message = self.record(name)
         return lambda: message
 
     def restore(self, saved: JobSnapshot, now: float) -> list[str]:

@@ -363,9 +363,9 @@ class JobView:
         """Returns the record of that name; None if it does not exist."""
         return self._records.record(name)
 
-    def record_later(self, part: str) -> Callable[[], Message | None]:
+    def record_later(self, name: str) -> Callable[[], Message | None]:
         """Returns a function that makes the record as it is now, at any time and on any thread."""
-        return self._records.record_later(part)
+        return self._records.record_later(name)
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken."""

@@ -25,10 +25,10 @@ class Sea:
         self.add(Role.WORKER, count, "w")
         self.died: dict[str, float] = {}
 
-    def add(self, role: Role, count: int, prefix: str, owner: str = "") -> None:
+    def add(self, role: Role, count: int, prefix: str, holder: str = "") -> None:
         """Registers members."""
         for name in (f"{prefix}{number:02}" for number in range(count)):
-            registration = Registration(role, name, f"p-{name}", owner=owner)
+            registration = Registration(role, name, f"p-{name}", holder=holder)
             self.beating[name] = self.members.register(registration, self.now).incarnation
 
     def silence(self, count: int) -> set[str]:
@@ -98,11 +98,11 @@ def test_a_small_cluster_believes_its_eyes() -> None:
     assert sea.died.keys() == silent
 
 
-def test_silent_sessions_of_one_owner_delay_only_their_own_expiry() -> None:
+def test_silent_sessions_of_one_holder_delay_only_their_own_expiry() -> None:
     """ "a.." are the sessions of ann, which fall silent first."""
     sea = Sea(2)
-    for owner in ("ann", "bob"):
-        sea.add(Role.SESSION, 20, owner[0], owner)
+    for holder in ("ann", "bob"):
+        sea.add(Role.SESSION, 20, holder[0], holder)
     silent = sea.silence(20)
     assert all(name.startswith("a") for name in silent)
     lost = {"b00", "w00"}

@@ -219,19 +219,19 @@ TestLeases = Leases.TestCase
 TestLeases.settings = settings(max_examples=draws(40), stateful_step_count=30)
 
 
-def test_an_owner_has_a_limited_number_of_live_members() -> None:
-    members = Membership(HEARTBEAT_TIMEOUT_S, owner_members=2)
+def test_a_holder_has_a_limited_number_of_live_members() -> None:
+    members = Membership(HEARTBEAT_TIMEOUT_S, holder_members=2)
 
-    def register(name: str, owner: str) -> Member:
-        return members.register(Registration(Role.SESSION, name, f"p-{name}", owner=owner), 0.0)
+    def register(name: str, holder: str) -> Member:
+        return members.register(Registration(Role.SESSION, name, f"p-{name}", holder=holder), 0.0)
 
     register("a", "ann")
     second = register("b", "ann")
-    with pytest.raises(errors.Overloaded, match=r"2 processes of ann are members; the limit OWNER_MEMBERS is 2"):
+    with pytest.raises(errors.Overloaded, match=r"2 processes of ann are members; the limit HOLDER_MEMBERS is 2"):
         register("c", "ann")
     assert register("b", "ann") is second, "a repeated call"
     for name in "defg":
-        register(name, "")  # without tokens, all members have the same owner
+        register(name, "")  # without tokens, all members have the same holder
     register("h", "bob")
     members.leave("b", second.incarnation, 0.0)
     register("c", "ann")
