@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from shoal import _rpc, consistency, errors, optim
 from shoal._transport.frames import Frame
 from shoal._wire import ShardLayout
 from shoal.v1 import parameter_server_pb2 as pb
+from shoal.v1 import tensor_pb2
 from shoal.variables import Variable
 from shoal_server.shards import JobShardConfig
 from support.clusters.shard_servers import ShardServers
@@ -28,7 +30,7 @@ def test_jobs_whose_shards_are_created_do_not_delay_the_workers_of_others(monkey
     with ShardServers({"w": Variable((3,))}, shards=1, rpc_threads=2) as servers:
         monkeypatch.setattr(servers.stores[0], "create", create)
         [stub] = servers.stubs
-        settings = {
+        settings: dict[str, Any] = {
             "generation": 1,
             "optimizer": optim.SGD(0.1).to_proto(),
             "consistency": consistency.Asynchronous().to_proto(),
@@ -66,7 +68,9 @@ def test_a_worker_has_one_push_in_transfer_whatever_its_connections(monkeypatch:
 
         monkeypatch.setattr(memory, "take", noted)
         stamp = worker.servers.stamp(0)
-        header = pb.PushHeader(stamp=stamp, shards=[0], versions=[0], weight=1.0, commit=True, aggregations=[1])
+        header = pb.PushHeader(
+            stamp=stamp, shards=[0], versions=[0], weight=1.0, commit=True, aggregations=[tensor_pb2.TRAINABLE]
+        )
         message = pb.PushRequest(header=header)
 
         def unfinished() -> Iterator[pb.PushRequest]:

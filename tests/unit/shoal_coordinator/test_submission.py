@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from structlog.testing import capture_logs
@@ -57,7 +57,7 @@ def handler(tmp_path: Path) -> Iterator[SubmitHandler]:
 
 def submit(handler: SubmitHandler, name: str) -> pb.SubmitReply:
     spec = Job("m:f", name=name, consistency=Asynchronous(), restore="earlier/3").to_proto()
-    reply: pb.SubmitReply = handler.handler(pb.SubmitRequest(spec=spec), Call())
+    reply: pb.SubmitReply = handler.handler(pb.SubmitRequest(spec=spec), cast(Any, Call()))
     return reply
 
 
