@@ -168,7 +168,7 @@ def test_an_unreachable_server_is_tried_again_for_a_while(group: Rig, monkeypatc
 
 def test_an_assignment_has_the_submitter_of_its_job(group: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     group.submit(job("a", workers=1))
-    monkeypatch.setattr("shoal_coordinator.api.servicers.submitter_of", lambda _: "alice")
+    monkeypatch.setattr("shoal_coordinator.api.submission.submitter_of", lambda _: "alice")
     group.submit(job("b", workers=1))
     beats = [group.beat(worker) for worker in ("w0", "w1")]
     assert {(beat.job, beat.submitter) for beat in beats} == {("a", "ipv4:127.0.0.1"), ("b", "alice")}
