@@ -179,7 +179,7 @@ def test_a_call_whose_message_is_late_ends_and_is_counted(server_of: ServerOf, r
     server, members = server_of(_rpc.CallLimits(message_s=0.05))
     half_open = HalfOpenCalls(server.address, [*COORDINATOR, *OTHERS], 20)
     try:
-        wait_until(lambda: refused("MESSAGE_S") == 18, what="their end")
+        wait_until(lambda: refused("MESSAGE_S") == 16, what="their end")
     finally:
         half_open.close()
     assert server.calls_without_message == 0
@@ -205,6 +205,19 @@ def test_a_host_with_too_many_calls_is_refused_and_its_heartbeats_are_not(
             call.result()
         stub.GetStatus(coordinator_pb2.GetStatusRequest(), timeout=5)  # the calls that ended count no more
     assert server.take_essential_delays()[1] == 0
+
+
+def test_health_checks_take_no_places_of_heartbeats(server_of: ServerOf, refused: Refused) -> None:
+    server, _ = server_of(_rpc.CallLimits(host_calls=20, host_open_calls=4))
+    half_open = HalfOpenCalls(server.address, ["/grpc.health.v1.Health/Check"], 30)
+    try:
+        wait_until(lambda: refused("HOST_OPEN_CALLS") == 26, what="refusals")
+        with _rpc.channel(server.address) as channel:
+            stub = coordinator_pb2_grpc.CoordinatorStub(channel)
+            assert stub.Heartbeat(coordinator_pb2.HeartbeatRequest(), timeout=5).job == "here"
+        assert server.take_essential_delays()[1] == 0, "the coordinator would hold back expiry"
+    finally:
+        half_open.close()
 
 
 def _refused(stub: coordinator_pb2_grpc.CoordinatorStub, address: str, page_token: str = "") -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from grpc import Channel, Server, ServicerContext
+from grpc import Channel, RpcError, Server, ServicerContext, StatusCode
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -137,6 +137,13 @@ def test_health_says_ready_only_when_it_is(server: CoordinatorServer, channel: C
         for service in ("", "shoal.v1.Coordinator"):
             reply = health.Check(health_pb2.HealthCheckRequest(service=service))
             assert health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status) == status
+    for call, code in [
+        (lambda: health.Check(health_pb2.HealthCheckRequest(service="x" * 100)), StatusCode.NOT_FOUND),
+        (lambda: next(health.Watch(health_pb2.HealthCheckRequest())), StatusCode.UNIMPLEMENTED),
+    ]:
+        with pytest.raises(RpcError) as refused:
+            call()
+        assert refused.value.code() is code
 
 
 def test_reflection_lists_the_services(server: CoordinatorServer, channel: Channel) -> None:

@@ -183,10 +183,11 @@ _add = _group("Calls", errors.Overloaded)
 MESSAGE_S = _add(
     "MESSAGE_S", 10, "seconds", "the time from a call's headers to its first message", error=errors.DeadlineExceeded
 )
-CALLS = _add("CALLS", 16_384, "calls", "all hosts at a time; registrations and heartbeats are counted separately")
-HOST_CALLS = _add(
-    "HOST_CALLS", 8_192, "calls", "one host at a time; registrations and heartbeats are counted separately"
-)
+_APART = "registrations, heartbeats and health checks are counted separately"
+CALLS = _add("CALLS", 16_384, "calls", f"all hosts at a time; {_APART}")
+HOST_CALLS = _add("HOST_CALLS", 8_192, "calls", f"one host at a time; {_APART}")
+OPEN_CALLS = _add("OPEN_CALLS", 512, "calls", "the health checks of all hosts at a time, which need no token")
+HOST_OPEN_CALLS = _add("HOST_OPEN_CALLS", 256, "calls", "the health checks of one host at a time")
 CONNECTION_CALLS = _add(
     "CONNECTION_CALLS", 1_024, "calls", "one connection at a time", roles=(), excess="the client delays further calls"
 )
@@ -235,7 +236,12 @@ PAGE_LOGINS = _add(
     "PAGE_LOGINS", 16, "logins", "a token or certificate at the page", roles=(), excess="the oldest login ends"
 )
 PAGE_LOGIN_CODES = _add(
-    "PAGE_LOGIN_CODES", 64, "links", "the page", roles=(), excess="the oldest link is no longer valid"
+    "PAGE_LOGIN_CODES",
+    16,
+    "links",
+    "a token or certificate at the page",
+    roles=(),
+    excess="the token's oldest link is no longer valid",
 )
 AUDIT_RECORDS = _add(
     "AUDIT_RECORDS", 4_096, "records", "the audit log's queue", roles=(), excess="the record is lost, and is counted"
@@ -256,7 +262,9 @@ AUDIT_CALLS = _add(
     roles=(),
     excess="not recorded, but counted",
 )
-HTTP_CONNECTIONS = _add("HTTP_CONNECTIONS", 16, "connections", "the port of `/metrics` and `/healthz`")
+HTTP_CONNECTIONS = _add("HTTP_CONNECTIONS", 32, "connections", "the port of `/metrics` and `/healthz`")
+HOST_HTTP_CONNECTIONS = _add("HOST_HTTP_CONNECTIONS", 16, "connections", "one host at the port of `/metrics`")
+METRICS_REQUESTS = _add("METRICS_REQUESTS", 8, "requests", "the requests for `/metrics` at a time")
 
 GROUPS: Sequence[tuple[str, Sequence[Limit]]] = tuple(_groups)
 LIMITS: tuple[Limit, ...] = tuple(limit for _, members in GROUPS for limit in members)

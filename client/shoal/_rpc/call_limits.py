@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from shoal import errors
 from shoal._limits import catalogue
+from shoal._rpc.calls import CallClass
 from shoal._system import memory_limit
 
 # The part of the process's memory limit that messages which wait for a thread may take.
@@ -12,7 +13,7 @@ _RECEIVED_PART = 8
 
 @dataclass(frozen=True, slots=True)
 class CallLimits:
-    """Limits of a server's calls. All but the memory apply to ordinary calls and, separately, to essential ones.
+    """Limits of a server's calls. All but the memory apply to each class of calls separately.
 
     Attributes:
         message_s: seconds for a call's first message after its headers. A description of 60,000 variables has some MB,
@@ -20,14 +21,18 @@ class CallLimits:
         host_calls: calls of one host at a time. A host has many workers in one process or behind one translated
             address, and each has a few calls that wait.
         calls: calls at a time, of some 10 KB each.
+        host_open_calls: open calls of one host at a time, in place of `host_calls`. A probe makes one at a time.
+        open_calls: open calls at a time, in place of `calls`.
         received_bytes: bytes of messages that wait for a thread.
-        memory_bytes: memory of the process. While it has more, ordinary calls whose message has not arrived are ended
-            at each check, because the parts of their messages that have arrived take memory.
+        memory_bytes: memory of the process. While it has more, calls whose message has not arrived are ended at each
+            check, except essential ones, because the parts of their messages that have arrived take memory.
     """
 
     message_s: float = catalogue.MESSAGE_S.default
     host_calls: int = catalogue.HOST_CALLS.default
     calls: int = catalogue.CALLS.default
+    host_open_calls: int = catalogue.HOST_OPEN_CALLS.default
+    open_calls: int = catalogue.OPEN_CALLS.default
     received_bytes: int = field(default_factory=lambda: memory_limit() // _RECEIVED_PART)
     memory_bytes: int = field(default_factory=lambda: memory_limit() * catalogue.MEMORY_PERCENT.default // 100)
 
@@ -47,17 +52,22 @@ class CallLimits:
             limit="MEMORY_PERCENT",
         )
 
-    def too_many(self, host: bytes, of_host: int, of_all: int) -> errors.ShoalError | None:
+    def too_many(self, kind: CallClass, host: bytes, of_host: int, of_all: int) -> errors.ShoalError | None:
         """Returns why another call is refused; None if it is not.
 
         Args:
+            kind: the class of the call.
             host: where the call comes from.
-            of_host: calls of this host now.
-            of_all: calls of all hosts now.
+            of_host: calls of this class and host now.
+            of_all: calls of this class now.
         """
-        limit, most, who = catalogue.CALLS, self.calls, "this server"
+        limit, most, host_limit, most_of_host = catalogue.CALLS, self.calls, catalogue.HOST_CALLS, self.host_calls
+        if kind is CallClass.OPEN:
+            limit, most = catalogue.OPEN_CALLS, self.open_calls
+            host_limit, most_of_host = catalogue.HOST_OPEN_CALLS, self.host_open_calls
+        who = "this server"
         if of_all < most:
-            limit, most, who = catalogue.HOST_CALLS, self.host_calls, host.decode(errors="replace")
+            limit, most, who = host_limit, most_of_host, host.decode(errors="replace")
             if of_host < most:
                 return None
         return limit.refusal(f"{who} has {most} calls at a time", "try again later", limit=most)

@@ -1,9 +1,18 @@
 """A call between its headers and its thread, as `reception` knows it."""
 
+import enum
 from concurrent.futures import Future
 from typing import Any
 
 from shoal import errors
+
+
+class CallClass(enum.Enum):
+    """Classes of calls, each with limits of its own, so that no class uses up the limits of another."""
+
+    ORDINARY = "ordinary"
+    ESSENTIAL = "essential"  # the cluster depends on them
+    OPEN = "open"  # anybody may make them, without a token
 
 
 class Call:
@@ -13,15 +22,15 @@ class Call:
         event: grpcio's event of its headers.
         state: grpcio's state of it.
         host: where it comes from, without the port.
-        essential: whether it is essential.
+        kind: its class.
         nbytes: bytes of its first message while that waits for a thread. The lock of the reception guards it.
         ended: finished when the call no longer counts; grpcio counts its calls by it.
     """
 
-    __slots__ = ("ended", "essential", "event", "host", "nbytes", "state")
+    __slots__ = ("ended", "event", "host", "kind", "nbytes", "state")
 
-    def __init__(self, event: Any, state: Any, *, essential: bool) -> None:
-        self.event, self.state, self.essential, self.nbytes = event, state, essential, 0
+    def __init__(self, event: Any, state: Any, kind: CallClass) -> None:
+        self.event, self.state, self.kind, self.nbytes = event, state, kind, 0
         peer = event.call.peer()
         self.host: bytes = peer.rpartition(b":")[0]
         self.ended: Future[None] = Future()
@@ -40,4 +49,4 @@ def size_of(message: Any) -> int:
     return len(message) if isinstance(message, bytes) else int(message.ByteSize())
 
 
-__all__ = ["Call", "host_of", "size_of"]
+__all__ = ["Call", "CallClass", "host_of", "size_of"]

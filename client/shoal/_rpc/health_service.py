@@ -1,28 +1,43 @@
 """The health service of a role."""
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grpc_health.v1 import health
+import grpc
+from grpc_health.v1 import health, health_pb2
+
+HEALTH = health.SERVICE_NAME
+_Status = health_pb2.HealthCheckResponse
 
 
 class Health:
-    """gRPC's own health service, with a separate one for watchers, since it sends to them under its lock."""
+    """The standard health service, with `Check` alone. Thread-safe.
 
-    def __init__(self, watching: ThreadPoolExecutor) -> None:
-        self._checked = health.HealthServicer()
-        self._watched = health.HealthServicer(experimental_non_blocking=True)
-        self._watching = watching
-        self.Check, self.List, self.Watch = self._checked.Check, self._checked.List, self._watched.Watch
+    Anybody may call it, so it keeps nothing of a request. The protocol lets a server leave `Watch` out. The `Watch` of
+    grpcio keeps every service name that was asked for, and has no limit of streams.
+    """
 
-    def set(self, services: Sequence[str], status: Any) -> None:
-        """Sets the status of services, at once for probes and soon for watchers."""
-        for service in services:
-            self._checked.set(service, status)
-            with suppress(RuntimeError):  # the pool is shut down, so there are no watchers
-                self._watching.submit(self._watched.set, service, status)
+    def __init__(self) -> None:
+        self._statuses: dict[str, Any] = {}  # by service; replaced as a whole
+
+    def set(self, services: Sequence[str], *, ready: bool) -> None:
+        """Sets the status of services."""
+        self._statuses = self._statuses | dict.fromkeys(services, _Status.SERVING if ready else _Status.NOT_SERVING)
+
+    def handlers(self) -> Mapping[str, Any]:
+        """Returns the handlers of the service's methods."""
+        return {
+            "Check": grpc.unary_unary_rpc_method_handler(
+                self._check, health_pb2.HealthCheckRequest.FromString, _Status.SerializeToString
+            )
+        }
+
+    def _check(self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext) -> Any:
+        status = self._statuses.get(request.service)
+        if status is None:
+            context.set_code(grpc.StatusCode.NOT_FOUND)
+            return _Status()
+        return _Status(status=status)
 
 
-__all__ = ["Health"]
+__all__ = ["HEALTH", "Health"]

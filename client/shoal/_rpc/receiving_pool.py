@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from shoal import errors
 from shoal._rpc.callers import set_caller
-from shoal._rpc.calls import Call, size_of
+from shoal._rpc.calls import Call, CallClass, size_of
 from shoal._security import Principal
 from shoal._system.logs import Log
 
@@ -96,7 +96,7 @@ class ReceivingPool(ThreadPoolExecutor):
         name: SERVICE/METHOD.
         threads: the threads on which the method runs.
         streaming: whether its requests are streams.
-        essential: whether its calls are essential.
+        kind: the class of its calls.
         hold: lets each call wait before the method runs. None means that calls do not wait.
     """
 
@@ -107,17 +107,17 @@ class ReceivingPool(ThreadPoolExecutor):
         threads: ThreadPoolExecutor,
         *,
         streaming: bool,
-        essential: bool,
+        kind: CallClass,
         hold: Hold | None,
     ) -> None:
         super().__init__(1)
         self._reception, self._name, self._pool, self._hold = reception, name, threads, hold
-        self._streaming, self._essential = streaming, essential
+        self._streaming, self._kind = streaming, kind
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **_: Any) -> Future[Any]:
         """Receives a call. grpcio calls it on its event thread, with the lock of the call's state."""
         _respond, event, state, _behavior, _argument, deserializer, _serializer = args
-        call = Call(event, state, essential=self._essential)
+        call = Call(event, state, self._kind)
         try:
             state.context.run(set_caller, self._reception.authorize(self._name, event))
             refused = self._reception.admit(call)

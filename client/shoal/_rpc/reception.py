@@ -16,7 +16,7 @@ from typing import Any
 
 from shoal import errors
 from shoal._rpc.call_limits import CallLimits
-from shoal._rpc.calls import Call, host_of
+from shoal._rpc.calls import Call, CallClass, host_of
 from shoal._rpc.outcomes import CallOutcome, OnOutcome
 from shoal._rpc.receiving_pool import SUPPORTED, Hold, ReceivingPool, certificate_of, end_call
 from shoal._security import Authorizer, Principal, token_in
@@ -31,7 +31,7 @@ _LATE_POLL_S = 0.5
 class Reception:
     """The reception of one server. Thread-safe.
 
-    Essential and ordinary calls are counted separately, so ordinary calls never use up the limits of essential ones.
+    Each class of calls is counted separately, so no class uses up the limits of another.
 
     Args:
         limits: the limits.
@@ -61,9 +61,9 @@ class Reception:
         self._limits, self._refusal, self._clock, self._resident = limits, refusal, clock, resident
         self._authorizer, self._on_outcome = authorizer, on_outcome
         self._lock = threading.Lock()  # guards what follows; nothing is called under it
-        self._calls: Counter[tuple[bool, bytes]] = Counter()  # by whether they are essential, and by host
-        self._totals = {False: 0, True: 0}
-        self._received = {False: 0, True: 0}  # bytes of messages that wait for a thread
+        self._calls: Counter[tuple[CallClass, bytes]] = Counter()  # by class and host
+        self._totals = dict.fromkeys(CallClass, 0)
+        self._received = dict.fromkeys(CallClass, 0)  # bytes of messages that wait for a thread
         self._expected: dict[Call, float] = {}  # calls without a message, in order of arrival, and since when
         self._queued: dict[Call, float] = {}  # essential calls that wait for a thread, and since when
         self._longest_wait_s, self._essential_refused = 0.0, 0  # since they were last taken
@@ -102,7 +102,7 @@ class Reception:
         return delays
 
     def pool(
-        self, name: str, threads: ThreadPoolExecutor, *, streaming: bool, essential: bool, hold: Hold | None = None
+        self, name: str, threads: ThreadPoolExecutor, *, streaming: bool, kind: CallClass, hold: Hold | None = None
     ) -> ThreadPoolExecutor:
         """Returns the pool to give to grpcio for a method: it receives the first message, then uses `threads`.
 
@@ -110,7 +110,7 @@ class Reception:
             name: SERVICE/METHOD.
             threads: the threads on which the method runs.
             streaming: whether its requests are streams.
-            essential: whether its calls are essential.
+            kind: the class of its calls.
             hold: lets each call wait before the method runs. None means that calls do not wait.
 
         Returns:
@@ -118,7 +118,7 @@ class Reception:
         """
         if not SUPPORTED:
             return threads
-        return ReceivingPool(self, name, threads, streaming=streaming, essential=essential, hold=hold)
+        return ReceivingPool(self, name, threads, streaming=streaming, kind=kind, hold=hold)
 
     def authorize(self, name: str, event: Any) -> Principal | None:
         """Returns who makes the call `name`, from grpcio's event of its headers. Raises as `Authorizer.authorize`."""
@@ -132,26 +132,26 @@ class Reception:
 
     def admit(self, call: Call) -> errors.ShoalError | None:
         """Counts a call, or returns why it is refused."""
-        key = call.essential, call.host
+        key = call.kind, call.host
         with self._lock:
-            refused = self._limits.too_many(call.host, self._calls[key], self._totals[call.essential])
+            refused = self._limits.too_many(call.kind, call.host, self._calls[key], self._totals[call.kind])
             if refused is None:
-                self._totals[call.essential] += 1
+                self._totals[call.kind] += 1
                 self._calls[key] += 1
                 self._expected[call] = self._clock()
             else:
-                self._essential_refused += call.essential
+                self._essential_refused += call.kind is CallClass.ESSENTIAL
         return refused
 
     def arrived(self, call: Call, nbytes: int) -> errors.ShoalError | None:
         """Notes that a call's message has arrived or will not arrive. Returns why the message is refused, or None."""
         with self._lock:
             self._expected.pop(call, None)
-            if refused := self._limits.too_large(nbytes, self._received[call.essential]):
+            if refused := self._limits.too_large(nbytes, self._received[call.kind]):
                 return refused
             call.nbytes = nbytes
-            self._received[call.essential] += nbytes
-            if call.essential:
+            self._received[call.kind] += nbytes
+            if call.kind is CallClass.ESSENTIAL:
                 self._queued[call] = self._clock()
         return None
 
@@ -160,16 +160,16 @@ class Reception:
         now = self._clock()
         with self._lock:
             self._free(call)
-            if call.essential:
+            if call.kind is CallClass.ESSENTIAL:
                 self._longest_wait_s = max(self._longest_wait_s, now - self._queued.pop(call, now))
 
     def ended(self, call: Call) -> None:
         """Notes the end of an admitted call."""
-        key = call.essential, call.host
+        key = call.kind, call.host
         with self._lock:
             self._free(call)
             self._queued.pop(call, None)
-            self._totals[call.essential] -= 1
+            self._totals[call.kind] -= 1
             self._calls[key] -= 1
             if not self._calls[key]:
                 del self._calls[key]
@@ -190,7 +190,7 @@ class Reception:
         return len(late)
 
     def end_for_memory(self) -> int:
-        """Ends ordinary calls whose first message has not arrived if the process uses too much memory.
+        """Ends calls without a first message, except essential ones, if the process uses too much memory.
 
         Parts of their messages may take much memory. New calls are not refused, so the role stays reachable even if the
         process continues to use much memory.
@@ -202,7 +202,7 @@ class Reception:
         if resident <= self._limits.memory_bytes:
             return 0
         with self._lock:
-            ended = [call for call in self._expected if not call.essential]
+            ended = [call for call in self._expected if call.kind is not CallClass.ESSENTIAL]
             for call in ended:
                 del self._expected[call]
         for call in ended:
@@ -211,7 +211,7 @@ class Reception:
 
     def _free(self, call: Call) -> None:
         """Notes that a call's message no longer waits. Called with the lock."""
-        self._received[call.essential] -= call.nbytes
+        self._received[call.kind] -= call.nbytes
         call.nbytes = 0
 
     def abort(self, call: Call, error: errors.ShoalError) -> None:

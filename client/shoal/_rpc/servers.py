@@ -7,19 +7,19 @@ from functools import partial
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from shoal import _tracing, errors
 from shoal._limits import catalogue, count_refusal
 from shoal._rpc import channels, requests
 from shoal._rpc.call_limits import CallLimits
-from shoal._rpc.health_service import Health
+from shoal._rpc.calls import CallClass
+from shoal._rpc.health_service import HEALTH, Health
 from shoal._rpc.outcomes import OnOutcome, observed
 from shoal._rpc.receiving_pool import Hold
 from shoal._rpc.reception import Reception
 from shoal._rpc.tls_channel import server_credentials
-from shoal._security import NO_CREDENTIALS, Authorizer, Credentials
+from shoal._security import NO_CREDENTIALS, OPEN_CALLS, Authorizer, Credentials
 from shoal._system.logs import Log
 from shoal._wire.limits import MAX_MESSAGE_BYTES
 
@@ -57,7 +57,6 @@ _ESSENTIAL_THREADS, _HEALTH_THREADS = 8, 2
 CANCELLED_S = 5.0
 # The option of a role that sets the address of its gRPC server, for messages.
 _LISTEN = "--listen"
-_HEALTH_CHECK = f"{health.SERVICE_NAME}/Check"
 
 
 def servicer(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -241,16 +240,16 @@ class RpcServer:
         self._reception = Reception(limits, _refusal, authorizer, on_outcome or (lambda _: None))
         self._pools = _Pools(threads)
         self._server = grpc.server(
-            self._pools.ordinary, options=_SERVER_OPTIONS, maximum_concurrent_rpcs=2 * limits.calls
+            self._pools.ordinary, options=_SERVER_OPTIONS, maximum_concurrent_rpcs=2 * limits.calls + limits.open_calls
         )
-        self._health = Health(self._pools.health_watch)
+        self._health = Health()
         # As far as generated code uses a server.
         registrar: Any = _Registrar(self._server, self._reception, self._pools, essential, on_outcome)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, registrar)
+        registrar.add_registered_method_handlers(HEALTH, self._health.handlers())
         for _, add, implementation in services:
             add(implementation, registrar)
         self._names = [name for name, _, _ in services]
-        reflection.enable_server_reflection([*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], registrar)
+        reflection.enable_server_reflection([*self._names, HEALTH, reflection.SERVICE_NAME], registrar)
         try:
             if credentials.tls:
                 bound = self._server.add_secure_port(bind, server_credentials(credentials.tls))
@@ -282,8 +281,7 @@ class RpcServer:
 
     def set_ready(self, ready: bool) -> None:
         """Sets the status that the health service reports for the process and each service."""
-        status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
-        self._health.set(["", *self._names], status)
+        self._health.set(["", *self._names], ready=ready)
 
     def stop(self, grace_s: float = 1.0) -> None:
         """Refuses new calls, waits up to `grace_s` seconds for running ones, and frees the port and the threads.
@@ -305,14 +303,12 @@ class _Pools:
         self.ordinary = ThreadPoolExecutor(threads, thread_name_prefix="rpc")
         self.essential = ThreadPoolExecutor(_ESSENTIAL_THREADS, thread_name_prefix="rpc-essential")
         self.health = ThreadPoolExecutor(_HEALTH_THREADS, thread_name_prefix="rpc-health")
-        # A watcher that does not read can block a thread here. It cannot delay a probe or a change of the status.
-        self.health_watch = ThreadPoolExecutor(_HEALTH_THREADS, thread_name_prefix="rpc-health-watch")
         # A reflection call holds its thread until its caller ends it.
         self.reflection = ThreadPoolExecutor(1, thread_name_prefix="rpc-reflection")
 
     def shutdown(self) -> None:
         """Waits for the threads."""
-        for pool in (self.ordinary, self.essential, self.health, self.health_watch, self.reflection):
+        for pool in (self.ordinary, self.essential, self.health, self.reflection):
             pool.shutdown(wait=True)
 
 
@@ -342,11 +338,11 @@ class _Registrar:
     def _received(self, service: str, name: str, handler: Any) -> Any:
         arity = ("unary", "stream")[handler.request_streaming] + ("_unary", "_stream")[handler.response_streaming]
         behavior = getattr(handler, arity)
-        essential = f"{service}/{name}" in {_HEALTH_CHECK, *self._essential}
-        if essential:
-            threads = self._pools.health if service == health.SERVICE_NAME else self._pools.essential
-        elif service == health.SERVICE_NAME:
-            threads = self._pools.health_watch
+        kind = CallClass.ORDINARY
+        if f"{service}/{name}" in self._essential:
+            kind, threads = CallClass.ESSENTIAL, self._pools.essential
+        elif f"{service}/{name}" in OPEN_CALLS:
+            kind, threads = CallClass.OPEN, self._pools.health
         elif service == reflection.SERVICE_NAME:
             threads = self._pools.reflection
         else:
@@ -355,7 +351,7 @@ class _Registrar:
             f"{service}/{name}",
             threads,
             streaming=handler.request_streaming,
-            essential=essential,
+            kind=kind,
             hold=requests.holding(getattr(behavior, "hold", None)),
         )
         if getattr(behavior, "replies_encoded", False):

@@ -78,7 +78,7 @@ _BY_SERVICE: dict[str, dict[str, frozenset[AccessRole]]] = {
     # Not a gRPC service: /metrics of each role.
     "http": {"metrics": _READERS},
     # Probes have no token. They learn only whether the process is ready.
-    "grpc.health.v1.Health": {"Check": frozenset(), "Watch": frozenset(), "List": frozenset()},
+    "grpc.health.v1.Health": {"Check": frozenset()},
     "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": _READERS},
 }
 
