@@ -22,7 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from shoal import errors
-from shoal._limits import catalogue
+from shoal._limits import catalogue, count_refusal
 from shoal._role.web_server import ConnectionLimits, WebServer, certificate_of, in_thread
 from shoal._security import token_in
 
@@ -44,6 +44,7 @@ def make_server(
     registry: prometheus_client.CollectorRegistry,
     *,
     connections: int,
+    host_connections: int,
     seconds: float,
     tls: "TlsFiles | None" = None,
 ) -> WebServer:
@@ -54,7 +55,8 @@ def make_server(
         not_ready: returns the reason why the role does not serve, or an empty string if it serves.
         authorize: called for each request for metrics. Raises Unauthenticated, Forbidden or Unreachable.
         registry: the metrics to serve.
-        connections: largest number of connections at a time. Further ones get status 503.
+        connections: largest number of connections at a time. Further ones get status 503, or are reset if there is TLS.
+        host_connections: largest number of connections of one host at a time.
         seconds: the longest duration of a connection.
         tls: TLS settings. None means no TLS.
 
@@ -62,11 +64,17 @@ def make_server(
         The server. The caller runs it.
     """
     limits = ConnectionLimits(
-        catalogue.HTTP_CONNECTIONS, connections, idle_timeout_s=seconds, longest_s=seconds, refusal=_BUSY
+        catalogue.HTTP_CONNECTIONS,
+        connections,
+        idle_timeout_s=seconds,
+        longest_s=seconds,
+        refusal=_BUSY,
+        host_limit=catalogue.HOST_HTTP_CONNECTIONS,
+        host_connections=host_connections,
     )
     return WebServer(
         listening,
-        lambda _: _make_app(not_ready, authorize, registry, connections),
+        lambda _: _make_app(not_ready, authorize, registry),
         limits,
         tls,
         client_certificates=True,
@@ -77,8 +85,9 @@ def _make_app(
     not_ready: Callable[[], str],
     authorize: Authorize,
     registry: prometheus_client.CollectorRegistry,
-    readings: int,
 ) -> ASGIApp:
+    # Less than the connections of a host, so that there are always some for /healthz.
+    readings = catalogue.METRICS_REQUESTS.default
     free = asyncio.Semaphore(readings)
 
     async def metrics(request: Request) -> Response:
@@ -88,7 +97,9 @@ def _make_app(
             return _refused(error)
         # The collectors run in a thread, so that one that hangs delays neither /healthz nor the end of the role.
         if free.locked():
-            raise HTTPException(503, headers=_ONCE)
+            refused = catalogue.METRICS_REQUESTS.refusal(f"{readings} requests read the metrics", "try again later")
+            count_refusal(refused)
+            raise HTTPException(503, refused.message, _ONCE)
         await free.acquire()
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         names = request.query_params.getlist("name[]")

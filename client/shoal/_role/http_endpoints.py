@@ -18,6 +18,7 @@ from shoal._limits import catalogue
 from shoal._security import Authorizer
 
 MAX_CONNECTIONS = catalogue.HTTP_CONNECTIONS.default
+MAX_HOST_CONNECTIONS = catalogue.HOST_HTTP_CONNECTIONS.default
 if TYPE_CHECKING:
     from shoal._security.tls import TlsFiles
 
@@ -102,6 +103,7 @@ class RoleHttpServer:
             lambda token, certificate: self.authorizer.authorize(METRICS_CALL, token, certificate),
             self._registry,
             connections=MAX_CONNECTIONS,
+            host_connections=MAX_HOST_CONNECTIONS,
             seconds=CONNECTION_S,
             tls=self._tls,
         )

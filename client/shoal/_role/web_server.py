@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# Seconds for a TLS handshake, and for a client to answer the end of its connection.
+_TLS_S = 5.0
 # Seconds for responses in progress when the server stops.
 _GRACE_S = 2
 # The name of a client's certificate in the state of its requests.
@@ -43,7 +45,8 @@ class ConnectionLimits:
         idle_timeout_s: seconds that a connection may be open without a complete request, at first and after each
             response.
         longest_s: seconds after which a connection is closed in any case. None means no limit.
-        refusal: bytes that a connection above a limit gets. Empty means that it is reset.
+        refusal: bytes that a connection above a limit gets without TLS. Empty means that it is reset. With TLS it is
+            reset in any case, before the handshake.
         host_limit: entry of `host_connections` in the table of limits. None means that there is no such limit.
         host_connections: largest number of connections of one host at a time.
     """
@@ -117,9 +120,11 @@ class WebServer:
     async def _main(self) -> None:
         stopping = self._stopping = asyncio.Event()
         connection_limits = self._limits
+        context = _reloading_context(self._tls, self._client_certificates) if self._tls else None
 
         class LimitedConnection(_Connection):
             limits = connection_limits
+            tls = context
             of_host: ClassVar[Counter[str]] = Counter()
 
         config = uvicorn.Config(
@@ -136,8 +141,6 @@ class WebServer:
             h11_max_incomplete_event_size=catalogue.HTTP_HEADER_BYTES.default,
         )
         config.load()
-        if self._tls:
-            config.ssl = _reloading_context(self._tls, self._client_certificates)
         self._server = uvicorn.Server(config)
         with self._lock:
             if self._stopped:
@@ -175,18 +178,24 @@ def _reloading_context(tls: "TlsFiles", client_certificates: bool) -> ssl.SSLCon
 
 
 class _Connection(H11Protocol):
-    """A connection that keeps to the limits."""
+    """A connection that keeps to the limits.
+
+    It counts from the moment that it is accepted, so that a client that does not finish the TLS handshake counts, too.
+    asyncio's own TLS servers tell their protocols of a connection only after the handshake. So uvicorn serves without
+    TLS, and this class adds it.
+    """
 
     limits: ConnectionLimits
+    tls: ssl.SSLContext | None
     of_host: ClassVar[Counter[str]]  # open connections of the server
     _host = ""
     _idle_timer: asyncio.TimerHandle | None = None
     _end_timer: asyncio.TimerHandle | None = None
+    _handshake: asyncio.Task[None] | None = None
+    _early: bytes | None = None  # during the handshake, what has arrived with its end
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if connection := transport.get_extra_info("ssl_object"):
-            self.app_state = {**self.app_state, _CERTIFICATE: connection.getpeercert(binary_form=True)}
         self._host = str((transport.get_extra_info("peername") or [""])[0])
         self.of_host[self._host] += 1
         refused = self.limits.refused(self._host, self.of_host[self._host], len(self.connections))
@@ -194,15 +203,49 @@ class _Connection(H11Protocol):
             if self.limits.longest_s is not None:
                 self._end_timer = self.loop.call_later(self.limits.longest_s, transport.abort)
             self._restart_idle_timer()
+            if self.tls:
+                self._early = b""
+                transport.pause_reading()
+                self._handshake = self.loop.create_task(self._secure(transport, self.tls))
             return
         count_refusal(refused)
-        if self.limits.refusal:
+        if self.limits.refusal and not self.tls:
             transport.write(self.limits.refusal)
             transport.close()
         else:
             transport.abort()
 
+    async def _secure(self, plain: asyncio.Transport, context: ssl.SSLContext) -> None:
+        """Performs the TLS handshake."""
+        lost: Exception | None = None
+        transport: asyncio.Transport | None = None
+        try:
+            if not plain.is_closing():
+                transport = await self.loop.start_tls(
+                    plain, self, context, server_side=True, ssl_handshake_timeout=_TLS_S, ssl_shutdown_timeout=_TLS_S
+                )
+        except Exception as error:  # of the connection, or of TLS
+            lost = error
+        early, self._early = self._early, None
+        if transport is None:  # asyncio does not call this after a failed handshake
+            self.connection_lost(lost)
+            return
+        certificate = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        self.app_state = {**self.app_state, _CERTIFICATE: certificate}
+        if self in self.connections:
+            super().connection_made(transport)
+            if early:
+                self.data_received(early)
+
+    def data_received(self, data: bytes) -> None:
+        if self._early is None:
+            super().data_received(data)
+        else:
+            self._early += data
+
     def connection_lost(self, exc: Exception | None) -> None:
+        if self not in self.connections:  # it is called for the second time
+            return
         for timer in (self._idle_timer, self._end_timer):
             if timer:
                 timer.cancel()

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from unittest import mock
 
@@ -22,6 +22,7 @@ from cryptography import x509
 
 from shoal import _rpc, consistency, errors, optim
 from shoal._limits import catalogue
+from shoal._role import http_endpoints
 from shoal._role.http_endpoints import RoleHttpServer
 from shoal._rpc import tls_channel
 from shoal._security import NO_CREDENTIALS, AccessRole, Authorizer, Credentials, role_name
@@ -337,6 +338,38 @@ def test_http_endpoints_use_tls_and_new_certificates(tmp_path: Path) -> None:
         assert health()[1] != first
     finally:
         server.stop()
+
+
+def test_connections_without_a_handshake_count(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_endpoints, "MAX_HOST_CONNECTIONS", 2)
+    server = RoleHttpServer("127.0.0.1:0", prometheus_client.CollectorRegistry(), tls=tls_files(certificates))
+    server.not_ready = ""
+    address = _rpc.parse_address(server.address)
+    try:
+        idle = [socket.create_connection(address, timeout=10) for _ in range(2)]
+        idle[0].sendall(bytes.fromhex("16030100c8010000c40303"))  # a handshake begins
+        with socket.create_connection(address, timeout=10) as refused, suppress(ConnectionResetError):
+            assert refused.recv(1) == b""
+        idle[0].sendall(b"x" * 250)  # what is no handshake ends the connection
+        with suppress(ConnectionResetError):
+            while idle[0].recv(100):
+                pass
+        idle[1].close()
+        wait_until(lambda: answers_over_tls(address, certificates), what="room for a connection")
+    finally:
+        for each in idle:
+            each.close()
+        server.stop()
+
+
+def answers_over_tls(address: tuple[str, int], folder: Path) -> bool:
+    context = ssl.create_default_context(cafile=folder / "ca.pem")
+    with closing(http.client.HTTPSConnection(*address, timeout=10, context=context)) as connection:
+        try:
+            connection.request("GET", "/healthz")
+            return connection.getresponse().status == 200
+        except OSError:
+            return False
 
 
 class TestMetricsByCertificate:

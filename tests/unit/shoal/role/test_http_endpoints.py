@@ -203,6 +203,17 @@ def test_connections_are_limited_and_become_free(pages: RoleHttpServer, monkeypa
     wait_until(lambda: fetch(pages, "/healthz")[0] == 200)
 
 
+def test_a_host_has_a_part_of_the_connections(pages: RoleHttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_endpoints, "MAX_HOST_CONNECTIONS", 2)
+    pages.not_ready = ""
+    idle = [connect(pages) for _ in range(2)]
+    with connect(pages) as refused:
+        assert refused.recv(1000).startswith(b"HTTP/1.1 503 ")
+    for connection in idle:
+        connection.close()
+    wait_until(lambda: fetch(pages, "/healthz")[0] == 200)
+
+
 def test_its_end_is_that_of_its_connections(registry: prometheus_client.CollectorRegistry) -> None:
     pages = RoleHttpServer("127.0.0.1:0", registry)
     with connect(pages) as idle:
