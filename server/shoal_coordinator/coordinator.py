@@ -113,15 +113,14 @@ class Coordinator:
         with self._lock:
             return self._waits.entries
 
-    def start(self, heartbeat_delays: Callable[[], tuple[float, int]] = lambda: (0.0, 0)) -> None:
-        """Starts the writer, which submits pending effects of an earlier coordinator, and the ticker.
-
-        Args:
-            heartbeat_delays: Returns the longest wait of a heartbeat in the server's queue since its last call, in
-                seconds, and the number of refused ones.
-        """
+    def start(
+        self,
+        heartbeat_delays: Callable[[], tuple[float, int]] = lambda: (0.0, 0),
+        each_second: Callable[[], object] = bool,
+    ) -> None:
+        """Starts the writer, which submits pending effects of an earlier coordinator, and the ticker, as it says."""
         self._writer.start()
-        self._ticker.start(heartbeat_delays)
+        self._ticker.start(heartbeat_delays, each_second)
 
     def stop(self) -> None:
         """Ends all waits, the ticker and the effect runner, and writes all decisions."""
@@ -267,9 +266,9 @@ class Coordinator:
                 with self._lock:
                     while wait and log.last <= after and not log.ended and not self._stopped.is_set() and not gone():
                         changed.wait(_WATCH_POLL_S)
-                    fresh, ended, decided = log.after(after), log.ended, self._writer.decided
+                    newer, ended, decided = log.copied_after(after), log.ended, self._writer.decided
                 self._writer.wait_for(decided)
-                yield from fresh
+                yield from (fresh := newer())
                 after = fresh[-1].sequence if fresh else after
                 if ended or not wait or gone():
                     return

@@ -7,7 +7,6 @@ becomes valid again, and a restart of the coordinator ends all sessions.
 import hashlib
 import secrets
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 
 from shoal import errors
@@ -23,6 +22,10 @@ _ROLES = (AccessRole.ADMIN, AccessRole.SUBMITTER, AccessRole.READER)
 _LOG_IN = "log in first: open the link that `shoal page` prints, or give a token"
 
 
+# Whom a code or a session stands for, and when it expires, by its hash.
+_ByHash = dict[bytes, tuple[Principal, float]]
+
+
 class Logins:
     """The codes and sessions of one coordinator's page. Thread-safe.
 
@@ -35,16 +38,18 @@ class Logins:
         self._access, self._clock = access, clock
         self._lock = threading.Lock()  # guards the next two
         # By hash, oldest first, with the time of expiry.
-        self._codes: OrderedDict[bytes, tuple[Principal, float]] = OrderedDict()
-        self._sessions: dict[bytes, tuple[Principal, float]] = {}
+        self._codes: _ByHash = {}
+        self._sessions: _ByHash = {}
 
     def new_code(self, principal: Principal) -> str:
-        """Returns a code that logs a browser in as this caller, once, within `CODE_S` seconds."""
-        code = secrets.token_urlsafe(_RANDOM_BYTES)
+        """Returns a code that logs a browser in as this caller, once, within `CODE_S` seconds.
+
+        If the caller's token has too many of them, the oldest one ends.
+        """
+        code, now = secrets.token_urlsafe(_RANDOM_BYTES), self._clock()
         with self._lock:
-            self._codes[_hash(code)] = principal, self._clock() + CODE_S
-            if len(self._codes) > catalogue.PAGE_LOGIN_CODES.default:
-                self._codes.popitem(last=False)
+            self._codes = _with_room(self._codes, principal, catalogue.PAGE_LOGIN_CODES.default, now)
+            self._codes[_hash(code)] = principal, now + CODE_S
         return code
 
     def log_in(
@@ -73,11 +78,7 @@ class Logins:
         self._access.check_valid(principal)
         session, now = secrets.token_urlsafe(_RANDOM_BYTES), self._clock()
         with self._lock:
-            # Each token has a limit of its own, so that nobody ends the sessions of others.
-            self._sessions = {key: it for key, it in self._sessions.items() if it[1] > now}
-            own = [key for key, (other, _) in self._sessions.items() if other.token == principal.token]
-            if len(own) >= catalogue.PAGE_LOGINS.default:
-                del self._sessions[own[0]]
+            self._sessions = _with_room(self._sessions, principal, catalogue.PAGE_LOGINS.default, now)
             self._sessions[_hash(session)] = principal, now + SESSION_S
         return session, principal
 
@@ -129,6 +130,18 @@ def _check_role(principal: Principal) -> None:
             f"the page does not accept the token of {principal}; use a token of the role "
             f"{', '.join(role.value for role in _ROLES[:-1])} or {_ROLES[-1].value}"
         )
+
+
+def _with_room(entries: _ByHash, principal: Principal, most: int, now: float) -> _ByHash:
+    """Returns the entries that have not expired, without the oldest one of a caller's token that has `most` of them.
+
+    Each token has a limit of its own, so that nobody ends the codes and sessions of others.
+    """
+    kept = {key: it for key, it in entries.items() if it[1] > now}
+    own = [key for key, (other, _) in kept.items() if other.token == principal.token]
+    if len(own) >= most:
+        del kept[own[0]]
+    return kept
 
 
 def _hash(text: str) -> bytes:

@@ -172,7 +172,7 @@ class CoordinatorProcess:
         registry.register(state)
         self.address = self._server.address
         self._store.publish_address(self.address)
-        self.coordinator.start(self._server.take_essential_delays)
+        self.coordinator.start(self._server.take_essential_delays, self._jobs.end_refused)
         if self.access:
             self.access.start()
         self._give_local_tokens()

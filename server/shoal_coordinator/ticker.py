@@ -16,8 +16,8 @@ _log = structlog.get_logger(__name__)
 
 # Longest seconds between two ticks, which bounds how late a lost member is found and the wait of a worker ends.
 _LONGEST_TICK_S = 0.25
-# Ticks after which unused channels are closed.
-_CHANNELS_EVERY = 4
+# Ticks after which unused channels are closed: a second.
+_CHORES_EVERY = 4
 
 
 def steady_clock() -> Callable[[], float]:
@@ -59,17 +59,19 @@ class Ticker:
         self._coordinator, self._died, self._clock = coordinator, died, clock
         self._every_s = min(heartbeat_timeout_s / 10, _LONGEST_TICK_S)
         self._heartbeat_delays: Callable[[], tuple[float, int]] = lambda: (0.0, 0)
+        self._each_second: Callable[[], object] = bool  # does nothing
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._tick, name="ticker", daemon=True)
 
-    def start(self, heartbeat_delays: Callable[[], tuple[float, int]]) -> None:
+    def start(self, heartbeat_delays: Callable[[], tuple[float, int]], each_second: Callable[[], object]) -> None:
         """Starts to tick.
 
         Args:
             heartbeat_delays: Returns the longest wait of a heartbeat in the server's queue since its last call, in
                 seconds, and the number of refused ones.
+            each_second: Called about once a second. It must not block.
         """
-        self._heartbeat_delays = heartbeat_delays
+        self._heartbeat_delays, self._each_second = heartbeat_delays, each_second
         self._thread.start()
 
     def stop(self) -> None:
@@ -88,8 +90,9 @@ class Ticker:
                     _log.warning("declared lost", member=member)
                     self._died(role)
                 held = self._tell_hold(self._coordinator.end_expired_waits(), held)
-                if ticks % _CHANNELS_EVERY == 0:
+                if ticks % _CHORES_EVERY == 0:
                     self._coordinator.close_unused_channels()
+                    self._each_second()
             except errors.Unreachable:  # the coordinator stops
                 return
             except Exception:  # the ticker must survive a defect, since it declares members lost

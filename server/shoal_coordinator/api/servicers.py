@@ -127,6 +127,10 @@ class JobsService(job_pb2_grpc.JobsServicer):
         self._submitting.close()
         self._watching.experimental_thread_pool.shutdown(wait=True)
 
+    def end_refused(self) -> None:
+        """Ends watches of callers whose tokens have ended, and who do not read. Call it about once a second."""
+        self._watching.end_refused()
+
     @property
     def watchers(self) -> int:
         """The number of open calls of Watch."""

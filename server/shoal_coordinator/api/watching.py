@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import grpc
 
@@ -17,6 +18,16 @@ from shoal_coordinator.watchers import Watchers
 _SPARE_THREADS = 2
 # Returns whether the token of a caller was revoked or has expired.
 HasEnded = Callable[[Principal | None], bool]
+# Checks that find the token of an open call ended, before the call is cancelled. A client that reads learns the reason
+# before that.
+_CHECKS = 3
+
+
+@dataclass(eq=False, slots=True)
+class _OpenCall:
+    caller: Principal
+    context: grpc.ServicerContext
+    checks: int = 0  # that found its token ended
 
 
 class WatchHandler:
@@ -30,6 +41,7 @@ class WatchHandler:
 
     def __init__(self, coordinator: Coordinator, most: int, has_ended: HasEnded) -> None:
         self._coordinator, self._has_ended = coordinator, has_ended
+        self._calls: set[_OpenCall] = set()  # single operations of a set are atomic
         # grpcio runs a handler that has this attribute in that pool instead of the server's pool.
         self.experimental_thread_pool = ThreadPoolExecutor(most + _SPARE_THREADS, thread_name_prefix="watch")
         self._watchers = Watchers(catalogue.WATCHERS, catalogue.CALLER_WATCHERS, "calls watch jobs", most=most)
@@ -39,6 +51,18 @@ class WatchHandler:
         """The number of open calls."""
         return self._watchers.open
 
+    def end_refused(self) -> None:
+        """Cancels the calls of callers whose tokens have ended.
+
+        A call ends by itself with the next event, or within a second. The thread of a call whose client does not read
+        waits until there is room for an event. So such a call is cancelled.
+        """
+        for call in [*self._calls]:
+            if self._has_ended(call.caller):
+                call.checks += 1
+                if call.checks >= _CHECKS:
+                    call.context.cancel()
+
     def __call__(self, request: pb.WatchRequest, context: grpc.ServicerContext) -> Iterator[pb.Event]:
         """Streams the events of a job."""
         caller = _rpc.caller()
@@ -46,9 +70,11 @@ class WatchHandler:
         def gone() -> bool:
             return not context.is_active() or self._has_ended(caller)
 
+        call = _OpenCall(caller, context) if caller else None
         try:
             with self._watchers.one_more(caller):
-                context.add_callback(self._coordinator.wake)
+                if call:
+                    self._calls.add(call)
                 for event in self._coordinator.watch(request.job, request.after, wait=not request.no_wait, gone=gone):
                     yield event_message(event)
                 if caller and self._has_ended(caller):
@@ -57,6 +83,9 @@ class WatchHandler:
                     )
         except errors.ShoalError as error:
             _rpc.refuse(context, error)
+        finally:
+            if call:
+                self._calls.discard(call)
 
 
 __all__ = ["HasEnded", "WatchHandler"]

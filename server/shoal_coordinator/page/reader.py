@@ -242,7 +242,8 @@ class Reader:
             status = job.status(now)
             submission = round(status.submitted_at * 1e6)
             fresh = mark.submission != submission or not mark.sequence
-            found, ended = job.log.after(0 if fresh else mark.sequence), job.log.ended
+            newer, ended = job.log.copied_after(0 if fresh else mark.sequence), job.log.ended
+        found = newer()
         last = found[-1].sequence if found else 0 if fresh else mark.sequence
         picked = downsampled(found)
         chunks: list[tuple[EventPosition, bytes]] = []

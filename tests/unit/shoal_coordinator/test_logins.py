@@ -87,6 +87,14 @@ def test_the_oldest_code_goes_beyond_the_limit(logins: Logins) -> None:
     assert logins.log_in(code=codes[1])[1] == logins.log_in(code=codes[-1])[1] == ANN
 
 
+def test_codes_of_one_token_end_no_code_of_another(logins: Logins) -> None:
+    bob = Principal("bob", AccessRole.READER, "token-of-bob")
+    code = logins.new_code(bob)
+    for _ in range(2 * catalogue.PAGE_LOGIN_CODES.default):
+        logins.new_code(ANN)
+    assert logins.log_in(code=code)[1] == bob
+
+
 def test_a_restart_ends_a_session_which_is_no_token(logins: Logins, access: Access, clock: Clock) -> None:
     session, _ = logins.log_in(code=logins.new_code(ANN))
     for refused in (Logins(access, clock), logins):
