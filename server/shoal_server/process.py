@@ -187,6 +187,7 @@ class Server:
         self.store.memory.trim()
         self._endpoints.end_stalled()
         self._service.end_refused()
+        self._endpoints.end_refused()
         remove_stale()  # removes the names left by clients that were killed before the handshake
         load = self._metrics.load(self.store.queues()[0], self.store.undelivered_norms())
         return *self.store.load(), load

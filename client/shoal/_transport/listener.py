@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from shoal import errors
 from shoal._limits import Limit
+from shoal._security import Principal
 from shoal._system.logs import Log
 from shoal._transport.connection import Connection, Frames
 from shoal._transport.handshake import Security, accept_handshake, send_error
@@ -120,6 +121,17 @@ class Listener:
         """The number of open connections."""
         with self._lock:
             return len(self._served)
+
+    def close_refused(self, check: Callable[[Principal], object]) -> None:
+        """Closes the connections whose other end has an identity that `check` refuses with an error of this package."""
+        with self._lock:
+            served = [*self._served.values()]
+        for lane in served:
+            try:
+                if lane.identity:
+                    check(lane.identity)
+            except errors.ShoalError:
+                lane.close()
 
     def stop(self) -> None:
         """Closes all connections, and waits for their threads."""

@@ -72,6 +72,12 @@ class Endpoint:
     def end_stalled(self) -> None:
         """Ends calls whose callers stall. The server calls it periodically."""
 
+    def end_refused(self) -> None:
+        """Closes connections of callers whose tokens have expired or were revoked. The server calls it periodically.
+
+        Calls in progress check their callers themselves, so that they end with an error that says so.
+        """
+
     def stop(self) -> None:
         """Ends all calls and frees all resources. May be called without `start`, if the server fails to start.
 

@@ -67,6 +67,7 @@ class LaneEndpoint(Endpoint):
     """
 
     def __init__(self, service: DataService, config: EndpointConfig) -> None:
+        self._config = config
         self._listener: Listener | None = None
         self.offer = pb.AttachReply()
         if config.lanes:
@@ -91,6 +92,10 @@ class LaneEndpoint(Endpoint):
     def start(self, address: str) -> None:  # noqa: ARG002 - the port has its own address
         if self._listener:
             self._listener.start()
+
+    def end_refused(self) -> None:
+        if self._listener:
+            self._listener.close_refused(self._config.authorizer.check_valid)
 
     @property
     def count(self) -> int:

@@ -19,6 +19,9 @@ class PendingPull:
         span: tracing span of the call; the sender of the answer ends it.
         check: raises an error if the caller may not have the values any longer.
         waiting: the pulls that wait; this one adds and removes itself.
+
+    Attributes:
+        check: as given.
     """
 
     def __init__(
@@ -31,7 +34,7 @@ class PendingPull:
         waiting: "set[PendingPull] | None" = None,
     ) -> None:
         self.group, self.shards = group, shards
-        self._wake, self._check = wake, check
+        self._wake, self.check = wake, check
         self._all: set[PendingPull] = set() if waiting is None else waiting  # single operations of a set are atomic
         self._waiting = span.child("wait")
         self._lock = threading.Lock()  # guards what follows; never held together with the group's lock
@@ -81,7 +84,7 @@ class PendingPull:
                 raise self._error
             step = self._step
         if step is not None:
-            self._check()
+            self.check()
         return step
 
     @property
@@ -99,7 +102,7 @@ class PendingPull:
     def end_if_refused(self) -> None:
         """Ends the wait if the caller may not have the values any longer."""
         try:
-            self._check()
+            self.check()
         except errors.ShoalError as error:
             self.group.abandon(self)
             self.refuse(error)
@@ -119,15 +122,19 @@ def replies(pull: PendingPull, step: int, *, headers_only: bool) -> Iterator[Ite
         pull: the pull, which was answered.
         step: the worker's next step.
         headers_only: whether to send no values.
+
+    Raises:
+        Unauthenticated: from the messages, if the caller's token has expired or was revoked meanwhile.
     """
     if headers_only:
         yield iter([(encode_values(pull.shards.headers.of_values(pull.group.version, step), []), 0)])
         return
     with pull.read() as reading:
-        yield _messages(pull.shards.headers.of_values(reading.version, step), reading)
+        yield _messages(pull.shards.headers.of_values(reading.version, step), reading, pull.check)
 
 
-def _messages(headers: bytes, reading: Reading) -> Iterator[tuple[list[Buffer], int]]:
+def _messages(headers: bytes, reading: Reading, check: Callable[[], object]) -> Iterator[tuple[list[Buffer], int]]:
     for group in messages(reading.chunks()):
+        check()  # a transfer may take long, and the caller's token can be revoked meanwhile
         yield encode_values(headers, group), sum(len(chunk.data) for chunk in group)
         headers = b""

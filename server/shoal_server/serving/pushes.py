@@ -24,12 +24,13 @@ _OUTCOMES = {
 Source = Callable[[Selection, Collection[Aggregation], BufferPool], SlabArrays]
 
 
-def receive(push: PendingPush, source: Source) -> tuple[Selection, AnswerPush]:
+def receive(push: PendingPush, source: Source, check: Callable[[], object]) -> tuple[Selection, AnswerPush]:
     """Receives a push that does not wait any longer, stages it on all its shards, and commits it if its header says so.
 
     Args:
         push: the push.
         source: receives the payload.
+        check: raises an error if the caller may not push any longer. It is called when the payload has arrived.
 
     Returns:
         The shards in the header's order, and their answer.
@@ -52,6 +53,7 @@ def receive(push: PendingPush, source: Source) -> tuple[Selection, AnswerPush]:
                     payload = push.shards.payload(source(push.shards, _aggregations(header), push.memory), push.memory)
         cursor = Cursor.from_proto(header.cursor) if header.HasField("cursor") else None
         # The versions differ only if the values came from several servers, at an earlier placement: the oldest counts.
+        check()
         squares = header.squares if header.HasField("squares") else None
         answer = group.stage(push.stamp, header.weight, min(header.versions), payload, cursor, squares)
     except BaseException:
@@ -90,13 +92,14 @@ def reply_of(shards: Selection, answer: AnswerPush) -> bytes:
     return shards.headers.of_push(answer.version, answer.step, _OUTCOMES[answer.outcome], answer.staleness)
 
 
-def assign(store: ShardStore, header: pb.PushHeader, source: Source) -> Selection:
+def assign(store: ShardStore, header: pb.PushHeader, source: Source, check: Callable[[], object]) -> Selection:
     """Receives values of all variables and overwrites those of the shards.
 
     Args:
         store: the shards.
         header: names the shards.
         source: receives the values.
+        check: raises an error if the caller may not assign any longer. It is called when the values have arrived.
 
     Returns:
         The shards.
@@ -117,6 +120,7 @@ def assign(store: ShardStore, header: pb.PushHeader, source: Source) -> Selectio
             "values. Give finite values",
             **error.details,
         ) from None
+    check()
     group.assign(shards, values)
     return shards
 

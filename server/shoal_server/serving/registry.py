@@ -75,6 +75,10 @@ class EndpointGroup(Endpoint):
         for endpoint in self._all.values():
             endpoint.end_stalled()
 
+    def end_refused(self) -> None:
+        for endpoint in self._all.values():
+            endpoint.end_refused()
+
     def stop(self) -> None:
         for endpoint in self._all.values():
             endpoint.stop()

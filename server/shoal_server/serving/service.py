@@ -93,7 +93,8 @@ class DataService:
                     raise
                 self._check_after_wait(push)
                 timing.waited_s = push.waited_s
-                shards, answer = pushes.receive(push, self._alone(push, source, end))
+                check = partial(self._check_caller, push.header.stamp)
+                shards, answer = pushes.receive(push, self._alone(push, source, end), check)
         return self._reply(shards, answer)
 
     def open_push(self, header: pb.PushHeader) -> PendingPush:
@@ -126,7 +127,8 @@ class DataService:
         """
         self._check_after_wait(push)
         with self.metrics.pushing("push"), _tracing.server_span("Push", push.header.stamp):
-            shards, answer = pushes.receive(push, self._alone(push, source, end))
+            check = partial(self._check_caller, push.header.stamp)
+            shards, answer = pushes.receive(push, self._alone(push, source, end), check)
         if push.waited_s:
             self.metrics.push_waited(push.waited_s)
         return self._reply(shards, answer)
@@ -150,8 +152,10 @@ class DataService:
             ShoalError: see `pushes.assign`.
             Forbidden, Unauthenticated: the caller is another one than the stamp says.
         """
-        self._check_caller(header.stamp, reading=True)  # before training begins, values have no stamp of a participant
-        shards = pushes.assign(self.store, header, source)
+        # Before training begins, values have no stamp of a participant.
+        check = partial(self._check_caller, header.stamp, reading=True)
+        check()
+        shards = pushes.assign(self.store, header, source, check)
         return shards.headers.of_push(0, 0, pb.PUSH_OUTCOME_UNSPECIFIED, 0)
 
     def share_norm(self, request: pb.ShareNormRequest) -> None:

@@ -1,5 +1,6 @@
 """Authorization: every call of every service, with each kind of token that is not enough for it."""
 
+import contextvars
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from prometheus_client import CollectorRegistry
 import shoal
 from shoal import _rpc, errors
 from shoal._role.http_endpoints import METRICS_CALL
+from shoal._rpc.callers import set_caller
 from shoal._security import (
     OPEN_CALLS,
     PERMISSIONS,
@@ -26,13 +28,16 @@ from shoal._security import (
     authorization,
     check_own,
 )
-from shoal._transport import GrpcCalls, ServerConnection
-from shoal._wire import CallLayout
+from shoal._security.tokens import TokenVerifier
+from shoal._transport import PARAMETER_SERVER, GrpcCalls, Lane, ServerConnection, TokenSecurity, open_handshake
+from shoal._wire import CallLayout, SlabArrays
 from shoal.v1 import coordinator_pb2, job_pb2, token_pb2
 from shoal.v1 import header_pb2 as headers
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
+from shoal_server.metrics import ServerMetrics
+from shoal_server.serving.service import DataService
 from shoal_server.shards.machine.consistency import SynchronousMode
 from shoal_server.shards.machine.mode import PermitLimits
 from support.clusters.secure_rig import (
@@ -250,6 +255,42 @@ def test_a_push_that_waits_is_refused_when_its_token_is_revoked(
         with pytest.raises(errors.Unauthenticated, match="was revoked"):
             pushed.result(10)
         rig.server.authorizer.revoke([])
+
+
+def test_a_push_or_an_assignment_ends_when_its_token_is_revoked_while_it_is_received(rig: SecureRig) -> None:
+    authorizer = Authorizer(TokenVerifier(rig.access.signer.public_key))
+    service = DataService(rig.server.store, ServerMetrics(CollectorRegistry()), authorizer)
+
+    def revoke(*_: object) -> SlabArrays:
+        authorizer.revoke(["test"])
+        return {}
+
+    header = pb.PushHeader(stamp=stamp(rig), shards=[0], versions=[0], weight=1, commit=True)
+    caller = Principal(rig.session.worker, AccessRole.TRAINER, "test", "job", rig.incarnation)
+    calls: list[Callable[[], object]] = [
+        lambda: service.push(lambda: (header, revoke)),
+        lambda: service.assign(header, revoke),
+    ]
+    context = contextvars.copy_context()
+    context.run(set_caller, caller)
+    before = [group.version for group in rig.server.store.groups()]
+    for call in calls:
+        authorizer.revoke([])
+        with pytest.raises(errors.Unauthenticated, match="was revoked"):
+            context.run(call)
+    assert [group.version for group in rig.server.store.groups()] == before
+
+
+def test_a_lane_ends_when_its_token_is_revoked(rig: SecureRig) -> None:
+    ticket = rig.token(AccessRole.TRAINER, job="job")
+    with closing(GrpcCalls(rig.server.address, Credentials(token=lambda: ticket))) as calls:
+        host, port = _rpc.parse_address(calls.attach().address)
+    with closing(Lane.connect(host, port, PARAMETER_SERVER, timeout_s=5)) as lane:
+        open_handshake(lane, TokenSecurity(ticket.encode()), pb.LaneHello(), within_s=5)
+        rig.server.authorizer.revoke(["test"])
+        with pytest.raises(errors.Unreachable):
+            lane.begin(within_s=5)
+    rig.server.authorizer.revoke([])
 
 
 @pytest.mark.parametrize("transport", ["grpc", "tcp", "auto"])

@@ -253,3 +253,20 @@ def test_abandoned_replies_let_their_shards_go() -> None:
         assert group.shards[0].arenas[0].slab.latest(0).in_use
         raise KeyboardInterrupt
     assert not group.shards[0].arenas[0].slab.latest(0).in_use
+
+
+def test_a_transfer_ends_when_its_caller_may_not_have_the_values_any_longer() -> None:
+    group = real_group([CHUNK_BYTES, CHUNK_BYTES])
+    checks = 0
+
+    def check() -> None:
+        nonlocal checks
+        checks += 1
+        if checks > 2:
+            raise errors.Unauthenticated("revoked")
+
+    pull = PendingPull(group, group.select([0, 1]), lambda: None, check=check)
+    with replies(pull, 0, headers_only=False) as messages:
+        assert all(next(messages) for _ in range(2))
+        with pytest.raises(errors.Unauthenticated):
+            next(messages)
