@@ -21,7 +21,7 @@ help:
 	@echo "make test-gpu  run the tests and the benchmark that need a GPU; GPU=gpu13 for CUDA 13"
 	@echo "make reference  install PyTorch, JAX and Flax, compare layers, models and training with PyTorch, and check trees of JAX"
 	@echo "make chaos   run the long fault-injection tests (runs/chaos); CHAOS=name,... selects scenarios, CHAOS_RUNS=5 sets 5 runs for each test"
-	@echo "make long    run the long forms of the tests on real processes (half an hour)"
+	@echo "make long    run the long forms of all tests that have one"
 	@echo "make fuzz    fuzz every decoder and port for ten minutes (runs/fuzz); FUZZ_SECONDS=60 for less, FUZZ_ARGS='--targets npz' for one"
 	@echo "make property-tests  let the tests that use Hypothesis draw 20 times as many examples (ten minutes); DRAWS=100 for more"
 	@echo "make e2e     test the image and the Compose file on a separate Docker engine, as root (docs/how-to/compose.md); SHOAL_PICTURES=1 renews docs/images"
@@ -101,9 +101,11 @@ reference: $(SETUP)
 	$(PIP) install --quiet --editable '.[dev,reference]'
 	$(BIN)/python -m pytest -n 2 tests/reference
 
-# The long forms of what runs on real processes, and of what compiles all kernels.
+# The files of tests that have long forms.
+LONG = $(shell grep -rlE --include='test_*.py' 'run_lengths(\.| import .*)(is_long|long_only|runs|size)' tests)
+
 long: $(SETUP)
-	SHOAL_LONG=1 $(TESTS) tests/cluster tests/chaos tests/unit/shoal/numerics
+	SHOAL_LONG=1 $(TESTS) $(LONG)
 
 # Changed inputs for every decoder, in process and over sockets; FUZZ_ARGS="--targets npz --seed 7" selects. The result
 # is runs/fuzz/latest.json.
