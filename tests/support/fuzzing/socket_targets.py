@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from grpc_health.v1 import health_pb2
 
 from shoal._rpc.coordinator import CoordinatorClient
 from shoal.consistency import Asynchronous
@@ -100,6 +101,12 @@ class Sockets:
             (self._server, f"/shoal.v1.ParameterServer/{name}", kind)
             for name, kind in methods_of(pb, "ParameterServer")
             if name not in ("DropShards", "FenceWorkers", "ReleaseWorkers", "HoldCommits")
+        ]
+        # Anybody may make these, with any name of a service.
+        self._methods += [
+            (address, f"/grpc.health.v1.Health/{name}", kind)
+            for address in (self._coordinator, self._server)
+            for name, kind in methods_of(health_pb2, "Health")
         ]
         self._kinds: dict[int, Callable[[bytes], None]] = {
             _RAW: self._send_raw,

@@ -7,17 +7,26 @@ from support.fuzzing import (
     security_targets,
     socket_targets,
     text_targets,
+    tls_targets,
     wire_targets,
 )
 from support.fuzzing.campaign import Target
 
 # Targets that are slow or have more to find get more of the time.
-_WEIGHTS = {"sockets": 8.0, "coordinator_rpcs": 3.0, "server_rpcs": 2.0, "lanes": 2.0, "manifests": 2.0, "npz": 2.0}
+_WEIGHTS = {
+    "sockets": 8.0,
+    "tls_ports": 4.0,
+    "coordinator_rpcs": 3.0,
+    "server_rpcs": 2.0,
+    "lanes": 2.0,
+    "manifests": 2.0,
+    "npz": 2.0,
+}
 
 
 def all_targets() -> list[Target]:
     """Returns new targets, not started."""
-    modules = (wire_targets, file_targets, text_targets, security_targets, handler_targets, socket_targets)
+    modules = (wire_targets, file_targets, text_targets, security_targets, handler_targets, socket_targets, tls_targets)
     return [target for module in modules for target in module.targets()]
 
 
