@@ -137,10 +137,11 @@ def test_health_says_ready_only_when_it_is(server: CoordinatorServer, channel: C
         for service in ("", "shoal.v1.Coordinator"):
             reply = health.Check(health_pb2.HealthCheckRequest(service=service))
             assert health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status) == status
-    for call, code in [
+    refusals: list[tuple[Callable[[], object], StatusCode]] = [
         (lambda: health.Check(health_pb2.HealthCheckRequest(service="x" * 100)), StatusCode.NOT_FOUND),
         (lambda: next(health.Watch(health_pb2.HealthCheckRequest())), StatusCode.UNIMPLEMENTED),
-    ]:
+    ]
+    for call, code in refusals:
         with pytest.raises(RpcError) as refused:
             call()
         assert refused.value.code() is code
