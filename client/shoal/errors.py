@@ -139,6 +139,14 @@ class NotStaged(ShoalError, code="NOT_STAGED", status="FAILED_PRECONDITION"):
     """The server has not staged the push that a commit names. Push again."""
 
 
+class RankLost(ShoalError, code="RANK_LOST", status="UNAVAILABLE"):
+    """A rank of a group has ended, did not come, or cannot be reached. All ranks of the group fail with its number."""
+
+
+class RanksDisagree(ShoalError, code="RANKS_DISAGREE", status="FAILED_PRECONDITION"):
+    """Ranks of a group make different collective calls, or have different numbers, sizes or generations."""
+
+
 class UnknownMember(ShoalError, code="UNKNOWN_MEMBER", status="NOT_FOUND"):
     """The coordinator remembers no member of that id."""
 
@@ -265,6 +273,8 @@ __all__ = [
     "PortInUse",
     "ProgramError",
     "ProgramNotAllowed",
+    "RankLost",
+    "RanksDisagree",
     "ShoalError",
     "StaleGeneration",
     "StartFailed",

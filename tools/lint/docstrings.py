@@ -34,7 +34,14 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("client/shoal", "worker/shoal_nn", "worker/shoal_worker", "server/shoal_coordinator", "server/shoal_server")
+PACKAGES = (
+    "client/shoal",
+    "worker/shoal_nn",
+    "worker/shoal_distribute",
+    "worker/shoal_worker",
+    "server/shoal_coordinator",
+    "server/shoal_server",
+)
 COMMANDS = "main.py"  # of a role: the options of a command have help texts instead
 FEW = 2  # parameters that a first line can explain
 WITHOUT_DOCSTRING = {"property", "cached_property", "setter", "overload", "servicer"}  # decorators

@@ -37,7 +37,14 @@ import version
 
 ROOT = Path(__file__).parents[2]
 DIST = ROOT / "dist"
-PACKAGES = ("client/shoal", "server/shoal_server", "server/shoal_coordinator", "worker/shoal_worker", "worker/shoal_nn")
+PACKAGES = (
+    "client/shoal",
+    "server/shoal_server",
+    "server/shoal_coordinator",
+    "worker/shoal_worker",
+    "worker/shoal_nn",
+    "worker/shoal_distribute",
+)
 EXAMPLES = ("examples/", "shoal/_examples/")  # in the repository, and in a wheel
 COMMIT_FILE = "shoal/_system/commit.txt"
 

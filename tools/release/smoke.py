@@ -42,7 +42,7 @@ class Line:
 
 def check_installation(version: str) -> None:
     """Checks what was installed, and that the command line speaks for it."""
-    for package in ("shoal", "shoal_server", "shoal_coordinator", "shoal_worker", "shoal_nn"):
+    for package in ("shoal", "shoal_server", "shoal_coordinator", "shoal_worker", "shoal_nn", "shoal_distribute"):
         found = importlib.util.find_spec(package)
         assert found is not None, f"there is no {package}"
         assert found.origin is not None, f"{package} has no __init__"

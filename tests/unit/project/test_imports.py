@@ -14,6 +14,7 @@ ROOMS = {
     "shoal_coordinator": ROOT / "server",
     "shoal_worker": ROOT / "worker",
     "shoal_nn": ROOT / "worker",
+    "shoal_distribute": ROOT / "worker",
 }
 # Of shoal_nn: kernels for the host alone, and programs, which look at a data set there.
 HOST_ONLY = {"depthwise.py", "programs.py"}

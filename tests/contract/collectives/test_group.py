@@ -1,0 +1,154 @@
+"""Collectives of ranks on loopback: results, bits, bytes and failures, over connections and through shared memory."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from shoal import errors
+from shoal_distribute.collectives import Group, ReduceOp
+from support.ranks import run_ranks, succeeded
+
+SIZES = [0, 1, 5, 8_191, 300_007, 1_000_003]
+DTYPES = ["float32", "float64", "float16", "int8", "int32", "uint64", "complex64", ml_dtypes.bfloat16]
+WAYS = {"connections": False, "shared memory": True}
+
+
+def given(rank: int, size: int, dtype: Any, seed: int = 0) -> np.ndarray[Any, Any]:
+    """Returns small whole numbers, whose sums are exact in each dtype."""
+    return np.random.default_rng((seed, rank)).integers(0, 5, size).astype(dtype)
+
+
+@pytest.fixture(params=WAYS)
+def share(request: pytest.FixtureRequest) -> bool:
+    return WAYS[request.param]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_all_reduce_gives_each_rank_the_sum(ranks: int, share: bool) -> None:
+    def work(group: Group) -> list[np.ndarray[Any, Any]]:
+        assert group.shares_memory == (share and ranks > 1)
+        return [group.all_reduce(given(group.rank, size, dtype)) for size in SIZES for dtype in DTYPES[:2]]
+
+    expected = [
+        sum((given(rank, size, dtype) for rank in range(ranks)), start=np.zeros(size, dtype))
+        for size in SIZES
+        for dtype in DTYPES[:2]
+    ]
+    for result in succeeded(run_ranks(ranks, work, share=share)):
+        for got, wanted in zip(result, expected, strict=True):
+            np.testing.assert_array_equal(got, wanted)
+
+
+def test_every_dtype_of_numbers_is_reduced(share: bool) -> None:
+    def work(group: Group) -> list[np.ndarray[Any, Any]]:
+        return [group.all_reduce(given(group.rank, 20_001, dtype)) for dtype in DTYPES]
+
+    for result in succeeded(run_ranks(3, work, share=share)):
+        for got, dtype in zip(result, DTYPES, strict=True):
+            assert got.dtype == np.dtype(dtype)
+            np.testing.assert_array_equal(got, sum(given(rank, 20_001, dtype) for rank in range(3)))
+
+
+def test_all_ranks_get_the_same_bits(share: bool) -> None:
+    def work(group: Group) -> tuple[bytes, bytes]:
+        drawn = np.random.default_rng(group.rank).standard_normal(500_003)
+        return group.all_reduce(drawn, ReduceOp.MEAN).tobytes(), group.all_reduce(drawn[:100]).tobytes()
+
+    assert len(set(succeeded(run_ranks(4, work, share=share)))) == 1
+
+
+def test_the_mean_is_that_of_all_ranks(share: bool) -> None:
+    def work(group: Group) -> tuple[float, float]:
+        large, small = np.full(100_000, float(group.rank)), np.full((2, 3), float(group.rank), np.float32)
+        return group.all_reduce(large, ReduceOp.MEAN).max(), float(group.all_reduce(small, ReduceOp.MEAN).min())
+
+    assert set(succeeded(run_ranks(4, work, share=share))) == {(1.5, 1.5)}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_other_collectives(ranks: int, share: bool) -> None:
+    def work(group: Group) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        part = group.reduce_scatter(given(group.rank, 100_003, np.int64)).copy()
+        gathered = group.all_gather(np.full((3, 2), group.rank, np.float32))
+        group.barrier()
+        sent = group.broadcast(np.arange(50_000.0) * (group.rank + 1), root=ranks - 1)
+        return part, gathered, sent
+
+    results = succeeded(run_ranks(ranks, work, share=share))
+    total = sum(given(rank, 100_003, np.int64) for rank in range(ranks))
+    np.testing.assert_array_equal(np.concatenate([part for part, _, _ in results]), total)
+    for _, gathered, sent in results:
+        np.testing.assert_array_equal(gathered, np.arange(ranks)[:, None, None] * np.ones((3, 2)))
+        np.testing.assert_array_equal(sent, np.arange(50_000.0) * ranks)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_a_ring_takes_the_fewest_rounds_and_bytes(ranks: int) -> None:
+    array = np.zeros(240_000, np.float32)
+
+    def work(group: Group) -> tuple[int, int]:
+        group.all_reduce(array.copy())
+        return group.rounds, group.sent_bytes
+
+    fewest = 2 * (ranks - 1) * array.nbytes // ranks
+    assert succeeded(run_ranks(ranks, work, share=False)) == [(2 * (ranks - 1), fewest)] * ranks
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_that_make_other_calls_are_named(ranks: int, share: bool) -> None:
+    def work(group: Group) -> None:
+        group.all_reduce(np.zeros(3))
+        if group.rank == 1:
+            group.all_reduce(np.zeros(4))
+        else:
+            group.all_reduce(np.zeros(5))
+
+    results = run_ranks(ranks, work, share=share)
+    assert all(isinstance(it, errors.RanksDisagree) for it in results), results
+    assert all("rank 1 makes all_reduce of 4 float64 by sum" in str(it) for it in results)
+    assert all("of 5 float64" in str(it) for it in results)
+
+
+@pytest.mark.parametrize("call", ["all_reduce", "barrier"])
+def test_a_rank_that_has_ended_is_named(call: str, share: bool) -> None:
+    def work(group: Group) -> None:
+        group.barrier()
+        if group.rank == 2:
+            return
+        for _ in range(3):
+            if call == "barrier":
+                group.barrier()
+            else:
+                group.all_reduce(np.zeros(1 << 20))
+
+    *others, last = run_ranks(3, work, share=share)
+    assert last is None
+    for it in others:
+        assert isinstance(it, errors.RankLost), it
+        assert "rank 2 of 3" in str(it)
+
+
+def test_arrays_that_cannot_be_reduced_are_refused() -> None:
+    def work(group: Group) -> list[str]:
+        said = []
+        for array, op in [
+            (np.zeros(3, object), ReduceOp.SUM),
+            (np.zeros(3, np.int32), ReduceOp.MEAN),
+            (np.zeros((4, 4)).T[1:], ReduceOp.SUM),
+        ]:
+            with pytest.raises(errors.BadRequest) as raised:
+                group.all_reduce(array, op)
+            said.append(raised.value.message)
+        with pytest.raises(errors.BadRequest) as raised:
+            group.broadcast(np.zeros(1), root=1)
+        return [*said, raised.value.message]
+
+    (said,) = succeeded(run_ranks(1, work))
+    assert [it.split("; ")[0] for it in said] == [
+        "an array of object cannot be reduced",
+        "the mean of int32 is not a whole number",
+        "the array is not contiguous and writable",
+        "root is 1",
+    ]

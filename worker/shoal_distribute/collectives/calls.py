@@ -1,0 +1,81 @@
+"""Calls: what all ranks of a group must agree on when they make a collective call, and its bytes on the wire."""
+
+import enum
+import struct
+from dataclasses import dataclass
+
+from shoal import errors
+
+_CALL = struct.Struct("<QBB16sQI")
+
+
+class ReduceOp(enum.Enum):
+    """How the arrays of all ranks become one.
+
+    SUM adds them. MEAN also divides by the number of ranks, and takes floating-point arrays only.
+    """
+
+    SUM = "sum"
+    MEAN = "mean"
+
+
+class Collective(enum.Enum):
+    """The kinds of collective call."""
+
+    ALL_REDUCE = "all_reduce"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_GATHER = "all_gather"
+    BROADCAST = "broadcast"
+    BARRIER = "barrier"
+
+
+_COLLECTIVES, _OPS = tuple(Collective), tuple(ReduceOp)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveCall:
+    """One collective call, as each rank sees it.
+
+    Attributes:
+        number: its place in the order of the group's calls, from 0.
+        collective: its kind.
+        dtype: NumPy's name of the array's dtype; "" without an array.
+        elements: number of elements of the array.
+        op: how arrays are reduced; SUM for calls that reduce nothing.
+        root: the rank whose array is broadcast; 0 for other calls.
+    """
+
+    number: int
+    collective: Collective
+    dtype: str = ""
+    elements: int = 0
+    op: ReduceOp = ReduceOp.SUM
+    root: int = 0
+
+    def __str__(self) -> str:
+        of = f" of {self.elements:,} {self.dtype}" if self.dtype else ""
+        by = f" by {self.op.value}" if self.collective in {Collective.ALL_REDUCE, Collective.REDUCE_SCATTER} else ""
+        source = f" from rank {self.root}" if self.collective is Collective.BROADCAST else ""
+        return f"{self.collective.value}{of}{by}{source} as its call {self.number}"
+
+    def encode(self) -> bytes:
+        """Returns the bytes that tell another rank of this call."""
+        kind, op = _COLLECTIVES.index(self.collective), _OPS.index(self.op)
+        return _CALL.pack(self.number, kind, op, self.dtype.encode(), self.elements, self.root)
+
+    @classmethod
+    def decode(cls, data: bytes) -> "CollectiveCall":
+        """Returns the call that another rank has told of.
+
+        Raises:
+            BadFrame: the bytes are no call.
+        """
+        try:
+            number, kind, op, dtype, elements, root = _CALL.unpack(data)
+            name = dtype.rstrip(b"\0").decode("ascii")
+            return cls(number, _COLLECTIVES[kind], name, elements, _OPS[op], root)
+        except (struct.error, IndexError, UnicodeDecodeError) as error:
+            raise errors.BadFrame(f"{len(data)} bytes are not a collective call: {error}") from None
+
+
+__all__ = ["Collective", "CollectiveCall", "ReduceOp"]

@@ -1,0 +1,281 @@
+"""Group: a number of ranks, in processes or threads, that make collective calls."""
+
+import json
+import socket
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+from shoal import errors
+from shoal._transport import Listener, Security, Segment, SegmentUnavailable
+from shoal_distribute.collectives.calls import Collective, CollectiveCall, ReduceOp
+from shoal_distribute.collectives.mesh import Mesh, connect
+from shoal_distribute.collectives.ring import run_ring
+from shoal_distribute.collectives.schedule import ring, slices
+from shoal_distribute.collectives.shared_blocks import SEGMENT_BYTES, SharedBlocks
+from shoal_distribute.collectives.tree import SMALL_BYTES, reduce_to_root, send_from_root
+
+# Of the description of a segment.
+_OFFER_BYTES = 256
+
+A = TypeVar("A", bound=np.ndarray[Any, Any])
+
+
+class Group:
+    """One rank of a group, which calls each collective at the same time as all others.
+
+    All ranks must make the same calls in the same order, with arrays of the same size and dtype. Each rank gets the
+    same bits: a sum is added in one order, once. If a rank ends or makes another call, all ranks get an error that
+    names it, and the group cannot be used any more.
+
+        with Group.open(rank, ["host-a:7100", "host-b:7100"], security=security) as group:
+            group.all_reduce(gradient, ReduceOp.MEAN)
+
+    `open` makes groups. One thread may use a group at a time.
+
+    Attributes:
+        rank: this rank, from 0.
+        ranks: number of ranks.
+    """
+
+    def __init__(self, mesh: Mesh, listener: Listener, *, share: bool = True) -> None:
+        self.rank, self.ranks = mesh.rank, mesh.ranks
+        self._mesh, self._listener = mesh, listener
+        self._calls = 0
+        self._shared: SharedBlocks | None = None
+        if share and self.ranks > 1:
+            self._share()
+
+    @classmethod
+    def open(
+        cls,
+        rank: int,
+        addresses: Sequence[str],
+        *,
+        security: Security,
+        listening: socket.socket | None = None,
+        generation: int = 0,
+        within_s: float = 60.0,
+        share: bool = True,
+    ) -> Self:
+        """Connects this process with the other ranks.
+
+        Args:
+            rank: this rank.
+            addresses: host:port of each rank.
+            security: protects the connections, and proves that a process belongs to the group.
+            listening: a bound socket that listens at this rank's address. None means that this function makes one.
+            generation: number of the group. Ranks of another generation are refused.
+            within_s: seconds to wait for the other ranks.
+            share: whether to use shared memory if all ranks are on one host.
+
+        Returns:
+            The group.
+
+        Raises:
+            BadRequest: an address is not host:port, or there are too many.
+            RankLost: a rank did not come in time. The message names it.
+            RanksDisagree: two processes have one rank, or another number of ranks.
+        """
+        mesh, listener = connect(
+            rank,
+            addresses,
+            security=security,
+            listening=listening,
+            generation=generation,
+            within_s=within_s,
+        )
+        try:
+            return cls(mesh, listener, share=share)
+        except BaseException:
+            mesh.close()
+            listener.stop()
+            raise
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether the ranks use shared memory: all are on one host."""
+        return self._shared is not None
+
+    @property
+    def sent_bytes(self) -> int:
+        """The bytes of array data that this rank has sent over connections."""
+        return self._mesh.sent_bytes
+
+    @property
+    def rounds(self) -> int:
+        """How often this rank has waited for another one's data in turn with its own sends."""
+        return self._mesh.rounds
+
+    def all_reduce(self, array: A, op: ReduceOp = ReduceOp.SUM) -> A:
+        """Replaces an array by the sum or the mean of the arrays of all ranks.
+
+        Args:
+            array: a contiguous, writable array of numbers.
+            op: how the arrays are joined.
+
+        Returns:
+            The same array.
+
+        Raises:
+            BadRequest: the array is not contiguous, writable or numeric, or MEAN is asked of integers.
+            RankLost, RanksDisagree: see the class.
+        """
+        flat = _flat(array, op)
+        self._agree(Collective.ALL_REDUCE, flat, op)
+        if self._shared:
+            self._shared.all_reduce(flat, op)
+        elif flat.nbytes <= SMALL_BYTES:
+            reduce_to_root(self._mesh, flat, op)
+            send_from_root(self._mesh, flat)
+        elif self.ranks > 1:
+            run_ring(self._mesh, flat, slices(flat.size, self.ranks), ring(self.rank, self.ranks), op)
+        return array
+
+    def reduce_scatter(self, array: np.ndarray[Any, Any], op: ReduceOp = ReduceOp.SUM) -> np.ndarray[Any, Any]:
+        """Gives each rank one slice of the sum or the mean of all arrays.
+
+        Args:
+            array: as for `all_reduce`. Its other elements are undefined afterwards.
+            op: how the arrays are joined.
+
+        Returns:
+            A view of this rank's slice of the flattened array (`schedule.slices`).
+
+        Raises:
+            BadRequest, RankLost, RanksDisagree: as for `all_reduce`.
+        """
+        flat = _flat(array, op)
+        self._agree(Collective.REDUCE_SCATTER, flat, op)
+        parts = slices(flat.size, self.ranks)
+        if self.ranks > 1:
+            run_ring(self._mesh, flat, parts, ring(self.rank, self.ranks, gather=False), op)
+        return flat[parts[self.rank]]
+
+    def all_gather(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Returns the arrays of all ranks.
+
+        Args:
+            array: any array of numbers. All ranks have the same shape.
+
+        Returns:
+            A new array of shape (ranks, *array.shape).
+
+        Raises:
+            BadRequest: the array is not numeric.
+            RankLost, RanksDisagree: see the class.
+        """
+        gathered = np.empty((self.ranks, *array.shape), array.dtype)
+        gathered[self.rank] = array
+        flat = _flat(gathered, ReduceOp.SUM)
+        self._agree(Collective.ALL_GATHER, flat)
+        if self.ranks > 1 and flat.size:
+            parts = slices(flat.size, self.ranks)
+            run_ring(self._mesh, flat, parts, ring(self.rank, self.ranks, scatter=False), ReduceOp.SUM)
+        return gathered
+
+    def broadcast(self, array: A, root: int = 0) -> A:
+        """Replaces an array by that of one rank.
+
+        Args:
+            array: a contiguous, writable array of numbers.
+            root: the rank whose array all get.
+
+        Returns:
+            The same array.
+
+        Raises:
+            BadRequest: there is no such rank, or as for `all_reduce`.
+            RankLost, RanksDisagree: see the class.
+        """
+        if not 0 <= root < self.ranks:
+            raise errors.BadRequest(f"root is {root}; a group of {self.ranks} has the ranks 0 to {self.ranks - 1}")
+        flat = _flat(array, ReduceOp.SUM)
+        self._agree(Collective.BROADCAST, flat, root=root)
+        if self._shared:
+            self._shared.broadcast(flat, root)
+        else:
+            send_from_root(self._mesh, flat, root)
+        return array
+
+    def barrier(self) -> None:
+        """Waits until all ranks have called it.
+
+        Raises:
+            RankLost, RanksDisagree: see the class.
+        """
+        self._agree(Collective.BARRIER, np.empty(0, np.uint8))
+        token = np.zeros(1, np.uint8)
+        reduce_to_root(self._mesh, token, ReduceOp.SUM)
+        send_from_root(self._mesh, token)
+
+    def close(self) -> None:
+        """Leaves the group. The other ranks get RankLost when they wait for this one."""
+        if self._shared:
+            self._shared.close()
+        self._mesh.close()
+        self._listener.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _share(self) -> None:
+        """Makes the ranks use shared memory, if each can map the segments of all."""
+        try:
+            own = [Segment.create(SEGMENT_BYTES)]
+        except SegmentUnavailable:
+            own = []
+        offer = np.zeros(_OFFER_BYTES, np.uint8)
+        for segment in own:
+            said = json.dumps({"name": segment.name, "nonce": segment.nonce.hex()}).encode()
+            offer[: len(said)] = np.frombuffer(said, np.uint8)
+        segments = [
+            own if rank == self.rank else _mapped(bytes(offered).rstrip(b"\0"))
+            for rank, offered in enumerate(self.all_gather(offer))
+        ]
+        mapped = [it for each in segments for it in each]
+        if self.all_reduce(np.array([len(mapped) == self.ranks], np.int64))[0] == self.ranks:
+            self._shared = SharedBlocks(self.rank, mapped, self._mesh.check)
+        for segment in own:
+            segment.unlink()  # all have mapped it: nothing is left behind, however a rank ends
+        if self._shared is None:
+            for segment in mapped:
+                segment.close()
+
+    def _agree(
+        self, collective: Collective, flat: np.ndarray[Any, Any], op: ReduceOp = ReduceOp.SUM, root: int = 0
+    ) -> None:
+        call = CollectiveCall(self._calls, collective, flat.dtype.name, flat.size, op, root)
+        self._calls += 1
+        self._mesh.agree(call)
+
+
+def _mapped(offer: bytes) -> list[Segment]:
+    """Returns the segment that another rank offers, if this process can map it."""
+    try:
+        said = json.loads(offer)
+        return [Segment.open(said["name"], SEGMENT_BYTES, bytes.fromhex(said["nonce"]))]
+    except (SegmentUnavailable, ValueError, KeyError, TypeError):
+        return []
+
+
+def _flat(array: np.ndarray[Any, Any], op: ReduceOp) -> np.ndarray[Any, Any]:
+    """Returns the array as one dimension, without a copy."""
+    kind = array.dtype.kind
+    if kind not in "iufcV" or (kind == "V" and array.dtype.name not in {"bfloat16"}):
+        raise errors.BadRequest(f"an array of {array.dtype} cannot be reduced; give numbers")
+    if op is ReduceOp.MEAN and kind in "iu":
+        raise errors.BadRequest(f"the mean of {array.dtype} is not a whole number; give floats, or use ReduceOp.SUM")
+    if not (array.flags.c_contiguous and array.flags.writeable):
+        raise errors.BadRequest("the array is not contiguous and writable; give np.ascontiguousarray(array), a copy")
+    return array.reshape(-1)
+
+
+__all__ = ["Group"]

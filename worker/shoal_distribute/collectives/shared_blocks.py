@@ -1,0 +1,147 @@
+"""Collectives through shared memory, for ranks on one host.
+
+Each rank has a segment with a few blocks of memory, and all ranks map all segments. An array goes through them block by
+block: each rank copies its block in, adds its own part of the blocks of all ranks, and copies the parts of all ranks
+out. The blocks stay in the processor's cache, so an array of any size is read and written in memory once. Counters in
+the segments say how far each rank is.
+"""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shoal._transport import Segment
+from shoal_distribute.collectives.calls import ReduceOp
+from shoal_distribute.collectives.schedule import slices
+
+BLOCK_BYTES = 1 << 20
+# So many blocks are in the segments at a time: one is copied in, one is added, one is copied out, one is free.
+_BLOCKS = 4
+# Parts begin at multiples of a cache line, so that no two ranks write to one line.
+_LINE_BYTES = 64
+_COUNTERS_BYTES = 4096
+SEGMENT_BYTES = _COUNTERS_BYTES + _BLOCKS * BLOCK_BYTES
+_FILLED, _REDUCED, _EMPTIED = range(3)
+# A rank that waits yields its core so many times, and then sleeps, so that others can use it.
+_YIELDS = 200
+_PAUSE_S = 50e-6
+_CHECK_S = 0.01
+
+
+class SharedBlocks:
+    """The mapped segments of all ranks.
+
+    Args:
+        rank: this rank.
+        segments: the segment of each rank, of SEGMENT_BYTES.
+        check: called while this rank waits; raises an error if another one has failed.
+    """
+
+    def __init__(self, rank: int, segments: Sequence[Segment], check: Callable[[], None]) -> None:
+        self.rank, self.ranks = rank, len(segments)
+        self._segments, self._check = segments, check
+        # Each rank writes only to its own line. It changes a counter after it has written a block: NumPy releases and
+        # takes Python's lock around the copy, which orders the two for other processors.
+        self._counters = [np.frombuffer(it.view(0, _LINE_BYTES), np.uint64) for it in segments]
+        self._own = self._counters[rank]
+        self._blocks = [
+            [
+                np.frombuffer(it.view(_COUNTERS_BYTES + number * BLOCK_BYTES, BLOCK_BYTES), np.uint8)
+                for number in range(_BLOCKS)
+            ]
+            for it in segments
+        ]
+        self._done = 0  # blocks of all calls so far
+
+    def all_reduce(self, flat: np.ndarray[Any, Any], op: ReduceOp) -> None:
+        """Replaces an array by the sum or the mean of all ranks' arrays.
+
+        Args:
+            flat: the array, of one dimension.
+            op: how the arrays are joined.
+        """
+        step = BLOCK_BYTES // flat.itemsize
+        parts = [flat[start : start + step] for start in range(0, flat.size, step)]
+        first, count = self._done, len(parts)
+        for number in range(count + 2):
+            if number < count:
+                self._fill(first + number, parts[number])
+            if 0 <= number - 1 < count:
+                self._reduce(first + number - 1, parts[number - 1], op)
+            if 0 <= number - 2 < count:
+                self._empty(first + number - 2, parts[number - 2])
+        self._done += count
+
+    def broadcast(self, flat: np.ndarray[Any, Any], root: int) -> None:
+        """Replaces an array by that of one rank.
+
+        Args:
+            flat: the array, of one dimension.
+            root: the rank whose array all get.
+        """
+        step = BLOCK_BYTES // flat.itemsize
+        for start in range(0, flat.size, step):
+            part, number = flat[start : start + step], self._done
+            if self.rank == root:
+                self._fill(number, part)
+            else:
+                self._wait(_FILLED, number + 1, [root])
+                np.copyto(part, self._block(root, number, part))
+            self._own[_FILLED] = self._own[_REDUCED] = self._own[_EMPTIED] = number + 1
+            self._done += 1
+
+    def close(self) -> None:
+        """Releases the memory of all segments."""
+        self._counters, self._blocks = [], []
+        for segment in self._segments:
+            segment.close()
+
+    def _fill(self, number: int, part: np.ndarray[Any, Any]) -> None:
+        self._wait(_EMPTIED, number - _BLOCKS + 1)
+        np.copyto(self._block(self.rank, number, part), part)
+        self._own[_FILLED] = number + 1
+
+    def _reduce(self, number: int, part: np.ndarray[Any, Any], op: ReduceOp) -> None:
+        self._wait(_FILLED, number + 1)
+        mine = self._slices(part)[self.rank]
+        if mine.stop > mine.start:
+            total = self._block(0, number, part)[mine] + self._block(1, number, part)[mine]
+            for rank in range(2, self.ranks):
+                np.add(total, self._block(rank, number, part)[mine], out=total)
+            if op is ReduceOp.MEAN:
+                np.multiply(total, total.dtype.type(1 / self.ranks), out=total)
+            np.copyto(self._block(self.rank, number, part)[mine], total)
+        self._own[_REDUCED] = number + 1
+
+    def _empty(self, number: int, part: np.ndarray[Any, Any]) -> None:
+        self._wait(_REDUCED, number + 1)
+        for rank, theirs in enumerate(self._slices(part)):
+            np.copyto(part[theirs], self._block(rank, number, part)[theirs])
+        self._own[_EMPTIED] = number + 1
+
+    def _slices(self, part: np.ndarray[Any, Any]) -> list[slice]:
+        return slices(part.size, self.ranks, max(1, _LINE_BYTES // part.itemsize))
+
+    def _block(self, rank: int, number: int, part: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return self._blocks[rank][number % _BLOCKS][: part.nbytes].view(part.dtype)
+
+    def _wait(self, counter: int, target: int, ranks: Sequence[int] = ()) -> None:
+        """Waits until a counter of all ranks, or of some, has reached a number."""
+        yields, check_at = 0, 0.0
+        for rank in ranks or range(self.ranks):
+            counters = self._counters[rank]
+            while counters[counter] < target:
+                yields += 1
+                if yields < _YIELDS:
+                    os.sched_yield()
+                    continue
+                if (now := time.monotonic()) >= check_at:
+                    self._check()
+                    check_at = now + _CHECK_S
+                time.sleep(_PAUSE_S)
+
+
+__all__ = ["SEGMENT_BYTES", "SharedBlocks"]
