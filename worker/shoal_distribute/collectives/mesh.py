@@ -279,8 +279,32 @@ class _Gathering:
             raise refusal
         connection.send(RankFrame.RANK)
 
-    def missing(self) -> list[int]:
-        """Returns the ranks that have not come."""
+    def introduce(self, lane: Connection) -> None:
+        """Tells another rank who this one is.
+
+        Raises:
+            RanksDisagree: it refuses this rank.
+            Unreachable: it has ended.
+        """
+        lane.send(RankFrame.RANK, [_RANK.pack(self.generation, self.rank, self.ranks)])
+        kind = lane.begin(within_s=_HELLO_S, most=1 << 16)
+        if kind is RankFrame.ERROR:
+            raise received_error(lane)
+        lane.payload()
+
+    def wait(self, deadline: float, addresses: Sequence[str]) -> None:
+        """Waits until all other ranks have come.
+
+        Raises:
+            RankLost: a rank has not come by the deadline. The message names it.
+        """
+        with self.changed:
+            self.changed.wait_for(lambda: not self._missing(), max(0.0, deadline - time.monotonic()))
+            if missing := self._missing():
+                named = ", ".join(f"{it} ({addresses[it]})" for it in missing[:5])
+                raise errors.RankLost(f"rank {named} did not come in time", rank=missing[0])
+
+    def _missing(self) -> list[int]:
         return [rank for rank in range(self.ranks) if rank != self.rank and rank not in self.incoming]
 
     def _refusal(self, generation: int, rank: int, ranks: int) -> errors.ShoalError | None:
@@ -344,11 +368,7 @@ def connect(
         for other in range(len(addresses)):
             if other != rank:
                 outgoing[other] = _open(places[other], gathering, other, security, deadline)
-        with gathering.changed:
-            gathering.changed.wait_for(lambda: not gathering.missing(), max(0.0, deadline - time.monotonic()))
-            if missing := gathering.missing():
-                named = ", ".join(f"{it} ({addresses[it]})" for it in missing[:5])
-                raise errors.RankLost(f"rank {named} did not come within {within_s:g} s", rank=missing[0])
+        gathering.wait(deadline, addresses)
     except BaseException:
         gathering.closed.set()
         for link in outgoing.values():
@@ -384,11 +404,7 @@ def _open(place: tuple[str, int], gathering: _Gathering, other: int, security: S
             continue
         try:
             open_handshake(lane, security, pb.LaneHello(), within_s=_HELLO_S)
-            lane.send(RankFrame.RANK, [_RANK.pack(gathering.generation, gathering.rank, gathering.ranks)])
-            kind = lane.begin(within_s=max(0.1, left), most=1 << 16)
-            if kind is RankFrame.ERROR:
-                raise received_error(lane)
-            lane.payload()
+            gathering.introduce(lane)
         except BaseException:
             lane.close()
             raise
