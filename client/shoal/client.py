@@ -168,6 +168,7 @@ class JobHandle(LearningRateControl):
 
         Raises:
             StorageFailed: the cluster has no checkpoint storage, or writing to it failed. The job continues.
+            JobEnded: the job has ended.
             NotPlaced: the job's variables are not on servers.
             UnknownJob: there is no such job, or it was dropped.
             DeadlineExceeded: the checkpoint was not complete within `timeout_s`.
@@ -318,7 +319,7 @@ class Client:
                 - `epochs`, `batch_size`, `range_size`: how `Session.batches` divides the data.
                 - `checkpoints`: a `CheckpointPolicy`.
                 - `restore`, `partial_restore`: the checkpoint to start from, and whether it may have other variables.
-                  With "auto", a first run begins, and a rerun goes on from the newest checkpoint.
+                  With "auto", a rerun starts from the newest checkpoint of the job's name.
 
         Returns:
             The open session.

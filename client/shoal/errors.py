@@ -49,7 +49,7 @@ class BadRequest(ShoalError, code="BAD_REQUEST", status="INVALID_ARGUMENT"):
 
 
 class BadChunk(ShoalError, code="BAD_CHUNK", status="INVALID_ARGUMENT"):
-    """Chunks are out of order, overlap, exceed their arena or end too early. The server discarded them."""
+    """Chunks are malformed, overlap, exceed their slab, leave too many gaps or do not cover it. They are discarded."""
 
 
 class BadFrame(ShoalError, code="BAD_FRAME", status="INVALID_ARGUMENT"):
@@ -57,7 +57,10 @@ class BadFrame(ShoalError, code="BAD_FRAME", status="INVALID_ARGUMENT"):
 
 
 class LimitExceeded(BadRequest, code="LIMIT_EXCEEDED", status="RESOURCE_EXHAUSTED"):
-    """A request or a job exceeds a limit, which the message names. A retry does not help: see Limits."""
+    """A request or a job exceeds a limit, which the message names. A retry does not help.
+
+    docs/reference/limits/index.md lists the limits, and the options that change them.
+    """
 
 
 class MessageTooLarge(ShoalError, code="MESSAGE_TOO_LARGE", status="RESOURCE_EXHAUSTED"):
@@ -127,12 +130,16 @@ class JobRunning(ShoalError, code="JOB_RUNNING", status="FAILED_PRECONDITION"):
     """The job has not ended yet, and the request needs an ended one."""
 
 
+class JobEnded(ShoalError, code="JOB_ENDED", status="FAILED_PRECONDITION"):
+    """The job has ended, and the request needs a live one."""
+
+
 class JobFailed(ShoalError, code="JOB_FAILED", status="FAILED_PRECONDITION"):
     """The job failed. The message has the reason."""
 
 
 class NotPlaced(ShoalError, code="NOT_PLACED", status="FAILED_PRECONDITION"):
-    """The job's variables are not on servers yet."""
+    """The job's variables are not on servers: not yet, not again or no longer. The message has the job's state."""
 
 
 class NotStaged(ShoalError, code="NOT_STAGED", status="FAILED_PRECONDITION"):
@@ -188,18 +195,24 @@ class IncompatibleCheckpoint(ShoalError, code="INCOMPATIBLE_CHECKPOINT", status=
 
 
 class StorageFailed(ShoalError, code="STORAGE_FAILED", status="UNAVAILABLE"):
-    """The checkpoint storage cannot be read or written: it is full, forbidden, or failing."""
+    """The checkpoint storage cannot be read or written: it is full, forbidden, or failing, or the cluster has none."""
 
 
 # Authorization.
 
 
 class Unauthenticated(ShoalError, code="UNAUTHENTICATED", status="UNAUTHENTICATED"):
-    """The caller has no valid credentials."""
+    """The caller has no valid credentials. Give it a token of this cluster, or open a new login link of the page.
+
+    docs/how-to/security.md says where a caller finds its token.
+    """
 
 
 class Forbidden(ShoalError, code="FORBIDDEN", status="PERMISSION_DENIED"):
-    """The request is not allowed: it comes from another site's page, or the page is read-only."""
+    """The caller's access role, or the owner of the job or member, does not allow the request.
+
+    The message says who may make it. The page also refuses requests that come from pages of other sites.
+    """
 
 
 # Connections, limits and local resources.
@@ -223,6 +236,10 @@ class Overloaded(ShoalError, code="OVERLOADED", status="RESOURCE_EXHAUSTED"):
 
 class StartFailed(ShoalError, code="START_FAILED", status="FAILED_PRECONDITION"):
     """A role of a local cluster, or an installed plugin, could not start. The message has the reason."""
+
+
+class NotConfigured(ShoalError, code="NOT_CONFIGURED", status="FAILED_PRECONDITION"):
+    """The cluster was started without what the request needs. The message has the option of the coordinator."""
 
 
 class PortInUse(ShoalError, code="PORT_IN_USE", status="UNAVAILABLE"):
@@ -261,12 +278,14 @@ __all__ = [
     "InvalidOptimizer",
     "InvalidShape",
     "InvalidVariable",
+    "JobEnded",
     "JobExists",
     "JobFailed",
     "JobRunning",
     "LimitExceeded",
     "MessageTooLarge",
     "NonFiniteGradient",
+    "NotConfigured",
     "NotPlaced",
     "NotStaged",
     "Overloaded",

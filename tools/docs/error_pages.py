@@ -1,12 +1,16 @@
 """The reference of the errors, from the catalogue in `shoal.errors`."""
 
 import inspect
+import re
 
 from markdown_text import code, page, table, text
 
 from shoal import errors
 from shoal._cli.output import EXIT_CODES_HELP
 from shoal._system.exit_codes import exit_code
+
+# Docstrings name a page of the documentation by its path.
+_PAGE = re.compile(r"docs/([a-z/-]+\.md)")
 
 
 def pages() -> dict[str, str]:
@@ -18,7 +22,7 @@ def pages() -> dict[str, str]:
             status, exit_ = code(error.status), str(exit_code(error("")))
             anchor = f'<span id="{error.code}"></span>'
             cells = [anchor + code(f"shoal.errors.{name}"), code(error.code), status, exit_]
-            rows.append([*cells, text(inspect.getdoc(error) or "")])
+            rows.append([*cells, _PAGE.sub(r"[docs/\1](../../\1)", text(inspect.getdoc(error) or ""))])
     lines = [
         "# Errors",
         "",

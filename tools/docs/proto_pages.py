@@ -1,5 +1,6 @@
 """The reference of the protocol, from the descriptors of `protos/` and the comments in them."""
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -53,11 +54,10 @@ class _File:
         return page(lines)
 
     def _prose(self, comment: str) -> list[str]:
-        blocks = comment.strip().split("\n\n")
-        return [line for block in blocks if block for line in (text(block), "")]
+        return [line for block in _blocks(comment) for line in (block, "")]
 
     def _cell(self, path: Path_) -> str:
-        return text(self._comments.get(path, ""))
+        return "<br>".join(_blocks(self._comments.get(path, "")))
 
     def _heading(self, full: str, kind: str, path: Path_) -> list[str]:
         shown = full.removeprefix(f"{PACKAGE}.")
@@ -126,6 +126,11 @@ class _File:
             for index, value in enumerate(enum.value)
         ]
         yield from table(["number", "value", "meaning"], rows)
+
+
+def _blocks(comment: str) -> list[str]:
+    """Returns the paragraphs and the items of lists of a comment, in Markdown."""
+    return [text(block) for block in re.split(r"\n *\n|\n(?= *(?:\d+\.|-) )", comment) if block.strip()]
 
 
 def _file_name(proto: str) -> str:

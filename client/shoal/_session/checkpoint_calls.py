@@ -22,6 +22,7 @@ def take_checkpoint(coordinator: CoordinatorClient, job: str, timeout_s: float |
 
     Raises:
         StorageFailed: the cluster has no checkpoint storage, or writing to it failed.
+        JobEnded: the job has ended.
         NotPlaced: the job's variables are not on servers.
         UnknownJob: there is no such job, or it was dropped.
         DeadlineExceeded: the checkpoint was not complete within `timeout_s`.
@@ -43,7 +44,7 @@ def take_checkpoint(coordinator: CoordinatorClient, job: str, timeout_s: float |
         return end.saved
     if end:
         raise errors.StorageFailed(f"a checkpoint of job {job} failed: {end.failure}", job=job)
-    raise errors.NotPlaced(f"job {job} has ended before its checkpoint was complete", job=job)
+    raise errors.JobEnded(f"job {job} has ended before its checkpoint was complete", job=job)
 
 
 __all__ = ["take_checkpoint"]

@@ -30,7 +30,7 @@ class LearningRateControl:
         Raises:
             InvalidOptimizer: the rate is not finite, or is below 0.
             UnknownJob: there is no such job, or it was dropped.
-            NotPlaced: the job has ended.
+            JobEnded: the job has ended.
         """
         set_learning_rate(self._coordinator, self.name, learning_rate)
 
@@ -44,7 +44,7 @@ def set_learning_rate(coordinator: CoordinatorClient, job: str, learning_rate: f
         learning_rate: a constant >= 0, or a schedule.
 
     Raises:
-        InvalidOptimizer, UnknownJob, NotPlaced: see `LearningRateControl.set_learning_rate`.
+        InvalidOptimizer, UnknownJob, JobEnded: see `LearningRateControl.set_learning_rate`.
     """
     schedule = learning_rate if isinstance(learning_rate, Schedule) else ConstantLR(learning_rate)
     request = job_pb2.SetLearningRateRequest(job=job, learning_rate=schedule.to_proto())

@@ -19,6 +19,7 @@ _EXIT_CODES: Mapping[type[errors.ShoalError], int] = {
     errors.UnknownCheckpoint: UNKNOWN,
     errors.JobExists: CONFLICT,
     errors.JobRunning: CONFLICT,
+    errors.JobEnded: CONFLICT,
     errors.NotPlaced: CONFLICT,
     errors.DeadlineExceeded: TIMEOUT,
 }

@@ -754,9 +754,12 @@ class JobStatus(_message.Message):
     state: Global___JobState.ValueType
     """The state of the job."""
     reason: _builtins.str
-    """For a failed job: why it failed, with the program's traceback if there is one. For a cancelled job: the reason of its
-    CancelRequest. For a live job: what it waits for, or how many workers it continues with if it lacks some, and why
-    sessions have left or workers were quarantined.
+    """Depends on the state:
+
+    - a failed job: why it failed, with the program's traceback if there is one;
+    - a cancelled job: the reason of its CancelRequest;
+    - a live job: what it waits for, or how many workers it continues with if it lacks some, and why sessions have left
+      or workers were quarantined.
     """
     submitted_at: _builtins.float
     """The time of the submission, in seconds of Unix time."""
@@ -769,7 +772,7 @@ class JobStatus(_message.Message):
     restarts: _builtins.int
     """The number of restarts from a checkpoint, or from the beginning, after lost shards."""
     restore_note: _builtins.str
-    """The checkpoint that the job continues from, and how the job differs from it: in variables, data or arguments of the
+    """The checkpoint that the job started or continued from, and how the job differs from it: in variables, data or arguments of the
     optimizer. Empty if it does not differ, or began with initial values.
     """
     @_builtins.property
@@ -882,7 +885,7 @@ class JobMember(_message.Message):
         """It has left before it finished, or was lost."""
 
     class State(_State, metaclass=_StateEnumTypeWrapper):
-        """What has become of it."""
+        """Whether the member is in the job, has finished or has left."""
 
     PRESENT: JobMember.State.ValueType  # 0
     """It is in the job."""
@@ -2449,10 +2452,9 @@ class ReportRequest(_message.Message):
     incarnation: _builtins.int
     """The member's incarnation, from RegisterReply."""
     step: _builtins.int
-    """The worker's current step. It and all counts are below 2^53; otherwise INVALID_ARGUMENT, BAD_REQUEST. The step, the
-    counts of pushes and the steps of timings are at most 2^20 above what the job can have reached: the step at which
-    the worker was admitted and 100,000 steps for each second since the job first ran, or the largest reported step;
-    otherwise INVALID_ARGUMENT, BAD_REQUEST.
+    """The worker's current step. It and all counts are below 2^53. The step, the counts of pushes and the steps of timings
+    are at most 2^20 above the larger of two values: the largest step reported so far; and the admission step plus
+    100,000 per second since the job first ran. Otherwise: INVALID_ARGUMENT, BAD_REQUEST.
     """
     accepted: _builtins.int
     """Accepted pushes of this worker."""
@@ -2577,7 +2579,7 @@ class ReportReply(_message.Message):
     """RegisterReply.heartbeat_interval_s from now on. 0 means no change."""
     @_builtins.property
     def ended(self) -> Global___JobStatus:
-        """If `done` is set and a job of sessions has ended: how. Only the state, the reason and the newest checkpoint are set."""
+        """How a session job ended. Set only with `done`. It has only the state, the reason and the newest checkpoint."""
 
     def __init__(
         self,

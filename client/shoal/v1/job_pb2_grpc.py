@@ -27,8 +27,9 @@ if _version_not_supported:
 
 
 class JobsStub:
-    """Calls about jobs: those of users first, then those of workers and sessions. A call that names an unknown job returns
-    NOT_FOUND, UNKNOWN_JOB.
+    """Calls about jobs: those of users first, then, from Describe on, those of workers and sessions. A call that names an
+    unknown job returns NOT_FOUND, UNKNOWN_JOB. Each request of a worker or a session carries the member's incarnation. If
+    that incarnation is fenced, the call returns ABORTED, FENCED.
     """
 
     def __init__(self, channel):
@@ -130,8 +131,9 @@ class JobsStub:
 
 
 class JobsServicer:
-    """Calls about jobs: those of users first, then those of workers and sessions. A call that names an unknown job returns
-    NOT_FOUND, UNKNOWN_JOB.
+    """Calls about jobs: those of users first, then, from Describe on, those of workers and sessions. A call that names an
+    unknown job returns NOT_FOUND, UNKNOWN_JOB. Each request of a worker or a session carries the member's incarnation. If
+    that incarnation is fenced, the call returns ABORTED, FENCED.
     """
 
     def Submit(self, request, context):
@@ -174,7 +176,7 @@ class JobsServicer:
     def TakeCheckpoint(self, request, context):
         """Begins a checkpoint. The reply has the number of the attempt. The CheckpointEnd event with this number has the
         outcome. Returns UNAVAILABLE, STORAGE_FAILED if the cluster has no checkpoint storage, and FAILED_PRECONDITION,
-        NOT_PLACED if the job's variables are not on servers.
+        NOT_PLACED if the job's variables are not on servers, or JOB_ENDED if the job has ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -182,7 +184,7 @@ class JobsServicer:
 
     def SetLearningRate(self, request, context):
         """Sets the learning rate of a live job: each server uses it from its next update on, instead of the job's schedule.
-        Checkpoints keep it. If the job has ended: FAILED_PRECONDITION, NOT_PLACED. If the schedule is not valid:
+        Checkpoints keep it. If the job has ended: FAILED_PRECONDITION, JOB_ENDED. If the schedule is not valid:
         INVALID_ARGUMENT, INVALID_OPTIMIZER.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -218,14 +220,11 @@ class JobsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Describe(self, request, context):
-        """Calls of workers and sessions. Each request carries the member's incarnation. If that incarnation is fenced, the
-        call returns ABORTED, FENCED.
-
-        Describes the variables and the data of the worker's program. The first description of a job counts. A later one
-        that differs returns INVALID_ARGUMENT, INVALID_JOB. It fails the job of a worker; the job of a session goes on
-        without that session. If the job has failed, Describe and Join return
-        FAILED_PRECONDITION, JOB_FAILED. If the job has ended in another way, their status and their code are both
-        CANCELLED. If the worker group is full, they return RESOURCE_EXHAUSTED, OVERLOADED to a session.
+        """Describes the variables and the data of the worker's program. The first description of a job counts. A later one
+        that differs returns INVALID_ARGUMENT, INVALID_JOB: if a worker's description differs, the job fails; if a session's
+        differs, only that session is refused. If the job has failed, Describe and Join return FAILED_PRECONDITION,
+        JOB_FAILED. If the job has ended in another way, their status and their code are both CANCELLED. If the worker group
+        is full, they return RESOURCE_EXHAUSTED, OVERLOADED to a session.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -378,8 +377,9 @@ def add_JobsServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Jobs:
-    """Calls about jobs: those of users first, then those of workers and sessions. A call that names an unknown job returns
-    NOT_FOUND, UNKNOWN_JOB.
+    """Calls about jobs: those of users first, then, from Describe on, those of workers and sessions. A call that names an
+    unknown job returns NOT_FOUND, UNKNOWN_JOB. Each request of a worker or a session carries the member's incarnation. If
+    that incarnation is fenced, the call returns ABORTED, FENCED.
     """
 
     @staticmethod

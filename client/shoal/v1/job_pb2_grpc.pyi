@@ -32,8 +32,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class JobsStub:
-    """Calls about jobs: those of users first, then those of workers and sessions. A call that names an unknown job returns
-    NOT_FOUND, UNKNOWN_JOB.
+    """Calls about jobs: those of users first, then, from Describe on, those of workers and sessions. A call that names an
+    unknown job returns NOT_FOUND, UNKNOWN_JOB. Each request of a worker or a session carries the member's incarnation. If
+    that incarnation is fenced, the call returns ABORTED, FENCED.
     """
 
     @_typing.overload
@@ -57,11 +58,11 @@ class JobsStub:
     TakeCheckpoint: _grpc.UnaryUnaryMultiCallable[_job_pb2.TakeCheckpointRequest, _job_pb2.TakeCheckpointReply]
     """Begins a checkpoint. The reply has the number of the attempt. The CheckpointEnd event with this number has the
     outcome. Returns UNAVAILABLE, STORAGE_FAILED if the cluster has no checkpoint storage, and FAILED_PRECONDITION,
-    NOT_PLACED if the job's variables are not on servers.
+    NOT_PLACED if the job's variables are not on servers, or JOB_ENDED if the job has ended.
     """
     SetLearningRate: _grpc.UnaryUnaryMultiCallable[_job_pb2.SetLearningRateRequest, _job_pb2.SetLearningRateReply]
     """Sets the learning rate of a live job: each server uses it from its next update on, instead of the job's schedule.
-    Checkpoints keep it. If the job has ended: FAILED_PRECONDITION, NOT_PLACED. If the schedule is not valid:
+    Checkpoints keep it. If the job has ended: FAILED_PRECONDITION, JOB_ENDED. If the schedule is not valid:
     INVALID_ARGUMENT, INVALID_OPTIMIZER.
     """
     Watch: _grpc.UnaryStreamMultiCallable[_job_pb2.WatchRequest, _job_pb2.Event]
@@ -73,14 +74,11 @@ class JobsStub:
     GetTimings: _grpc.UnaryUnaryMultiCallable[_job_pb2.GetTimingsRequest, _job_pb2.GetTimingsReply]
     """Returns the time of each phase of the latest steps by worker, and the staleness of accepted pushes."""
     Describe: _grpc.UnaryUnaryMultiCallable[_job_pb2.DescribeRequest, _job_pb2.DescribeReply]
-    """Calls of workers and sessions. Each request carries the member's incarnation. If that incarnation is fenced, the
-    call returns ABORTED, FENCED.
-
-    Describes the variables and the data of the worker's program. The first description of a job counts. A later one
-    that differs returns INVALID_ARGUMENT, INVALID_JOB. It fails the job of a worker; the job of a session goes on
-    without that session. If the job has failed, Describe and Join return
-    FAILED_PRECONDITION, JOB_FAILED. If the job has ended in another way, their status and their code are both
-    CANCELLED. If the worker group is full, they return RESOURCE_EXHAUSTED, OVERLOADED to a session.
+    """Describes the variables and the data of the worker's program. The first description of a job counts. A later one
+    that differs returns INVALID_ARGUMENT, INVALID_JOB: if a worker's description differs, the job fails; if a session's
+    differs, only that session is refused. If the job has failed, Describe and Join return FAILED_PRECONDITION,
+    JOB_FAILED. If the job has ended in another way, their status and their code are both CANCELLED. If the worker group
+    is full, they return RESOURCE_EXHAUSTED, OVERLOADED to a session.
     """
     Join: _grpc.UnaryUnaryMultiCallable[_job_pb2.JoinRequest, _job_pb2.JoinReply]
     """Enters a job. `ready` is false until the variables are placed and this worker is admitted; the worker repeats the
@@ -103,8 +101,9 @@ class JobsStub:
 
 @_typing.type_check_only
 class JobsAsyncStub(JobsStub):
-    """Calls about jobs: those of users first, then those of workers and sessions. A call that names an unknown job returns
-    NOT_FOUND, UNKNOWN_JOB.
+    """Calls about jobs: those of users first, then, from Describe on, those of workers and sessions. A call that names an
+    unknown job returns NOT_FOUND, UNKNOWN_JOB. Each request of a worker or a session carries the member's incarnation. If
+    that incarnation is fenced, the call returns ABORTED, FENCED.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -125,11 +124,11 @@ class JobsAsyncStub(JobsStub):
     TakeCheckpoint: _aio.UnaryUnaryMultiCallable[_job_pb2.TakeCheckpointRequest, _job_pb2.TakeCheckpointReply]  # type: ignore[assignment]
     """Begins a checkpoint. The reply has the number of the attempt. The CheckpointEnd event with this number has the
     outcome. Returns UNAVAILABLE, STORAGE_FAILED if the cluster has no checkpoint storage, and FAILED_PRECONDITION,
-    NOT_PLACED if the job's variables are not on servers.
+    NOT_PLACED if the job's variables are not on servers, or JOB_ENDED if the job has ended.
     """
     SetLearningRate: _aio.UnaryUnaryMultiCallable[_job_pb2.SetLearningRateRequest, _job_pb2.SetLearningRateReply]  # type: ignore[assignment]
     """Sets the learning rate of a live job: each server uses it from its next update on, instead of the job's schedule.
-    Checkpoints keep it. If the job has ended: FAILED_PRECONDITION, NOT_PLACED. If the schedule is not valid:
+    Checkpoints keep it. If the job has ended: FAILED_PRECONDITION, JOB_ENDED. If the schedule is not valid:
     INVALID_ARGUMENT, INVALID_OPTIMIZER.
     """
     Watch: _aio.UnaryStreamMultiCallable[_job_pb2.WatchRequest, _job_pb2.Event]  # type: ignore[assignment]
@@ -141,14 +140,11 @@ class JobsAsyncStub(JobsStub):
     GetTimings: _aio.UnaryUnaryMultiCallable[_job_pb2.GetTimingsRequest, _job_pb2.GetTimingsReply]  # type: ignore[assignment]
     """Returns the time of each phase of the latest steps by worker, and the staleness of accepted pushes."""
     Describe: _aio.UnaryUnaryMultiCallable[_job_pb2.DescribeRequest, _job_pb2.DescribeReply]  # type: ignore[assignment]
-    """Calls of workers and sessions. Each request carries the member's incarnation. If that incarnation is fenced, the
-    call returns ABORTED, FENCED.
-
-    Describes the variables and the data of the worker's program. The first description of a job counts. A later one
-    that differs returns INVALID_ARGUMENT, INVALID_JOB. It fails the job of a worker; the job of a session goes on
-    without that session. If the job has failed, Describe and Join return
-    FAILED_PRECONDITION, JOB_FAILED. If the job has ended in another way, their status and their code are both
-    CANCELLED. If the worker group is full, they return RESOURCE_EXHAUSTED, OVERLOADED to a session.
+    """Describes the variables and the data of the worker's program. The first description of a job counts. A later one
+    that differs returns INVALID_ARGUMENT, INVALID_JOB: if a worker's description differs, the job fails; if a session's
+    differs, only that session is refused. If the job has failed, Describe and Join return FAILED_PRECONDITION,
+    JOB_FAILED. If the job has ended in another way, their status and their code are both CANCELLED. If the worker group
+    is full, they return RESOURCE_EXHAUSTED, OVERLOADED to a session.
     """
     Join: _aio.UnaryUnaryMultiCallable[_job_pb2.JoinRequest, _job_pb2.JoinReply]  # type: ignore[assignment]
     """Enters a job. `ready` is false until the variables are placed and this worker is admitted; the worker repeats the
@@ -170,8 +166,9 @@ class JobsAsyncStub(JobsStub):
     """Ends this worker's part in the job: it is done, or failed with the given error."""
 
 class JobsServicer(metaclass=_abc_1.ABCMeta):
-    """Calls about jobs: those of users first, then those of workers and sessions. A call that names an unknown job returns
-    NOT_FOUND, UNKNOWN_JOB.
+    """Calls about jobs: those of users first, then, from Describe on, those of workers and sessions. A call that names an
+    unknown job returns NOT_FOUND, UNKNOWN_JOB. Each request of a worker or a session carries the member's incarnation. If
+    that incarnation is fenced, the call returns ABORTED, FENCED.
     """
 
     @_abc_1.abstractmethod
@@ -226,7 +223,7 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_job_pb2.TakeCheckpointReply, _abc.Awaitable[_job_pb2.TakeCheckpointReply]]:
         """Begins a checkpoint. The reply has the number of the attempt. The CheckpointEnd event with this number has the
         outcome. Returns UNAVAILABLE, STORAGE_FAILED if the cluster has no checkpoint storage, and FAILED_PRECONDITION,
-        NOT_PLACED if the job's variables are not on servers.
+        NOT_PLACED if the job's variables are not on servers, or JOB_ENDED if the job has ended.
         """
 
     @_abc_1.abstractmethod
@@ -236,7 +233,7 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_job_pb2.SetLearningRateReply, _abc.Awaitable[_job_pb2.SetLearningRateReply]]:
         """Sets the learning rate of a live job: each server uses it from its next update on, instead of the job's schedule.
-        Checkpoints keep it. If the job has ended: FAILED_PRECONDITION, NOT_PLACED. If the schedule is not valid:
+        Checkpoints keep it. If the job has ended: FAILED_PRECONDITION, JOB_ENDED. If the schedule is not valid:
         INVALID_ARGUMENT, INVALID_OPTIMIZER.
         """
 
@@ -278,14 +275,11 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _job_pb2.DescribeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_job_pb2.DescribeReply, _abc.Awaitable[_job_pb2.DescribeReply]]:
-        """Calls of workers and sessions. Each request carries the member's incarnation. If that incarnation is fenced, the
-        call returns ABORTED, FENCED.
-
-        Describes the variables and the data of the worker's program. The first description of a job counts. A later one
-        that differs returns INVALID_ARGUMENT, INVALID_JOB. It fails the job of a worker; the job of a session goes on
-        without that session. If the job has failed, Describe and Join return
-        FAILED_PRECONDITION, JOB_FAILED. If the job has ended in another way, their status and their code are both
-        CANCELLED. If the worker group is full, they return RESOURCE_EXHAUSTED, OVERLOADED to a session.
+        """Describes the variables and the data of the worker's program. The first description of a job counts. A later one
+        that differs returns INVALID_ARGUMENT, INVALID_JOB: if a worker's description differs, the job fails; if a session's
+        differs, only that session is refused. If the job has failed, Describe and Join return FAILED_PRECONDITION,
+        JOB_FAILED. If the job has ended in another way, their status and their code are both CANCELLED. If the worker group
+        is full, they return RESOURCE_EXHAUSTED, OVERLOADED to a session.
         """
 
     @_abc_1.abstractmethod

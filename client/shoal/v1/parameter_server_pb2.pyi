@@ -61,10 +61,13 @@ Global___PushOutcome: _TypeAlias = PushOutcome  # noqa: Y015
 @_typing.final
 class Chunk(_message.Message):
     """A piece of a slab. A slab is a run of arenas that lie next to each other. The two ends of a call compute its slabs from
-    the layouts of its shards, in the order of the request, as follows. Arenas are of one kind if they have the same
-    dtype, wire dtype and aggregation. The kinds are ordered by their first arenas. The arenas of a kind fill one slab
-    after the other: an arena that would make a slab larger than 1 MiB begins the next slab. An arena larger than 1 MiB
-    has a slab of its own.
+    the layouts of its shards, in the order of the request:
+
+    1. Arenas are of one kind if they have the same dtype, wire dtype and aggregation.
+    2. The kinds are ordered by their first arenas.
+    3. The arenas of a kind fill one slab after the other: an arena that would make a slab larger than 1 MiB begins the
+       next slab.
+    4. An arena larger than 1 MiB has a slab of its own.
 
     The chunks of a slab may come in any order. They must not overlap, must not leave more than 65,536 gaps at any time,
     and must cover the slab at the end. Otherwise: INVALID_ARGUMENT, BAD_CHUNK.
@@ -205,10 +208,10 @@ class PushHeader(_message.Message):
     follow. Used only on a lane with a segment.
     """
     squares: _builtins.float
-    """Sum of the squares of all gradients of the push, on all servers, without those of frozen variables. If the job's
-    optimizer has a clip_norm, the job is on several servers, and the mode is not synchronous, each server scales its part
-    of the push by it. It is then >= 0 and not NaN, but may be infinite. Otherwise, or if it is missing:
-    INVALID_ARGUMENT, BAD_REQUEST. Ignored for other jobs.
+    """Sum of the squares of all gradients of the push, on all servers, without those of frozen variables. Each server
+    scales its part of the push by it. Required, >= 0 and not NaN, if the optimizer has a clip_norm, the mode is not
+    synchronous and the job is on several servers; otherwise ignored. It may be infinite. If it is missing or out of
+    range: INVALID_ARGUMENT, BAD_REQUEST.
     """
     @_builtins.property
     def stamp(self) -> _header_pb2.Stamp: ...

@@ -29,7 +29,7 @@ class TokensStub:
     """The service of tokens. In this service and all others, a call returns UNAUTHENTICATED, UNAUTHENTICATED if it has
     neither a valid token nor a certificate that names an access role. It returns PERMISSION_DENIED, FORBIDDEN if its
     caller may not make it. If the cluster asks for no tokens, CreateToken, RevokeToken and ListTokens return
-    FAILED_PRECONDITION, START_FAILED.
+    FAILED_PRECONDITION, NOT_CONFIGURED.
     """
 
     def __init__(self, channel):
@@ -69,7 +69,7 @@ class TokensServicer:
     """The service of tokens. In this service and all others, a call returns UNAUTHENTICATED, UNAUTHENTICATED if it has
     neither a valid token nor a certificate that names an access role. It returns PERMISSION_DENIED, FORBIDDEN if its
     caller may not make it. If the cluster asks for no tokens, CreateToken, RevokeToken and ListTokens return
-    FAILED_PRECONDITION, START_FAILED.
+    FAILED_PRECONDITION, NOT_CONFIGURED.
     """
 
     def GetTicket(self, request, context):
@@ -85,7 +85,7 @@ class TokensServicer:
 
     def GetLoginLink(self, request, context):
         """Returns a link that logs a browser in to the coordinator's page as the caller. If the cluster asks for no tokens,
-        the link is the page's URL. Returns FAILED_PRECONDITION, START_FAILED if the coordinator has no page.
+        the link is the page's URL. Returns FAILED_PRECONDITION, NOT_CONFIGURED if the coordinator has no page.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -153,7 +153,7 @@ class Tokens:
     """The service of tokens. In this service and all others, a call returns UNAUTHENTICATED, UNAUTHENTICATED if it has
     neither a valid token nor a certificate that names an access role. It returns PERMISSION_DENIED, FORBIDDEN if its
     caller may not make it. If the cluster asks for no tokens, CreateToken, RevokeToken and ListTokens return
-    FAILED_PRECONDITION, START_FAILED.
+    FAILED_PRECONDITION, NOT_CONFIGURED.
     """
 
     @staticmethod

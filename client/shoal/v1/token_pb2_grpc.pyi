@@ -35,7 +35,7 @@ class TokensStub:
     """The service of tokens. In this service and all others, a call returns UNAUTHENTICATED, UNAUTHENTICATED if it has
     neither a valid token nor a certificate that names an access role. It returns PERMISSION_DENIED, FORBIDDEN if its
     caller may not make it. If the cluster asks for no tokens, CreateToken, RevokeToken and ListTokens return
-    FAILED_PRECONDITION, START_FAILED.
+    FAILED_PRECONDITION, NOT_CONFIGURED.
     """
 
     @_typing.overload
@@ -51,7 +51,7 @@ class TokensStub:
     """
     GetLoginLink: _grpc.UnaryUnaryMultiCallable[_token_pb2.GetLoginLinkRequest, _token_pb2.GetLoginLinkReply]
     """Returns a link that logs a browser in to the coordinator's page as the caller. If the cluster asks for no tokens,
-    the link is the page's URL. Returns FAILED_PRECONDITION, START_FAILED if the coordinator has no page.
+    the link is the page's URL. Returns FAILED_PRECONDITION, NOT_CONFIGURED if the coordinator has no page.
     """
     CreateToken: _grpc.UnaryUnaryMultiCallable[_token_pb2.CreateTokenRequest, _token_pb2.CreateTokenReply]
     """Makes a token. Only admins may call this and the next two."""
@@ -67,7 +67,7 @@ class TokensAsyncStub(TokensStub):
     """The service of tokens. In this service and all others, a call returns UNAUTHENTICATED, UNAUTHENTICATED if it has
     neither a valid token nor a certificate that names an access role. It returns PERMISSION_DENIED, FORBIDDEN if its
     caller may not make it. If the cluster asks for no tokens, CreateToken, RevokeToken and ListTokens return
-    FAILED_PRECONDITION, START_FAILED.
+    FAILED_PRECONDITION, NOT_CONFIGURED.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -80,7 +80,7 @@ class TokensAsyncStub(TokensStub):
     """
     GetLoginLink: _aio.UnaryUnaryMultiCallable[_token_pb2.GetLoginLinkRequest, _token_pb2.GetLoginLinkReply]  # type: ignore[assignment]
     """Returns a link that logs a browser in to the coordinator's page as the caller. If the cluster asks for no tokens,
-    the link is the page's URL. Returns FAILED_PRECONDITION, START_FAILED if the coordinator has no page.
+    the link is the page's URL. Returns FAILED_PRECONDITION, NOT_CONFIGURED if the coordinator has no page.
     """
     CreateToken: _aio.UnaryUnaryMultiCallable[_token_pb2.CreateTokenRequest, _token_pb2.CreateTokenReply]  # type: ignore[assignment]
     """Makes a token. Only admins may call this and the next two."""
@@ -95,7 +95,7 @@ class TokensServicer(metaclass=_abc_1.ABCMeta):
     """The service of tokens. In this service and all others, a call returns UNAUTHENTICATED, UNAUTHENTICATED if it has
     neither a valid token nor a certificate that names an access role. It returns PERMISSION_DENIED, FORBIDDEN if its
     caller may not make it. If the cluster asks for no tokens, CreateToken, RevokeToken and ListTokens return
-    FAILED_PRECONDITION, START_FAILED.
+    FAILED_PRECONDITION, NOT_CONFIGURED.
     """
 
     @_abc_1.abstractmethod
@@ -118,7 +118,7 @@ class TokensServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_token_pb2.GetLoginLinkReply, _abc.Awaitable[_token_pb2.GetLoginLinkReply]]:
         """Returns a link that logs a browser in to the coordinator's page as the caller. If the cluster asks for no tokens,
-        the link is the page's URL. Returns FAILED_PRECONDITION, START_FAILED if the coordinator has no page.
+        the link is the page's URL. Returns FAILED_PRECONDITION, NOT_CONFIGURED if the coordinator has no page.
         """
 
     @_abc_1.abstractmethod

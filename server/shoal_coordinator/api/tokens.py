@@ -59,7 +59,7 @@ class TokensService(token_pb2_grpc.TokensServicer):
     def GetLoginLink(self, request: pb.GetLoginLinkRequest, _: grpc.ServicerContext) -> pb.GetLoginLinkReply:
         page, caller = self._page(), _rpc.caller()
         if not page:
-            raise errors.StartFailed("the coordinator serves no page; start it with --page-listen")
+            raise errors.NotConfigured("the coordinator serves no page; start it with --page-listen")
         if self._logins is None or caller is None:
             return pb.GetLoginLinkReply(link=page)
         # Browsers do not send what follows the #, so it is in no server's log.
@@ -91,7 +91,7 @@ class TokensService(token_pb2_grpc.TokensServicer):
 
     def _required(self) -> Access:
         if self._access is None:
-            raise errors.StartFailed(
+            raise errors.NotConfigured(
                 "this cluster asks for no tokens, because its coordinator was started with --insecure; start it without"
             )
         return self._access

@@ -125,11 +125,11 @@ class JobStartup:
         """Sets the learning rate of later updates.
 
         Raises:
-            NotPlaced: the job has ended.
+            JobEnded: the job has ended.
             InvalidOptimizer: the job reduces its rate on a plateau, and the rate is not constant.
         """
         if self._lifecycle.ended:
-            raise errors.NotPlaced(
+            raise errors.JobEnded(
                 f"job {self._ref.name} is {self._lifecycle.state.value}; only a live job takes a learning rate"
             )
         if reduces_on_plateau(self._spec.evaluation) and not isinstance(learning_rate, ConstantLR):

@@ -36,6 +36,7 @@ from shoal.status import (
 from shoal.v1 import coordinator_pb2 as members
 from shoal.v1 import job_pb2 as jobs
 from shoal.v1 import parameter_server_pb2 as pb
+from shoal.v1 import token_pb2
 from shoal.variables import Variable
 from shoal_coordinator.effects import server_calls
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
@@ -218,6 +219,16 @@ def test_a_role_without_insecure_joins_no_cluster_without_tokens(rig: Rig) -> No
         MembershipClient(client, request, authorizer=authorizer).start()
     assert not authorizer.is_open
     assert not rig.member_status()["closed"].alive
+
+
+def test_what_a_cluster_was_started_without_is_not_configured(rig: Rig) -> None:
+    tokens = rig.client.tokens
+    for method, request, option in (
+        (tokens.CreateToken, token_pb2.CreateTokenRequest(name="ann", role="reader", valid_s=60), "--insecure"),
+        (tokens.GetLoginLink, token_pb2.GetLoginLinkRequest(), "--page-listen"),
+    ):
+        with pytest.raises(errors.NotConfigured, match=option):
+            rig.client.call(method, request)
 
 
 @pytest.mark.parametrize("role", [members.SERVER, members.WORKER], ids=["server", "worker"])

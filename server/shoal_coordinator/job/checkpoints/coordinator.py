@@ -189,13 +189,15 @@ class CheckpointCoordinator:
 
         Raises:
             StorageFailed: the cluster has no checkpoint storage.
-            NotPlaced: the job is not running.
+            JobEnded: the job has ended.
+            NotPlaced: the job is not running yet, or not again.
         """
         if not self.checkpoints.possible:
             raise errors.StorageFailed(NO_STORAGE)
         if not self._lifecycle.running:
+            refusal = errors.JobEnded if self._lifecycle.ended else errors.NotPlaced
             state = self._lifecycle.state.value
-            raise errors.NotPlaced(f"job {self._ref.name} is {state}; only a running job can be saved")
+            raise refusal(f"job {self._ref.name} is {state}; only a running job can be saved")
         attempt = TakeCheckpointResult(self.checkpoints.request(now), self._log.last)
         return attempt, self.begin_when_due(now)
 

@@ -87,8 +87,10 @@ def test_a_learning_rate_goes_to_the_servers_and_to_later_placements() -> None:
     assert isinstance(created, CreateShards)
     assert created.spec.optimizer == optim.SGD(0.5)
     job.cancel(START + 4)
-    with pytest.raises(errors.NotPlaced, match="job a is cancelled; only a live job takes a learning rate"):
+    with pytest.raises(errors.JobEnded, match="job a is cancelled; only a live job takes a learning rate"):
         job.set_learning_rate(rate)
+    with pytest.raises(errors.JobEnded, match="job a is cancelled; only a running job can be saved"):
+        job.request_checkpoint(START + 4)
 
 
 def test_a_learning_rate_of_a_checkpoint_is_told_before_workers_enter() -> None:
