@@ -5,8 +5,10 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
-from importlib.metadata import metadata
+from email.message import Message
 from pathlib import Path
+
+import pytest
 
 from shoal._system import docs_url
 
@@ -66,6 +68,21 @@ def test_messages_name_pages_of_the_site_that_exist() -> None:
     assert [page for page in sorted(pages) if not (ROOT / "docs" / f"{page.partition('#')[0]}.md").exists()] == []
 
 
-def test_the_address_is_that_of_the_metadata() -> None:
-    site = dict(each.split(", ") for each in metadata("shoal").get_all("Project-URL") or [])["Documentation"]
-    assert docs_url("how-to/data#cost") == f"{site}/how-to/data/#cost"
+@pytest.mark.parametrize(
+    ("site", "address"),
+    [
+        ("https://d.test/docs/", "https://d.test/docs/how-to/data/#cost"),
+        ("https://example.invalid/shoal/docs", "docs/how-to/data.md"),
+        (None, "docs/how-to/data.md"),
+    ],
+    ids=["published", "not published", "not known"],
+)
+def test_a_page_is_named_by_its_address_on_the_published_site(
+    monkeypatch: pytest.MonkeyPatch, site: str | None, address: str
+) -> None:
+    found = Message()
+    found["Project-URL"] = "Homepage, https://d.test"
+    if site:
+        found["Project-URL"] = f"Documentation, {site}"
+    monkeypatch.setattr("shoal._system.site.metadata", lambda _: found)
+    assert docs_url.__wrapped__("how-to/data#cost") == address
