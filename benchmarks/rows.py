@@ -142,9 +142,9 @@ def _model(what: str, asked: str = "", at_least: float | None = None) -> Figure:
 CHUNKS_KIB = (64, 256, 512, 1024, 2048, 4096)
 
 FIGURES: Mapping[str, Figure] = {
-    "dense_tcp": Figure("dense", "dense step over TCP, in turn", "at least 1.6x", 1.6, needs_peers=True),
+    "dense_tcp": Figure("dense", "dense step over TCP, without overlap", "at least 1.6x", 1.6, needs_peers=True),
     "dense_tcp_overlapped": Figure("dense", "dense step over TCP, overlapped", needs_peers=True),
-    "dense_grpc": Figure("dense", "dense step over gRPC streams alone, in turn", needs_peers=True),
+    "dense_grpc": Figure("dense", "dense step over gRPC streams alone, without overlap", needs_peers=True),
     "dense_shm": Figure(
         "dense",
         "dense step through shared memory, overlapped, gradients in the session's buffers",
@@ -153,17 +153,17 @@ FIGURES: Mapping[str, Figure] = {
         needs_peers=True,
     ),
     "dense_shm_copied": Figure("dense", "the same, gradients in arrays of the program's own", needs_peers=True),
-    "dense_shm_in_turn": Figure("dense", "dense step through shared memory, in turn", needs_peers=True),
+    "dense_shm_no_overlap": Figure("dense", "dense step through shared memory, without overlap", needs_peers=True),
     "dense_shm_one_by_one": Figure(
-        "dense", "in turn, gradients pushed one by one as they are computed", needs_peers=True
+        "dense", "without overlap, gradients pushed one by one as they are computed", needs_peers=True
     ),
-    "small": Figure("small", "small step, in turn", "at least 2x", 2.0, needs_peers=True),
+    "small": Figure("small", "small step, without overlap", "at least 2x", 2.0, needs_peers=True),
     "small_overlapped": Figure("small", "small step, overlapped", needs_peers=True),
-    "dense_tls": Figure("tls", "dense step over lanes with TLS, in turn", "at least 0.35 of plain lanes", 0.35),
+    "dense_tls": Figure("tls", "dense step over lanes with TLS, without overlap", "at least 0.35 of plain lanes", 0.35),
     "dense_tls_grpc": Figure("tls", "the same, against gRPC with TLS", "at least 1.5x", 1.5),
-    "small_tls": Figure("tls", "small step over lanes with TLS, in turn", "at least 0.8 of plain lanes", 0.8),
+    "small_tls": Figure("tls", "small step over lanes with TLS, without overlap", "at least 0.8 of plain lanes", 0.8),
     "small_authorized": Figure(
-        "authorization", "small step, in turn, with tokens", "at least 0.97 of a cluster with --insecure", 0.97
+        "authorization", "small step, without overlap, with tokens", "at least 0.97 of a cluster with --insecure", 0.97
     ),
     "small_cluster": Figure(
         "small_cluster",
@@ -185,8 +185,8 @@ FIGURES: Mapping[str, Figure] = {
     ),
     "many_variables_copied": Figure("scale", "the same, gradients in arrays of the program's own"),
     "many_variables_step": Figure("scale", "the whole step, including 10,000 NumPy expressions, one for each variable"),
-    "shards_2": Figure("scale", "2 shards on 1 server, in turn", "at most 1.05 times the time", 1 / 1.05),
-    "shards_4": Figure("scale", "4 shards on 1 server, in turn", "at most 1.05 times the time", 1 / 1.05),
+    "shards_2": Figure("scale", "2 shards on 1 server, without overlap", "at most 1.05 times the time", 1 / 1.05),
+    "shards_4": Figure("scale", "4 shards on 1 server, without overlap", "at most 1.05 times the time", 1 / 1.05),
     "memory_rest": Figure(
         "memory",
         "server with 1 GiB of variables and Adam's slots, at rest",
@@ -219,7 +219,7 @@ FIGURES: Mapping[str, Figure] = {
     "gpu_resnet50_alone": Figure("nn", "ResNet-50 on a GPU, 64 images of 224x224, float32", needs_peers=True),
     "gpu_resnet50_cluster": Figure("nn", "the same through a cluster on one host", "at least 0.9 of alone", 0.9),
     **{
-        f"chunks_{kib}k": Figure("chunks", f"dense step over TCP in turn, chunks of {kib} KiB")
+        f"chunks_{kib}k": Figure("chunks", f"dense step over TCP without overlap, chunks of {kib} KiB")
         for kib in CHUNKS_KIB
         if kib != 1024
     },

@@ -1,7 +1,7 @@
-"""Shoal on the peers' workloads: python benchmarks/step.py dense|small [--in-turn] [--one-by-one] [--shards 4] ...
+"""Shoal on the peers' workloads: python benchmarks/step.py dense|small [--no-overlap] [--one-by-one] [--shards 4] ...
 
 There is one server and one worker. The worker is a session in this process. SHOAL_TRANSPORT selects the transport, as
-for any session. With --in-turn, the pull, the gradient and the push of a step come one after the other, as in the
+for any session. With --no-overlap, the pull, the gradient and the push of a step come one after the other, as in the
 peers' scripts. Without it, the push of one step and the pull of the next one run while the worker computes. The script
 prints one JSON line, as the peers' scripts do.
 """
@@ -111,7 +111,7 @@ def main() -> None:
             optimizer=shoal.optim.SGD(LEARNING_RATE),
             consistency=shoal.Synchronous() if options.synchronous else shoal.Asynchronous(),
             shards=options.shards,
-            overlap=not options.in_turn,
+            overlap=not options.no_overlap,
         ) as session,
     ):
         loop = Loop(session, options.in_place, options.one_by_one)
@@ -153,7 +153,7 @@ def _maps_shared_memory() -> bool:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("workload", choices=("dense", "small"))
-    parser.add_argument("--in-turn", action="store_true", help="no overlap")
+    parser.add_argument("--no-overlap", action="store_true")
     parser.add_argument("--in-place", action="store_true", help="compute gradients into the session's buffers")
     parser.add_argument("--one-by-one", action="store_true", help="push gradients as they are computed")
     parser.add_argument("--tls", action="store_true", help="TLS on all connections, with certificates of its own")

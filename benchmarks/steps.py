@@ -16,17 +16,19 @@ from rows import CHUNKS_KIB, Row, against_best, compared
 def dense(run: Run) -> list[Row]:
     """Runs the dense workload over TCP and through shared memory."""
     shoals = {
-        "dense_tcp": _shoal(run, "Shoal, TCP, in turn", "tcp", "dense", "--in-turn"),
+        "dense_tcp": _shoal(run, "Shoal, TCP, without overlap", "tcp", "dense", "--no-overlap"),
         "dense_shm": _shoal(
             run, "Shoal, shared memory, overlapped, in place", "auto", "dense", "--in-place", shared=True
         ),
         "dense_tcp_overlapped": _shoal(run, "Shoal, TCP, overlapped", "tcp", "dense"),
         "dense_shm_copied": _shoal(run, "Shoal, shared memory, overlapped", "auto", "dense", shared=True),
-        "dense_shm_in_turn": _shoal(run, "Shoal, shared memory, in turn", "auto", "dense", "--in-turn", shared=True),
-        "dense_shm_one_by_one": _shoal(
-            run, "Shoal, shared memory, one by one", "auto", "dense", "--in-turn", "--one-by-one", shared=True
+        "dense_shm_no_overlap": _shoal(
+            run, "Shoal, shared memory, without overlap", "auto", "dense", "--no-overlap", shared=True
         ),
-        "dense_grpc": _shoal(run, "Shoal, gRPC, in turn", "grpc", "dense", "--in-turn"),
+        "dense_shm_one_by_one": _shoal(
+            run, "Shoal, shared memory, one by one", "auto", "dense", "--no-overlap", "--one-by-one", shared=True
+        ),
+        "dense_grpc": _shoal(run, "Shoal, gRPC, without overlap", "grpc", "dense", "--no-overlap"),
     }
     theirs = _peers(run, "dense")
     lines = run.contest("dense", alternate(list(shoals.values()), theirs))
@@ -42,7 +44,7 @@ def dense(run: Run) -> list[Row]:
 def small(run: Run) -> list[Row]:
     """Runs the small workload over the transport that Shoal chooses."""
     shoals = {
-        "small": _shoal(run, "Shoal", "auto", "small", "--in-turn"),
+        "small": _shoal(run, "Shoal", "auto", "small", "--no-overlap"),
         "small_overlapped": _shoal(run, "Shoal, overlapped", "auto", "small"),
     }
     theirs = _peers(run, "small")
@@ -57,16 +59,16 @@ def small(run: Run) -> list[Row]:
 
 def tls(run: Run) -> list[Row]:
     """Runs both workloads over lanes with TLS, over plain lanes, and the dense one over gRPC with TLS."""
-    dense_tls = _shoal(run, "Shoal, TLS, dense", "tcp", "dense", "--in-turn", "--tls")
-    small_tls = _shoal(run, "Shoal, TLS, small", "tcp", "small", "--in-turn", "--tls")
+    dense_tls = _shoal(run, "Shoal, TLS, dense", "tcp", "dense", "--no-overlap", "--tls")
+    small_tls = _shoal(run, "Shoal, TLS, small", "tcp", "small", "--no-overlap", "--tls")
     against = {
-        "dense_tls": (dense_tls, _shoal(run, "Shoal, TCP, dense", "tcp", "dense", "--in-turn"), "gb_per_s"),
+        "dense_tls": (dense_tls, _shoal(run, "Shoal, TCP, dense", "tcp", "dense", "--no-overlap"), "gb_per_s"),
         "dense_tls_grpc": (
             dense_tls,
-            _shoal(run, "Shoal, gRPC with TLS, dense", "grpc", "dense", "--in-turn", "--tls"),
+            _shoal(run, "Shoal, gRPC with TLS, dense", "grpc", "dense", "--no-overlap", "--tls"),
             "gb_per_s",
         ),
-        "small_tls": (small_tls, _shoal(run, "Shoal, TCP, small", "tcp", "small", "--in-turn"), "steps_per_s"),
+        "small_tls": (small_tls, _shoal(run, "Shoal, TCP, small", "tcp", "small", "--no-overlap"), "steps_per_s"),
     }
     contestants = {it.name: it for ours_, theirs, _ in against.values() for it in (ours_, theirs)}
     lines = run.contest("tls", list(contestants.values()))
@@ -80,8 +82,8 @@ def tls(run: Run) -> list[Row]:
 
 def authorization(run: Run) -> list[Row]:
     """Runs the small workload in a cluster that asks for tokens, as by default, and in one that does not."""
-    closed = _shoal(run, "Shoal, small", "auto", "small", "--in-turn")
-    insecure = _shoal(run, "Shoal, --insecure, small", "auto", "small", "--in-turn", "--insecure")
+    closed = _shoal(run, "Shoal, small", "auto", "small", "--no-overlap")
+    insecure = _shoal(run, "Shoal, --insecure, small", "auto", "small", "--no-overlap", "--insecure")
     # Two processes of one kind differ by more than what is looked for.
     lines = run.contest("authorization", [closed, insecure], rounds=2 * run.rounds - 1)
     if not {closed.name, insecure.name} <= lines.keys():
@@ -116,7 +118,7 @@ def scale(run: Run) -> list[Row]:
     arguments[many] = [*arguments[few[4]], "--variables", "10000"]
     for name in (few[4], many):
         arguments[f"{name}, in place"] = [*arguments[name], "--in-place"]
-    contestants = [_shoal(run, name, "auto", "dense", "--in-turn", *more) for name, more in arguments.items()]
+    contestants = [_shoal(run, name, "auto", "dense", "--no-overlap", *more) for name, more in arguments.items()]
     # Two processes of one kind differ by a tenth, which is as much as what is looked for.
     lines = run.contest("scale", contestants, rounds=2 * run.rounds - 1)
     whole = _medians(lines, arguments, "ms_per_step")
@@ -141,9 +143,9 @@ def _calls(line: Line) -> Line:
 
 def chunks(run: Run) -> list[Row]:
     """Runs the dense workload over TCP with other chunk sizes than the default."""
-    names = {kib: f"Shoal, TCP, in turn, chunks of {kib} KiB" for kib in CHUNKS_KIB}
+    names = {kib: f"Shoal, TCP, without overlap, chunks of {kib} KiB" for kib in CHUNKS_KIB}
     contestants = [
-        _shoal(run, name, "tcp", "dense", "--in-turn", env={"SHOAL_CHUNK_BYTES": str(kib << 10)})
+        _shoal(run, name, "tcp", "dense", "--no-overlap", env={"SHOAL_CHUNK_BYTES": str(kib << 10)})
         for kib, name in names.items()
     ]
     times = _medians(run.contest("chunks", contestants), names.values(), "ms_per_step")

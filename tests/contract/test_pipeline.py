@@ -311,7 +311,7 @@ LAYERS = {f"layer_{number}": Variable((400_000 if number % 2 else 70,)) for numb
 
 @pytest.mark.parametrize("transport", ["auto", "tcp", "grpc"])
 @pytest.mark.parametrize("count", [1, 2], ids=["one server", "two servers"])
-@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapping"])
+@pytest.mark.parametrize("overlap", [False, True], ids=["no overlap", "overlap"])
 class TestGradientsOneByOne:
     """Gradients from a generator: each is sent as it comes, in any order, and all together count as a mapping does."""
 
@@ -434,7 +434,7 @@ class TestGradientsOneByOne:
 
 
 @pytest.mark.parametrize("transport", ["auto", "tcp", "grpc"])
-@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapping"])
+@pytest.mark.parametrize("overlap", [False, True], ids=["no overlap", "overlap"])
 @pytest.mark.parametrize("values", [("a", "b", "c"), ("b", "a", "c"), ("b", "c", "a"), ("c", "c", "c")])
 def test_buffers_may_trade_places(transport: str, overlap: bool, values: tuple[str, str, str]) -> None:
     """Each array is then where the gradient of another variable will be written."""
@@ -469,7 +469,7 @@ TRAINED = [name for name in MIXED if name != "mean"]
 
 @pytest.mark.parametrize("transport", ["auto", "tcp", "grpc"])
 @pytest.mark.parametrize("count", [1, 2], ids=["one server", "two servers"])
-@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapping"])
+@pytest.mark.parametrize("overlap", [False, True], ids=["no overlap", "overlap"])
 class TestBuffers:
     """Gradients that are computed in the memory from which they are pushed count like all others."""
 
@@ -604,7 +604,7 @@ class TestBuffers:
         assert not any(servers.versions())
 
 
-@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapping"])
+@pytest.mark.parametrize("overlap", [False, True], ids=["no overlap", "overlap"])
 class TestGradientsThatTakeTheirTime:
     @pytest.fixture
     def servers(self) -> Iterator[ShardServers]:
