@@ -16,6 +16,7 @@ from typing import Any
 import griffe
 import numpy as np
 import pytest
+from lint.long_lines import LONGEST, long_lines
 
 import shoal
 from shoal._display import records
@@ -34,6 +35,7 @@ import project_pages  # noqa: E402
 import proto_pages  # noqa: E402
 
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+FRAMEWORKS = ROOT / "docs" / "how-to" / "frameworks.md"
 STABILITY = ROOT / "docs" / "explanation" / "stability.md"
 TOP_LEVEL = ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md")
 
@@ -233,7 +235,7 @@ class TestTutorials:
         assert len(names) >= 3
         assert names == set(re.findall(r"\]\(([\w-]+\.md)\)", index))
 
-    @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+    @pytest.mark.parametrize("page", [*TUTORIALS, FRAMEWORKS], ids=lambda page: page.stem)
     def test_code_is_python_and_names_what_there_is(self, page: Path) -> None:
         for block in python_blocks(page):
             for node in ast.walk(ast.parse(block)):
@@ -254,6 +256,12 @@ class TestTutorials:
         assert found.shape == (4, 2)
         np.testing.assert_allclose(found[:, 0], found[:, 1], atol=2e-4)
         assert printed in page.read_text()
+
+
+def test_only_lines_of_prose_are_too_long() -> None:
+    long = "x" * (LONGEST + 1)
+    lines = [long[1:], f"```\n{long}\n```", f"| {long} |", f"    {long}", f"<!-- rows -->\n{long}\n<!-- /rows -->"]
+    assert list(long_lines("\n".join([*lines, long, f"- {long}"]))) == [(10, LONGEST + 1), (11, LONGEST + 3)]
 
 
 @pytest.mark.parametrize("name", TOP_LEVEL)
