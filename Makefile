@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BENCH ?=
 CHAOS ?=
 
-.PHONY: bytecode fuzz property-tests demo models test test-gpu reference long e2e coverage chaos scale soak lint check-style check-types check-imports check-spelling check-words check-locks docs docs-serve bench bench-peers check-protos protos proto-baseline version release lock audit clean help
+.PHONY: bytecode fuzz property-tests demo models test test-gpu reference long e2e coverage chaos scale soak lint check-style check-types check-imports check-spelling check-words check-subjects check-locks docs docs-serve bench bench-peers check-protos protos proto-baseline version release lock audit clean help
 
 help:
 	@echo "make demo    start a cluster, train a classifier in every consistency mode, draw the curves (under 90 s)"
@@ -20,13 +20,13 @@ help:
 	@echo "make test    lint, type-check, and test if that succeeds; PYTEST='tests/unit -k ledger' selects tests"
 	@echo "make test-gpu  run the tests and the benchmark that need a GPU; GPU=gpu13 for CUDA 13"
 	@echo "make reference  install PyTorch, JAX and Flax, compare layers, models and training with PyTorch, and check trees of JAX"
-	@echo "make chaos   run the long fault-injection tests (runs/chaos); CHAOS=name,... selects scenarios, CHAOS_RUNS=5 sets 5 runs for each test"
-	@echo "make long    run the long forms of all tests that have one"
+	@echo "make chaos   repeat the fault scenarios and write a report (runs/chaos); CHAOS=name,... selects scenarios, CHAOS_RUNS=5 sets 5 runs for each test"
+	@echo "make long    run all tests that have a long form once, in that form"
 	@echo "make fuzz    fuzz every decoder and port for ten minutes (runs/fuzz); FUZZ_SECONDS=60 for less, FUZZ_ARGS='--targets npz' for one"
 	@echo "make property-tests  let the tests that use Hypothesis draw 20 times as many examples (ten minutes); DRAWS=100 for more"
 	@echo "make e2e     test the image and the Compose file on a separate Docker engine, as root (docs/how-to/compose.md); SHOAL_PICTURES=1 renews docs/images"
 	@echo "make coverage  measure the coverage of the unit and contract tests; it fails below the minimum"
-	@echo "make lint    check style, types, imports, spelling and documentation"
+	@echo "make lint    check style, types, imports, spelling, subjects of commits and documentation"
 	@echo "make docs    build the documentation site, in site/; a broken link is an error"
 	@echo "make docs-serve  serve the site at http://127.0.0.1:8000, and rebuild it when docs/ changes"
 	@echo "make bench   run the benchmarks, also of other systems (docs/explanation/performance.md); BENCH=dense,small selects some"
@@ -144,7 +144,7 @@ scale: $(SETUP)
 bench-peers: $(SETUP)
 	$(BIN)/python benchmarks/bench_peers.py
 
-lint: check-style check-types check-imports check-spelling check-words check-locks docs
+lint: check-style check-types check-imports check-spelling check-words check-subjects check-locks docs
 
 # Style, and markers of conflicts in tracked files; git grep exits with 1 if it finds none.
 check-style: $(SETUP)
@@ -168,6 +168,11 @@ check-words: $(SETUP)
 	$(BIN)/python tools/lint/retired_words.py
 	$(BIN)/python tools/lint/docstrings.py
 	$(BIN)/python tools/lint/private_names.py
+	$(BIN)/python tools/lint/long_lines.py
+
+# Of the last commits, because some of the first ones are older than the rule.
+check-subjects: $(SETUP)
+	$(BIN)/python tools/commits/subject.py --last 30
 
 # Material's notice of its successor is no warning of ours (docs/decisions/0040-documentation-site.md).
 GENERATED_DOCS := docs/decisions/index.md docs/project $(addprefix docs/reference/,cli errors limits metrics protocol python)

@@ -2,12 +2,14 @@
 
     python tools/commits/subject.py FILE                 a message in a file, as a commit-msg hook
     python tools/commits/subject.py --range BASE..HEAD   every commit of a range; only HEAD if BASE is all zeros or gone
+    python tools/commits/subject.py --last 30            the last commits, as many as there are in a shallow clone
 
 A subject must also be in the imperative, which only a reviewer can check.
 """
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 LONGEST = 72
@@ -44,7 +46,20 @@ def faults_of_range(commits: str, repository: Path) -> list[str]:
     known = subprocess.run(
         ["git", "cat-file", "-e", f"{base}^{{commit}}"], cwd=repository, capture_output=True, check=False
     )
-    chosen = [commits] if known.returncode == 0 else ["-1", head]
+    return _faults_of_log([commits] if known.returncode == 0 else ["-1", head], repository)
+
+
+def faults_of_last(count: int, repository: Path) -> list[str]:
+    """Returns what is wrong with the subjects of the last commits, each with the commit's short hash.
+
+    Args:
+        count: how many commits. A shallow or a young repository has fewer.
+        repository: folder of the repository.
+    """
+    return _faults_of_log([f"-{count}", "HEAD"], repository)
+
+
+def _faults_of_log(chosen: Sequence[str], repository: Path) -> list[str]:
     listed = subprocess.run(
         ["git", "log", "-z", "--format=%h %B", *chosen], cwd=repository, capture_output=True, text=True, check=True
     )
@@ -58,6 +73,8 @@ def faults_of_range(commits: str, repository: Path) -> list[str]:
 if __name__ == "__main__":
     if sys.argv[1] == "--range":
         wrong = faults_of_range(sys.argv[2], Path.cwd())
+    elif sys.argv[1] == "--last":
+        wrong = faults_of_last(int(sys.argv[2]), Path.cwd())
     else:
         wrong = faults(Path(sys.argv[1]).read_text())
     if wrong:

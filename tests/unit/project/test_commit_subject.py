@@ -43,3 +43,6 @@ def test_every_commit_of_a_pushed_range_is_checked(tmp_path: Path) -> None:
     found = subject.faults_of_range(f"{first}..{head}", tmp_path)
     assert [line.partition(":")[0] for line in found] == [third, third]
     assert subject.faults_of_range(f"{'0' * 40}..{head}", tmp_path) == []
+    assert subject.faults_of_last(1, tmp_path) == []
+    assert len(subject.faults_of_last(2, tmp_path)) == 2
+    assert len(subject.faults_of_last(30, tmp_path)) == 3
