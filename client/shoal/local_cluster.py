@@ -37,6 +37,10 @@ class LocalCluster:
     All processes end with the cluster, and all temporary files are removed, even if this process is killed. Works in
     scripts, notebooks and the REPL. A role that dies stays dead until `restart`, unlike with `shoal up`.
 
+    One more process, the fork server, loads the code of all roles once and forks them. So `ps` shows its command line
+    for each role, and `ps -o comm` the names, such as shoal:server-0. Variables that libraries read when they load,
+    such as OMP_NUM_THREADS, are the same for all roles.
+
     Args:
         servers: number of servers. With 0, jobs wait for a server.
         workers: number of workers. 0 suits a cluster whose workers are sessions.
@@ -156,7 +160,7 @@ class LocalCluster:
         Each link can be used once, within ten minutes; `shoal page --coordinator ADDRESS` prints another one.
 
         Raises:
-            StartFailed: the cluster has no page.
+            NotConfigured: the cluster has no page.
             Unreachable: the coordinator does not answer.
         """
         found = Credentials.find(environment=self._env).for_coordinator(self.address, AccessRole.ADMIN)

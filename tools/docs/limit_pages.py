@@ -10,9 +10,9 @@ def pages() -> dict[str, str]:
     lines = [
         "# Limits",
         "",
-        "Everything that a peer can make grow has a limit. A request, a call or a connection beyond it is refused, and",
-        "the error names the limit. `OVERLOADED` passes with time; `LIMIT_EXCEEDED` and `MESSAGE_TOO_LARGE` do not.",
-        "Both have the gRPC status RESOURCE_EXHAUSTED. `BAD_REQUEST` says that a value is out of range.",
+        "Everything that a caller can make grow has a limit. A request, a call or a connection beyond it is refused,",
+        "and the error names the limit. `OVERLOADED` passes with time; `LIMIT_EXCEEDED` and `MESSAGE_TOO_LARGE` do",
+        "not. Both have the gRPC status RESOURCE_EXHAUSTED. `BAD_REQUEST` says that a value is out of range.",
         "",
         "A limit with an option can be changed by the operator; each option has a `SHOAL_*` variable, too",
         "([commands](../cli/index.md)). The other limits are fixed.",

@@ -187,7 +187,7 @@ def restore_problem(
     partial: bool,
     optimizer: str = "",
 ) -> str:
-    """Returns why a job cannot begin with a checkpoint, and what to do; "" if it can.
+    """Returns why a job cannot start from a checkpoint, and what to do; "" if it can.
 
     Args:
         wanted: shape and stored dtype of each variable of the job.

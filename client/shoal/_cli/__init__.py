@@ -1,4 +1,4 @@
-"""The `shoal` command: a terminal interface to `shoal.Client`. Python code can do everything that the command does."""
+"""The `shoal` command: a terminal interface to `shoal.Client`. `token`, `certs` and `page` have no Python interface."""
 
 import os
 import signal

@@ -24,11 +24,9 @@ _ADDED_OPTIONS = {
 
 
 def _name_values(command: Any, name: str) -> Any:
-    """Returns the command with its own `--help`, and a placeholder for the value of each option in place of a type.
+    """Returns the command with a `--help` of Shoal, in which an option has a placeholder for its value, not a type.
 
-    The options that typer adds get texts of ours.
-
-    A flag has none: typer shows one, although the flag takes no value.
+    A flag takes no value, so it loses the type that typer shows. The options that typer adds get texts of Shoal.
     """
     command.format_help = functools.partial(_format_help, command)
     context = typer.Context(command, info_name=name, help_option_names=_HELP)

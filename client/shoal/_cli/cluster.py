@@ -79,9 +79,8 @@ def up(
     With --checkpoints, it first takes a last checkpoint of each job that trains, for at most 30 s. A second Ctrl-C
     stops at once.
 
-    If a role dies, the command restarts it after a pause: 1 s at the first death in a row, then 2, 4 and 8 s. After
-    five deaths in a row, the command does not restart the role again. If a role lives for 60 s or longer, its next
-    death counts as the first. With --json, the command prints one object when the cluster is ready, one for each role
+    If a role dies, the command restarts it after 1 s, and after 2, 4 and 8 s if it keeps dying within 60 s. After the
+    fifth death it gives up. With --json, the command prints one object when the cluster is ready, one for each role
     that dies or returns, and some about the last checkpoints.
     """
     with Output(as_json):

@@ -39,7 +39,7 @@ JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job
 
 # Opens the client of a command, within the block in which errors become messages.
 Connect = Callable[[], Client]
-# The same for a command whose call no client has.
+# The same for a command that calls an RPC for which `Client` has no method.
 ConnectCoordinator = Callable[[], AbstractContextManager[CoordinatorClient]]
 
 

@@ -30,7 +30,7 @@ def submit(
     tensorboard: options.TensorBoardOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Submits a job.
+    """Submits a job. Returns at once, unless --follow is given.
 
     With --json, the command prints the job. With --json and --follow, it then prints the job's events and its result.
     """

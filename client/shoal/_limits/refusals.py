@@ -17,7 +17,7 @@ _NAMES = frozenset(limit.name for limit in catalogue.LIMITS)
 
 
 def count_refusal(error: errors.ShoalError) -> None:
-    """Counts an error that a peer gets, if it names a limit. Any thread may call it."""
+    """Counts an error that a caller gets, if it names a limit. Any thread may call it."""
     name = error.details.get("limit", "")
     if name in _NAMES:  # a name from elsewhere must not become a label
         with _lock:

@@ -159,9 +159,9 @@ AllowPrograms = Annotated[
         metavar="PATTERN",
         help="Program that jobs may name: module:factory, or a module (such as vision), which allows everything in "
         "it. '.' means the modules under --path; * stands for any text, ? for any character. Repeatable; in "
-        "SHOAL_ALLOW_PROGRAM, patterns are separated by spaces. SUBMITTER=PATTERN allows it only to jobs of that "
-        "submitter, @ROLE=PATTERN only to jobs of submitters with that access role: admin or submitter. Default: '.' "
-        "and shoal_nn.",
+        "SHOAL_ALLOW_PROGRAM, patterns are separated by spaces. NAME=PATTERN allows it only to jobs that NAME "
+        "submitted, @ROLE=PATTERN only to jobs that an access role submitted: admin or submitter. Default: '.' and "
+        "shoal_nn.",
     ),
 ]
 TrainerEnvironment = Annotated[

@@ -11,7 +11,7 @@ T = TypeVar("T")
 # The detail of the refusal of a full job: seconds until the place of a session that has died is free.
 FREE_AFTER = "free_after_s"
 
-# Seconds between two attempts, and by how much the coordinator may find a death later than it says.
+# Seconds between two attempts. Seconds by which the coordinator may find a death later than it announced.
 _ASK_AGAIN_S, _SLACK_S = 0.5, 2.0
 
 
@@ -32,7 +32,7 @@ def enter_when_free(
         What `enter` returned.
 
     Raises:
-        Overloaded: the job is still full when every session that had died before is found, so all of them are alive.
+        Overloaded: the job is still full after the coordinator has found all sessions that died before the call.
     """
     began = clock()
     while True:

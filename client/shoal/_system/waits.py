@@ -93,8 +93,8 @@ class WaitWatch:
         """Ends the thread.
 
         Args:
-            goes_on: whether what waited goes on. If so, and a person was told about the wait, a line says that it has
-                ended. Otherwise an error or a result follows, which says more.
+            goes_on: whether the wait ended normally. If so, and a line has told a person about the wait, another line
+                says that it has ended. Otherwise an error or a result follows, which says more.
         """
         if not self._stopping.is_set():
             self._stopping.set()

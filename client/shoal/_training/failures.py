@@ -27,7 +27,7 @@ def end_of(job: str, status: job_pb2.JobStatus) -> errors.JobFailed | errors.Can
         return None
     why = f": {status.reason}" if status.reason else ""
     saved = f"{job}/{status.checkpoint.number}"
-    goes_on = f"; its newest checkpoint is {saved}: a run with restore={saved!r} or restore='auto' continues from it"
+    goes_on = f"; its newest checkpoint is {saved}: a run with restore={saved!r} or restore='auto' starts from it"
     return errors.Cancelled(f"job {job} was cancelled{why}{goes_on if status.HasField('checkpoint') else ''}", job=job)
 
 

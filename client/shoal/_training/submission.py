@@ -13,7 +13,7 @@ from shoal.v1 import job_pb2
 def submit(coordinator: CoordinatorClient, job: Job) -> job_pb2.SubmitReply:
     """Submits a job.
 
-    With `restore="auto"`, the job begins with the newest checkpoint of its name, or with initial values if there is
+    With `restore="auto"`, the job starts from the newest checkpoint of its name, or from initial values if there is
     none.
 
     Args:

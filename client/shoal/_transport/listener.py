@@ -69,8 +69,8 @@ class ListenerLimits:
 class Listener:
     """Accepts connections, and gives each one a thread and a handler.
 
-    A peer that stalls or waits blocks only its own thread. A connection whose handshake is not complete within 5 s is
-    closed, even if bytes still arrive: a peer that has not proved anything must not hold a connection.
+    A caller that stalls or waits blocks only its own thread. A connection whose handshake is not complete within 5 s is
+    closed, even if bytes still arrive: a caller that has not proved anything must not hold a connection.
 
     Args:
         listening: a stream socket that is bound and listens; the listener owns it.

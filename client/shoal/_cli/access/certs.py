@@ -19,7 +19,7 @@ Hosts = Annotated[
         "--host",
         metavar="NAME",
         help="Name or address of a host of the cluster, such as node-1.example or *.servers.example. ROLE=NAME is only "
-        "in the certificate of this role: coordinator, server or worker. Repeatable. The certificates also name "
+        "in the certificate of this access role: coordinator, server or worker. Repeatable. The certificates also name "
         "localhost, 127.0.0.1, ::1 and this machine.",
     ),
 ]
@@ -37,7 +37,7 @@ CaFolder = Annotated[
 def init(
     folder: CertificateFolder, host: Hosts = None, ca: CaFolder = None, as_json: options.JsonOption = False
 ) -> None:
-    """Makes a CA for development, and a certificate and key for each role.
+    """Makes a CA for development, and a certificate and key for each access role.
 
     The folder gets ca.pem, ca-key.pem, and NAME.pem and NAME-key.pem for coordinator, server, worker, admin, submitter
     and reader. Existing files are never overwritten. Certificates are valid for 365 days, and a CA for 10 years.
@@ -51,7 +51,7 @@ def init(
             f"wrote {len(files)} files to {where}, valid for {CERTIFICATE_DAYS} days. A server uses them with\n"
             f"  export SHOAL_TLS_CA={where}/ca.pem SHOAL_TLS_CERT={where}/server.pem "
             f"SHOAL_TLS_KEY={where}/server-key.pem\n"
-            f"Each other role uses the files with its own name: {', '.join(ROLES)}. Keep ca-key.pem off the cluster.",
+            f"The other access roles have files of their names: {', '.join(ROLES)}. Keep ca-key.pem off the cluster.",
             {"folder": str(where), "files": [file.name for file in files], "days": CERTIFICATE_DAYS},
         )
 
@@ -61,7 +61,7 @@ def issue(
     role: Annotated[
         str,
         typer.Argument(
-            metavar="ROLE", help="Role of the holder: coordinator, server, worker, admin, submitter or reader."
+            metavar="ROLE", help="Access role of the holder: coordinator, server, worker, admin, submitter or reader."
         ),
     ],
     name: Annotated[
@@ -73,7 +73,7 @@ def issue(
         typer.Option(
             "--host",
             metavar="NAME",
-            help="Name or address of a host of the holder, for the roles coordinator, server and worker. Repeatable. "
+            help="Name or address of a host of the holder, if it is a coordinator, a server or a worker. Repeatable. "
             "Their certificates also name localhost, 127.0.0.1 and ::1.",
         ),
     ] = None,

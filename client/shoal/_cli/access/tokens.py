@@ -100,7 +100,7 @@ def ls(
             )
             for token in reply.tokens
         ]
-        out.rows("tokens", ["id", "holder", "role", "expires", "state"], rows)
+        out.rows("tokens", ["id", "holder", "access role", "expires", "state"], rows)
 
 
 def _created(file: Path) -> int:
