@@ -13,7 +13,7 @@ A request to the fork server is one datagram of JSON:
 The fork server exits when its socket closes. Its roles end by themselves: each has a pipe from the same process. The
 fork server has no threads of Python when it forks: a thread's locks would stay locked in the new process. OpenBLAS ends
 its own threads before a fork. If something else has started a thread, such as a debugger's `sitecustomize`, the role's
-process loads the code anew.
+process loads the code itself.
 """
 
 import contextlib
@@ -265,13 +265,13 @@ def serve(control: socket.socket, load: Callable[[str], object]) -> list[str] | 
                     children[handle] = pid, status
                     with contextlib.suppress(BrokenPipeError):  # nobody asks any more
                         socket.send_fds(status, [b"%d" % pid], [handle])
-                    for each in descriptors:
-                        os.close(each)
+                    for descriptor in descriptors:
+                        os.close(descriptor)
                     continue
                 for each in (control, status, *(of_another for _, of_another in children.values())):
                     each.close()
-                for each in children:
-                    os.close(each)
+                for handle in children:
+                    os.close(handle)
                 _become(request["name"], descriptors)
                 if not safe:
                     os.execv(sys.executable, [*_PYTHON, "shoal", *wanted])  # noqa: S606 - our own command line

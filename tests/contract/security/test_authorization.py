@@ -268,7 +268,7 @@ def test_a_push_or_an_assignment_ends_when_its_token_is_revoked_while_it_is_rece
     header = pb.PushHeader(stamp=stamp(rig), shards=[0], versions=[0], weight=1, commit=True)
     caller = Principal(rig.session.worker, AccessRole.TRAINER, "test", "job", rig.incarnation)
     calls: list[Callable[[], object]] = [
-        lambda: service.push(lambda: (header, revoke)),
+        lambda: service.push(lambda: (header, revoke), end=int),
         lambda: service.assign(header, revoke),
     ]
     context = contextvars.copy_context()

@@ -63,8 +63,8 @@ class Mesh:
 
     Args:
         rank: this rank.
-        outgoing: connections to all other ranks, by rank.
-        incoming: connections from all other ranks, by rank.
+        opened: connections to all other ranks, by rank: this rank sends on them.
+        accepted: connections from all other ranks, by rank.
 
     Attributes:
         rank: this rank.
@@ -73,10 +73,10 @@ class Mesh:
         rounds: number of times that it has received from another rank in turn with its own sends.
     """
 
-    def __init__(self, rank: int, outgoing: Mapping[int, Connection], incoming: Mapping[int, Connection]) -> None:
-        self.rank, self.ranks = rank, len(outgoing) + 1
+    def __init__(self, rank: int, opened: Mapping[int, Connection], accepted: Mapping[int, Connection]) -> None:
+        self.rank, self.ranks = rank, len(opened) + 1
         self.sent_bytes = self.rounds = 0
-        self._outgoing, self._incoming = dict(outgoing), dict(incoming)
+        self._opened, self._accepted = dict(opened), dict(accepted)
         self._failing = threading.Lock()  # guards _failure
         self._failure: errors.ShoalError | None = None
         self._sends: queue.SimpleQueue[tuple[int, np.ndarray[Any, Any]] | threading.Event | None] = queue.SimpleQueue()
@@ -159,7 +159,7 @@ class Mesh:
         if self._failure:
             raise self._failure
         poll = select.poll()
-        ranks = {link.fileno(): rank for rank, link in self._incoming.items()}
+        ranks = {link.fileno(): rank for rank, link in self._accepted.items()}
         for descriptor in ranks:
             poll.register(descriptor, select.POLLIN)
         for descriptor, _ in poll.poll(0):
@@ -175,7 +175,7 @@ class Mesh:
         # A rank that does not read keeps the other thread in its send. Then the end of the connections must suffice.
         if self._sending.acquire(timeout=_TELL_S):
             try:
-                for link in self._outgoing.values():
+                for link in self._opened.values():
                     with contextlib.suppress(errors.ShoalError):
                         link.limit(_TELL_S)
                         send_error(link, error)
@@ -192,14 +192,14 @@ class Mesh:
             self._sender.join()
 
     def _close_all(self) -> None:
-        for link in (*self._outgoing.values(), *self._incoming.values()):
+        for link in (*self._opened.values(), *self._accepted.values()):
             link.close()
 
     def _begin(self, rank: int, kind: RankFrame, most: int) -> Connection:
         """Waits for a frame of one kind, and returns the connection that has its payload."""
         if self._failure:
             raise self._failure
-        link = self._incoming[rank]
+        link = self._accepted[rank]
         try:
             found = link.begin(most=max(most, 1 << 16))
             if found is RankFrame.ERROR:
@@ -215,7 +215,7 @@ class Mesh:
             raise self._failure
         try:
             with self._sending:
-                self._outgoing[rank].send(kind, pieces)
+                self._opened[rank].send(kind, pieces)
         except errors.ShoalError as error:
             raise self._lost(rank, error) from error
 
@@ -238,7 +238,7 @@ class Mesh:
                     self._send(item[0], RankFrame.DATA, [_bytes_of(item[1])])
 
 
-class _Arrival:
+class _RankHandler:
     """Handler of a connection that another rank has opened: it hands the connection to the mesh."""
 
     def __init__(self, connection: Connection, gathering: "_Gathering") -> None:
@@ -263,7 +263,7 @@ class _Gathering:
 
     def __init__(self, generation: int, rank: int, ranks: int) -> None:
         self.generation, self.rank, self.ranks = generation, rank, ranks
-        self.incoming: dict[int, Connection] = {}
+        self.accepted: dict[int, Connection] = {}
         self.changed = threading.Condition()
         self.closed = threading.Event()
 
@@ -272,7 +272,7 @@ class _Gathering:
         with self.changed:
             refusal = self._refusal(generation, rank, ranks)
             if refusal is None:
-                self.incoming[rank] = connection
+                self.accepted[rank] = connection
                 self.changed.notify_all()
         if refusal:
             send_error(connection, refusal)
@@ -305,7 +305,7 @@ class _Gathering:
                 raise errors.RankLost(f"rank {named} did not come in time", rank=missing[0])
 
     def _missing(self) -> list[int]:
-        return [rank for rank in range(self.ranks) if rank != self.rank and rank not in self.incoming]
+        return [rank for rank in range(self.ranks) if rank != self.rank and rank not in self.accepted]
 
     def _refusal(self, generation: int, rank: int, ranks: int) -> errors.ShoalError | None:
         if (generation, ranks) != (self.generation, self.ranks):
@@ -314,7 +314,7 @@ class _Gathering:
                 f"{self.generation} of {self.ranks} ranks",
                 rank=rank,
             )
-        if rank == self.rank or not rank < self.ranks or rank in self.incoming:
+        if rank == self.rank or not rank < self.ranks or rank in self.accepted:
             return errors.RanksDisagree(f"two processes are rank {rank} of {ranks}", rank=rank)
         return None
 
@@ -355,34 +355,34 @@ def connect(
     listener = Listener(
         bound,
         FRAMES,
-        lambda connection: _Arrival(connection, gathering),
+        lambda connection: _RankHandler(connection, gathering),
         security=security,
         limits=limits,
         name="rank",
         advice="start fewer ranks",
     )
     listener.start()
-    outgoing: dict[int, Connection] = {}
+    opened: dict[int, Connection] = {}
     try:
         deadline = time.monotonic() + within_s
         for other in range(len(addresses)):
             if other != rank:
-                outgoing[other] = _open(places[other], gathering, other, security, deadline)
+                opened[other] = _open(places[other], gathering, other, security, deadline)
         gathering.wait(deadline, addresses)
     except BaseException:
         gathering.closed.set()
-        for link in outgoing.values():
+        for link in opened.values():
             link.close()
         listener.stop()
         raise
-    return _GatheredMesh(gathering, outgoing), listener
+    return _GatheredMesh(gathering, opened), listener
 
 
 class _GatheredMesh(Mesh):
     """A mesh that lets the threads of its accepted connections go when it closes."""
 
-    def __init__(self, gathering: _Gathering, outgoing: Mapping[int, Connection]) -> None:
-        super().__init__(gathering.rank, outgoing, gathering.incoming)
+    def __init__(self, gathering: _Gathering, opened: Mapping[int, Connection]) -> None:
+        super().__init__(gathering.rank, opened, gathering.accepted)
         self._gathering = gathering
 
     def close(self) -> None:
@@ -412,7 +412,7 @@ def _open(place: tuple[str, int], gathering: _Gathering, other: int, security: S
 
 
 def _bytes_of(array: np.ndarray[Any, Any]) -> memoryview:
-    return memoryview(array.reshape(-1).view(np.uint8))
+    return array.reshape(-1).view(np.uint8).data
 
 
 __all__ = ["FRAMES", "MOST_RANKS", "Mesh", "RankFrame", "connect"]

@@ -108,7 +108,7 @@ THREAD = "import threading, time; threading.Thread(target=time.sleep, args=(60,)
 
 
 def test_a_role_is_not_forked_beside_a_thread(tmp_path: Path) -> None:
-    """A debugger's or a tracer's `sitecustomize` may have started it. The process loads its code anew instead."""
+    """A debugger's or a tracer's `sitecustomize` may have started it. The process loads its code itself instead."""
     server = ForkServer(os.environ, show_log=False, command=[sys.executable, "-c", THREAD + SERVER])
     with (tmp_path / "log").open("w+b") as log:
         process = server.start("role", ["version"], log)
@@ -117,7 +117,7 @@ def test_a_role_is_not_forked_beside_a_thread(tmp_path: Path) -> None:
     server.close()
 
 
-def test_what_is_not_made_yet_is_given_up_with_its_fork_server() -> None:
+def test_what_is_not_made_yet_ends_with_its_fork_server() -> None:
     server = ForkServer(os.environ, show_log=False, command=[sys.executable, "-c", "import time; time.sleep(60)"])
     process = server.start("role", ["end", "0"], None)
     assert not process.wait_started(0.01)
