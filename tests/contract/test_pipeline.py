@@ -3,6 +3,7 @@
 The tests check which pushes take effect, how calls wait, and which errors they raise.
 """
 
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -304,6 +305,27 @@ def test_closing_ends_a_pull_whose_lane_is_just_being_opened(monkeypatch: pytest
             threads.submit(pipeline.close).result(10)
             assert isinstance(pull.exception(10), errors.Cancelled)
         wait_until(lambda: servers.waiting() == 0 and servers.lanes[0].count == 0, what="the end of all that was open")
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp", "grpc"])
+def test_ctrl_c_ends_a_pull_on_all_servers_and_the_next_pull_has_connections_of_its_own(transport: str) -> None:
+    with servers_with(consistency.Synchronous(), transport=transport) as servers, servers.worker("slow") as slow:
+        pipeline = Pipeline(servers.worker("fast"), overlap=False)
+        with closing(pipeline), ThreadPoolExecutor(1) as thread:
+            pipeline.pull()
+            pipeline.push(gradient(1))
+
+            def interrupt() -> None:
+                wait_until(lambda: servers.waiting() == len(servers.stores), what="the pulls that wait")
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+            interrupting = thread.submit(interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                pipeline.pull()
+            interrupting.result()
+            wait_until(lambda: servers.waiting() == 0, what="the end of the interrupted pulls")
+            slow.push(gradient(3))
+            np.testing.assert_array_equal(pipeline.pull()["w"], gradient(-2)["w"])
 
 
 LAYERS = {f"layer_{number}": Variable((400_000 if number % 2 else 70,)) for number in range(8)}

@@ -3,7 +3,7 @@
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import TypeVar
 
@@ -41,11 +41,13 @@ class CallThreads:
         with self._lock:
             return len(self._threads)
 
-    def run(self, calls: Sequence[Callable[[], T]]) -> list[T]:
+    def run(self, calls: Sequence[Callable[[], T]], abandon: Callable[[], object] = lambda: None) -> list[T]:
         """Makes calls at the same time, and waits for all of them.
 
         Args:
             calls: the calls, at least one. The last one is made on this thread.
+            abandon: called if an error such as KeyboardInterrupt interrupts this thread while others make calls. It
+                must end those calls, because `run` waits for them before it raises that error.
 
         Returns:
             The results, in the order of the calls.
@@ -56,19 +58,27 @@ class CallThreads:
         """
         if self._closed:
             raise errors.Cancelled("the client was closed")
-        *others, own = calls
-        if not others:
-            return [own()]
+        if len(calls) == 1:
+            return [calls[0]()]
         futures = [Future[T]() for _ in calls]
-        # Another error of this thread, such as KeyboardInterrupt, does not wait for the other calls.
-        own_task = partial(_perform, own, futures[-1], Exception)
-        tasks = [partial(_perform, call, future) for call, future in zip(others, futures, strict=False)]
-        for task in [*[task for task in tasks if not self._begin(task)], own_task]:
-            task()
-        # All have ended before one raises: no call of this step may still run when the next step starts.
-        for future in futures:
-            future.exception()
-        del future, task, tasks, own_task
+        begun: list[Future[T]] = []
+        # No call of this step may still run when the next step starts, even if one raises, or Ctrl-C interrupts.
+        try:
+            own: list[_Task] = []
+            for call, future in zip(calls[:-1], futures, strict=False):
+                if self._begin(partial(_perform, call, future)):
+                    begun.append(future)
+                else:
+                    own.append(partial(_perform, call, future, Exception))
+            for task in [*own, partial(_perform, calls[-1], futures[-1], Exception)]:
+                task()
+            for future in begun:
+                future.exception()
+        except BaseException:
+            abandon()
+            wait(begun)
+            raise
+        del begun, call, future, own, task
         # The list is emptied, because a failure's traceback refers to this frame: a cycle with a failure would keep its
         # memory, such as shared memory, until the next garbage collection.
         try:

@@ -56,11 +56,16 @@ class PlacedServers:
         self._use(placement)
 
     def each(self, call: Callable[[ServerConnection], T]) -> list[T]:
-        """Calls every server in parallel. If the placement is old, fetches the new one and repeats all calls."""
+        """Calls every server in parallel. If the placement is old, fetches the new one and repeats all calls.
+
+        If Ctrl-C interrupts this thread, the connections are replaced, which ends the calls of the other threads. They
+        would otherwise share a connection with the next calls.
+        """
         call = _tracing.in_current_context(call)
         for _ in range(_PLACEMENTS):
             try:
-                return self._threads.run([partial(call, connection) for connection in self.connections])
+                calls = [partial(call, connection) for connection in self.connections]
+                return self._threads.run(calls, abandon=lambda: self._use(self.placement))
             except errors.StaleGeneration:
                 self._use(self._refresh())
         raise errors.StaleGeneration(f"the placement of {self.placement.job} keeps changing; try again later")

@@ -69,6 +69,21 @@ def test_the_first_error_is_raised_when_all_calls_have_ended(threads: CallThread
     assert ended == [True]
 
 
+def test_an_interrupted_caller_ends_the_other_calls_and_waits_for_them(threads: CallThreads) -> None:
+    abandoned, ended = threading.Event(), []
+
+    def other() -> None:
+        assert abandoned.wait(20)
+        ended.append(True)
+
+    def own() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        threads.run([other, other, own], abandon=abandoned.set)
+    assert ended == [True, True]
+
+
 def test_a_failure_keeps_nothing_of_its_call(threads: CallThreads) -> None:
     """An error's traceback keeps the frames of its calls alive, and so the shared memory that they use."""
 
