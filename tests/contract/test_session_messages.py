@@ -72,7 +72,7 @@ def test_a_session_with_a_trainable_variable_does_not_warn(
     "refusal",
     [
         errors.Overloaded("job job is full", workers=1),
-        errors.InvalidJob("another shape", goes_on=1),
+        errors.InvalidJob("another shape", job="job"),
         errors.DuplicateMember("another live process has this id"),
     ],
 )

@@ -158,6 +158,7 @@ class Participant:
             elif time.monotonic() - began < _EARLY_S:
                 self._sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
+        self._given = {}  # the memory of the given values is not needed any more
         self._spec, self.rank = Job.from_proto(reply.spec), reply.rank
         parameters = self._parameters(placement, reply.step)
         overlap = self._spec.overlap and self._spec.consistency.overlaps
@@ -294,6 +295,15 @@ class Participant:
         """
         return JobStatus.from_proto(self._status(retry_for_s))
 
+    def restore_note(self) -> str:
+        """Returns how the job differs from its checkpoint; empty if it does not, or the coordinator does not answer."""
+        if not self.spec.restore:
+            return ""
+        try:
+            return self.status(retry_for_s=0).restore_note
+        except errors.ShoalError:  # the session has entered, and its next call tells of what ends it
+            return ""
+
     def ended(self) -> errors.JobFailed | errors.Cancelled | None:
         """Returns why the job has failed or was cancelled; None if neither, or the coordinator does not answer."""
         if self._ended is None:
@@ -320,8 +330,8 @@ class Participant:
         return errors.Cancelled(f"{self.worker} stopped waiting to enter job {self.job}", job=self.job)
 
     def _over(self, state: job_pb2.JobState.ValueType) -> errors.ShoalError:
-        if state == job_pb2.FAILED and (failed := end_of(self.job, self._status())):
-            return failed
+        if state != job_pb2.SUCCEEDED and (end := end_of(self.job, self._status())):
+            return end
         name = job_pb2.JobState.Name(state)
         return errors.Cancelled(f"job {self.job} is over ({name.lower()}); it cannot be entered", job=self.job)
 

@@ -1249,18 +1249,24 @@ class CancelRequest(_message.Message):
 
     JOB_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     reason: _builtins.str
     """Why the job is cancelled, for its status: the first line of this text, at most 300 characters. Empty means no reason."""
+    session: _builtins.str
+    """Member id of the session that started the job, if it could not enter it. The job is then only cancelled if no other
+    session has a part in it. Empty: it is cancelled in any case.
+    """
     def __init__(
         self,
         *,
         job: _builtins.str = ...,
         reason: _builtins.str = ...,
+        session: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "reason", b"reason", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

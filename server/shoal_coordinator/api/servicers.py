@@ -167,7 +167,11 @@ class JobsService(job_pb2_grpc.JobsServicer):
     @_rpc.servicer
     @for_itself
     def Cancel(self, request: pb.CancelRequest, check: Check) -> pb.CancelReply:
-        status = self._coordinator.handle(events.JobCancelled(request.job, request.reason), check)
+        job, reason = request.job, request.reason
+        event = (
+            events.JobAbandoned(job, request.session, reason) if request.session else events.JobCancelled(job, reason)
+        )
+        status = self._coordinator.handle(event, check)
         return pb.CancelReply(status=codecs.job_message(status))
 
     @_rpc.servicer

@@ -11,6 +11,9 @@ from shoal.status import JobState
 from shoal_coordinator.job import JobMachine
 from shoal_coordinator.messages import JobRef
 
+# Of a job that takes no more sessions, and whose name is not free yet.
+LAST_CHECKPOINT = "has finished, and its last checkpoint is being written; try again when it has ended"
+
 # Names of forgotten jobs that are remembered, for a message that says so. They are not in the store.
 FORGOTTEN_NAMES = 1_000
 
@@ -185,6 +188,14 @@ class JobTable(Mapping[str, JobMachine]):
             kind = self._with_variables if job.servers else self._without_variables
             kind[number] = self._live.pop(number)
             self._ended_states[job.state] += 1
+
+
+def exists(job: JobMachine) -> errors.JobExists:
+    """Returns the refusal of a submission under the name of a live job."""
+    name = job.spec.name
+    if job.all_workers_finished:
+        return errors.JobExists(f"job {name} {LAST_CHECKPOINT}", job=name, ending=1)
+    return errors.JobExists(f"job {name} is {job.state.value}: choose another name, or cancel it first", job=name)
 
 
 def _end_of(job: JobMachine) -> tuple[float, int]:

@@ -11,7 +11,7 @@ from shoal import errors
 from shoal.job import Job
 from shoal.status import JobStatus
 from shoal_coordinator.cluster.dirty_records import DirtyRecords
-from shoal_coordinator.cluster.job_table import JobTable
+from shoal_coordinator.cluster.job_table import JobTable, exists
 from shoal_coordinator.cluster.policy import ClusterPolicy
 from shoal_coordinator.job import NO_STORAGE, JobCounters, JobMachine, Submission
 from shoal_coordinator.messages import Effect, JobRef, TakeCheckpointResult, events
@@ -61,9 +61,7 @@ class UserRequests:
         if earlier and earlier.submission.repeats(event.token, event.submitter):
             return earlier.status(now)
         if earlier and not earlier.ended:
-            raise errors.JobExists(
-                f"job {name} is {earlier.state.value}: choose another name, or cancel it first", job=name
-            )
+            raise exists(earlier)
         self._check_storage(event.spec)
         self._policy.jobs.check_submission(event, self._jobs.live)
         if earlier:

@@ -12,9 +12,9 @@ from shoal import errors
 from shoal._wire import EvaluationAck, EvaluationClaim, Lease, NoRange, ReportAck
 from shoal._wire.limits import MAX_LEAD
 from shoal.evaluation_policy import reduces_on_plateau
-from shoal.status import JobState, Role
+from shoal.status import JobState, JobStatus, Role
 from shoal_coordinator.cluster.job_limits import JobLimits
-from shoal_coordinator.cluster.job_table import JobTable
+from shoal_coordinator.cluster.job_table import LAST_CHECKPOINT, JobTable
 from shoal_coordinator.cluster.member import Member
 from shoal_coordinator.cluster.membership import Membership
 from shoal_coordinator.cluster.outcome_handler import OutcomeHandler
@@ -53,6 +53,7 @@ class WorkerRequests:
         self._scheduler, self._outcomes = scheduler, outcomes
         self._emit, self._schedule = emit, schedule
         self.handlers: dict[type[events.ClusterEvent[Any]], Callable[[Any, float], Any]] = {
+            events.JobAbandoned: self._job_abandoned,
             events.JobDescribed: self._job_described,
             events.JoinRequested: self._join_requested,
             events.LeaseRequested: self._lease_requested,
@@ -62,16 +63,23 @@ class WorkerRequests:
             events.WorkerFinished: self._worker_finished,
         }
 
+    def _job_abandoned(self, event: events.JobAbandoned, now: float) -> JobStatus:
+        job = self._jobs.named(event.job)
+        if not (job.workers.keys() - {event.session} or job.all_workers_finished):
+            self._emit(job.cancel(now, event.reason))
+            self._schedule(now)
+        return job.status(now)
+
     def _job_described(self, event: events.JobDescribed, now: float) -> DescribeResult:
         member, job = self._members.check(event.worker, event.incarnation), self._jobs.named(event.job)
         if job.ended:
             raise _over(job, now)
+        if job.all_workers_finished:  # another run begins when this one has ended, perhaps with other variables
+            raise _ending(job)
         if job.spec.is_session and (
             conflict := job.conflict(member.id, event.description)
         ):  # refused before it takes a rank from others
-            raise errors.InvalidJob(
-                f"job {event.job} goes on without this session: {conflict}", job=event.job, goes_on=1
-            )
+            raise errors.InvalidJob(f"job {event.job} goes on without this session: {conflict}", job=event.job)
         self._limits.check_description(job, event.description, self._jobs.live)
         self._ensure_assignment(member, job, event.assignment, now)
         answer, effects = job.describe(event, now)
@@ -189,6 +197,8 @@ class WorkerRequests:
                 member=member.id,
                 incarnation=member.incarnation,
             )
+        if job.all_workers_finished:
+            raise _ending(job)
         if not job.free_ranks:
             timeout_s = self._members.heartbeat_timeout_s
             raise errors.Overloaded(
@@ -219,6 +229,10 @@ def _check_steps(job: JobMachine, worker: str, steps: Iterable[int], now: float)
                 step=step,
                 limit="MAX_LEAD",
             )
+
+
+def _ending(job: JobMachine) -> errors.Overloaded:
+    return errors.Overloaded(f"job {job.spec.name} {LAST_CHECKPOINT}", job=job.spec.name, ending=1)
 
 
 def _last_line(text: str) -> str:

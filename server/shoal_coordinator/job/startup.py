@@ -59,7 +59,6 @@ class JobStartup:
     def add_worker(self, member: GroupMember, now: float) -> None:
         """Adds a worker to the worker group, at a free rank."""
         self._worker_group.add(member)
-        self._lifecycle.reopen()
         state = JobState.STARTING if self._lifecycle.state is JobState.PENDING else self._lifecycle.state
         self._lifecycle.enter(state, f"worker {member.worker} enters as rank {member.rank}", now)
 

@@ -200,7 +200,7 @@ class JobView:
     @property
     def free_ranks(self) -> list[int]:
         """The ranks that need a worker."""
-        is_full = self.ended or self.stopping or (self.all_workers_finished and not self.spec.is_session)
+        is_full = self.ended or self.stopping or self.all_workers_finished
         return [] if is_full else self._worker_group.free(range(self.spec.workers))
 
     @property

@@ -100,6 +100,15 @@ class JobCancelled(ClusterEvent[JobStatus]):
 
 
 @dataclass(frozen=True, slots=True)
+class JobAbandoned(ClusterEvent[JobStatus]):
+    """The session that started a job could not enter it. This cancels the job, unless others have a part in it."""
+
+    job: str
+    session: str
+    reason: str = ""  # why, for the job's status
+
+
+@dataclass(frozen=True, slots=True)
 class JobDropped(ClusterEvent[None]):
     """A user drops an ended job."""
 

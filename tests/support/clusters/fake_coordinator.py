@@ -35,7 +35,7 @@ class FakeCoordinator(
         drained: the members that called Drain.
         breaks: for each of the next Watch calls, the number of events after which it breaks. Later calls do not break.
         watched: the requests of all Watch calls.
-        described, finished, reports: what members sent.
+        described, finished, reports, cancelled: what members sent.
         over, ended: what replies to reports say: whether the job is over for the worker, and how it has ended.
         data: the data account of every job.
         timings: the step timings of every job.
@@ -60,6 +60,8 @@ class FakeCoordinator(
         self.watched: list[job_pb2.WatchRequest] = []
         self.described: list[job_pb2.DescribeRequest] = []
         self.refusal: errors.ShoalError | None = None  # the answer to each description, if set
+        self.refusals: list[errors.ShoalError] = []  # answers to the next submissions
+        self.cancelled: list[job_pb2.CancelRequest] = []
         self.finished: list[job_pb2.FinishRequest] = []
         self.reports: list[job_pb2.ReportRequest] = []
         self.over, self.ended = False, job_pb2.JobStatus()
@@ -183,6 +185,8 @@ class FakeCoordinator(
 
     @_rpc.servicer
     def Submit(self, request: Any, context: Any) -> Any:
+        if self.refusals:
+            raise self.refusals.pop(0)
         name, source = request.spec.name, request.spec.restore.job
         if source and self.stored is not None and source not in self.stored:
             raise errors.UnknownCheckpoint(f"there is no checkpoint {source}", checkpoint=source)
@@ -219,6 +223,7 @@ class FakeCoordinator(
 
     @_rpc.servicer
     def Cancel(self, request: Any, context: Any) -> Any:
+        self.cancelled.append(request)
         if self._job(request.job).state < job_pb2.SUCCEEDED:
             self.enter(request.job, "CANCELLED", request.reason)
         return job_pb2.CancelReply(status=self.jobs[request.job])

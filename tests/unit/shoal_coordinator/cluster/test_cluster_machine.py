@@ -661,6 +661,36 @@ def test_a_session_that_leaves_before_the_start_does_not_end_the_job(open_sea: R
     assert open_sea.state("s") is JobState.RUNNING
 
 
+def test_a_session_that_could_not_enter_cancels_the_job_that_it_started_unless_another_has_a_part_in_it(
+    open_sea: Rig,
+) -> None:
+    open_sea.submit(session(workers=2))
+    open_sea.describe("s", "x")
+    open_sea.describe("s", "y")
+    assert open_sea.handle(events.JobAbandoned("s", "x", "Ctrl-C")).state is not JobState.CANCELLED
+    open_sea.leave("y")
+    assert open_sea.handle(events.JobAbandoned("s", "x", "Ctrl-C")).state is JobState.CANCELLED
+    assert open_sea.status("s").reason == "Ctrl-C"
+
+
+def test_a_session_job_whose_last_checkpoint_is_being_written_takes_no_session_and_no_submission() -> None:
+    sea = Rig(KEEPING).servers("s0").join(Role.SESSION, "x", "y")
+    sea.submit(session())
+    sea.start("s", "x", samples=0)
+    sea.finish("s", "x")
+    said = "job s has finished, and its last checkpoint is being written; try again when it has ended"
+    for call in (lambda: sea.describe("s", "y"), lambda: sea.enter("s", "y"), lambda: sea.submit(session())):
+        with pytest.raises(errors.ShoalError, match=said) as raised:
+            call()
+        assert raised.value.details["ending"] == "1"
+    assert sea.handle(events.JobAbandoned("s", "y")).state is JobState.RUNNING
+    sea.perform()
+    assert sea.state("s") is JobState.SUCCEEDED
+    sea.submit(session())
+    sea.start("s", "y", samples=0)
+    assert sea.enter("s", "y").ready
+
+
 # Members.
 
 
