@@ -130,8 +130,7 @@ class JobHandle(LearningRateControl):
             UnknownJob: there is no such job, or it was dropped.
             BadRequest: `last` is below 1.
         """
-        check_count("last", last, 1)
-        request = job_pb2.GetTimingsRequest(job=self.name, last=min(last, KEPT_TIMINGS))
+        request = job_pb2.GetTimingsRequest(job=self.name, last=min(check_count("last", last, 1), KEPT_TIMINGS))
         return Timings.from_proto(self._coordinator.call(self._jobs.GetTimings, request))
 
     def cancel(self) -> JobStatus:

@@ -96,7 +96,7 @@ def evaluate(program: EvaluatedProgram, params: Mapping[str, Array], *, batch_si
             f"program is {given!r:.200}; give an object with the methods of EvaluatedProgram, such as Digits()"
         )
     check_type("params", params, Mapping, "a dict of arrays by name, such as handle.pull()")
-    check_count("batch_size", batch_size, 1)
+    batch_size = check_count("batch_size", batch_size, 1)
     totals, plan = MetricTotals(), batches_of(program, batch_size)
     with closing(read(program.held_out, plan)) as batches:
         for numbers, batch in zip(plan, batches, strict=True):

@@ -181,7 +181,7 @@ def watch(
         Unreachable: the coordinator did not answer for longer than the client retries.
         DeadlineExceeded: the job has not ended within `timeout_s`. The message has its state and what it waits for.
     """
-    check_count("after", after)
+    after = check_count("after", after)
     check_seconds("timeout_s", timeout_s, optional=True)
     latest: StateChanged | None = None
     end = None if timeout_s is None else time.monotonic() + timeout_s

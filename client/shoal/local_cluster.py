@@ -88,8 +88,7 @@ class LocalCluster:
         show_logs: bool = False,
         start_timeout_s: float = 120.0,
     ) -> None:
-        for name, count in {"servers": servers, "workers": workers}.items():
-            check_count(name, count)
+        servers, workers = check_count("servers", servers), check_count("workers", workers)
         for address in filter(None, (listen, page_listen)):
             _rpc.parse_address(address)
         self._counts = {"server": servers, "worker": workers}

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from shoal import errors, initializers, partitioners
 from shoal._limits import catalogue
-from shoal._numerics import SUPPORTED_DTYPES, Aggregation, dtype_code, dtype_from_code, rows_of
+from shoal._numerics import SUPPORTED_DTYPES, Aggregation, array_of, dtype_code, dtype_from_code, rows_of
 from shoal.initializers import Given, Initializer, Zeros
 from shoal.partitioners import Partitioner
 from shoal.v1 import tensor_pb2
@@ -107,7 +107,7 @@ class Variable:
         Raises:
             InvalidVariable, LimitExceeded: see `Variable`.
         """
-        values = np.asarray(array)
+        values = array_of(array, "Variable.of", errors.InvalidVariable)
         made = cls(
             values.shape,
             values.dtype,

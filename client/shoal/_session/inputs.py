@@ -6,6 +6,7 @@ from typing import Any, cast
 import numpy as np
 
 from shoal import errors, optim
+from shoal._numerics import array_of
 from shoal._session import trees
 from shoal._system import check_type
 from shoal._training import GradientBuffers, PushResult
@@ -43,64 +44,8 @@ def _variable(name: str, value: Any) -> Variable | np.ndarray:
 
 
 def to_array(name: str, value: Any, error: type[errors.ShoalError], wanted: np.dtype | None = None) -> np.ndarray:
-    """Returns a value as an array of real numbers.
-
-    Args:
-        name: name of the variable.
-        value: anything that NumPy reads.
-        error: class of the errors.
-        wanted: the variable's dtype. Python's numbers, and lists of them, take it if it is of their kind.
-
-    Returns:
-        The array. An array is returned as it is.
-
-    Raises:
-        ShoalError: of class `error`: NumPy cannot read the value, or it is not an array of real numbers.
-    """
-    if type(value) is np.ndarray:
-        array = value
-    else:
-        try:
-            array = np.asarray(value)
-        except Exception as cause:  # whatever the value's own conversion raises
-            reason = " ".join(str(cause).split())
-            raise error(
-                f"variable {name!r}: NumPy cannot read this {_kind(value)}: {reason}; {_cure(value)}", variable=name
-            ) from None
-        if wanted is not None and isinstance(value, int | float | list | tuple | np.generic):
-            # A number has no dtype of its own to keep. NumPy would make a float64 of it.
-            array = array.astype(wanted) if array.dtype.kind == wanted.kind == "f" else array
-    if array.dtype.kind in "OUSVMm":
-        if str(array.dtype) == "bfloat16":  # of ml_dtypes: its kind is "V"
-            return array
-        raise error(
-            f"variable {name!r}: a {_kind(value)} of dtype {array.dtype} is not an array of numbers; {_cure(value)}",
-            variable=name,
-        )
-    if array.dtype.kind == "c":
-        raise error(
-            f"variable {name!r} has complex numbers ({array.dtype}); give real and imaginary parts as two variables",
-            variable=name,
-        )
-    return array
-
-
-def _kind(value: Any) -> str:
-    module = type(value).__module__.partition(".")[0]
-    return f"{module}.{type(value).__name__}" if module not in {"builtins", "__main__"} else type(value).__name__
-
-
-def _cure(value: Any) -> str:
-    """Returns what to pass instead of a value that NumPy cannot read."""
-    if type(value).__name__.endswith("Tracer"):  # of JAX, which need not be installed
-        return "call the session outside of jax.jit and jax.grad, with the arrays that the compiled function returns"
-    if str(getattr(value, "dtype", "")) == "torch.bfloat16":
-        return "NumPy has no bfloat16 of PyTorch: pass tensor.detach().float().cpu().numpy()"
-    if hasattr(value, "detach"):
-        return "pass tensor.detach().cpu().numpy()"
-    if hasattr(value, "get") and hasattr(value, "device"):
-        return "pass array.get()"
-    return "give an array of real numbers with one shape, such as np.zeros(3)"
+    """Returns the value of a variable as an array of real numbers; see `array_of`."""
+    return array_of(value, f"variable {name!r}", error, wanted, variable=name)
 
 
 class Inputs:
@@ -132,9 +77,9 @@ class Inputs:
 
         Raises:
             InvalidGradient: a key or a leaf is invalid, or a gradient is None and the optimizer would change the
-                variable even without one.
+                variable even without one, or all gradients are None, except those of frozen variables.
         """
-        return self._arrays(tree, "gradients", self._optimizer)
+        return self._arrays(tree, "gradients", none_is_zero=True)
 
     def updates(self, tree: Any) -> Mapping[str, np.ndarray]:
         """Returns the updates in a tree, by name; those that are None are left out.
@@ -145,7 +90,7 @@ class Inputs:
         """
         if not self.is_tree(tree):
             check_type("updates", tree, Mapping, "a dict of arrays by name, such as {'mean': mean}")
-        return self._arrays(tree, "updates", None)
+        return self._arrays(tree, "updates", none_is_zero=False)
 
     def pairs(self, gradients: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
         """Returns an iterator over pairs of name and array.
@@ -172,7 +117,7 @@ class Inputs:
         """
         match pair:
             case (str(name), None):
-                return name, self._without_gradient([name], self._optimizer)[name]
+                return name, self._without_gradient([name]).get(name, np.zeros(()))  # the push refuses unknown names
             case (str(name), value):
                 return name, self._array(name, value)
             case (name, _):
@@ -192,7 +137,7 @@ class Inputs:
                 return self.is_tree(tree) or isinstance(tree, list)
         return False
 
-    def _arrays(self, tree: Any, what: str, optimizer: optim.Optimizer | None) -> Mapping[str, np.ndarray]:
+    def _arrays(self, tree: Any, what: str, *, none_is_zero: bool) -> Mapping[str, np.ndarray]:
         if isinstance(tree, GradientBuffers) or (
             isinstance(tree, dict)
             and set(map(type, tree.values())) <= {np.ndarray}
@@ -200,39 +145,49 @@ class Inputs:
             and all(array.dtype.kind not in "OUSMmc" for array in tree.values())
         ):
             return cast(Mapping[str, np.ndarray], tree)
-        leaves, _ = trees.flatten(tree, what, errors.InvalidGradient, none_is_leaf=True)
+        leaves, _ = trees.flatten(tree, what, errors.InvalidGradient, none_is_leaf=True, known=self._variables)
         found = {name: self._array(name, value) for name, value in leaves.items() if value is not None}
-        missing = [name for name, value in leaves.items() if value is None and name in self._variables]
-        if optimizer and missing:
-            if not any(name in self._variables for name in found):
+        trainable = (name for name, value in leaves.items() if value is None and name in self._variables)
+        missing = [name for name in trainable if self._variables[name].trainable]
+        if none_is_zero and missing:
+            given = any(name in self._variables and not self._is_frozen(name) for name in found)
+            if not given and not all(map(self._is_frozen, missing)):
                 raise errors.InvalidGradient(
                     "all gradients are None: compute them before the push (PyTorch: loss.backward()), or call skip()"
                 )
-            found |= self._without_gradient(missing, optimizer)
+            found |= self._without_gradient(missing)
         return found
 
     def _array(self, name: str, value: Any) -> np.ndarray:
         known = self._variables.get(name)
         return to_array(name, value, errors.InvalidGradient, known.dtype if known else None)
 
-    def _without_gradient(self, names: list[str], optimizer: optim.Optimizer) -> dict[str, np.ndarray]:
+    def _without_gradient(self, names: list[str]) -> dict[str, np.ndarray]:
         """Returns gradients by which the servers leave variables unchanged.
 
         Raises:
-            InvalidGradient: the optimizer also changes a variable whose gradient is zero.
+            InvalidGradient: the optimizer also changes one of the variables if its gradient is zero.
         """
         known = {name: self._variables[name] for name in names if name in self._variables}
-        plain = optim.SGD(optimizer.learning_rate)
-        if known and optimizer != plain:
-            name, variable = next(iter(known.items()))
-            shown = ", ".join(map(repr, list(known)[:_MAX_NAMED])) + (", ..." if len(known) > _MAX_NAMED else "")
+        changed = [name for name in known if self._changes_at_zero(name)]
+        if changed:
+            variable = known[changed[0]]
+            shown = ", ".join(map(repr, changed[:_MAX_NAMED])) + (", ..." if len(changed) > _MAX_NAMED else "")
             raise errors.InvalidGradient(
-                f"the gradient of {shown} is None, and {type(optimizer).__name__} with these settings also changes a "
-                f"variable whose gradient is zero: push np.zeros({variable.shape}, {variable.dtype.name!r}) to let it, "
-                "or declare a variable that never has a gradient with trainable=False",
-                variable=name,
+                f"the gradient of {shown} is None, and {type(self._optimizer).__name__} with these settings also "
+                f"changes a variable whose gradient is zero: push np.zeros({variable.shape}, {variable.dtype.name!r}) "
+                "to let it, or declare a variable that never has a gradient with trainable=False",
+                variable=changed[0],
             )
         return {name: np.zeros(variable.shape, variable.dtype) for name, variable in known.items()}
+
+    def _is_frozen(self, name: str) -> bool:
+        return self._optimizer.settings_of(name).rate == 0
+
+    def _changes_at_zero(self, name: str) -> bool:
+        """Returns whether the optimizer changes a variable whose gradient is zero."""
+        is_plain = type(self._optimizer) is optim.SGD and self._optimizer.settings_of(name).weight_decay == 0
+        return not (is_plain or self._is_frozen(name))
 
 
 def numbers_of(metrics: Mapping[str, float] | None) -> dict[str, float]:

@@ -1,15 +1,17 @@
 """Trees of arrays: nested dicts, lists, tuples, named tuples and JAX pytrees, flattened to arrays by key path. Pure.
 
-A leaf at `tree["layers"][0]["w"]` has the name "layers/0/w". A list of Python's numbers, or of such lists, is one leaf:
-an array. Containers that only JAX knows, such as the state of Flax's nnx modules, are opened with `jax.tree_util` if
-the user's process has loaded JAX. This module never imports JAX.
+A leaf at `tree["layers"][0]["w"]` has the name "layers/0/w". A list of numbers of Python or NumPy, or of such lists,
+is one leaf: an array. Containers that only JAX knows, such as the state of Flax's nnx modules, are opened with
+`jax.tree_util` if the user's process has loaded JAX. This module never imports JAX.
 """
 
 import copy
 import sys
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from shoal import errors
 
@@ -109,7 +111,12 @@ def is_container(tree: object) -> bool:
 
 
 def flatten(
-    tree: Any, what: str, error: type[errors.ShoalError], *, none_is_leaf: bool = False
+    tree: Any,
+    what: str,
+    error: type[errors.ShoalError],
+    *,
+    none_is_leaf: bool = False,
+    known: Collection[str] = (),
 ) -> tuple[dict[str, Any], Structure]:
     """Returns the leaves of a tree by name, in its order, and its structure.
 
@@ -118,6 +125,8 @@ def flatten(
         what: name of the tree in messages, such as "gradients".
         error: class of the errors.
         none_is_leaf: whether None is a leaf. Otherwise it is a place without an array.
+        known: names of the variables that the leaves belong to. If each number of a list has a variable of its own, the
+            list is not one array.
 
     Returns:
         The leaves, and the structure.
@@ -126,7 +135,7 @@ def flatten(
         ShoalError: of class `error`: a key is not a string, two leaves have the same name, or the tree contains itself
             or is nested too deeply. The message names the place.
     """
-    walk = _Walk(what, error, none_is_leaf)
+    walk = _Walk(what, error, none_is_leaf, known)
     root = walk.node(tree, "", what, (), of_jax=False)
     return walk.leaves, Structure(root, type(tree))
 
@@ -175,8 +184,8 @@ def _first_names(names: Iterable[str]) -> str:
 class _Walk:
     """One walk over a tree, which collects its leaves."""
 
-    def __init__(self, what: str, error: type[errors.ShoalError], none_is_leaf: bool) -> None:
-        self._what, self._error, self._none_is_leaf = what, error, none_is_leaf
+    def __init__(self, what: str, error: type[errors.ShoalError], none_is_leaf: bool, known: Collection[str]) -> None:
+        self._what, self._error, self._none_is_leaf, self._known = what, error, none_is_leaf, known
         self.leaves: dict[str, Any] = {}
         self._places: dict[str, str] = {}  # by name, where the leaf is
 
@@ -184,7 +193,7 @@ class _Walk:
         """Returns the node of a part of the tree; `of_jax` means that a container around it is one of JAX's."""
         if tree is None and not self._none_is_leaf:
             return _Nothing()
-        found = None if tree is None else _parts(tree)
+        found = None if tree is None else _parts(tree, apart=_joined(name, "0") in self._known)
         if found is None:
             return self._leaf(tree, name, place)
         if id(tree) in above:
@@ -225,23 +234,32 @@ def _joined(name: str, key: str) -> str:
     return f"{name}{SEPARATOR}{key}" if name and key else name or key
 
 
-def _parts(tree: Any) -> _Parts | None:
-    """Returns the parts of a container; None if the value is a leaf."""
+def _parts(tree: Any, *, apart: bool = False) -> _Parts | None:
+    """Returns the parts of a container; None if the value is a leaf.
+
+    Args:
+        tree: the value.
+        apart: whether a list of numbers is a container. Otherwise it is one array.
+    """
     kind = type(tree)
     if kind is dict:
         return _parts_of_mapping(tree)
     if isinstance(tree, tuple) and hasattr(kind, "_fields"):
         return _Parts(kind._fields, tree, lambda children: kind(*children))
     if kind is list or kind is tuple:
-        return None if tree and _has_numbers_only(tree) else _Parts([*map(_Index, range(len(tree)))], tree, kind)
+        is_array = tree and not apart and _has_numbers_only(tree)
+        return None if is_array else _Parts([*map(_Index, range(len(tree)))], tree, kind)
     registered = _parts_of_registered(tree)
     return _parts_of_mapping(tree) if registered is None and isinstance(tree, Mapping) else registered
 
 
 def _has_numbers_only(values: Sequence[Any], levels: int = MAX_DIMENSIONS) -> bool:
-    """Returns whether a list or tuple has only Python's numbers, or lists of them: it is then one array."""
+    """Returns whether a list or tuple has only numbers, or lists of them: it is then one array."""
     return levels > 0 and all(
-        type(it) in (int, float) or (type(it) in (list, tuple) and _has_numbers_only(it, levels - 1)) for it in values
+        type(it) in (int, float)
+        or isinstance(it, np.integer | np.floating)
+        or (type(it) in (list, tuple) and _has_numbers_only(it, levels - 1))
+        for it in values
     )
 
 

@@ -98,6 +98,19 @@ def test_variable_of_an_array_keeps_its_values() -> None:
     assert variable == Variable(3, "float16", Given(), trainable=False, aggregation="mean")
     assert variable.values is mean
     assert Variable.of(2.5).dtype == np.float64
+
+
+def test_an_array_that_numpy_cannot_read_is_refused_with_what_to_pass() -> None:
+    class Tensor:
+        """A tensor of PyTorch that has a gradient."""
+
+        def detach(self) -> None: ...
+
+        def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+            raise RuntimeError("Can't call numpy() on Tensor that requires grad.")
+
+    with pytest.raises(errors.InvalidVariable, match=r"Variable.of: .* requires grad.; pass tensor.detach\(\).cpu"):
+        untyped_variable.of(Tensor())
     assert Variable(3).values is None
 
 

@@ -77,6 +77,11 @@ def test_variables_are_found_by_key_path() -> None:
     assert structure.rebuilt({"a/0": 1, "a/1": 2}) == {"a": [1, 2], "none": None}
 
 
+def test_a_list_of_numbers_of_numpy_is_one_array() -> None:
+    found, _ = variables_of({"w": [np.float64(1), np.float64(2)], "n": (np.int64(3), np.int64(4))})
+    assert {name: np.asarray(it).tolist() for name, it in found.items()} == {"w": [1, 2], "n": [3, 4]}
+
+
 def test_gradient_of_none_leaves_a_variable_unchanged_with_plain_sgd() -> None:
     found = inputs().gradients({"a": {"w": None}, "b": np.float32(1)})
     assert found["a/w"].tolist() == [0, 0, 0]
@@ -91,6 +96,44 @@ def test_gradient_of_none_is_refused_where_zero_would_change_the_variable(optimi
         inputs(optimizer).gradients({"a": {"w": None}, "b": np.float32(1)})
     with pytest.raises(errors.InvalidGradient, match=message):
         inputs(optimizer).pair(("a/w", None))
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        shoal.optim.SGD(0.1, clip_norm=1.0),
+        shoal.optim.SGD(0.1, weight_decay=0.1, groups=[shoal.optim.VariableGroup("a/*", rate=3, weight_decay=0)]),
+        shoal.optim.Adam(0.1, weight_decay=0.1, groups=[shoal.optim.VariableGroup("a/*", frozen=True)]),
+    ],
+)
+def test_gradient_of_none_is_allowed_where_zero_leaves_that_variable_unchanged(
+    optimizer: shoal.optim.Optimizer,
+) -> None:
+    assert inputs(optimizer).gradients({"a": {"w": None}, "b": np.float32(1)})["a/w"].tolist() == [0, 0, 0]
+    assert inputs(optimizer).pair(("a/w", None))[1].tolist() == [0, 0, 0]
+
+
+def test_a_refusal_of_none_names_only_the_variables_that_would_change() -> None:
+    optimizer = shoal.optim.Adam(0.1, groups=[shoal.optim.VariableGroup("a/*", frozen=True)])
+    with pytest.raises(errors.InvalidGradient, match="the gradient of 'b' is None, and Adam"):
+        inputs(optimizer).pair(("b", None))
+    with pytest.raises(errors.InvalidGradient, match="all gradients are None"):
+        inputs(optimizer).gradients({"a": {"w": np.ones(3)}, "b": None})
+
+
+def test_frozen_variables_may_all_have_gradients_of_none() -> None:
+    optimizer = shoal.optim.Adam(0.1, groups=[shoal.optim.VariableGroup("*", frozen=True)])
+    assert inputs(optimizer).gradients({"a/w": None, "b": None}).keys() == {"a/w", "b"}
+
+
+def test_gradient_of_none_of_a_variable_that_is_not_trainable_is_left_out() -> None:
+    kept = {**VARIABLES, "mean": shoal.Variable(3, trainable=False)}
+    given = Inputs(kept, None, shoal.optim.Adam(0.1))
+    assert given.gradients({"a/w": np.ones(3), "b": np.ones(()), "mean": None}).keys() == {"a/w", "b"}
+
+
+def test_gradient_of_none_of_an_unknown_variable_is_left_to_the_push_to_refuse() -> None:
+    assert inputs().pair(("c", None))[0] == "c"
 
 
 def test_gradients_that_are_all_none_are_refused() -> None:
@@ -122,6 +165,12 @@ def test_arrays_are_not_copied() -> None:
 
 def test_updates_of_none_are_left_out() -> None:
     assert inputs().updates({"a": {"w": None}, "b": np.float32(1)}).keys() == {"b"}
+
+
+def test_numbers_of_variables_of_their_own_are_not_joined() -> None:
+    scalars = Inputs({"s/0": shoal.Variable(()), "s/1": shoal.Variable(())}, None, shoal.optim.SGD(0.1))
+    for numbers in ((1.0, 2.0), (np.float64(1), np.float64(2))):
+        assert scalars.gradients({"s": numbers}) == {"s/0": 1, "s/1": 2}
 
 
 def test_a_list_is_a_tree_only_if_the_variables_are_one() -> None:
