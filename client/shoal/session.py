@@ -17,7 +17,7 @@ from shoal._session import open_sessions
 from shoal._session.batches import DataPosition, NumberedBatches
 from shoal._session.endings import closed, declared_lost, forked, job_gone
 from shoal._session.entry import enter
-from shoal._session.inputs import lines_of, numbers_of, report_of
+from shoal._session.inputs import numbers_of, report_of
 from shoal._session.job_access import JobAccess
 from shoal._session.reports import Reports
 from shoal._session.step_times import StepTimes
@@ -148,8 +148,9 @@ class Session(JobAccess):
                 `buffers`, or a tree as for the variables. It can also be an iterable of (name, array) pairs in any
                 order, such as a generator: the session then sends the first arrays while the next are computed. Do not
                 change these arrays before the push is settled. If the generator raises, nothing counts, and the step
-                can be pushed again. The generator must not use the session. With plain `SGD`, a gradient may be None:
-                the variable is then unchanged by this push. Other optimizers refuse None.
+                can be pushed again. The generator must not use the session. A gradient may be None if a gradient of
+                zeros leaves the variable unchanged: with plain `SGD` without weight decay, or if the variable's group
+                is frozen. Otherwise None is refused.
             updates: values, or increments for the aggregation "sum", of non-trainable variables: a dict by name, or a
                 tree. If you give one of an aggregation, give all of that aggregation. A variable without an update
                 keeps its value.
@@ -171,7 +172,7 @@ class Session(JobAccess):
         """
         as_tree = self._inputs.is_tree(gradients)
         arrays: Gradients = self._inputs.gradients(gradients) if as_tree else self._generated(gradients)
-        new = self._inputs.updates(updates) if updates else None
+        new = None if updates is None else self._inputs.updates(updates)
         numbers, cursor = numbers_of(metrics), self._batches.cursor if self._batches else None
         with self._alive():
             with self._times.timed("push"):
@@ -184,7 +185,7 @@ class Session(JobAccess):
             if result.outcome == "sent":
                 self._unsettled = weight, numbers
             else:
-                self._reports.add(report_of(result, weight, numbers))
+                self._reports.outbox.add_metrics(report_of(result, weight, numbers))
             return result
 
     def settle(self) -> PushResult | None:
@@ -213,6 +214,7 @@ class Session(JobAccess):
                 step = self.step
                 result = self._parameters.skip()
             self._times.stepped(step)
+            self._reports.outbox.add_metrics(Report(step=self.step))
             return result
 
     def barrier(self) -> None:
@@ -251,16 +253,11 @@ class Session(JobAccess):
             InvalidJob: another session, or the checkpoint, has another number of samples.
             NonFiniteGradient, Fenced, UnknownJob, JobFailed, Cancelled, Unreachable: see `push`.
         """
-        check_count("n_samples", n_samples, 1)
-        spec = self._participant.spec
-        lease = partial(self._lease, n_samples)
-        self._batches = NumberedBatches(n_samples, spec, lease, self.skip, self._position.pushed)
+        samples = check_count("n_samples", n_samples, 1)
+        with self._alive():
+            lease = partial(self._lease, samples)
+            self._batches = NumberedBatches(samples, self._participant.spec, lease, self.skip, self._position.pushed)
         return iter(self._batches)
-
-    def log(self, text: str) -> None:
-        """Adds lines to the job's log. The next report sends them. A line of more than 8 KiB is split."""
-        self._reports.outbox.add_lines(lines_of(text))
-        self._reports.add(Report(step=self.step))
 
     def close(self, error: str = "") -> None:
         """Closes the session, even if this call raises. A second call does nothing.
@@ -289,11 +286,12 @@ class Session(JobAccess):
             failure = self._last_failure()
             error = error or (failure_text(failure) if failure else "")
             self._reports.outbox.add_lines(error.splitlines())
-            self._reports.send(self.step)
+            self._reports.send()
             if self._lost:
                 raise self._lost
             with self._as_session_errors():
-                cursor = None if error else self._position.applied(self._parameters.barrier)
+                with self._times.timed("wait"):
+                    cursor = None if error else self._position.applied(self._parameters.barrier)
                 self._participant.finish(error, others_go_on=self._on_error == "leave", cursor=cursor)
             if failure:
                 raise failure
@@ -307,7 +305,7 @@ class Session(JobAccess):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
+        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
             self.close()
             return
         try:
@@ -337,13 +335,13 @@ class Session(JobAccess):
         with self._counting_rejected():
             result = self._parameters.settle()
         if result:
-            self._reports.add(report_of(result, *self._unsettled))
+            self._reports.outbox.add_metrics(report_of(result, *self._unsettled))
         return result
 
     def _last_failure(self) -> errors.ShoalError | None:
         """Waits for the push in progress, and returns the error with which it failed, if any."""
         try:
-            with self._as_session_errors():
+            with self._as_session_errors(), self._times.timed("push"):
                 self._settle()
         except errors.ShoalError as failure:
             return failure
@@ -354,7 +352,7 @@ class Session(JobAccess):
         try:
             yield
         except errors.NonFiniteGradient:
-            self._reports.add(Report(step=self.step, rejected=1))
+            self._reports.outbox.add_metrics(Report(step=self.step, rejected=1))
             raise
 
     def _live_as(self, incarnation: int) -> None:

@@ -3,9 +3,11 @@
 import inspect
 import os
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from itertools import pairwise
 from typing import Any, cast
@@ -206,11 +208,15 @@ def test_a_gradient_of_nan_is_counted_and_changes_nothing(
     np.testing.assert_array_equal(client.pull("job")["w"], np.zeros(3))
 
 
-def answer_reports(coordinator: FakeCoordinator, how: Callable[[job_pb2.ReportRequest], None]) -> None:
-    """Makes the coordinator call `how` with each report first, which may raise."""
+def answer_reports(
+    coordinator: FakeCoordinator, how: Callable[[job_pb2.ReportRequest], None]
+) -> list[job_pb2.ReportRequest]:
+    """Makes the coordinator call `how` with each report first, which may raise. Returns the list of all reports."""
+    asked: list[job_pb2.ReportRequest] = []
 
     @_rpc.servicer
     def report(_: FakeCoordinator, request: job_pb2.ReportRequest, context: ServicerContext) -> job_pb2.ReportReply:
+        asked.append(request)
         how(request)
         coordinator.reports.append(request)
         return job_pb2.ReportReply()
@@ -218,12 +224,20 @@ def answer_reports(coordinator: FakeCoordinator, how: Callable[[job_pb2.ReportRe
     coordinator.Report = report.__get__(coordinator)  # type: ignore[method-assign]  # of this one alone
     coordinator.stop()
     coordinator.start()
+    return asked
 
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes every push report."""
+    """Makes sessions report every 10 ms."""
     monkeypatch.setattr("shoal._session.reports.REPORT_EVERY_S", 0.0)
+    monkeypatch.setattr("shoal._system.waits._LOOK_S", 0.01)
+
+
+def repeat(call: Callable[[], object]) -> None:
+    """Repeats a call until it raises, because an answer to a report has arrived."""
+    while True:
+        call()
 
 
 def test_whatever_is_logged_or_measured_the_coordinator_takes_it(
@@ -252,14 +266,15 @@ def test_unsent_log_lines_are_sent_later(
         if away[0]:
             raise shoal.errors.Unreachable("away")
 
-    answer_reports(coordinator, how)
+    asked = answer_reports(coordinator, how)
     with client.session("job", variables={"w": np.zeros(3)}, worker="me") as session:
         session.log("early")
         session.push(GRADIENT)
+        wait_until(lambda: asked[-1:] != [] and asked[-1].accepted == 1, what="a report with both")
         away[0] = False
         session.log("late")
-    (report,) = coordinator.reports
-    assert (list(report.log), report.accepted) == (["early", "late"], 1)
+    assert [line for report in coordinator.reports for line in report.log] == ["early", "late"]
+    assert coordinator.reports[-1].accepted == 1
 
 
 def test_a_report_that_is_refused_stops_no_loop_and_no_close(
@@ -268,9 +283,10 @@ def test_a_report_that_is_refused_stops_no_loop_and_no_close(
     def refuse(_: job_pb2.ReportRequest) -> None:
         raise shoal.errors.BadRequest("not like this")
 
-    answer_reports(coordinator, refuse)
+    asked = answer_reports(coordinator, refuse)
     with client.session("job", variables={"w": np.zeros(3)}, worker="me") as session:
         session.log("hello")
+        wait_until(lambda: bool(asked), what="the report that is refused")
         assert session.push(GRADIENT).outcome == "accepted"
         session.pull()
     assert [request.error for request in coordinator.finished] == [""]
@@ -287,7 +303,7 @@ def test_a_report_of_the_dead_is_said_by_the_next_call(
     assert session.push(GRADIENT).outcome == "accepted"
     for _ in range(2):
         with pytest.raises(shoal.Fenced, match="me of job job was declared lost"):
-            session.pull()
+            repeat(session.pull)
     session.close()
     assert coordinator.finished == []
 
@@ -345,7 +361,7 @@ def test_a_job_that_the_coordinator_has_lost_is_said_to_be_gone(
     session = client.session("job", variables={"w": np.zeros(3)}, worker="me")
     assert session.push(GRADIENT).outcome == "accepted"
     with pytest.raises(shoal.UnknownJob, match=GONE):
-        session.push(GRADIENT)
+        repeat(session.pull)
     session.close()
 
 
@@ -441,7 +457,7 @@ def test_sessions_of_a_cancelled_job_hear_of_it_and_of_its_checkpoint(
         session.log("a line")
     for _ in range(2):
         with pytest.raises(shoal.Cancelled, match=r"^job job was cancelled; its newest checkpoint is job/3: .*'auto'"):
-            session.push(GRADIENT)
+            repeat(session.pull)
     session.close()
 
 
@@ -454,7 +470,7 @@ def test_the_reply_to_a_report_says_how_the_job_has_ended(
     del coordinator.jobs["job"]  # nothing can be asked
     session.log("a line")
     with pytest.raises(shoal.JobFailed, match="job job failed: server s1 is about to leave"):
-        session.push(GRADIENT)
+        repeat(session.pull)
     session.close()
 
 
@@ -497,7 +513,7 @@ def test_report_to_a_failed_job_raises_the_reason(
     coordinator.over = True
     assert session.push(GRADIENT).outcome == "accepted"
     with pytest.raises(shoal.JobFailed, match=FAILED):
-        session.push(GRADIENT)
+        repeat(session.pull)
     session.close()
 
 
@@ -562,22 +578,47 @@ def test_a_pull_after_settle_has_the_last_push_of_an_overlapping_session(
         np.testing.assert_array_equal(session.pull()["w"], np.full(3, -3.0))
 
 
+# Every public method, but for those that only say what the session knows, and `close`, which does nothing in a fork.
+CALLS: dict[str, Callable[[shoal.Session], object]] = {
+    "barrier": lambda session: session.barrier(),
+    "batches": lambda session: session.batches(5),
+    "buffers": lambda session: session.buffers(),
+    "checkpoint": lambda session: session.checkpoint(),
+    "log": lambda session: session.log("a line"),
+    "members": lambda session: session.members,
+    "pull": lambda session: session.pull(),
+    "push": lambda session: session.push(GRADIENT),
+    "set_learning_rate": lambda session: session.set_learning_rate(0.1),
+    "settle": lambda session: session.settle(),
+    "skip": lambda session: session.skip(),
+}
+
+
 def test_a_fork_of_the_process_cannot_use_its_session(session: shoal.Session, coordinator: FakeCoordinator) -> None:
+    assert CALLS.keys() == {name for name in dir(shoal.Session) if name[0] != "_"} - {
+        "close",
+        "rank",
+        "step",
+        "workers",
+    }
     read, write = os.pipe()
     child = os.fork()
     if not child:
         try:
             session.close()
+            for name, call in CALLS.items():
+                with suppress(shoal.errors.BadRequest):
+                    call(session)
+                    os.write(write, f"{name} is allowed. ".encode())
             session.pull()
         except shoal.errors.BadRequest as error:
             os.write(write, error.message.encode())
         finally:
             os._exit(0)
     os.waitpid(child, 0)
-    assert (
-        f"was opened by process {os.getpid()}, and this is a fork of it; open a session in"
-        in os.read(read, 4096).decode()
-    )
+    said = os.read(read, 4096).decode()
+    assert said.startswith("session me of job job was opened by process")
+    assert f"was opened by process {os.getpid()}, and this is a fork of it; open a session in" in said
     os.close(read)
     os.close(write)
     assert coordinator.finished == []
@@ -708,16 +749,81 @@ def test_another_description_of_a_live_job_is_refused(
         client.session("job", worker="other", **options)
 
 
-@pytest.mark.parametrize("goes_on", [True, False])
-def test_a_session_that_is_refused_cancels_its_job_unless_others_go_on_with_it(
-    coordinator: FakeCoordinator, client: shoal.Client, servers: ShardServers, goes_on: bool
+def test_a_session_that_is_refused_cancels_the_job_that_it_started_if_no_other_has_a_part_in_it(
+    coordinator: FakeCoordinator, client: shoal.Client, servers: ShardServers
 ) -> None:
-    """The first session can be refused: another one may describe the job before it."""
-    coordinator.refusal = shoal.InvalidJob("another shape", **({"goes_on": 1} if goes_on else {}))
+    coordinator.refusal = shoal.InvalidJob("another shape")
     with pytest.raises(shoal.InvalidJob, match="another shape"):
-        client.session("job", variables={"w": np.zeros(3)})
-    assert (coordinator.jobs["job"].state == job_pb2.CANCELLED) is not goes_on
+        client.session("job", variables={"w": np.zeros(3)}, worker="me")
+    assert [(it.job, it.session) for it in coordinator.cancelled] == [("job", "me")], "the coordinator knows the others"
     assert coordinator.members == {}
+
+
+def test_a_rerun_waits_until_the_last_checkpoint_of_the_run_before_is_written(
+    coordinator: FakeCoordinator, client: shoal.Client, servers: ShardServers
+) -> None:
+    coordinator.refusals = [shoal.JobExists("its last checkpoint is being written", ending=1)] * 2
+    with client.session("job", variables={"w": np.zeros(3)}, worker="me") as session:
+        assert session.push(GRADIENT).outcome == "accepted"
+    assert coordinator.refusals == []
+
+
+def test_initial_values_are_freed_when_the_session_has_entered(client: shoal.Client, servers: ShardServers) -> None:
+    values = np.zeros(3)
+    kept = weakref.ref(values)
+    with client.session("job", variables={"w": values}, worker="me"):
+        del values
+        assert kept() is None
+
+
+@pytest.mark.parametrize("code", [None, 0])
+def test_an_exit_without_an_error_closes_the_session(
+    coordinator: FakeCoordinator, session: shoal.Session, code: int | None
+) -> None:
+    with pytest.raises(SystemExit), session:
+        raise SystemExit(code)
+    assert [request.error for request in coordinator.finished] == [""]
+
+
+def test_an_exit_with_an_error_ends_the_session_with_it(coordinator: FakeCoordinator, session: shoal.Session) -> None:
+    with pytest.raises(SystemExit), session:
+        raise SystemExit(3)
+    assert coordinator.finished[0].error.startswith("the session raised SystemExit: 3")
+
+
+def test_updates_that_are_an_array_are_refused(session: shoal.Session) -> None:
+    with pytest.raises(shoal.errors.BadRequest, match=r"updates is array.*give a dict of arrays by name"):
+        session.push(GRADIENT, updates=np.zeros(3))
+
+
+def test_a_closed_session_takes_no_lines(session: shoal.Session) -> None:
+    session.close()
+    with pytest.raises(shoal.Cancelled, match="is closed"):
+        session.log("too late")
+
+
+def test_a_coordinator_that_does_not_answer_reports_delays_no_call(
+    coordinator: FakeCoordinator, client: shoal.Client, servers: ShardServers, at_once: None
+) -> None:
+    answers = threading.Event()
+
+    def how(_: job_pb2.ReportRequest) -> None:
+        answers.wait(20)
+
+    asked = answer_reports(coordinator, how)
+    with client.session("job", variables={"w": np.zeros(3)}, worker="me") as session:
+        session.push(GRADIENT, weight=2)
+        session.log("first")
+        wait_until(lambda: bool(asked), what="the first report")
+        began = time.monotonic()
+        for _ in range(10):
+            session.log("a line")
+            session.push(GRADIENT, weight=2)
+        assert time.monotonic() - began < 1
+        answers.set()
+    report = coordinator.reports[-1]
+    assert (report.accepted, report.samples, report.step) == (11, 22, 11)
+    assert [line for report in coordinator.reports for line in report.log] == ["first"] + ["a line"] * 10
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
-"""A session's access to its job as a whole: who is in it, its checkpoints, and its learning rate."""
+"""A session's access to its job as a whole: who is in it, its log, its checkpoints, and its learning rate."""
 
 from contextlib import AbstractContextManager
 
 from shoal._rpc import CoordinatorClient
 from shoal._session.checkpoint_calls import take_checkpoint
+from shoal._session.inputs import lines_of
 from shoal._session.learning_rate import set_learning_rate
+from shoal._session.reports import Reports
+from shoal._session.step_times import StepTimes
 from shoal._training import PushResult
 from shoal._training.participant import Participant
 from shoal.optim import Schedule
@@ -21,6 +24,8 @@ class JobAccess:
     job: str
     _coordinator: CoordinatorClient
     _participant: Participant
+    _times: StepTimes
+    _reports: Reports
 
     def _alive(self) -> AbstractContextManager[None]:
         """Checks that the session may be used, and converts the errors of the block."""
@@ -63,8 +68,22 @@ class JobAccess:
         with self._alive():
             set_learning_rate(self._coordinator, self.job, learning_rate)
 
+    def log(self, text: str) -> None:
+        """Adds lines to the job's log. The next report sends them. A line of more than 8 KiB is split.
+
+        Raises:
+            BadRequest: the text is not a string.
+            Fenced, UnknownJob, JobFailed, Cancelled: see `Session.pull`.
+        """
+        lines = lines_of(text)
+        with self._alive():
+            self._reports.outbox.add_lines(lines)
+
     def checkpoint(self, timeout_s: float | None = None) -> SavedCheckpoint:
         """Takes a checkpoint after this session's last push, and returns it when it is complete.
+
+        In synchronous mode, a push counts only when its step closes, so a push to the open step is not in the
+        checkpoint. Call `barrier` first to wait until the step is closed.
 
         Args:
             timeout_s: how long to wait, in seconds. None means no limit. The checkpoint continues after a timeout.
@@ -74,7 +93,8 @@ class JobAccess:
             NonFiniteGradient, Fenced, UnknownJob, JobFailed, Cancelled, Unreachable: see `Session.push`.
         """
         with self._alive():
-            self._settle()
+            with self._times.timed("push"):
+                self._settle()
             return take_checkpoint(self._coordinator, self.job, timeout_s)
 
 

@@ -1,4 +1,7 @@
-"""Reports of a session: its metrics, timings and log lines on their way to the coordinator."""
+"""Reports of a session: its metrics, timings and log lines on their way to the coordinator.
+
+The calls of the user's loop only add to them. Another thread sends them, because the coordinator may not answer.
+"""
 
 import threading
 from collections.abc import Callable
@@ -12,7 +15,7 @@ from shoal._wire import ReportAck
 
 _log = Log(__name__)
 
-REPORT_EVERY_S = 0.5  # least time between two reports; the coordinator may ask for more. A push sends the report
+REPORT_EVERY_S = 0.5  # least time between two reports; the coordinator may ask for more
 
 
 class Reports:
@@ -26,7 +29,7 @@ class Reports:
         clock: returns seconds from any origin.
 
     Attributes:
-        outbox: what has not been sent.
+        outbox: what has not been sent. Any thread may add to it.
         over: whether the job has ended for this session.
     """
 
@@ -39,46 +42,33 @@ class Reports:
         clock: Callable[[], float],
     ) -> None:
         self._participant, self._pace, self._steps, self._lose, self._clock = participant, pace, steps, lose, clock
-        self._sending = threading.Lock()  # held while reports are sent, one after the other; guards _sent_at and over
+        # Held while reports are sent, one after the other; guards _sent_at and over, and taking from `steps`.
+        self._sending = threading.Lock()
         self._sent_at = clock()
         self.outbox = Outbox()
         self.over = False
 
-    def add(self, report: Report) -> None:
-        """Adds a report, and sends it with the earlier ones if it is time."""
-        self.outbox.add_metrics(report)
-        if self._due:
-            self.send(report.step)
-
     def flush(self) -> None:
-        """Sends the unsent reports if it is time, without the timings of the latest steps. Any thread may call it."""
-        if self._due and not self.over:
-            with self._sending:
-                self._send_all()
+        """Sends the unsent reports if it is time."""
+        due = self._clock() - self._sent_at >= REPORT_EVERY_S and self._pace.report_due_s <= 0
+        if due and not self.over:
+            self.send()
 
-    @property
-    def _due(self) -> bool:
-        return self._clock() - self._sent_at >= REPORT_EVERY_S and self._pace.report_due_s <= 0
-
-    def send(self, step: int) -> None:
-        """Sends the unsent reports. Does not raise, because the step has been taken.
-
-        Args:
-            step: the next step of the session.
-        """
-        if timings := self._steps.take():
-            self.outbox.add_metrics(Report(step=step, timings=timings))
+    def send(self) -> None:
+        """Sends the unsent reports. Does not raise, because the steps have been taken."""
         with self._sending:
             self._send_all()
 
     def _send_all(self) -> None:
         self._sent_at = self._clock()
+        if timings := self._steps.take():
+            self.outbox.add_metrics(Report(timings=timings))
         while report := self.outbox.take():
             try:
-                self.over = self._participant.report(report, self._pace) is ReportAck.DONE
-                end = self._participant.ended() if self.over else None
-                if end:
+                done = self._participant.report(report, self._pace) is ReportAck.DONE
+                if done and (end := self._participant.ended()):
                     self._lose(end)
+                self.over = done  # last, because the next call of the loop raises the end that is known by then
             except (errors.Unreachable, errors.DeadlineExceeded) as error:  # training continues
                 _log.debug("could not report", job=self._participant.job, reason=error.message)
                 self.outbox.put_back(report)

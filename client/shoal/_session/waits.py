@@ -17,7 +17,7 @@ _MOST_NAMED = 5
 class SessionWaits:
     """Tells a person when a call of a session waits for other ranks or for servers. A thread does it.
 
-    The thread also sends reports that no later push has sent, so that others see at which step this session is.
+    The thread also sends the reports, so that they never delay a call of the session.
 
     Args:
         participant: the session's part in its job.

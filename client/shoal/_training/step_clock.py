@@ -11,6 +11,8 @@ from shoal.status import StepTiming
 class StepClock:
     """Timings of the latest steps, until they are taken. It costs a step about a microsecond.
 
+    One thread records the steps, and another one may take them.
+
     Args:
         now: returns Unix time in seconds.
     """
@@ -32,9 +34,8 @@ class StepClock:
 
     def take(self) -> tuple[StepTiming, ...]:
         """Returns the steps since the last call, at most the latest TIMINGS, in order."""
-        timings = tuple(StepTiming(step, began, **phases) for step, began, phases in self._steps)
-        self._steps.clear()
-        return timings
+        taken = [self._steps.popleft() for _ in range(len(self._steps))]  # steps may be added meanwhile
+        return tuple(StepTiming(step, began, **phases) for step, began, phases in taken)
 
 
 __all__ = ["StepClock"]
