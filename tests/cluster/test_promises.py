@@ -41,7 +41,7 @@ def test_synchronous_is_exact(shared_cluster: shoal.LocalCluster, client: shoal.
     for dtype, tolerance in (("float64", 1e-12), ("float32", 1e-5)):
         problem = reference_worker.Problem(dtype)
         alone, trained = problem.alone(), client.pull(problem.job)
-        difference = max(largest_difference(trained[name], alone[name]) for name in alone)
+        difference = np.max([largest_difference(trained[name], alone[name]) for name in alone])
         print(f"largest relative difference in {dtype}: {difference:.2g}")
         assert difference <= tolerance, f"the largest relative difference in {dtype} is {difference:.2g}"
         assert np.max(np.abs(alone["w"] - problem.start["w"])) > 0.1, "nothing was learned, so nothing was compared"

@@ -1,7 +1,6 @@
 """Sessions with trees of arrays against real servers. The test plays the coordinator."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -10,39 +9,7 @@ import pytest
 import shoal
 from support.clusters.fake_coordinator import FakeCoordinator
 from support.clusters.shard_servers import ShardServers
-
-
-class Layer(NamedTuple):
-    kernel: Any
-    bias: Any
-
-
-def read_only(array: np.ndarray) -> np.ndarray:
-    array.flags.writeable = False
-    return array
-
-
-def tree() -> dict[str, Any]:
-    """Returns variables of every kind of container and of many kinds of arrays."""
-    rng = np.random.default_rng(7)
-    return {
-        "layers": [
-            Layer(rng.normal(size=(3, 4)).astype(np.float32).T, read_only(rng.normal(size=4))),
-            Layer(rng.normal(size=8)[::-2], rng.normal(size=(2, 2)).astype(ml_dtypes.bfloat16)),
-        ],
-        "scale": (np.float32(1.5), np.array(2.5), np.float16(3.5)),
-        "none": None,
-        "count": np.arange(3),
-    }
-
-
-def leaves(tree: Any) -> dict[str, np.ndarray]:
-    """Returns the arrays of `tree` by name."""
-    layers = [
-        (f"layers/{n}/{key}", it) for n, layer in enumerate(tree["layers"]) for key, it in layer._asdict().items()
-    ]
-    scales = [(f"scale/{n}", it) for n, it in enumerate(tree["scale"])]
-    return {name: np.asarray(it) for name, it in [*layers, *scales, ("count", tree["count"])]}
+from support.clusters.variable_tree import Layer, check_same, leaves, tree
 
 
 @pytest.fixture
@@ -65,8 +32,7 @@ def test_a_tree_comes_back_with_its_structure_dtypes_and_bits(session: shoal.Ses
     assert type(pulled["scale"]) is tuple
     assert pulled["none"] is None
     assert list(pulled) == list(given)
-    for (name, there), here in zip(leaves(pulled).items(), leaves(given).values(), strict=True):
-        assert (there.dtype, there.shape, there.tobytes()) == (here.dtype, here.shape, here.tobytes()), name
+    check_same(pulled, given)
 
 
 def test_gradients_may_have_the_same_structure(session: shoal.Session) -> None:

@@ -177,8 +177,11 @@ def evaluated(params: Mapping[str, np.ndarray]) -> float:
 
 
 def largest_difference(found: Mapping[str, np.ndarray], expected: Mapping[str, Any]) -> float:
-    """Returns the largest relative difference of any element from what is expected."""
-    return max(
-        float(np.max(np.abs(found[name] - expected[name]) / np.maximum(np.abs(expected[name]), np.finfo(float).tiny)))
+    """Returns the largest relative difference of any element from what is expected; infinity if one is not finite."""
+    assert found.keys() == expected.keys()
+    differences = [
+        np.abs(found[name] - expected[name]) / np.maximum(np.abs(expected[name]), np.finfo(float).tiny)
         for name in expected
-    )
+    ]
+    largest = float(np.max([np.max(each) for each in differences]))  # unlike Python's max, it does not hide NaN
+    return largest if np.isfinite(largest) else np.inf

@@ -1,7 +1,9 @@
 """A process with one session of two of a synchronous job, which stops at a step, so that it can be killed there.
 
 python crashing_session.py ADDRESS JOB STEP. It writes a line for each step that it has taken: the step, and the
-numbers of its samples. The session of rank 0 takes a checkpoint two steps before it stops.
+numbers of its samples. Two steps before it stops, the session of rank 0 takes a checkpoint directly after its push. The
+other session pushes this step after the checkpoint, so the checkpoint has the position of the two in the middle of
+their ranges, and neither push.
 """
 
 import signal
@@ -11,14 +13,17 @@ from typing import Any
 import numpy as np
 
 import shoal
+from shoal.events import CheckpointEnded
 
 VARIABLES = {"layer": {"w": np.linspace(0, 1, 5), "b": np.zeros(())}}
 SAMPLES = 100
+# Each range has five batches, each server one of the variables, and the gradients of the first steps are clipped.
+JOB = {"batch_size": 5, "range_size": 25, "shards": 2, "seed": 3}
 
 
 def options(**changes: Any) -> dict[str, Any]:
     """Returns the job's options, with some changes."""
-    return {"variables": VARIABLES, "batch_size": 5, "optimizer": shoal.optim.Adam(0.01), "seed": 3, **changes}
+    return {"variables": VARIABLES, "optimizer": shoal.optim.Adam(0.01, clip_norm=1.0), **JOB, **changes}
 
 
 def step(session: shoal.Session, numbers: np.ndarray) -> None:
@@ -37,9 +42,11 @@ def main(address: str, job: str, last: int) -> None:
             at = session.step
             if at == last:
                 signal.pause()
+            if at == last - 2 and session.rank != 0:
+                next(event for event in client.job(job).events() if isinstance(event, CheckpointEnded))
+            step(session, numbers)
             if at == last - 2 and session.rank == 0:
                 session.checkpoint(timeout_s=20)
-            step(session, numbers)
             print(at, *numbers, flush=True)
 
 

@@ -18,6 +18,17 @@ def test_groups_schedules_and_clipping_equal_one_process(combination: Combinatio
     assert difference < 1e-10
 
 
+def test_a_difference_that_is_not_finite_is_not_hidden() -> None:
+    ones = np.ones(2)
+    assert largest_difference({"a": ones, "b": ones * 1.5}, {"a": ones, "b": ones}) == 0.5
+    for bad in (np.nan, np.inf):
+        for name in ("a", "b"):
+            found = {"a": ones, "b": ones} | {name: np.array([bad, 1.0])}
+            assert largest_difference(found, {"a": ones, "b": ones}) == np.inf
+    with pytest.raises(AssertionError):
+        largest_difference({"a": ones}, {"a": ones, "b": ones})
+
+
 def test_recorded_results_show_what_they_are_for() -> None:
     for combination in RECORDED:
         result = recorded(combination)

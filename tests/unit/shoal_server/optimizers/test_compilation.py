@@ -1,0 +1,36 @@
+"""What a server says while it compiles its kernels."""
+
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from structlog.testing import capture_logs
+
+from shoal_server.optimizers import compilation
+
+
+def test_each_kernel_that_is_compiled_is_told_and_the_first_one_as_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def prepare(
+        dispatcher: Mock, _: Any, *, on_compile: Callable[[], None], on_wait: Callable[[], None], **__: Any
+    ) -> None:
+        on_wait()
+        if dispatcher is not cached:
+            on_compile()
+
+    cached = Mock()
+    monkeypatch.setattr(compilation, "registered", [(Mock(), []), (cached, []), (Mock(), [])])
+    monkeypatch.setattr(compilation, "prepare", prepare)
+    monkeypatch.setattr(compilation, "shared_folder", lambda _: None)
+    with capture_logs() as logs:
+        compilation.load_kernels()
+    assert {it["of"] for it in logs} == {3}
+    assert [(it["log_level"], it["event"], it["kernel"]) for it in logs] == [
+        ("info", "waiting for another process, which compiles the kernels", 1),
+        (
+            "warning",
+            "compiling kernels, which takes about ten seconds of one core at the first start of this version",
+            1,
+        ),
+        ("info", "compiling kernels", 3),
+    ]
