@@ -70,7 +70,8 @@ class CallThreads:
                     begun.append(future)
                 else:
                     own.append(partial(_perform, call, future, Exception))
-            for task in [*own, partial(_perform, calls[-1], futures[-1], Exception)]:
+            own.append(partial(_perform, calls[-1], futures[-1], Exception))
+            for task in own:
                 task()
             for future in begun:
                 future.exception()
