@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,7 +45,7 @@ def train_two(client: shoal.Client, job: str) -> tuple[list[int], list[int]]:
     """Trains in two sessions until the data ends. Returns their first steps, and the sample numbers of all batches."""
 
     def run(_: int) -> tuple[int, list[int]]:
-        with client.session(job, restore="auto", partial_restore=True, workers=2, **options()) as session:
+        with client.session(job, restore="auto", workers=2, **options()) as session:
             return session.step, train(session)
 
     with ThreadPoolExecutor(2) as pool:
@@ -117,7 +118,8 @@ def test_a_cell_that_is_run_twice_hears_of_its_open_session(storing: shoal.Clien
 
 def test_an_exception_of_one_session_leaves_the_others_training(storing: shoal.Client) -> None:
     def open_session(_: int) -> shoal.Session:
-        return storing.session("two", workers=2, consistency=shoal.Asynchronous(), **options())
+        first_run: dict[str, Any] = {"restore": "auto", "partial_restore": True}  # there is no checkpoint
+        return storing.session("two", workers=2, consistency=shoal.Asynchronous(), **first_run, **options())
 
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(open_session, range(2))
@@ -311,7 +313,8 @@ def test_waits_are_told_with_those_that_are_waited_for(
         pulled.result()
     wait_until(lambda: told("pull of step 1 by ann (rank 0, job told) has waited "))
     monkeypatch.setattr("shoal._session.batches.CLOSE_WAIT_S", 1.0)
-    step(ann, next(ann.batches(100)))
+    batches = ann.batches(100)
+    step(ann, next(batches))
     ann.close()
     assert told("wait of step 2 by ann (rank 0, job told) waits for rank 1 (bob, at step 1), since ")
     bob.close()

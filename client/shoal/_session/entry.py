@@ -11,7 +11,7 @@ from shoal import _tracing
 from shoal._rpc import CoordinatorClient, MembershipClient
 from shoal._session.inputs import Inputs, variables_of
 from shoal._session.open_sessions import naming_own, own_in
-from shoal._session.places import after_last_run, enter_when_free
+from shoal._session.places import enter_when_free
 from shoal._session.waits import entry_detail
 from shoal._system.waits import wait_notice
 from shoal._training import Pipeline, cancel, start_or_find
@@ -60,12 +60,8 @@ def enter(
     """
     described, structure = (None, None) if variables is None else variables_of(variables)
     with naming_own(coordinator, job), _tracing.root("enter", job=job, worker=worker), ExitStack() as opened:
-
-        def start() -> None:
-            if start_or_find(coordinator, job, options, starts=described is not None):
-                opened.push(lambda _kind, error, _trace: cancel(coordinator, job, worker, error))
-
-        start()
+        if start_or_find(coordinator, job, options, starts=described is not None):
+            opened.push(lambda _kind, error, _trace: cancel(coordinator, job, worker, error))
         member = coordinator_pb2.RegisterRequest(role=coordinator_pb2.SESSION, member=worker)
         membership = opened.enter_context(MembershipClient(coordinator, member, on_incarnation=live_as))
         with wait_notice(f"session {worker} (job {job})", lambda: _FOR_ITS_NAME):
@@ -80,8 +76,8 @@ def enter(
 
         with wait_notice(f"session {worker} (job {job})", partial(entry_detail, participant)):
             # A session of this process is alive, and the error, which names it, should not take seconds.
-            enter_once = admitted if own_in(coordinator, job) else partial(enter_when_free, admitted)
-            parameters = opened.enter_context(after_last_run(enter_once, start))
+            entered = admitted() if own_in(coordinator, job) else enter_when_free(admitted)
+            parameters = opened.enter_context(entered)
         inputs = Inputs(parameters.variables, structure, participant.spec.optimizer)
         opened.pop_all()
     note = participant.restore_note()

@@ -1,11 +1,10 @@
-"""Waits of a session for a place in its job: for that of a session that has died, or for the end of an earlier run."""
+"""Wait of a session for a place in its job, which a session that has died may still hold."""
 
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
 from shoal import errors
-from shoal._training.session_job import ENDING, SUBMIT_AGAIN_S
 
 T = TypeVar("T")
 
@@ -50,27 +49,4 @@ def enter_when_free(
         sleep(_ASK_AGAIN_S)
 
 
-def after_last_run(
-    enter: Callable[[], T], start: Callable[[], object], *, sleep: Callable[[float], object] = time.sleep
-) -> T:
-    """Enters a job. If the job has finished meanwhile, waits for its end, starts it again, and enters it.
-
-    Args:
-        enter: enters the job.
-        start: starts the job, or finds that it runs.
-        sleep: waits for a number of seconds.
-
-    Returns:
-        What `enter` returned.
-    """
-    while True:
-        try:
-            return enter()
-        except errors.Overloaded as error:
-            if ENDING not in error.details:
-                raise
-        sleep(SUBMIT_AGAIN_S)
-        start()
-
-
-__all__ = ["FREE_AFTER", "after_last_run", "enter_when_free"]
+__all__ = ["FREE_AFTER", "enter_when_free"]

@@ -19,11 +19,11 @@ from shoal.v1 import job_pb2
 
 _log = Log(__name__)
 
-# The detail of a refusal because the job has finished, and its last checkpoint is being written.
-ENDING = "ending"
+# The detail of the refusal because the job has finished, and its last checkpoint is being written.
+_ENDING = "ending"
 
 # Seconds between two attempts to submit a job while an earlier one of its name ends.
-SUBMIT_AGAIN_S = 0.1
+_SUBMIT_AGAIN_S = 0.1
 
 
 def start_or_find(
@@ -93,9 +93,9 @@ def _submitted(coordinator: CoordinatorClient, job: Job, sleep: Callable[[float]
             try:
                 submit(coordinator, job)
             except errors.JobExists as error:
-                if ENDING not in error.details:
+                if _ENDING not in error.details:
                     return False
-                sleep(SUBMIT_AGAIN_S)
+                sleep(_SUBMIT_AGAIN_S)
             else:
                 return True
 
@@ -131,4 +131,4 @@ def cancel(coordinator: CoordinatorClient, job: str, worker: str, error: BaseExc
         _log.warning("could not cancel", job=job, reason=failure.message)
 
 
-__all__ = ["ENDING", "SUBMIT_AGAIN_S", "cancel", "member_id", "start_or_find"]
+__all__ = ["cancel", "member_id", "start_or_find"]

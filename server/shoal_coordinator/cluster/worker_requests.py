@@ -74,7 +74,7 @@ class WorkerRequests:
         member, job = self._members.check(event.worker, event.incarnation), self._jobs.named(event.job)
         if job.ended:
             raise _over(job, now)
-        if job.all_workers_finished:  # another run begins when this one has ended, perhaps with other variables
+        if job.all_workers_finished:  # a session may have the variables of another run
             raise _ending(job)
         if job.spec.is_session and (
             conflict := job.conflict(member.id, event.description)
@@ -231,8 +231,8 @@ def _check_steps(job: JobMachine, worker: str, steps: Iterable[int], now: float)
             )
 
 
-def _ending(job: JobMachine) -> errors.Overloaded:
-    return errors.Overloaded(f"job {job.spec.name} {LAST_CHECKPOINT}", job=job.spec.name, ending=1)
+def _ending(job: JobMachine) -> errors.Cancelled:
+    return errors.Cancelled(f"job {job.spec.name} {LAST_CHECKPOINT}", job=job.spec.name)
 
 
 def _last_line(text: str) -> str:

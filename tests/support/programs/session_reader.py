@@ -27,6 +27,8 @@ def main(address: str, job: str, samples: str, path: str, worker: str) -> None:
                 )
             except shoal.Overloaded:  # the place of a dead process is not free yet
                 continue
+            except shoal.Cancelled:  # the others have read the rest meanwhile
+                return
         with session:
             for numbers in session.batches(int(samples)):
                 session.pull()

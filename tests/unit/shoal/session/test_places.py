@@ -1,11 +1,9 @@
 """The wait of a session for the place of one that has died."""
 
-from collections.abc import Callable
-
 import pytest
 
 from shoal import errors
-from shoal._session.places import FREE_AFTER, after_last_run, enter_when_free
+from shoal._session.places import FREE_AFTER, enter_when_free
 
 
 class Full:
@@ -43,24 +41,3 @@ def test_a_session_does_not_wait_for_another_limit() -> None:
     with pytest.raises(errors.Overloaded, match=r"^job a is full$"):
         full.entered()
     assert full.now == 100.0
-
-
-def test_a_session_starts_its_job_again_when_the_last_run_has_ended() -> None:
-    calls: list[str] = []
-
-    def enter() -> str:
-        if len(calls) < 4:
-            calls.append("refused")
-            raise errors.Overloaded("its last checkpoint is being written", ending=1)
-        return "entered"
-
-    def noted(name: str) -> Callable[..., None]:
-        return lambda *_: calls.append(name)
-
-    assert after_last_run(enter, noted("start"), sleep=noted("sleep")) == "entered"
-    assert calls == ["refused", "sleep", "start", "refused", "sleep", "start"]
-
-
-def test_a_session_does_not_start_a_job_again_that_is_full() -> None:
-    with pytest.raises(errors.Overloaded, match="full"):
-        after_last_run(Full(60.0).enter, lambda: pytest.fail("the job runs"))

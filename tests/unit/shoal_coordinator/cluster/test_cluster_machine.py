@@ -679,10 +679,12 @@ def test_a_session_job_whose_last_checkpoint_is_being_written_takes_no_session_a
     sea.start("s", "x", samples=0)
     sea.finish("s", "x")
     said = "job s has finished, and its last checkpoint is being written; try again when it has ended"
-    for call in (lambda: sea.describe("s", "y"), lambda: sea.enter("s", "y"), lambda: sea.submit(session())):
-        with pytest.raises(errors.ShoalError, match=said) as raised:
-            call()
-        assert raised.value.details["ending"] == "1"
+    for call in (sea.describe, sea.enter):
+        with pytest.raises(errors.Cancelled, match=said):
+            call("s", "y")
+    with pytest.raises(errors.JobExists, match=said) as raised:
+        sea.submit(session())
+    assert raised.value.details["ending"] == "1", "clients wait"
     assert sea.handle(events.JobAbandoned("s", "y")).state is JobState.RUNNING
     sea.perform()
     assert sea.state("s") is JobState.SUCCEEDED

@@ -1,4 +1,4 @@
-"""What a server says while it compiles its kernels."""
+"""Messages of a server about the compilation of its kernels."""
 
 from collections.abc import Callable
 from typing import Any
