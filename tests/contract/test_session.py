@@ -231,7 +231,7 @@ def answer_reports(
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes sessions report every 10 ms."""
     monkeypatch.setattr("shoal._session.reports.REPORT_EVERY_S", 0.0)
-    monkeypatch.setattr("shoal._system.waits._LOOK_S", 0.01)
+    monkeypatch.setattr("shoal._system.waits.LOOK_S", 0.01)
 
 
 def repeat(call: Callable[[], object]) -> None:

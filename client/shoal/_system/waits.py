@@ -17,7 +17,7 @@ _LOG = logging.getLogger("shoal")
 # Seconds of a wait before its first notice, and between the notices: doubled each time, up to the maximum.
 NOTICE_AFTER_S, _FIRST_GAP_S, _LONGEST_GAP_S = 2.0, 4.0, 60.0
 # Seconds between two looks of a watch, and the longest wait for its thread to end.
-_LOOK_S, _STOP_S = 0.5, 1.0
+LOOK_S, _STOP_S = 0.5, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class WaitWatch:
                 _LOG.warning(f"{wait.what} waits{detail and f' {detail}'}, since {began} ({now - wait.since:.0f} s)")
 
     def _run(self) -> None:
-        while not self._stopping.wait(_LOOK_S):
+        while not self._stopping.wait(LOOK_S):
             self.look()
             self._each()
 
@@ -148,4 +148,4 @@ def wait_notice(what: str, detail: Callable[[], str]) -> Iterator[None]:
     watch.stop()
 
 
-__all__ = ["NOTICE_AFTER_S", "Wait", "WaitNotices", "WaitWatch", "wait_notice"]
+__all__ = ["LOOK_S", "NOTICE_AFTER_S", "Wait", "WaitNotices", "WaitWatch", "wait_notice"]
