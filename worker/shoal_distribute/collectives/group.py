@@ -35,6 +35,11 @@ class Group:
 
     `open` makes groups. One thread may use a group at a time.
 
+    Args:
+        mesh: the connections of this rank.
+        listener: has accepted the connections of the others; it stops with the group.
+        share: whether to use shared memory if all ranks are on one host.
+
     Attributes:
         rank: this rank, from 0.
         ranks: number of ranks.
