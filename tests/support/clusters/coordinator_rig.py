@@ -144,6 +144,8 @@ class Rig:
             for name in set(self.lives) - self.silent:
                 try:
                     self.beat(name)
+                except KeyError:  # it has left meanwhile
+                    continue
                 except errors.Unreachable:
                     if not self.stopped.is_set():  # else a restart that was to fail has left no coordinator
                         raise

@@ -11,7 +11,8 @@ import numpy as np
 from shoal import errors
 from shoal._transport import Listener, Security, Segment, SegmentUnavailable
 from shoal_distribute.collectives.calls import Collective, CollectiveCall, ReduceOp
-from shoal_distribute.collectives.mesh import Mesh, connect
+from shoal_distribute.collectives.meeting import connect
+from shoal_distribute.collectives.mesh import Mesh
 from shoal_distribute.collectives.ring import run_ring
 from shoal_distribute.collectives.schedule import ring, slices
 from shoal_distribute.collectives.shared_blocks import SEGMENT_BYTES, SharedBlocks

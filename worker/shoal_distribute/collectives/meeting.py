@@ -1,0 +1,204 @@
+"""Meeting of the ranks of a group: each one opens a connection to all others, and says who it is."""
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+from shoal import _rpc, errors
+from shoal._limits import catalogue
+from shoal._transport import (
+    Connection,
+    Lane,
+    Listener,
+    ListenerLimits,
+    Security,
+    open_handshake,
+    received_error,
+    send_error,
+)
+from shoal.v1 import parameter_server_pb2 as pb
+from shoal_distribute.collectives.mesh import FRAMES, Mesh, RankFrame
+
+# The largest group: each rank has a connection to each other one.
+MOST_RANKS = 256
+_RANK = struct.Struct("<QII")  # generation, rank, ranks
+_RETRY_S = 0.05
+_HELLO_S = 5.0
+
+
+class _Handler:
+    """Handler of a connection that another rank has opened: it hands the connection to the mesh."""
+
+    def __init__(self, connection: Connection, meeting: "_Meeting") -> None:
+        self._connection, self._meeting = connection, meeting
+
+    def welcome(self, hello: pb.LaneHello) -> pb.LaneWelcome:  # noqa: ARG002 - it has nothing but its token
+        return pb.LaneWelcome()
+
+    def serve(self) -> None:
+        kind, payload = self._connection.receive(within_s=_HELLO_S, most=_RANK.size)
+        if kind is not RankFrame.RANK or len(payload) != _RANK.size:
+            raise errors.BadFrame(f"{self._connection.peer} did not say its rank")
+        self._meeting.arrived(self._connection, *_RANK.unpack(payload))
+        self._meeting.closed.wait()
+
+    def close(self) -> None:
+        """Frees nothing: the mesh owns the connection."""
+
+
+class _Meeting:
+    """The ranks that have come so far."""
+
+    def __init__(self, generation: int, rank: int, ranks: int) -> None:
+        self.generation, self.rank, self.ranks = generation, rank, ranks
+        self.accepted: dict[int, Connection] = {}
+        self.changed = threading.Condition()
+        self.closed = threading.Event()
+
+    def arrived(self, connection: Connection, generation: int, rank: int, ranks: int) -> None:
+        """Takes the connection of a rank, or refuses it."""
+        with self.changed:
+            refusal = self._refusal(generation, rank, ranks)
+            if refusal is None:
+                self.accepted[rank] = connection
+                self.changed.notify_all()
+        if refusal:
+            send_error(connection, refusal)
+            raise refusal
+        connection.send(RankFrame.RANK)
+
+    def introduce(self, lane: Connection) -> None:
+        """Tells another rank who this one is.
+
+        Raises:
+            RanksDisagree: it refuses this rank.
+            Unreachable: it has ended.
+        """
+        lane.send(RankFrame.RANK, [_RANK.pack(self.generation, self.rank, self.ranks)])
+        kind = lane.begin(within_s=_HELLO_S, most=1 << 16)
+        if kind is RankFrame.ERROR:
+            raise received_error(lane)
+        lane.payload()
+
+    def wait(self, deadline: float, addresses: Sequence[str]) -> None:
+        """Waits until all other ranks have come.
+
+        Raises:
+            RankLost: a rank has not come by the deadline. The message names it.
+        """
+        with self.changed:
+            self.changed.wait_for(lambda: not self._missing(), max(0.0, deadline - time.monotonic()))
+            if missing := self._missing():
+                named = ", ".join(f"{it} ({addresses[it]})" for it in missing[:5])
+                raise errors.RankLost(f"rank {named} did not come in time", rank=missing[0])
+
+    def _missing(self) -> list[int]:
+        return [rank for rank in range(self.ranks) if rank != self.rank and rank not in self.accepted]
+
+    def _refusal(self, generation: int, rank: int, ranks: int) -> errors.ShoalError | None:
+        if (generation, ranks) != (self.generation, self.ranks):
+            return errors.RanksDisagree(
+                f"rank {rank} wants generation {generation} of {ranks} ranks, and rank {self.rank} generation "
+                f"{self.generation} of {self.ranks} ranks",
+                rank=rank,
+            )
+        if rank == self.rank or not rank < self.ranks or rank in self.accepted:
+            return errors.RanksDisagree(f"two processes are rank {rank} of {ranks}", rank=rank)
+        return None
+
+
+def connect(
+    rank: int,
+    addresses: Sequence[str],
+    *,
+    security: Security,
+    listening: socket.socket | None = None,
+    generation: int = 0,
+    within_s: float = 60.0,
+) -> tuple[Mesh, Listener]:
+    """Connects a rank with all others.
+
+    Args:
+        rank: this rank.
+        addresses: host:port of each rank.
+        security: protects the connections, and proves that a process belongs to the group.
+        listening: a bound socket that listens at this rank's address. None means that this function makes one.
+        generation: number of the group. Ranks of another generation are refused.
+        within_s: seconds to wait for the other ranks.
+
+    Returns:
+        The mesh, and the listener to stop after it.
+
+    Raises:
+        BadRequest: an address is not host:port, or there are too many.
+        RankLost: a rank did not come in time. The message names it.
+        RanksDisagree: two processes have one rank, or another number of ranks.
+    """
+    if not 0 <= rank < len(addresses) <= MOST_RANKS:
+        raise errors.BadRequest(f"rank {rank} of {len(addresses)} ranks: a group has 1 to {MOST_RANKS} of them")
+    places = [_rpc.parse_address(address) for address in addresses]
+    meeting = _Meeting(generation, rank, len(addresses))
+    bound = listening or socket.create_server(places[rank], reuse_port=False)
+    limits = ListenerLimits(catalogue.LANES, catalogue.HOST_LANES, 2 * MOST_RANKS, 2 * MOST_RANKS)
+    listener = Listener(
+        bound,
+        FRAMES,
+        lambda connection: _Handler(connection, meeting),
+        security=security,
+        limits=limits,
+        name="rank",
+        advice="start fewer ranks",
+    )
+    listener.start()
+    opened: dict[int, Connection] = {}
+    try:
+        deadline = time.monotonic() + within_s
+        for other in range(len(addresses)):
+            if other != rank:
+                opened[other] = _open(places[other], meeting, other, security, deadline)
+        meeting.wait(deadline, addresses)
+    except BaseException:
+        meeting.closed.set()
+        for link in opened.values():
+            link.close()
+        listener.stop()
+        raise
+    return _MetMesh(meeting, opened), listener
+
+
+class _MetMesh(Mesh):
+    """A mesh that lets the threads of its accepted connections go when it closes."""
+
+    def __init__(self, meeting: _Meeting, opened: Mapping[int, Connection]) -> None:
+        super().__init__(meeting.rank, opened, meeting.accepted)
+        self._meeting = meeting
+
+    def close(self) -> None:
+        super().close()
+        self._meeting.closed.set()
+
+
+def _open(place: tuple[str, int], meeting: _Meeting, other: int, security: Security, deadline: float) -> Connection:
+    """Opens the connection to another rank, which may not have started yet."""
+    pause = threading.Event()  # never set
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            lane = Lane.connect(*place, FRAMES, timeout_s=max(0.1, left))
+        except errors.Unreachable:
+            if left <= 0:
+                raise errors.RankLost(f"rank {other} at {place[0]}:{place[1]} did not answer", rank=other) from None
+            pause.wait(_RETRY_S)
+            continue
+        try:
+            open_handshake(lane, security, pb.LaneHello(), within_s=_HELLO_S)
+            meeting.introduce(lane)
+        except BaseException:
+            lane.close()
+            raise
+        return lane
+
+
+__all__ = ["MOST_RANKS", "connect"]
