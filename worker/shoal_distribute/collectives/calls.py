@@ -3,6 +3,9 @@
 import enum
 import struct
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from shoal import errors
 
@@ -17,6 +20,16 @@ class ReduceOp(enum.Enum):
 
     SUM = "sum"
     MEAN = "mean"
+
+    def finish(self, total: np.ndarray[Any, Any], ranks: int) -> None:
+        """Makes the result of the sum of all ranks' arrays, in place.
+
+        Args:
+            total: the sum, or a part of it. One rank alone finishes each element, so that all get the same bits.
+            ranks: number of ranks.
+        """
+        if self is ReduceOp.MEAN:
+            np.multiply(total, total.dtype.type(1 / ranks), out=total)
 
 
 class Collective(enum.Enum):

@@ -2,14 +2,14 @@
 
 import json
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from shoal import errors
-from shoal._transport import Listener, Security, Segment, SegmentUnavailable
+from shoal._transport import Security, Segment, SegmentUnavailable
 from shoal_distribute.collectives.calls import Collective, CollectiveCall, ReduceOp
 from shoal_distribute.collectives.meeting import connect
 from shoal_distribute.collectives.mesh import Mesh
@@ -38,7 +38,7 @@ class Group:
 
     Args:
         mesh: the connections of this rank.
-        listener: has accepted the connections of the others; it stops with the group.
+        stop: called when the mesh is closed.
         share: whether to use shared memory if all ranks are on one host.
 
     Attributes:
@@ -46,9 +46,9 @@ class Group:
         ranks: number of ranks.
     """
 
-    def __init__(self, mesh: Mesh, listener: Listener, *, share: bool = True) -> None:
+    def __init__(self, mesh: Mesh, stop: Callable[[], None], *, share: bool = True) -> None:
         self.rank, self.ranks = mesh.rank, mesh.ranks
-        self._mesh, self._listener = mesh, listener
+        self._mesh, self._stop = mesh, stop
         self._calls = 0
         self._shared: SharedBlocks | None = None
         if share and self.ranks > 1:
@@ -85,7 +85,7 @@ class Group:
             RankLost: a rank did not come in time. The message names it.
             RanksDisagree: two processes have one rank, or another number of ranks.
         """
-        mesh, listener = connect(
+        mesh, stop = connect(
             rank,
             addresses,
             security=security,
@@ -94,10 +94,10 @@ class Group:
             within_s=within_s,
         )
         try:
-            return cls(mesh, listener, share=share)
+            return cls(mesh, stop, share=share)
         except BaseException:
             mesh.close()
-            listener.stop()
+            stop()
             raise
 
     @property
@@ -222,7 +222,7 @@ class Group:
         if self._shared:
             self._shared.close()
         self._mesh.close()
-        self._listener.stop()
+        self._stop()
 
     def __enter__(self) -> Self:
         return self

@@ -4,7 +4,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from shoal import _rpc, errors
 from shoal._limits import catalogue
@@ -117,7 +117,7 @@ def connect(
     listening: socket.socket | None = None,
     generation: int = 0,
     within_s: float = 60.0,
-) -> tuple[Mesh, Listener]:
+) -> tuple[Mesh, Callable[[], None]]:
     """Connects a rank with all others.
 
     Args:
@@ -129,7 +129,7 @@ def connect(
         within_s: seconds to wait for the other ranks.
 
     Returns:
-        The mesh, and the listener to stop after it.
+        The mesh, and a function to call after it is closed, which stops listening.
 
     Raises:
         BadRequest: an address is not host:port, or there are too many.
@@ -140,19 +140,14 @@ def connect(
         raise errors.BadRequest(f"rank {rank} of {len(addresses)} ranks: a group has 1 to {MOST_RANKS} of them")
     places = [_rpc.parse_address(address) for address in addresses]
     meeting = _Meeting(generation, rank, len(addresses))
-    bound = listening or socket.create_server(places[rank], reuse_port=False)
-    limits = ListenerLimits(catalogue.LANES, catalogue.HOST_LANES, 2 * MOST_RANKS, 2 * MOST_RANKS)
-    listener = Listener(
-        bound,
-        FRAMES,
-        lambda connection: _Handler(connection, meeting),
-        security=security,
-        limits=limits,
-        name="rank",
-        advice="start fewer ranks",
-    )
+    listener = _listener(listening or socket.create_server(places[rank], reuse_port=False), meeting, security)
     listener.start()
     opened: dict[int, Connection] = {}
+
+    def stop() -> None:
+        meeting.closed.set()
+        listener.stop()
+
     try:
         deadline = time.monotonic() + within_s
         for other in range(len(addresses)):
@@ -160,24 +155,24 @@ def connect(
                 opened[other] = _open(places[other], meeting, other, security, deadline)
         meeting.wait(deadline, addresses)
     except BaseException:
-        meeting.closed.set()
         for link in opened.values():
             link.close()
-        listener.stop()
+        stop()
         raise
-    return _MetMesh(meeting, opened), listener
+    return Mesh(rank, opened, meeting.accepted), stop
 
 
-class _MetMesh(Mesh):
-    """A mesh that lets the threads of its accepted connections go when it closes."""
-
-    def __init__(self, meeting: _Meeting, opened: Mapping[int, Connection]) -> None:
-        super().__init__(meeting.rank, opened, meeting.accepted)
-        self._meeting = meeting
-
-    def close(self) -> None:
-        super().close()
-        self._meeting.closed.set()
+def _listener(bound: socket.socket, meeting: _Meeting, security: Security) -> Listener:
+    """Returns the listener that accepts the connections of the other ranks."""
+    return Listener(
+        bound,
+        FRAMES,
+        lambda connection: _Handler(connection, meeting),
+        security=security,
+        limits=ListenerLimits(catalogue.LANES, catalogue.HOST_LANES, 2 * MOST_RANKS, 2 * MOST_RANKS),
+        name="rank",
+        advice="start fewer ranks",
+    )
 
 
 def _open(place: tuple[str, int], meeting: _Meeting, other: int, security: Security, deadline: float) -> Connection:

@@ -36,14 +36,14 @@ def run_ring(
     for number, each in enumerate(planned):
         mesh.rounds += 1
         last = number + 1 == len(planned)
-        reduced = each.reduces and (last or not planned[number + 1].reduces)
+        complete = last or not planned[number + 1].reduces  # what is added now is the sum of all ranks
         for frame in _frames(flat[parts[each.receives]]):
             if each.reduces:
                 received = scratch[: frame.size]
                 mesh.receive(previous, received)
                 np.add(received, frame, out=frame)
-                if reduced and op is ReduceOp.MEAN:
-                    np.multiply(frame, frame.dtype.type(1 / mesh.ranks), out=frame)
+                if complete:
+                    op.finish(frame, mesh.ranks)
             else:
                 mesh.receive(previous, frame)
             if not last:

@@ -63,8 +63,7 @@ class SharedBlocks:
             flat: the array, of one dimension.
             op: how the arrays are joined.
         """
-        step = BLOCK_BYTES // flat.itemsize
-        parts = [flat[start : start + step] for start in range(0, flat.size, step)]
+        parts = _blocks_of(flat)
         first, count = self._done, len(parts)
         for number in range(count + 2):
             if number < count:
@@ -82,9 +81,8 @@ class SharedBlocks:
             flat: the array, of one dimension.
             root: the rank whose array all get.
         """
-        step = BLOCK_BYTES // flat.itemsize
-        for start in range(0, flat.size, step):
-            part, number = flat[start : start + step], self._done
+        for part in _blocks_of(flat):
+            number = self._done
             if self.rank == root:
                 self._fill(number, part)
             else:
@@ -111,8 +109,7 @@ class SharedBlocks:
             total = self._block(0, number, part)[mine] + self._block(1, number, part)[mine]
             for rank in range(2, self.ranks):
                 np.add(total, self._block(rank, number, part)[mine], out=total)
-            if op is ReduceOp.MEAN:
-                np.multiply(total, total.dtype.type(1 / self.ranks), out=total)
+            op.finish(total, self.ranks)
             np.copyto(self._block(self.rank, number, part)[mine], total)
         self._own[_REDUCED] = number + 1
 
@@ -142,6 +139,12 @@ class SharedBlocks:
                     self._check()
                     check_at = now + _CHECK_S
                 time.sleep(_PAUSE_S)
+
+
+def _blocks_of(flat: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+    """Returns the parts of an array that go through one block each."""
+    step = BLOCK_BYTES // flat.itemsize
+    return [flat[start : start + step] for start in range(0, flat.size, step)]
 
 
 __all__ = ["SEGMENT_BYTES", "SharedBlocks"]

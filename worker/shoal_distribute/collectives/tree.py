@@ -28,8 +28,8 @@ def reduce_to_root(mesh: Mesh, flat: np.ndarray[Any, Any], op: ReduceOp) -> None
         np.add(flat, received, out=flat)
     if node.parent is not None:
         mesh.send(node.parent, flat)
-    elif op is ReduceOp.MEAN:
-        np.multiply(flat, flat.dtype.type(1 / mesh.ranks), out=flat)
+    else:
+        op.finish(flat, mesh.ranks)
 
 
 def send_from_root(mesh: Mesh, flat: np.ndarray[Any, Any], root: int = 0) -> None:
