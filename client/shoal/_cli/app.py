@@ -106,8 +106,13 @@ app.command(rich_help_panel="One role", context_settings={"allow_extra_args": Tr
 
 def find_command(name: str) -> Any:
     """Returns a command of `shoal`, such as that of a role, as it would be called."""
-    group: Any = typer.main.get_command(app)
+    group = _command_group()
     return group.get_command(typer.Context(group, info_name="shoal"), name)
+
+
+@functools.cache
+def _command_group() -> Any:
+    return typer.main.get_command(app)
 
 
 def _show_version(wanted: bool) -> None:

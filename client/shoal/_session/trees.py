@@ -193,7 +193,9 @@ class _Walk:
         """Returns the node of a part of the tree; `of_jax` means that a container around it is one of JAX's."""
         if tree is None and not self._none_is_leaf:
             return _Nothing()
-        found = None if tree is None else _parts(tree, apart=_joined(name, "0") in self._known)
+        # Asked of lists alone, because each push walks over all of its arrays.
+        apart = isinstance(tree, list | tuple) and _joined(name, "0") in self._known
+        found = None if tree is None else _parts(tree, apart=apart)
         if found is None:
             return self._leaf(tree, name, place)
         if id(tree) in above:

@@ -93,8 +93,7 @@ class DataService:
                     raise
                 self._check_after_wait(push)
                 timing.waited_s = push.waited_s
-                check = partial(self._check_caller, push.header.stamp)
-                shards, answer = pushes.receive(push, self._alone(push, source, end), check)
+                shards, answer = self._receive(push, source, end)
         return self._reply(shards, answer)
 
     def open_push(self, header: pb.PushHeader) -> PendingPush:
@@ -127,8 +126,7 @@ class DataService:
         """
         self._check_after_wait(push)
         with self.metrics.pushing("push"), _tracing.server_span("Push", push.header.stamp):
-            check = partial(self._check_caller, push.header.stamp)
-            shards, answer = pushes.receive(push, self._alone(push, source, end), check)
+            shards, answer = self._receive(push, source, end)
         if push.waited_s:
             self.metrics.push_waited(push.waited_s)
         return self._reply(shards, answer)
@@ -189,14 +187,16 @@ class DataService:
         if caller is not None:
             self._authorizer.check_participant(caller, stamp.job, stamp.worker, stamp.incarnation, reading=reading)
 
-    def _alone(self, push: PendingPush, source: pushes.Source, end: Callable[[], object]) -> pushes.Source:
-        """Returns a source that ends an earlier transfer of the same worker before it takes memory."""
+    def _receive(
+        self, push: PendingPush, source: pushes.Source, end: Callable[[], object]
+    ) -> tuple[Selection, AnswerPush]:
+        """Receives a push, after an earlier transfer of the same worker has ended, and before it takes memory."""
 
         def alone(shards: Selection, aggregations: Collection[Aggregation], memory: BufferPool) -> SlabArrays:
             with self._transfers.only(push, end):
                 return source(shards, aggregations, memory)
 
-        return alone
+        return pushes.receive(push, alone, partial(self._check_caller, push.header.stamp))
 
     def _check_after_wait(self, push: PendingPush) -> None:
         """Checks the caller of a push again if it asked for a permit, because it may have waited for a long time.
