@@ -63,7 +63,10 @@ class Reports:
         self._sent_at = self._clock()
         if timings := self._steps.take():
             self.outbox.add_metrics(Report(timings=timings))
-        while report := self.outbox.take():
+        # Metrics go once a call, since a fast loop adds to them during each report; lines go as long as there are any.
+        more = True
+        while more and (report := self.outbox.take()):
+            more = self.outbox.lines_waiting > 0
             try:
                 done = self._participant.report(report, self._pace) is ReportAck.DONE
                 if done and (end := self._participant.ended()):

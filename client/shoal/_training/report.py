@@ -1,6 +1,5 @@
 """Reports of a worker to the coordinator: counts and metrics, within the limits of one report."""
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -81,9 +80,10 @@ class Report:
 
 
 def _summed(earlier: Mapping[Key, int], later: Mapping[Key, int]) -> dict[Key, int]:
-    total = Counter(earlier)
-    total.update(later)
-    return dict(sorted(total.items()))
+    total = dict(earlier)
+    for key, count in later.items():
+        total[key] = total.get(key, 0) + count
+    return dict(sorted(total.items())) if len(total) > len(earlier) else total  # of most steps, nothing is new
 
 
 def _bounded_values(values: Mapping[str, float]) -> dict[str, float]:
