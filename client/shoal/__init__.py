@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         UnknownCheckpoint,
         UnknownJob,
         Unreachable,
+        WrongContext,
         WrongVersion,
     )
     from shoal.evaluation import evaluate
@@ -122,6 +123,7 @@ __all__ = [
     "UnknownJob",
     "Unreachable",
     "Variable",
+    "WrongContext",
     "WrongVersion",
     "__version__",
     "callbacks",

@@ -151,7 +151,14 @@ class RankLost(ShoalError, code="RANK_LOST", status="UNAVAILABLE"):
 
 
 class RanksDisagree(ShoalError, code="RANKS_DISAGREE", status="FAILED_PRECONDITION"):
-    """Ranks of a group make different collective calls, or have different numbers, sizes or generations."""
+    """Ranks of a group make different collective calls, or have different numbers, sizes or generations.
+
+    The same holds for the replicas of a strategy.
+    """
+
+
+class WrongContext(ShoalError, code="WRONG_CONTEXT", status="FAILED_PRECONDITION"):
+    """A call on a distribution strategy is made at the wrong place, such as with a variable of another strategy."""
 
 
 class UnknownMember(ShoalError, code="UNKNOWN_MEMBER", status="NOT_FOUND"):
@@ -307,5 +314,6 @@ __all__ = [
     "UnknownMember",
     "UnknownShard",
     "Unreachable",
+    "WrongContext",
     "WrongVersion",
 ]

@@ -27,6 +27,7 @@ MODULES = (
     "shoal_nn",
     "shoal_nn.models",
     "shoal_nn.programs",
+    "shoal_distribute",
     "shoal_distribute.collectives",
 )
 

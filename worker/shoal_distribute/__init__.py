@@ -1,1 +1,43 @@
-"""Distribution of training over ranks without parameter servers: collectives now, the strategies later."""
+"""Distribution strategies by the names of tf.distribute, over NumPy and CuPy, and the collectives below them."""
+
+from shoal_distribute.collectives import Group, ReduceOp
+from shoal_distribute.cross_device_ops import (
+    CrossDeviceOps,
+    HierarchicalCopyAllReduce,
+    NcclAllReduce,
+    ReductionToOneDevice,
+    RingAllReduce,
+)
+from shoal_distribute.replica_context import ReplicaContext
+from shoal_distribute.strategies import (
+    CentralStorageStrategy,
+    MirroredStrategy,
+    OneDeviceStrategy,
+    Strategy,
+    get_replica_context,
+    get_strategy,
+    has_strategy,
+    in_cross_replica_context,
+)
+from shoal_distribute.values import DistributedVariable, PerReplica
+
+__all__ = [
+    "CentralStorageStrategy",
+    "CrossDeviceOps",
+    "DistributedVariable",
+    "Group",
+    "HierarchicalCopyAllReduce",
+    "MirroredStrategy",
+    "NcclAllReduce",
+    "OneDeviceStrategy",
+    "PerReplica",
+    "ReduceOp",
+    "ReductionToOneDevice",
+    "ReplicaContext",
+    "RingAllReduce",
+    "Strategy",
+    "get_replica_context",
+    "get_strategy",
+    "has_strategy",
+    "in_cross_replica_context",
+]

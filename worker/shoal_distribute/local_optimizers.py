@@ -1,0 +1,220 @@
+"""Optimizers applied in the worker's process, for strategies without servers: to NumPy or CuPy arrays, in place.
+
+The equations and the names of the slots are those of `shoal.optim`, whose optimizers the servers apply with kernels of
+their own. Tests compare both.
+"""
+
+import math
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import Any
+
+from shoal import errors, optim
+from shoal.optim import VariableSettings
+from shoal.program import Array
+from shoal_worker.arrays import namespace_of
+
+_TINY = 1e-6  # as in PyTorch: a norm of 0 divides nothing
+
+# Arrays of one variable by slot name.
+Slots = MutableMapping[str, Array]
+# An update of one variable in place: value, gradient, slots, rate, version, settings.
+_Update = Callable[[Any, Array, Array, Slots, float, int, float], None]
+
+
+class LocalOptimizer:
+    """One replica's slots of an optimizer, and its updates.
+
+    Args:
+        optimizer: the optimizer, from `shoal.optim`.
+
+    Attributes:
+        optimizer: the same.
+        version: number of updates so far.
+        learning_rate: replaces the optimizer's schedule; None keeps it.
+    """
+
+    def __init__(self, optimizer: optim.Optimizer) -> None:
+        if type(optimizer) not in _UPDATES:
+            raise errors.InvalidOptimizer(f"{optimizer!r} is not an optimizer of shoal.optim; give one of its classes")
+        self.optimizer = optimizer
+        self.version = 0
+        self.learning_rate: optim.Schedule | None = None
+        self._slots: dict[str, Slots] = {}
+
+    def update(self, gradients: Sequence[tuple[str, Array, Array]]) -> None:
+        """Applies the gradients of one step, in place.
+
+        Args:
+            gradients: (name, value, gradient) of each variable; both arrays have one shape, dtype and device.
+        """
+        settings = [self.optimizer.settings_of(name) for name, _, _ in gradients]
+        factor = self._clip_factor(gradients, settings)
+        rate = (self.learning_rate or self.optimizer.schedule).rate(self.version)
+        change = _UPDATES[type(self.optimizer)]
+        for (name, value, gradient), own in zip(gradients, settings, strict=True):
+            if own.rate == 0:
+                continue
+            clipped = gradient if factor is None else gradient * value.dtype.type(factor)
+            change(
+                self.optimizer,
+                value,
+                clipped,
+                self._slots_of(name, value),
+                rate * own.rate,
+                self.version,
+                own.weight_decay,
+            )
+        self.version += 1
+
+    def state(self) -> dict[str, Array]:
+        """Returns the slots, by "variable/slot"."""
+        return {f"{name}/{slot}": array for name, slots in self._slots.items() for slot, array in slots.items()}
+
+    def restore(self, version: int, state: Mapping[str, Array]) -> None:
+        """Sets the number of updates and the slots.
+
+        Args:
+            version: number of updates so far.
+            state: as `state` returns it, on the replica's device. The optimizer keeps the arrays.
+        """
+        self.version, self._slots = version, {}
+        for path, array in state.items():
+            name, _, slot = path.rpartition("/")
+            self._slots.setdefault(name, {})[slot] = array
+
+    def _slots_of(self, name: str, value: Array) -> Slots:
+        if name not in self._slots:
+            xp = namespace_of(value)
+            initial = _SLOTS[type(self.optimizer)](self.optimizer)
+            self._slots[name] = {slot: xp.full(value.shape, start, value.dtype) for slot, start in initial.items()}
+        return self._slots[name]
+
+    def _clip_factor(
+        self, gradients: Sequence[tuple[str, Array, Array]], settings: Sequence[VariableSettings]
+    ) -> float | None:
+        """Returns what `clip_norm` multiplies the gradients with; None if it leaves them alone."""
+        limit = self.optimizer.clip_norm
+        if not limit:
+            return None
+        squares = [
+            _square(gradient) for (_, _, gradient), own in zip(gradients, settings, strict=True) if own.rate != 0
+        ]
+        factor = limit / (math.sqrt(math.fsum(squares)) + _TINY)
+        return factor if factor < 1 else None
+
+
+def _square(gradient: Array) -> float:
+    """Returns the sum of the squares, in float64."""
+    flat = gradient.reshape(-1)
+    return float((flat.astype("float64", copy=False) ** 2).sum())
+
+
+def _sgd(_spec: Any, x: Array, g: Array, _slots: Slots, rate: float, _version: int, decay: float) -> None:
+    x -= _scaled(x, rate, _coupled(g, x, decay))
+
+
+def _momentum(spec: optim.Momentum, x: Array, g: Array, slots: Slots, rate: float, _version: int, decay: float) -> None:
+    slope, s = _coupled(g, x, decay), slots["momentum_buffer"]
+    s *= s.dtype.type(spec.momentum)
+    s += slope
+    x -= _scaled(x, rate, slope + s.dtype.type(spec.momentum) * s if spec.nesterov else s)
+
+
+def _adagrad(spec: optim.Adagrad, x: Array, g: Array, slots: Slots, rate: float, _version: int, decay: float) -> None:
+    xp, slope, s = namespace_of(x), _coupled(g, x, decay), slots["accumulator"]
+    s += slope * slope
+    x -= _scaled(x, rate, slope) / (xp.sqrt(s) + x.dtype.type(spec.eps))
+
+
+def _rmsprop(spec: optim.RMSProp, x: Array, g: Array, slots: Slots, rate: float, _version: int, decay: float) -> None:
+    xp, slope, number = namespace_of(x), _coupled(g, x, decay), x.dtype.type
+    s = slots["square_avg"]
+    s *= number(spec.alpha)
+    s += number(1 - spec.alpha) * slope * slope
+    variance = s
+    if spec.centered:
+        a = slots["grad_avg"]
+        a *= number(spec.alpha)
+        a += number(1 - spec.alpha) * slope
+        variance = xp.maximum(s - a * a, number(0))
+    step = slope / (xp.sqrt(variance) + number(spec.eps))
+    if spec.momentum:
+        b = slots["momentum_buffer"]
+        b *= number(spec.momentum)
+        b += step
+        step = b
+    x -= _scaled(x, rate, step)
+
+
+def _adam(spec: optim.Adam, x: Array, g: Array, slots: Slots, rate: float, version: int, decay: float) -> None:
+    xp, number, t = namespace_of(x), x.dtype.type, version + 1
+    decoupled = isinstance(spec, optim.AdamW)
+    slope = g if decoupled else _coupled(g, x, decay)
+    m, v = slots["exp_avg"], slots["exp_avg_sq"]
+    m *= number(spec.beta1)
+    m += number(1 - spec.beta1) * slope
+    v *= number(spec.beta2)
+    v += number(1 - spec.beta2) * slope * slope
+    unbias = number(1 / math.sqrt(1 - spec.beta2**t))
+    step = number(rate / (1 - spec.beta1**t)) * m / (unbias * xp.sqrt(v) + number(spec.eps))
+    if decoupled and decay:
+        step += number(rate * decay) * x
+    x -= step
+
+
+def _ftrl(spec: optim.FTRL, x: Array, g: Array, slots: Slots, rate: float, _version: int, decay: float) -> None:
+    if rate == 0:
+        return  # the equations divide by the rate; in the limit the values do not change
+    xp, number = namespace_of(x), x.dtype.type
+    n, z, own = slots["accumulator"], slots["linear"], number(rate)
+    value = x - number(rate * decay) * x
+    square = g * g
+    grown = n + square
+    if spec.learning_rate_power == -0.5:
+        root = xp.sqrt(grown)
+        rise = square / (root + xp.sqrt(n))
+    else:
+        power = number(-spec.learning_rate_power)
+        root = grown**power
+        rise = root - n**power
+    n[...] = grown
+    z += g + number(2 * spec.l2_shrinkage) * value - rise / own * value
+    pull = xp.clip(z, number(-spec.l1), number(spec.l1)) - z
+    x[...] = pull / ((root + number(spec.beta)) / own + number(2 * spec.l2))
+
+
+def _coupled(g: Array, x: Array, decay: float) -> Array:
+    """Returns the gradient with the L2 penalty."""
+    return g + x.dtype.type(decay) * x if decay else g
+
+
+def _scaled(x: Array, rate: float, step: Array) -> Array:
+    return x.dtype.type(rate) * step
+
+
+def _rmsprop_slots(spec: optim.RMSProp) -> dict[str, float]:
+    needed = {"square_avg": True, "grad_avg": spec.centered, "momentum_buffer": spec.momentum > 0}
+    return {name: 0.0 for name, has in needed.items() if has}
+
+
+# The slots of each optimizer, with their first values.
+_SLOTS: dict[type[optim.Optimizer], Callable[[Any], dict[str, float]]] = {
+    optim.SGD: lambda _: {},
+    optim.Momentum: lambda _: {"momentum_buffer": 0.0},
+    optim.Adagrad: lambda spec: {"accumulator": spec.initial_accumulator_value},
+    optim.RMSProp: _rmsprop_slots,
+    optim.Adam: lambda _: {"exp_avg": 0.0, "exp_avg_sq": 0.0},
+    optim.AdamW: lambda _: {"exp_avg": 0.0, "exp_avg_sq": 0.0},
+    optim.FTRL: lambda spec: {"accumulator": spec.initial_accumulator_value, "linear": 0.0},
+}
+_UPDATES: dict[type[optim.Optimizer], _Update] = {
+    optim.SGD: _sgd,
+    optim.Momentum: _momentum,
+    optim.Adagrad: _adagrad,
+    optim.RMSProp: _rmsprop,
+    optim.Adam: _adam,
+    optim.AdamW: _adam,
+    optim.FTRL: _ftrl,
+}
+
+__all__ = ["LocalOptimizer"]

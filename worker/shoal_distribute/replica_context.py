@@ -1,0 +1,160 @@
+"""Replica context: what the code of one replica may ask while `Strategy.run` runs it."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from shoal.program import Array
+from shoal_distribute.collectives import ReduceOp
+from shoal_distribute.devices import LogicalDevice
+from shoal_distribute.rendezvous import Rendezvous
+from shoal_worker.arrays import Namespace
+
+# The replica context of each thread, and the strategies whose scopes it has entered.
+_here = threading.local()
+
+
+class Replicated(Protocol):
+    """What replicas and variables use of their strategy, which is a `strategies.Strategy`."""
+
+    devices: tuple[LogicalDevice, ...]
+    is_default: bool
+    first_replica: int
+
+    @property
+    def local_replicas(self) -> int:
+        """See `Strategy.local_replicas`."""
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """See `Strategy.num_replicas_in_sync`."""
+
+    def join(self, replica: "ReplicaContext", op: ReduceOp, arrays: list[Array]) -> list[Array]:
+        """Returns the sum or the mean of arrays over all replicas of all processes.
+
+        Args:
+            replica: the calling replica.
+            op: how the arrays are joined.
+            arrays: this replica's arrays, on its device.
+
+        Returns:
+            The joined arrays, on the replica's device.
+        """
+
+    def merged(self, replica: "ReplicaContext", fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Calls a function once for all replicas: see `ReplicaContext.merge_call`.
+
+        Args:
+            replica: the calling replica.
+            fn: the function.
+            args: its arguments, of this replica.
+            kwargs: its arguments by name.
+
+        Returns:
+            This replica's part of the result.
+        """
+
+
+class ReplicaContext:
+    """One replica during one call of `Strategy.run`. `get_replica_context` returns it.
+
+    Args:
+        strategy: the strategy that runs the replica.
+        local_replica: the replica's number in this process.
+        device: the replica's device.
+        rendezvous: exchanges values with the other replicas of this process.
+
+    Attributes:
+        strategy: the strategy.
+        local_replica: the replica's number in this process.
+        replica_id_in_sync_group: the replica's number among those of all processes.
+        device: the replica's device.
+    """
+
+    def __init__(
+        self, strategy: Replicated, local_replica: int, device: LogicalDevice, rendezvous: Rendezvous | None
+    ) -> None:
+        self.strategy, self.local_replica, self.device = strategy, local_replica, device
+        self.replica_id_in_sync_group = strategy.first_replica + local_replica
+        self._rendezvous = rendezvous
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """The number of replicas in all processes."""
+        return self.strategy.num_replicas_in_sync
+
+    @property
+    def xp(self) -> Namespace:
+        """The namespace of the replica's arrays: NumPy or CuPy."""
+        return self.device.xp
+
+    def exchange(self, what: str, value: Any) -> list[Any]:
+        """Returns the values of all replicas of this process, in order. All must call it.
+
+        Args:
+            what: what the replicas do, in words.
+            value: this replica's value.
+
+        Raises:
+            RanksDisagree: another replica makes another call, or has ended.
+        """
+        if self._rendezvous is None:
+            return [value]
+        return self._rendezvous.exchange(self.local_replica, what, value)
+
+    def all_reduce(self, op: ReduceOp, value: Any) -> Any:
+        """Returns the sum or the mean of an array, or of a list of arrays, over all replicas. All must call it.
+
+        Args:
+            op: how the values are joined.
+            value: an array or a number, or a list of them; of the same shapes and dtypes in all replicas.
+
+        Raises:
+            RanksDisagree: see `exchange`.
+        """
+        if isinstance(value, list | tuple):
+            return type(value)(self.strategy.join(self, op, [self.xp.asarray(it) for it in value]))
+        return self.strategy.join(self, op, [self.xp.asarray(value)])[0]
+
+    def merge_call(self, fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """Calls a function once for all replicas, with the values of each argument in a `PerReplica`.
+
+        Args:
+            fn: takes the strategy and the arguments.
+            args: this replica's arguments.
+            kwargs: this replica's arguments by name, a dict.
+
+        Returns:
+            This replica's part of the result: see `PerReplica`.
+
+        Raises:
+            RanksDisagree: see `exchange`.
+        """
+        return self.strategy.merged(self, fn, args, dict(kwargs or {}))
+
+
+def entered_strategies() -> list[Replicated]:
+    """Returns the strategies whose scopes this thread is in, the innermost last."""
+    if not hasattr(_here, "scopes"):
+        _here.scopes = []
+    found: list[Replicated] = _here.scopes
+    return found
+
+
+def current_replica() -> ReplicaContext | None:
+    """Returns the replica that this thread runs; None outside of `Strategy.run`."""
+    return getattr(_here, "replica", None)
+
+
+@contextmanager
+def running(replica: ReplicaContext | None) -> Iterator[None]:
+    """Makes this thread run a replica within the block; None means cross-replica context."""
+    before, _here.replica = current_replica(), replica
+    try:
+        yield
+    finally:
+        _here.replica = before
+
+
+__all__ = ["ReplicaContext", "Replicated", "current_replica", "entered_strategies", "running"]

@@ -1,0 +1,23 @@
+"""Strategies: where the replicas and the variables of a model are, and how gradients are joined."""
+
+from shoal_distribute.strategies.base import Strategy
+from shoal_distribute.strategies.central_storage import CentralStorageStrategy
+from shoal_distribute.strategies.current import (
+    get_replica_context,
+    get_strategy,
+    has_strategy,
+    in_cross_replica_context,
+)
+from shoal_distribute.strategies.mirrored import DefaultStrategy, MirroredStrategy, OneDeviceStrategy
+
+__all__ = [
+    "CentralStorageStrategy",
+    "DefaultStrategy",
+    "MirroredStrategy",
+    "OneDeviceStrategy",
+    "Strategy",
+    "get_replica_context",
+    "get_strategy",
+    "has_strategy",
+    "in_cross_replica_context",
+]

@@ -1,0 +1,346 @@
+"""Strategy: the base class of all strategies, and the surface that they have in common."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from shoal import errors, optim
+from shoal.program import Array
+from shoal_distribute.collectives import ReduceOp
+from shoal_distribute.devices import LogicalDevice
+from shoal_distribute.replica_context import ReplicaContext, current_replica, entered_strategies
+from shoal_distribute.strategies.replica_threads import ReplicaThreads
+from shoal_distribute.values import DistributedVariable, PerReplica, check_scope, part_of, regrouped
+from shoal_worker.arrays import on_host
+
+# Gradients, each with its variable.
+GradientsAndVariables = Sequence[tuple[Array | None, DistributedVariable]]
+
+
+class Strategy(ABC):
+    """Runs the same code on one or more devices and processes, and keeps the variables of all replicas in step.
+
+        strategy = MirroredStrategy(["/cpu:0", "/cpu:1"])
+        with strategy.scope():
+            model, optimizer = make_model(), keras.optimizers.SGD(0.1)
+        losses = strategy.run(train_step, args=(batch,))
+        loss = strategy.reduce(ReduceOp.MEAN, losses, axis=None)
+
+    Args:
+        devices: a replica runs on each. If there are several, each replica has a thread of its own.
+
+    Attributes:
+        devices: the devices of this process.
+        is_default: whether it is the strategy that is in use outside of any scope.
+        first_replica: number of this process's first replica among those of all processes.
+    """
+
+    is_default = False
+    first_replica = 0
+
+    def __init__(self, devices: Sequence[LogicalDevice]) -> None:
+        self.devices = tuple(devices)
+        self._threads = ReplicaThreads(self.devices)
+
+    @property
+    def local_replicas(self) -> int:
+        """The number of replicas in this process."""
+        return len(self.devices)
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """The number of replicas in all processes."""
+        return self.local_replicas
+
+    @contextmanager
+    def scope(self) -> Iterator["Strategy"]:
+        """Makes variables within the block variables of this strategy.
+
+        Raises:
+            WrongContext: this thread is in the scope of another strategy, or runs a replica.
+        """
+        scopes = entered_strategies()
+        if scopes and scopes[-1] is not self:
+            raise errors.WrongContext(
+                f"the scope of a {type(self).__name__} begins within that of a {type(scopes[-1]).__name__}; "
+                "leave that one first"
+            )
+        if (replica := current_replica()) and replica.strategy is not self:
+            raise errors.WrongContext("a scope begins within run; enter it before")
+        scopes.append(self)
+        try:
+            yield self
+        finally:
+            scopes.pop()
+
+    def run(self, fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: Any = None, options: Any = None) -> Any:
+        """Calls a function once for each replica of this process, at the same time.
+
+        Args:
+            fn: the function. `get_replica_context()` tells it which replica it is.
+            args: its arguments. Each replica gets its own value of a `PerReplica`, also within tuples, lists and dicts.
+            kwargs: arguments by name, a dict.
+            options: accepted for TensorFlow's sake, and ignored.
+
+        Returns:
+            What the function returned. With several replicas, the values are in `PerReplica`s.
+
+        Raises:
+            WrongContext: a replica calls it.
+            RanksDisagree: the replicas make different collective calls.
+        """
+        del options
+        if current_replica() is not None:
+            raise errors.WrongContext("run is called within run; call the function itself")
+        named = dict(kwargs or {})
+        calls = [(part_of(args, number), part_of(named, number)) for number in range(self.local_replicas)]
+        return regrouped(self._threads.run(self, fn, calls))
+
+    experimental_run_v2 = run
+
+    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | None = None) -> Any:
+        """Joins the values of all replicas, on the host.
+
+        Args:
+            reduce_op: SUM or MEAN.
+            value: what `run` returned: arrays or numbers, one for each replica; or a tuple, list or dict of them.
+            axis: an axis of the arrays to reduce as well, such as the batch's. None reduces over replicas only. With
+                MEAN, each element counts the same, so that the batches of the replicas may differ in length.
+
+        Returns:
+            A NumPy array or number, or the same structure of them.
+
+        Raises:
+            BadRequest: the op is unknown, or SUM is asked of a value that is not `PerReplica`, with several replicas.
+            WrongContext: a replica calls it.
+        """
+        self._require_cross_replica("reduce", "use get_replica_context().all_reduce")
+        op = reduce_op_of(reduce_op)
+        if isinstance(value, tuple | list):
+            return type(value)(self.reduce(op, it, axis) for it in value)
+        if isinstance(value, dict):
+            return {key: self.reduce(op, it, axis) for key, it in value.items()}
+        if not isinstance(value, PerReplica) and self.local_replicas > 1 and op is ReduceOp.SUM:
+            raise errors.BadRequest(
+                f"reduce got one {type(value).__name__} for {self.local_replicas} replicas, whose sum is not defined; "
+                "give the result of run, or use ReduceOp.MEAN"
+            )
+        same = not isinstance(value, PerReplica) and self.local_replicas > 1
+        arrays = [_on_host(it) for it in (value.values if isinstance(value, PerReplica) else (value,))]
+        if axis is None:
+            total, count = _added(arrays), self.num_replicas_in_sync
+            if same:
+                total = total * self.local_replicas
+            return _number(self._mean_or_sum(op, total, count))
+        lengths = self._across(np.array(sum(it.shape[axis] for it in arrays), np.int64))
+        total = _added([np.asarray(it.sum(axis=axis)) for it in arrays])
+        return _number(self._mean_or_sum(op, total, int(lengths)))
+
+    def gather(self, value: Any, axis: int) -> np.ndarray:
+        """Returns the values of all replicas one after the other along an axis, on the host.
+
+        Args:
+            value: what `run` returned: arrays of the same shape, apart from this axis.
+            axis: the axis.
+
+        Raises:
+            InvalidShape: the arrays do not fit together, or have no such axis.
+            WrongContext: a replica calls it.
+        """
+        self._require_cross_replica("gather", "return the value from run, and gather it outside")
+        arrays = [_on_host(it) for it in (value.values if isinstance(value, PerReplica) else (value,))]
+        try:
+            return self._gathered(np.concatenate(arrays, axis), axis)
+        except (ValueError, np.exceptions.AxisError) as error:
+            shapes = ", ".join(str(it.shape) for it in arrays)
+            raise errors.InvalidShape(
+                f"arrays of the shapes {shapes} cannot be gathered along axis {axis}: {error}"
+            ) from None
+
+    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+        """Returns the values of this process's replicas."""
+        return value.values if isinstance(value, PerReplica) else (value,)
+
+    @abstractmethod
+    def create_variable(self, name: str, initial: np.ndarray, *, trainable: bool = True) -> DistributedVariable:
+        """Makes a variable. Models do so in this strategy's scope.
+
+        Args:
+            name: its name. The optimizer's settings select variables by it.
+            initial: its initial value, which gives its shape and dtype.
+            trainable: whether it gets gradients.
+
+        Returns:
+            The variable.
+        """
+
+    def apply_gradients(self, optimizer: optim.Optimizer, pairs: GradientsAndVariables) -> None:
+        """Adds up the gradients of all replicas, and applies the optimizer once. All replicas call it, within `run`.
+
+        Args:
+            optimizer: the optimizer. Its state belongs to this object, not to its settings.
+            pairs: gradients and their variables. A pair whose gradient is None is left out.
+
+        Raises:
+            WrongContext: the call is not within `run`, or a variable is of another strategy.
+            InvalidGradient: there is no gradient, a shape differs from its variable's, or a variable is given twice.
+            RanksDisagree: the replicas give gradients of different variables.
+        """
+        replica = self._own_replica()
+        found = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
+        if not found:
+            raise errors.InvalidGradient(
+                "no variable has a gradient; compute them from a loss that depends on the variables"
+            )
+        names = [variable.name for _, variable in found]
+        if len({*names}) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise errors.InvalidGradient(f"variable {twice} is given twice; give each variable once, with its own name")
+        arrays = [self._checked(replica, gradient, variable) for gradient, variable in found]
+        self._apply(replica, optimizer, [variable for _, variable in found], arrays)
+
+    @abstractmethod
+    def iterations(self, optimizer: optim.Optimizer) -> int:
+        """Returns how often an optimizer has been applied."""
+
+    @abstractmethod
+    def set_learning_rate(self, optimizer: optim.Optimizer, learning_rate: float | optim.Schedule) -> None:
+        """Replaces an optimizer's learning rate. Its state stays.
+
+        Args:
+            optimizer: the optimizer.
+            learning_rate: a number or a schedule.
+        """
+
+    @abstractmethod
+    def optimizer_state(self, optimizer: optim.Optimizer) -> dict[str, np.ndarray]:
+        """Returns an optimizer's slots by "variable/slot", on the host."""
+
+    @abstractmethod
+    def restore_optimizer(self, optimizer: optim.Optimizer, iterations: int, state: dict[str, np.ndarray]) -> None:
+        """Sets an optimizer's slots.
+
+        Args:
+            optimizer: the optimizer.
+            iterations: how often it has been applied.
+            state: as `optimizer_state` returned it.
+        """
+
+    @abstractmethod
+    def join(self, replica: ReplicaContext, op: ReduceOp, arrays: list[Array]) -> list[Array]:
+        """Returns the sum or the mean of arrays over all replicas of all processes. All replicas call it.
+
+        Args:
+            replica: the calling replica.
+            op: how the arrays are joined.
+            arrays: this replica's arrays, on its device.
+
+        Returns:
+            The joined arrays, on the replica's device.
+        """
+
+    def merged(self, replica: ReplicaContext, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Calls a function for all replicas: see `ReplicaContext.merge_call`.
+
+        Args:
+            replica: the calling replica.
+            fn: the function.
+            args: its arguments, of this replica.
+            kwargs: its arguments by name.
+
+        Returns:
+            This replica's part of the result.
+        """
+        given = replica.exchange(f"merge_call of {getattr(fn, '__qualname__', fn)}", (args, kwargs))
+        outcome: Any = None
+        if replica.local_replica == 0:
+            outcome = self._threads.merged(
+                lambda: fn(self, *regrouped([it[0] for it in given]), **regrouped([it[1] for it in given]))
+            )
+        result, error = replica.exchange("the end of merge_call", outcome)[0]
+        if error is not None:
+            raise error
+        return part_of(result, replica.local_replica)
+
+    def close(self) -> None:
+        """Ends the replicas' threads, and whatever else the strategy holds."""
+        self._threads.close()
+
+    @abstractmethod
+    def _apply(
+        self,
+        replica: ReplicaContext,
+        optimizer: optim.Optimizer,
+        variables: list[DistributedVariable],
+        arrays: list[Array],
+    ) -> None:
+        """Applies the gradients of all replicas."""
+
+    def _across(self, array: np.ndarray) -> np.ndarray:
+        """Returns the sum of an array over all processes."""
+        return array
+
+    def _gathered(self, array: np.ndarray, axis: int) -> np.ndarray:  # noqa: ARG002 - for other strategies
+        """Returns the arrays of all processes along an axis."""
+        return array
+
+    def _mean_or_sum(self, op: ReduceOp, total: np.ndarray, count: int) -> np.ndarray:
+        total = self._across(total)
+        return np.asarray(total / count) if op is ReduceOp.MEAN else total
+
+    def _own_replica(self) -> ReplicaContext:
+        replica = current_replica()
+        if replica is None or replica.strategy is not self:
+            raise errors.WrongContext(
+                f"gradients are applied outside of the replicas of a {type(self).__name__}; "
+                "call apply_gradients in the function that strategy.run runs"
+            )
+        return replica
+
+    def _require_cross_replica(self, call: str, instead: str) -> None:
+        replica = current_replica()
+        if replica is not None and replica.strategy is self and not self.is_default:
+            raise errors.WrongContext(f"{call} is called within run; {instead}")
+
+    def _checked(self, replica: ReplicaContext, gradient: Any, variable: DistributedVariable) -> Array:
+        check_scope(self, variable)
+        if not variable.trainable:
+            raise errors.InvalidGradient(f"variable {variable.name} is not trainable, so it takes no gradient")
+        if gradient.shape != variable.shape:
+            raise errors.InvalidGradient(
+                f"the gradient of {variable.name} has the shape {gradient.shape}, but the variable {variable.shape}"
+            )
+        return replica.device.put(gradient).astype(variable.dtype, copy=False)
+
+
+def reduce_op_of(op: ReduceOp | str) -> ReduceOp:
+    """Returns the op, which may be given by its name.
+
+    Raises:
+        BadRequest: there is no such op.
+    """
+    try:
+        return op if isinstance(op, ReduceOp) else ReduceOp(str(op).lower())
+    except ValueError:
+        raise errors.BadRequest(f"reduce op {op!r} is unknown; use ReduceOp.SUM or ReduceOp.MEAN") from None
+
+
+def _on_host(value: Any) -> np.ndarray:
+    return np.asarray(value) if isinstance(value, int | float) else on_host(value)
+
+
+def _added(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    total = arrays[0]
+    for array in arrays[1:]:
+        total = np.asarray(total + array)
+    return total
+
+
+def _number(array: np.ndarray) -> Any:
+    return array[()] if array.ndim == 0 else array
+
+
+__all__ = ["GradientsAndVariables", "Strategy", "reduce_op_of"]
