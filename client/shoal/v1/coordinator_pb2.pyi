@@ -214,7 +214,9 @@ class ServerLoad(_message.Message):
     """Pulls that currently wait until their consistency mode permits an answer. A pull of several shards counts once."""
     @_builtins.property
     def undelivered_norms(self) -> _containers.RepeatedCompositeFieldContainer[Global___UndeliveredNorm]:
-        """The norms of steps that other servers have not taken for some seconds, so that these steps wait. At most 32."""
+        """Norms that this server has tried to send to other servers for some seconds, without success. The steps of these
+        norms wait. At most 32.
+        """
 
     def __init__(
         self,

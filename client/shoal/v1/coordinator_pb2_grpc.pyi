@@ -53,10 +53,10 @@ class CoordinatorStub:
     Drain: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.DrainRequest, _coordinator_pb2.DrainReply]
     """Drains a server: the coordinator places no new shards on it, takes checkpoints of the jobs with shards there and
     moves those jobs to other servers. Meanwhile the server continues to serve. The server repeats the call until the
-    reply names no job, or until its grace period ends, and then leaves. Repeated calls change nothing. If a job then has
-    fewer servers than before, it waits for a limited time: the server may register again under its id. Returns
-    ABORTED, FENCED if the incarnation has expired or was replaced, and INVALID_ARGUMENT, BAD_REQUEST if the member is
-    not a server.
+    reply names no job, or until its grace period ends, and then leaves. Repeated calls change nothing. If a job then
+    has fewer servers than before, it waits for a limited time, in which the server may register again under its id.
+    Returns ABORTED, FENCED if the incarnation has expired or was replaced, and INVALID_ARGUMENT, BAD_REQUEST if the
+    member is not a server.
     """
     GetStatus: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.GetStatusRequest, _coordinator_pb2.GetStatusReply]
     """Returns the members and what they hold, a page at a time. Returns INVALID_ARGUMENT, BAD_REQUEST if page_size is
@@ -85,10 +85,10 @@ class CoordinatorAsyncStub(CoordinatorStub):
     Drain: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.DrainRequest, _coordinator_pb2.DrainReply]  # type: ignore[assignment]
     """Drains a server: the coordinator places no new shards on it, takes checkpoints of the jobs with shards there and
     moves those jobs to other servers. Meanwhile the server continues to serve. The server repeats the call until the
-    reply names no job, or until its grace period ends, and then leaves. Repeated calls change nothing. If a job then has
-    fewer servers than before, it waits for a limited time: the server may register again under its id. Returns
-    ABORTED, FENCED if the incarnation has expired or was replaced, and INVALID_ARGUMENT, BAD_REQUEST if the member is
-    not a server.
+    reply names no job, or until its grace period ends, and then leaves. Repeated calls change nothing. If a job then
+    has fewer servers than before, it waits for a limited time, in which the server may register again under its id.
+    Returns ABORTED, FENCED if the incarnation has expired or was replaced, and INVALID_ARGUMENT, BAD_REQUEST if the
+    member is not a server.
     """
     GetStatus: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.GetStatusRequest, _coordinator_pb2.GetStatusReply]  # type: ignore[assignment]
     """Returns the members and what they hold, a page at a time. Returns INVALID_ARGUMENT, BAD_REQUEST if page_size is
@@ -138,10 +138,10 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_coordinator_pb2.DrainReply, _abc.Awaitable[_coordinator_pb2.DrainReply]]:
         """Drains a server: the coordinator places no new shards on it, takes checkpoints of the jobs with shards there and
         moves those jobs to other servers. Meanwhile the server continues to serve. The server repeats the call until the
-        reply names no job, or until its grace period ends, and then leaves. Repeated calls change nothing. If a job then has
-        fewer servers than before, it waits for a limited time: the server may register again under its id. Returns
-        ABORTED, FENCED if the incarnation has expired or was replaced, and INVALID_ARGUMENT, BAD_REQUEST if the member is
-        not a server.
+        reply names no job, or until its grace period ends, and then leaves. Repeated calls change nothing. If a job then
+        has fewer servers than before, it waits for a limited time, in which the server may register again under its id.
+        Returns ABORTED, FENCED if the incarnation has expired or was replaced, and INVALID_ARGUMENT, BAD_REQUEST if the
+        member is not a server.
         """
 
     @_abc_1.abstractmethod

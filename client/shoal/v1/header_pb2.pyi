@@ -87,8 +87,8 @@ class ShardHeader(_message.Message):
     """Number of updates that the shard has applied."""
     step: _builtins.int
     """The worker's next step on this shard. After a pull it is stamp.step + PullRequest.ahead, after a staged push
-    stamp.step, and after a committed push stamp.step + 1. In synchronous mode with backup workers, the shard may have closed that step
-    without this worker. The next step is then the step that the shard collects gradients for.
+    stamp.step, and after a committed push stamp.step + 1. In synchronous mode with backup workers, the shard may have
+    closed that step without this worker. The next step is then the step for which the shard collects gradients.
     """
     def __init__(
         self,

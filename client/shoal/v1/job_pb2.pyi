@@ -190,8 +190,8 @@ class Optimizer(_message.Message):
 
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___OptimizerGroup]:
-        """Settings of some variables, at most 1,000. If several patterns match a variable, the first group counts. If a pattern
-        matches no trainable variable of the job, Describe returns INVALID_ARGUMENT, INVALID_JOB.
+        """Settings of some variables, at most 1,000. If several patterns match a variable, the first group applies. If a
+        pattern matches no trainable variable of the job, Describe returns INVALID_ARGUMENT, INVALID_JOB.
         """
 
     def __init__(
@@ -772,8 +772,8 @@ class JobStatus(_message.Message):
     restarts: _builtins.int
     """The number of restarts from a checkpoint, or from the beginning, after lost shards."""
     restore_note: _builtins.str
-    """The checkpoint that the job started or continued from, and how the job differs from it: in variables, data or arguments of the
-    optimizer. Empty if it does not differ, or began with initial values.
+    """The checkpoint that the job started or continued from, and how the job differs from it: in variables, data or
+    arguments of the optimizer. Empty if the job does not differ from it, or began with initial values.
     """
     @_builtins.property
     def spec(self) -> Global___JobSpec: ...
@@ -1055,7 +1055,7 @@ class Progress(_message.Message):
     samples_per_s: _builtins.float
     """The mean over the time in which the job ran and had workers. Work that was lost with the shards does not count."""
     loss: _builtins.float
-    """The loss in the latest report of any worker: the mean over its pushes since its report before."""
+    """The loss in the latest report of any worker: the mean over its pushes since its previous report."""
     staleness_p50: _builtins.float
     """The median staleness of all accepted pushes, in versions."""
     staleness_max: _builtins.int
@@ -1254,8 +1254,8 @@ class CancelRequest(_message.Message):
     reason: _builtins.str
     """Why the job is cancelled, for its status: the first line of this text, at most 300 characters. Empty means no reason."""
     session: _builtins.str
-    """Member id of the session that started the job, if it could not enter it. The job is then only cancelled if no other
-    session has a part in it. Empty: it is cancelled in any case.
+    """Member id of the session that started the job, if it could not enter it. The job is then cancelled only if no other
+    session has a part in it. If the id is empty, the job is cancelled in any case.
     """
     def __init__(
         self,
@@ -2647,7 +2647,7 @@ class FinishRequest(_message.Message):
     """If the worker is done: DataRange.lease of the range that it still leases. 0 if it leases none, or with an error."""
     consumed: _builtins.int
     """Samples from the start of that range that the worker has trained on, by pushes that are applied. The rest of the
-    range counts as not trained on. If the lease is 0 or another one, this is the whole range.
+    range counts as not trained on. If `lease` is 0 or names another lease, the whole range counts as not trained on.
     """
     def __init__(
         self,

@@ -127,8 +127,8 @@ class ParameterServerServicer:
     """
 
     def Pull(self, request, context):
-        """Streams the values of a job's shards on this server, as soon as the job's consistency mode allows it. A waiting pull
-        holds no server thread. The reply has a ShardHeader for each shard, followed by its chunks in order.
+        """Streams the values of a job's shards on this server, as soon as the job's consistency mode allows it. A waiting
+        pull holds no server thread. The reply has a ShardHeader for each shard, followed by its chunks in order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -168,9 +168,9 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ShareNorm(self, request, context):
-        """Tells this server the squares of a synchronous step's mean on another server of the job. Only servers call it, with a
-        ticket. If the optimizer has a clip_norm, the update of a step waits until this server has the squares of all servers
-        of the job. The first call for a step counts; a repetition has no effect.
+        """Delivers the sums of squares of another server's part of a synchronous step's mean gradient. Only servers call it,
+        with a ticket. If the optimizer has a clip_norm, the update of a step waits until this server has the sums of all
+        servers of the job. The first call for a step counts; a repetition has no effect.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -38,8 +38,8 @@ class ParameterServerStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ParameterServerAsyncStub: ...
     Pull: _grpc.UnaryStreamMultiCallable[_parameter_server_pb2.PullRequest, _parameter_server_pb2.PullReply]
-    """Streams the values of a job's shards on this server, as soon as the job's consistency mode allows it. A waiting pull
-    holds no server thread. The reply has a ShardHeader for each shard, followed by its chunks in order.
+    """Streams the values of a job's shards on this server, as soon as the job's consistency mode allows it. A waiting
+    pull holds no server thread. The reply has a ShardHeader for each shard, followed by its chunks in order.
     """
     Push: _grpc.StreamUnaryMultiCallable[_parameter_server_pb2.PushRequest, _parameter_server_pb2.PushReply]
     """Stages a gradient for a job's shards on this server. The stream has a PushHeader, followed by chunks that fill each
@@ -57,9 +57,9 @@ class ParameterServerStub:
     shared memory if both ends are on one host. Clients without lanes call Pull, Push and Commit directly.
     """
     ShareNorm: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.ShareNormRequest, _parameter_server_pb2.ShareNormReply]
-    """Tells this server the squares of a synchronous step's mean on another server of the job. Only servers call it, with a
-    ticket. If the optimizer has a clip_norm, the update of a step waits until this server has the squares of all servers
-    of the job. The first call for a step counts; a repetition has no effect.
+    """Delivers the sums of squares of another server's part of a synchronous step's mean gradient. Only servers call it,
+    with a ticket. If the optimizer has a clip_norm, the update of a step waits until this server has the sums of all
+    servers of the job. The first call for a step counts; a repetition has no effect.
     """
     CreateShards: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.CreateShardsRequest, _parameter_server_pb2.CreateShardsReply]
     """Only the coordinator calls the RPCs from here on.
@@ -117,8 +117,8 @@ class ParameterServerAsyncStub(ParameterServerStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Pull: _aio.UnaryStreamMultiCallable[_parameter_server_pb2.PullRequest, _parameter_server_pb2.PullReply]  # type: ignore[assignment]
-    """Streams the values of a job's shards on this server, as soon as the job's consistency mode allows it. A waiting pull
-    holds no server thread. The reply has a ShardHeader for each shard, followed by its chunks in order.
+    """Streams the values of a job's shards on this server, as soon as the job's consistency mode allows it. A waiting
+    pull holds no server thread. The reply has a ShardHeader for each shard, followed by its chunks in order.
     """
     Push: _aio.StreamUnaryMultiCallable[_parameter_server_pb2.PushRequest, _parameter_server_pb2.PushReply]  # type: ignore[assignment]
     """Stages a gradient for a job's shards on this server. The stream has a PushHeader, followed by chunks that fill each
@@ -136,9 +136,9 @@ class ParameterServerAsyncStub(ParameterServerStub):
     shared memory if both ends are on one host. Clients without lanes call Pull, Push and Commit directly.
     """
     ShareNorm: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.ShareNormRequest, _parameter_server_pb2.ShareNormReply]  # type: ignore[assignment]
-    """Tells this server the squares of a synchronous step's mean on another server of the job. Only servers call it, with a
-    ticket. If the optimizer has a clip_norm, the update of a step waits until this server has the squares of all servers
-    of the job. The first call for a step counts; a repetition has no effect.
+    """Delivers the sums of squares of another server's part of a synchronous step's mean gradient. Only servers call it,
+    with a ticket. If the optimizer has a clip_norm, the update of a step waits until this server has the sums of all
+    servers of the job. The first call for a step counts; a repetition has no effect.
     """
     CreateShards: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.CreateShardsRequest, _parameter_server_pb2.CreateShardsReply]  # type: ignore[assignment]
     """Only the coordinator calls the RPCs from here on.
@@ -199,8 +199,8 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         request: _parameter_server_pb2.PullRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_parameter_server_pb2.PullReply], _abc.AsyncIterator[_parameter_server_pb2.PullReply]]:
-        """Streams the values of a job's shards on this server, as soon as the job's consistency mode allows it. A waiting pull
-        holds no server thread. The reply has a ShardHeader for each shard, followed by its chunks in order.
+        """Streams the values of a job's shards on this server, as soon as the job's consistency mode allows it. A waiting
+        pull holds no server thread. The reply has a ShardHeader for each shard, followed by its chunks in order.
         """
 
     @_abc_1.abstractmethod
@@ -248,9 +248,9 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         request: _parameter_server_pb2.ShareNormRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_parameter_server_pb2.ShareNormReply, _abc.Awaitable[_parameter_server_pb2.ShareNormReply]]:
-        """Tells this server the squares of a synchronous step's mean on another server of the job. Only servers call it, with a
-        ticket. If the optimizer has a clip_norm, the update of a step waits until this server has the squares of all servers
-        of the job. The first call for a step counts; a repetition has no effect.
+        """Delivers the sums of squares of another server's part of a synchronous step's mean gradient. Only servers call it,
+        with a ticket. If the optimizer has a clip_norm, the update of a step waits until this server has the sums of all
+        servers of the job. The first call for a step counts; a repetition has no effect.
         """
 
     @_abc_1.abstractmethod

@@ -353,7 +353,7 @@ class JobRecord(_message.Message):
 
     @_builtins.property
     def departed(self) -> _containers.ScalarMap[_builtins.int, _builtins.str]:
-        """Of a session job: by free rank, what has happened to its last session."""
+        """For a session job: what has happened to the last session of each free rank, by rank."""
 
     @_builtins.property
     def restart_point(self) -> _job_pb2.RestartPoint:
@@ -1177,7 +1177,7 @@ class CommitCheckpointEffect(_message.Message):
     submitter: _builtins.str
     """Who submitted the job, by the name of a token or a certificate. Empty if it is not known."""
     keeps_others: _builtins.bool
-    """Whether the commit keeps the checkpoints of other submitters, which have the same name of a job."""
+    """Whether the commit keeps checkpoints that jobs of other submitters took under the same job name."""
     @_builtins.property
     def placement(self) -> _tensor_pb2.Placement:
         """The placement of the job's shards."""

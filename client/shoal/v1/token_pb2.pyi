@@ -139,7 +139,7 @@ class Token(_message.Message):
     called this coordinator.
     """
     role: _builtins.str
-    """admin, submitter, reader, worker or server. Empty if the name is."""
+    """admin, submitter, reader, worker or server. Empty if the name is empty."""
     expires_at: _builtins.float
     """Unix time in seconds. 0 for a certificate."""
     revoked: _builtins.bool
@@ -293,7 +293,7 @@ class ListTokensReply(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___Token]:
-        """At most 10,000, the limit of tokens in a cluster."""
+        """At most 10,000 tokens that CreateToken made, and at most 10,000 revoked certificates and tokens of access files."""
 
     def __init__(
         self,

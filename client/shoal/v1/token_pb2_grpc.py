@@ -92,22 +92,24 @@ class TokensServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CreateToken(self, request, context):
-        """Makes a token. Only admins may call this and the next two.
+        """Makes a token. Only admins may call this RPC and the next two.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RevokeToken(self, request, context):
-        """Revokes a token or a certificate. New calls with it, or with tickets that were made for it, are refused. Its calls
-        of Jobs.Watch end; other calls in progress continue until they end.
+        """Revokes a token or a certificate. The coordinator refuses new calls with it at once, and ends its calls of
+        Jobs.Watch; other calls to the coordinator that are in progress continue. Servers refuse its tickets after their
+        next heartbeat. They then end its pulls, and apply none of its pushes that are still being received.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListTokens(self, request, context):
-        """Returns the tokens that have not expired, without their secrets.
+        """Returns the tokens that have not expired, and the revoked certificates, without their secrets. The tokens of access
+        files are listed only if they are revoked.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -54,13 +54,16 @@ class TokensStub:
     the link is the page's URL. Returns FAILED_PRECONDITION, NOT_CONFIGURED if the coordinator has no page.
     """
     CreateToken: _grpc.UnaryUnaryMultiCallable[_token_pb2.CreateTokenRequest, _token_pb2.CreateTokenReply]
-    """Makes a token. Only admins may call this and the next two."""
+    """Makes a token. Only admins may call this RPC and the next two."""
     RevokeToken: _grpc.UnaryUnaryMultiCallable[_token_pb2.RevokeTokenRequest, _token_pb2.RevokeTokenReply]
-    """Revokes a token or a certificate. New calls with it, or with tickets that were made for it, are refused. Its calls
-    of Jobs.Watch end; other calls in progress continue until they end.
+    """Revokes a token or a certificate. The coordinator refuses new calls with it at once, and ends its calls of
+    Jobs.Watch; other calls to the coordinator that are in progress continue. Servers refuse its tickets after their
+    next heartbeat. They then end its pulls, and apply none of its pushes that are still being received.
     """
     ListTokens: _grpc.UnaryUnaryMultiCallable[_token_pb2.ListTokensRequest, _token_pb2.ListTokensReply]
-    """Returns the tokens that have not expired, without their secrets."""
+    """Returns the tokens that have not expired, and the revoked certificates, without their secrets. The tokens of access
+    files are listed only if they are revoked.
+    """
 
 @_typing.type_check_only
 class TokensAsyncStub(TokensStub):
@@ -83,13 +86,16 @@ class TokensAsyncStub(TokensStub):
     the link is the page's URL. Returns FAILED_PRECONDITION, NOT_CONFIGURED if the coordinator has no page.
     """
     CreateToken: _aio.UnaryUnaryMultiCallable[_token_pb2.CreateTokenRequest, _token_pb2.CreateTokenReply]  # type: ignore[assignment]
-    """Makes a token. Only admins may call this and the next two."""
+    """Makes a token. Only admins may call this RPC and the next two."""
     RevokeToken: _aio.UnaryUnaryMultiCallable[_token_pb2.RevokeTokenRequest, _token_pb2.RevokeTokenReply]  # type: ignore[assignment]
-    """Revokes a token or a certificate. New calls with it, or with tickets that were made for it, are refused. Its calls
-    of Jobs.Watch end; other calls in progress continue until they end.
+    """Revokes a token or a certificate. The coordinator refuses new calls with it at once, and ends its calls of
+    Jobs.Watch; other calls to the coordinator that are in progress continue. Servers refuse its tickets after their
+    next heartbeat. They then end its pulls, and apply none of its pushes that are still being received.
     """
     ListTokens: _aio.UnaryUnaryMultiCallable[_token_pb2.ListTokensRequest, _token_pb2.ListTokensReply]  # type: ignore[assignment]
-    """Returns the tokens that have not expired, without their secrets."""
+    """Returns the tokens that have not expired, and the revoked certificates, without their secrets. The tokens of access
+    files are listed only if they are revoked.
+    """
 
 class TokensServicer(metaclass=_abc_1.ABCMeta):
     """The service of tokens. In this service and all others, a call returns UNAUTHENTICATED, UNAUTHENTICATED if it has
@@ -127,7 +133,7 @@ class TokensServicer(metaclass=_abc_1.ABCMeta):
         request: _token_pb2.CreateTokenRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_token_pb2.CreateTokenReply, _abc.Awaitable[_token_pb2.CreateTokenReply]]:
-        """Makes a token. Only admins may call this and the next two."""
+        """Makes a token. Only admins may call this RPC and the next two."""
 
     @_abc_1.abstractmethod
     def RevokeToken(
@@ -135,8 +141,9 @@ class TokensServicer(metaclass=_abc_1.ABCMeta):
         request: _token_pb2.RevokeTokenRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_token_pb2.RevokeTokenReply, _abc.Awaitable[_token_pb2.RevokeTokenReply]]:
-        """Revokes a token or a certificate. New calls with it, or with tickets that were made for it, are refused. Its calls
-        of Jobs.Watch end; other calls in progress continue until they end.
+        """Revokes a token or a certificate. The coordinator refuses new calls with it at once, and ends its calls of
+        Jobs.Watch; other calls to the coordinator that are in progress continue. Servers refuse its tickets after their
+        next heartbeat. They then end its pulls, and apply none of its pushes that are still being received.
         """
 
     @_abc_1.abstractmethod
@@ -145,6 +152,8 @@ class TokensServicer(metaclass=_abc_1.ABCMeta):
         request: _token_pb2.ListTokensRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_token_pb2.ListTokensReply, _abc.Awaitable[_token_pb2.ListTokensReply]]:
-        """Returns the tokens that have not expired, without their secrets."""
+        """Returns the tokens that have not expired, and the revoked certificates, without their secrets. The tokens of access
+        files are listed only if they are revoked.
+        """
 
 def add_TokensServicer_to_server(servicer: TokensServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
