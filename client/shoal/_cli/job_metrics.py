@@ -1,4 +1,4 @@
-"""The command `metrics`, which shows what the workers of a job have reported last."""
+"""The command `metrics`, which shows the latest metrics that each worker of a job has reported."""
 
 from collections.abc import Iterable
 
@@ -16,7 +16,7 @@ def metrics(
 ) -> None:
     """Shows the metrics in the latest report of each worker: the loss, and the program's or session's own metrics.
 
-    Each value is the mean over the worker's steps since its report before. Workers report about twice a second.
+    Each value is the mean over the worker's steps since its previous report. Workers report about twice a second.
     "wait_share", from the workers of programs, is the share of the time in which a worker neither computed nor
     evaluated. Workers that have left the job are counted, and shown only with --json.
     """

@@ -83,7 +83,7 @@ TlsKey = Annotated[
         "--tls-key",
         envvar=_KEY,
         metavar="FILE",
-        help="PEM file with its key, which only this user can read.",
+        help="PEM file with the private key of --tls-cert. Other users must not be able to read it.",
     ),
 ]
 TlsClientCertificates = Annotated[
@@ -160,8 +160,8 @@ AllowPrograms = Annotated[
         help="Program that jobs may name: module:factory, or a module (such as vision), which allows everything in "
         "it. '.' means the modules under --path; * stands for any text, ? for any character. Repeatable; in "
         "SHOAL_ALLOW_PROGRAM, patterns are separated by spaces. NAME=PATTERN allows it only to jobs that NAME "
-        "submitted, @ROLE=PATTERN only to jobs that an access role submitted: admin or submitter. Default: '.' and "
-        "shoal_nn.",
+        "submitted, @ROLE=PATTERN only to jobs that were submitted with that access role: admin or submitter. Default: "
+        "'.' and shoal_nn.",
     ),
 ]
 TrainerEnvironment = Annotated[

@@ -18,9 +18,9 @@ Hosts = Annotated[
     typer.Option(
         "--host",
         metavar="NAME",
-        help="Name or address of a host of the cluster, such as node-1.example or *.servers.example. ROLE=NAME is only "
-        "in the certificate of this access role: coordinator, server or worker. Repeatable. The certificates also name "
-        "localhost, 127.0.0.1, ::1 and this machine.",
+        help="Name or address of a host of the cluster, such as node-1.example or *.servers.example. With ROLE=NAME, "
+        "only the certificate of that role (coordinator, server or worker) names the host. Repeatable. The certificates "
+        "of these roles also name localhost, 127.0.0.1, ::1 and this machine.",
     ),
 ]
 CaFolder = Annotated[
@@ -73,8 +73,8 @@ def issue(
         typer.Option(
             "--host",
             metavar="NAME",
-            help="Name or address of a host of the holder, if it is a coordinator, a server or a worker. Repeatable. "
-            "Their certificates also name localhost, 127.0.0.1 and ::1.",
+            help="Name or address of a host of the holder. Only for a coordinator, a server or a worker. Repeatable. "
+            "The certificate of such a role also names localhost, 127.0.0.1 and ::1.",
         ),
     ] = None,
     out_folder: Annotated[

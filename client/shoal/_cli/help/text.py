@@ -1,4 +1,4 @@
-"""Text of `--help`: what can be typed is never cut or broken, so that it can be copied.
+"""Text of `--help`, in which no command, option or example is cut or broken, so that users can copy it.
 
 The libraries below wrap a table into the terminal's width, and cut words of a narrow column.
 """
