@@ -1,4 +1,4 @@
-"""Shoal: a parameter-server cluster for training, for any framework.
+"""Shoal: a parameter-server cluster for training models in any framework.
 
 Start a cluster with `LocalCluster`, or use `connect` to reach a running one. Then `submit` a `Job`, or open a `session`
 for your own training loop. The documentation is in docs/.

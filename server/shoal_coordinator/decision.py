@@ -1,4 +1,4 @@
-"""Consequences of one event of the cluster's state machine, besides its result, and the check that precedes it."""
+"""Decisions of the cluster's state machine: the number and the wake-up calls of each one, and the check before it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,6 +1,6 @@
-"""The thread that makes the decisions of a coordinator durable, and those that wait for it.
+"""Durability of a coordinator's decisions: the thread that writes them, and the waits until they are written.
 
-One write has all decisions that were made during the last one. Their effects are carried out after it.
+One write has all decisions that were made during the previous write. Their effects are carried out after it.
 """
 
 import threading

@@ -1,4 +1,4 @@
-"""Watchers: the count of open streams, with a limit in all and a share for each caller."""
+"""Watchers: the count of open streams, with a limit for all callers together and a share for each caller."""
 
 import threading
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Norm sender: tells the other servers of a job the squares of its steps, by calls of ShareNorm.
+"""Norm sender: sends the sums of squares of a step's mean gradient to the other servers of a job, with ShareNorm.
 
 A lock group needs them to close a step (docs/decisions/0063). The calls are repeated until each server has answered.
 """

@@ -1,4 +1,4 @@
-"""Evaluation of a program on its held-out samples, when the coordinator gives it to this worker."""
+"""Evaluation of a program on its held-out samples, when the coordinator assigns one to this worker."""
 
 import threading
 import time

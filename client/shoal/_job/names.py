@@ -1,4 +1,4 @@
-"""Names: of jobs whose users give none, and of the arguments of jobs and sessions."""
+"""Names of jobs that their users did not name, and checks of the names of arguments of jobs and sessions."""
 
 import difflib
 import functools

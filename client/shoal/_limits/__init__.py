@@ -1,4 +1,4 @@
-"""Limits on everything that the input of a caller can make grow: their table, their errors and the counts of refusals.
+"""Limits on everything that callers can make grow: the table of limits, their errors and the counts of refusals.
 
 Any package may import this one. `catalogue` is the table. The limits page of the documentation is generated from it.
 """

@@ -1,4 +1,4 @@
-"""A call between its headers and its thread, as `reception` knows it."""
+"""Calls that have headers but no thread yet, as `reception` tracks them, and the classes of calls."""
 
 import enum
 from concurrent.futures import Future

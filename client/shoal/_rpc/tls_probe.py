@@ -1,4 +1,4 @@
-"""The reason why a first call fails, if it is TLS: gRPC itself only says that a connection was closed."""
+"""TLS probe: finds out whether and why TLS made a first call fail. gRPC only says that the connection was closed."""
 
 import socket
 import ssl

@@ -1,4 +1,4 @@
-"""Parts of a session that do not train: trees of arrays, their conversion, and words about waits. Pure, or nearly so.
+"""Parts of a session besides its pulls and pushes: entry, trees of arrays, batches, reports and notices about waits.
 
 `shoal.session` and `shoal.client` use this package. `shoal._training` has the pulls and pushes.
 """

@@ -1,4 +1,4 @@
-"""Ends of sessions: the text of an exception that ends one, and the error of a job that has ended without it."""
+"""Failures of sessions: the text of an exception that ends a session, and the error for a job that has ended."""
 
 import traceback
 

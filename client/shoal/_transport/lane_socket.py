@@ -1,4 +1,4 @@
-"""The socket of a lane: blocking reads and writes, which time out, poll for a short time, and close on each failure.
+"""The socket of a lane: reads, which poll briefly before they block, and writes. A timeout or a failure closes it.
 
 It has the buffer of received bytes, and does not know what the bytes mean: `shoal._transport.lane` has the frames.
 """

@@ -1,4 +1,4 @@
-"""Lists of buffers that one system call sends or fills, and what is left of a list if the call handled only a part."""
+"""Lists of buffers that one system call sends or fills: the first part of a list, and the rest after a partial call."""
 
 from typing import Any
 

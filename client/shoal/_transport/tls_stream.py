@@ -1,4 +1,4 @@
-"""TLS on lanes: a byte stream that encrypts with Python's `ssl`, and the security that puts it on a connection."""
+"""TLS on lanes: a byte stream that encrypts with Python's `ssl`, and the `Security` that adds it to connections."""
 
 import math
 import socket

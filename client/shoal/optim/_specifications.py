@@ -1,4 +1,4 @@
-"""Specifications: classes that a job selects by name, with checked numbers as parameters. Optimizers and schedules."""
+"""Specifications of optimizers and schedules: classes that a job selects by name, with checked numeric parameters."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""Limits of live jobs, in all and of one submitter, and the checks of submissions and descriptions (no I/O)."""
+"""Limits on live jobs, in total and for each submitter, and the checks of submissions and descriptions (no I/O)."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Fold queue: contributions that are added to the running sums of a lock group, in order and without its lock."""
+"""Fold queue: adds contributions to the running sums of a lock group, in order, without holding the group's lock."""
 
 import threading
 from collections import deque

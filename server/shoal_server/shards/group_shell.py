@@ -1,4 +1,4 @@
-"""Group shell: the lock of a lock group, and what happens to each event of its state machine.
+"""Group shell: passes events to the state machine of a lock group under its lock, and carries out the effects.
 
 `LockGroup` adds the calls that make the events.
 """

@@ -1,4 +1,4 @@
-"""Calls: what all ranks of a group must agree on when they make a collective call, and its bytes on the wire."""
+"""Calls: the properties of a collective call that must be the same on all ranks of a group, and their encoding."""
 
 import enum
 import struct

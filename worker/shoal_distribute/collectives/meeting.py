@@ -1,4 +1,4 @@
-"""Meeting of the ranks of a group: each one opens a connection to all others, and says who it is."""
+"""Meeting of the ranks of a group: each rank opens a connection to every other rank, and identifies itself."""
 
 import socket
 import struct

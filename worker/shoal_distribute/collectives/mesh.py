@@ -1,4 +1,4 @@
-"""Mesh: the connections of one rank to all others of its group, and the news that one of them has failed.
+"""Mesh: the connections of one rank to all other ranks of its group, and the detection of ranks that have failed.
 
 A rank sends on the connections that it has opened, and receives on those that it has accepted. So one thread can send
 while another one receives.

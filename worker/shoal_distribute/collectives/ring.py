@@ -1,4 +1,4 @@
-"""Ring collectives over connections: for large arrays. Each rank sends as few bytes as any algorithm can."""
+"""Ring collectives over connections, for large arrays. Each rank sends the smallest possible number of bytes."""
 
 from collections.abc import Iterable
 from typing import Any

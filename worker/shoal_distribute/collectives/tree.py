@@ -1,4 +1,4 @@
-"""Tree collectives over connections: for small arrays, whose time is that of the messages one after the other."""
+"""Tree collectives over connections, for small arrays, whose time depends on the number of messages in sequence."""
 
 from typing import Any
 

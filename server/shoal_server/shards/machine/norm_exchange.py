@@ -1,4 +1,4 @@
-"""Norm exchange: the squares of a synchronous step's mean on each server of a job.
+"""Norm exchange: the sums of squares of a synchronous step's mean gradient, from each server of a job.
 
 Each server scales its part of the mean by the norm of the whole mean (docs/decisions/0063). This module is pure.
 """
