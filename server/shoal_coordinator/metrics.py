@@ -196,7 +196,7 @@ class StateCollector(Collector):
             (
                 "checkpoint_age_ratio",
                 "Largest ratio over live jobs: time since the newest checkpoint, or since the job began to run, "
-                "divided by the job's interval of checkpoints.",
+                "divided by the job's interval between checkpoints.",
                 _overdue(live, now) if self._checkpoints else 0.0,
             ),
             (
@@ -206,7 +206,7 @@ class StateCollector(Collector):
             ),
             (
                 "heartbeat_interval_seconds",
-                "Interval of heartbeats and reports of members now. It grows with the number of members.",
+                "Interval between heartbeats or reports of a member now. It grows with the number of members.",
                 interval_s,
             ),
             ("unwritten_changes", "Decisions that are not yet in the store, and not yet visible.", unwritten),

@@ -282,7 +282,7 @@ class _LoadCollector(Collector):
             ("staged_pushes", "Complete pushes that are not committed yet.", staged),
             (
                 "undelivered_norms",
-                "Norms of steps that other servers have not taken for some seconds, so that these steps wait.",
+                "Norms that could not be sent to other servers for some seconds. The steps of these norms wait.",
                 len(self._store.undelivered_norms()),
             ),
             ("memory_limit_bytes", "Memory limit of the container or the machine.", self._memory_limit),

@@ -42,7 +42,7 @@ class ServerLoad:
         received_bytes: bytes of gradients and values received.
         sent_bytes: bytes of values sent.
         waiting_pulls: pulls that currently wait for their consistency mode.
-        undelivered_norms: norms of steps that other servers have not taken for some seconds.
+        undelivered_norms: norms of steps that could not be sent to other servers for some seconds.
     """
 
     updates: int = 0

@@ -1,4 +1,4 @@
-"""Lists of buffers that one system call sends or fills: the first part of a list, and the rest after a partial call."""
+"""Lists of buffers that one system call sends or fills: the start of a list, and its rest after a partial call."""
 
 from typing import Any
 

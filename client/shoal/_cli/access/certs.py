@@ -19,8 +19,8 @@ Hosts = Annotated[
         "--host",
         metavar="NAME",
         help="Name or address of a host of the cluster, such as node-1.example or *.servers.example. With ROLE=NAME, "
-        "only the certificate of that role (coordinator, server or worker) names the host. Repeatable. The certificates "
-        "of these roles also name localhost, 127.0.0.1, ::1 and this machine.",
+        "only the certificate of that role (coordinator, server or worker) names the host. Repeatable. The "
+        "certificates of these roles also name localhost, 127.0.0.1, ::1 and this machine.",
     ),
 ]
 CaFolder = Annotated[
