@@ -254,8 +254,8 @@ class Client:
     def jobs(self) -> list[JobStatus]:
         """Returns the status of all jobs of the cluster, newest first.
 
-        In this list, `JobStatus.job` has no settings, and the middle of a long `reason` or `restore_note` is left out.
-        `JobHandle.status` returns all of them completely.
+        In this list, `JobStatus.job` has no settings, and `JobStatus.members` is empty. The middle of a long `reason`,
+        `checkpoint_failure` or `restore_note` is left out. `JobHandle.status` returns all of them completely.
         """
         return [JobStatus.from_proto(status) for page in self._pages(self._list) for status in page.jobs]
 

@@ -1180,8 +1180,8 @@ class ListReply(_message.Message):
     """The token of the next page. Empty on the last one."""
     @_builtins.property
     def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobStatus]:
-        """Newest first. JobSpec.settings_json is not set. If `reason` or `checkpoint_failure` has more than 4 KiB, only its
-        beginning and its end are returned. Get returns all of these fields in full.
+        """Newest first. JobSpec.settings_json is not set. If `reason`, `checkpoint_failure` or `restore_note` has more than 4
+        KiB, only its beginning and its end are returned. Get returns all of these fields in full.
         """
 
     def __init__(
