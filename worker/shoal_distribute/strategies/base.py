@@ -36,10 +36,13 @@ class Strategy(ABC):
         devices: the devices of this process.
         is_default: whether it is the strategy that is in use outside of any scope.
         first_replica: number of this process's first replica among those of all processes.
+        input_pipelines: number of processes that read data.
+        input_pipeline_id: number of this process among them.
     """
 
     is_default = False
     first_replica = 0
+    input_pipelines, input_pipeline_id = 1, 0
 
     def __init__(self, devices: Sequence[LogicalDevice]) -> None:
         self.devices = tuple(devices)
@@ -176,6 +179,25 @@ class Strategy(ABC):
         Returns:
             The variable.
         """
+
+    def adopt_optimizer(self, optimizer: optim.Optimizer) -> None:
+        """Tells the strategy of an optimizer that was made in its scope, before it is applied.
+
+        Args:
+            optimizer: the optimizer.
+
+        Raises:
+            InvalidOptimizer: the strategy has another optimizer already, and takes only one.
+        """
+        del optimizer  # most strategies make its state when it is first applied
+
+    def merge_statistics(self, variables: Sequence[DistributedVariable]) -> None:
+        """Sets variables that are not trainable to the mean over all processes, for strategies that have several.
+
+        Args:
+            variables: the variables.
+        """
+        del variables  # one process: the mean of its replicas is computed at each read
 
     def apply_gradients(self, optimizer: optim.Optimizer, pairs: GradientsAndVariables) -> None:
         """Adds up the gradients of all replicas, and applies the optimizer once. All replicas call it, within `run`.

@@ -1,0 +1,299 @@
+"""ParameterServerStrategy: variables on the servers of a cluster, computation in any number of worker processes."""
+
+import atexit
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import shoal
+from shoal import errors, optim
+from shoal.consistency import Asynchronous, Consistency
+from shoal.partitioners import Partitioner
+from shoal.program import Array
+from shoal_distribute.collectives import ReduceOp
+from shoal_distribute.cross_device_ops import CrossDeviceOps, default_cross_device_ops
+from shoal_distribute.devices import logical_devices
+from shoal_distribute.replica_context import ReplicaContext, current_replica
+from shoal_distribute.strategies.base import Strategy
+from shoal_distribute.values import DistributedVariable
+from shoal_worker.arrays import on_host
+
+_NAME_LENGTH = 63
+
+
+class ServerVariable(DistributedVariable):
+    """A variable on the servers. Until training begins, its initial value is in this process.
+
+    Args:
+        strategy, name, initial, trainable: see `DistributedVariable`.
+    """
+
+    def __init__(self, strategy: "ParameterServerStrategy", name: str, initial: np.ndarray, *, trainable: bool) -> None:
+        super().__init__(strategy, name, initial, trainable=trainable)
+        self._servers = strategy
+        self.initial = np.array(initial)
+
+    @property
+    def values(self) -> tuple[Array, ...]:
+        return (self.read(),)
+
+    def read(self) -> Array:
+        replica = current_replica()
+        if replica is None or replica.strategy is not self.strategy:
+            return self._servers.value_of(self, None)
+        return replica.device.put(self._servers.value_of(self, replica.local_replica))
+
+    def _set(self, value: np.ndarray) -> None:
+        replica = current_replica()
+        number = replica.local_replica if replica and replica.strategy is self.strategy else None
+        self._servers.assign(self, np.array(value, self.dtype), number)
+
+
+class ParameterServerStrategy(Strategy):
+    """Variables on the servers of a Shoal cluster. Each process that runs the script is a worker.
+
+    Each worker pulls the values, computes gradients on its devices and pushes them. The servers apply the optimizer,
+    asynchronously by default. Workers may join late, be slow, or die; the others go on.
+
+        strategy = ParameterServerStrategy(workers=4)      # with the cluster of SHOAL_COORDINATOR, or of `shoal up`
+        with strategy.scope():
+            model = make_model()
+            optimizer = keras.optimizers.SGD(0.1)
+
+    Training begins with the first `run` after an optimizer was made in the scope: then a session opens, and the
+    variables are placed on the servers. All processes get the values of the first one.
+
+    With `Synchronous`, the gradients of all workers are added, as those of replicas are, and applied once; then
+    `num_replicas_in_sync` counts the replicas of all workers, which must have the same number of devices.
+
+    Args:
+        variable_partitioner: cuts the trainable variables, so that several servers share one.
+        consistency: in which order pushes and pulls happen; by default `Asynchronous()`, as in TensorFlow.
+        workers: number of worker processes. Training begins when all have opened their sessions.
+        job: name of the job, the same for all workers; by default the name of the script.
+        client: a client of the cluster; by default one of `SHOAL_COORDINATOR`, or of `shoal up`.
+        devices: names of this process's devices, as for `MirroredStrategy`.
+        options: further options of `shoal.Client.session`, such as `checkpoints`, `restore` and `wire_dtype`.
+
+    Raises:
+        DeviceUnavailable: there is no such device.
+        Unreachable: the coordinator did not answer.
+    """
+
+    def __init__(
+        self,
+        variable_partitioner: Partitioner | None = None,
+        *,
+        consistency: Consistency | None = None,
+        workers: int = 1,
+        job: str = "",
+        client: shoal.Client | None = None,
+        devices: Sequence[str] | None = None,
+        cross_device_ops: CrossDeviceOps | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(logical_devices(devices))
+        self._ops = cross_device_ops or default_cross_device_ops(self.devices)
+        self._ops.check(self.devices)
+        self._partitioner, self._workers, self._options = variable_partitioner, workers, options
+        self._consistency = consistency or Asynchronous()
+        self._job = job or script_name(sys.argv[0] if sys.argv else "")
+        self._owned_client = client is None
+        self._client = client or shoal.connect()
+        self._variables: dict[str, ServerVariable] = {}
+        self._optimizer: optim.Optimizer | None = None
+        self._session: shoal.Session | None = None
+        self._lock = threading.Lock()  # guards what follows; several replicas read at once
+        self._values: Mapping[str, np.ndarray] | None = None  # of the last pull in this step
+        self._assigned: dict[tuple[str, int], np.ndarray] = {}  # by variable and replica, in this step
+        atexit.register(self.close)
+
+    @property
+    def session(self) -> shoal.Session | None:
+        """The session of this worker; None before training begins."""
+        return self._session
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """The number of replicas whose gradients are added: with `Synchronous` those of all workers."""
+        return self.local_replicas * (self._workers if self._consistency.joins_gradients else 1)
+
+    def create_variable(self, name: str, initial: np.ndarray, *, trainable: bool = True) -> DistributedVariable:
+        if self._session:
+            raise errors.WrongContext(
+                f"variable {name} is made after training has begun; make all variables before the first run"
+            )
+        if name in self._variables:
+            raise errors.InvalidVariable(f"there is a variable {name} already; give each variable a name of its own")
+        made = self._variables[name] = ServerVariable(self, name, initial, trainable=trainable)
+        return made
+
+    def adopt_optimizer(self, optimizer: optim.Optimizer) -> None:
+        if self._optimizer is not None and self._optimizer is not optimizer:
+            raise errors.InvalidOptimizer(
+                "a ParameterServerStrategy has one optimizer, which the servers apply, but a second one was made; "
+                "use VariableGroup to give variables settings of their own"
+            )
+        self._optimizer = optimizer
+
+    def run(self, fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: Any = None, options: Any = None) -> Any:
+        if self._optimizer and not self._session:
+            self._open(self._optimizer)
+        with self._lock:
+            self._values, self._assigned = None, {}
+        return super().run(fn, args, kwargs, options)
+
+    experimental_run_v2 = run
+
+    def join(self, replica: ReplicaContext, op: ReduceOp, arrays: list[Array]) -> list[Array]:
+        return self._ops.all_reduce(replica, op, arrays) if self.local_replicas > 1 else arrays
+
+    def iterations(self, optimizer: optim.Optimizer) -> int:
+        self._require_adopted(optimizer)
+        return self._session.step if self._session else 0
+
+    def set_learning_rate(self, optimizer: optim.Optimizer, learning_rate: float | optim.Schedule) -> None:
+        self._require_adopted(optimizer)
+        if self._session is None:
+            raise errors.WrongContext("the learning rate is set before training begins; give it to the optimizer")
+        self._session.set_learning_rate(learning_rate)
+
+    def optimizer_state(self, optimizer: optim.Optimizer) -> dict[str, np.ndarray]:
+        raise self._state_is_on_servers(optimizer)
+
+    def restore_optimizer(self, optimizer: optim.Optimizer, iterations: int, state: dict[str, np.ndarray]) -> None:
+        del iterations, state
+        raise self._state_is_on_servers(optimizer)
+
+    def value_of(self, variable: ServerVariable, replica: int | None) -> np.ndarray:
+        """Returns the value of a variable on the host: what this replica has assigned, or else what was pulled.
+
+        Args:
+            variable: the variable.
+            replica: number of the replica in this process; None outside of `run`.
+        """
+        with self._lock:
+            if replica is not None and (variable.name, replica) in self._assigned:
+                return self._assigned[variable.name, replica]
+            if self._session is None:
+                return variable.initial
+            if self._values is None:
+                self._values = self._session.pull()
+            return self._values[variable.name]
+
+    def assign(self, variable: ServerVariable, value: np.ndarray, replica: int | None) -> None:
+        """Sets an initial value, or the value of a variable that is not trainable for the push of this step.
+
+        Args:
+            variable: the variable.
+            value: the value, in its shape and dtype.
+            replica: number of the replica in this process; None outside of `run`.
+        """
+        with self._lock:
+            if replica is not None and not variable.trainable:
+                self._assigned[variable.name, replica] = value
+            elif self._session is None:
+                variable.initial = value
+            else:
+                raise errors.WrongContext(
+                    f"variable {variable.name} is on the servers and cannot be assigned after training has begun; "
+                    "assign it before, or give the strategy restore=CHECKPOINT"
+                )
+
+    def close(self) -> None:
+        """Ends the session, and so this worker's part of the job. At the end of the process this happens by itself."""
+        atexit.unregister(self.close)
+        session, self._session = self._session, None
+        try:
+            if session:
+                raised = getattr(sys, "last_value", None)  # set if the script ends with an exception
+                session.close("" if raised is None else f"{type(raised).__name__}: {raised}")
+        finally:
+            if self._owned_client:
+                self._client.close()
+            super().close()
+
+    def _apply(
+        self,
+        replica: ReplicaContext,
+        optimizer: optim.Optimizer,
+        variables: list[DistributedVariable],
+        arrays: list[Array],
+    ) -> None:
+        self._require_adopted(optimizer)
+        if self._session is None:
+            raise errors.WrongContext(
+                "gradients are applied before the optimizer is known; make it within the strategy's scope"
+            )
+        joined = self.join(replica, ReduceOp.SUM, arrays)
+        replica.exchange("the push", None)  # every replica has read its values
+        if replica.local_replica == 0:
+            self._push(self._session, dict(zip([it.name for it in variables], map(on_host, joined), strict=True)))
+        replica.exchange("the end of apply_gradients", None)
+
+    def _push(self, session: shoal.Session, gradients: dict[str, np.ndarray]) -> None:
+        if self._consistency.joins_gradients and self._workers > 1:
+            # The servers compute the mean of the workers' gradients; a strategy adds those of its replicas.
+            gradients = {name: it * it.dtype.type(self._workers) for name, it in gradients.items()}
+        trained = {name for name, it in self._variables.items() if it.trainable}
+        whole = {name: gradients.get(name) for name in trained}
+        updates = {
+            name: np.mean([self.value_of(variable, number) for number in range(self.local_replicas)], axis=0).astype(
+                variable.dtype
+            )
+            for name, variable in self._variables.items()
+            if not variable.trainable
+        }
+        session.push(whole, updates=updates or None)
+        with self._lock:
+            self._values = None
+
+    def _open(self, optimizer: optim.Optimizer) -> None:
+        variables = {
+            name: shoal.Variable.of(
+                it.initial,
+                trainable=it.trainable,
+                aggregation=None if it.trainable else "mean",
+                partitioner=self._partitioner if it.trainable else None,
+            )
+            for name, it in self._variables.items()
+        }
+        self._session = self._client.session(
+            self._job,
+            variables=variables,
+            optimizer=optimizer,
+            consistency=self._consistency,
+            workers=self._workers,
+            **self._options,
+        )
+
+    def _require_adopted(self, optimizer: optim.Optimizer) -> None:
+        if optimizer is not self._optimizer:
+            raise errors.InvalidOptimizer(
+                "the optimizer was not made in the scope of this ParameterServerStrategy; make it there, before the "
+                "first run"
+            )
+
+    def _state_is_on_servers(self, optimizer: optim.Optimizer) -> errors.WrongContext:
+        self._require_adopted(optimizer)
+        return errors.WrongContext(
+            "the servers have the state of the optimizer; save it with strategy.session.checkpoint(), and continue "
+            "with ParameterServerStrategy(restore=...)"
+        )
+
+
+def script_name(path: str) -> str:
+    """Returns a job's name for a script: its file name, with the letters that names have.
+
+    Args:
+        path: path of the script.
+    """
+    stem = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in Path(path).stem.lower())
+    return stem.strip("-0123456789")[:_NAME_LENGTH].rstrip("-") or "strategy"
+
+
+__all__ = ["ParameterServerStrategy", "ServerVariable"]
