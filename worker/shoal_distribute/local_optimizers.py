@@ -16,9 +16,9 @@ from shoal_worker.arrays import namespace_of
 _TINY = 1e-6  # as in PyTorch: a norm of 0 divides nothing
 
 # Arrays of one variable by slot name.
-Slots = MutableMapping[str, Array]
+State = MutableMapping[str, Array]
 # An update of one variable in place: value, gradient, slots, rate, version, settings.
-_Update = Callable[[Any, Array, Array, Slots, float, int, float], None]
+_Update = Callable[[Any, Array, Array, State, float, int, float], None]
 
 
 class LocalOptimizer:
@@ -39,7 +39,7 @@ class LocalOptimizer:
         self.optimizer = optimizer
         self.version = 0
         self.learning_rate: optim.Schedule | None = None
-        self._slots: dict[str, Slots] = {}
+        self._slots: dict[str, State] = {}
 
     def update(self, gradients: Sequence[tuple[str, Array, Array]]) -> None:
         """Applies the gradients of one step, in place.
@@ -82,7 +82,7 @@ class LocalOptimizer:
             name, _, slot = path.rpartition("/")
             self._slots.setdefault(name, {})[slot] = array
 
-    def _slots_of(self, name: str, value: Array) -> Slots:
+    def _slots_of(self, name: str, value: Array) -> State:
         if name not in self._slots:
             xp = namespace_of(value)
             initial = _SLOTS[type(self.optimizer)](self.optimizer)
@@ -109,24 +109,24 @@ def _square(gradient: Array) -> float:
     return float((flat.astype("float64", copy=False) ** 2).sum())
 
 
-def _sgd(_spec: Any, x: Array, g: Array, _slots: Slots, rate: float, _version: int, decay: float) -> None:
+def _sgd(_spec: Any, x: Array, g: Array, _slots: State, rate: float, _version: int, decay: float) -> None:
     x -= _scaled(x, rate, _coupled(g, x, decay))
 
 
-def _momentum(spec: optim.Momentum, x: Array, g: Array, slots: Slots, rate: float, _version: int, decay: float) -> None:
+def _momentum(spec: optim.Momentum, x: Array, g: Array, slots: State, rate: float, _version: int, decay: float) -> None:
     slope, s = _coupled(g, x, decay), slots["momentum_buffer"]
     s *= s.dtype.type(spec.momentum)
     s += slope
     x -= _scaled(x, rate, slope + s.dtype.type(spec.momentum) * s if spec.nesterov else s)
 
 
-def _adagrad(spec: optim.Adagrad, x: Array, g: Array, slots: Slots, rate: float, _version: int, decay: float) -> None:
+def _adagrad(spec: optim.Adagrad, x: Array, g: Array, slots: State, rate: float, _version: int, decay: float) -> None:
     xp, slope, s = namespace_of(x), _coupled(g, x, decay), slots["accumulator"]
     s += slope * slope
     x -= _scaled(x, rate, slope) / (xp.sqrt(s) + x.dtype.type(spec.eps))
 
 
-def _rmsprop(spec: optim.RMSProp, x: Array, g: Array, slots: Slots, rate: float, _version: int, decay: float) -> None:
+def _rmsprop(spec: optim.RMSProp, x: Array, g: Array, slots: State, rate: float, _version: int, decay: float) -> None:
     xp, slope, number = namespace_of(x), _coupled(g, x, decay), x.dtype.type
     s = slots["square_avg"]
     s *= number(spec.alpha)
@@ -146,7 +146,7 @@ def _rmsprop(spec: optim.RMSProp, x: Array, g: Array, slots: Slots, rate: float,
     x -= _scaled(x, rate, step)
 
 
-def _adam(spec: optim.Adam, x: Array, g: Array, slots: Slots, rate: float, version: int, decay: float) -> None:
+def _adam(spec: optim.Adam, x: Array, g: Array, slots: State, rate: float, version: int, decay: float) -> None:
     xp, number, t = namespace_of(x), x.dtype.type, version + 1
     decoupled = isinstance(spec, optim.AdamW)
     slope = g if decoupled else _coupled(g, x, decay)
@@ -162,7 +162,7 @@ def _adam(spec: optim.Adam, x: Array, g: Array, slots: Slots, rate: float, versi
     x -= step
 
 
-def _ftrl(spec: optim.FTRL, x: Array, g: Array, slots: Slots, rate: float, _version: int, decay: float) -> None:
+def _ftrl(spec: optim.FTRL, x: Array, g: Array, slots: State, rate: float, _version: int, decay: float) -> None:
     if rate == 0:
         return  # the equations divide by the rate; in the limit the values do not change
     xp, number = namespace_of(x), x.dtype.type

@@ -21,7 +21,7 @@ class Rendezvous:
     """Exchanges values between the replicas of one call of `Strategy.run`, any number of times.
 
     All replicas must make the same exchanges in the same order. If they do not, or if one returns or raises while
-    others wait for it, those get an error that names it: nobody waits for ever.
+    others wait for it, those get an error that names it: nobody waits forever.
 
     Args:
         replicas: number of replicas.

@@ -230,7 +230,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def set_learning_rate(self, optimizer: optim.Optimizer, learning_rate: float | optim.Schedule) -> None:
-        """Replaces an optimizer's learning rate. Its state stays.
+        """Replaces an optimizer's learning rate. Its state stays. Servers use the new rate shortly after this call.
 
         Args:
             optimizer: the optimizer.

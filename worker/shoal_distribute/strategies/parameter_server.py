@@ -11,6 +11,7 @@ import numpy as np
 
 import shoal
 from shoal import errors, optim
+from shoal._system.logs import Log
 from shoal.consistency import Asynchronous, Consistency
 from shoal.partitioners import Partitioner
 from shoal.program import Array
@@ -21,6 +22,8 @@ from shoal_distribute.replica_context import ReplicaContext, current_replica
 from shoal_distribute.strategies.base import Strategy
 from shoal_distribute.values import DistributedVariable
 from shoal_worker.arrays import on_host
+
+_log = Log(__name__)
 
 _NAME_LENGTH = 63
 
@@ -77,6 +80,7 @@ class ParameterServerStrategy(Strategy):
         job: name of the job, the same for all workers; by default the name of the script.
         client: a client of the cluster; by default one of `SHOAL_COORDINATOR`, or of `shoal up`.
         devices: names of this process's devices, as for `MirroredStrategy`.
+        cross_device_ops: how the replicas of one process add up their gradients, as for `MirroredStrategy`.
         options: further options of `shoal.Client.session`, such as `checkpoints`, `restore` and `wire_dtype`.
 
     Raises:
@@ -110,7 +114,7 @@ class ParameterServerStrategy(Strategy):
         self._lock = threading.Lock()  # guards what follows; several replicas read at once
         self._values: Mapping[str, np.ndarray] | None = None  # of the last pull in this step
         self._assigned: dict[tuple[str, int], np.ndarray] = {}  # by variable and replica, in this step
-        atexit.register(self.close)
+        atexit.register(self._close_at_exit)
 
     @property
     def session(self) -> shoal.Session | None:
@@ -192,6 +196,9 @@ class ParameterServerStrategy(Strategy):
             variable: the variable.
             value: the value, in its shape and dtype.
             replica: number of the replica in this process; None outside of `run`.
+
+        Raises:
+            WrongContext: training has begun, and this is not a variable of the next push.
         """
         with self._lock:
             if replica is not None and not variable.trainable:
@@ -206,7 +213,7 @@ class ParameterServerStrategy(Strategy):
 
     def close(self) -> None:
         """Ends the session, and so this worker's part of the job. At the end of the process this happens by itself."""
-        atexit.unregister(self.close)
+        atexit.unregister(self._close_at_exit)
         session, self._session = self._session, None
         try:
             if session:
@@ -216,6 +223,12 @@ class ParameterServerStrategy(Strategy):
             if self._owned_client:
                 self._client.close()
             super().close()
+
+    def _close_at_exit(self) -> None:
+        try:
+            self.close()
+        except errors.ShoalError as error:  # the job's status says how it ended
+            _log.warning("could not end the session", job=self._job, reason=error.message)
 
     def _apply(
         self,
