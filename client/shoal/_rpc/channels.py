@@ -3,6 +3,7 @@
 import errno
 import random
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -44,6 +45,8 @@ _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.enable_retries", 0),
 ]
 
+# Longest wait for a channel to close; it takes milliseconds.
+_CLOSE_S = 5.0
 # Limits of an error's text in bytes. grpc limits trailing metadata, and larger metadata would hide the error.
 _MAX_MESSAGE, _MAX_DETAIL = 4_000, 500
 
@@ -173,6 +176,21 @@ def channel(
     if credentials.tls:
         return TlsChannel(target, credentials.tls, role, _CHANNEL_OPTIONS)
     return grpc.insecure_channel(target, options=_CHANNEL_OPTIONS)
+
+
+def close_channel(channel: grpc.Channel, within_s: float = _CLOSE_S) -> None:
+    """Closes a channel. Calls in progress end with Cancelled.
+
+    grpc waits for the end of these calls. If Ctrl-C interrupts the thread that receives this end, grpc never learns of
+    it and waits forever. This function then returns nevertheless.
+
+    Args:
+        channel: the channel.
+        within_s: the longest wait, in seconds.
+    """
+    closing = threading.Thread(target=channel.close, name="channel-close", daemon=True)
+    closing.start()
+    closing.join(within_s)
 
 
 def port_in_use(address: str, error: OSError | None, option: str = "") -> errors.PortInUse:

@@ -154,7 +154,7 @@ class CoordinatorClient:
     def close(self) -> None:
         """Closes the channel. Calls in progress fail with Cancelled."""
         self.closed = True
-        self._channel.close()
+        channels.close_channel(self._channel)
 
 
 def _result(future: Any, abandon: Callable[[], bool], address: str) -> Any:

@@ -71,4 +71,4 @@ class GrpcCalls:
 
     def close(self) -> None:
         """Closes the channel. Calls in progress end with Cancelled."""
-        self._channel.close()
+        _rpc.close_channel(self._channel)
