@@ -23,7 +23,7 @@ help:
 	@echo "make chaos   repeat the fault scenarios and write a report (runs/chaos); CHAOS=name,... selects scenarios, CHAOS_RUNS=5 sets 5 runs for each test"
 	@echo "make long    run all tests that have a long form once, in that form"
 	@echo "make fuzz    fuzz every decoder and port for ten minutes (runs/fuzz); FUZZ_SECONDS=60 for less, FUZZ_ARGS='--targets npz' for one"
-	@echo "make property-tests  let the tests that use Hypothesis draw 20 times as many examples (ten minutes); DRAWS=100 for more"
+	@echo "make property-tests  let the tests that use Hypothesis draw 50 times as many examples (ten minutes); DRAWS=200 for more"
 	@echo "make e2e     test the image and the Compose file on a separate Docker engine, as root (docs/how-to/compose.md); SHOAL_PICTURES=1 renews docs/images"
 	@echo "make coverage  measure the coverage of the unit and contract tests; it fails below the minimum"
 	@echo "make lint    check style, types, imports, spelling, subjects of commits and documentation"
@@ -116,7 +116,7 @@ fuzz: $(SETUP)
 	PYTHONPATH=tests $(BIN)/python -m support.fuzzing --seconds $(FUZZ_SECONDS) $(FUZZ_ARGS)
 
 # The tests that draw their examples, with more of them.
-DRAWS ?= 20
+DRAWS ?= 50
 
 property-tests: $(SETUP)
 	SHOAL_DRAWS=$(DRAWS) $(TESTS) -m hypothesis tests/unit

@@ -25,7 +25,7 @@ os.environ["SHOAL_PAGE_LISTEN"] = ""
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="shoal-tests-state-")
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
-hypothesis.settings.register_profile("shoal", deadline=None, max_examples=draws(100))
+hypothesis.settings.register_profile("shoal", deadline=None, max_examples=draws(40))
 hypothesis.settings.load_profile("shoal")
 
 

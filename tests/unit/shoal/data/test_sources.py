@@ -348,7 +348,7 @@ def csv_texts(draw: Callable[..., Any]) -> tuple[str, list[tuple[int, str]]]:
 
 
 @given(csv_texts(), st.integers(1, 40), st.integers(1, 50))
-@settings(max_examples=draws(150))
+@settings(max_examples=draws(60))
 def test_csv_rows_with_any_text_are_read(
     given: tuple[str, Sequence[tuple[int, str]]], block_bytes: int, chunk: int
 ) -> None:

@@ -226,7 +226,7 @@ odd_stamps = lengthy(1, fields(lengthy(1, names.map(str.encode)), scalar(3), sca
 odd_headers = lengthy(1, fields(odd_stamps, scalar(2), scalar(4), lengthy(2, varints), scalar(1), scalar(3)))
 
 
-@settings(max_examples=draws(150))
+@settings(max_examples=draws(60))
 @given(fields(odd_headers, odd_chunks, odd_chunks))
 def test_valid_message_is_read_as_the_generated_class_reads_it(message: bytes) -> None:
     check_reads_alike(message)
@@ -370,7 +370,7 @@ def test_messages_cut_up_at_random() -> None:
     assert min(outcomes) > 100
 
 
-@settings(max_examples=draws(150))
+@settings(max_examples=draws(60))
 @given(
     st.binary(max_size=60)
     | st.lists(st.sampled_from(b"\x0a\x12\x08\x10\x18\x22\x00\x01\x02\x03\x80\xff\x0b\x0c")).map(bytes)

@@ -644,4 +644,4 @@ class DrawnHistory(RuleBasedStateMachine):
 
 
 TestDrawnHistory = DrawnHistory.TestCase
-TestDrawnHistory.settings = settings(max_examples=draws(150), stateful_step_count=40, deadline=None)
+TestDrawnHistory.settings = settings(max_examples=draws(60), stateful_step_count=40, deadline=None)
