@@ -22,6 +22,7 @@ from support import leaks
 ROOT = Path(__file__).parents[2]
 LATEST = ROOT / "runs" / "chaos" / "latest.json"
 
+_RANKS = "tests/chaos/test_ranks.py"
 _RECOVERY, _CHECKPOINTS = "tests/chaos/test_recovery.py", "tests/contract/test_checkpoints.py"
 _COORDINATOR, _LEDGER = "tests/chaos/test_coordinator.py", "tests/chaos/test_ledger.py"
 SCENARIOS: Mapping[str, Sequence[str]] = {
@@ -38,6 +39,8 @@ SCENARIOS: Mapping[str, Sequence[str]] = {
     ],
     "coordinator_kill_restart": [f"{_COORDINATOR}::test_nothing_is_lost_when_the_coordinator_is_killed_repeatedly"],
     "worker_kill_ledger": [_LEDGER],
+    "rank_kill": [f"{_RANKS}::test_a_killed_rank"],
+    "rank_stop": [f"{_RANKS}::test_a_stopped_rank"],
     "session_kill_batches": ["tests/cluster/test_sessions.py::test_no_sample_is_missed_when_sessions_die"],
 }
 

@@ -49,7 +49,7 @@ class Lane(LaneSocket, Connection):
         self._spins_after: set[enum.IntEnum | None] = set()  # kinds after which the other end's next frame came soon
 
     @classmethod
-    def connect(cls, host: str, port: int, frames: Frames, *, timeout_s: float) -> "Lane":
+    def connect(cls, host: str, port: int, frames: Frames, *, timeout_s: float, stall_s: float = STALL_S) -> "Lane":
         """Opens a lane.
 
         Args:
@@ -57,6 +57,7 @@ class Lane(LaneSocket, Connection):
             port: its port.
             frames: the kinds of frame on this port.
             timeout_s: seconds until the connection is accepted.
+            stall_s: seconds without progress after which a transfer fails.
 
         Returns:
             The lane.
@@ -73,7 +74,7 @@ class Lane(LaneSocket, Connection):
                 try:
                     connection.settimeout(max(give_up - time.monotonic(), SHORTEST_TIMEOUT_S))
                     connection.connect(address)
-                    return cls(connection, peer, frames)
+                    return cls(connection, peer, frames, stall_s=stall_s)
                 except OSError as error:
                     failure = str(error)
                     connection.close()

@@ -17,7 +17,7 @@ from shoal._system.logs import Log
 from shoal._transport.connection import Connection, Frames
 from shoal._transport.handshake import Security, accept_handshake, send_error
 from shoal._transport.lane import Lane
-from shoal._transport.lane_socket import SERVER_SPIN_S
+from shoal._transport.lane_socket import SERVER_SPIN_S, STALL_S
 from shoal.v1 import parameter_server_pb2 as pb
 
 _log = Log(__name__)
@@ -80,6 +80,7 @@ class Listener:
         limits: the limits of connections; further ones are refused.
         name: name of a connection in messages, and of its thread. The accepting thread has the same name with an s.
         advice: what a refused client should do, for its error message.
+        stall_s: seconds without progress after which a transfer fails.
     """
 
     def __init__(
@@ -92,9 +93,10 @@ class Listener:
         limits: "ListenerLimits",
         name: str,
         advice: str,
+        stall_s: float = STALL_S,
     ) -> None:
         self._frames, self._handler, self._security = frames, handler, security
-        self._limits, self._name, self._advice = limits, name, advice
+        self._limits, self._name, self._advice, self._stall_s = limits, name, advice, stall_s
         self._lock = threading.Lock()  # guards _served, _of_host, _greeting and _stopping
         self._served: dict[threading.Thread, Lane] = {}
         self._of_host: Counter[str] = Counter()  # connections in _served
@@ -157,7 +159,7 @@ class Listener:
                 if not poll.poll(left):
                     continue
                 connection, address = self._socket.accept()
-                lane = Lane(connection, _peer(address), self._frames, spin_s=self._spin_s)
+                lane = Lane(connection, _peer(address), self._frames, stall_s=self._stall_s, spin_s=self._spin_s)
             except BlockingIOError:
                 continue
             except OSError as error:

@@ -1,4 +1,4 @@
-"""Parameter servers and workers that tests kill, each a process that starts within milliseconds.
+"""Parameter servers, workers and ranks of groups that tests kill, each a process that starts within milliseconds.
 
 They are forks of one process, the nursery. The nursery has no threads, and has already imported and compiled what the
 forks need. The shared-memory segments of the forks are in a folder of the test, apart from all other segments.
@@ -28,9 +28,9 @@ from prometheus_client import CollectorRegistry
 from shoal import _rpc, consistency, errors, optim
 from shoal._role.lifecycle import configure_logging
 from shoal._training.parameters import ParameterClient
+from shoal._transport import TokenSecurity, lane_transport, server_connection, shared_memory
 from shoal._transport import lane as _lane
 from shoal._transport import lane_socket as _lane_socket
-from shoal._transport import lane_transport, server_connection, shared_memory
 from shoal._transport import segment as _segment
 from shoal._transport.frames import PARAMETER_SERVER
 from shoal._transport.lane import Lane
@@ -41,6 +41,8 @@ from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
 from shoal.variables import Variable
 from shoal_coordinator.cluster import Candidate, assign_shards, plan_shards
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
+from shoal_distribute.collectives import Group, group, mesh, ring, shared_blocks, watch
+from shoal_distribute.collectives.watch import SILENT_S
 from shoal_server.optimizers import compilation
 from shoal_server.optimizers.kernel_threads import THREADS_VARIABLE
 from shoal_server.process import Server, ServerConfig
@@ -58,6 +60,11 @@ _WORKER_CODE = {
     _lane.__file__,
     _lane_socket.__file__,
     _segment.__file__,
+}
+_RANK_CODE = {
+    *(module.__file__ for module in (group, mesh, ring, shared_blocks, watch)),
+    _lane.__file__,
+    _lane_socket.__file__,
 }
 
 Say = Callable[[str], None]
@@ -102,6 +109,24 @@ class Nursery:
         """Starts a client that connects to lanes and creates a segment. It sends the name here, but no hello there."""
         return self._start("say_nothing", address=address)
 
+    def ranks(self, count: int, **options: Any) -> list["KillableRole"]:
+        """Starts the ranks of a group. Each sends "ready" after its first all-reduce, and then reduces until it fails.
+
+        Then it sends its error. Its exit status is not 0 if a sum was wrong, or if the error is not that of a rank.
+
+        Args:
+            count: number of ranks.
+            options: `share`: whether they use shared memory. `silent_s`: see `Group.open`. `dooms`: by rank, as text,
+                the line at which it dies.
+        """
+        listening = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+        addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in listening]
+        ranks = []
+        for rank, each in enumerate(listening):
+            with each:
+                ranks.append(self._start("reduce", each, rank=rank, addresses=addresses, **options))
+        return ranks
+
     def segments(self) -> set[str]:
         """Returns the names of the segments that exist."""
         return set(os.listdir(self.folder))
@@ -113,11 +138,12 @@ class Nursery:
         assert answer, "the nursery is gone"
         return int(answer)
 
-    def _start(self, kind: str, **options: Any) -> "KillableRole":
+    def _start(self, kind: str, *passed: socket.socket, **options: Any) -> "KillableRole":
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._reports.append(ours)
         with theirs:
-            return KillableRole(self, self.ask({"start": kind, "options": options}, [theirs.fileno()]), ours)
+            descriptors = [theirs.fileno(), *(each.fileno() for each in passed)]
+            return KillableRole(self, self.ask({"start": kind, "options": options}, descriptors), ours)
 
     def __enter__(self) -> "Nursery":
         return self
@@ -174,7 +200,7 @@ def nurse(orders: socket.socket) -> None:
     """Starts and reaps processes until the other end is closed; then ends those that are left."""
     living = set()
     while True:
-        message, descriptors, _, _ = socket.recv_fds(orders, _MOST_BYTES, 1)
+        message, descriptors, _, _ = socket.recv_fds(orders, _MOST_BYTES, 2)
         if not message:
             break
         order = json.loads(message)
@@ -185,8 +211,9 @@ def nurse(orders: socket.socket) -> None:
             answer = os.fork()
             if not answer:
                 orders.close()
-                live(order["start"], socket.socket(fileno=descriptors[0]), order["options"])
-            os.close(descriptors[0])
+                live(order["start"], *(socket.socket(fileno=each) for each in descriptors), options=order["options"])
+            for descriptor in descriptors:
+                os.close(descriptor)
             living.add(answer)
         orders.send(str(answer).encode())
     for pid in living:
@@ -194,11 +221,11 @@ def nurse(orders: socket.socket) -> None:
         os.waitpid(pid, 0)
 
 
-def live(kind: str, reports: socket.socket, options: dict[str, Any]) -> None:
+def live(kind: str, reports: socket.socket, *passed: socket.socket, options: dict[str, Any]) -> None:
     """Runs a process of the nursery. It does not return."""
     status = 1
     try:
-        KINDS[kind](lambda what: reports.sendall(what.encode()), **options)
+        KINDS[kind](lambda what: reports.sendall(what.encode()), *passed, **options)
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -299,7 +326,35 @@ def say_nothing(say: Say, address: str) -> None:
     lane.close()
 
 
-KINDS: dict[str, Callable[..., None]] = {"serve": serve, "train": train, "say_nothing": say_nothing}
+def reduce(
+    say: Say,
+    listening: socket.socket,
+    rank: int,
+    addresses: list[str],
+    share: bool = True,
+    silent_s: float = SILENT_S,
+    dooms: dict[str, int] | None = None,
+) -> None:
+    doom = (dooms or {}).get(str(rank))
+    end = Doom(doom, _RANK_CODE) if doom else None
+    security = TokenSecurity(b"of this test")
+    with Group.open(rank, addresses, security=security, listening=listening, share=share, silent_s=silent_s) as joined:
+        array = np.empty(1_000_003, np.float32)
+        try:
+            for step in itertools.count(1):
+                array.fill(step + rank)
+                joined.all_reduce(array)
+                expected = joined.ranks * step + joined.ranks * (joined.ranks - 1) / 2
+                assert (array == expected).all(), "the sum is wrong"
+                if step == 1:
+                    say("ready")
+                    if end:
+                        end.begin()
+        except (errors.RankLost, errors.RanksDisagree) as error:
+            say(error.message)
+
+
+KINDS: dict[str, Callable[..., None]] = {"serve": serve, "train": train, "say_nothing": say_nothing, "reduce": reduce}
 
 
 def main(descriptor: str, folder: str) -> None:

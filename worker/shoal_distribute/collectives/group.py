@@ -1,5 +1,6 @@
 """Group: a number of ranks, in processes or threads, that make collective calls."""
 
+import contextlib
 import json
 import socket
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from shoal import errors
-from shoal._transport import Security, Segment, SegmentUnavailable
+from shoal._transport import Security, Segment, SegmentUnavailable, remove_stale
 from shoal_distribute.collectives.calls import Collective, CollectiveCall, ReduceOp
 from shoal_distribute.collectives.meeting import connect
 from shoal_distribute.collectives.mesh import Mesh
@@ -17,6 +18,7 @@ from shoal_distribute.collectives.ring import run_ring
 from shoal_distribute.collectives.schedule import ring, slices
 from shoal_distribute.collectives.shared_blocks import SEGMENT_BYTES, SharedBlocks
 from shoal_distribute.collectives.tree import SMALL_BYTES, reduce_to_root, send_from_root
+from shoal_distribute.collectives.watch import SILENT_S
 
 # Of the description of a segment.
 _OFFER_BYTES = 256
@@ -28,8 +30,8 @@ class Group:
     """One rank of a group, which calls each collective at the same time as all others.
 
     All ranks must make the same calls in the same order, with arrays of the same size and dtype. Each rank gets the
-    same bits: a sum is added in one order, once. If a rank ends or makes another call, all ranks get an error that
-    names it, and the group cannot be used any more.
+    same bits: a sum is added in one order, once. If a rank ends, stalls or makes another call, all ranks get an error
+    that names it within seconds, and the group cannot be used any more.
 
         with Group.open(rank, ["host-a:7100", "host-b:7100"], security=security) as group:
             group.all_reduce(gradient, ReduceOp.MEAN)
@@ -64,6 +66,7 @@ class Group:
         listening: socket.socket | None = None,
         generation: int = 0,
         within_s: float = 60.0,
+        silent_s: float = SILENT_S,
         share: bool = True,
     ) -> Self:
         """Connects this process with the other ranks.
@@ -75,6 +78,8 @@ class Group:
             listening: a bound socket that listens at this rank's address. None means that this function makes one.
             generation: number of the group. Ranks of another generation are refused.
             within_s: seconds to wait for the other ranks.
+            silent_s: seconds without a sign of life after which a rank counts as lost. A rank gives one each second,
+                also while it computes; so only a process that is stopped, or a host that cannot be reached, gives none.
             share: whether to use shared memory if all ranks are on one host.
 
         Returns:
@@ -92,6 +97,7 @@ class Group:
             listening=listening,
             generation=generation,
             within_s=within_s,
+            silent_s=silent_s,
         )
         try:
             return cls(mesh, stop, share=share)
@@ -217,6 +223,14 @@ class Group:
         reduce_to_root(self._mesh, token, ReduceOp.SUM)
         send_from_root(self._mesh, token)
 
+    def check(self) -> None:
+        """Looks, without waiting, whether a rank has failed. Each call does so too.
+
+        Raises:
+            RankLost, RanksDisagree: see the class.
+        """
+        self._mesh.check()
+
     def close(self) -> None:
         """Leaves the group. The other ranks get RankLost when they wait for this one."""
         if self._shared:
@@ -234,26 +248,26 @@ class Group:
 
     def _share(self) -> None:
         """Makes the ranks use shared memory, if each can map the segments of all."""
-        try:
-            own = [Segment.create(SEGMENT_BYTES)]
-        except SegmentUnavailable:
-            own = []
-        offer = np.zeros(_OFFER_BYTES, np.uint8)
-        for segment in own:
-            said = json.dumps({"name": segment.name, "nonce": segment.nonce.hex()}).encode()
-            offer[: len(said)] = np.frombuffer(said, np.uint8)
-        segments = [
-            own if rank == self.rank else _mapped(bytes(offered).rstrip(b"\0"))
-            for rank, offered in enumerate(self.all_gather(offer))
-        ]
-        mapped = [it for each in segments for it in each]
-        if self.all_reduce(np.array([len(mapped) == self.ranks], np.int64))[0] == self.ranks:
-            self._shared = SharedBlocks(self.rank, mapped, self._mesh.check)
-        for segment in own:
-            segment.unlink()  # all have mapped it: nothing is left behind, however a rank ends
-        if self._shared is None:
-            for segment in mapped:
-                segment.close()
+        remove_stale()  # of ranks that were killed before all had mapped their segments
+        with contextlib.ExitStack() as mapped_so_far:
+            try:
+                own = [mapped_so_far.enter_context(Segment.create(SEGMENT_BYTES))]
+            except SegmentUnavailable:
+                own = []
+            offer = np.zeros(_OFFER_BYTES, np.uint8)
+            for segment in own:
+                said = json.dumps({"name": segment.name, "nonce": segment.nonce.hex()}).encode()
+                offer[: len(said)] = np.frombuffer(said, np.uint8)
+            segments = [
+                own if rank == self.rank else _mapped(bytes(offered).rstrip(b"\0"))
+                for rank, offered in enumerate(self.all_gather(offer))
+            ]
+            mapped = [it for each in segments for it in each]
+            if self.all_reduce(np.array([len(mapped) == self.ranks], np.int64))[0] == self.ranks:
+                for segment in own:
+                    segment.unlink()  # all have mapped it: nothing is left behind, however a rank ends
+                mapped_so_far.pop_all()
+                self._shared = SharedBlocks(self._mesh, mapped)
 
     def _agree(
         self, collective: Collective, flat: np.ndarray[Any, Any], op: ReduceOp = ReduceOp.SUM, root: int = 0

@@ -1,13 +1,14 @@
-"""Meeting of the ranks of a group: each rank opens a connection to every other rank, and identifies itself."""
+"""Meeting of the ranks of a group: each one opens connections to the others, and says who it is."""
 
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from shoal import _rpc, errors
 from shoal._limits import catalogue
+from shoal._system.waits import wait_notice
 from shoal._transport import (
     Connection,
     Lane,
@@ -19,12 +20,15 @@ from shoal._transport import (
     send_error,
 )
 from shoal.v1 import parameter_server_pb2 as pb
-from shoal_distribute.collectives.mesh import FRAMES, Mesh, RankFrame
+from shoal_distribute.collectives.mesh import Mesh
+from shoal_distribute.collectives.watch import FRAMES, SILENT_S, RankFrame
 
-# The largest group: each rank has a connection to each other one.
+# The largest group: each rank has three connections to each other one.
 MOST_RANKS = 256
-_RANK = struct.Struct("<QII")  # generation, rank, ranks
+_RANK = struct.Struct("<QII?")  # generation, rank, ranks, whether the connection is that of the watch
 _RETRY_S = 0.05
+# A transfer may wait for as long as another rank computes. `watch` ends it if that rank fails.
+_STALL_S = 30 * 86_400.0
 _HELLO_S = 5.0
 
 
@@ -49,40 +53,48 @@ class _Handler:
 
 
 class _Meeting:
-    """The ranks that have come so far."""
+    """The ranks that have come so far.
 
-    def __init__(self, generation: int, rank: int, ranks: int) -> None:
-        self.generation, self.rank, self.ranks = generation, rank, ranks
+    Attributes:
+        accepted: connections for arrays, by rank.
+        watched: connections of the watch from lower ranks. This rank opens those to higher ranks.
+    """
+
+    def __init__(self, generation: int, rank: int, addresses: Sequence[str]) -> None:
+        self.generation, self.rank, self.ranks = generation, rank, len(addresses)
         self.accepted: dict[int, Connection] = {}
+        self.watched: dict[int, Connection] = {}
         self.changed = threading.Condition()
         self.closed = threading.Event()
+        self._addresses = addresses
 
-    def arrived(self, connection: Connection, generation: int, rank: int, ranks: int) -> None:
+    def arrived(self, connection: Connection, generation: int, rank: int, ranks: int, watch: bool) -> None:
         """Takes the connection of a rank, or refuses it."""
+        taken = self.watched if watch else self.accepted
         with self.changed:
-            refusal = self._refusal(generation, rank, ranks)
+            refusal = self._refusal(generation, rank, ranks, taken)
             if refusal is None:
-                self.accepted[rank] = connection
+                taken[rank] = connection
                 self.changed.notify_all()
         if refusal:
             send_error(connection, refusal)
             raise refusal
         connection.send(RankFrame.RANK)
 
-    def introduce(self, lane: Connection) -> None:
-        """Tells another rank who this one is.
+    def introduce(self, lane: Connection, *, watch: bool) -> None:
+        """Tells another rank who this one is, and what the connection is for.
 
         Raises:
             RanksDisagree: it refuses this rank.
             Unreachable: it has ended.
         """
-        lane.send(RankFrame.RANK, [_RANK.pack(self.generation, self.rank, self.ranks)])
+        lane.send(RankFrame.RANK, [_RANK.pack(self.generation, self.rank, self.ranks, watch)])
         kind = lane.begin(within_s=_HELLO_S, most=1 << 16)
         if kind is RankFrame.ERROR:
             raise received_error(lane)
         lane.payload()
 
-    def wait(self, deadline: float, addresses: Sequence[str]) -> None:
+    def wait(self, deadline: float) -> None:
         """Waits until all other ranks have come.
 
         Raises:
@@ -91,20 +103,28 @@ class _Meeting:
         with self.changed:
             self.changed.wait_for(lambda: not self._missing(), max(0.0, deadline - time.monotonic()))
             if missing := self._missing():
-                named = ", ".join(f"{it} ({addresses[it]})" for it in missing[:5])
-                raise errors.RankLost(f"rank {named} did not come in time", rank=missing[0])
+                raise errors.RankLost(f"{self.missing()} did not come in time", rank=missing[0])
+
+    def missing(self) -> str:
+        """Returns the names of the ranks that have not come, for people."""
+        found = self._missing()
+        named = ", ".join(f"{rank} ({self._addresses[rank]})" for rank in found[:5])
+        return f"rank {named}" + (f" and {len(found) - 5} more" if found[5:] else "")
 
     def _missing(self) -> list[int]:
-        return [rank for rank in range(self.ranks) if rank != self.rank and rank not in self.accepted]
+        others = [*range(self.rank), *range(self.rank + 1, self.ranks)]
+        return [it for it in others if it not in self.accepted or (it < self.rank and it not in self.watched)]
 
-    def _refusal(self, generation: int, rank: int, ranks: int) -> errors.ShoalError | None:
+    def _refusal(
+        self, generation: int, rank: int, ranks: int, taken: Mapping[int, Connection]
+    ) -> errors.ShoalError | None:
         if (generation, ranks) != (self.generation, self.ranks):
             return errors.RanksDisagree(
                 f"rank {rank} wants generation {generation} of {ranks} ranks, and rank {self.rank} generation "
                 f"{self.generation} of {self.ranks} ranks",
                 rank=rank,
             )
-        if rank == self.rank or not rank < self.ranks or rank in self.accepted:
+        if rank == self.rank or not rank < self.ranks or rank in taken:
             return errors.RanksDisagree(f"two processes are rank {rank} of {ranks}", rank=rank)
         return None
 
@@ -117,8 +137,9 @@ def connect(
     listening: socket.socket | None = None,
     generation: int = 0,
     within_s: float = 60.0,
+    silent_s: float = SILENT_S,
 ) -> tuple[Mesh, Callable[[], None]]:
-    """Connects a rank with all others.
+    """Connects a rank with all others. It tells a person which ranks it waits for, if that takes longer than 2 s.
 
     Args:
         rank: this rank.
@@ -127,6 +148,7 @@ def connect(
         listening: a bound socket that listens at this rank's address. None means that this function makes one.
         generation: number of the group. Ranks of another generation are refused.
         within_s: seconds to wait for the other ranks.
+        silent_s: seconds without a sign of life after which a rank counts as lost.
 
     Returns:
         The mesh, and a function to call after it is closed, which stops listening.
@@ -139,27 +161,31 @@ def connect(
     if not 0 <= rank < len(addresses) <= MOST_RANKS:
         raise errors.BadRequest(f"rank {rank} of {len(addresses)} ranks: a group has 1 to {MOST_RANKS} of them")
     places = [_rpc.parse_address(address) for address in addresses]
-    meeting = _Meeting(generation, rank, len(addresses))
+    meeting = _Meeting(generation, rank, addresses)
     listener = _listener(listening or socket.create_server(places[rank], reuse_port=False), meeting, security)
     listener.start()
     opened: dict[int, Connection] = {}
+    watched: dict[int, Connection] = {}
 
     def stop() -> None:
         meeting.closed.set()
         listener.stop()
 
     try:
-        deadline = time.monotonic() + within_s
-        for other in range(len(addresses)):
-            if other != rank:
-                opened[other] = _open(places[other], meeting, other, security, deadline)
-        meeting.wait(deadline, addresses)
+        with wait_notice(f"rank {rank} of {len(addresses)}", lambda: f"for {meeting.missing()}"):
+            deadline = time.monotonic() + within_s
+            for other, place in enumerate(places):
+                if other != rank:
+                    opened[other] = _open(place, meeting, other, security, deadline)
+                if other > rank:
+                    watched[other] = _open(place, meeting, other, security, deadline, watch=True)
+            meeting.wait(deadline)
     except BaseException:
-        for link in opened.values():
+        for link in (*opened.values(), *watched.values()):
             link.close()
         stop()
         raise
-    return Mesh(rank, opened, meeting.accepted), stop
+    return Mesh(rank, opened, meeting.accepted, watched | meeting.watched, silent_s=silent_s), stop
 
 
 def _listener(bound: socket.socket, meeting: _Meeting, security: Security) -> Listener:
@@ -172,24 +198,37 @@ def _listener(bound: socket.socket, meeting: _Meeting, security: Security) -> Li
         limits=ListenerLimits(catalogue.LANES, catalogue.HOST_LANES, 2 * MOST_RANKS, 2 * MOST_RANKS),
         name="rank",
         advice="start fewer ranks",
+        stall_s=_STALL_S,
     )
 
 
-def _open(place: tuple[str, int], meeting: _Meeting, other: int, security: Security, deadline: float) -> Connection:
-    """Opens the connection to another rank, which may not have started yet."""
+def _open(
+    place: tuple[str, int],
+    meeting: _Meeting,
+    other: int,
+    security: Security,
+    deadline: float,
+    *,
+    watch: bool = False,
+) -> Connection:
+    """Opens a connection to another rank, which may not have started yet, or may be stopped."""
     pause = threading.Event()  # never set
+    where = f"rank {other} at {place[0]}:{place[1]}"
     while True:
         left = deadline - time.monotonic()
         try:
-            lane = Lane.connect(*place, FRAMES, timeout_s=max(0.1, left))
+            lane = Lane.connect(*place, FRAMES, timeout_s=max(0.1, left), stall_s=_STALL_S)
         except errors.Unreachable:
             if left <= 0:
-                raise errors.RankLost(f"rank {other} at {place[0]}:{place[1]} did not answer", rank=other) from None
+                raise errors.RankLost(f"{where} did not answer", rank=other) from None
             pause.wait(_RETRY_S)
             continue
         try:
             open_handshake(lane, security, pb.LaneHello(), within_s=_HELLO_S)
-            meeting.introduce(lane)
+            meeting.introduce(lane, watch=watch)
+        except (errors.Unreachable, errors.DeadlineExceeded) as error:
+            lane.close()
+            raise errors.RankLost(f"{where} did not answer: {error.message}", rank=other) from None
         except BaseException:
             lane.close()
             raise

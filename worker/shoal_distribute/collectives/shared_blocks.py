@@ -8,13 +8,14 @@ the segments say how far each rank is.
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from shoal._transport import Segment
 from shoal_distribute.collectives.calls import ReduceOp
+from shoal_distribute.collectives.mesh import Mesh
 from shoal_distribute.collectives.schedule import slices
 
 BLOCK_BYTES = 1 << 20
@@ -35,18 +36,17 @@ class SharedBlocks:
     """The mapped segments of all ranks.
 
     Args:
-        rank: this rank.
+        mesh: tells, while this rank waits, whether another one has failed.
         segments: the segment of each rank, of SEGMENT_BYTES.
-        check: called while this rank waits; raises an error if another one has failed.
     """
 
-    def __init__(self, rank: int, segments: Sequence[Segment], check: Callable[[], None]) -> None:
-        self.rank, self.ranks = rank, len(segments)
-        self._segments, self._check = segments, check
+    def __init__(self, mesh: Mesh, segments: Sequence[Segment]) -> None:
+        self.rank, self.ranks = mesh.rank, mesh.ranks
+        self._segments, self._mesh = segments, mesh
         # Each rank writes only to its own line. It changes a counter after it has written a block: NumPy releases and
         # takes Python's lock around the copy, which orders the two for other processors.
         self._counters = [np.frombuffer(it.view(0, _LINE_BYTES), np.uint64) for it in segments]
-        self._own = self._counters[rank]
+        self._own = self._counters[self.rank]
         self._blocks = [
             [
                 np.frombuffer(it.view(_COUNTERS_BYTES + number * BLOCK_BYTES, BLOCK_BYTES), np.uint8)
@@ -94,6 +94,7 @@ class SharedBlocks:
     def close(self) -> None:
         """Releases the memory of all segments."""
         self._counters, self._blocks = [], []
+        del self._own
         for segment in self._segments:
             segment.close()
 
@@ -136,7 +137,10 @@ class SharedBlocks:
                     os.sched_yield()
                     continue
                 if (now := time.monotonic()) >= check_at:
-                    self._check()
+                    self._mesh.check()
+                    # In this order: a rank that has left may have finished before.
+                    if self._mesh.has_left(rank) and counters[counter] < target:
+                        raise self._mesh.lost(rank, "has left")
                     check_at = now + _CHECK_S
                 time.sleep(_PAUSE_S)
 

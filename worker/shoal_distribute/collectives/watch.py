@@ -1,0 +1,185 @@
+"""Watch: a thread by which a rank sees within seconds that another one has ended, stalls, has left or has failed.
+
+Each pair of ranks has a connection of its own for this. A rank sends on it each second that it lives. So a rank that
+computes for minutes differs from one that is stopped, and a failure reaches all ranks at once, not along a ring.
+"""
+
+import contextlib
+import enum
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from shoal import errors
+from shoal._transport import Connection, Frames, received_error, send_error
+
+# Seconds between two signs of life, and of silence after which a rank counts as lost. Nobody waits longer than 10 s.
+PULSE_S, SILENT_S = 1.0, 7.0
+# Seconds until the first sign of life: another rank may still wait for the rest of the group.
+_MEETING_S = 60.0
+# For one frame, and for telling all other ranks of a failure or of the end.
+TELL_S = 1.0
+
+
+class RankFrame(enum.IntEnum):
+    """Kind of a frame between ranks."""
+
+    HELLO = 1
+    WELCOME = 2
+    RANK = 3  # who the sender is
+    CALL = 4  # the collective call that the following data belong to
+    DATA = 5
+    PULSE = 6  # the sender lives
+    ERROR = 8
+    END = 9  # the sender leaves
+
+
+FRAMES = Frames(RankFrame)
+
+
+class Watch:
+    """What a rank knows of the others.
+
+    Any thread may call its methods. Only its own thread uses the connections.
+
+    Args:
+        rank: this rank.
+        links: a connection to each other rank, by rank.
+        failed: called once, by any thread, when a rank has failed; it wakes the threads that wait for data.
+        silent_s: seconds without a sign of life after which a rank counts as lost.
+    """
+
+    def __init__(
+        self, rank: int, links: Mapping[int, Connection], failed: Callable[[], None], silent_s: float = SILENT_S
+    ) -> None:
+        self.rank, self.ranks = rank, len(links) + 1
+        self._links, self._failed, self._silent_s = dict(links), failed, silent_s
+        self._changed = threading.Condition()  # guards _failure, _left, _leaving and _wake
+        self._failure: errors.ShoalError | None = None
+        self._left: set[int] = set()
+        self._leaving = False
+        self._poll = select.poll()
+        self._ranks_of = {link.fileno(): rank for rank, link in self._links.items()}
+        self._wake = os.eventfd(0)
+        for descriptor in (self._wake, *self._ranks_of):
+            self._poll.register(descriptor, select.POLLIN)
+        self._thread = threading.Thread(target=self._run, name=f"rank {rank} watches", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    @property
+    def failure(self) -> errors.ShoalError | None:
+        """The first failure that this rank knows of."""
+        return self._failure
+
+    def has_left(self, rank: int) -> bool:
+        """Whether a rank has left the group. What it sent before may not have been received yet."""
+        return rank in self._left
+
+    def fail(self, error: errors.ShoalError) -> errors.ShoalError:
+        """Tells all ranks of a failure. Returns the first failure, which may be another one."""
+        with self._changed:
+            if first := self._failure:
+                return first
+            if not self._leaving:  # otherwise nobody is there to be told
+                self._failure = error
+                self._changed.notify_all()
+        self._failed()
+        self._end()
+        return error
+
+    def lost(self, rank: int, reason: str) -> errors.ShoalError:
+        """Returns the failure behind the end of a connection, and tells all ranks of it.
+
+        A rank closes its connections when it has failed for a reason that this rank may not know yet. So this waits
+        for a moment until that reason arrives.
+
+        Args:
+            rank: the other end of the connection.
+            reason: what is wrong with the connection.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure or rank in self._left, TELL_S)
+        return self.fail(self._lost(rank, "has left the group" if rank in self._left else f"has ended ({reason})"))
+
+    def leave(self) -> None:
+        """Tells all ranks that this one leaves, and closes the connections."""
+        with self._changed:
+            self._leaving = True
+        self._end()
+
+    def _end(self) -> None:
+        """Wakes the thread and waits for its end: then it has told the others."""
+        if self._thread is threading.current_thread():
+            return
+        with self._changed:
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
+        self._thread.join(2 * TELL_S)
+
+    def _run(self) -> None:
+        heard = dict.fromkeys(self._links, time.monotonic() + _MEETING_S)
+        pulse_at = 0.0
+        while not (self._failure or self._leaving):
+            for descriptor, _ in self._poll.poll(max(0.0, 1000 * (pulse_at - time.monotonic()))):
+                if descriptor != self._wake:
+                    rank = self._ranks_of[descriptor]
+                    self._hear(rank)
+                    heard[rank] = time.monotonic()
+            now = time.monotonic()
+            if now < pulse_at:
+                continue
+            if pulse_at and now > pulse_at + PULSE_S:
+                heard = {rank: max(at, now) for rank, at in heard.items()}  # this process was stopped itself
+            self._judge(heard, now)
+            self._send(RankFrame.PULSE)
+            pulse_at = now + PULSE_S
+        self._send(RankFrame.ERROR if self._failure else RankFrame.END)
+        for link in self._links.values():  # the end of a connection also shows the frames that came together before it
+            link.close()
+        with self._changed:
+            os.close(self._wake)
+            self._wake = -1
+
+    def _hear(self, rank: int) -> None:
+        """Reads the next frame of a rank."""
+        link = self._links[rank]
+        try:
+            link.limit(TELL_S)
+            kind = link.begin(most=1 << 16)
+            if kind is RankFrame.ERROR:
+                self.fail(received_error(link))
+            elif kind is RankFrame.END:
+                self._poll.unregister(link.fileno())
+                with self._changed:
+                    self._left.add(rank)
+                    self._changed.notify_all()
+            link.payload()
+        except errors.ShoalError as error:
+            self.fail(self._lost(rank, f"has ended ({error.message})"))
+
+    def _judge(self, heard: Mapping[int, float], now: float) -> None:
+        for rank, at in heard.items():
+            if now - at > self._silent_s and rank not in self._left:
+                self.fail(self._lost(rank, f"has given no sign of life for {now - at:.0f} s"))
+
+    def _send(self, kind: RankFrame) -> None:
+        """Sends a frame to all ranks. Reading shows whether one of them has ended."""
+        for rank, link in self._links.items():
+            if rank not in self._left:
+                with contextlib.suppress(errors.ShoalError):
+                    link.limit(TELL_S)
+                    if kind is RankFrame.ERROR and self._failure:
+                        send_error(link, self._failure)
+                    else:
+                        link.send(kind)
+
+    def _lost(self, rank: int, what: str) -> errors.RankLost:
+        return errors.RankLost(f"rank {rank} of {self.ranks} {what}; all ranks must start again", rank=rank)
+
+
+__all__ = ["FRAMES", "SILENT_S", "TELL_S", "RankFrame", "Watch"]
