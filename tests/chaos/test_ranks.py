@@ -69,5 +69,5 @@ def test_a_stopped_rank(nursery: Nursery, share: bool) -> None:
             counted.passes(check_survivors(ranks, lost, time.monotonic()))
             assert not nursery.segments()
             os.kill(stopped.pid, signal.SIGCONT)
-            assert f"rank {lost} of {RANKS} has given no sign of life" in stopped.hear()
+            assert f"rank {lost} of {RANKS} has sent no heartbeat" in stopped.hear()
             assert stopped.end() == 0

@@ -20,6 +20,19 @@ def test_a_rank_that_does_not_come_is_named() -> None:
         Group.open(0, at, security=SECURITY, listening=listening[0], within_s=0.2)
 
 
+def test_a_person_is_told_which_ranks_are_missing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("shoal._system.waits.NOTICE_AFTER_S", 0.05)
+    monkeypatch.setattr("shoal._system.waits.LOOK_S", 0.02)
+    listening = sockets(2)
+    at = addresses(listening)
+    listening[1].close()
+    with pytest.raises(errors.RankLost):
+        Group.open(0, at, security=SECURITY, listening=listening[0], within_s=0.3)
+    assert f"rank 0 of 2 waits for rank 1 ({at[1]})" in caplog.text
+
+
 def test_too_many_ranks_are_refused() -> None:
     with pytest.raises(errors.BadRequest, match="rank 3 of 2 ranks"):
         Group.open(3, ["127.0.0.1:1", "127.0.0.1:2"], security=SECURITY)

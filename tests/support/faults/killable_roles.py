@@ -62,7 +62,7 @@ _WORKER_CODE = {
     _segment.__file__,
 }
 _RANK_CODE = {
-    *(module.__file__ for module in (group, mesh, ring, shared_blocks, watch)),
+    *(str(module.__file__) for module in (group, mesh, ring, shared_blocks, watch)),
     _lane.__file__,
     _lane_socket.__file__,
 }

@@ -78,7 +78,7 @@ class Group:
             listening: a bound socket that listens at this rank's address. None means that this function makes one.
             generation: number of the group. Ranks of another generation are refused.
             within_s: seconds to wait for the other ranks.
-            silent_s: seconds without a sign of life after which a rank counts as lost. A rank gives one each second,
+            silent_s: seconds without a heartbeat after which a rank counts as lost. A rank gives one each second,
                 also while it computes; so only a process that is stopped, or a host that cannot be reached, gives none.
             share: whether to use shared memory if all ranks are on one host.
 

@@ -148,7 +148,7 @@ def connect(
         listening: a bound socket that listens at this rank's address. None means that this function makes one.
         generation: number of the group. Ranks of another generation are refused.
         within_s: seconds to wait for the other ranks.
-        silent_s: seconds without a sign of life after which a rank counts as lost.
+        silent_s: seconds without a heartbeat after which a rank counts as lost.
 
     Returns:
         The mesh, and a function to call after it is closed, which stops listening.
@@ -162,7 +162,7 @@ def connect(
         raise errors.BadRequest(f"rank {rank} of {len(addresses)} ranks: a group has 1 to {MOST_RANKS} of them")
     places = [_rpc.parse_address(address) for address in addresses]
     meeting = _Meeting(generation, rank, addresses)
-    listener = _listener(listening or socket.create_server(places[rank], reuse_port=False), meeting, security)
+    listener = _listener(listening or _rpc.listen(*places[rank]), meeting, security)
     listener.start()
     opened: dict[int, Connection] = {}
     watched: dict[int, Connection] = {}

@@ -29,7 +29,7 @@ class Mesh:
         opened: connections to all other ranks, by rank: this rank sends on them.
         accepted: connections from all other ranks, by rank.
         watched: connections to all other ranks, by rank, on which they watch each other.
-        silent_s: seconds without a sign of life after which a rank counts as lost.
+        silent_s: seconds without a heartbeat after which a rank counts as lost.
 
     Attributes:
         rank: this rank.

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping
 from shoal import errors
 from shoal._transport import Connection, Frames, received_error, send_error
 
-# Seconds between two signs of life, and of silence after which a rank counts as lost. Nobody waits longer than 10 s.
-PULSE_S, SILENT_S = 1.0, 7.0
-# Seconds until the first sign of life: another rank may still wait for the rest of the group.
+# Seconds between two heartbeats, and of silence after which a rank counts as lost. Nobody waits longer than 10 s.
+_INTERVAL_S, SILENT_S = 1.0, 7.0
+# Seconds until the first heartbeat: another rank may still wait for the rest of the group.
 _MEETING_S = 60.0
 # For one frame, and for telling all other ranks of a failure or of the end.
 TELL_S = 1.0
@@ -31,7 +31,7 @@ class RankFrame(enum.IntEnum):
     RANK = 3  # who the sender is
     CALL = 4  # the collective call that the following data belong to
     DATA = 5
-    PULSE = 6  # the sender lives
+    HEARTBEAT = 6  # the sender lives
     ERROR = 8
     END = 9  # the sender leaves
 
@@ -46,22 +46,22 @@ class Watch:
 
     Args:
         rank: this rank.
-        links: a connection to each other rank, by rank.
+        connections: a connection to each other rank, by rank.
         failed: called once, by any thread, when a rank has failed; it wakes the threads that wait for data.
-        silent_s: seconds without a sign of life after which a rank counts as lost.
+        silent_s: seconds without a heartbeat after which a rank counts as lost.
     """
 
     def __init__(
-        self, rank: int, links: Mapping[int, Connection], failed: Callable[[], None], silent_s: float = SILENT_S
+        self, rank: int, connections: Mapping[int, Connection], failed: Callable[[], None], silent_s: float = SILENT_S
     ) -> None:
-        self.rank, self.ranks = rank, len(links) + 1
-        self._links, self._failed, self._silent_s = dict(links), failed, silent_s
-        self._changed = threading.Condition()  # guards _failure, _left, _leaving and _wake
+        self.rank, self.ranks = rank, len(connections) + 1
+        self._connections, self._failed, self._silent_s = dict(connections), failed, silent_s
+        self._changed = threading.Condition()  # guards _failure, _left, _closing and _wake
         self._failure: errors.ShoalError | None = None
         self._left: set[int] = set()
-        self._leaving = False
+        self._closing = False
         self._poll = select.poll()
-        self._ranks_of = {link.fileno(): rank for rank, link in self._links.items()}
+        self._ranks_of = {connection.fileno(): rank for rank, connection in self._connections.items()}
         self._wake = os.eventfd(0)
         for descriptor in (self._wake, *self._ranks_of):
             self._poll.register(descriptor, select.POLLIN)
@@ -85,7 +85,7 @@ class Watch:
         with self._changed:
             if first := self._failure:
                 return first
-            if not self._leaving:  # otherwise nobody is there to be told
+            if not self._closing:  # otherwise nobody is there to be told
                 self._failure = error
                 self._changed.notify_all()
         self._failed()
@@ -109,7 +109,7 @@ class Watch:
     def leave(self) -> None:
         """Tells all ranks that this one leaves, and closes the connections."""
         with self._changed:
-            self._leaving = True
+            self._closing = True
         self._end()
 
     def _end(self) -> None:
@@ -122,61 +122,62 @@ class Watch:
         self._thread.join(2 * TELL_S)
 
     def _run(self) -> None:
-        heard = dict.fromkeys(self._links, time.monotonic() + _MEETING_S)
-        pulse_at = 0.0
-        while not (self._failure or self._leaving):
-            for descriptor, _ in self._poll.poll(max(0.0, 1000 * (pulse_at - time.monotonic()))):
+        last_seen = dict.fromkeys(self._connections, time.monotonic() + _MEETING_S)
+        next_at = 0.0
+        while not (self._failure or self._closing):
+            for descriptor, _ in self._poll.poll(max(0.0, 1000 * (next_at - time.monotonic()))):
                 if descriptor != self._wake:
                     rank = self._ranks_of[descriptor]
-                    self._hear(rank)
-                    heard[rank] = time.monotonic()
+                    self._receive(rank)
+                    last_seen[rank] = time.monotonic()
             now = time.monotonic()
-            if now < pulse_at:
+            if now < next_at:
                 continue
-            if pulse_at and now > pulse_at + PULSE_S:
-                heard = {rank: max(at, now) for rank, at in heard.items()}  # this process was stopped itself
-            self._judge(heard, now)
-            self._send(RankFrame.PULSE)
-            pulse_at = now + PULSE_S
+            if next_at and now > next_at + _INTERVAL_S:
+                last_seen = {rank: max(at, now) for rank, at in last_seen.items()}  # this process was stopped itself
+            self._judge(last_seen, now)
+            self._send(RankFrame.HEARTBEAT)
+            next_at = now + _INTERVAL_S
         self._send(RankFrame.ERROR if self._failure else RankFrame.END)
-        for link in self._links.values():  # the end of a connection also shows the frames that came together before it
-            link.close()
+        # The other end reads one frame at a time. The end of the connection makes it read the last one, too.
+        for connection in self._connections.values():
+            connection.close()
         with self._changed:
             os.close(self._wake)
             self._wake = -1
 
-    def _hear(self, rank: int) -> None:
+    def _receive(self, rank: int) -> None:
         """Reads the next frame of a rank."""
-        link = self._links[rank]
+        connection = self._connections[rank]
         try:
-            link.limit(TELL_S)
-            kind = link.begin(most=1 << 16)
+            connection.limit(TELL_S)
+            kind = connection.begin(most=1 << 16)
             if kind is RankFrame.ERROR:
-                self.fail(received_error(link))
+                self.fail(received_error(connection))
             elif kind is RankFrame.END:
-                self._poll.unregister(link.fileno())
+                self._poll.unregister(connection.fileno())
                 with self._changed:
                     self._left.add(rank)
                     self._changed.notify_all()
-            link.payload()
+            connection.payload()
         except errors.ShoalError as error:
             self.fail(self._lost(rank, f"has ended ({error.message})"))
 
-    def _judge(self, heard: Mapping[int, float], now: float) -> None:
-        for rank, at in heard.items():
+    def _judge(self, last_seen: Mapping[int, float], now: float) -> None:
+        for rank, at in last_seen.items():
             if now - at > self._silent_s and rank not in self._left:
-                self.fail(self._lost(rank, f"has given no sign of life for {now - at:.0f} s"))
+                self.fail(self._lost(rank, f"has sent no heartbeat for {now - at:.0f} s"))
 
     def _send(self, kind: RankFrame) -> None:
         """Sends a frame to all ranks. Reading shows whether one of them has ended."""
-        for rank, link in self._links.items():
+        for rank, connection in self._connections.items():
             if rank not in self._left:
                 with contextlib.suppress(errors.ShoalError):
-                    link.limit(TELL_S)
+                    connection.limit(TELL_S)
                     if kind is RankFrame.ERROR and self._failure:
-                        send_error(link, self._failure)
+                        send_error(connection, self._failure)
                     else:
-                        link.send(kind)
+                        connection.send(kind)
 
     def _lost(self, rank: int, what: str) -> errors.RankLost:
         return errors.RankLost(f"rank {rank} of {self.ranks} {what}; all ranks must start again", rank=rank)
