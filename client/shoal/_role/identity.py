@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from shoal import _rpc, errors
-from shoal._role import tf_config
+from shoal._system import tf_config
 from shoal.client import DEFAULT_ADDRESS
 
 ANY_PORT = "127.0.0.1:0"

@@ -1,9 +1,9 @@
 """Access to the host and the installation: optional packages, plugins, files, volumes, listeners, identity and build.
 
-It also has the checks of arguments of public functions.
+It also has the checks of arguments of public functions, and the parser of `TF_CONFIG`.
 
-This file does not export `volumes`, `build`, `private_files`, `listeners` and `exit_codes`: other packages import these
-modules directly. Every package may import this one. It imports nothing of Shoal except `errors`.
+This file does not export `volumes`, `build`, `private_files`, `listeners`, `tf_config` and `exit_codes`: other packages
+import these modules directly. Every package may import this one. It imports nothing of Shoal except `errors`.
 """
 
 from shoal._system.arguments import check_count, check_seconds, check_type

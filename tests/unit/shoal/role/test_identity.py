@@ -16,8 +16,8 @@ from typer.testing import CliRunner, Result
 from shoal import errors
 from shoal._cli.app import app
 from shoal._role import flags
-from shoal._role import tf_config as _tf_config
 from shoal._role.identity import RoleIdentity, address_warning, resolve, role_of_task
+from shoal._system import tf_config as _tf_config
 
 CLUSTER = {
     "chief": ["chief.example:7070"],
@@ -164,13 +164,19 @@ class TestTfConfig:
             ("server", "use one of chief, master, ps, worker"),
             (None, "one of chief"),
             ([], "one of chief"),
-            ("evaluator", "workers evaluate .*, so leave this task out"),
+            ("evaluator", "cluster lists no evaluator"),
             ("master", "cluster lists no master"),
         ],
     )
     def test_a_task_that_is_none_here(self, kind: str | list[Any] | None, said: str) -> None:
         with pytest.raises(errors.BadRequest, match=rf"task\.type is .*{said}"):
             resolve("server", RoleIdentity(), tf_config(kind))
+
+    def test_an_evaluator_is_left_out(self) -> None:
+        with pytest.raises(
+            errors.BadRequest, match=r"task\.type is evaluator; workers evaluate .*, so leave this task out"
+        ):
+            resolve("server", RoleIdentity(), tf_config("evaluator", evaluator=["e:1"]))
 
     @pytest.mark.parametrize(
         ("changes", "said"),
