@@ -135,6 +135,10 @@ def _kernel(optimizer: str) -> Figure:
     return Figure("kernels", what, "at least 0.95 of torch's", 0.95, needs_peers=True)
 
 
+def _all_reduce(what: str, at_least: float) -> Figure:
+    return Figure("all_reduce", f"all-reduce of 106 MB, {what}", f"at least {at_least:g}x", at_least, needs_peers=True)
+
+
 def _model(what: str, asked: str = "", at_least: float | None = None) -> Figure:
     return Figure("nn", f"{what}, forward and backward, one thread", asked, at_least, needs_peers=True)
 
@@ -173,6 +177,10 @@ FIGURES: Mapping[str, Figure] = {
         needs_peers=True,
     ),
     "small_cluster_overlapped": Figure("small_cluster", "the same, overlapped", needs_peers=True),
+    "allreduce_shm_2": _all_reduce("2 ranks, shared memory", 1.5),
+    "allreduce_shm_4": _all_reduce("4 ranks, shared memory", 1.6),
+    "allreduce_tcp_2": _all_reduce("2 ranks, TCP", 1.1),
+    "allreduce_tcp_4": _all_reduce("4 ranks, TCP", 1.0),
     "kernel_sgd": _kernel("SGD"),
     "kernel_adagrad": _kernel("Adagrad"),
     "kernel_adam": _kernel("Adam"),
@@ -229,6 +237,7 @@ DEFAULT_BENCHES = (
     "dense",
     "small",
     "small_cluster",
+    "all_reduce",
     "kernels",
     "scale",
     "memory",

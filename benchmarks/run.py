@@ -110,6 +110,7 @@ BENCHES: Mapping[str, Callable[[Run], list[Row]]] = {
     "tls": steps.tls,
     "authorization": steps.authorization,
     "small_cluster": steps.small_cluster,
+    "all_reduce": steps.all_reduce,
     "kernels": kernels,
     "scale": steps.scale,
     "memory": memory,

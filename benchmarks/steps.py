@@ -1,13 +1,13 @@
 """Benchmarks of whole steps.
 
-`dense`, `small` and `small_cluster` compare Shoal with the peers. `scale`, `chunks` and `tls` compare Shoal with
-itself: `scale` with different numbers of variables and shards, `chunks` with different chunk sizes, `tls` with and
-without TLS.
+`dense`, `small`, `small_cluster` and `all_reduce` compare Shoal with the peers. `scale`, `chunks` and `tls` compare
+Shoal with itself: `scale` with different numbers of variables and shards, `chunks` with different chunk sizes, `tls`
+with and without TLS.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from harness import Contestant, Run, alternate, median, ours
+from harness import HERE, Contestant, Run, alternate, median, ours
 from processes import Line
 from rivals import PEERS, Peer
 from rows import CHUNKS_KIB, Row, against_best, compared
@@ -108,6 +108,27 @@ def small_cluster(run: Run) -> list[Row]:
         for row, contestant in shoals.items()
         if contestant.name in lines
     ]
+
+
+def all_reduce(run: Run) -> list[Row]:
+    """Runs collectives of 2 and 4 ranks, through shared memory and over TCP, against gloo."""
+    torch = run.interpreters.get("torch")
+    found = []
+    for ranks in (2, 4):
+        script = ["collectives/all_reduce.py", str(ranks), *run.short_flag]
+        shoals = {
+            f"allreduce_shm_{ranks}": ours(f"Shoal, {ranks} ranks, shared memory", *script),
+            f"allreduce_tcp_{ranks}": ours(f"Shoal, {ranks} ranks, TCP", *script, "--tcp"),
+        }
+        gloo = Contestant(f"gloo, {ranks} ranks", (torch or "", str(HERE / "peers" / "gloo_allreduce.py"), str(ranks)))
+        lines = run.contest("all_reduce", [*shoals.values(), *([gloo] if torch else [])])
+        theirs = _medians(lines, [gloo.name], "ms_per_step")
+        found += [
+            against_best(row, median(lines[contestant.name], "ms_per_step"), "ms", theirs)
+            for row, contestant in shoals.items()
+            if contestant.name in lines
+        ]
+    return found
 
 
 def scale(run: Run) -> list[Row]:
