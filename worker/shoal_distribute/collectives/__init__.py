@@ -1,10 +1,12 @@
 """Collectives between ranks: all-reduce, reduce-scatter, all-gather, broadcast and barrier.
 
-`group` has what users call. `mesh` has the connections, `ring` and `tree` the algorithms over them, and `schedule`
-their plans, without I/O.
+`group` has what users call, and `buckets` overlaps its calls with computation. `meeting` connects the ranks. `mesh` has
+the connections, `ring` and `tree` the algorithms over them, and `schedule` their plans, without I/O. `shared_blocks` is
+for ranks on one host. `watch` sees when a rank fails.
 """
 
+from shoal_distribute.collectives.buckets import Buckets
 from shoal_distribute.collectives.calls import ReduceOp
 from shoal_distribute.collectives.group import Group
 
-__all__ = ["Group", "ReduceOp"]
+__all__ = ["Buckets", "Group", "ReduceOp"]
