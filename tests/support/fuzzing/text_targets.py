@@ -11,14 +11,15 @@ from google.protobuf.message import DecodeError
 from shoal import checkpoint_policy, consistency, errors, optim
 from shoal._checkpoint import open_shared_storage
 from shoal._job import settings
-from shoal._role import tf_config
 from shoal._rpc import parse_address
+from shoal._system import tf_config
 from shoal._wire import check_address, check_text
 from shoal.job import Job
 from shoal.optim import _text as optimizer_text
 from shoal.v1 import job_pb2
 from shoal_coordinator.api.checks import check_submission
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
+from shoal_distribute.resolver import TFConfigClusterResolver, ranked_tasks
 from support.fuzzing.campaign import BadStatus, SimpleTarget, Target
 from support.fuzzing.messages import Drawer
 
@@ -34,6 +35,11 @@ OPTION_SEEDS = [b"adam:learning_rate=0.1,beta1=0.9", b"ssp:3", b"a/best", b"key=
 def _text(data: bytes) -> str:
     """Returns the text of an input, as Python gets it from the environment or the command line."""
     return data.decode(errors="surrogateescape")
+
+
+def _find_ranks(text: str) -> None:
+    tasks = ranked_tasks(TFConfigClusterResolver(environment={"TF_CONFIG": text}))
+    assert tasks is None or 0 <= tasks.rank < len(tasks.addresses)
 
 
 def _open_url(data: bytes) -> None:
@@ -186,6 +192,7 @@ def targets() -> list[Target]:
     """Returns the targets of this module."""
     return [
         SimpleTarget("tf_config", lambda: TF_SEEDS, lambda data: tf_config.read(_text(data))),
+        SimpleTarget("tf_config_ranks", lambda: TF_SEEDS, lambda data: _find_ranks(_text(data))),
         SimpleTarget(
             "urls", lambda: [it for it in URL_SEEDS if not it.startswith((b"s3", b"gs", b"memory"))], _open_url
         ),

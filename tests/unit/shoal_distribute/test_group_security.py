@@ -1,0 +1,57 @@
+"""Security of a group: from a secret's file, certificates, or the user's own secret on loopback."""
+
+from pathlib import Path
+
+import pytest
+
+from shoal import errors
+from shoal_distribute.group_security import group_security
+
+LOCAL = ["localhost:1", "127.0.0.1:2", "[::1]:3"]
+REMOTE = ["localhost:1", "host.example:2"]
+
+
+def secret_file(folder: Path, content: bytes, mode: int = 0o600) -> dict[str, str]:
+    file = folder / "secret"
+    file.write_bytes(content)
+    file.chmod(mode)
+    return {"SHOAL_GROUP_SECRET_FILE": str(file)}
+
+
+def test_ranks_with_one_secret_accept_each_other(tmp_path: Path) -> None:
+    environment = secret_file(tmp_path, b"0123456789abcdef\n")
+    token = group_security(REMOTE, environment).credential()
+    assert b"0123456789abcdef" not in token
+    security = group_security(LOCAL, environment)
+    assert security.identify(token, "peer") is None
+    with pytest.raises(errors.Unauthenticated):
+        security.identify(b"another", "peer")
+
+
+def test_on_loopback_the_user_has_a_secret(tmp_path: Path) -> None:
+    environment = {"XDG_STATE_HOME": str(tmp_path)}
+    token = group_security(LOCAL, environment).credential()
+    assert group_security(LOCAL, environment).credential() == token
+    (file,) = (tmp_path / "shoal").iterdir()
+    assert file.stat().st_mode & 0o077 == 0
+    assert group_security(LOCAL, {"XDG_STATE_HOME": str(tmp_path / "other")}).credential() != token
+
+
+def test_ranks_on_other_hosts_need_a_secret_or_certificates() -> None:
+    with pytest.raises(errors.BadRequest, match="set SHOAL_GROUP_SECRET_FILE"):
+        group_security(REMOTE, {})
+    assert group_security(REMOTE, {"SHOAL_INSECURE": "1"}).credential()
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "said"),
+    [(b"short", 0o600, "has 5 bytes"), (b"x" * 5_000, 0o600, "bytes"), (b"0" * 16, 0o644, "is not private")],
+)
+def test_a_secret_that_cannot_be_used_is_refused(tmp_path: Path, content: bytes, mode: int, said: str) -> None:
+    with pytest.raises(errors.BadRequest, match=said):
+        group_security(LOCAL, secret_file(tmp_path, content, mode))
+
+
+def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(errors.BadRequest, match=r"cannot read the secret of the group.*missing"):
+        group_security(LOCAL, {"SHOAL_GROUP_SECRET_FILE": str(tmp_path / "missing")})

@@ -1,0 +1,57 @@
+"""Groups of tasks: the group that a cluster resolver describes, such as the one in `TF_CONFIG`."""
+
+import os
+from collections.abc import Mapping
+
+from shoal import _rpc
+from shoal._system.listeners import loopback_addresses
+from shoal_distribute.collectives import Group
+from shoal_distribute.group_security import group_security
+from shoal_distribute.resolver import ClusterResolver, ranked_tasks
+
+
+def open_group(
+    resolver: ClusterResolver,
+    *,
+    generation: int = 0,
+    within_s: float = 600.0,
+    share: bool = True,
+    environment: Mapping[str, str] = os.environ,
+) -> Group | None:
+    """Connects this process with the other tasks that train together. The chief is rank 0, then come the workers.
+
+    A task that is on loopback listens there. Any other task listens at all interfaces, because its address in the list
+    may be that of a service, or may be forwarded.
+
+    Args:
+        resolver: describes the tasks.
+        generation: number of the group. Tasks of another generation are refused.
+        within_s: seconds to wait for the other tasks. After two seconds, a line says which ones are missing.
+        share: whether to use shared memory if all tasks are on one host.
+        environment: the environment variables, for `group_security`.
+
+    Returns:
+        The group, or None if this process trains alone.
+
+    Raises:
+        BadRequest: this process is no rank, or see `group_security`.
+        PortInUse: this process cannot listen at its port.
+        RankLost, RanksDisagree: see `Group.open`.
+    """
+    tasks = ranked_tasks(resolver)
+    if tasks is None:
+        return None
+    host, port = _rpc.parse_address(tasks.addresses[tasks.rank])
+    everywhere = "[::]" if ":" in host else "0.0.0.0"  # noqa: S104 - see above; a secret or a certificate is required
+    return Group.open(
+        tasks.rank,
+        tasks.addresses,
+        security=group_security(tasks.addresses, environment),
+        listening=_rpc.listen(host if loopback_addresses(host) else everywhere, port),
+        generation=generation,
+        within_s=within_s,
+        share=share,
+    )
+
+
+__all__ = ["open_group"]
