@@ -9,9 +9,11 @@ from shoal_distribute.cross_device_ops import (
     RingAllReduce,
 )
 from shoal_distribute.replica_context import ReplicaContext
+from shoal_distribute.resolver import ClusterSpec, SimpleClusterResolver, TFConfigClusterResolver
 from shoal_distribute.strategies import (
     CentralStorageStrategy,
     MirroredStrategy,
+    MultiWorkerMirroredStrategy,
     OneDeviceStrategy,
     ParameterServerStrategy,
     Strategy,
@@ -24,11 +26,13 @@ from shoal_distribute.values import DistributedVariable, PerReplica
 
 __all__ = [
     "CentralStorageStrategy",
+    "ClusterSpec",
     "CrossDeviceOps",
     "DistributedVariable",
     "Group",
     "HierarchicalCopyAllReduce",
     "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
     "NcclAllReduce",
     "OneDeviceStrategy",
     "ParameterServerStrategy",
@@ -37,7 +41,9 @@ __all__ = [
     "ReductionToOneDevice",
     "ReplicaContext",
     "RingAllReduce",
+    "SimpleClusterResolver",
     "Strategy",
+    "TFConfigClusterResolver",
     "get_replica_context",
     "get_strategy",
     "has_strategy",

@@ -9,12 +9,14 @@ from shoal_distribute.strategies.current import (
     in_cross_replica_context,
 )
 from shoal_distribute.strategies.mirrored import DefaultStrategy, MirroredStrategy, OneDeviceStrategy
+from shoal_distribute.strategies.multi_worker import MultiWorkerMirroredStrategy
 from shoal_distribute.strategies.parameter_server import ParameterServerStrategy
 
 __all__ = [
     "CentralStorageStrategy",
     "DefaultStrategy",
     "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "ParameterServerStrategy",
     "Strategy",

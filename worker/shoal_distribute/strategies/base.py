@@ -36,13 +36,10 @@ class Strategy(ABC):
         devices: the devices of this process.
         is_default: whether it is the strategy that is in use outside of any scope.
         first_replica: number of this process's first replica among those of all processes.
-        input_pipelines: number of processes that read data.
-        input_pipeline_id: number of this process among them.
     """
 
     is_default = False
     first_replica = 0
-    input_pipelines, input_pipeline_id = 1, 0
 
     def __init__(self, devices: Sequence[LogicalDevice]) -> None:
         self.devices = tuple(devices)
@@ -57,6 +54,16 @@ class Strategy(ABC):
     def num_replicas_in_sync(self) -> int:
         """The number of replicas in all processes."""
         return self.local_replicas
+
+    @property
+    def input_pipelines(self) -> int:
+        """The number of processes that read data."""
+        return 1
+
+    @property
+    def input_pipeline_id(self) -> int:
+        """The number of this process among those that read data."""
+        return 0
 
     @contextmanager
     def scope(self) -> Iterator["Strategy"]:

@@ -1,6 +1,7 @@
 """ParameterServerStrategy: variables on the servers of a cluster, computation in any number of worker processes."""
 
 import atexit
+import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -19,13 +20,17 @@ from shoal_distribute.collectives import ReduceOp
 from shoal_distribute.cross_device_ops import CrossDeviceOps, default_cross_device_ops
 from shoal_distribute.devices import logical_devices
 from shoal_distribute.replica_context import ReplicaContext, current_replica
+from shoal_distribute.resolver import ClusterResolver, TFConfigClusterResolver
 from shoal_distribute.strategies.base import Strategy
+from shoal_distribute.strategies.server_tasks import enter_task
 from shoal_distribute.values import DistributedVariable
 from shoal_worker.arrays import on_host
 
 _log = Log(__name__)
 
 _NAME_LENGTH = 63
+# Seconds to wait for a coordinator that another task starts, and for one that runs.
+_START_S, _RETRY_S = 120.0, 20.0
 
 
 class ServerVariable(DistributedVariable):
@@ -67,6 +72,10 @@ class ParameterServerStrategy(Strategy):
             model = make_model()
             optimizer = keras.optimizers.SGD(0.1)
 
+    Or the tasks of `TF_CONFIG` form the cluster, and all of them run the same script: a `ps` task becomes a server, and
+    never returns from this constructor. The `chief` starts the coordinator, and trains as the `worker` tasks do. The
+    servers run until they are stopped.
+
     Training begins with the first `run` after an optimizer was made in the scope: then a session opens, and the
     variables are placed on the servers. All processes get the values of the first one.
 
@@ -74,9 +83,12 @@ class ParameterServerStrategy(Strategy):
     `num_replicas_in_sync` counts the replicas of all workers, which must have the same number of devices.
 
     Args:
+        cluster_resolver: describes the tasks that form a cluster. None means those of `TF_CONFIG`, unless a client is
+            given or `SHOAL_COORDINATOR` is set.
         variable_partitioner: cuts the trainable variables, so that several servers share one.
         consistency: in which order pushes and pulls happen; by default `Asynchronous()`, as in TensorFlow.
-        workers: number of worker processes. Training begins when all have opened their sessions.
+        workers: number of worker processes, unless a resolver describes them. Training begins when all have opened
+            their sessions.
         job: name of the job, the same for all workers; by default the name of the script.
         client: a client of the cluster; by default one of `SHOAL_COORDINATOR`, or of `shoal up`.
         devices: names of this process's devices, as for `MirroredStrategy`.
@@ -84,12 +96,15 @@ class ParameterServerStrategy(Strategy):
         options: further options of `shoal.Client.session`, such as `checkpoints`, `restore` and `wire_dtype`.
 
     Raises:
+        BadRequest: `TF_CONFIG` is invalid, or describes no cluster with a chief and servers.
         DeviceUnavailable: there is no such device.
+        StartFailed: the chief's coordinator did not start.
         Unreachable: the coordinator did not answer.
     """
 
     def __init__(
         self,
+        cluster_resolver: ClusterResolver | None = None,
         variable_partitioner: Partitioner | None = None,
         *,
         consistency: Consistency | None = None,
@@ -103,11 +118,14 @@ class ParameterServerStrategy(Strategy):
         super().__init__(logical_devices(devices))
         self._ops = cross_device_ops or default_cross_device_ops(self.devices)
         self._ops.check(self.devices)
-        self._partitioner, self._workers, self._options = variable_partitioner, workers, options
+        self._task = enter_task(resolver) if (resolver := _cluster_of(cluster_resolver, client)) else None
+        self._partitioner, self._options = variable_partitioner, options
+        self._workers = self._task.workers if self._task else workers
         self._consistency = consistency or Asynchronous()
         self._job = job or script_name(sys.argv[0] if sys.argv else "")
         self._owned_client = client is None
-        self._client = client or shoal.connect()
+        address, wait_s = (self._task.coordinator, _START_S) if self._task else (None, _RETRY_S)
+        self._client = client or shoal.connect(address, retry_for_s=wait_s)
         self._variables: dict[str, ServerVariable] = {}
         self._optimizer: optim.Optimizer | None = None
         self._session: shoal.Session | None = None
@@ -125,6 +143,24 @@ class ParameterServerStrategy(Strategy):
     def num_replicas_in_sync(self) -> int:
         """The number of replicas whose gradients are added: with `Synchronous` those of all workers."""
         return self.local_replicas * (self._workers if self._consistency.joins_gradients else 1)
+
+    @property
+    def input_pipelines(self) -> int:
+        return self._workers
+
+    @property
+    def input_pipeline_id(self) -> int:
+        """The number of this worker: that of its task, or else the rank of its session, which it opens."""
+        if self._task:
+            return self._task.number
+        if self._session is None and self._workers > 1:
+            if self._optimizer is None:
+                raise errors.WrongContext(
+                    "a worker gets its number when its session opens, which needs the optimizer; make the optimizer "
+                    "within the strategy's scope, before the data are divided"
+                )
+            self._open(self._optimizer)
+        return self._session.rank if self._session else 0
 
     def create_variable(self, name: str, initial: np.ndarray, *, trainable: bool = True) -> DistributedVariable:
         if self._session:
@@ -220,6 +256,8 @@ class ParameterServerStrategy(Strategy):
                 raised = getattr(sys, "last_value", None)  # set if the script ends with an exception
                 session.close("" if raised is None else f"{type(raised).__name__}: {raised}")
         finally:
+            if self._task:
+                self._task.close(self._client, self._job)
             if self._owned_client:
                 self._client.close()
             super().close()
@@ -297,6 +335,14 @@ class ParameterServerStrategy(Strategy):
             "the servers have the state of the optimizer; save it with strategy.session.checkpoint(), and continue "
             "with ParameterServerStrategy(restore=...)"
         )
+
+
+def _cluster_of(resolver: ClusterResolver | None, client: shoal.Client | None) -> ClusterResolver | None:
+    """Returns the resolver whose tasks form the cluster; None if there is a cluster already."""
+    if resolver is None and (client is not None or os.environ.get("SHOAL_COORDINATOR")):
+        return None
+    found = resolver or TFConfigClusterResolver()
+    return found if found.cluster_spec() else None
 
 
 def script_name(path: str) -> str:

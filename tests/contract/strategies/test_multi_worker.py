@@ -1,0 +1,103 @@
+"""MultiWorkerMirroredStrategy over real connections, with ranks that are threads of this process."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+import pytest
+
+from shoal import errors, optim
+from shoal_distribute import (
+    Group,
+    MultiWorkerMirroredStrategy,
+    OneDeviceStrategy,
+    PerReplica,
+    ReduceOp,
+    Strategy,
+)
+from support.ranks import run_ranks, succeeded
+
+T = TypeVar("T")
+RNG = np.random.default_rng(0)
+SAMPLES, STEPS = 60, 30
+X, Y, START = RNG.normal(size=(SAMPLES, 4)), RNG.normal(size=SAMPLES), RNG.normal(size=4)
+
+
+def in_processes(devices: list[int], work: Callable[[MultiWorkerMirroredStrategy], T]) -> list[T | BaseException]:
+    """Runs a function in one strategy for each entry: its number of devices."""
+
+    def run(group: Group) -> T:
+        names = [f"/cpu:{number}" for number in range(devices[group.rank])]
+        return work(MultiWorkerMirroredStrategy(devices=names, group=group))
+
+    return run_ranks(len(devices), run)
+
+
+def train(strategy: Strategy, x: np.ndarray, y: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, list[float]]:
+    """Trains least squares on this process's samples; returns the weights and the losses."""
+    optimizer = optim.Adam(0.05, clip_norm=1.0)
+    with strategy.scope():
+        weights, bias = strategy.create_variable("w", start), strategy.create_variable("b", np.zeros(()))
+
+    def step(x: np.ndarray, y: np.ndarray) -> float:
+        error = x @ weights.read() + bias.read() - y
+        gradients = [(2 * x.T @ error / SAMPLES, weights), (np.asarray(2 * error.sum() / SAMPLES), bias)]
+        strategy.apply_gradients(optimizer, gradients)
+        return float((error**2).sum() / SAMPLES)
+
+    parts = tuple(PerReplica(np.array_split(it, strategy.local_replicas)) for it in (x, y))
+    losses = [strategy.reduce(ReduceOp.SUM, strategy.run(step, parts)) for _ in range(STEPS)]
+    return np.append(weights.numpy(), bias.numpy()), losses
+
+
+@pytest.mark.parametrize("devices", [[1, 1], [2, 1, 1], [1, 3]])
+def test_processes_with_any_devices_equal_one_process(devices: list[int]) -> None:
+    def work(strategy: MultiWorkerMirroredStrategy) -> tuple[np.ndarray, list[float]]:
+        assert strategy.num_replicas_in_sync == sum(devices)
+        assert strategy.first_replica == sum(devices[: strategy.rank])
+        x, y = (np.array_split(it, len(devices))[strategy.rank] for it in (X, Y))
+        return train(strategy, x, y, START + strategy.rank)  # the first process's values count
+
+    expected, wanted = train(OneDeviceStrategy("/cpu:0"), X, Y, START)
+    results = succeeded(in_processes(devices, work))
+    for values, losses in results:
+        np.testing.assert_allclose(values, expected, rtol=1e-10)
+        np.testing.assert_allclose(losses, wanted, rtol=1e-10)
+    assert len({values.tobytes() for values, _ in results}) == 1
+
+
+def test_values_of_all_processes_are_reduced_and_gathered() -> None:
+    def work(strategy: MultiWorkerMirroredStrategy) -> list[object]:
+        rank = strategy.rank
+        mean = strategy.create_variable("mean", np.zeros(2), trainable=False)
+        strategy.run(lambda: mean.assign([rank, 1.0]))
+        strategy.merge_statistics([mean])
+        return [
+            strategy.reduce(ReduceOp.SUM, strategy.run(lambda: float(rank))),
+            strategy.reduce(ReduceOp.MEAN, np.arange(rank + 1.0), axis=0),
+            strategy.gather(np.full((2, rank + 1), rank), axis=1).tolist(),
+            mean.numpy().tolist(),
+        ]
+
+    wanted = [1.0, 1 / 3, [[0, 1, 1], [0, 1, 1]], [0.5, 1.0]]
+    assert succeeded(in_processes([1, 1], work)) == [wanted, wanted]
+
+
+def test_a_process_that_ends_fails_the_others_with_its_number() -> None:
+    def work(strategy: MultiWorkerMirroredStrategy) -> None:
+        if strategy.rank == 1:
+            raise ValueError("no more data")
+        train(strategy, X, Y, START)
+
+    first, second = in_processes([2, 1], work)
+    assert isinstance(second, ValueError)
+    assert isinstance(first, errors.RankLost)
+    assert "rank 1" in first.message
+
+
+def test_processes_with_other_variables_are_refused() -> None:
+    def work(strategy: MultiWorkerMirroredStrategy) -> None:
+        strategy.create_variable("w", np.zeros(2 + strategy.rank))
+
+    for result in in_processes([1, 1], work):
+        assert isinstance(result, errors.RanksDisagree)

@@ -1,0 +1,104 @@
+"""Tasks of a cluster with parameter servers, as `TF_CONFIG` describes them: one script is the program of each task.
+
+A `ps` task becomes a server. The `chief` starts the coordinator as a child process, then trains as a worker does. A
+`worker` trains.
+"""
+
+import json
+import os
+import sys
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import shoal
+from shoal import errors
+from shoal._role import ForkServer, RoleProcess
+from shoal._system.waits import wait_notice
+from shoal_distribute.resolver import ClusterResolver, ClusterSpec
+
+_START_S, _STOP_S = 60.0, 10.0
+_CHIEFS = ("chief", "master")
+
+
+@dataclass
+class TrainingTask:
+    """This process's part in a cluster that its tasks form.
+
+    Attributes:
+        coordinator: host:port of the coordinator.
+        workers: number of processes that train.
+        number: number of this process among them: the chief is 0.
+        is_chief: whether this process runs the coordinator.
+        ends: ends what this process runs for the others.
+    """
+
+    coordinator: str
+    workers: int
+    number: int
+    is_chief: bool
+    ends: ExitStack = field(default_factory=ExitStack)
+
+    def close(self, client: shoal.Client, job: str) -> None:
+        """Ends the coordinator if this process runs it, after the other workers have finished the job.
+
+        Args:
+            client: a client of the cluster.
+            job: name of the job.
+        """
+        if self.is_chief:
+            try:
+                with wait_notice("the chief", lambda: "for the other workers to finish the job"):
+                    client.job(job).wait()
+            except errors.ShoalError:  # there is no such job, or it has failed, which its workers say
+                pass
+        self.ends.close()
+
+
+def enter_task(resolver: ClusterResolver) -> TrainingTask:
+    """Starts what this process runs for the cluster. Does not return in a `ps` task, which becomes a server.
+
+    Args:
+        resolver: describes the tasks.
+
+    Raises:
+        BadRequest: the cluster has no chief or no ps, or this process is no task of it.
+        StartFailed: the coordinator did not start.
+    """
+    spec, kind, number = resolver.cluster_spec(), resolver.task_type, resolver.task_id
+    chiefs = [address for chief in _CHIEFS if chief in spec.jobs for address in spec.job_tasks(chief)]
+    if len(chiefs) != 1 or "ps" not in spec.jobs:
+        raise errors.BadRequest(
+            f"the cluster lists {len(chiefs)} chiefs and has the task types {', '.join(spec.jobs)}; a "
+            "ParameterServerStrategy needs one chief, at whose address the coordinator listens, and at least one ps"
+        )
+    if kind not in (*_CHIEFS, "ps", "worker") or number is None:
+        raise errors.BadRequest(f"this process is task {kind} {number}; it must be a chief, a ps or a worker")
+    environment = {**os.environ, "TF_CONFIG": _tf_config(spec, kind, number)}
+    if kind == "ps":
+        os.execve(sys.executable, [sys.executable, "-P", "-m", "shoal", "server"], environment)  # noqa: S606 - becomes it
+    workers = spec.num_tasks("worker") if "worker" in spec.jobs else 0
+    task = TrainingTask(chiefs[0], workers + 1, 0 if kind in _CHIEFS else number + 1, kind in _CHIEFS)
+    if task.is_chief:
+        _start_coordinator(task, environment)
+    return task
+
+
+def _start_coordinator(task: TrainingTask, environment: dict[str, str]) -> None:
+    with ExitStack() as undo:
+        state = undo.enter_context(tempfile.TemporaryDirectory(prefix="shoal-"))
+        forks = ForkServer(environment, show_log=False)
+        undo.callback(forks.close)
+        flags = ["--store", f"{state}/coordinator.db", "--page-listen", "", "--metrics-listen", "127.0.0.1:0"]
+        process = RoleProcess("coordinator", 0, flags, fork_server=forks)
+        undo.callback(process.reap, _STOP_S)
+        undo.callback(process.ask_to_stop)
+        process.wait_ready(_START_S)
+        task.ends = undo.pop_all()
+
+
+def _tf_config(spec: ClusterSpec, kind: str, number: int) -> str:
+    return json.dumps({"cluster": spec.as_dict(), "task": {"type": kind, "index": number}})
+
+
+__all__ = ["TrainingTask", "enter_task"]
