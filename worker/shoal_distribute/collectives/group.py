@@ -16,7 +16,7 @@ from shoal_distribute.collectives.meeting import connect
 from shoal_distribute.collectives.mesh import Mesh
 from shoal_distribute.collectives.ring import run_ring
 from shoal_distribute.collectives.schedule import ring, slices
-from shoal_distribute.collectives.shared_blocks import SEGMENT_BYTES, SharedBlocks
+from shoal_distribute.collectives.shared_blocks import LINE_BYTES, SEGMENT_BYTES, SharedBlocks
 from shoal_distribute.collectives.tree import SMALL_BYTES, reduce_to_root, send_from_root
 from shoal_distribute.collectives.watch import SILENT_S
 
@@ -143,7 +143,8 @@ class Group:
             reduce_to_root(self._mesh, flat, op)
             send_from_root(self._mesh, flat)
         elif self.ranks > 1:
-            run_ring(self._mesh, flat, slices(flat.size, self.ranks), ring(self.rank, self.ranks), op)
+            parts = slices(flat.size, self.ranks, max(1, LINE_BYTES // flat.itemsize))
+            run_ring(self._mesh, flat, parts, ring(self.rank, self.ranks), op)
         return array
 
     def reduce_scatter(self, array: np.ndarray[Any, Any], op: ReduceOp = ReduceOp.SUM) -> np.ndarray[Any, Any]:

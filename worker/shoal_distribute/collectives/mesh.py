@@ -19,6 +19,10 @@ from shoal_distribute.collectives.calls import CollectiveCall
 from shoal_distribute.collectives.watch import SILENT_S, RankFrame, Watch
 
 _CALL_BYTES = 64
+# Frames of arrays have a multiple of a cache line's bytes, and so has what precedes the array in them. Then the kernel
+# copies between aligned addresses; otherwise loopback is a seventh slower on AMD's Zen 3.
+_LINE = bytes(64)
+_FRONT = _LINE[8:]  # a frame's own header has 8 bytes
 
 
 class Mesh:
@@ -80,7 +84,7 @@ class Mesh:
     def send(self, rank: int, array: np.ndarray[Any, Any]) -> None:
         """Sends an array that fits in the buffers of a socket, so that this does not wait for its reader."""
         self.sent_bytes += array.nbytes
-        self._send(rank, RankFrame.DATA, [_bytes_of(array)])
+        self._send(rank, RankFrame.DATA, _framed(array))
 
     def send_soon(self, rank: int, array: np.ndarray[Any, Any]) -> None:
         """Sends an array on a thread, in the order of the calls. It must not change before `flush`."""
@@ -111,13 +115,14 @@ class Mesh:
         Raises:
             RankLost, RanksDisagree: this or another rank has failed.
         """
-        link = self._begin(rank, RankFrame.DATA, array.nbytes)
-        if link.left != array.nbytes:
-            raise self._watch.fail(errors.BadFrame(f"rank {rank} sent {link.left} bytes instead of {array.nbytes}"))
-        if not array.nbytes:
-            return
+        rest = bytearray(_missing(array))
+        expected = len(_FRONT) + array.nbytes + len(rest)
+        link = self._begin(rank, RankFrame.DATA, expected)
+        if link.left != expected:
+            raise self._watch.fail(errors.BadFrame(f"rank {rank} sent {link.left} bytes instead of {expected}"))
         try:
-            link.fill(0, [_bytes_of(array)])
+            link.peek(len(_FRONT))
+            link.fill(len(_FRONT), [it for it in (_bytes_of(array), memoryview(rest)) if it])
         except errors.ShoalError as error:
             raise self.lost(rank, error.message) from error
 
@@ -175,7 +180,17 @@ class Mesh:
                 item.set()
             elif self._watch.failure is None:
                 with contextlib.suppress(errors.ShoalError):  # `flush` raises it
-                    self._send(item[0], RankFrame.DATA, [_bytes_of(item[1])])
+                    self._send(item[0], RankFrame.DATA, _framed(item[1]))
+
+
+def _framed(array: np.ndarray[Any, Any]) -> list[Buffer]:
+    """Returns the payload of an array's frame, in pieces."""
+    return [_FRONT, _bytes_of(array), _LINE[: _missing(array)]]
+
+
+def _missing(array: np.ndarray[Any, Any]) -> int:
+    """Returns how many bytes fill the last line of an array."""
+    return -array.nbytes % len(_LINE)
 
 
 def _bytes_of(array: np.ndarray[Any, Any]) -> memoryview:

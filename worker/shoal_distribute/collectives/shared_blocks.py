@@ -22,7 +22,7 @@ BLOCK_BYTES = 1 << 20
 # So many blocks are in the segments at a time: one is copied in, one is added, one is copied out, one is free.
 _BLOCKS = 4
 # Parts begin at multiples of a cache line, so that no two ranks write to one line.
-_LINE_BYTES = 64
+LINE_BYTES = 64
 _COUNTERS_BYTES = 4096
 # Blocks begin in the middle of a memory page, and large arrays 16 bytes after the beginning of one. AMD's Zen 3 copies
 # four times slower (`rep movsb`) if the destination is a few bytes further in its page than the source.
@@ -48,7 +48,7 @@ class SharedBlocks:
         self._segments, self._mesh = segments, mesh
         # A rank changes only its own counters, each after it has written a block. Each counter has a line of its own.
         self._counters = [
-            [Futex(np.frombuffer(it.view(_LINE_BYTES * counter, 8), np.uint64)) for counter in range(3)]
+            [Futex(np.frombuffer(it.view(LINE_BYTES * counter, 8), np.uint64)) for counter in range(3)]
             for it in segments
         ]
         self._own = self._counters[self.rank]
@@ -130,7 +130,7 @@ class SharedBlocks:
         self._own[_EMPTIED].set(number + 1)
 
     def _slices(self, part: np.ndarray[Any, Any]) -> list[slice]:
-        return slices(part.size, self.ranks, max(1, _LINE_BYTES // part.itemsize))
+        return slices(part.size, self.ranks, max(1, LINE_BYTES // part.itemsize))
 
     def _block(self, rank: int, number: int, part: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return self._blocks[rank][number % _BLOCKS][: part.nbytes].view(part.dtype)
@@ -158,4 +158,4 @@ def _blocks_of(flat: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
     return [flat[start : start + step] for start in range(0, flat.size, step)]
 
 
-__all__ = ["SEGMENT_BYTES", "SharedBlocks"]
+__all__ = ["LINE_BYTES", "SEGMENT_BYTES", "SharedBlocks"]
