@@ -6,10 +6,12 @@
 - `Augmented`: another data set with transformed images; `shoal.data.augment` has the transforms.
 - `Subset` and `split`: some samples of another data set.
 - `Seekable`: a source that can be read from any position.
+- `pipeline`, `from_arrays` and `from_generator`: a lazy `Pipeline` with map, shuffle, batch and prefetch, for loops of
+  your own and for strategies.
 
-Each is a `shoal.Dataset`. `Parquet`, `Csv` and `Seekable` are read in blocks (`shoal.program.BlockDataset`): a worker
-reads only the blocks of its leased ranges, and reads them ahead. The order of an epoch does not depend on the number of
-workers. See docs/how-to/data.md.
+Each but a `Pipeline` is a `shoal.Dataset`. `Parquet`, `Csv` and `Seekable` are read in blocks
+(`shoal.program.BlockDataset`): a worker reads only the blocks of its leased ranges, and reads them ahead. The order of
+an epoch does not depend on the number of workers. See docs/how-to/data.md.
 """
 
 from shoal.data import augment
@@ -21,22 +23,40 @@ from shoal.data._csv import Csv
 from shoal.data._idx import Idx
 from shoal.data._image_folder import ImageFolder
 from shoal.data._parquet import Parquet
+from shoal.data._pipeline import (
+    AUTOTUNE,
+    AutoShardPolicy,
+    DistributeOptions,
+    Options,
+    Pipeline,
+    from_arrays,
+    from_generator,
+    pipeline,
+)
 from shoal.data._seekable import Seekable
 from shoal.data._subset import Subset, split
 from shoal.program import Blocks
 
 __all__ = [
+    "AUTOTUNE",
     "Arrays",
     "Augmented",
+    "AutoShardPolicy",
     "BlockReader",
     "Blocks",
     "Cifar10",
     "Csv",
+    "DistributeOptions",
     "Idx",
     "ImageFolder",
+    "Options",
     "Parquet",
+    "Pipeline",
     "Seekable",
     "Subset",
     "augment",
+    "from_arrays",
+    "from_generator",
+    "pipeline",
     "split",
 ]

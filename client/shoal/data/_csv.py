@@ -86,6 +86,8 @@ class Csv(BlockReader):
         ]
         if not self._places:
             raise errors.InvalidData(f"{self._files[0].name} and all other files have no rows; give a file with rows")
+        # The first sample of each file, and the number of all samples.
+        self.file_starts = np.cumsum([0, *(int(np.sum(found.rows)) for found in self._indices)])
         starts = np.append(0, np.cumsum(np.concatenate([found.rows for found in self._indices])))
         super().__init__(Blocks(starts, window), prefetch=prefetch)
         self._types = {name: self._type(name, alias) for name, alias in (types or {}).items()}

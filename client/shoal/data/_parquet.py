@@ -85,6 +85,8 @@ class Parquet(BlockReader):
         ]
         if not self._groups:
             raise errors.InvalidData(f"{self._files[0].name} and all other files have no rows; give a file with rows")
+        # The first sample of each file, and the number of all samples.
+        self.file_starts = np.cumsum([0, *(sum(footer.rows) for footer in footers)])
         self._part_rows = max(1, block_bytes // self._columns.row_bytes())
         super().__init__(self._cut_blocks(footers, window), prefetch=prefetch)
         self._open: OrderedDict[int, Any] = OrderedDict()  # open files by number, least recently used first

@@ -1,0 +1,23 @@
+"""Lazy input pipelines: `stages` has what users call, `elements` what flows, and `sharding` the shares of processes.
+
+`shoal.data` exports what users need. `shoal_distribute.input` imports the rest from here.
+"""
+
+from shoal.data._pipeline.options import AutoShardPolicy, DistributeOptions, Options
+from shoal.data._pipeline.sharding import shard
+from shoal.data._pipeline.splitting import mapped, split_batch
+from shoal.data._pipeline.stages import AUTOTUNE, Pipeline, from_arrays, from_generator, pipeline
+
+__all__ = [
+    "AUTOTUNE",
+    "AutoShardPolicy",
+    "DistributeOptions",
+    "Options",
+    "Pipeline",
+    "from_arrays",
+    "from_generator",
+    "mapped",
+    "pipeline",
+    "shard",
+    "split_batch",
+]

@@ -1,0 +1,440 @@
+"""Pipelines as users call them: a source, and the stages that transform its elements."""
+
+import copy
+import itertools
+import math
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Self
+
+import numpy as np
+
+from shoal import errors
+from shoal._numerics import seeded
+from shoal._system import check_count, check_type
+from shoal.data._arrays import Arrays
+from shoal.data._pipeline.elements import Batch, Element, Function, Mapped, Read, Ready, Sample
+from shoal.data._pipeline.options import Options
+from shoal.data._pipeline.splitting import length_of, mapped
+from shoal.data._reading.batches import read
+from shoal.data._reading.prefetcher import Prefetcher
+from shoal.program import Blocks, Dataset, RandomDataset
+
+# Lets Shoal choose a number: of batches to prefetch, or of threads.
+AUTOTUNE = -1
+_PREFETCHED = 2
+# Samples that are read at a time from a data set in blocks.
+_ROWS = 256
+
+
+class Pipeline(ABC):
+    """Elements that are computed when they are needed, in the style of tf.data.
+
+        dataset = shoal.data.from_arrays(x, y).map(resized).shuffle(1000).batch(32).prefetch(2)
+        for images, labels in dataset:
+            ...
+
+    Each method returns a new pipeline, and computes nothing. An iteration computes one element after the other, so
+    memory holds only the elements in use. A pipeline can be iterated any number of times.
+
+    `len()` is the number of elements. It raises TypeError if the number is not known (`from_generator`) or infinite
+    (`repeat`).
+
+    Attributes:
+        options: how strategies divide the pipeline between processes.
+    """
+
+    def __init__(self) -> None:
+        self._iterations = itertools.count()
+        self._options: Options | None = None
+
+    @property
+    def options(self) -> Options:
+        """How strategies divide the pipeline between processes."""
+        return self._options or Options()
+
+    @abstractmethod
+    def _elements(self) -> Iterator[Element]:
+        """Yields the elements of one iteration, without computing them."""
+
+    @abstractmethod
+    def _count(self) -> float | None:
+        """Returns the number of elements, which may be infinite. None means that it is not known."""
+
+    def fresh(self) -> Self:
+        """Returns the same pipeline, not iterated yet: its orders do not depend on iterations of this one."""
+        other = copy.copy(self)
+        other._iterations = itertools.count()
+        return other
+
+    def __iter__(self) -> Iterator[Any]:
+        for element in self._elements():
+            yield element.value()
+
+    def __len__(self) -> int:
+        count = self._count()
+        if count is None or count == math.inf:
+            kind = "unknown" if count is None else "infinite; limit it with take(n)"
+            raise TypeError(f"the length of this pipeline is {kind}")
+        return int(count)
+
+    def __bool__(self) -> bool:
+        """Returns True: a pipeline is there, whatever its length."""
+        return True
+
+    def map(self, function: Callable[..., Any], num_parallel_calls: int | None = None) -> "Pipeline":
+        """Applies a function to each element.
+
+        Args:
+            function: takes an element, and returns the new one. If the element is a tuple, its items are separate
+                arguments. It is called when its result is needed, also if stages between move or drop elements.
+            num_parallel_calls: number of threads that call it for the elements of one batch. None means that the
+                iterating thread does, and `AUTOTUNE` one thread per core. The results keep their order.
+        """
+        if not callable(function):
+            raise errors.BadRequest(f"the function of map is {function!r:.200}; give a function of one element")
+        threads = 1
+        if num_parallel_calls is not None:
+            threads = _or_auto("num_parallel_calls", num_parallel_calls, os.cpu_count() or 1)
+        return Map(self, Function(function, threads))
+
+    def shuffle(self, buffer_size: int, seed: int | None = None, reshuffle_each_iteration: bool = True) -> "Pipeline":
+        """Shuffles elements: each comes from a random place of a buffer, where the next one takes its place.
+
+        Args:
+            buffer_size: number of elements in the buffer. The order is uniformly random if it is at least the number of
+                all elements. The buffer holds what is needed to compute an element, such as the number of a sample.
+            seed: the order depends on it and on the number of earlier iterations. None means 0, so that all processes
+                of a strategy have the same order.
+            reshuffle_each_iteration: whether each iteration has a new order.
+        """
+        check_count("buffer_size", buffer_size, 1)
+        return Shuffle(self, buffer_size, check_count("seed", seed or 0), reshuffle_each_iteration)
+
+    def batch(self, batch_size: int, drop_remainder: bool = False) -> "Pipeline":
+        """Joins consecutive elements to batches: each array gets a first dimension, the samples.
+
+        Args:
+            batch_size: number of elements of a batch. With a strategy, it is the number for all replicas together.
+            drop_remainder: whether to leave out the last batch if it has fewer elements.
+        """
+        return Batched(self, check_count("batch_size", batch_size, 1), drop_remainder)
+
+    def prefetch(self, buffer_size: int) -> "Pipeline":
+        """Computes elements ahead, in one thread. It ends with the iteration, also with one that is not finished.
+
+        Args:
+            buffer_size: largest number of elements that are ready. `AUTOTUNE` means 2.
+        """
+        return Prefetch(self, _or_auto("buffer_size", buffer_size, _PREFETCHED))
+
+    def repeat(self, count: int | None = None) -> "Pipeline":
+        """Iterates several times. A stage `shuffle` before it has a new order each time.
+
+        Args:
+            count: number of iterations. None or -1 means that it never ends.
+        """
+        return Repeat(self, None if count in (None, -1) else check_count("count", count))
+
+    def take(self, count: int) -> "Pipeline":
+        """Ends after some elements.
+
+        Args:
+            count: the largest number of elements; -1 means all.
+        """
+        return self if count == -1 else Slice(self, 0, check_count("count", count), 1)
+
+    def skip(self, count: int) -> "Pipeline":
+        """Leaves out the first elements.
+
+        Args:
+            count: number of elements to leave out.
+        """
+        return Slice(self, check_count("count", count), None, 1)
+
+    def shard(self, num_shards: int, index: int) -> "Pipeline":
+        """Keeps the elements whose number modulo `num_shards` is `index`.
+
+        Args:
+            num_shards: number of shards.
+            index: number of this shard, from 0.
+        """
+        check_count("num_shards", num_shards, 1)
+        if check_count("index", index) >= num_shards:
+            raise errors.BadRequest(f"index is {index}, but there are {num_shards} shards; give a number below that")
+        return Slice(self, index, None, num_shards)
+
+    def with_options(self, options: Options) -> "Pipeline":
+        """Returns the same pipeline with other options."""
+        check_type("options", options, Options, "shoal.data.Options()")
+        other = copy.copy(self)
+        other._options = options
+        return other
+
+
+class Stage(Pipeline):
+    """Base class of the pipelines that transform another one."""
+
+    def __init__(self, before: Pipeline) -> None:
+        super().__init__()
+        self.before = before
+
+    @property
+    def options(self) -> Options:
+        return self._options or self.before.options
+
+    def over(self, before: Pipeline) -> Self:
+        """Returns this stage over another pipeline."""
+        other = copy.copy(self)
+        other.before = before
+        return other
+
+    def fresh(self) -> Self:
+        return super().fresh().over(self.before.fresh())
+
+    def _count(self) -> float | None:
+        return self.before._count()
+
+
+class Map(Stage):
+    """Elements that a function computes; see `Pipeline.map`."""
+
+    def __init__(self, before: Pipeline, function: Function) -> None:
+        super().__init__(before)
+        self._function = function
+
+    def _elements(self) -> Iterator[Element]:
+        for element in self.before._elements():
+            yield Mapped(self._function, element)
+
+
+class Shuffle(Stage):
+    """Elements in another order; see `Pipeline.shuffle`."""
+
+    def __init__(self, before: Pipeline, size: int, seed: int, again: bool) -> None:
+        super().__init__(before)
+        self._size, self._seed, self._again = size, seed, again
+
+    def _elements(self) -> Iterator[Element]:
+        iteration = next(self._iterations) if self._again else 0
+        rng = np.random.default_rng([self._seed, iteration])
+        buffer: list[Element] = []
+        for element in self.before._elements():
+            if len(buffer) < self._size:
+                buffer.append(element)
+                continue
+            place = int(rng.integers(self._size))
+            yield buffer[place]
+            buffer[place] = element
+        for place in rng.permutation(len(buffer)):
+            yield buffer[place]
+
+
+class Batched(Stage):
+    """Batches of elements; see `Pipeline.batch`."""
+
+    def __init__(self, before: Pipeline, size: int, drop: bool) -> None:
+        super().__init__(before)
+        self.size, self._drop = size, drop
+
+    def _elements(self) -> Iterator[Element]:
+        rest = iter(self.before._elements())
+        while batch := tuple(itertools.islice(rest, self.size)):
+            if len(batch) == self.size or not self._drop:
+                yield Batch(batch)
+
+    def _count(self) -> float | None:
+        before = self.before._count()
+        if before is None or before == math.inf:
+            return before
+        return int(before) // self.size if self._drop else -(-int(before) // self.size)
+
+
+class Prefetch(Stage):
+    """Elements that a thread computes ahead; see `Pipeline.prefetch`."""
+
+    def __init__(self, before: Pipeline, size: int) -> None:
+        super().__init__(before)
+        self._size = size
+
+    def _elements(self) -> Iterator[Element]:
+        if not self._size:
+            yield from self.before._elements()
+            return
+        with Prefetcher(iter(self.before), self._size) as ahead:
+            for value in ahead:
+                yield Ready(value)
+
+
+class Repeat(Stage):
+    """Several iterations, one after the other; see `Pipeline.repeat`."""
+
+    def __init__(self, before: Pipeline, times: int | None) -> None:
+        super().__init__(before)
+        self._times = times
+
+    def _elements(self) -> Iterator[Element]:
+        for _ in itertools.count() if self._times is None else range(self._times):
+            empty = True
+            for element in self.before._elements():
+                empty = False
+                yield element
+            if empty:
+                return
+
+    def _count(self) -> float | None:
+        before = self.before._count()
+        if self._times == 0 or before == 0:
+            return 0
+        return None if before is None else math.inf if self._times is None else before * self._times
+
+
+class Slice(Stage):
+    """Some elements, by number: every `step`th from `start` on, and before `stop`."""
+
+    def __init__(self, before: Pipeline, start: int, stop: int | None, step: int) -> None:
+        super().__init__(before)
+        self._start, self._stop, self._step = start, stop, step
+
+    def _elements(self) -> Iterator[Element]:
+        if self._stop == 0:
+            return
+        yield from itertools.islice(self.before._elements(), self._start, self._stop, self._step)
+
+    def _count(self) -> float | None:
+        before = self.before._count()
+        if before is None:
+            return None
+        stop = before if self._stop is None else min(before, self._stop)
+        return stop if stop == math.inf else max(0, -(-(int(stop) - self._start) // self._step))
+
+
+class Samples(Pipeline):
+    """The samples of a data set, in the order of their numbers; see `pipeline`."""
+
+    def __init__(self, dataset: Dataset | RandomDataset, seed: int) -> None:
+        super().__init__()
+        self.dataset, self._seed = dataset, seed
+        self._ranges: tuple[tuple[int, int], ...] = ((0, len(dataset)),)
+
+    def within(self, ranges: Iterable[tuple[int, int]]) -> "Samples":
+        """Returns some of the samples: those from each start up to, but not including, its stop."""
+        other = copy.copy(self)
+        other._ranges = tuple(ranges)
+        return other
+
+    def _elements(self) -> Iterator[Element]:
+        seed = int(np.random.SeedSequence([self._seed, next(self._iterations)]).generate_state(1, np.uint64)[0] >> 1)
+        if isinstance(getattr(self.dataset, "blocks", None), Blocks):
+            yield from self._in_blocks(seed)
+            return
+        one_by_one: Read = seeded(self.dataset.batch, seed)
+        for start, stop in self._ranges:
+            for number in range(start, stop):
+                yield Sample(one_by_one, number)
+
+    def _count(self) -> float | None:
+        return sum(stop - start for start, stop in self._ranges)
+
+    def _in_blocks(self, seed: int) -> Iterator[Element]:
+        plan = (
+            np.arange(place, min(place + _ROWS, stop))
+            for start, stop in self._ranges
+            for place in range(start, stop, _ROWS)
+        )
+        for batch in read(self.dataset, plan, seed):
+            for row in range(length_of(batch)):
+                yield Ready(mapped(lambda array, row=row: _owned(array[row]), batch))
+
+
+class Generated(Pipeline):
+    """The elements of an iterable; see `from_generator`."""
+
+    def __init__(self, make: Callable[[], Iterable[Any]]) -> None:
+        super().__init__()
+        self._make = make
+
+    def _elements(self) -> Iterator[Element]:
+        for item in self._make():
+            yield Ready(item)
+
+    def _count(self) -> float | None:
+        return None
+
+
+def pipeline(source: Dataset | RandomDataset, *, seed: int = 0) -> Pipeline:
+    """Returns a pipeline of the samples of a data set.
+
+        shoal.data.pipeline(shoal.data.Cifar10("cifar-10-binary.tar.gz")).shuffle(50_000).batch(128)
+
+    Samples that stay as they are between the source and `batch` are read a batch at a time.
+
+    Args:
+        source: a data set, such as `shoal.data.Cifar10` or one of your own.
+        seed: seed for a data set that draws random numbers (`shoal.data.Augmented`). They differ in each iteration.
+
+    Raises:
+        BadRequest: `source` is not a data set.
+    """
+    if isinstance(source, Pipeline) or not isinstance(source, Dataset):
+        raise errors.BadRequest(
+            f"the source of a pipeline is {source!r:.200}; give a data set, such as shoal.data.Cifar10(FOLDER), or use "
+            "shoal.data.from_arrays or from_generator"
+        )
+    return Samples(source, check_count("seed", seed))
+
+
+def from_arrays(*arrays: Any) -> Pipeline:
+    """Returns a pipeline of the rows of arrays, as `tf.data.Dataset.from_tensor_slices` does.
+
+        shoal.data.from_arrays(x, y)  # elements are tuples: x[0], y[0]
+
+    Args:
+        arrays: arrays of equal length, or one dict or tuple of arrays; as for `shoal.data.Arrays`, paths of .npy and
+            .npz files are allowed.
+
+    Raises:
+        InvalidData: the arrays have different lengths or no rows, or a file cannot be read.
+    """
+    return pipeline(Arrays(arrays[0] if len(arrays) == 1 else arrays))
+
+
+def from_generator(make: Callable[[], Iterable[Any]]) -> Pipeline:
+    """Returns a pipeline of the elements of an iterable, whose number is not known.
+
+        shoal.data.from_generator(lambda: (line.split() for line in open("log.txt")))
+
+    Args:
+        make: returns the iterable. It is called at the start of each iteration.
+
+    Raises:
+        BadRequest: `make` cannot be called.
+    """
+    if not callable(make):
+        raise errors.BadRequest(
+            f"from_generator was given {make!r:.200}; give a function that returns an iterable, such as lambda: items"
+        )
+    return Generated(make)
+
+
+def _owned(value: Any) -> Any:
+    """Copies a row. A view would keep its whole block in memory while a shuffle buffer holds one of the samples."""
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def _or_auto(name: str, value: int, auto: int) -> int:
+    return auto if value == AUTOTUNE else check_count(name, value)
+
+
+__all__ = [
+    "AUTOTUNE",
+    "Batched",
+    "Pipeline",
+    "Prefetch",
+    "Samples",
+    "Stage",
+    "from_arrays",
+    "from_generator",
+    "pipeline",
+]

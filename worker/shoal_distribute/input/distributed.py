@@ -1,0 +1,163 @@
+"""Data sets whose elements are the parts of this process's replicas."""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from typing import Any, Protocol
+
+from shoal import errors
+from shoal.data import Pipeline, from_generator
+from shoal.data._pipeline import mapped, shard, split_batch
+from shoal.program import Array, Dataset
+from shoal_distribute.input.context import InputContext
+from shoal_distribute.values import regrouped
+
+# Takes whether this process has a batch, and returns whether any process has one.
+Agree = Callable[[bool], bool]
+
+
+class Place(Protocol):
+    """What the input uses of a replica's device."""
+
+    def put(self, array: Array) -> Array:
+        """Returns the array on the device."""
+        ...
+
+
+class DistributedDataset:
+    """Batches divided between the replicas of this process. `Strategy.experimental_distribute_dataset` makes it.
+
+        for images, labels in strategy.experimental_distribute_dataset(dataset.batch(256)):
+            losses = strategy.run(step, args=(images, labels))
+
+    Each array is a `PerReplica` of parts on the replicas' devices; with one replica, it is the plain array. The sizes
+    of the parts differ by at most 1. If a batch, such as the last one, has fewer samples than there are replicas, the
+    last parts have no rows, as in TensorFlow: divide a loss by the global batch size, not by the number of rows.
+
+    It can be iterated any number of times. `len()` is the number of steps if it is known.
+
+    Args:
+        batches: returns an iterator over the parts of the replicas, one list for each step.
+        devices: the devices of the replicas.
+        steps: number of steps, if the source has a length.
+        agree: whether any process has a batch, given whether this one has. A process without a batch then gets one
+            without rows, until no process has any, because all processes must take the same number of steps. None means
+            that there are no other processes.
+    """
+
+    def __init__(
+        self,
+        batches: Callable[[], Iterator[list[Any]]],
+        devices: Sequence[Place],
+        steps: Sized | None = None,
+        agree: Agree | None = None,
+    ) -> None:
+        self._batches, self._devices, self._steps, self._agree = batches, devices, steps, agree
+
+    def __len__(self) -> int:
+        if self._steps is None:
+            raise TypeError("the number of steps of this data set is unknown")
+        return len(self._steps)
+
+    def __bool__(self) -> bool:
+        """Returns True: the data set is there, whatever its length."""
+        return True
+
+    def __iter__(self) -> Iterator[Any]:
+        empty: list[Any] | None = None
+        for parts in self._agreed():
+            if parts is None and empty is None:
+                raise errors.InvalidData(
+                    "this process has no batch in the first step, but other processes have one; give each process at "
+                    "least one batch: fewer processes, more files, or AutoShardPolicy.DATA"
+                )
+            if empty is None:
+                empty = [mapped(lambda array: array[:0], part) for part in parts or ()]
+            placed = zip(self._devices, empty if parts is None else parts, strict=True)
+            yield regrouped([mapped(device.put, part) for device, part in placed])
+
+    def _agreed(self) -> Iterator[list[Any] | None]:
+        """Yields the parts of each step, or None if only other processes have any."""
+        batches = self._batches()
+        if self._agree is None:
+            yield from batches
+            return
+        while True:
+            parts = next(batches, None)
+            if not self._agree(parts is not None):
+                return
+            yield parts
+
+
+def distribute(
+    dataset: Pipeline | Iterable[Any],
+    context: InputContext,
+    devices: Sequence[Place],
+    agree: Agree | None = None,
+) -> DistributedDataset:
+    """Divides a data set of global batches between processes and replicas.
+
+    Args:
+        dataset: a pipeline with batches for all replicas of all processes together, or an iterable of such batches. Its
+            options have the shard policy (`shoal.data.AutoShardPolicy`).
+        context: the processes and replicas.
+        devices: the devices of this process's replicas.
+        agree: see `DistributedDataset`.
+
+    Raises:
+        BadRequest: `dataset` is a data set without batches.
+        InvalidData: the batches are smaller than the number of replicas, or the shard policy does not fit the source.
+    """
+    own = shard(_pipeline(dataset), context.num_input_pipelines, context.input_pipeline_id, len(devices))
+    return DistributedDataset(
+        lambda: (split_batch(batch, len(devices)) for batch in own), devices, own if agree is None else None, agree
+    )
+
+
+def distribute_from_function(
+    make: Callable[[InputContext], Iterable[Any]],
+    context: InputContext,
+    devices: Sequence[Place],
+    agree: Agree | None = None,
+) -> DistributedDataset:
+    """Distributes the data set that a function returns for this process. Each of its batches is for one replica.
+
+    Args:
+        make: takes the context, and returns the data set of this process, with batches for one replica each. Nothing
+            divides it further.
+        context: the processes and replicas.
+        devices: the devices of this process's replicas.
+        agree: see `DistributedDataset`.
+
+    Raises:
+        BadRequest: `make` returned a data set without batches.
+    """
+    own = _pipeline(make(context))
+
+    def steps() -> Iterator[list[Any]]:
+        rest = iter(own)
+        while parts := list(itertools.islice(rest, len(devices))):
+            missing = len(devices) - len(parts)
+            yield parts + [mapped(lambda array: array[:0], parts[0]) for _ in range(missing)]
+
+    together = own.batch(len(devices)) if agree is None else None  # as many elements as there are steps
+    return DistributedDataset(steps, devices, together, agree)
+
+
+def _pipeline(dataset: Any) -> Pipeline:
+    if isinstance(dataset, Pipeline):
+        return dataset
+    if isinstance(dataset, DistributedDataset):
+        raise errors.BadRequest("the data set is distributed already; give the pipeline that it was made of")
+    if isinstance(dataset, Dataset):
+        raise errors.BadRequest(
+            f"a {type(dataset).__name__} has no batches; give shoal.data.pipeline(dataset).batch(GLOBAL_BATCH_SIZE)"
+        )
+    if isinstance(dataset, Iterator) or not isinstance(dataset, Iterable):
+        raise errors.BadRequest(
+            f"a {type(dataset).__name__} cannot be iterated once for each epoch; give a shoal.data.Pipeline, such as "
+            "shoal.data.from_arrays(x, y).batch(GLOBAL_BATCH_SIZE)"
+        )
+    return from_generator(lambda: dataset)
+
+
+__all__ = ["Agree", "DistributedDataset", "Place", "distribute", "distribute_from_function"]
