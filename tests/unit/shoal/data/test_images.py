@@ -1,8 +1,10 @@
 """Image data sets from idx files, CIFAR-10 and folders: their samples, and the errors about bad files."""
 
 import gzip
+import io
 import os
 import struct
+import tarfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -215,7 +217,9 @@ def test_cifar_with_any_bytes_changed_is_read_or_refused(cifar: Path) -> None:
 
 def test_cifar_files_that_are_missing_too_large_or_without_classes_are_refused(cifar: Path) -> None:
     (cifar / "data_batch_3.bin").unlink()
-    with refused("data_batch_3.bin does not exist"):
+    with refused(
+        r"data_batch_3.bin does not exist; .* download https://\S+/cifar-10-binary.tar.gz, and give its path, or unpack"
+    ):
         Cifar10(cifar)
     os.truncate(cifar / "test_batch.bin", 1 << 30)
     with refused("test_batch.bin cannot be read: it has more than 67,108,864 bytes"):
@@ -234,9 +238,59 @@ def test_python_version_of_cifar_is_refused_with_advice(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"\x80\x02}.")
     with refused(
         rf"{tmp_path} has the Python version of CIFAR-10 \(batches.meta\).*download the binary version, "
-        r"https://.*/cifar-10-binary.tar.gz, and give its folder, cifar-10-batches-bin"
+        r"https://.*/cifar-10-binary.tar.gz, and give its path"
     ):
         Cifar10(tmp_path)
+
+
+def packed_archive(folder: Path, files: dict[str, bytes]) -> Path:
+    """An archive as it is published: the files are in a folder."""
+    path = folder / "cifar-10-binary.tar.gz"
+    with tarfile.open(path, "w:gz", compresslevel=1) as archive:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    return path
+
+
+def test_cifar_is_read_from_its_archive(cifar: Path) -> None:
+    files = {path.name: path.read_bytes() for path in sorted(cifar.iterdir(), reverse=True)}
+    path = packed_archive(cifar, {"readme.html": b"<html>", **files})
+    for train in (True, False):
+        unpacked, read = Cifar10(cifar, train=train), Cifar10(path, train=train)
+        assert (read.classes, len(read)) == (unpacked.classes, len(unpacked))
+        for ours, theirs in zip(read.batch(np.arange(len(read))), unpacked.batch(np.arange(len(read))), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def test_archive_that_is_missing_damaged_or_another_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "cifar-10-binary.tar.gz"
+    with refused(rf"no file or folder at {path}; download https://\S+/cifar-10-binary.tar.gz and save it there"):
+        Cifar10(path)
+    batch = binary(CIFAR, [0, 1, 2, 0])
+    packed_archive(tmp_path, {"batches.meta.txt": meta(), "test_batch.bin": batch[:-9]})
+    with refused(rf"test_batch.bin in {path} has 12,283 bytes.*download the archive again"):
+        Cifar10(path, train=False)
+    with refused(rf"{path} has no file data_batch_1.bin, so it is not the archive .*; download https"):
+        Cifar10(path)
+    packed_archive(tmp_path, {"data_batch_4": b"\x80", "batches.meta": b"\x80\x02}."})
+    with refused(rf"{path} has the Python version of CIFAR-10"):
+        Cifar10(path)
+    packed_archive(tmp_path, {"batches.meta.txt": meta(), "test_batch.bin": bytes(65 << 20)})
+    with refused(rf"{path} cannot be read: it has more than 67,108,864 bytes"):
+        Cifar10(path, train=False)
+    whole = packed_archive(tmp_path, {"batches.meta.txt": meta(), "test_batch.bin": batch}).read_bytes()
+    for content in (
+        whole[: len(whole) // 2],
+        b"\x1f\x8b" + bytes(50),
+        b"no archive",
+        b"",
+        gzip.compress(b"no tar" * 200),
+    ):
+        path.write_bytes(content)
+        with refused(rf"{path} (cannot be read|has no file)"):
+            Cifar10(path, train=False)
 
 
 # Folders.
