@@ -84,6 +84,14 @@ class SafetensorsFile:
             )
         return found
 
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Reads all tensors."""
+        found = {}
+        for name, tensor in self._tensors.items():
+            self._file.seek(tensor.start)
+            found[name] = np.frombuffer(self._file.read(tensor.stop - tensor.start), tensor.dtype).reshape(tensor.shape)
+        return found
+
     def data(self) -> Iterator[memoryview]:
         """Yields the bytes of the tensors in the dtypes that servers store."""
         for tensor in self._tensors.values():
