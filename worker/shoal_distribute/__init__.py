@@ -8,6 +8,7 @@ from shoal_distribute.cross_device_ops import (
     ReductionToOneDevice,
     RingAllReduce,
 )
+from shoal_distribute.input import DistributedDataset, InputContext
 from shoal_distribute.replica_context import ReplicaContext
 from shoal_distribute.resolver import ClusterSpec, SimpleClusterResolver, TFConfigClusterResolver
 from shoal_distribute.strategies import (
@@ -28,9 +29,11 @@ __all__ = [
     "CentralStorageStrategy",
     "ClusterSpec",
     "CrossDeviceOps",
+    "DistributedDataset",
     "DistributedVariable",
     "Group",
     "HierarchicalCopyAllReduce",
+    "InputContext",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "NcclAllReduce",

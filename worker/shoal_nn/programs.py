@@ -49,6 +49,7 @@ def image_classifier(
     classes: int = 10,
     *,
     options: Mapping[str, Any] | None = None,
+    weights: str = "",
     size: int = 0,
     augment: str | Sequence[str] = (),
     mean: float | Sequence[float] = 0.5,
@@ -64,19 +65,21 @@ def image_classifier(
     Args:
         data: path of the images, the same on every worker. "~" is the home of the worker's user.
         format: format of the data. "idx" is a folder with the four files of MNIST or Fashion-MNIST. "cifar10" is the
-            folder of CIFAR-10's binary version. "folder" has folders "train" and, optionally, "test", each with a
-            folder of images for each class; it needs `size` and skips unreadable images. "npz" is a file with "images"
-            [n, height, width, channels] or [n, height, width], uint8 or floats from 0 to 1, and "labels" [n].
+            archive or the folder of CIFAR-10's binary version. "folder" has folders "train" and, optionally, "test",
+            each with a folder of images for each class; it needs `size` and skips unreadable images. "npz" is a file
+            with "images" [n, height, width, channels] or [n, height, width], uint8 or floats from 0 to 1, and "labels"
+            [n].
         model: one of `MODELS`.
         classes: number of classes, >= 2.
         options: further arguments of the model, such as {"width": 0.35}.
+        weights: path of published weights to start from, as for `shoal_nn.models.load_weights`, the same on every
+            worker. With `head`, the new last layer starts from drawn values. Empty draws all values.
         size: height and width that images are resized to; 0 keeps their size.
         augment: random augmentations of training images after resizing, a list or a string such as "flip,crop". "flip"
             mirrors left and right; "crop" crops after padding with 4 pixels of zeros.
         mean: number to subtract from the pixels, which are from 0 to 1, or one number for each channel.
         std: number to divide the pixels by after the subtraction, or one number for each channel.
-        held_out_share: share of the training images that is held out for evaluation. None means the test images, or a
-            tenth of the training images if the format has no test images.
+        held_out_share: share of the training images to hold out; None means the test images, or a tenth without any.
         top: k of an additional top-k accuracy in evaluations; 1 means none.
         precision: dtype to compute in: float32, float16, bfloat16 (on a GPU from CuPy 14 on) or float64.
         head: new name of the model's last layer, for fine-tuning: a partial restore then initializes the layer. Empty
@@ -99,9 +102,9 @@ def image_classifier(
     images = _images(data, format, size, classes)
     plain, changed = _augmentations(images.like, size, changes, mean, std)
     training, judging = images.parts(held_out_share, changed, plain)
-    return Supervised(
-        net, plain(images.like, seed=0).shape[1:], training, judging, MulticlassClassification(top), precision=policy
-    )
+    shape = plain(images.like, seed=0).shape[1:]
+    first = models.pretrained(net, Path(weights).expanduser(), shape, head=not head) if weights else None
+    return Supervised(net, shape, training, judging, MulticlassClassification(top), precision=policy, variables=first)
 
 
 @checked_settings

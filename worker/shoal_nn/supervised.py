@@ -115,6 +115,8 @@ class Supervised:
         held_out: data set of the same form for evaluation.
         objective: the loss and the metrics.
         label: name of the label among the features; empty if batches are tuples.
+        variables: the variables of `net` with other first values, as `shoal_nn.models.pretrained` returns them; None
+            means those of `net`.
         precision: dtype in which the model computes. For float16 the loss is scaled. Servers reject a step whose
             gradient overflows, and the worker skips this step.
 
@@ -132,16 +134,17 @@ class Supervised:
         objective: Objective,
         *,
         label: str = "",
+        variables: Mapping[str, Variable] | None = None,
         precision: Policy = Policy(),  # noqa: B008 - frozen
     ) -> None:
         self.net, self.shape, self.objective = net, shape, objective
         self._outputs = net.output_shape(shape)
         self.dataset, self.held_out = Mapped(dataset, self._checked), Mapped(held_out, self._checked)
-        self._label, self._policy = label, precision
+        self._label, self._policy, self._variables = label, precision, variables
         self._scale = LossScale() if precision.compute == "float16" else None
 
     def variables(self) -> dict[str, Variable]:
-        return self.net.variables(self.shape)
+        return self.net.variables(self.shape) if self._variables is None else dict(self._variables)
 
     def loss_and_gradients(self, params: Mapping[str, Array], batch: Any, *, seed: int) -> StepOutput:
         x, labels = self._split(batch)

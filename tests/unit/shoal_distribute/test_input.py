@@ -1,14 +1,16 @@
 """Distributed data sets: the parts of replicas, batches for one replica, and processes that run out of data."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 import numpy as np
 import pytest
 
 from shoal import errors
-from shoal.data import Arrays, from_arrays, from_generator
+from shoal.data import Arrays, AutoShardPolicy, Options, from_arrays, from_generator
 from shoal.program import Array
+from shoal_distribute import MirroredStrategy
 from shoal_distribute.input import DistributedDataset, InputContext, distribute, distribute_from_function
 from shoal_distribute.values import PerReplica
 
@@ -96,11 +98,14 @@ def test_process_without_data_takes_steps_while_others_have_data() -> None:
         asked.append(has)
         return next(answers)
 
-    dataset = distribute([(TEN[:4], TEN[:4])], context(2), places(2), agree)
+    off = Options()
+    off.experimental_distribute.auto_shard_policy = AutoShardPolicy.OFF
+    batches = from_generator(lambda: [(TEN[:4], TEN[:4])]).with_options(off)
+    dataset = distribute(batches, context(2, 2), places(2), agree)
     given = [[part.tolist() for part in x.values] for x, _ in dataset]
-    assert given == [[[0, 1], [2, 3]], [[], []], [[], []]]
-    assert asked == [True, False, False, False]
-    nothing = distribute(from_generator(lambda: []), context(2), places(2), lambda _: True)
+    assert given == [[[0], [1]], [[2], [3]], [[], []]]
+    assert asked == [True, True, False, False]
+    nothing = distribute(from_generator(lambda: []), context(2, 2), places(2), lambda _: True)
     with pytest.raises(
         errors.InvalidData, match=r"no batch in the first step, but other processes .*AutoShardPolicy.DATA"
     ):
@@ -113,6 +118,17 @@ def test_context_divides_a_global_batch() -> None:
         errors.BadRequest, match="a global batch of 9 samples cannot be divided evenly between 4 replicas"
     ):
         context(2, 2).get_per_replica_batch_size(9)
+
+
+def test_strategy_divides_a_batch_between_its_replicas() -> None:
+    with closing(MirroredStrategy(["/cpu:0", "/cpu:1"])) as strategy:
+        dataset = strategy.experimental_distribute_dataset(from_arrays(TEN, TEN * 2).batch(4).prefetch(2))
+        sums = [strategy.run(lambda x, y: x.sum() + y.sum(), args=batch) for batch in dataset]
+        assert [strategy.reduce("sum", it) for it in sums] == [18, 66, 51]
+        each = strategy.distribute_datasets_from_function(
+            lambda given: from_arrays(TEN).batch(given.get_per_replica_batch_size(10))
+        )
+        assert steps(each) == [[[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]]
 
 
 def iterator() -> Iterator[np.ndarray]:

@@ -5,6 +5,6 @@ their parts.
 """
 
 from shoal_distribute.input.context import InputContext
-from shoal_distribute.input.distributed import DistributedDataset, distribute, distribute_from_function
+from shoal_distribute.input.distributed import DatasetFn, DistributedDataset, distribute, distribute_from_function
 
-__all__ = ["DistributedDataset", "InputContext", "distribute", "distribute_from_function"]
+__all__ = ["DatasetFn", "DistributedDataset", "InputContext", "distribute", "distribute_from_function"]

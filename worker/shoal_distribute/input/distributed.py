@@ -13,6 +13,8 @@ from shoal_distribute.values import regrouped
 
 # Takes whether this process has a batch, and returns whether any process has one.
 Agree = Callable[[bool], bool]
+# Makes the data set of a process: batches for one replica each.
+DatasetFn = Callable[[InputContext], Iterable[Any]]
 
 
 class Place(Protocol):
@@ -101,12 +103,13 @@ def distribute(
             options have the shard policy (`shoal.data.AutoShardPolicy`).
         context: the processes and replicas.
         devices: the devices of this process's replicas.
-        agree: see `DistributedDataset`.
+        agree: see `DistributedDataset`; it is called only if there are several processes.
 
     Raises:
         BadRequest: `dataset` is a data set without batches.
         InvalidData: the batches are smaller than the number of replicas, or the shard policy does not fit the source.
     """
+    agree = agree if context.num_input_pipelines > 1 else None
     own = shard(_pipeline(dataset), context.num_input_pipelines, context.input_pipeline_id, len(devices))
     return DistributedDataset(
         lambda: (split_batch(batch, len(devices)) for batch in own), devices, own if agree is None else None, agree
@@ -114,7 +117,7 @@ def distribute(
 
 
 def distribute_from_function(
-    make: Callable[[InputContext], Iterable[Any]],
+    make: DatasetFn,
     context: InputContext,
     devices: Sequence[Place],
     agree: Agree | None = None,
@@ -126,11 +129,12 @@ def distribute_from_function(
             divides it further.
         context: the processes and replicas.
         devices: the devices of this process's replicas.
-        agree: see `DistributedDataset`.
+        agree: see `DistributedDataset`; it is called only if there are several processes.
 
     Raises:
         BadRequest: `make` returned a data set without batches.
     """
+    agree = agree if context.num_input_pipelines > 1 else None
     own = _pipeline(make(context))
 
     def steps() -> Iterator[list[Any]]:
@@ -160,4 +164,4 @@ def _pipeline(dataset: Any) -> Pipeline:
     return from_generator(lambda: dataset)
 
 
-__all__ = ["Agree", "DistributedDataset", "Place", "distribute", "distribute_from_function"]
+__all__ = ["Agree", "DatasetFn", "DistributedDataset", "Place", "distribute", "distribute_from_function"]

@@ -11,6 +11,7 @@ from shoal import errors, optim
 from shoal.program import Array
 from shoal_distribute.collectives import ReduceOp
 from shoal_distribute.devices import LogicalDevice
+from shoal_distribute.input import DatasetFn, DistributedDataset, InputContext, distribute, distribute_from_function
 from shoal_distribute.replica_context import ReplicaContext, current_replica, entered_strategies
 from shoal_distribute.strategies.replica_threads import ReplicaThreads
 from shoal_distribute.values import DistributedVariable, PerReplica, check_scope, part_of, regrouped
@@ -174,6 +175,26 @@ class Strategy(ABC):
         """Returns the values of this process's replicas."""
         return value.values if isinstance(value, PerReplica) else (value,)
 
+    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> DistributedDataset:  # noqa: ARG002 - as in TensorFlow
+        """Divides each batch of a data set between the replicas of all processes; see `DistributedDataset`.
+
+        Args:
+            dataset: a `shoal.data.Pipeline`, or an iterable, of batches for all replicas together.
+            options: ignored.
+        """
+        return distribute(dataset, self._input_context(), self.devices, self._any_process)
+
+    def distribute_datasets_from_function(self, dataset_fn: DatasetFn, options: Any = None) -> DistributedDataset:  # noqa: ARG002 - as in TensorFlow
+        """Gives each replica whole batches of the data set that a function makes for this process.
+
+        Args:
+            dataset_fn: takes an `InputContext`, and returns a pipeline of batches for one replica each.
+            options: ignored.
+        """
+        return distribute_from_function(dataset_fn, self._input_context(), self.devices, self._any_process)
+
+    experimental_distribute_datasets_from_function = distribute_datasets_from_function
+
     @abstractmethod
     def create_variable(self, name: str, initial: np.ndarray, *, trainable: bool = True) -> DistributedVariable:
         """Makes a variable. Models do so in this strategy's scope.
@@ -307,6 +328,15 @@ class Strategy(ABC):
         arrays: list[Array],
     ) -> None:
         """Applies the gradients of all replicas."""
+
+    def _input_context(self) -> InputContext:
+        """Returns which part of the data this process reads."""
+        processes = self.num_replicas_in_sync // self.local_replicas
+        return InputContext(processes, self.first_replica // self.local_replicas, self.num_replicas_in_sync)
+
+    def _any_process(self, has: bool) -> bool:
+        """Returns whether any process has a batch left."""
+        return bool(self._across(np.array(int(has))))
 
     def _across(self, array: np.ndarray) -> np.ndarray:
         """Returns the sum of an array over all processes."""

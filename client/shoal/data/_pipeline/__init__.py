@@ -1,12 +1,15 @@
-"""Lazy input pipelines: `stages` has what users call, `elements` what flows, and `sharding` the shares of processes.
+"""Lazy input pipelines.
+
+`sources` and `stages` have what users call, `elements` what flows through them, and `sharding` the shares of processes.
 
 `shoal.data` exports what users need. `shoal_distribute.input` imports the rest from here.
 """
 
 from shoal.data._pipeline.options import AutoShardPolicy, DistributeOptions, Options
 from shoal.data._pipeline.sharding import shard
+from shoal.data._pipeline.sources import from_arrays, from_generator, pipeline
 from shoal.data._pipeline.splitting import mapped, split_batch
-from shoal.data._pipeline.stages import AUTOTUNE, Pipeline, from_arrays, from_generator, pipeline
+from shoal.data._pipeline.stages import AUTOTUNE, Pipeline
 
 __all__ = [
     "AUTOTUNE",

@@ -8,8 +8,9 @@ from shoal import errors
 from shoal._system import check_count
 from shoal.data._pipeline.elements import Element, part_of
 from shoal.data._pipeline.options import AutoShardPolicy
+from shoal.data._pipeline.sources import Samples
 from shoal.data._pipeline.splitting import part_bounds
-from shoal.data._pipeline.stages import Batched, Pipeline, Prefetch, Samples, Stage
+from shoal.data._pipeline.stages import Batched, Pipeline, Prefetch, Stage
 
 
 def shard(dataset: Pipeline, processes: int, process: int, replicas: int = 1) -> Pipeline:
