@@ -6,10 +6,10 @@
 - `Augmented`: another data set with transformed images; `shoal.data.augment` has the transforms.
 - `Subset` and `split`: some samples of another data set.
 - `Seekable`: a source that can be read from any position.
-- `pipeline`, `from_arrays` and `from_generator`: a lazy `Pipeline` with map, shuffle, batch and prefetch, for loops of
-  your own and for strategies.
+- `pipeline`, `from_arrays` and `from_generator`: a lazy `DataPipeline` with map, shuffle, batch and prefetch, for loops
+  of your own and for strategies.
 
-Each but a `Pipeline` is a `shoal.Dataset`. `Parquet`, `Csv` and `Seekable` are read in blocks
+Each but a `DataPipeline` is a `shoal.Dataset`. `Parquet`, `Csv` and `Seekable` are read in blocks
 (`shoal.program.BlockDataset`): a worker reads only the blocks of its leased ranges, and reads them ahead. The order of
 an epoch does not depend on the number of workers. See docs/how-to/data.md.
 """
@@ -26,9 +26,9 @@ from shoal.data._parquet import Parquet
 from shoal.data._pipeline import (
     AUTOTUNE,
     AutoShardPolicy,
+    DataPipeline,
     DistributeOptions,
     Options,
-    Pipeline,
     from_arrays,
     from_generator,
     pipeline,
@@ -46,12 +46,12 @@ __all__ = [
     "Blocks",
     "Cifar10",
     "Csv",
+    "DataPipeline",
     "DistributeOptions",
     "Idx",
     "ImageFolder",
     "Options",
     "Parquet",
-    "Pipeline",
     "Seekable",
     "Subset",
     "augment",

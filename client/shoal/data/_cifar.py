@@ -56,7 +56,7 @@ class Cifar10:
         check_number("prefetch", prefetch, least=0)
         check_type("folder", folder, (str, os.PathLike), "a folder or an archive, such as 'cifar-10-binary.tar.gz'")
         names = _TRAIN if train else _TEST
-        files = (_Folder if os.path.isdir(folder) else _Archive)(Path(folder), (_META, *names))
+        files = (_UnpackedFiles if os.path.isdir(folder) else _ArchivedFiles)(Path(folder), (_META, *names))
         self.classes = files.classes()
         batches = [files.records(name, len(self.classes)) for name in names]
         counts = [len(batch) for batch in batches]
@@ -83,7 +83,7 @@ class Cifar10:
         return self._images[indices], self._labels[indices]
 
 
-class _Folder:
+class _UnpackedFiles:
     """The unpacked files.
 
     Args:
@@ -145,7 +145,7 @@ class _Folder:
             return _bounded(file, path.stat().st_size)
 
 
-class _Archive(_Folder):
+class _ArchivedFiles(_UnpackedFiles):
     """The archive, which is read once, from its beginning to its end."""
 
     again = "download the archive again"

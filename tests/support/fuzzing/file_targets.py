@@ -6,6 +6,7 @@ import io
 import json
 import random
 import re
+import tarfile
 import tempfile
 import warnings
 import zipfile
@@ -23,6 +24,7 @@ from shoal._checkpoint import Manifest
 from shoal._checkpoint.manifest import sum_of
 from shoal._checkpoint.tensors import decode_entry, decode_header, encode_header, header_bytes
 from shoal.checkpoints import Checkpoints
+from shoal_nn.models.weights.files import read_arrays
 from support.fuzzing.campaign import SimpleTarget, Target
 from support.fuzzing.mutator import mutated
 
@@ -143,6 +145,22 @@ def _parquet_seeds() -> list[bytes]:
 CSV_SEEDS = [b"x,y\n1,2\n3,4\n", b'x,"y z"\r\n1.5,"a ""b"" c"\r\n2,"d\ne"\r\n', b"x;y\n\n1;2\n", "ä,b\n1,2\n".encode()]
 
 
+def _cifar_seeds() -> list[bytes]:
+    """Returns archives of CIFAR-10's binary version, with four test images and without compression."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for name, content in (("batches.meta.txt", b"cat\ndog\n"), ("test_batch.bin", bytes(4 * 3073))):
+            entry = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    return [gzip.compress(out.getvalue(), 0), gzip.compress(out.getvalue(), 1)]
+
+
+def _weight_seeds() -> list[bytes]:
+    folder = Path(__file__).parents[2] / "golden" / "weights"
+    return [path.read_bytes() for path in sorted(folder.iterdir())]
+
+
 def _manifest_seeds() -> list[bytes]:
     folder = Path(__file__).parents[2] / "golden"
     return [path.read_bytes() for path in sorted(folder.rglob("manifest.json"))]
@@ -189,6 +207,11 @@ def _import_tensors(path: Path) -> None:
     checkpoints.remove(str(found))
 
 
+def _read_weights(path: Path) -> None:
+    if not path.read_bytes().startswith(b"\x89HDF"):  # h5py's own decoder is in C, and not ours to fuzz
+        read_arrays(path)
+
+
 def _decode_entry(data: bytes) -> None:
     decode_entry(json.loads(json.dumps(data.decode(errors="surrogateescape"))), "it")
 
@@ -201,6 +224,8 @@ def targets() -> list[Target]:
         SimpleTarget("tensor_entries", lambda: [b"F32 40,30 value/0/kernel", b"I64  value/0/n"], _decode_entry),
         Files("idx", _idx_seeds, _read_idx),
         Files("npz", _array_seeds, lambda path: _all(sources.Arrays(str(path)))),
+        Files("cifar10", _cifar_seeds, lambda path: sources.Cifar10(path, train=False)),
+        Files("weights", _weight_seeds, _read_weights),
         Files("parquet", _parquet_seeds, lambda path: _read_blocks(sources.Parquet(str(path)))),
         Files("csv", lambda: CSV_SEEDS, lambda path: _read_blocks(sources.Csv(str(path)))),
     ]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Any, Protocol
 
 from shoal import errors
-from shoal.data import Pipeline, from_generator
+from shoal.data import DataPipeline, from_generator
 from shoal.data._pipeline import mapped, shard, split_batch
 from shoal.program import Array, Dataset
 from shoal_distribute.input.context import InputContext
@@ -91,12 +91,12 @@ class DistributedDataset:
 
 
 def distribute(
-    dataset: Pipeline | Iterable[Any],
+    dataset: DataPipeline | Iterable[Any],
     context: InputContext,
     devices: Sequence[Place],
     agree: Agree | None = None,
 ) -> DistributedDataset:
-    """Divides a data set of global batches between processes and replicas.
+    """Returns a data set of global batches, divided between processes and replicas.
 
     Args:
         dataset: a pipeline with batches for all replicas of all processes together, or an iterable of such batches. Its
@@ -122,7 +122,7 @@ def distribute_from_function(
     devices: Sequence[Place],
     agree: Agree | None = None,
 ) -> DistributedDataset:
-    """Distributes the data set that a function returns for this process. Each of its batches is for one replica.
+    """Returns the data set that a function makes for this process. Each of its batches is for one replica.
 
     Args:
         make: takes the context, and returns the data set of this process, with batches for one replica each. Nothing
@@ -147,8 +147,8 @@ def distribute_from_function(
     return DistributedDataset(steps, devices, together, agree)
 
 
-def _pipeline(dataset: Any) -> Pipeline:
-    if isinstance(dataset, Pipeline):
+def _pipeline(dataset: Any) -> DataPipeline:
+    if isinstance(dataset, DataPipeline):
         return dataset
     if isinstance(dataset, DistributedDataset):
         raise errors.BadRequest("the data set is distributed already; give the pipeline that it was made of")
@@ -158,8 +158,8 @@ def _pipeline(dataset: Any) -> Pipeline:
         )
     if isinstance(dataset, Iterator) or not isinstance(dataset, Iterable):
         raise errors.BadRequest(
-            f"a {type(dataset).__name__} cannot be iterated once for each epoch; give a shoal.data.Pipeline, such as "
-            "shoal.data.from_arrays(x, y).batch(GLOBAL_BATCH_SIZE)"
+            f"a {type(dataset).__name__} cannot be iterated once for each epoch; give a shoal.data.DataPipeline, such "
+            "as shoal.data.from_arrays(x, y).batch(GLOBAL_BATCH_SIZE)"
         )
     return from_generator(lambda: dataset)
 

@@ -179,7 +179,7 @@ class Strategy(ABC):
         """Divides each batch of a data set between the replicas of all processes; see `DistributedDataset`.
 
         Args:
-            dataset: a `shoal.data.Pipeline`, or an iterable, of batches for all replicas together.
+            dataset: a `shoal.data.DataPipeline`, or an iterable, of batches for all replicas together.
             options: ignored.
         """
         return distribute(dataset, self._input_context(), self.devices, self._any_process)

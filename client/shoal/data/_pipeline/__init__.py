@@ -9,14 +9,14 @@ from shoal.data._pipeline.options import AutoShardPolicy, DistributeOptions, Opt
 from shoal.data._pipeline.sharding import shard
 from shoal.data._pipeline.sources import from_arrays, from_generator, pipeline
 from shoal.data._pipeline.splitting import mapped, split_batch
-from shoal.data._pipeline.stages import AUTOTUNE, Pipeline
+from shoal.data._pipeline.stages import AUTOTUNE, DataPipeline
 
 __all__ = [
     "AUTOTUNE",
     "AutoShardPolicy",
+    "DataPipeline",
     "DistributeOptions",
     "Options",
-    "Pipeline",
     "from_arrays",
     "from_generator",
     "mapped",

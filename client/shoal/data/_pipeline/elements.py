@@ -28,7 +28,7 @@ class Element(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Ready(Element):
+class ReadyElement(Element):
     """An element that is computed already."""
 
     item: Any
@@ -38,7 +38,7 @@ class Ready(Element):
 
 
 @dataclass(frozen=True, slots=True)
-class Sample(Element):
+class SampleElement(Element):
     """A sample of a data set, by number."""
 
     read: Read
@@ -61,7 +61,7 @@ class Function:
 
 
 @dataclass(frozen=True, slots=True)
-class Mapped(Element):
+class MappedElement(Element):
     """An element that a function computes from another one."""
 
     function: Function
@@ -72,7 +72,7 @@ class Mapped(Element):
 
 
 @dataclass(frozen=True, slots=True)
-class Batch(Element):
+class BatchElement(Element):
     """A batch of elements, at least one."""
 
     elements: Sequence[Element]
@@ -91,8 +91,8 @@ class Batch(Element):
             stop: the sample after the last.
         """
         if start < stop:
-            return Batch(self.elements[start:stop])
-        return Ready(sliced(Batch(self.elements[:1]).value(), 0, 0))
+            return BatchElement(self.elements[start:stop])
+        return ReadyElement(sliced(BatchElement(self.elements[:1]).value(), 0, 0))
 
 
 def part_of(element: Element, bounds: Callable[[int], tuple[int, int]]) -> Element:
@@ -102,22 +102,24 @@ def part_of(element: Element, bounds: Callable[[int], tuple[int, int]]) -> Eleme
         element: the batch.
         bounds: takes the number of samples, and returns the first sample of the part and the one after the last.
     """
-    if isinstance(element, Batch):
+    if isinstance(element, BatchElement):
         return element.part(*bounds(len(element.elements)))
     whole = element.value()
-    return Ready(sliced(whole, *bounds(length_of(whole))))
+    return ReadyElement(sliced(whole, *bounds(length_of(whole))))
 
 
 def _same_source(elements: Sequence[Element]) -> Read | None:
     """Returns the function that reads all of these samples at once, or None."""
     first = elements[0]
-    if isinstance(first, Sample) and all(isinstance(it, Sample) and it.read == first.read for it in elements):
+    if isinstance(first, SampleElement) and all(
+        isinstance(it, SampleElement) and it.read == first.read for it in elements
+    ):
         return first.read
     return None
 
 
 def _numbers(elements: Sequence[Element]) -> np.ndarray:
-    return np.fromiter((it.number for it in elements if isinstance(it, Sample)), np.int64, len(elements))
+    return np.fromiter((it.number for it in elements if isinstance(it, SampleElement)), np.int64, len(elements))
 
 
 def _values(elements: Sequence[Element]) -> list[Any]:
@@ -125,9 +127,9 @@ def _values(elements: Sequence[Element]) -> list[Any]:
     if (read := _same_source(elements)) is not None:
         return _rows(read(_numbers(elements)), len(elements))
     first = elements[0]
-    if isinstance(first, Mapped):
+    if isinstance(first, MappedElement):
         function = first.function
-        before = [it.before for it in elements if isinstance(it, Mapped) and it.function is function]
+        before = [it.before for it in elements if isinstance(it, MappedElement) and it.function is function]
         if len(before) == len(elements):
             return _called(function, _values(before))
     return [it.value() for it in elements]
@@ -166,4 +168,4 @@ def _stacked(values: list[Any]) -> Any:
         ) from None
 
 
-__all__ = ["Batch", "Element", "Function", "Mapped", "Read", "Ready", "Sample", "part_of"]
+__all__ = ["BatchElement", "Element", "Function", "MappedElement", "Read", "ReadyElement", "SampleElement", "part_of"]

@@ -10,10 +10,10 @@ from shoal.data._pipeline.elements import Element, part_of
 from shoal.data._pipeline.options import AutoShardPolicy
 from shoal.data._pipeline.sources import Samples
 from shoal.data._pipeline.splitting import part_bounds
-from shoal.data._pipeline.stages import Batched, Pipeline, Prefetch, Stage
+from shoal.data._pipeline.stages import Batched, DataPipeline, PipelineStage, Prefetch
 
 
-def shard(dataset: Pipeline, processes: int, process: int, replicas: int = 1) -> Pipeline:
+def shard(dataset: DataPipeline, processes: int, process: int, replicas: int = 1) -> DataPipeline:
     """Returns the batches of one process, from a pipeline of batches for all processes together.
 
     The policy is that of the pipeline's options. A batch of n samples is divided between all replicas of all processes
@@ -59,10 +59,10 @@ def shard(dataset: Pipeline, processes: int, process: int, replicas: int = 1) ->
     return _below_prefetch(dataset, policy is AutoShardPolicy.DATA, processes, process, replicas)
 
 
-class _Part(Stage):
+class _OwnShare(PipelineStage):
     """The part of one process of each batch."""
 
-    def __init__(self, before: Pipeline, processes: int, process: int, replicas: int) -> None:
+    def __init__(self, before: DataPipeline, processes: int, process: int, replicas: int) -> None:
         super().__init__(before)
         self._processes, self._process, self._replicas = processes, process, replicas
 
@@ -75,7 +75,7 @@ class _Part(Stage):
         return part_of(batch, lambda samples: part_bounds(samples, parts, first, self._replicas))
 
 
-class _AllParts(_Part):
+class _AllShares(_OwnShare):
     """All parts of each batch. Processes begin with different parts, so that their sizes add up at each step."""
 
     def _elements(self) -> Iterator[Element]:
@@ -88,38 +88,38 @@ class _AllParts(_Part):
         return None if before is None else before * self._processes
 
 
-def _below_prefetch(dataset: Pipeline, one: bool, processes: int, process: int, replicas: int) -> Pipeline:
+def _below_prefetch(dataset: DataPipeline, one: bool, processes: int, process: int, replicas: int) -> DataPipeline:
     """Adds the division, before a final `prefetch`: its thread then computes only what the process needs."""
     if isinstance(dataset, Prefetch):
         return dataset.over(_below_prefetch(dataset.before, one, processes, process, replicas))
-    return (_Part if one else _AllParts)(dataset, processes, process, replicas)
+    return (_OwnShare if one else _AllShares)(dataset, processes, process, replicas)
 
 
-def _batch_size(dataset: Pipeline) -> int | None:
+def _batch_size(dataset: DataPipeline) -> int | None:
     """Returns the size of the batches, or None if no stage `batch` made them."""
     while not isinstance(dataset, Batched):
-        if not isinstance(dataset, Stage):
+        if not isinstance(dataset, PipelineStage):
             return None
         dataset = dataset.before
     return dataset.size
 
 
-def _starts(dataset: Pipeline) -> np.ndarray:
+def _starts(dataset: DataPipeline) -> np.ndarray:
     """Returns the number of the first sample of each file, and the number of all samples; empty without files."""
-    while isinstance(dataset, Stage):
+    while isinstance(dataset, PipelineStage):
         dataset = dataset.before
     source = dataset.dataset if isinstance(dataset, Samples) else None
     found: np.ndarray = getattr(source, "file_starts", np.empty(0, np.int64))
     return found
 
 
-def _files(dataset: Pipeline) -> int:
+def _files(dataset: DataPipeline) -> int:
     return max(0, len(_starts(dataset)) - 1)
 
 
-def _on_files(dataset: Pipeline, processes: int, process: int) -> Pipeline:
+def _on_files(dataset: DataPipeline, processes: int, process: int) -> DataPipeline:
     """Returns the same stages over every nth file."""
-    if isinstance(dataset, Stage):
+    if isinstance(dataset, PipelineStage):
         return dataset.over(_on_files(dataset.before, processes, process))
     starts, files = _starts(dataset), _files(dataset)
     if files < processes or not isinstance(dataset, Samples):

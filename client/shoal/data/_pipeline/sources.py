@@ -10,9 +10,9 @@ from shoal import errors
 from shoal._numerics import seeded
 from shoal._system import check_count
 from shoal.data._arrays import Arrays
-from shoal.data._pipeline.elements import Element, Read, Ready, Sample
+from shoal.data._pipeline.elements import Element, Read, ReadyElement, SampleElement
 from shoal.data._pipeline.splitting import length_of, mapped
-from shoal.data._pipeline.stages import Pipeline
+from shoal.data._pipeline.stages import DataPipeline
 from shoal.data._reading.batches import read
 from shoal.program import Blocks, Dataset, RandomDataset
 
@@ -20,7 +20,7 @@ from shoal.program import Blocks, Dataset, RandomDataset
 _ROWS = 256
 
 
-class Samples(Pipeline):
+class Samples(DataPipeline):
     """The samples of a data set, in the order of their numbers; see `pipeline`."""
 
     def __init__(self, dataset: Dataset | RandomDataset, seed: int) -> None:
@@ -42,7 +42,7 @@ class Samples(Pipeline):
         one_by_one: Read = seeded(self.dataset.batch, seed)
         for start, stop in self._ranges:
             for number in range(start, stop):
-                yield Sample(one_by_one, number)
+                yield SampleElement(one_by_one, number)
 
     def _count(self) -> float | None:
         return sum(stop - start for start, stop in self._ranges)
@@ -55,10 +55,10 @@ class Samples(Pipeline):
         )
         for batch in read(self.dataset, plan, seed):
             for row in range(length_of(batch)):
-                yield Ready(mapped(lambda array, row=row: _owned(array[row]), batch))
+                yield ReadyElement(mapped(lambda array, row=row: _owned(array[row]), batch))
 
 
-class Generated(Pipeline):
+class Generated(DataPipeline):
     """The elements of an iterable; see `from_generator`."""
 
     def __init__(self, make: Callable[[], Iterable[Any]]) -> None:
@@ -67,13 +67,13 @@ class Generated(Pipeline):
 
     def _elements(self) -> Iterator[Element]:
         for item in self._make():
-            yield Ready(item)
+            yield ReadyElement(item)
 
     def _count(self) -> float | None:
         return None
 
 
-def pipeline(source: Dataset | RandomDataset, *, seed: int = 0) -> Pipeline:
+def pipeline(source: Dataset | RandomDataset, *, seed: int = 0) -> DataPipeline:
     """Returns a pipeline of the samples of a data set.
 
         shoal.data.pipeline(shoal.data.Cifar10("cifar-10-binary.tar.gz")).shuffle(50_000).batch(128)
@@ -87,7 +87,7 @@ def pipeline(source: Dataset | RandomDataset, *, seed: int = 0) -> Pipeline:
     Raises:
         BadRequest: `source` is not a data set.
     """
-    if isinstance(source, Pipeline) or not isinstance(source, Dataset):
+    if isinstance(source, DataPipeline) or not isinstance(source, Dataset):
         raise errors.BadRequest(
             f"the source of a pipeline is {source!r:.200}; give a data set, such as shoal.data.Cifar10(FOLDER), or use "
             "shoal.data.from_arrays or from_generator"
@@ -95,7 +95,7 @@ def pipeline(source: Dataset | RandomDataset, *, seed: int = 0) -> Pipeline:
     return Samples(source, check_count("seed", seed))
 
 
-def from_arrays(*arrays: Any) -> Pipeline:
+def from_arrays(*arrays: Any) -> DataPipeline:
     """Returns a pipeline of the rows of arrays, as `tf.data.Dataset.from_tensor_slices` does.
 
         shoal.data.from_arrays(x, y)  # elements are tuples: x[0], y[0]
@@ -110,7 +110,7 @@ def from_arrays(*arrays: Any) -> Pipeline:
     return pipeline(Arrays(arrays[0] if len(arrays) == 1 else arrays))
 
 
-def from_generator(make: Callable[[], Iterable[Any]]) -> Pipeline:
+def from_generator(make: Callable[[], Iterable[Any]]) -> DataPipeline:
     """Returns a pipeline of the elements of an iterable, whose number is not known.
 
         shoal.data.from_generator(lambda: (line.split() for line in open("log.txt")))

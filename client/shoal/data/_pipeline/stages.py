@@ -12,7 +12,7 @@ import numpy as np
 
 from shoal import errors
 from shoal._system import check_count, check_type
-from shoal.data._pipeline.elements import Batch, Element, Function, Mapped, Ready
+from shoal.data._pipeline.elements import BatchElement, Element, Function, MappedElement, ReadyElement
 from shoal.data._pipeline.options import Options
 from shoal.data._reading.prefetcher import Prefetcher
 
@@ -21,7 +21,7 @@ AUTOTUNE = -1
 _PREFETCHED = 2
 
 
-class Pipeline(ABC):
+class DataPipeline(ABC):
     """Elements that are computed when they are needed, in the style of tf.data.
 
         dataset = shoal.data.from_arrays(x, y).map(resized).shuffle(1000).batch(32).prefetch(2)
@@ -76,7 +76,7 @@ class Pipeline(ABC):
         """Returns True: a pipeline is there, whatever its length."""
         return True
 
-    def map(self, function: Callable[..., Any], num_parallel_calls: int | None = None) -> "Pipeline":
+    def map(self, function: Callable[..., Any], num_parallel_calls: int | None = None) -> "DataPipeline":
         """Applies a function to each element.
 
         Args:
@@ -92,8 +92,10 @@ class Pipeline(ABC):
             threads = _or_auto("num_parallel_calls", num_parallel_calls, os.cpu_count() or 1)
         return Map(self, Function(function, threads))
 
-    def shuffle(self, buffer_size: int, seed: int | None = None, reshuffle_each_iteration: bool = True) -> "Pipeline":
-        """Shuffles elements: each comes from a random place of a buffer, where the next one takes its place.
+    def shuffle(
+        self, buffer_size: int, seed: int | None = None, reshuffle_each_iteration: bool = True
+    ) -> "DataPipeline":
+        """Returns the elements in another order: each comes from a random place of a buffer, which the next one takes.
 
         Args:
             buffer_size: number of elements in the buffer. The order is uniformly random if it is at least the number of
@@ -105,7 +107,7 @@ class Pipeline(ABC):
         check_count("buffer_size", buffer_size, 1)
         return Shuffle(self, buffer_size, check_count("seed", seed or 0), reshuffle_each_iteration)
 
-    def batch(self, batch_size: int, drop_remainder: bool = False) -> "Pipeline":
+    def batch(self, batch_size: int, drop_remainder: bool = False) -> "DataPipeline":
         """Joins consecutive elements to batches: each array gets a first dimension, the samples.
 
         Args:
@@ -114,7 +116,7 @@ class Pipeline(ABC):
         """
         return Batched(self, check_count("batch_size", batch_size, 1), drop_remainder)
 
-    def prefetch(self, buffer_size: int) -> "Pipeline":
+    def prefetch(self, buffer_size: int) -> "DataPipeline":
         """Computes elements ahead, in one thread. It ends with the iteration, also with one that is not finished.
 
         Args:
@@ -122,7 +124,7 @@ class Pipeline(ABC):
         """
         return Prefetch(self, _or_auto("buffer_size", buffer_size, _PREFETCHED))
 
-    def repeat(self, count: int | None = None) -> "Pipeline":
+    def repeat(self, count: int | None = None) -> "DataPipeline":
         """Iterates several times. A stage `shuffle` before it has a new order each time.
 
         Args:
@@ -130,23 +132,23 @@ class Pipeline(ABC):
         """
         return Repeat(self, None if count in (None, -1) else check_count("count", count))
 
-    def take(self, count: int) -> "Pipeline":
+    def take(self, count: int) -> "DataPipeline":
         """Ends after some elements.
 
         Args:
             count: the largest number of elements; -1 means all.
         """
-        return self if count == -1 else Slice(self, 0, check_count("count", count), 1)
+        return self if count == -1 else Subrange(self, 0, check_count("count", count), 1)
 
-    def skip(self, count: int) -> "Pipeline":
+    def skip(self, count: int) -> "DataPipeline":
         """Leaves out the first elements.
 
         Args:
             count: number of elements to leave out.
         """
-        return Slice(self, check_count("count", count), None, 1)
+        return Subrange(self, check_count("count", count), None, 1)
 
-    def shard(self, num_shards: int, index: int) -> "Pipeline":
+    def shard(self, num_shards: int, index: int) -> "DataPipeline":
         """Keeps the elements whose number modulo `num_shards` is `index`.
 
         Args:
@@ -156,9 +158,9 @@ class Pipeline(ABC):
         check_count("num_shards", num_shards, 1)
         if check_count("index", index) >= num_shards:
             raise errors.BadRequest(f"index is {index}, but there are {num_shards} shards; give a number below that")
-        return Slice(self, index, None, num_shards)
+        return Subrange(self, index, None, num_shards)
 
-    def with_options(self, options: Options) -> "Pipeline":
+    def with_options(self, options: Options) -> "DataPipeline":
         """Returns the same pipeline with other options."""
         check_type("options", options, Options, "shoal.data.Options()")
         other = copy.copy(self)
@@ -166,10 +168,10 @@ class Pipeline(ABC):
         return other
 
 
-class Stage(Pipeline):
+class PipelineStage(DataPipeline):
     """Base class of the pipelines that transform another one."""
 
-    def __init__(self, before: Pipeline) -> None:
+    def __init__(self, before: DataPipeline) -> None:
         super().__init__()
         self.before = before
 
@@ -177,7 +179,7 @@ class Stage(Pipeline):
     def options(self) -> Options:
         return self._options or self.before.options
 
-    def over(self, before: Pipeline) -> Self:
+    def over(self, before: DataPipeline) -> Self:
         """Returns this stage over another pipeline."""
         other = copy.copy(self)
         other.before = before
@@ -190,22 +192,22 @@ class Stage(Pipeline):
         return self.before._count()
 
 
-class Map(Stage):
-    """Elements that a function computes; see `Pipeline.map`."""
+class Map(PipelineStage):
+    """Elements that a function computes; see `DataPipeline.map`."""
 
-    def __init__(self, before: Pipeline, function: Function) -> None:
+    def __init__(self, before: DataPipeline, function: Function) -> None:
         super().__init__(before)
         self._function = function
 
     def _elements(self) -> Iterator[Element]:
         for element in self.before._elements():
-            yield Mapped(self._function, element)
+            yield MappedElement(self._function, element)
 
 
-class Shuffle(Stage):
-    """Elements in another order; see `Pipeline.shuffle`."""
+class Shuffle(PipelineStage):
+    """Elements in another order; see `DataPipeline.shuffle`."""
 
-    def __init__(self, before: Pipeline, size: int, seed: int, again: bool) -> None:
+    def __init__(self, before: DataPipeline, size: int, seed: int, again: bool) -> None:
         super().__init__(before)
         self._size, self._seed, self._again = size, seed, again
 
@@ -224,10 +226,10 @@ class Shuffle(Stage):
             yield buffer[place]
 
 
-class Batched(Stage):
-    """Batches of elements; see `Pipeline.batch`."""
+class Batched(PipelineStage):
+    """Batches of elements; see `DataPipeline.batch`."""
 
-    def __init__(self, before: Pipeline, size: int, drop: bool) -> None:
+    def __init__(self, before: DataPipeline, size: int, drop: bool) -> None:
         super().__init__(before)
         self.size, self._drop = size, drop
 
@@ -235,7 +237,7 @@ class Batched(Stage):
         rest = iter(self.before._elements())
         while batch := tuple(itertools.islice(rest, self.size)):
             if len(batch) == self.size or not self._drop:
-                yield Batch(batch)
+                yield BatchElement(batch)
 
     def _count(self) -> float | None:
         before = self.before._count()
@@ -244,10 +246,10 @@ class Batched(Stage):
         return int(before) // self.size if self._drop else -(-int(before) // self.size)
 
 
-class Prefetch(Stage):
-    """Elements that a thread computes ahead; see `Pipeline.prefetch`."""
+class Prefetch(PipelineStage):
+    """Elements that a thread computes ahead; see `DataPipeline.prefetch`."""
 
-    def __init__(self, before: Pipeline, size: int) -> None:
+    def __init__(self, before: DataPipeline, size: int) -> None:
         super().__init__(before)
         self._size = size
 
@@ -257,13 +259,13 @@ class Prefetch(Stage):
             return
         with Prefetcher(iter(self.before), self._size) as ahead:
             for value in ahead:
-                yield Ready(value)
+                yield ReadyElement(value)
 
 
-class Repeat(Stage):
-    """Several iterations, one after the other; see `Pipeline.repeat`."""
+class Repeat(PipelineStage):
+    """Several iterations, one after the other; see `DataPipeline.repeat`."""
 
-    def __init__(self, before: Pipeline, times: int | None) -> None:
+    def __init__(self, before: DataPipeline, times: int | None) -> None:
         super().__init__(before)
         self._times = times
 
@@ -283,10 +285,10 @@ class Repeat(Stage):
         return None if before is None else math.inf if self._times is None else before * self._times
 
 
-class Slice(Stage):
+class Subrange(PipelineStage):
     """Some elements, by number: every `step`th from `start` on, and before `stop`."""
 
-    def __init__(self, before: Pipeline, start: int, stop: int | None, step: int) -> None:
+    def __init__(self, before: DataPipeline, start: int, stop: int | None, step: int) -> None:
         super().__init__(before)
         self._start, self._stop, self._step = start, stop, step
 
@@ -307,4 +309,4 @@ def _or_auto(name: str, value: int, auto: int) -> int:
     return auto if value == AUTOTUNE else check_count(name, value)
 
 
-__all__ = ["AUTOTUNE", "Batched", "Pipeline", "Prefetch", "Stage"]
+__all__ = ["AUTOTUNE", "Batched", "DataPipeline", "PipelineStage", "Prefetch"]

@@ -18,9 +18,9 @@ from shoal.data import (
     Augmented,
     AutoShardPolicy,
     Csv,
+    DataPipeline,
     Options,
     Parquet,
-    Pipeline,
     Seekable,
     from_arrays,
     from_generator,
@@ -35,7 +35,7 @@ any_pipeline: Callable[..., Any] = pipeline
 any_from_generator: Callable[..., Any] = from_generator
 
 
-def lists(dataset: Pipeline) -> list[Any]:
+def lists(dataset: DataPipeline) -> list[Any]:
     return [np.asarray(it).tolist() for it in dataset]
 
 
@@ -43,11 +43,11 @@ def joined(parts: Iterable[list[int]]) -> list[int]:
     return [number for part in parts for number in part]
 
 
-def numbers(dataset: Pipeline) -> list[int]:
+def numbers(dataset: DataPipeline) -> list[int]:
     return [int(it) for it in dataset]
 
 
-def with_policy(dataset: Pipeline, policy: AutoShardPolicy) -> Pipeline:
+def with_policy(dataset: DataPipeline, policy: AutoShardPolicy) -> DataPipeline:
     options = Options()
     options.experimental_distribute.auto_shard_policy = policy
     return dataset.with_options(options)

@@ -173,18 +173,18 @@ def _interpreted(stream: io.BytesIO) -> Any:
     Raises:
         ValueError: an instruction is not allowed, or does not fit.
     """
-    machine = _Machine()
+    interpreter = _Interpreter()
     try:
         for opcode, argument, _ in pickletools.genops(stream):
             if opcode.name == "STOP":
-                return machine.pop()
-            machine.step(opcode.name, argument)
+                return interpreter.pop()
+            interpreter.step(opcode.name, argument)
     except (IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"its instructions do not fit together ({type(error).__name__})") from None
     raise ValueError("its instructions end early")
 
 
-class _Machine:
+class _Interpreter:
     """The stack and the memory of the instructions."""
 
     def __init__(self) -> None:
