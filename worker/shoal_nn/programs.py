@@ -18,11 +18,13 @@ from shoal import data as sources
 from shoal import errors
 from shoal.data.augment import Augmentation, Crop, Flip, Normalize, Resize, ToFloat, Transform
 from shoal.program import Dataset
+from shoal.variables import Variable
 from shoal_nn import models
 from shoal_nn._mapped import Mapped
 from shoal_nn._settings import checked_settings
 from shoal_nn.containers import Sequential
 from shoal_nn.dense import Dense
+from shoal_nn.layer import Shape
 from shoal_nn.precision import Compute, Policy
 from shoal_nn.supervised import BinaryClassification, MulticlassClassification, Supervised
 
@@ -67,13 +69,11 @@ def image_classifier(
         format: format of the data. "idx" is a folder with the four files of MNIST or Fashion-MNIST. "cifar10" is the
             archive or the folder of CIFAR-10's binary version. "folder" has folders "train" and, optionally, "test",
             each with a folder of images for each class; it needs `size` and skips unreadable images. "npz" is a file
-            with "images" [n, height, width, channels] or [n, height, width], uint8 or floats from 0 to 1, and "labels"
-            [n].
+            with "images" [n, height, width, channels] or [n, height, width], uint8 or floats up to 1, and "labels" [n].
         model: one of `MODELS`.
         classes: number of classes, >= 2.
         options: further arguments of the model, such as {"width": 0.35}.
-        weights: path of published weights to start from, as for `shoal_nn.models.load_weights`, the same on every
-            worker. With `head`, the new last layer starts from drawn values. Empty draws all values.
+        weights: path of published weights to start from, as for `shoal_nn.models.load_weights`. Empty means none.
         size: height and width that images are resized to; 0 keeps their size.
         augment: random augmentations of training images after resizing, a list or a string such as "flip,crop". "flip"
             mirrors left and right; "crop" crops after padding with 4 pixels of zeros.
@@ -82,8 +82,7 @@ def image_classifier(
         held_out_share: share of the training images to hold out; None means the test images, or a tenth without any.
         top: k of an additional top-k accuracy in evaluations; 1 means none.
         precision: dtype to compute in: float32, float16, bfloat16 (on a GPU from CuPy 14 on) or float64.
-        head: new name of the model's last layer, for fine-tuning: a partial restore then initializes the layer. Empty
-            keeps the name.
+        head: new name of the model's last layer, whose values are then drawn, for fine-tuning. Empty keeps the name.
         train_from: first part of the model that is trained; earlier parts stay as restored. Empty trains all parts.
 
     Returns:
@@ -91,7 +90,7 @@ def image_classifier(
 
     Raises:
         ProgramError: a setting is invalid.
-        InvalidData: the images do not exist or are invalid.
+        InvalidData: the images or the weights do not exist or are invalid.
         InvalidLayer: the model does not accept these options, or has no such part.
         InvalidShape: the model does not accept images of this size.
     """
@@ -103,7 +102,7 @@ def image_classifier(
     plain, changed = _augmentations(images.like, size, changes, mean, std)
     training, judging = images.parts(held_out_share, changed, plain)
     shape = plain(images.like, seed=0).shape[1:]
-    first = models.pretrained(net, Path(weights).expanduser(), shape, head=not head) if weights else None
+    first = _first_values(net, weights, shape, head)
     return Supervised(net, shape, training, judging, MulticlassClassification(top), precision=policy, variables=first)
 
 
@@ -310,6 +309,10 @@ def _tuned(net: Sequential, classes: int, head: str, train_from: str) -> Sequent
     if head:
         net = models.with_head(net, Dense(classes), head)
     return models.frozen(net, train_from) if train_from else net
+
+
+def _first_values(net: Sequential, weights: str, shape: Shape, head: str) -> Mapping[str, Variable] | None:
+    return models.pretrained(net, Path(weights).expanduser(), shape, head=not head) if weights else None
 
 
 def _choice(what: str, name: str, choices: Mapping[str, _T]) -> _T:

@@ -5,7 +5,7 @@ import os
 import tarfile
 import zlib
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
@@ -165,13 +165,15 @@ class _ArchivedFiles(_UnpackedFiles):
 
     def _unpacked(self) -> dict[str, bytes]:
         found: dict[str, bytes] = {}
-        with gzip.open(self._path) as stream, tarfile.open(fileobj=_Limited(stream), mode="r|") as archive:
-            for member in archive:
-                name = Path(member.name).name
-                if name == _PYTHON_META:
-                    raise _python_version(self._path)
-                if name in self._names and (file := archive.extractfile(member)) is not None:
-                    found[name] = _bounded(file, member.size)
+        with gzip.open(self._path) as stream:
+            limited: Any = _Limited(stream)  # it has what tarfile uses of a stream
+            with tarfile.open(fileobj=limited, mode="r|") as archive:
+                for member in archive:
+                    name = Path(member.name).name
+                    if name == _PYTHON_META:
+                        raise _python_version(self._path)
+                    if name in self._names and (file := archive.extractfile(member)) is not None:
+                        found[name] = _bounded(file, member.size)
         return found
 
     def _read(self, name: str) -> bytes:

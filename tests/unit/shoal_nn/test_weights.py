@@ -5,6 +5,7 @@ import json
 import struct
 import zipfile
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from shoal_nn.containers import Sequential
 from shoal_nn.models import frozen, load_weights, mlp, mobilenet_v2, pretrained, resnet, with_head
 from shoal_nn.models.weights.files import read_arrays
 from shoal_nn.models.weights.naming import namings
+from shoal_nn.programs import image_classifier
 from support.devices.golden_layers import drawn
 from support.published_weights import CLASSES, IMAGES, WIDTH, published_value
 
@@ -44,13 +46,15 @@ def shapes(publisher: str, model: str) -> dict[str, tuple[int, ...]]:
     return {name: tuple(shape) for name, shape in GOLDEN["names"][publisher][model].items()}
 
 
+@cache
 def published(publisher: str) -> dict[str, np.ndarray]:
     """The arrays of a published file of the narrow MobileNetV2."""
     return {name: published_value(publisher, name, shape) for name, shape in shapes(publisher, "narrow").items()}
 
 
 def write_npz(folder: Path, arrays: Mapping[str, np.ndarray]) -> Path:
-    np.savez(folder / "weights.npz", **arrays)
+    by_name: dict[str, Any] = dict(arrays)
+    np.savez(folder / "weights.npz", **by_name)
     return folder / "weights.npz"
 
 
@@ -160,6 +164,17 @@ def test_pretrained_variables_start_with_the_values(tmp_path: Path) -> None:
         )
         assert (variable.values is None) == name.startswith("new/"), name
         assert variable.values is None or (variable.values == values[name]).all()
+
+
+@pytest.mark.parametrize("head", ["", "new"])
+def test_program_starts_from_published_weights(tmp_path: Path, head: str) -> None:
+    path = write_npz(tmp_path, published("torchvision"))
+    images, data = np.zeros((4, 32, 32, 3), np.uint8), tmp_path / "images.npz"
+    np.savez(data, images=images, labels=np.arange(4))
+    settings: dict[str, Any] = {"options": {"width": WIDTH}, "weights": str(path), "head": head, "held_out_share": 0.5}
+    program = image_classifier(str(data), "npz", "mobilenet_v2", CLASSES, **settings)
+    drawn_names = {name for name, variable in program.variables().items() if variable.values is None}
+    assert drawn_names == ({"new/kernel", "new/bias"} if head else set())
 
 
 # Files of torch.save.

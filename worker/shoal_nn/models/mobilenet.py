@@ -1,6 +1,7 @@
 """MobileNetV2 (Sandler et al., "Inverted residuals and linear bottlenecks", CVPR 2018)."""
 
 from shoal import errors
+from shoal_nn._ops import Padding
 from shoal_nn.activations import ReLU6
 from shoal_nn.containers import Residual, Sequential
 from shoal_nn.convolution import DepthwiseConv2D
@@ -46,7 +47,7 @@ def mobilenet_v2(
     if width <= 0:
         raise errors.InvalidLayer(f"mobilenet_v2: width is {width}; give more than 0", kind="mobilenet_v2")
     built = style_named(style, "mobilenet_v2")
-    padding = "same" if built.same else 1
+    padding: Padding = "same" if built.same else 1
     channels = _rounded(_STEM * width)
     stem = convolution(channels, 3, stem_strides, input_gradient=False, padding=padding)
     layers: dict[str, Layer] = {"stem": _activated(stem, built)}

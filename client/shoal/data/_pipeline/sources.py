@@ -87,7 +87,8 @@ def pipeline(source: Dataset | RandomDataset, *, seed: int = 0) -> DataPipeline:
     Raises:
         BadRequest: `source` is not a data set.
     """
-    if isinstance(source, DataPipeline) or not isinstance(source, Dataset):
+    given: object = source
+    if isinstance(given, DataPipeline) or not isinstance(given, Dataset):  # a pipeline has a method `batch`, too
         raise errors.BadRequest(
             f"the source of a pipeline is {source!r:.200}; give a data set, such as shoal.data.Cifar10(FOLDER), or use "
             "shoal.data.from_arrays or from_generator"

@@ -11,7 +11,7 @@ import numpy as np
 
 from shoal import errors
 from shoal._checkpoint import SafetensorsFile
-from shoal._system import load
+from shoal._system import docs_url, load
 from shoal_nn.models.weights import state_dicts
 
 # What damaged archives, arrays and texts raise.
@@ -50,7 +50,7 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     except FileNotFoundError:
         raise errors.InvalidData(
             f"there is no file of weights at {where.absolute()}; download it from its publisher and save it there, or "
-            "give the path where it is (docs/how-to/models.md has the addresses)"
+            f"give the path where it is (addresses: {docs_url('how-to/models#published-weights')})"
         ) from None
     except _DAMAGE as error:
         reason = " ".join(str(error).split())

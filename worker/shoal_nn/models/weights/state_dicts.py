@@ -242,6 +242,8 @@ class _Interpreter:
                 _target(stack, list).extend(items)
             case "SETITEM" | "SETITEMS":
                 items = self._since_mark() if name == "SETITEMS" else [stack.pop(), stack.pop()][::-1]
+                if not all(type(key) is str for key in items[::2]):  # to hash tuples in tuples could end the process
+                    raise TypeError
                 _target(stack, dict).update(zip(items[::2], items[1::2], strict=True))
             case "REDUCE":
                 arguments, function = stack.pop(), stack.pop()
@@ -308,7 +310,10 @@ def _called(function: Any, arguments: Any) -> Any:
 
 def _storage(described: Any) -> _Storage:
     match described:
-        case ("storage", _Name(name), str(key), _, int(length), *_) if name in _DTYPES and length >= 0:
+        # In older files, a last item other than None is the part of another storage.
+        case ("storage", _Name(name), str(key), _, int(length), *rest) if (
+            name in _DTYPES and length >= 0 and rest in ([], [None])
+        ):
             return _Storage(key, _DTYPES[name], length)
     raise ValueError(f"it has a storage of an unknown kind: {described!r:.100}")
 
