@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from shoal import errors, optim
+from shoal.data import from_arrays
 from shoal_distribute import (
     Group,
     MultiWorkerMirroredStrategy,
@@ -101,3 +102,27 @@ def test_processes_with_other_variables_are_refused() -> None:
 
     for result in in_processes([1, 1], work):
         assert isinstance(result, errors.RanksDisagree)
+
+
+def test_batches_are_divided_between_processes_with_any_devices() -> None:
+    def work(strategy: MultiWorkerMirroredStrategy) -> list[tuple[list[int], float]]:
+        batches = strategy.experimental_distribute_dataset(from_arrays(np.arange(10.0)).batch(7).prefetch(1))
+        return [
+            (
+                [len(part) for part in strategy.experimental_local_results(x)],
+                strategy.reduce("sum", strategy.run(np.sum, (x,))),
+            )
+            for x in batches
+        ]
+
+    assert succeeded(in_processes([2, 1], work)) == [[([3, 2], 21.0), ([1, 1], 24.0)], [([2], 21.0), ([1], 24.0)]]
+
+
+def test_processes_take_steps_until_none_has_data() -> None:
+    def work(strategy: MultiWorkerMirroredStrategy) -> list[float]:
+        own = strategy.distribute_datasets_from_function(
+            lambda context: from_arrays(np.ones(4 * (1 + context.input_pipeline_id))).batch(2)
+        )
+        return [strategy.reduce("sum", strategy.run(np.sum, (x,))) for x in own]
+
+    assert succeeded(in_processes([1, 1], work)) == [[4, 4, 2, 2]] * 2

@@ -1,10 +1,18 @@
 """Input of the strategies: the shares of processes and replicas in a data set.
 
 `shoal.data` has the pipelines, and divides batches between processes. This package gives the replicas of one process
-their parts.
+their parts: `surface` has the methods of strategies for it.
 """
 
 from shoal_distribute.input.context import InputContext
-from shoal_distribute.input.distributed import DatasetFn, DistributedDataset, distribute, distribute_from_function
+from shoal_distribute.input.distributed import DistributedDataset, Replicas, distribute, distribute_from_function
+from shoal_distribute.input.surface import InputSurface
 
-__all__ = ["DatasetFn", "DistributedDataset", "InputContext", "distribute", "distribute_from_function"]
+__all__ = [
+    "DistributedDataset",
+    "InputContext",
+    "InputSurface",
+    "Replicas",
+    "distribute",
+    "distribute_from_function",
+]

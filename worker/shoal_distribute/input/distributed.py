@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from shoal import errors
@@ -90,61 +91,76 @@ class DistributedDataset:
             yield parts
 
 
-def distribute(
-    dataset: DataPipeline | Iterable[Any],
-    context: InputContext,
-    devices: Sequence[Place],
-    agree: Agree | None = None,
-) -> DistributedDataset:
-    """Returns a data set of global batches, divided between processes and replicas.
+@dataclass(frozen=True)
+class Replicas:
+    """The replicas that a data set is divided between.
+
+    Attributes:
+        context: the processes, and the number of all replicas.
+        devices: the devices of this process's replicas.
+        first: number of its first replica.
+        agree: see `DistributedDataset`; it is called only if there are several processes.
+    """
+
+    context: InputContext
+    devices: Sequence[Place]
+    first: int = 0
+    agree: Agree | None = None
+
+    def dataset(self, batches: Callable[[], Iterator[list[Any]]], steps: Sized) -> DistributedDataset:
+        """Returns the data set of the parts of this process's replicas.
+
+        Args:
+            batches: returns an iterator over the parts, one list for each step.
+            steps: has the number of steps, if this process alone decides it.
+        """
+        agree = self.agree if self.context.num_input_pipelines > 1 else None
+        return DistributedDataset(batches, self.devices, steps if agree is None else None, agree)
+
+
+def distribute(dataset: DataPipeline | Iterable[Any], replicas: Replicas) -> DistributedDataset:
+    """Divides a data set of global batches between processes and replicas.
 
     Args:
         dataset: a pipeline with batches for all replicas of all processes together, or an iterable of such batches. Its
             options have the shard policy (`shoal.data.AutoShardPolicy`).
-        context: the processes and replicas.
-        devices: the devices of this process's replicas.
-        agree: see `DistributedDataset`; it is called only if there are several processes.
+        replicas: the replicas.
 
     Raises:
         BadRequest: `dataset` is a data set without batches.
         InvalidData: the batches are smaller than the number of replicas, or the shard policy does not fit the source.
     """
-    agree = agree if context.num_input_pipelines > 1 else None
-    own = shard(_pipeline(dataset), context.num_input_pipelines, context.input_pipeline_id, len(devices))
-    return DistributedDataset(
-        lambda: (split_batch(batch, len(devices)) for batch in own), devices, own if agree is None else None, agree
+    context, count = replicas.context, len(replicas.devices)
+    own = shard(
+        _pipeline(dataset),
+        context.num_input_pipelines,
+        context.input_pipeline_id,
+        count,
+        first=replicas.first,
+        in_sync=context.num_replicas_in_sync,
     )
+    return replicas.dataset(lambda: (split_batch(batch, count) for batch in own), own)
 
 
-def distribute_from_function(
-    make: DatasetFn,
-    context: InputContext,
-    devices: Sequence[Place],
-    agree: Agree | None = None,
-) -> DistributedDataset:
-    """Returns the data set that a function makes for this process. Each of its batches is for one replica.
+def distribute_from_function(make: DatasetFn, replicas: Replicas) -> DistributedDataset:
+    """Distributes the data set that a function makes for this process. Each of its batches is for one replica.
 
     Args:
         make: takes the context, and returns the data set of this process, with batches for one replica each. Nothing
             divides it further.
-        context: the processes and replicas.
-        devices: the devices of this process's replicas.
-        agree: see `DistributedDataset`; it is called only if there are several processes.
+        replicas: the replicas.
 
     Raises:
         BadRequest: `make` returned a data set without batches.
     """
-    agree = agree if context.num_input_pipelines > 1 else None
-    own = _pipeline(make(context))
+    own, count = _pipeline(make(replicas.context)), len(replicas.devices)
 
     def steps() -> Iterator[list[Any]]:
         rest = iter(own)
-        while parts := list(itertools.islice(rest, len(devices))):
-            missing = len(devices) - len(parts)
-            yield parts + [mapped(lambda array: array[:0], parts[0]) for _ in range(missing)]
+        while parts := list(itertools.islice(rest, count)):
+            yield parts + [mapped(lambda array: array[:0], parts[0]) for _ in range(count - len(parts))]
 
-    together = own.batch(len(devices)) if agree is None else None  # as many elements as there are steps
-    return DistributedDataset(steps, devices, together, agree)
+    return replicas.dataset(steps, own.batch(count))  # as many elements as there are steps
 
 
 def _pipeline(dataset: Any) -> DataPipeline:
@@ -164,4 +180,4 @@ def _pipeline(dataset: Any) -> DataPipeline:
     return from_generator(lambda: dataset)
 
 
-__all__ = ["Agree", "DatasetFn", "DistributedDataset", "Place", "distribute", "distribute_from_function"]
+__all__ = ["Agree", "DatasetFn", "DistributedDataset", "Place", "Replicas", "distribute", "distribute_from_function"]

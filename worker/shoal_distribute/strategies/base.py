@@ -1,6 +1,6 @@
 """Strategy: the base class of all strategies, and the surface that they have in common."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +11,7 @@ from shoal import errors, optim
 from shoal.program import Array
 from shoal_distribute.collectives import ReduceOp
 from shoal_distribute.devices import LogicalDevice
-from shoal_distribute.input import DatasetFn, DistributedDataset, InputContext, distribute, distribute_from_function
+from shoal_distribute.input import InputSurface
 from shoal_distribute.replica_context import ReplicaContext, current_replica, entered_strategies
 from shoal_distribute.strategies.replica_threads import ReplicaThreads
 from shoal_distribute.values import DistributedVariable, PerReplica, check_scope, part_of, regrouped
@@ -21,7 +21,7 @@ from shoal_worker.arrays import on_host
 GradientsAndVariables = Sequence[tuple[Array | None, DistributedVariable]]
 
 
-class Strategy(ABC):
+class Strategy(InputSurface):
     """Runs the same code on one or more devices and processes, and keeps the variables of all replicas in step.
 
         strategy = MirroredStrategy(["/cpu:0", "/cpu:1"])
@@ -39,8 +39,8 @@ class Strategy(ABC):
         first_replica: number of this process's first replica among those of all processes.
     """
 
+    devices: tuple[LogicalDevice, ...]
     is_default = False
-    first_replica = 0
 
     def __init__(self, devices: Sequence[LogicalDevice]) -> None:
         self.devices = tuple(devices)
@@ -55,16 +55,6 @@ class Strategy(ABC):
     def num_replicas_in_sync(self) -> int:
         """The number of replicas in all processes."""
         return self.local_replicas
-
-    @property
-    def input_pipelines(self) -> int:
-        """The number of processes that read data."""
-        return 1
-
-    @property
-    def input_pipeline_id(self) -> int:
-        """The number of this process among those that read data."""
-        return 0
 
     @contextmanager
     def scope(self) -> Iterator["Strategy"]:
@@ -174,26 +164,6 @@ class Strategy(ABC):
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """Returns the values of this process's replicas."""
         return value.values if isinstance(value, PerReplica) else (value,)
-
-    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> DistributedDataset:  # noqa: ARG002 - as in TensorFlow
-        """Divides each batch of a data set between the replicas of all processes; see `DistributedDataset`.
-
-        Args:
-            dataset: a `shoal.data.DataPipeline`, or an iterable, of batches for all replicas together.
-            options: ignored.
-        """
-        return distribute(dataset, self._input_context(), self.devices, self._any_process)
-
-    def distribute_datasets_from_function(self, dataset_fn: DatasetFn, options: Any = None) -> DistributedDataset:  # noqa: ARG002 - as in TensorFlow
-        """Gives each replica whole batches of the data set that a function makes for this process.
-
-        Args:
-            dataset_fn: takes an `InputContext`, and returns a pipeline of batches for one replica each.
-            options: ignored.
-        """
-        return distribute_from_function(dataset_fn, self._input_context(), self.devices, self._any_process)
-
-    experimental_distribute_datasets_from_function = distribute_datasets_from_function
 
     @abstractmethod
     def create_variable(self, name: str, initial: np.ndarray, *, trainable: bool = True) -> DistributedVariable:
@@ -328,15 +298,6 @@ class Strategy(ABC):
         arrays: list[Array],
     ) -> None:
         """Applies the gradients of all replicas."""
-
-    def _input_context(self) -> InputContext:
-        """Returns which part of the data this process reads."""
-        processes = self.num_replicas_in_sync // self.local_replicas
-        return InputContext(processes, self.first_replica // self.local_replicas, self.num_replicas_in_sync)
-
-    def _any_process(self, has: bool) -> bool:
-        """Returns whether any process has a batch left."""
-        return bool(self._across(np.array(int(has))))
 
     def _across(self, array: np.ndarray) -> np.ndarray:
         """Returns the sum of an array over all processes."""

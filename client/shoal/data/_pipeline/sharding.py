@@ -1,6 +1,6 @@
 """The share of a process in a pipeline of batches."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -13,23 +13,36 @@ from shoal.data._pipeline.splitting import part_bounds
 from shoal.data._pipeline.stages import Batched, DataPipeline, PipelineStage, Prefetch
 
 
-def shard(dataset: DataPipeline, processes: int, process: int, replicas: int = 1) -> DataPipeline:
-    """Returns the batches of one process, from a pipeline of batches for all processes together.
+def shard(
+    dataset: DataPipeline,
+    processes: int,
+    process: int,
+    replicas: int = 1,
+    *,
+    first: int | None = None,
+    in_sync: int | None = None,
+) -> DataPipeline:
+    """Returns the batches of one process, from a pipeline of batches for all replicas in sync.
 
-    The policy is that of the pipeline's options. A batch of n samples is divided between all replicas of all processes
-    as evenly as possible: the sizes differ by at most 1, and the first replicas have the larger parts.
+    The policy is that of the pipeline's options. A batch of n samples is divided as evenly as possible: the sizes
+    differ by at most 1, and the first parts are the larger ones.
 
-    - DATA: a batch of the process is its part of a batch, so all processes together train on the same batches as one
-      process would. It has no samples if the batch has too few.
+    - DATA: a batch is divided between all replicas, and the process gets the parts of its own, so all processes
+      together train on the same batches as one process would. It has no samples if the batch has too few.
     - FILE and OFF: the process reads its files, or all data. Each batch is divided into as many parts as there are
       processes, and all of them are batches of this process, one after the other. At each step, the processes together
       have as many samples as a batch.
+
+    If the replicas of other processes are not in sync, no batch is divided between processes. With DATA, the process
+    then gets every nth batch.
 
     Args:
         dataset: the pipeline, whose elements are batches.
         processes: number of processes.
         process: number of this process, from 0.
-        replicas: number of replicas in each process.
+        replicas: number of replicas in this process.
+        first: number of its first replica; None means that all processes have as many replicas.
+        in_sync: number of replicas that take a step together; None means those of all processes.
 
     Raises:
         BadRequest: a number is out of range.
@@ -40,13 +53,9 @@ def shard(dataset: DataPipeline, processes: int, process: int, replicas: int = 1
     check_count("replicas", replicas, 1)
     if check_count("process", process) >= processes:
         raise errors.BadRequest(f"process is {process}, but there are {processes} processes, counted from 0")
-    size = _batch_size(dataset)
-    if size is not None and size < processes * replicas:
-        raise errors.InvalidData(
-            f"a batch has {size} samples, but {processes * replicas} replicas share it ({replicas} in each of "
-            f"{processes} processes); give batch(n) with n of at least {processes * replicas}: it is the size for all "
-            "replicas together"
-        )
+    together = processes * replicas if in_sync is None else in_sync
+    start = process * replicas if first is None else first
+    _check_size(dataset, together)
     policy = dataset.options.experimental_distribute.auto_shard_policy
     dataset = dataset.fresh()  # a process that has iterated it, to look at the data, keeps the order of the others
     if processes == 1:
@@ -56,27 +65,32 @@ def shard(dataset: DataPipeline, processes: int, process: int, replicas: int = 1
         policy = AutoShardPolicy.FILE if enough else AutoShardPolicy.DATA
     if policy is AutoShardPolicy.FILE:
         dataset = _on_files(dataset, processes, process)
-    return _below_prefetch(dataset, policy is AutoShardPolicy.DATA, processes, process, replicas)
+    if together == replicas:
+        whole = policy is not AutoShardPolicy.DATA
+        return dataset if whole else _below_prefetch(dataset, lambda before: before.shard(processes, process))
+    if policy is AutoShardPolicy.DATA:
+        return _below_prefetch(dataset, lambda before: _OwnShare(before, together, start, replicas))
+    return _below_prefetch(dataset, lambda before: _AllShares(before, processes, process))
 
 
 class _OwnShare(PipelineStage):
-    """The part of one process of each batch."""
+    """The parts of one process's replicas of each batch."""
 
-    def __init__(self, before: DataPipeline, processes: int, process: int, replicas: int) -> None:
+    def __init__(self, before: DataPipeline, parts: int, first: int, count: int) -> None:
         super().__init__(before)
-        self._processes, self._process, self._replicas = processes, process, replicas
+        self._parts, self._first, self._own = parts, first, count
 
     def _elements(self) -> Iterator[Element]:
         for batch in self.before._elements():
-            yield self._part(batch, self._process)
-
-    def _part(self, batch: Element, process: int) -> Element:
-        parts, first = self._processes * self._replicas, process * self._replicas
-        return part_of(batch, lambda samples: part_bounds(samples, parts, first, self._replicas))
+            yield part_of(batch, lambda samples: part_bounds(samples, self._parts, self._first, self._own))
 
 
-class _AllShares(_OwnShare):
+class _AllShares(PipelineStage):
     """All parts of each batch. Processes begin with different parts, so that their sizes add up at each step."""
+
+    def __init__(self, before: DataPipeline, processes: int, process: int) -> None:
+        super().__init__(before)
+        self._processes, self._process = processes, process
 
     def _elements(self) -> Iterator[Element]:
         for batch in self.before._elements():
@@ -87,12 +101,24 @@ class _AllShares(_OwnShare):
         before = self.before._count()
         return None if before is None else before * self._processes
 
+    def _part(self, batch: Element, part: int) -> Element:
+        return part_of(batch, lambda samples: part_bounds(samples, self._processes, part, 1))
 
-def _below_prefetch(dataset: DataPipeline, one: bool, processes: int, process: int, replicas: int) -> DataPipeline:
-    """Adds the division, before a final `prefetch`: its thread then computes only what the process needs."""
+
+def _below_prefetch(dataset: DataPipeline, divide: Callable[[DataPipeline], DataPipeline]) -> DataPipeline:
+    """Divides the batches before a final `prefetch`: its thread then computes only what the process needs."""
     if isinstance(dataset, Prefetch):
-        return dataset.over(_below_prefetch(dataset.before, one, processes, process, replicas))
-    return (_OwnShare if one else _AllShares)(dataset, processes, process, replicas)
+        return dataset.over(_below_prefetch(dataset.before, divide))
+    return divide(dataset)
+
+
+def _check_size(dataset: DataPipeline, replicas: int) -> None:
+    size = _batch_size(dataset)
+    if size is not None and size < replicas:
+        raise errors.InvalidData(
+            f"a batch has {size} samples, but {replicas} replicas share it; give batch(n) with n of at least "
+            f"{replicas}: it is the size for all replicas together"
+        )
 
 
 def _batch_size(dataset: DataPipeline) -> int | None:

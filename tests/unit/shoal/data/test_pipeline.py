@@ -330,6 +330,19 @@ def test_auto_divides_batches_if_there_are_too_few_files(tmp_path: Path) -> None
         shard(with_policy(from_arrays(TEN).batch(4), AutoShardPolicy.FILE), 2, 0)
 
 
+def test_processes_may_have_different_numbers_of_replicas() -> None:
+    dataset = from_arrays(TEN).batch(5)
+    parts = [shard(dataset, 2, it, (1, 3)[it], first=it, in_sync=4) for it in range(2)]
+    assert [lists(part) for part in parts] == [[[0, 1], [5, 6]], [[2, 3, 4], [7, 8, 9]]]
+
+
+def test_processes_that_are_not_in_sync_get_whole_batches() -> None:
+    dataset = from_arrays(TEN).batch(2).prefetch(2)
+    parts = [shard(dataset, 2, it, in_sync=1) for it in range(2)]
+    assert [lists(part) for part in parts] == [[[0, 1], [4, 5], [8, 9]], [[2, 3], [6, 7]]]
+    assert len(lists(shard(with_policy(dataset, AutoShardPolicy.OFF), 2, 1, in_sync=1))) == 5
+
+
 def test_share_has_an_order_of_its_own() -> None:
     """Iterating the pipeline itself, as one process may do to look at its data, changes no process's order."""
     dataset = from_arrays(TEN).shuffle(10).batch(2)
@@ -370,7 +383,7 @@ def test_samples_that_do_not_fit_into_a_batch_are_named() -> None:
 
 
 def test_batches_that_are_smaller_than_the_replicas_are_refused() -> None:
-    says = r"a batch has 3 samples, but 4 replicas share it \(2 in each of 2 processes\); give batch\(n\) with n of at"
+    says = r"a batch has 3 samples, but 4 replicas share it; give batch\(n\) with n of at least 4"
     with pytest.raises(errors.InvalidData, match=says):
         shard(from_arrays(TEN).batch(3).repeat(2).prefetch(1), 2, 0, 2)
     scalars = from_generator(lambda: iter([1.0]))
