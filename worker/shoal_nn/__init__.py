@@ -4,7 +4,7 @@ A layer returns its output with a pullback: the function that computes the gradi
 the docstrings, x is a layer's input and y its output. dx and dy are the gradients of a loss with respect to x and y.
 """
 
-from shoal_nn.activations import GELU, ReLU, ReLU6, Sigmoid, Tanh
+from shoal_nn.activations import ELU, GELU, SELU, LeakyReLU, ReLU, ReLU6, Sigmoid, SiLU, Softmax, Softplus, Tanh
 from shoal_nn.containers import Add, ByFeature, Concat, Identity, Parallel, Residual, Sequential
 from shoal_nn.convolution import Conv2D, DepthwiseConv2D
 from shoal_nn.dense import Dense, Embedding
@@ -15,12 +15,15 @@ from shoal_nn.layer import Layer, Pullback, TrainingContext, one_by_one
 from shoal_nn.losses import mean_squared_error, sigmoid_cross_entropy, softmax_cross_entropy
 from shoal_nn.metrics import AreaUnderCurve, accuracy, top_k_accuracy
 from shoal_nn.normalization import BatchNorm, LayerNorm
-from shoal_nn.pooling import AvgPool, Flatten, GlobalAvgPool, MaxPool
+from shoal_nn.pooling import AvgPool, GlobalAvgPool, GlobalMaxPool, MaxPool
 from shoal_nn.precision import LossScale, Policy
+from shoal_nn.reshaping import Flatten, Rescale, Reshape, ZeroPad
 from shoal_nn.supervised import BinaryClassification, MulticlassClassification, Objective, Supervised
 
 __all__ = [
+    "ELU",
     "GELU",
+    "SELU",
     "Add",
     "AreaUnderCurve",
     "AvgPool",
@@ -38,9 +41,11 @@ __all__ = [
     "Flatten",
     "Frozen",
     "GlobalAvgPool",
+    "GlobalMaxPool",
     "Identity",
     "Layer",
     "LayerNorm",
+    "LeakyReLU",
     "LossScale",
     "MaxPool",
     "MulticlassClassification",
@@ -50,12 +55,18 @@ __all__ = [
     "Pullback",
     "ReLU",
     "ReLU6",
+    "Rescale",
+    "Reshape",
     "Residual",
     "Sequential",
+    "SiLU",
     "Sigmoid",
+    "Softmax",
+    "Softplus",
     "Supervised",
     "Tanh",
     "TrainingContext",
+    "ZeroPad",
     "accuracy",
     "crossed",
     "mean_squared_error",

@@ -87,6 +87,92 @@ class GELU(Activation):
         return _gelu_by_tanh(x) if self.approximate else _gelu(x)
 
 
+@dataclass(frozen=True)
+class LeakyReLU(Activation):
+    """y = x for x > 0, and y = slope * x otherwise (Maas et al., 2013).
+
+    Args:
+        slope: slope below 0.
+    """
+
+    slope: float = 0.01
+
+    def _curve(self, x: Array) -> tuple[Array, Callable[[], Array]]:
+        xp = namespace_of(x)
+        return xp.where(x > 0, x, self.slope * x), lambda: xp.where(x > 0, x.dtype.type(1), x.dtype.type(self.slope))
+
+
+@dataclass(frozen=True)
+class ELU(Activation):
+    """y = scale * x for x > 0, and y = scale * alpha * (exp(x) - 1) otherwise (Clevert et al., ICLR 2016).
+
+    Args:
+        alpha: minus the limit for small x, before the scale.
+        scale: factor of all values.
+    """
+
+    alpha: float = 1.0
+    scale: float = 1.0
+
+    def _curve(self, x: Array) -> tuple[Array, Callable[[], Array]]:
+        xp, (one, scale) = namespace_of(x), (x.dtype.type(1), x.dtype.type(self.scale))
+        below = self.alpha * xp.expm1(xp.minimum(x, 0))
+        return scale * xp.where(x > 0, x, below), lambda: scale * xp.where(x > 0, one, below + self.alpha)
+
+
+@dataclass(frozen=True)
+class SELU(ELU):
+    """`ELU` whose outputs tend to mean 0 and variance 1 (Klambauer et al., NeurIPS 2017).
+
+    Args:
+        alpha: see `ELU`.
+        scale: see `ELU`.
+    """
+
+    alpha: float = 1.6732632423543772
+    scale: float = 1.0507009873554805
+
+
+@dataclass(frozen=True)
+class SiLU(Activation):
+    """y = x * sigmoid(x), also called swish (Elfwing et al., 2017)."""
+
+    def _curve(self, x: Array) -> tuple[Array, Callable[[], Array]]:
+        probability = sigmoid(x)
+        y = x * probability
+        return y, lambda: probability + y * (1 - probability)
+
+
+@dataclass(frozen=True)
+class Softplus(Activation):
+    """y = log(1 + exp(x)), without overflow."""
+
+    def _curve(self, x: Array) -> tuple[Array, Callable[[], Array]]:
+        xp = namespace_of(x)
+        return xp.maximum(x, 0) + xp.log1p(xp.exp(-xp.abs(x))), lambda: sigmoid(x)
+
+
+@dataclass(frozen=True)
+class Softmax(StatelessLayer):
+    """y = exp(x) / sum(exp(x)), over the last axis."""
+
+    def output_shape(self, shape: Shape) -> Shape:
+        self._require(len(shape) > 0, shape, "at least one axis: (..., classes)")
+        return shape
+
+    def _value(self, x: Array, train: Train) -> tuple[Array, Callable[[Array], Array]]:  # noqa: ARG002 - acts the same
+        self._require_floats(x)
+        wide = widened(x)
+        y = namespace_of(x).exp(wide - wide.max(axis=-1, keepdims=True))
+        y /= y.sum(axis=-1, keepdims=True)
+
+        def pull(dy: Array) -> Array:
+            scaled = y * dy
+            return (scaled - y * scaled.sum(axis=-1, keepdims=True)).astype(x.dtype, copy=False)
+
+        return y.astype(x.dtype, copy=False), pull
+
+
 @fused
 def sigmoid(xp: Namespace, x: Array) -> Array:
     """Returns 1 / (1 + exp(-x)) without overflow."""
@@ -130,4 +216,18 @@ def _gelu_by_tanh_slope(xp: Namespace, x: Array, tanh: Array) -> Array:  # noqa:
     return 0.5 * (1 + tanh) + 0.5 * x * (1 - tanh * tanh) * inner
 
 
-__all__ = ["GELU", "Activation", "ReLU", "ReLU6", "Sigmoid", "Tanh", "sigmoid"]
+__all__ = [
+    "ELU",
+    "GELU",
+    "SELU",
+    "Activation",
+    "LeakyReLU",
+    "ReLU",
+    "ReLU6",
+    "SiLU",
+    "Sigmoid",
+    "Softmax",
+    "Softplus",
+    "Tanh",
+    "sigmoid",
+]

@@ -21,14 +21,16 @@ class BatchNorm(Layer):
     channel. The running statistics are updated: running = (1 - momentum) * running + momentum * batch, with the batch's
     variance divided by n - 1. In evaluation, the running statistics are used. This is the same as in PyTorch. The
     momentum of Keras is 1 - momentum, and Keras divides both variances by n. A batch with one value for each
-    channel has no variance. It is normalized by the running statistics, as in evaluation, and does not update them.
-    Ioffe and Szegedy, "Batch normalization" (ICML 2015).
+    channel has no variance over n - 1. It is normalized by the running statistics, as in evaluation, and does not
+    update them. Ioffe and Szegedy, "Batch normalization" (ICML 2015).
 
     Variables: "scale" and "bias" [channels], and as state "mean" and "var" [channels].
 
     Args:
         momentum: weight of the batch in the running statistics, in [0, 1].
         epsilon: above 0.
+        unbiased: whether the running variance has the batch's variance divided by n - 1, as in PyTorch, instead of n,
+            as in Keras.
 
     Raises:
         InvalidLayer: an argument is out of range.
@@ -36,6 +38,7 @@ class BatchNorm(Layer):
 
     momentum: float = 0.1
     epsilon: float = 1e-5
+    unbiased: bool = True
 
     def __post_init__(self) -> None:
         self._demand(0 <= self.momentum <= 1, f"momentum is {self.momentum}; it must be from 0 to 1")
@@ -62,7 +65,8 @@ class BatchNorm(Layer):
         self._require_floats(x)
         self._require(x.ndim > 1 and x.shape[-1] == channels, x.shape[1:], f"(..., {channels})")
         count = math.prod(x.shape[:-1])
-        if not self._trains(train) or count < 2:
+        least = 2 if self.unbiased else 1
+        if not self._trains(train) or count < least:
             return self._by_running(params, state, x, widened(x).reshape(-1, channels))
         xp, rows = namespace_of(x), in_runs(widened(x))
         parts = pieces(rows, arrays=3)
@@ -72,7 +76,7 @@ class BatchNorm(Layer):
         var = column_products(((each, each) for each in centered), channels) / count
         moved = {
             "mean": self._moved(state["mean"], mean),
-            "var": self._moved(state["var"], var * (count / (count - 1))),
+            "var": self._moved(state["var"], var * (count / (count - 1)) if self.unbiased else var),
         }
         inverse = 1 / xp.sqrt(var + self.epsilon)
         factor = along(rows, inverse * params["scale"].astype(rows.dtype, copy=False))

@@ -1,4 +1,4 @@
-"""Pooling layers, over windows of images and over whole images, and Flatten."""
+"""Pooling layers, over windows of images and over whole images."""
 
 import math
 from collections.abc import Callable
@@ -127,14 +127,23 @@ class GlobalAvgPool(StatelessLayer):
 
 
 @dataclass(frozen=True)
-class Flatten(StatelessLayer):
-    """Reshapes samples to one axis."""
+class GlobalMaxPool(StatelessLayer):
+    """Maximum of each channel: [batch, ..., channels] to [batch, channels]. The first of equal maxima gets dy."""
 
     def output_shape(self, shape: Shape) -> Shape:
-        return (math.prod(shape),)
+        self._require(len(shape) > 1, shape, "at least two axes: (..., channels)")
+        return shape[-1:]
 
     def _value(self, x: Array, train: Train) -> tuple[Array, Callable[[Array], Array]]:  # noqa: ARG002 - acts the same
-        return x.reshape(len(x), -1), lambda dy: dy.reshape(x.shape)
+        xp = namespace_of(x)
+        flat = x.reshape(len(x), -1, x.shape[-1])
+        which = flat.argmax(axis=1)[:, None]
+
+        def pull(dy: Array) -> Array:
+            hit = xp.arange(flat.shape[1])[:, None] == which
+            return (hit * dy[:, None]).astype(x.dtype, copy=False).reshape(x.shape)
+
+        return xp.take_along_axis(flat, which, axis=1)[:, 0], pull
 
 
-__all__ = ["AvgPool", "Flatten", "GlobalAvgPool", "MaxPool"]
+__all__ = ["AvgPool", "GlobalAvgPool", "GlobalMaxPool", "MaxPool"]

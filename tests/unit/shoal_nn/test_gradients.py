@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from numpy.random import Generator
 
 from shoal_nn import (
+    ELU,
     GELU,
+    SELU,
     Add,
     AvgPool,
     BatchNorm,
@@ -25,18 +27,26 @@ from shoal_nn import (
     Flatten,
     Frozen,
     GlobalAvgPool,
+    GlobalMaxPool,
     Identity,
     Layer,
     LayerNorm,
+    LeakyReLU,
     MaxPool,
     Parallel,
     ReLU,
     ReLU6,
+    Rescale,
+    Reshape,
     Residual,
     Sequential,
     Sigmoid,
+    SiLU,
+    Softmax,
+    Softplus,
     Tanh,
     TrainingContext,
+    ZeroPad,
 )
 from shoal_nn._ops import Padding, Pair
 from shoal_nn.activations import Activation
@@ -165,16 +175,26 @@ def test_pooling_over_windows(pooling: type[MaxPool] | type[AvgPool], data: st.D
     check_gradients(layer, apart(rng, (batch, *larger_than(window, size), channels)), rng)
 
 
-@pytest.mark.parametrize("layer", [GlobalAvgPool(), Flatten()], ids=repr)
+@pytest.mark.parametrize("layer", [GlobalAvgPool(), GlobalMaxPool(), Flatten(), Reshape((1, -1)), Softmax()], ids=repr)
 @twenty
 @given(rng=seeds, batch=batches, shape=leading, channels=small)
-def test_layers_that_remove_axes(
+def test_layers_of_any_axes(
     layer: StatelessLayer, rng: Generator, batch: int, shape: tuple[int, ...], channels: int
 ) -> None:
-    check_gradients(layer, rng.standard_normal((batch, *shape, 2, channels)), rng)
+    check_gradients(layer, apart(rng, (batch, *shape, 2, channels)), rng)
 
 
-@pytest.mark.parametrize("layer", [ReLU(), ReLU6(), Sigmoid(), Tanh(), GELU(), GELU(approximate=True)], ids=repr)
+@pytest.mark.parametrize("layer", [ZeroPad(((1, 0), (2, 1))), Rescale((0.5, 2.0), -1.0)], ids=repr)
+def test_padding_and_rescaling(layer: StatelessLayer) -> None:
+    rng = np.random.default_rng(0)
+    check_gradients(layer, rng.standard_normal((2, 3, 1, 2)), rng)
+
+
+POINTWISE = [ReLU(), ReLU6(), Sigmoid(), Tanh(), GELU(), GELU(approximate=True)]
+MORE_POINTWISE = [LeakyReLU(0.2), ELU(0.5), SELU(), SiLU(), Softplus()]
+
+
+@pytest.mark.parametrize("layer", [*POINTWISE, *MORE_POINTWISE], ids=repr)
 @twenty
 @given(rng=seeds, batch=batches, shape=leading, spread=st.sampled_from([1, 5]))
 def test_activations(layer: Activation, rng: Generator, batch: int, shape: tuple[int, ...], spread: int) -> None:

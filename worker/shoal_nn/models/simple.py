@@ -8,7 +8,8 @@ from shoal_nn.convolution import Conv2D
 from shoal_nn.dense import Dense
 from shoal_nn.dropout import Dropout
 from shoal_nn.layer import Layer
-from shoal_nn.pooling import Flatten, MaxPool
+from shoal_nn.pooling import MaxPool
+from shoal_nn.reshaping import Flatten
 
 
 def mlp(classes: int, hidden: Sequence[int] = (256,), dropout: float = 0.0) -> Sequential:
