@@ -239,7 +239,16 @@ def torch_run(
 
 
 def keras_cases() -> Iterator[tuple[Case, Callable[[Values, list[Values]], list[Values]]]]:
-    """Cases with Keras's Ftrl."""
+    """Cases with Keras's optimizers: those whose equations differ from PyTorch's."""
+    tiny = {"learning_rate": 0.03, "eps": 0.01}  # so large that its place matters
+    for name, optimizer, theirs, flags, numbers in (
+        ("adam-uncorrected", "Adam", keras.optimizers.Adam, {"eps_uncorrected": True}, {}),
+        ("rmsprop-root", "RMSProp", keras.optimizers.RMSprop, {"eps_under_root": True}, {"momentum": 0.5}),
+        ("rmsprop-root-centered", "RMSProp", keras.optimizers.RMSprop, {"eps_under_root": True}, {"centered": True}),
+    ):
+        spread = {"alpha": 0.9} if optimizer == "RMSProp" else {}
+        case = {"name": name, "optimizer": optimizer, "numbers": tiny | spread | flags | numbers}
+        yield case, keras_run(theirs, {"learning_rate": 0.03, "epsilon": 0.01} | numbers)
     longer = {
         "l1": "l1_regularization_strength",
         "l2": "l2_regularization_strength",
@@ -255,16 +264,16 @@ def keras_cases() -> Iterator[tuple[Case, Callable[[Values, list[Values]], list[
         ("ftrl-power", {"learning_rate": 0.1, "learning_rate_power": -0.7, "l2": 0.1}),
     ):
         theirs = {longer.get(key, key): value for key, value in numbers.items()}
-        yield {"name": name, "optimizer": "FTRL", "numbers": numbers}, keras_run(theirs)
+        yield {"name": name, "optimizer": "FTRL", "numbers": numbers}, keras_run(keras.optimizers.Ftrl, theirs)
 
 
-def keras_run(numbers: Case) -> Callable[[Values, list[Values]], list[Values]]:
-    """Trains with Keras's Ftrl on PyTorch."""
+def keras_run(reference: Any, numbers: Case) -> Callable[[Values, list[Values]], list[Values]]:
+    """Trains with an optimizer of Keras on PyTorch."""
 
     def run(initial: Values, gradients: list[Values]) -> list[Values]:
         keras.config.set_floatx("float64")
         x = keras.Variable(initial, dtype="float64")
-        optimizer = keras.optimizers.Ftrl(**numbers)
+        optimizer = reference(**numbers)
         kept = []
         for number, gradient in enumerate(gradients, start=1):
             optimizer.apply([torch.tensor(gradient, dtype=torch.float64)], [x])

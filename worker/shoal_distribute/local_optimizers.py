@@ -137,7 +137,8 @@ def _rmsprop(spec: optim.RMSProp, x: Array, g: Array, slots: State, rate: float,
         a *= number(spec.alpha)
         a += number(1 - spec.alpha) * slope
         variance = xp.maximum(s - a * a, number(0))
-    step = slope / (xp.sqrt(variance) + number(spec.eps))
+    eps = number(spec.eps)
+    step = slope / (xp.sqrt(variance + eps) if spec.eps_under_root else xp.sqrt(variance) + eps)
     if spec.momentum:
         b = slots["momentum_buffer"]
         b *= number(spec.momentum)
@@ -155,8 +156,9 @@ def _adam(spec: optim.Adam, x: Array, g: Array, slots: State, rate: float, versi
     m += number(1 - spec.beta1) * slope
     v *= number(spec.beta2)
     v += number(1 - spec.beta2) * slope * slope
-    unbias = number(1 / math.sqrt(1 - spec.beta2**t))
-    step = number(rate / (1 - spec.beta1**t)) * m / (unbias * xp.sqrt(v) + number(spec.eps))
+    unbias = 1 / math.sqrt(1 - spec.beta2**t)
+    eps = number(spec.eps * unbias if spec.eps_uncorrected else spec.eps)
+    step = number(rate / (1 - spec.beta1**t)) * m / (number(unbias) * xp.sqrt(v) + eps)
     if decoupled and decay:
         step += number(rate * decay) * x
     x -= step

@@ -221,13 +221,17 @@ class RMSProp(Optimizer, name="rmsprop"):
         eps: above 0.
         momentum: in [0, 1). With 0 there is no slot b.
         centered: whether to divide by the standard deviation instead of the root mean square.
+        eps_under_root: whether to divide by sqrt(s - a ** 2 + eps), as Keras does.
     """
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"eps_under_root"})
 
     learning_rate: float | Schedule = 1e-2
     alpha: Fraction = 0.99
     eps: Positive = 1e-8
     momentum: Fraction = 0.0
     centered: Flag = False
+    eps_under_root: Flag = False
 
 
 @dataclass(frozen=True)
@@ -243,12 +247,17 @@ class Adam(Optimizer, name="adam"):
         beta1: in [0, 1).
         beta2: in [0, 1).
         eps: above 0.
+        eps_uncorrected: whether to add eps to sqrt(v) instead of sqrt(v / (1 - beta2 ** t)), as Keras and section 2 of
+            the paper do. The update is then x - lr * sqrt(1 - beta2 ** t) / (1 - beta1 ** t) * m / (sqrt(v) + eps).
         betas: (beta1, beta2), instead of `beta1` and `beta2`.
     """
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"eps_uncorrected"})
 
     beta1: Fraction = 0.9
     beta2: Fraction = 0.999
     eps: Positive = 1e-8
+    eps_uncorrected: Flag = False
     betas: InitVar[tuple[float, float] | None] = field(default=None, kw_only=True)
 
     def __post_init__(self, lr: float | Schedule | None, betas: tuple[float, float] | None) -> None:

@@ -50,12 +50,14 @@ class Specification:
         kind: name of the kind, for error messages.
         registry: registered classes of the kind, by name.
         separate_fields: names of the fields that have their own field in the message.
+        later_fields: names of flags that the message leaves out while they are off, so that earlier versions read it.
         name: name of the class in the registry and in messages.
     """
 
     kind: ClassVar[str]
     registry: ClassVar[dict[str, type[Any]]]
     separate_fields: ClassVar[frozenset[str]] = frozenset()
+    later_fields: ClassVar[frozenset[str]] = frozenset()
     name: ClassVar[str]
 
     def __init_subclass__(cls, *, name: str = "") -> None:
@@ -90,7 +92,8 @@ class Specification:
 
     def numbers(self) -> dict[str, float]:
         """Returns the numbers in the message's map, by field name."""
-        return {key: float(getattr(self, key)) for key in _ranges(type(self)) if key not in self.separate_fields}
+        keys = [key for key in _ranges(type(self)) if key not in self.separate_fields]
+        return {key: float(getattr(self, key)) for key in keys if key not in self.later_fields or getattr(self, key)}
 
     @classmethod
     def decoded(cls, name: str, values: Mapping[str, float], **separate_fields: Any) -> Self:

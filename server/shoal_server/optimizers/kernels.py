@@ -181,7 +181,7 @@ def adagrad(
             x[i] -= own * slope / (np.sqrt(s[i]) + eps)
 
 
-@update(slots=1, optional_slots=2, scalars=5)
+@update(slots=1, optional_slots=2, scalars=6)
 def rmsprop(
     values: Array,
     gradient: Array,
@@ -195,7 +195,8 @@ def rmsprop(
     rate: Scalar,
     alpha: Scalar,
     rest: Scalar,
-    eps: Scalar,
+    inner: Scalar,
+    outer: Scalar,
     keep: Scalar,
 ) -> None:
     """Applies `shoal.optim.RMSProp`.
@@ -207,9 +208,9 @@ def rmsprop(
         keep: momentum.
         alpha: smoothing constant.
         rest: 1 - alpha.
-        eps: what is added to the denominator.
+        inner: what is added under the root.
+        outer: what is added to the root.
     """
-    zero = values.dtype.type(0)
     for k, start, stop in _runs(_address(bounds), _address(rates), _address(claims)):
         cut = slice(start, stop)
         x, g, s = values[cut], gradient[cut], square_avg[cut]
@@ -224,11 +225,10 @@ def rmsprop(
             variance = s[i]
             if grad_avg is not None:
                 a[i] = alpha * a[i] + rest * slope
-                variance = max(variance - a[i] * a[i], zero)
-            step = slope / (np.sqrt(variance) + eps)
+                variance = max(variance - a[i] * a[i], values.dtype.type(0))
+            step = slope / (np.sqrt(variance + inner) + outer)
             if momentum_buffer is not None:
-                b[i] = keep * b[i] + step
-                step = b[i]
+                step = b[i] = keep * b[i] + step
             x[i] -= own * step
 
 

@@ -199,7 +199,8 @@ class _RMSProp(_DenseRule[optim.RMSProp]):
 
     def scalars(self, rate: float, _version: int, /) -> tuple[float | None, ...]:
         spec = self.optimizer
-        return rate, spec.alpha, 1 - spec.alpha, spec.eps, spec.momentum
+        inner, outer = (spec.eps, 0.0) if spec.eps_under_root else (0.0, spec.eps)
+        return rate, spec.alpha, 1 - spec.alpha, inner, outer, spec.momentum
 
 
 class _Adam(_DenseRule[optim.Adam]):
@@ -210,7 +211,8 @@ class _Adam(_DenseRule[optim.Adam]):
         spec, t = self.optimizer, version + 1
         step = rate / (1 - spec.beta1**t)
         unbias = 1 / math.sqrt(1 - spec.beta2**t)
-        return step, unbias, spec.beta1, 1 - spec.beta1, spec.beta2, 1 - spec.beta2, spec.eps, *self.decay(rate)
+        eps = spec.eps * unbias if spec.eps_uncorrected else spec.eps
+        return step, unbias, spec.beta1, 1 - spec.beta1, spec.beta2, 1 - spec.beta2, eps, *self.decay(rate)
 
     def decay(self, _rate: float, /) -> tuple[float, float]:
         """Returns the factors of coupled and of decoupled weight decay."""

@@ -59,7 +59,15 @@ OPTIMIZERS = st.one_of(
     st.builds(optim.SGD, **COMMON),
     st.builds(optim.Momentum, momentum=st.floats(0.1, 0.99), nesterov=st.booleans(), **COMMON),
     st.builds(optim.Adagrad, initial_accumulator_value=SIZES, eps=EPSILONS, **COMMON),
-    st.builds(optim.RMSProp, alpha=FRACTIONS, eps=EPSILONS, momentum=FRACTIONS, centered=st.booleans(), **COMMON),
+    st.builds(
+        optim.RMSProp,
+        alpha=FRACTIONS,
+        eps=EPSILONS,
+        momentum=FRACTIONS,
+        centered=st.booleans(),
+        eps_under_root=st.booleans(),
+        **COMMON,
+    ),
     st.builds(optim.Adam, beta1=FRACTIONS, beta2=FRACTIONS, eps=EPSILONS, **COMMON),
     st.builds(optim.AdamW, beta1=FRACTIONS, beta2=FRACTIONS, eps=EPSILONS, **COMMON),
     st.builds(optim.FTRL, learning_rate_power=FRACTIONS.map(lambda x: -x), l1=SIZES, l2=SIZES, beta=SIZES, **COMMON),
@@ -80,6 +88,7 @@ def test_the_message_holds_each_number_once() -> None:
     message = optim.AdamW(optim.StepLR(0.5, 10, warmup_steps=3), decay_exclude=("*bias",)).to_proto()
     assert message.name == "adamw"
     assert dict(message.hyperparameters) == {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+    assert optim.Adam(eps_uncorrected=True).to_proto().hyperparameters["eps_uncorrected"] == 1
     assert message.weight_decay == 0.01
     assert list(message.decay_exclude) == ["*bias"]
     assert message.learning_rate.name == "step"
