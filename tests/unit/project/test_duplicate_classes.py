@@ -25,6 +25,7 @@ def tree(tmp_path: Path) -> Path:
         "client/shoal/lane.py": "class Lane: ...\nclass Arena: ...\n",
         "client/shoal/v1/lane_pb2.py": "class Arena: ...\n",
         "server/shoal_server/lane.py": "if 1:\n class Lane: ...\ndef f():\n class _Port: ...\n class Run: ...\n",
+        "worker/shoal_distribute/keras/lane.py": "class Lane: ...\nclass Run: ...\n",
         "worker/shoal_worker/port.py": "class _Port:\n    class Run: ...\n",
     }.items():
         path = tmp_path / name
@@ -33,7 +34,7 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_duplicates_leave_out_generated_code_and_private_classes_in_functions(tree: Path) -> None:
+def test_duplicates_leave_out_generated_code_the_names_of_keras_and_private_classes_in_functions(tree: Path) -> None:
     assert duplicates(tree) == {
         "Lane": ["client/shoal/lane.py:1", "server/shoal_server/lane.py:2"],
         "Run": ["server/shoal_server/lane.py:5", "worker/shoal_worker/port.py:2"],
