@@ -1,5 +1,6 @@
 """Distribution strategies by the names of tf.distribute, over NumPy and CuPy, and the collectives below them."""
 
+from shoal_distribute import keras, nn, train
 from shoal_distribute.collectives import Group, ReduceOp
 from shoal_distribute.cross_device_ops import (
     CrossDeviceOps,
@@ -9,6 +10,8 @@ from shoal_distribute.cross_device_ops import (
     RingAllReduce,
 )
 from shoal_distribute.input import DistributedDataset, InputContext
+from shoal_distribute.keras.checkpoints import Checkpoint, CheckpointManager
+from shoal_distribute.keras.tape import GradientTape, compute_average_loss, function
 from shoal_distribute.replica_context import ReplicaContext
 from shoal_distribute.resolver import ClusterSpec, SimpleClusterResolver, TFConfigClusterResolver
 from shoal_distribute.strategies import (
@@ -27,10 +30,13 @@ from shoal_distribute.values import DistributedVariable, PerReplica
 
 __all__ = [
     "CentralStorageStrategy",
+    "Checkpoint",
+    "CheckpointManager",
     "ClusterSpec",
     "CrossDeviceOps",
     "DistributedDataset",
     "DistributedVariable",
+    "GradientTape",
     "Group",
     "HierarchicalCopyAllReduce",
     "InputContext",
@@ -47,8 +53,13 @@ __all__ = [
     "SimpleClusterResolver",
     "Strategy",
     "TFConfigClusterResolver",
+    "compute_average_loss",
+    "function",
     "get_replica_context",
     "get_strategy",
     "has_strategy",
     "in_cross_replica_context",
+    "keras",
+    "nn",
+    "train",
 ]

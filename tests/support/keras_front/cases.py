@@ -1,0 +1,173 @@
+"""Cases of `tests/golden/keras.json`. They run with Keras and with the Keras-shaped front, which each builder gets."""
+
+import functools
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+IMAGES, ROWS = (2, 5, 4, 3), (3, 6)
+
+
+@dataclass(frozen=True)
+class LayerCase:
+    build: Callable[[Any], Any]
+    shapes: tuple[tuple[int, ...], ...] = (ROWS,)  # of the batches that it gets
+    rows: int = 0  # for whole numbers: they are less than this
+    training: bool = True
+
+
+def _activation(name: str, k: Any) -> Any:
+    return k.layers.Activation(name)
+
+
+LAYERS = {
+    "dense": LayerCase(lambda k: k.layers.Dense(4, activation="relu")),
+    "dense without bias": LayerCase(lambda k: k.layers.Dense(4, use_bias=False), ((2, 3, 6),)),
+    "embedding": LayerCase(lambda k: k.layers.Embedding(5, 3), ((2, 4),), rows=5),
+    "convolution": LayerCase(lambda k: k.layers.Conv2D(4, 3, activation="tanh"), (IMAGES,)),
+    "convolution, same": LayerCase(lambda k: k.layers.Conv2D(4, (3, 2), strides=2, padding="same"), (IMAGES,)),
+    "convolution, groups": LayerCase(lambda k: k.layers.Conv2D(6, 2, groups=3, use_bias=False), (IMAGES,)),
+    "depthwise": LayerCase(lambda k: k.layers.DepthwiseConv2D(3, depth_multiplier=2, padding="same"), (IMAGES,)),
+    "largest": LayerCase(lambda k: k.layers.MaxPooling2D(), (IMAGES,)),
+    "largest, same": LayerCase(lambda k: k.layers.MaxPooling2D(3, 2, "same"), (IMAGES,)),
+    "mean, same": LayerCase(lambda k: k.layers.AveragePooling2D((3, 2), 2, "same"), (IMAGES,)),
+    "mean of all": LayerCase(lambda k: k.layers.GlobalAveragePooling2D(), (IMAGES,)),
+    "largest of all": LayerCase(lambda k: k.layers.GlobalMaxPooling2D(keepdims=True), (IMAGES,)),
+    "padding": LayerCase(lambda k: k.layers.ZeroPadding2D(((1, 0), (2, 1))), (IMAGES,)),
+    "batch normalization": LayerCase(lambda k: k.layers.BatchNormalization(), (IMAGES,)),
+    "batch normalization, evaluated": LayerCase(lambda k: k.layers.BatchNormalization(), (IMAGES,), training=False),
+    "batch normalization, plain": LayerCase(
+        lambda k: k.layers.BatchNormalization(momentum=0.8, epsilon=0.01, center=False, scale=False)
+    ),
+    "layer normalization": LayerCase(lambda k: k.layers.LayerNormalization()),
+    "dropout, evaluated": LayerCase(lambda k: k.layers.Dropout(0.5), training=False),
+    "flatten": LayerCase(lambda k: k.layers.Flatten(), (IMAGES,)),
+    "reshape": LayerCase(lambda k: k.layers.Reshape((3, -1))),
+    "rescaling": LayerCase(lambda k: k.layers.Rescaling(1 / 127.5, offset=-1.0)),
+    "normalization": LayerCase(
+        lambda k: k.layers.Normalization(mean=[0.1, 0.2, 0.3, 0.4, 0.5, 0.6], variance=[1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    ),
+    "softmax": LayerCase(lambda k: k.layers.Softmax()),
+    "ReLU": LayerCase(lambda k: k.layers.ReLU()),
+    "ReLU with a slope": LayerCase(lambda k: k.layers.ReLU(negative_slope=0.1)),
+    "leaky ReLU": LayerCase(lambda k: k.layers.LeakyReLU()),
+    "ELU": LayerCase(lambda k: k.layers.ELU()),
+    "add": LayerCase(lambda k: k.layers.Add(), (ROWS, ROWS, ROWS)),
+    "subtract": LayerCase(lambda k: k.layers.Subtract(), (ROWS, ROWS)),
+    "multiply": LayerCase(lambda k: k.layers.Multiply(), (ROWS, ROWS, ROWS)),
+    "average": LayerCase(lambda k: k.layers.Average(), (ROWS, ROWS)),
+    "maximum": LayerCase(lambda k: k.layers.Maximum(), (ROWS, ROWS)),
+    "concatenate": LayerCase(lambda k: k.layers.Concatenate(), (ROWS, (3, 2))),
+    "concatenate, rows": LayerCase(lambda k: k.layers.Concatenate(axis=1), ((2, 2, 3), (2, 1, 3))),
+    **{
+        f"activation {name}": LayerCase(functools.partial(_activation, name))
+        for name in (
+            *("linear", "relu", "relu6", "leaky_relu", "elu", "selu", "gelu", "sigmoid"),
+            *("tanh", "softmax", "softplus", "silu", "swish"),
+        )
+    },
+}
+
+# Labels: "numbers" of any kind, "shares" that add up to 1, "binary" 0 and 1, "classes" as integers.
+LOSSES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "squares": (lambda k: k.losses.MeanSquaredError(), "numbers"),
+    "sum of squares": (lambda k: k.losses.MeanSquaredError(reduction="sum"), "numbers"),
+    "squares of samples": (lambda k: k.losses.MeanSquaredError(reduction=None), "numbers"),
+    "squares by weight": (lambda k: k.losses.MeanSquaredError(reduction="mean_with_sample_weight"), "numbers"),
+    "absolute": (lambda k: k.losses.MeanAbsoluteError(), "numbers"),
+    "percentage": (lambda k: k.losses.MeanAbsolutePercentageError(), "shares"),
+    "logarithmic": (lambda k: k.losses.MeanSquaredLogarithmicError(), "shares"),
+    "huber": (lambda k: k.losses.Huber(delta=0.3), "numbers"),
+    "log cosh": (lambda k: k.losses.LogCosh(), "numbers"),
+    "hinge": (lambda k: k.losses.Hinge(), "binary"),
+    "poisson": (lambda k: k.losses.Poisson(), "shares"),
+    "divergence": (lambda k: k.losses.KLDivergence(), "shares"),
+    "binary": (lambda k: k.losses.BinaryCrossentropy(), "binary"),
+    "binary, logits": (lambda k: k.losses.BinaryCrossentropy(from_logits=True, label_smoothing=0.1), "binary"),
+    "categorical": (lambda k: k.losses.CategoricalCrossentropy(label_smoothing=0.1), "shares"),
+    "categorical, logits": (lambda k: k.losses.CategoricalCrossentropy(from_logits=True), "shares"),
+    "sparse": (lambda k: k.losses.SparseCategoricalCrossentropy(), "classes"),
+    "sparse, logits": (
+        lambda k: k.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=2),
+        "classes",
+    ),
+}
+METRICS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "accuracy": (lambda k: k.metrics.Accuracy(), "classes as outputs"),
+    "binary accuracy": (lambda k: k.metrics.BinaryAccuracy(threshold=0.4), "binary"),
+    "categorical accuracy": (lambda k: k.metrics.CategoricalAccuracy(), "shares"),
+    "sparse accuracy": (lambda k: k.metrics.SparseCategoricalAccuracy(), "classes"),
+    "top k": (lambda k: k.metrics.TopKCategoricalAccuracy(k=2), "shares"),
+    "sparse top k": (lambda k: k.metrics.SparseTopKCategoricalAccuracy(k=2), "classes"),
+    "squares": (lambda k: k.metrics.MeanSquaredError(), "numbers"),
+    "root": (lambda k: k.metrics.RootMeanSquaredError(), "numbers"),
+    "absolute": (lambda k: k.metrics.MeanAbsoluteError(), "numbers"),
+    "binary entropy": (lambda k: k.metrics.BinaryCrossentropy(), "binary"),
+    "entropy": (lambda k: k.metrics.CategoricalCrossentropy(from_logits=True), "shares"),
+    "sparse entropy": (lambda k: k.metrics.SparseCategoricalCrossentropy(), "classes"),
+    "precision": (lambda k: k.metrics.Precision(), "binary"),
+    "recall": (lambda k: k.metrics.Recall(thresholds=0.3), "binary"),
+    "area": (lambda k: k.metrics.AUC(), "binary"),
+}
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "SGD": lambda k: k.optimizers.SGD(),
+    "momentum": lambda k: k.optimizers.SGD(0.05, momentum=0.9),
+    "nesterov": lambda k: k.optimizers.SGD(0.05, momentum=0.9, nesterov=True),
+    "decay": lambda k: k.optimizers.SGD(0.05, weight_decay=0.1),
+    "Adam": lambda k: k.optimizers.Adam(),
+    "Adam, clipped": lambda k: k.optimizers.Adam(0.01, 0.8, 0.9, 1e-3, global_clipnorm=0.01),
+    "Adam with decay": lambda k: k.optimizers.Adam(0.01, weight_decay=0.1),
+    "AdamW": lambda k: k.optimizers.AdamW(),
+    "RMSprop": lambda k: k.optimizers.RMSprop(),
+    "RMSprop, centered": lambda k: k.optimizers.RMSprop(0.01, momentum=0.5, centered=True, epsilon=1e-3),
+    "Adagrad": lambda k: k.optimizers.Adagrad(0.1),
+    "Ftrl": lambda k: k.optimizers.Ftrl(0.1, l1_regularization_strength=0.01),
+    "schedule": lambda k: k.optimizers.SGD(k.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)),
+}
+SCHEDULES: dict[str, Callable[[Any], Any]] = {
+    "exponential": lambda k: k.optimizers.schedules.ExponentialDecay(0.1, 4, 0.5),
+    "staircase": lambda k: k.optimizers.schedules.ExponentialDecay(0.1, 4, 0.5, staircase=True),
+    "piecewise": lambda k: k.optimizers.schedules.PiecewiseConstantDecay([2, 5], [0.1, 0.05, 0.01]),
+    "cosine": lambda k: k.optimizers.schedules.CosineDecay(0.1, 8, alpha=0.1),
+    "polynomial": lambda k: k.optimizers.schedules.PolynomialDecay(0.1, 8),
+}
+# Modules whose classes have the defaults of Keras.
+DEFAULTS = ("layers", "losses", "metrics", "optimizers", "callbacks")
+
+
+def drawn(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns pseudo-random numbers from -1 to 1, computed from the name alone."""
+    numbers = [zlib.crc32(f"{name} {number}".encode()) for number in range(int(np.prod(shape)))]
+    return (np.array(numbers, np.float64) / 2**31 - 1).reshape(shape)
+
+
+def inputs_of(name: str) -> list[np.ndarray]:
+    """Returns the batches that a layer gets."""
+    case = LAYERS[name]
+    found = [drawn(f"{name} x{number}", shape) for number, shape in enumerate(case.shapes)]
+    return [(abs(it) * case.rows).astype(np.int32) for it in found] if case.rows else [2 * it for it in found]
+
+
+def weight_of(case: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns the value of a variable."""
+    values = drawn(f"{case} {name}", shape)
+    return abs(values) + 0.5 if name in {"gamma", "moving_variance"} else values
+
+
+def answers_of(kind: str, part: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns labels, outputs from 0 to 1, and weights of the samples."""
+    outputs = (drawn(f"outputs {part}", (5, 4)) + 1) / 2
+    weights = abs(drawn(f"weights {part}", (5,)))
+    labels = abs(drawn(f"labels {part}", (5, 4)))
+    if kind == "shares":
+        return labels / labels.sum(axis=1, keepdims=True), outputs, weights
+    if kind == "binary":
+        return (labels > 0.5).astype(np.float64), outputs, weights
+    if kind == "classes":
+        return labels.argmax(axis=1), outputs, weights
+    if kind == "classes as outputs":
+        return np.round(labels[:, :1]), np.round(outputs[:, :1]), weights
+    return labels, outputs, weights

@@ -1,0 +1,139 @@
+"""Gradient tape: arithmetic of tensors, several targets and sources, and what it does not follow."""
+
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from shoal import errors
+from shoal_distribute import GradientTape, compute_average_loss, function, keras, nn
+
+A, B = np.array([[1.0, -2.0], [3.0, 0.5]]), np.array([2.0, 4.0])
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda a, b: a + b,
+        lambda a, b: a - b,
+        lambda a, b: b - a,
+        lambda a, b: a * b,
+        lambda a, b: a / b,
+        lambda a, b: b / a,
+        lambda a, b: -a * 2.0 + 1.0 - b,
+        lambda a, b: 1.0 / b + 2.0 - a,
+        lambda a, b: a**2 * b,
+        lambda a, b: (a * a).sum(axis=1) + b.mean(),
+        lambda a, b: a.mean(axis=0) * b,
+    ],
+)
+def test_arithmetic(of: Callable[[keras.Tensor, keras.Tensor], keras.Tensor]) -> None:
+    a, b = keras.Tensor(A), keras.Tensor(B)
+    with GradientTape() as tape:
+        tape.watch([a, b])
+        y = of(a, b)
+        total = y.sum()
+    found = tape.gradient(total, {"a": a, "b": b})
+
+    def at(a: np.ndarray, b: np.ndarray) -> float:
+        return float(of(keras.Tensor(a), keras.Tensor(b)).array.sum())
+
+    for place in np.ndindex(A.shape):
+        step = np.zeros(A.shape)
+        step[place] = 1e-6
+        measured = (at(A + step, B) - at(A - step, B)) / 2e-6
+        assert found["a"].numpy()[place] == pytest.approx(measured, rel=1e-5, abs=1e-8)
+    for step in 1e-6 * np.eye(2):
+        measured = (at(A, B + step) - at(A, B - step)) / 2e-6
+        assert found["b"].numpy()[step > 0] == pytest.approx(measured, rel=1e-5, abs=1e-8)
+
+
+def test_what_a_layer_shares_adds_up() -> None:
+    keras.utils.set_random_seed(1)
+    layer = keras.layers.Dense(2)
+    x = np.ones((3, 2), np.float32)
+    layer(x)
+    with GradientTape(persistent=True) as tape:
+        y = layer(layer(x))
+        total, other = y.sum(), (y * y).sum()
+    both = tape.gradient([total, other], layer.trainable_variables)
+    one, two = (tape.gradient(it, layer.trainable_variables) for it in (total, other))
+    for found, a, b in zip(both, one, two, strict=True):
+        np.testing.assert_allclose(found.numpy(), a.numpy() + b.numpy(), rtol=1e-5, atol=1e-5)
+    weighted = tape.gradient(y, layer.trainable_variables[1], output_gradients=np.ones((3, 2)))
+    np.testing.assert_allclose(weighted.numpy(), one[1].numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_only_what_is_computed_within_is_recorded() -> None:
+    layer = keras.layers.Dense(2)
+    before = layer(np.ones((1, 3))).sum()
+    with GradientTape() as tape:
+        after = layer(np.ones((1, 3))).sum()
+    assert tape.gradient([before, after], layer.trainable_variables[0]).shape == (3, 2)
+    with GradientTape() as tape:
+        pass
+    assert tape.gradient(before, layer.trainable_variables) == [None, None]
+    with pytest.raises(errors.BadRequest, match="persistent=True"):
+        tape.gradient(before, layer.trainable_variables)
+
+
+def test_what_it_does_not_follow() -> None:
+    layer = keras.layers.Dense(2)
+    with GradientTape(persistent=True) as tape:
+        y = layer(np.ones((1, 3)))
+        mean = np.mean(np.asarray(y))
+        with pytest.raises(TypeError):
+            np.exp(y)
+        with pytest.raises(errors.BadRequest, match="cannot watch a ndarray"):
+            tape.watch(np.ones(3))
+    with pytest.raises(errors.BadRequest, match="got a float32, which no tape can follow back"):
+        tape.gradient(mean, layer.trainable_variables)
+    with pytest.raises(errors.BadRequest, match="cannot differentiate by a ndarray"):
+        tape.gradient(y, np.ones(3))
+    with pytest.raises(errors.BadRequest, match="watch_accessed_variables"):
+        GradientTape(watch_accessed_variables=False)
+
+
+def test_a_frozen_layer_has_no_gradient_but_passes_it_on() -> None:
+    first, frozen = keras.layers.Dense(2), keras.layers.Dense(2, trainable=False)
+    with GradientTape() as tape:
+        total = frozen(first(np.ones((1, 3)))).sum()
+    kernel, other = tape.gradient(total, [first.weights[0], frozen.weights[0]])
+    assert other is None
+    np.testing.assert_allclose(kernel.numpy()[0], frozen.get_weights()[0].sum(axis=1), rtol=1e-5, atol=1e-5)
+
+
+def test_a_loss_that_is_kept_holds_no_activations() -> None:
+    layer = keras.layers.Dense(2)
+    for persistent in (False, True):
+        with GradientTape(persistent) as tape:
+            hidden = layer(np.ones((1, 3)))
+            loss = hidden.sum()
+        kept = weakref.ref(hidden)
+        del hidden
+        assert tape.gradient(loss, layer.trainable_variables)[0] is not None
+        assert (kept() is not None) == persistent
+        del tape
+        assert kept() is None
+        assert float(loss) == float(loss + 0.0)
+
+
+def test_average_loss() -> None:
+    assert nn.compute_average_loss is compute_average_loss
+    assert float(compute_average_loss(np.array([1.0, 3.0]))) == 2
+    assert float(compute_average_loss(np.array([1.0, 3.0]), [1.0, 0.0], global_batch_size=4)) == 0.25
+    with pytest.raises(errors.BadRequest, match="reduction=None"):
+        compute_average_loss(np.array(1.0))
+
+
+def test_function_is_the_function_itself() -> None:
+    @function
+    def double(x: float) -> float:
+        return 2 * x
+
+    @function(jit_compile=True)
+    def triple(x: float) -> float:
+        return 3 * x
+
+    assert (double(1), triple(1)) == (2, 3)

@@ -1,0 +1,265 @@
+"""Base class of the Keras-shaped layers, and symbolic tensors, which stand for values in a functional model."""
+
+import itertools
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shoal import errors
+from shoal_distribute.keras import config
+from shoal_distribute.keras.names import Advising, snake_case, unique_name
+from shoal_distribute.keras.tensor import Tensor, array_of, recorded
+from shoal_distribute.replica_context import current_replica
+from shoal_distribute.strategies import get_strategy
+from shoal_distribute.values import DistributedVariable
+
+# Lengths of the axes of a sample, without the batch.
+Shape = tuple[int, ...]
+
+_numbers = itertools.count()
+
+
+class KerasTensor:
+    """Symbolic tensor: the value of a functional model at one place, known by its shape only.
+
+    Args:
+        shape: shape of a sample.
+        dtype: dtype of the values.
+        call: the call of a layer that computes it; None for an input.
+        name: name of the input or of the layer.
+        input_layer: the layer that stands for an input among the layers of a model.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        dtype: str,
+        call: "SymbolicCall | None" = None,
+        name: str = "",
+        input_layer: "Layer | None" = None,
+    ) -> None:
+        self.sample_shape, self.dtype, self.call, self.name = tuple(shape), dtype, call, name
+        self.input_layer = input_layer
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """The shape; None stands for the batch."""
+        return None, *self.sample_shape
+
+    def __repr__(self) -> str:
+        return f"<KerasTensor shape={self.shape}, dtype={self.dtype}, name={self.name!r}>"
+
+
+@dataclass(frozen=True, eq=False)
+class SymbolicCall:
+    """One call of a layer on symbolic tensors.
+
+    Attributes:
+        layer: the layer.
+        inputs: what it was called on: a symbolic tensor, or a list of them.
+        number: larger than those of the calls that computed the inputs.
+    """
+
+    layer: "Layer"
+    inputs: Any
+    number: int
+
+    @property
+    def tensors(self) -> list[KerasTensor]:
+        """The inputs as a list."""
+        return list(self.inputs) if isinstance(self.inputs, list) else [self.inputs]
+
+
+class Layer(Advising):
+    """Layer of a model: its settings, and its variables once it is built for the shape of its samples.
+
+    A call on a symbolic tensor builds the layer and returns another symbolic tensor. A call on an array or a `Tensor`
+    computes. Some layers take a list of them.
+
+    Args:
+        name: its name. None makes one from the class, such as "dense_1".
+        trainable: whether its variables get gradients. A `BatchNormalization` that is not trainable also acts as in
+            evaluation.
+        dtype: dtype that it computes in and keeps its variables in. None means `keras.config.floatx()`.
+        input_shape: shape of a sample, for the first layer of a `Sequential`.
+
+    Attributes:
+        name: its name.
+        dtype: its dtype.
+        built: whether the variables exist.
+        strategy: the strategy in whose scope it was made.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str | None = None,
+        trainable: bool = True,
+        dtype: str | None = None,
+        input_shape: Sequence[int] | None = None,
+    ) -> None:
+        self.name = name or unique_name(snake_case(type(self).__name__))
+        self.dtype = dtype or config.floatx()
+        self.sample_shape = None if input_shape is None else tuple(input_shape)
+        self.built = False
+        self.strategy = get_strategy()
+        self._trainable = trainable
+
+    @property
+    def trainable(self) -> bool:
+        """Whether the variables get gradients."""
+        return self._trainable
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        self._trainable = bool(value)
+
+    @property
+    def layers(self) -> "list[Layer]":
+        """The layers that it is made of, if it is a model."""
+        return []
+
+    @property
+    def weights(self) -> list[DistributedVariable]:
+        """All variables, in Keras' order."""
+        return [variable for layer in self.layers for variable in layer.weights]
+
+    @property
+    def trainable_variables(self) -> list[DistributedVariable]:
+        """The variables that get gradients."""
+        if not self.trainable:
+            return []
+        return [variable for layer in self.layers for variable in layer.trainable_variables]
+
+    @property
+    def non_trainable_variables(self) -> list[DistributedVariable]:
+        """The other variables."""
+        trained = {id(variable) for variable in self.trainable_variables}
+        return [variable for variable in self.weights if id(variable) not in trained]
+
+    @property
+    def variables(self) -> list[DistributedVariable]:
+        """All variables."""
+        return self.weights
+
+    @property
+    def trainable_weights(self) -> list[DistributedVariable]:
+        """The variables that get gradients."""
+        return self.trainable_variables
+
+    @property
+    def non_trainable_weights(self) -> list[DistributedVariable]:
+        """The other variables."""
+        return self.non_trainable_variables
+
+    def get_weights(self) -> list[np.ndarray]:
+        """Returns the values of all variables, on the host."""
+        return [variable.numpy() for variable in self.weights]
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """Sets the values of all variables.
+
+        Args:
+            weights: arrays, in the order of `weights`.
+
+        Raises:
+            InvalidShape: their number or a shape differs.
+        """
+        own = self.weights
+        if len(weights) != len(own):
+            raise errors.InvalidShape(
+                f"{self.name} has {len(own)} variables, but set_weights got {len(weights)} arrays; build the model "
+                "first, and give an array for each variable"
+            )
+        for variable, value in zip(own, weights, strict=True):
+            given = np.asarray(value)
+            if given.shape != tuple(variable.shape):
+                raise errors.InvalidShape(
+                    f"{variable.name} has the shape {variable.shape}, but set_weights got {given.shape}"
+                )
+            variable.assign(given)
+
+    def count_params(self) -> int:
+        """Returns the number of elements of all variables."""
+        return sum(int(np.prod(variable.shape)) for variable in self.weights)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments that make the same layer again, with its name."""
+        return {**self.arguments(), "name": self.name, "trainable": self.trainable, "dtype": self.dtype}
+
+    def build(self, shape: Any) -> None:  # noqa: ARG002 - layers without variables
+        """Makes the variables, in the scope that the layer was made in.
+
+        Args:
+            shape: shape of a sample, or a list of them.
+        """
+        self.built = True
+
+    @abstractmethod
+    def compute_output_shape(self, shape: Any) -> Any:
+        """Returns the shape of an output sample for an input sample's, or for a list of them."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        """Computes.
+
+        Args:
+            inputs: a `Tensor`, or a list of them.
+            training: whether to act as in training.
+        """
+        raise NotImplementedError
+
+    def __call__(self, inputs: Any, training: bool | None = None) -> Any:
+        parts = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
+        if any(isinstance(part, KerasTensor) for part in parts):
+            return self._called_on_symbols(parts if isinstance(inputs, list | tuple) else inputs)
+        several = isinstance(inputs, list | tuple) and all(hasattr(part, "dtype") for part in parts)
+        tensors: Any = [as_tensor(it) for it in inputs] if several else as_tensor(inputs)
+        if not self.built:
+            self._build_once([it.shape[1:] for it in tensors] if several else tensors.shape[1:])
+        return self.call(tensors, training=bool(training))
+
+    def _called_on_symbols(self, inputs: Any) -> Any:
+        parts = inputs if isinstance(inputs, list) else [inputs]
+        if not all(isinstance(part, KerasTensor) for part in parts):
+            raise errors.InvalidLayer(f"layer {self.name} was called on symbolic tensors and arrays; give one kind")
+        shape = [part.sample_shape for part in parts] if isinstance(inputs, list) else inputs.sample_shape
+        output = self.compute_output_shape(shape)
+        self._build_once(shape)
+        return KerasTensor(output, self.dtype, SymbolicCall(self, inputs, next(_numbers)), self.name)
+
+    def _build_once(self, shape: Any) -> None:
+        if self.built:
+            return
+        replica = current_replica()
+        if replica is None or replica.strategy.local_replicas == 1:
+            self.build(shape)
+        else:  # all replicas arrive here; one of them makes the variables of all
+            replica.merge_call(lambda _: self.build(shape))
+
+
+def as_tensor(value: Any) -> Tensor:
+    """Returns a value as a tensor, on the device of the replica that runs."""
+    if isinstance(value, Tensor):
+        return value
+    array = array_of(value)
+    if not hasattr(array, "dtype"):
+        array = np.asarray(array)
+        array = array.astype(config.floatx()) if array.dtype == np.float64 else array
+    replica = current_replica()
+    return Tensor(replica.device.put(array) if replica else array)
+
+
+def cast(x: Tensor, dtype: str) -> Tensor:
+    """Returns a tensor in another dtype. Its gradient is cast back."""
+    before = x.array.dtype
+    if before == dtype:
+        return x
+    return recorded(x.array.astype(dtype), (x,), lambda dy: [dy.astype(before) if before.kind == "f" else None])
+
+
+__all__ = ["KerasTensor", "Layer", "Shape", "SymbolicCall", "as_tensor", "cast"]

@@ -1,0 +1,217 @@
+"""Layers of single values: dense layers, embeddings, dropout, and changes of shape or scale."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+import shoal_nn
+from shoal import errors
+from shoal.initializers import Initializer
+from shoal_distribute.keras import activations, initializers
+from shoal_distribute.keras.layers.core_layer import CoreLayer
+from shoal_distribute.keras.tensor import Tensor
+
+
+class ActivatedLayer(CoreLayer):
+    """Base class of layers with a kernel, a bias and an activation.
+
+    Args:
+        activation: name or function of the activation; None means none.
+        kernel: name or object of the kernel's initializer.
+        bias: name or object of the bias' initializer.
+        **kwargs: see `Layer`.
+    """
+
+    def __init__(self, activation: Any, kernel: Any, bias: Any, /, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._activation = activations.layer_of(activation)
+        self._initializers = {"kernel": initializers.get(kernel), "bias": initializers.get(bias)}
+
+    def activated(self) -> shoal_nn.Layer | None:
+        return self._activation
+
+    def initializer(self, name: str, /) -> Initializer | None:
+        return self._initializers[name]
+
+
+class Dense(ActivatedLayer):
+    """Fully connected layer over the last axis: activation(x @ kernel + bias).
+
+    Args:
+        units: length of the output's last axis.
+        activation: name or function of the activation; None means none.
+        use_bias: whether to add a bias.
+        kernel_initializer: name or object.
+        bias_initializer: name or object.
+        **kwargs: see `Layer`.
+    """
+
+    def __init__(
+        self,
+        units: int,
+        activation: Any = None,
+        use_bias: bool = True,
+        kernel_initializer: Any = "glorot_uniform",
+        bias_initializer: Any = "zeros",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(activation, kernel_initializer, bias_initializer, **kwargs)
+        self._layer = shoal_nn.Dense(units, bias=use_bias)
+
+    def core(self) -> shoal_nn.Layer:
+        return self._layer
+
+
+class Embedding(CoreLayer):
+    """Table of vectors: the row of each integer.
+
+    Args:
+        input_dim: number of rows.
+        output_dim: length of a vector.
+        embeddings_initializer: name or object.
+        **kwargs: see `Layer`.
+    """
+
+    weight_names: ClassVar = {"table": "embeddings"}
+    takes_integers = True
+
+    def __init__(self, input_dim: int, output_dim: int, embeddings_initializer: Any = "uniform", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._layer, self._table = shoal_nn.Embedding(input_dim, output_dim), initializers.get(embeddings_initializer)
+
+    def core(self) -> shoal_nn.Layer:
+        return self._layer
+
+    def initializer(self, _name: str, /) -> Initializer:
+        return self._table
+
+    def call(self, inputs: Tensor, training: bool = False) -> Tensor:
+        whole = inputs if inputs.array.dtype.kind in "iu" else Tensor(inputs.array.astype(np.int32))
+        return super().call(whole, training)
+
+
+class Dropout(CoreLayer):
+    """In training, sets a share of the values to 0 and divides the others by 1 - rate.
+
+    Args:
+        rate: the share, in [0, 1).
+        noise_shape: must be None.
+        seed: seed of the choice; None means one that `keras.utils.set_random_seed` determines.
+        **kwargs: see `Layer`.
+
+    Raises:
+        InvalidLayer: `noise_shape` is given.
+    """
+
+    def __init__(self, rate: float, noise_shape: None = None, seed: int | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if noise_shape is not None:
+            raise errors.InvalidLayer("Dropout(noise_shape=...) is not supported; leave it out", kind="Dropout")
+        self._layer = shoal_nn.Dropout(rate)
+        self._seed = self._seed if seed is None else seed
+
+    def core(self) -> shoal_nn.Layer:
+        return self._layer
+
+
+class Flatten(CoreLayer):
+    """Reshapes samples to one axis.
+
+    Args:
+        data_format: must be None or "channels_last".
+        **kwargs: see `Layer`.
+    """
+
+    def __init__(self, data_format: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        check_channels_last("Flatten", data_format)
+
+    def core(self) -> shoal_nn.Layer:
+        return shoal_nn.Flatten()
+
+
+class Reshape(CoreLayer):
+    """Reshapes samples.
+
+    Args:
+        target_shape: shape of an output sample; one length can be -1.
+        **kwargs: see `Layer`.
+    """
+
+    def __init__(self, target_shape: Sequence[int], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._layer = shoal_nn.Reshape(tuple(target_shape))
+
+    def core(self) -> shoal_nn.Layer:
+        return self._layer
+
+
+class Rescaling(CoreLayer):
+    """y = x * scale + offset.
+
+    Args:
+        scale: a number, or one for each channel.
+        offset: as `scale`.
+        **kwargs: see `Layer`.
+    """
+
+    def __init__(self, scale: Any, offset: Any = 0.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._layer = shoal_nn.Rescale(_numbers(scale), _numbers(offset))
+
+    def core(self) -> shoal_nn.Layer:
+        return self._layer
+
+
+class Normalization(CoreLayer):
+    """y = (x - mean) / sqrt(variance), with given statistics for each channel.
+
+    Args:
+        axis: must be -1.
+        mean: a number, or one for each channel.
+        variance: as `mean`.
+        **kwargs: see `Layer`.
+
+    Raises:
+        InvalidLayer: `axis` is another one, or a statistic is missing.
+    """
+
+    def __init__(self, axis: int = -1, mean: Any = None, variance: Any = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if axis != -1 or mean is None or variance is None:
+            raise errors.InvalidLayer(
+                "Normalization needs axis=-1, a mean and a variance; adapt() is not supported", kind="Normalization"
+            )
+        deviation = np.maximum(np.sqrt(np.asarray(variance, float)), 1e-7)  # as in Keras
+        self._layer = shoal_nn.Rescale(_numbers(1 / deviation), _numbers(-np.asarray(mean, float) / deviation))
+
+    def core(self) -> shoal_nn.Layer:
+        return self._layer
+
+
+def check_channels_last(layer: str, data_format: str | None) -> None:
+    """Raises InvalidLayer unless the channels are the last axis."""
+    if data_format not in {None, "channels_last"}:
+        raise errors.InvalidLayer(
+            f"{layer}(data_format={data_format!r}) is not supported; images are [batch, height, width, channels]",
+            kind=layer,
+        )
+
+
+def _numbers(given: Any) -> float | tuple[float, ...]:
+    array = np.asarray(given, float)
+    return float(array) if array.ndim == 0 else tuple(map(float, array.reshape(-1)))
+
+
+__all__ = [
+    "ActivatedLayer",
+    "Dense",
+    "Dropout",
+    "Embedding",
+    "Flatten",
+    "Normalization",
+    "Rescaling",
+    "Reshape",
+    "check_channels_last",
+]

@@ -1,0 +1,152 @@
+"""Base class of the layers that a pure layer of shoal_nn computes."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+import shoal_nn
+from shoal import initializers
+from shoal._numerics import random_streams
+from shoal.program import Array
+from shoal_distribute.keras import config
+from shoal_distribute.keras.layers.base import Layer, Shape, cast
+from shoal_distribute.keras.tensor import Tensor, is_recorded, recorded
+from shoal_distribute.replica_context import current_replica
+from shoal_distribute.values import DistributedVariable
+from shoal_nn.layer import TrainingContext
+from shoal_worker.arrays import namespace_of
+
+
+class CoreLayer(Layer):
+    """Base class of layers that one pure layer of shoal_nn computes, with an activation behind it.
+
+    Args:
+        **kwargs: see `Layer`.
+    """
+
+    # Keras' names of the variables whose names differ in shoal_nn.
+    weight_names: ClassVar[Mapping[str, str]] = {}
+    takes_integers: ClassVar[bool] = False
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._variables: dict[str, DistributedVariable] = {}  # by their names in shoal_nn, in Keras' order
+        self._shapes: dict[str, Shape] = {}  # in shoal_nn
+        self._constants: dict[str, np.ndarray] = {}
+        self._steps: dict[int, int] = {}  # by replica: its steps of training, which have a seed each
+        self._seed = config.next_seed()
+
+    @abstractmethod
+    def core(self) -> shoal_nn.Layer:
+        """Returns the pure layer."""
+        raise NotImplementedError
+
+    def activated(self) -> shoal_nn.Layer | None:
+        """Returns the pure layer of the activation; None without one."""
+        return None
+
+    def initializer(self, _name: str, /) -> initializers.Initializer | None:
+        """Returns the initializer of a variable, by its name in shoal_nn; None means the pure layer's."""
+        return None
+
+    def stored_shape(self, _name: str, shape: Shape, /) -> Shape:
+        """Returns the shape in which a variable is kept: Keras', for a name and a shape of shoal_nn."""
+        return shape
+
+    def constants(self, _shape: Shape, /) -> dict[str, np.ndarray]:
+        """Returns the values of the pure layer's variables that this layer does not have, by name."""
+        return {}
+
+    @property
+    def weights(self) -> list[DistributedVariable]:
+        return list(self._variables.values())
+
+    @property
+    def trainable_variables(self) -> list[DistributedVariable]:
+        return [it for it in self._variables.values() if it.trainable] if self.trainable else []
+
+    def build(self, shape: Shape) -> None:
+        self._constants = {name: values.astype(self.dtype) for name, values in self.constants(shape).items()}
+        for name, described in self.core().variables(shape).items():
+            self._shapes[name] = tuple(described.shape)
+            if name in self._constants:
+                continue
+            stored = self.stored_shape(name, tuple(described.shape))
+            values = np.empty(stored, self.dtype)
+            initializer = self.initializer(name) or described.initializer
+            initializers.fill(values.reshape(-1), initializer, name, stored, config.next_seed())
+            full = f"{self.name}/{self.weight_names.get(name, name)}"
+            self._variables[name] = self.strategy.create_variable(full, values, trainable=described.trainable)
+        self.built = True
+
+    def compute_output_shape(self, shape: Shape) -> Shape:
+        found: Shape = self.core().output_shape(shape)
+        return found
+
+    def call(self, inputs: Tensor, training: bool = False) -> Tensor:
+        x = inputs if self.takes_integers else cast(inputs, self.dtype)
+        core: Any = self.core()
+        if getattr(core, "input_gradient", False) and not is_recorded(x):
+            core = replace(core, input_gradient=False)  # nobody asks for the gradient with respect to the data
+        learns = training and self.trainable
+        arrays = {name: it.read().reshape(self._shapes[name]) for name, it in self._variables.items()}
+        xp = namespace_of(next(iter(arrays.values()), x.array))
+        arrays |= {name: xp.asarray(values) for name, values in self._constants.items()}
+        given = x.array if namespace_of(x.array) is xp else xp.asarray(x.array)
+        y, after, pull = core.apply(arrays, arrays, given, self._context(learns))
+        if learns:
+            for name, value in after.items():
+                self._variables[name].assign(value)
+        trained = {name: it for name, it in self._variables.items() if it.trainable and self.trainable}
+
+        def pullback(dy: Array) -> list[Array | None]:
+            gradients, dx = pull(dy)
+            return [dx, *(gradients[name].reshape(it.shape) for name, it in trained.items())]
+
+        output = recorded(y, (x, *trained.values()), pullback)
+        activation = self.activated()
+        return output if activation is None else applied(activation, output)
+
+    def _context(self, learns: bool) -> Any:
+        """Returns the context of a training step, with a seed of its own; False in evaluation."""
+        if not learns:
+            return False
+        replica = current_replica()
+        number = replica.replica_id_in_sync_group if replica else 0
+        step = self._steps[number] = self._steps.get(number, -1) + 1
+        return TrainingContext(random_streams.key_of(self._seed, f"{number}/{step}") % 2**63, self.name)
+
+
+class WrappedLayer(CoreLayer):
+    """Any layer of `shoal_nn` as a layer of a model, such as one of `shoal_nn.models`.
+
+    Args:
+        wrapped: the layer.
+        values: initial values of its variables by name, such as those of `shoal_nn.models.load_weights`. The other
+            variables have initial values of their own.
+        **kwargs: see `Layer`.
+    """
+
+    def __init__(self, wrapped: shoal_nn.Layer, values: Mapping[str, np.ndarray] | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._wrapped, self._values = wrapped, values or {}
+
+    def core(self) -> shoal_nn.Layer:
+        return self._wrapped
+
+    def build(self, shape: Shape) -> None:
+        super().build(shape)
+        for name, value in self._values.items():
+            self._variables[name].assign(value)
+
+
+def applied(layer: shoal_nn.Layer, x: Tensor) -> Tensor:
+    """Returns what a pure layer without variables computes from a tensor."""
+    y, _, pull = layer.apply({}, {}, x.array, False)
+    return recorded(y, (x,), lambda dy: [pull(dy)[1]])
+
+
+__all__ = ["CoreLayer", "WrappedLayer", "applied"]

@@ -1,0 +1,117 @@
+"""Normalization layers with Keras' defaults."""
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+import shoal_nn
+from shoal import errors
+from shoal.initializers import Initializer
+from shoal_distribute.keras import initializers
+from shoal_distribute.keras.layers.base import Shape
+from shoal_distribute.keras.layers.core_layer import CoreLayer
+
+
+class _Normalizing(CoreLayer):
+    """Base class of layers that scale and shift what they have normalized. The arguments are those of subclasses."""
+
+    weight_names: ClassVar = {"scale": "gamma", "bias": "beta", "mean": "moving_mean", "var": "moving_variance"}
+
+    def __init__(
+        self, layer: shoal_nn.Layer, axis: int, without: set[str], found: dict[str, Any], **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self._layer, self._axis, self._without = layer, axis, without
+        self._initializers = {name: initializers.get(it) for name, it in found.items()}
+
+    def core(self) -> shoal_nn.Layer:
+        return self._layer
+
+    def initializer(self, name: str, /) -> Initializer | None:
+        return self._initializers[name]
+
+    def constants(self, shape: Shape, /) -> dict[str, np.ndarray]:
+        if self._axis not in {-1, len(shape)}:
+            raise errors.InvalidLayer(
+                f"layer {self.name}: axis is {self._axis}; it must be the last one, -1 or {len(shape)}",
+                kind=type(self).__name__,
+            )
+        kept = {"scale": np.ones(shape[-1:]), "bias": np.zeros(shape[-1:])}
+        return {name: values for name, values in kept.items() if name in self._without}
+
+
+class BatchNormalization(_Normalizing):
+    """Normalization by the mean and the variance of the batch; in evaluation, by their moving averages.
+
+    Each replica normalizes by its own part of the batch. The moving averages of the replicas are averaged when they are
+    read outside of `run`.
+
+    Args:
+        axis: the axis of the features; it must be the last one.
+        momentum: weight of the old moving average.
+        epsilon: what is added to the variance.
+        center: whether to add beta.
+        scale: whether to multiply by gamma.
+        beta_initializer: name or object.
+        gamma_initializer: name or object.
+        moving_mean_initializer: name or object.
+        moving_variance_initializer: name or object.
+        **kwargs: see `Layer`.
+    """
+
+    def __init__(
+        self,
+        axis: int = -1,
+        momentum: float = 0.99,
+        epsilon: float = 1e-3,
+        center: bool = True,
+        scale: bool = True,
+        beta_initializer: Any = "zeros",
+        gamma_initializer: Any = "ones",
+        moving_mean_initializer: Any = "zeros",
+        moving_variance_initializer: Any = "ones",
+        **kwargs: Any,
+    ) -> None:
+        layer = shoal_nn.BatchNorm(1 - momentum, epsilon, unbiased=False)
+        found = {
+            "bias": beta_initializer,
+            "scale": gamma_initializer,
+            "mean": moving_mean_initializer,
+            "var": moving_variance_initializer,
+        }
+        super().__init__(layer, axis, _without(center, scale), found, **kwargs)
+
+
+class LayerNormalization(_Normalizing):
+    """Normalization by the mean and the variance of each sample's features.
+
+    Args:
+        axis: the axis of the features; it must be the last one.
+        epsilon: what is added to the variance.
+        center: whether to add beta.
+        scale: whether to multiply by gamma.
+        beta_initializer: name or object.
+        gamma_initializer: name or object.
+        **kwargs: see `Layer`.
+    """
+
+    def __init__(
+        self,
+        axis: int = -1,
+        epsilon: float = 1e-3,
+        center: bool = True,
+        scale: bool = True,
+        beta_initializer: Any = "zeros",
+        gamma_initializer: Any = "ones",
+        **kwargs: Any,
+    ) -> None:
+        found = {"bias": beta_initializer, "scale": gamma_initializer}
+        super().__init__(shoal_nn.LayerNorm(epsilon), axis, _without(center, scale), found, **kwargs)
+
+
+def _without(center: bool, scale: bool) -> set[str]:
+    """Returns the names in shoal_nn of the variables that a layer does not have."""
+    return {name for name, has in {"bias": center, "scale": scale}.items() if not has}
+
+
+__all__ = ["BatchNormalization", "LayerNormalization"]

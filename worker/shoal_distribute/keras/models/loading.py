@@ -1,0 +1,76 @@
+"""Models from files that `Model.save` wrote."""
+
+from typing import Any
+
+from shoal import errors
+from shoal_distribute.keras import layers as keras_layers
+from shoal_distribute.keras.files import read_arrays
+from shoal_distribute.keras.layers.base import Layer
+from shoal_distribute.keras.models import saving
+from shoal_distribute.keras.models.model import Model
+from shoal_distribute.keras.models.sequential import Sequential
+from shoal_distribute.keras.names import named
+
+
+def load_model(filepath: str) -> Model:
+    """Returns the model of a file, in the scope that is in use. It is not compiled.
+
+    The state of the optimizer is set when the model is compiled with the same optimizer.
+
+    Args:
+        filepath: a file that `Model.save` wrote.
+
+    Raises:
+        UnknownCheckpoint: there is no such file.
+        CorruptCheckpoint: the file is of another kind, or damaged.
+    """
+    arrays, description = read_arrays(filepath)
+    if "model" not in description:
+        raise errors.CorruptCheckpoint(f"{filepath} has variables only; make the model, and use load_weights")
+    model = made(description["model"])
+    if not isinstance(model, Model):
+        raise errors.CorruptCheckpoint(f"{filepath} describes a {type(model).__name__}, which is no model")
+    prefix = "optimizer/"
+    saving.set_values(model, {name: it for name, it in arrays.items() if not name.startswith(prefix)}, filepath)
+    names = {place: variable.name for place, variable in saving.variables_by_place(model).items()}
+    state = {}
+    for name, array in arrays.items():
+        if name.startswith(prefix):
+            place, _, slot = name.removeprefix(prefix).rpartition("/")
+            state[f"{names[place]}/{slot}" if place else slot] = array
+    model.saved_state = state
+    return model
+
+
+def made(description: dict[str, Any]) -> Layer:
+    """Returns the layer or the model of a description; see `saving.described`."""
+    kind, config = description["class"], dict(description["config"])
+    if kind == "Sequential":
+        shape = config["sample_shape"]
+        first = [] if shape is None else [keras_layers.Input(shape)]
+        return Sequential([*first, *map(made, config["layers"])], name=config["name"])
+    if kind == "Model":
+        return _graph(config)
+    known = {name: getattr(keras_layers, name) for name in keras_layers.__all__}
+    layer: Layer = named("layer", kind, known)(**{name: _tupled(value) for name, value in config.items()})
+    return layer
+
+
+def _graph(config: dict[str, Any]) -> Model:
+    inputs = [keras_layers.Input(**given) for given in config["inputs"]]
+    parts, symbols = [made(it) for it in config["layers"]], list(inputs)
+    for call in config["calls"]:
+        fed = [symbols[number] for number in call["inputs"]]
+        symbols.append(parts[call["layer"]](fed if call["several"] else fed[0]))
+    outputs = [symbols[number] for number in config["outputs"]]
+    several_inputs, several_outputs = config["several"]
+    return Model(
+        inputs if several_inputs else inputs[0], outputs if several_outputs else outputs[0], name=config["name"]
+    )
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(map(_tupled, value)) if isinstance(value, list) else value
+
+
+__all__ = ["load_model", "made"]

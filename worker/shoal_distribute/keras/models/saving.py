@@ -1,0 +1,197 @@
+"""Models as files: the values of their variables, and what is needed to make the layers again."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal import errors
+from shoal.initializers import Initializer
+from shoal_distribute.keras import activations, initializers
+from shoal_distribute.keras.files import read_arrays, write_arrays
+from shoal_distribute.keras.layers.base import Layer
+from shoal_distribute.keras.optimizers import Optimizer
+from shoal_distribute.values import DistributedVariable
+
+
+def variables_by_place(layer: Layer, place: str = "") -> dict[str, DistributedVariable]:
+    """Returns the variables by their place in a model: "2/kernel" of the third layer.
+
+    Names of layers are left out, because they differ from one model to the next in the same process.
+
+    Args:
+        layer: the model or the layer.
+        place: what the places begin with.
+    """
+    if layer.layers:
+        found: dict[str, DistributedVariable] = {}
+        for number, child in enumerate(layer.layers):
+            found |= variables_by_place(child, f"{place}{number}/")
+        return found
+    return {f"{place}{it.name.removeprefix(layer.name + '/')}": it for it in layer.weights}
+
+
+def values_of(layer: Layer) -> dict[str, np.ndarray]:
+    """Returns the values of all variables by their place.
+
+    Raises:
+        InvalidLayer: the model is not built.
+    """
+    _require_built(layer)
+    return {place: variable.numpy() for place, variable in variables_by_place(layer).items()}
+
+
+def set_values(layer: Layer, values: dict[str, np.ndarray], where: str) -> None:
+    """Sets all variables.
+
+    Args:
+        layer: the model or the layer.
+        values: values by place.
+        where: what they come from, for messages.
+
+    Raises:
+        InvalidLayer: the model is not built.
+        IncompatibleCheckpoint: the variables are not those of the model. Nothing has changed.
+    """
+    _require_built(layer)
+    own = variables_by_place(layer)
+    for place in sorted({*own} | {*values}):
+        has, wants = values.get(place), own.get(place)
+        if has is None or wants is None or tuple(wants.shape) != has.shape:
+            got = "no variable" if has is None else f"{has.shape}"
+            needs = "none" if wants is None else f"{wants.name} of the shape {wants.shape}"
+            raise errors.IncompatibleCheckpoint(
+                f"{where} has {got} at {place}, but the model {layer.name} has {needs}; load it into the same layers"
+            )
+    for place, variable in own.items():
+        variable.assign(values[place])
+
+
+def save_weights(model: Any, path: str, overwrite: bool) -> None:
+    """Writes the values of a model's variables.
+
+    Args:
+        model: the model.
+        path: the file.
+        overwrite: whether an existing file may be replaced.
+    """
+    _write(model, path, overwrite, values_of(model), {})
+
+
+def load_weights(model: Any, path: str) -> None:
+    """Sets a model's variables to the values of a file; see `Model.load_weights`."""
+    arrays, _ = read_arrays(path)
+    set_values(model, {name: it for name, it in arrays.items() if not name.startswith("optimizer/")}, path)
+
+
+def save_model(model: Any, path: str, overwrite: bool) -> None:
+    """Writes a whole model.
+
+    Args:
+        model: the model.
+        path: the file.
+        overwrite: whether an existing file may be replaced.
+    """
+    description = {"model": described(model)}
+    arrays = values_of(model)
+    if model.optimizer is not None and (state := _state_of(model.optimizer)):
+        places = {it.name: place for place, it in variables_by_place(model).items()}
+        arrays |= {f"optimizer/{placed(name, places)}": array for name, array in state.items()}
+    _write(model, path, overwrite, arrays, description)
+
+
+def _state_of(optimizer: Optimizer) -> dict[str, np.ndarray]:
+    """Returns the state of an optimizer; nothing if servers keep it, which have checkpoints of their own."""
+    try:
+        return optimizer.state()
+    except errors.WrongContext:
+        return {}
+
+
+def described(layer: Layer) -> dict[str, Any]:
+    """Returns what is needed to make a layer or a model again.
+
+    Raises:
+        InvalidLayer: an argument of a layer cannot be written to a file.
+    """
+    kind, config = type(layer).__name__, layer.get_config()
+    if kind == "Sequential":
+        shape = layer.sample_shape
+        config = {"name": layer.name, "sample_shape": shape, "layers": [described(it) for it in layer.layers]}
+    elif kind == "Model":
+        config = _described_graph(layer)
+    return {"class": kind, "config": {name: _plain(layer, name, value) for name, value in config.items()}}
+
+
+def _described_graph(model: Any) -> dict[str, Any]:
+    numbers: dict[int, int] = {id(symbol): number for number, symbol in enumerate(model.inputs)}
+    calls: list[dict[str, Any]] = []
+    for symbol, call in model.steps():
+        numbers[id(symbol)] = len(numbers)
+        calls.append(
+            {
+                "layer": model.layers.index(call.layer),
+                "inputs": [numbers[id(it)] for it in call.tensors],
+                "several": isinstance(call.inputs, list),
+            }
+        )
+    return {
+        "name": model.name,
+        "inputs": [{"shape": it.sample_shape, "dtype": it.dtype, "name": it.name} for it in model.inputs],
+        "layers": [described(it) for it in model.layers],
+        "calls": calls,
+        "outputs": [numbers[id(it)] for it in model.outputs],
+        "several": [isinstance(model.input, list | tuple), isinstance(model.output, list | tuple)],
+    }
+
+
+def _plain(layer: Layer, name: str, value: Any) -> Any:
+    if isinstance(value, Initializer):
+        return initializers.serialized(value)
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if callable(value):
+        return activations.name_of(value)
+    if isinstance(value, str | int | float | bool | dict | list | tuple | None):
+        return value
+    raise errors.InvalidLayer(
+        f"layer {layer.name} cannot be saved, because its argument {name} is a {type(value).__name__}; use "
+        "save_weights, and make the model by code"
+    )
+
+
+def placed(name: str, places: dict[str, str]) -> str:
+    """Returns the name of a slot, "variable/slot", with another name of the variable.
+
+    Args:
+        name: the name of the slot.
+        places: the other names.
+    """
+    variable, _, slot = name.rpartition("/")
+    return f"{places[variable]}/{slot}" if variable in places else name
+
+
+def _write(model: Any, path: str, overwrite: bool, arrays: dict[str, np.ndarray], description: Any) -> None:
+    if not overwrite and Path(path).exists():
+        raise errors.StorageFailed(f"{path} exists; give overwrite=True, or another name")
+    if model.strategy.input_pipeline_id == 0:  # of several processes, one writes
+        write_arrays(path, arrays, description)
+
+
+def _require_built(layer: Layer) -> None:
+    if not all(it.built for it in (layer, *layer.layers)):
+        raise errors.InvalidLayer(
+            f"{layer.name} has no variables yet; give an Input, call build(shape), or call it on a batch"
+        )
+
+
+__all__ = [
+    "described",
+    "load_weights",
+    "placed",
+    "save_model",
+    "save_weights",
+    "set_values",
+    "values_of",
+    "variables_by_place",
+]

@@ -1,0 +1,125 @@
+"""Names: nearest ones for what is unknown, Keras' snake case, and unique names of layers."""
+
+import difflib
+import functools
+import inspect
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from shoal import errors
+
+T = TypeVar("T")
+
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+_counts: Counter[str] = Counter()
+_lock = threading.Lock()  # guards _counts
+
+
+def advice(name: str, known: Iterable[str]) -> str:
+    """Returns the end of a message about an unknown name: the nearest name, or all of them."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
+
+
+def named(kind: str, name: str, table: Mapping[str, T]) -> T:
+    """Returns the entry of a table.
+
+    Args:
+        kind: what the names stand for, for the message.
+        name: the name.
+        table: all entries, by name.
+
+    Raises:
+        BadRequest: there is no such name. The message has the nearest one.
+    """
+    if name not in table:
+        raise errors.BadRequest(f"{kind} {name!r} is unknown; {advice(name, table)}")
+    return table[name]
+
+
+class Advising:
+    """Base class whose subclasses answer an unknown argument of their constructor with the nearest name.
+
+    It also keeps the arguments, so that the object can be described in a file.
+    """
+
+    _arguments: dict[str, Any]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "__init__" in cls.__dict__:
+            cls.__init__ = _advising(cls.__init__)  # type: ignore[method-assign]
+
+    def arguments(self) -> dict[str, Any]:
+        """Returns the arguments that the object was made with, by name."""
+        return dict(self._arguments)
+
+
+def _advising(built: Callable[..., None]) -> Callable[..., None]:
+    """Returns a constructor that checks the names of its arguments, and keeps them."""
+    signature = inspect.signature(built)
+    first, passed_on = next(iter(signature.parameters)), _rest_of(signature)
+
+    @functools.wraps(built)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not hasattr(self, "_arguments"):  # the constructor of a base class may be advising, too
+            known = _known(type(self))
+            for name in kwargs:
+                if name not in known:
+                    raise TypeError(
+                        f"{type(self).__name__}() got an unexpected keyword argument {name!r}; {advice(name, known)}"
+                    )
+            given = dict(signature.bind(self, *args, **kwargs).arguments)
+            given.pop(first)
+            self._arguments = given.pop(passed_on, {}) | given
+        built(self, *args, **kwargs)
+
+    return checked
+
+
+def _known(cls: type) -> list[str]:
+    """Returns the arguments of a constructor, and those that it passes on to its base classes."""
+    names: dict[str, None] = {}
+    for base in cls.__mro__:
+        if "__init__" not in base.__dict__ or base is object:
+            continue
+        signature = inspect.signature(base.__init__)  # type: ignore[misc]
+        by_name = [it.name for it in signature.parameters.values() if it.kind in _BY_NAME]
+        names.update(dict.fromkeys(by_name))
+        if not _rest_of(signature):
+            break
+    return [name for name in names if name != "self"]
+
+
+def _rest_of(signature: inspect.Signature) -> str:
+    """Returns the name of the parameter that takes all other arguments by name; "" if there is none."""
+    kinds = {it.kind: it.name for it in signature.parameters.values()}
+    return kinds.get(inspect.Parameter.VAR_KEYWORD, "")
+
+
+def snake_case(name: str) -> str:
+    """Returns a class name as Keras writes it in names of layers: "conv2d" for Conv2D, "max_pooling2d"."""
+    parted = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", name)
+    return re.sub(r"([a-z])([A-Z])", r"\1_\2", parted).lower()
+
+
+def unique_name(stem: str) -> str:
+    """Returns the stem, or with a number that it has not been given yet: "dense", "dense_1"."""
+    with _lock:
+        number = _counts[stem]
+        _counts[stem] += 1
+    return f"{stem}_{number}" if number else stem
+
+
+def forget_names() -> None:
+    """Starts the numbers of names again."""
+    with _lock:
+        _counts.clear()
+
+
+__all__ = ["Advising", "advice", "forget_names", "named", "snake_case", "unique_name"]

@@ -1,0 +1,105 @@
+"""Base class of the optimizers: an optimizer of `shoal.optim`, and the strategy that keeps its state."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shoal import errors, optim
+from shoal_distribute.keras.names import Advising
+from shoal_distribute.keras.optimizers.schedules import rate_of
+from shoal_distribute.keras.tensor import Tensor, array_of
+from shoal_distribute.strategies import Strategy, get_strategy
+from shoal_distribute.values import DistributedVariable
+
+
+class Optimizer(Advising):
+    """Rule by which gradients change the variables of a model.
+
+    The gradients of all replicas are added, and the sum is applied. The strategy in whose scope the optimizer was made
+    keeps its state.
+
+    Args:
+        spec: the optimizer of `shoal.optim` that computes it.
+        name: its name.
+
+    Attributes:
+        spec: the same.
+        name: its name.
+        strategy: the strategy that keeps its state.
+    """
+
+    strategy: Strategy
+
+    def __init__(self, spec: optim.Optimizer, name: str | None = None) -> None:
+        self.spec, self.name = spec, name or spec.name
+        self.use(get_strategy())
+        self._rate: float | optim.Schedule = spec.learning_rate
+
+    @property
+    def iterations(self) -> int:
+        """The number of updates so far."""
+        return self.strategy.iterations(self.spec)
+
+    @property
+    def learning_rate(self) -> Tensor:
+        """The rate of the next update, a `Tensor` of one number. It can be set to a number or a schedule."""
+        rate = self._rate.rate(self.iterations) if isinstance(self._rate, optim.Schedule) else self._rate
+        return Tensor(np.asarray(rate))
+
+    @learning_rate.setter
+    def learning_rate(self, rate: Any) -> None:
+        self._rate = rate_of(rate)
+        self.strategy.set_learning_rate(self.spec, self._rate)
+
+    def use(self, strategy: Strategy) -> None:
+        """Makes a strategy keep the state of a new optimizer.
+
+        Args:
+            strategy: the strategy.
+        """
+        self.strategy = strategy
+        strategy.adopt_optimizer(self.spec)
+
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, DistributedVariable]]) -> None:
+        """Adds up the gradients of all replicas, and applies them once. All replicas call it, within `Strategy.run`.
+
+        Args:
+            grads_and_vars: pairs of a gradient and its variable, such as `zip(gradients, model.trainable_variables)`.
+                A pair whose gradient is None is left out.
+
+        Raises:
+            WrongContext: the optimizer was made in the scope of another strategy.
+        """
+        strategy = get_strategy()
+        if strategy is not self.strategy:
+            raise errors.WrongContext(
+                f"optimizer {self.name} was made outside of the scope of the {type(strategy).__name__} that uses it; "
+                "make it within `with strategy.scope():`"
+            )
+        strategy.apply_gradients(self.spec, [(array_of(gradient), variable) for gradient, variable in grads_and_vars])
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[DistributedVariable]) -> None:
+        """Does the same as `apply_gradients`, with the gradients and variables apart.
+
+        Args:
+            grads: the gradients.
+            trainable_variables: their variables.
+        """
+        self.apply_gradients(zip(grads, trainable_variables, strict=True))
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Returns the number of updates as "iterations", and the slots, on the host."""
+        return {"iterations": np.array(self.iterations), **self.strategy.optimizer_state(self.spec)}
+
+    def restore(self, state: dict[str, np.ndarray]) -> None:
+        """Sets the number of updates and the slots.
+
+        Args:
+            state: as `state` returned it.
+        """
+        slots = {name: array for name, array in state.items() if name != "iterations"}
+        self.strategy.restore_optimizer(self.spec, int(state["iterations"]), slots)
+
+
+__all__ = ["Optimizer"]

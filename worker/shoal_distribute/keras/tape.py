@@ -1,0 +1,194 @@
+"""Gradient tape over models, losses and arithmetic of their results. It does not differentiate other functions."""
+
+import heapq
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, TypeVar, overload
+
+from shoal import errors
+from shoal.program import Array
+from shoal_distribute.keras.tensor import Node, Record, Tensor, array_of, is_recorded, leaf, open_records
+from shoal_distribute.strategies import get_strategy
+from shoal_distribute.values import DistributedVariable
+from shoal_worker.arrays import namespace_of
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class GradientTape:
+    """Records what models, losses and the operators of their tensors compute, and finds gradients.
+
+        with GradientTape() as tape:
+            loss = loss_object(labels, model(images, training=True))
+        gradients = tape.gradient(loss, model.trainable_variables)
+
+    It records calls of layers, models and losses, and of a `Tensor`'s operators, `sum` and `mean`. Other functions,
+    such as those of NumPy, end the record: what they return is no `Tensor`.
+
+    Args:
+        persistent: whether `gradient` can be called more than once.
+        watch_accessed_variables: accepted for TensorFlow's sake. It must be True: all trainable variables are watched.
+
+    Raises:
+        BadRequest: `watch_accessed_variables` is False.
+    """
+
+    def __init__(self, persistent: bool = False, watch_accessed_variables: bool = True) -> None:
+        self._persistent, self._used, self._record = persistent, False, Record()
+        if not watch_accessed_variables:
+            raise errors.BadRequest(
+                "GradientTape(watch_accessed_variables=False) is not supported; name the variables in tape.gradient"
+            )
+
+    def watch(self, tensor: Any) -> None:
+        """Makes a tensor a source that `gradient` can be asked for.
+
+        Args:
+            tensor: a `Tensor`, or a list of them. Variables are watched anyway.
+
+        Raises:
+            BadRequest: it is something else.
+        """
+        for each in tensor if isinstance(tensor, list | tuple) else [tensor]:
+            if isinstance(each, Tensor):
+                each.node = each.node if is_recorded(each) else leaf()
+            elif not isinstance(each, DistributedVariable):
+                raise errors.BadRequest(
+                    f"a tape cannot watch a {type(each).__name__}; give keras.Tensor(array), and use that in the tape"
+                )
+
+    def gradient(self, target: Any, sources: Any, output_gradients: Any = None) -> Any:
+        """Returns the gradients of a target with respect to sources.
+
+        Args:
+            target: a `Tensor` computed within the tape, such as a loss, or a list of them, whose sum counts. The
+                elements of one that is not a scalar count as their sum.
+            sources: variables or watched tensors: one, or a list, tuple or dict of them.
+            output_gradients: weights of the target's elements, in its shape, instead of 1.
+
+        Returns:
+            A `Tensor` for each source, in the structure of the sources. None means that the target does not depend on
+            the source.
+
+        Raises:
+            BadRequest: the target is no `Tensor`, or the tape was used before and is not persistent.
+        """
+        if self._used and not self._persistent:
+            raise errors.BadRequest("this tape has given its gradients; use GradientTape(persistent=True) to ask again")
+        self._used = True
+        targets = list(target) if isinstance(target, list | tuple) else [target]
+        weights = output_gradients if isinstance(target, list | tuple) else [output_gradients]
+        found = _found(targets, weights or [None] * len(targets))
+        if not self._persistent:
+            self._record.release()
+        if isinstance(sources, dict):
+            return {name: _of(source, found) for name, source in sources.items()}
+        if isinstance(sources, list | tuple):
+            return [_of(source, found) for source in sources]
+        return _of(sources, found)
+
+    def __enter__(self) -> "GradientTape":
+        open_records().append(self._record)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        open_records().remove(self._record)
+
+    def __del__(self) -> None:
+        self._record.release()
+
+
+def _found(targets: Sequence[Any], weights: Sequence[Any]) -> dict[int, Array]:
+    """Returns the gradients of all variables and nodes that the targets depend on, by their ids."""
+    gradients: dict[int, Array] = {}
+    heap: list[tuple[int, Node]] = []
+
+    def add(source: Tensor | DistributedVariable, gradient: Array | None) -> None:
+        key = source if isinstance(source, DistributedVariable) else source.node
+        if gradient is None or key is None or (isinstance(key, Node) and key.pull is None):
+            return
+        if id(key) in gradients:
+            gradients[id(key)] = gradients[id(key)] + gradient
+            return
+        gradients[id(key)] = gradient
+        if isinstance(key, Node):
+            heapq.heappush(heap, (-key.number, key))
+
+    for target, weight in zip(targets, weights, strict=True):
+        if not isinstance(target, Tensor):
+            raise errors.BadRequest(
+                f"tape.gradient got a {type(target).__name__}, which no tape can follow back; the target must be a "
+                "Tensor that a model, a loss, or arithmetic of such tensors returned within the tape"
+            )
+        xp = namespace_of(target.array)
+        add(target, xp.ones_like(target.array) if weight is None else xp.asarray(array_of(weight), target.dtype))
+    while heap:
+        _, node = heapq.heappop(heap)
+        assert node.pull is not None
+        pulled = node.pull(gradients[id(node)])
+        if node.inputs:  # a watched leaf keeps its gradient
+            del gradients[id(node)]
+        for source, gradient in zip(node.inputs, pulled, strict=True):
+            add(source, gradient)
+    return gradients
+
+
+def _of(source: Any, found: dict[int, Array]) -> Tensor | None:
+    if not isinstance(source, Tensor | DistributedVariable):
+        raise errors.BadRequest(
+            f"tape.gradient cannot differentiate by a {type(source).__name__}; the sources are variables, such as "
+            "model.trainable_variables, or watched tensors"
+        )
+    gradient = found.get(id(source if isinstance(source, DistributedVariable) else source.node))
+    return None if gradient is None else Tensor(gradient)
+
+
+@overload
+def function(func: F) -> F: ...
+
+
+@overload
+def function(func: None = None, **options: Any) -> Callable[[F], F]: ...
+
+
+def function(func: Any = None, **options: Any) -> Any:
+    """Returns the function itself: `tf.function` compiles a graph, but here each call computes at once.
+
+    Args:
+        func: the function. Without one, the result is a decorator.
+        **options: accepted for TensorFlow's sake, and ignored.
+    """
+    del options
+    return func if func is not None else (lambda decorated: decorated)
+
+
+def compute_average_loss(
+    per_example_loss: Any, sample_weight: Any = None, global_batch_size: int | None = None
+) -> Tensor:
+    """Returns this replica's part of the mean loss: the sum of its samples' losses, divided by the global batch size.
+
+    The sum of all replicas' parts is the mean over the global batch, and so is the sum of their gradients, which
+    `apply_gradients` computes.
+
+    Args:
+        per_example_loss: losses of this replica's samples, [batch]: of a loss object with `reduction=None`.
+        sample_weight: weights of the samples, [batch].
+        global_batch_size: samples of all replicas. None means this replica's number times the number of replicas.
+
+    Raises:
+        BadRequest: the losses are one number for the whole batch.
+    """
+    losses = per_example_loss if isinstance(per_example_loss, Tensor) else Tensor(per_example_loss)
+    if losses.ndim == 0:
+        raise errors.BadRequest(
+            "compute_average_loss got one number, but needs the loss of each sample; create the loss object with "
+            "reduction=None"
+        )
+    count = global_batch_size or len(losses) * get_strategy().num_replicas_in_sync
+    weighted = losses if sample_weight is None else losses * namespace_of(losses.array).asarray(sample_weight)
+    return weighted.sum() / int(count)
+
+
+__all__ = ["GradientTape", "compute_average_loss", "function"]

@@ -1,0 +1,1 @@
+"""Training of models: the loops, their callbacks and their batches."""

@@ -1,0 +1,177 @@
+"""Batches of `fit`, `evaluate` and `predict`, and their division between replicas."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from shoal import errors
+from shoal_distribute.input import DistributedDataset
+from shoal_distribute.keras.tensor import array_of
+from shoal_distribute.strategies import Strategy
+from shoal_distribute.values import PerReplica
+from shoal_worker.arrays import on_host
+
+# A batch: inputs, labels or None, and weights of the samples or None.
+Batch = tuple[Any, Any, Any]
+
+
+class ArrayBatches:
+    """Batches of arrays.
+
+    Args:
+        x: inputs: an array, or a list of them.
+        y: labels; None for none.
+        sample_weight: weights of the samples; None for none.
+        batch_size: samples of a batch, over all replicas.
+        shuffle: whether each epoch has an order of its own.
+        seed: seed of the orders.
+
+    Raises:
+        InvalidData: the arrays have different lengths, or none.
+    """
+
+    def __init__(
+        self, x: Any, y: Any, sample_weight: Any, batch_size: int, *, shuffle: bool = False, seed: int = 0
+    ) -> None:
+        self._parts = [_on_host(part) for part in (x, y, sample_weight)]
+        arrays = [it for part in self._parts for it in (part if isinstance(part, list) else [part])]
+        lengths = {len(it) for it in arrays if it is not None}
+        if len(lengths) != 1 or not min(lengths):
+            counts = ", ".join(map(str, sorted(lengths)))
+            raise errors.InvalidData(f"the arrays have {counts} samples; give x, y and sample_weight the same number")
+        self.samples, self._size = lengths.pop(), batch_size
+        self._shuffle, self._seed, self._epoch = shuffle, seed, 0
+
+    @property
+    def first_sample(self) -> Any:
+        """The inputs of the first sample, as a batch."""
+        return _picked(self._parts[0], slice(1))
+
+    def __len__(self) -> int:
+        return (self.samples + self._size - 1) // self._size
+
+    def __iter__(self) -> Iterator[Batch]:
+        order = np.arange(self.samples)
+        if self._shuffle:
+            np.random.default_rng([self._seed, self._epoch]).shuffle(order)
+        self._epoch += 1
+        for start in range(0, self.samples, self._size):
+            chosen = order[start : start + self._size]
+            x, y, weights = (_picked(part, chosen) for part in self._parts)
+            yield x, y, weights
+
+
+class BatchesOf:
+    """Batches of a data set that a user gives: any iterable of inputs, or of tuples with labels and weights.
+
+    Args:
+        dataset: the data set.
+        steps: number of batches; None means all.
+
+    Attributes:
+        divided: whether the batches are divided between the replicas already.
+    """
+
+    def __init__(self, dataset: Iterable[Any], steps: int | None = None) -> None:
+        self._dataset, self._steps = dataset, steps
+        self.divided = isinstance(dataset, DistributedDataset)
+        self._running: Iterator[Any] | None = None
+
+    def __len__(self) -> int:
+        return self._steps if self._steps is not None else len(self._dataset)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self._steps is None:
+            yield from map(unpacked, self._dataset)
+            return
+        # An epoch of a given number of steps continues where the last one ended.
+        self._running = self._running or iter(self._dataset)
+        for _ in range(self._steps):
+            batch = next(self._running, None)
+            if batch is None:
+                self._running = iter(self._dataset)
+                batch = next(self._running, None)
+            if batch is None:
+                raise errors.InvalidData("the data set has no batch; give one with samples")
+            yield unpacked(batch)
+
+
+def unpacked(batch: Any) -> Batch:
+    """Returns inputs, labels and weights of a batch, which is a tuple of up to three values or inputs alone."""
+    if not isinstance(batch, tuple):
+        return batch, None, None
+    x, y, weights = (*batch, None, None)[:3]
+    return x, y, weights
+
+
+def divided(batch: Batch, strategy: Strategy, *, between_processes: bool = True) -> Any:
+    """Returns a batch with the parts of this process's replicas in a `PerReplica`.
+
+    The samples keep their order: the first replica gets the first ones. A part may be empty.
+
+    Args:
+        batch: the batch. If it is divided already, it is returned as it is.
+        strategy: the strategy.
+        between_processes: whether processes that train in step have the same batch, and each takes its replicas' parts.
+            Otherwise the batch is for this process alone.
+    """
+    local = strategy.local_replicas
+    count = local * (strategy.input_pipelines if between_processes else 1)
+    if count == 1 or any(isinstance(part, PerReplica) for part in batch):
+        return batch
+    first, size, parts = strategy.input_pipeline_id * local if between_processes else 0, samples_of(batch), []
+    for replica in range(first, first + local):
+        chosen = slice(size * replica // count, size * (replica + 1) // count)
+        parts.append([_picked(part, chosen) for part in batch])
+    return tuple(parts[0]) if local == 1 else tuple(map(PerReplica, zip(*parts, strict=True)))
+
+
+def samples_of(batch: Any) -> int:
+    """Returns the number of samples of a batch, or of one replica's part."""
+    x = batch[0][0] if isinstance(batch[0], list) else batch[0]
+    return len(x)
+
+
+def check_batch_size(batch_size: int, strategy: Strategy) -> None:
+    """Raises InvalidData if a batch has fewer samples than there are replicas that divide it."""
+    replicas = strategy.local_replicas * strategy.input_pipelines
+    if batch_size < replicas:
+        raise errors.InvalidData(
+            f"batch_size is {batch_size}, but {replicas} replicas divide each batch; give at least one sample for each"
+        )
+
+
+def split_off(arrays: Sequence[Any], share: float) -> tuple[list[Any], list[Any]]:
+    """Returns arrays without their last samples, and these samples, as `validation_split` asks.
+
+    Args:
+        arrays: inputs, labels and weights, or None.
+        share: share of the samples to split off, in (0, 1).
+
+    Raises:
+        InvalidData: one of the two parts would be empty.
+    """
+    hosted = [_on_host(part) for part in arrays]
+    count = samples_of((hosted[0],))
+    kept = count - int(count * share)
+    if not 0 < kept < count:
+        raise errors.InvalidData(f"validation_split is {share} of {count} samples; both parts need samples")
+    return [_picked(it, slice(kept)) for it in hosted], [_picked(it, slice(kept, None)) for it in hosted]
+
+
+def _on_host(part: Any) -> Any:
+    if part is None:
+        return None
+    if isinstance(part, list | tuple) and all(hasattr(it, "dtype") for it in part):
+        return [on_host(array_of(it)) for it in part]
+    return on_host(array_of(part))
+
+
+def _picked(part: Any, chosen: Any) -> Any:
+    if part is None:
+        return None
+    return [it[chosen] for it in part] if isinstance(part, list) else part[chosen]
+
+
+__all__ = ["ArrayBatches", "Batch", "BatchesOf", "check_batch_size", "divided", "samples_of", "split_off", "unpacked"]

@@ -1,0 +1,183 @@
+"""The loops over epochs and batches. The steps are those of `Trainer`, run by the strategy on all replicas."""
+
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from shoal import errors
+from shoal_distribute.keras.training.callback import Callback, CallbackList, History
+from shoal_distribute.keras.training.data import split_off
+from shoal_distribute.keras.training.event_callback import EventCallback
+from shoal_distribute.keras.training.progress import Progbar
+from shoal_distribute.keras.training.sources import Source
+from shoal_distribute.keras.training.trained import Trained
+
+
+@dataclass
+class Plan:
+    """What `fit` is to do.
+
+    Attributes:
+        epochs: number of the last epoch.
+        initial_epoch: epochs that were done before.
+        verbose: 1 or "auto", 2, or 0.
+        callbacks: objects of `keras.callbacks` or `shoal.callbacks`.
+        validation: batches to evaluate after epochs; None for none.
+        validation_every: epochs from one validation to the next.
+    """
+
+    epochs: int
+    initial_epoch: int = 0
+    verbose: Any = "auto"
+    callbacks: list[Any] = field(default_factory=list)
+    validation: Source | None = None
+    validation_every: int = 1
+
+
+def train(model: Trained, batches: Source, plan: Plan) -> History:
+    """Trains a model, epoch by epoch.
+
+    Args:
+        model: the compiled model.
+        batches: the batches of an epoch.
+        plan: what to do.
+
+    Returns:
+        The metrics of each epoch.
+    """
+    history, verbose = History(), level(plan.verbose)
+    params = {"epochs": plan.epochs, "steps": batches.steps, "verbose": verbose}
+    calls = CallbackList([history, *map(_callback, plan.callbacks)], model, params)
+    model.stop_training, model.first_epoch = False, plan.initial_epoch
+    logs: dict[str, float] = {}
+    calls.call("on_train_begin", {})
+    for epoch in range(model.first_epoch, plan.epochs):
+        if model.stop_training:
+            break
+        if verbose:
+            sys.stdout.write(f"Epoch {epoch + 1}/{plan.epochs}\n")
+        bar = Progbar(batches.steps, verbose)
+        calls.call("on_epoch_begin", epoch, {})
+        steps = _train_epoch(model, batches, calls, bar)
+        model.strategy.merge_statistics(model.non_trainable_variables)
+        logs = model.get_metrics_result()
+        if plan.validation is not None and (epoch + 1) % plan.validation_every == 0:
+            found = _evaluated(model, plan.validation, calls, Progbar(None, 0))
+            logs |= {f"val_{name}": value for name, value in found.items()}
+        bar.update(steps, logs, finished=True)
+        calls.call("on_epoch_end", epoch, dict(logs))
+    calls.call("on_train_end", dict(logs))
+    return history
+
+
+def evaluate(model: Trained, batches: Source, verbose: Any, callbacks: list[Any]) -> dict[str, float]:
+    """Returns the metrics of a model by name.
+
+    Args:
+        model: the compiled model.
+        batches: the batches.
+        verbose: see `Plan`.
+        callbacks: see `Plan`.
+    """
+    shown = level(verbose)
+    params = {"epochs": 1, "steps": batches.steps, "verbose": shown}
+    calls = CallbackList(map(_callback, callbacks), model, params)
+    return _evaluated(model, batches, calls, Progbar(batches.steps, shown))
+
+
+def predict(model: Trained, batches: Source, verbose: Any, callbacks: list[Any]) -> Any:
+    """Returns the outputs of a model for all samples, on the host.
+
+    Args:
+        model: the model.
+        batches: the batches.
+        verbose: see `Plan`.
+        callbacks: see `Plan`.
+
+    Raises:
+        InvalidData: there is no batch.
+    """
+    shown, strategy = level(verbose), model.strategy
+    bar = Progbar(batches.steps, shown)
+    calls = CallbackList(map(_callback, callbacks), model, {"steps": batches.steps, "verbose": shown})
+    calls.call("on_predict_begin", {})
+    found: list[list[np.ndarray]] = []
+    several, steps = False, 0
+    for steps, batch in enumerate(batches, 1):
+        outputs = strategy.run(model.predict_step, args=(batch,))
+        several = isinstance(outputs, list)
+        for output in outputs if several else [outputs]:
+            parts = strategy.experimental_local_results(output)
+            found.append([np.asarray(part) for part in parts if len(part)])
+        if bar.is_due():
+            bar.update(steps, {})
+    bar.update(steps, {}, finished=True)
+    calls.call("on_predict_end", {})
+    if not found:
+        raise errors.InvalidData("predict got no batch; give samples")
+    count = len(found) // steps  # of outputs
+    joined = [np.concatenate([part for parts in found[number::count] for part in parts]) for number in range(count)]
+    return joined if several else joined[0]
+
+
+def split_for_validation(x: Any, y: Any, sample_weight: Any, share: float) -> tuple[list[Any], tuple[Any, ...]]:
+    """Returns arrays without their last samples, and these samples.
+
+    Args:
+        x: inputs.
+        y: labels.
+        sample_weight: weights of the samples.
+        share: share of the samples to split off.
+    """
+    kept, held_out = split_off([x, y, sample_weight], share)
+    return kept, tuple(held_out)
+
+
+def level(verbose: Any) -> int:
+    """Returns how much to show: 0, 1 or 2."""
+    return 1 if verbose == "auto" else int(verbose)
+
+
+def _train_epoch(model: Trained, batches: Source, calls: CallbackList, bar: Progbar) -> int:
+    """Takes the steps of an epoch, and returns their number."""
+    model.reset_metrics()
+    step = 0
+    for step, batch in enumerate(batches, 1):
+        calls.call("on_train_batch_begin", step - 1, {})
+        model.strategy.run(model.train_step, args=(batch,))
+        due = bar.is_due()
+        logs = _local_results(model) if due or calls.wants_batches else {}
+        if due:
+            bar.update(step, logs)
+        calls.call("on_train_batch_end", step - 1, logs)
+    return step
+
+
+def _evaluated(model: Trained, batches: Source, calls: CallbackList, bar: Progbar) -> dict[str, float]:
+    model.reset_metrics()
+    calls.call("on_test_begin", {})
+    step = 0
+    for step, batch in enumerate(batches, 1):
+        calls.call("on_test_batch_begin", step - 1, {})
+        model.strategy.run(model.test_step, args=(batch,))
+        if bar.is_due():
+            bar.update(step, _local_results(model))
+        calls.call("on_test_batch_end", step - 1, {})
+    found = model.get_metrics_result()
+    bar.update(step, found, finished=True)
+    calls.call("on_test_end", dict(found))
+    return found
+
+
+def _local_results(model: Trained) -> dict[str, float]:
+    """Returns the metrics of this process alone: other processes may be at another step."""
+    return {metric.name: float(metric.local_result()) for metric in model.metrics}
+
+
+def _callback(given: Any) -> Callback:
+    return given if isinstance(given, Callback) else EventCallback(given)
+
+
+__all__ = ["Plan", "evaluate", "level", "predict", "split_for_validation", "train"]

@@ -1,0 +1,116 @@
+"""Sources of batches: what `fit`, `evaluate` and `predict` make of arrays and data sets."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from shoal import errors
+from shoal_distribute.input import DistributedDataset
+from shoal_distribute.keras import config
+from shoal_distribute.keras.training.data import ArrayBatches, Batch, BatchesOf, check_batch_size, divided
+from shoal_distribute.strategies import Strategy
+
+_DEFAULT_BATCH = 32
+
+
+class Source:
+    """Batches for the replicas of this process.
+
+    Args:
+        batches: batches for all replicas.
+        strategy: the strategy whose replicas divide them.
+        divides: whether processes divide a batch between them. Otherwise each has all samples of its batches.
+    """
+
+    def __init__(self, batches: Iterable[Batch], strategy: Strategy, *, divides: bool = True) -> None:
+        self._batches, self._strategy, self._divides = batches, strategy, divides
+
+    def __iter__(self) -> Any:
+        if isinstance(self._batches, BatchesOf) and self._batches.divided:
+            return iter(self._batches)
+        return (divided(batch, self._strategy, between_processes=self._divides) for batch in self._batches)
+
+    @property
+    def first_sample(self) -> Any:
+        """The inputs of one sample, as a batch; None if the batches are a data set."""
+        return self._batches.first_sample if isinstance(self._batches, ArrayBatches) else None
+
+    @property
+    def steps(self) -> int | None:
+        """The number of batches; None if it is not known."""
+        try:
+            return len(self._batches)  # type: ignore[arg-type]
+        except TypeError:
+            return None
+
+
+def source_of(
+    strategy: Strategy,
+    x: Any,
+    y: Any,
+    sample_weight: Any,
+    batch_size: int | None,
+    *,
+    shuffle: bool = False,
+    steps: int | None = None,
+    divides: bool = True,
+) -> Source:
+    """Returns the batches of arrays or of a data set.
+
+    Args:
+        strategy: the strategy whose replicas divide them.
+        x: inputs: an array, a list of arrays, or a data set, which the strategy distributes.
+        y: labels; None for none.
+        sample_weight: weights of the samples; None for none.
+        batch_size: samples of a batch over all replicas; None means 32.
+        shuffle: whether arrays have another order in each epoch.
+        steps: number of batches; None means all.
+        divides: see `Source`.
+
+    Raises:
+        BadRequest: there are no inputs, or a data set comes with arguments that only arrays have.
+        InvalidData: see `ArrayBatches` and `check_batch_size`.
+    """
+    if x is None:
+        raise errors.BadRequest("there are no inputs; give x: an array, or a data set of batches")
+    if _is_arrays(x):
+        size = batch_size or _DEFAULT_BATCH
+        if divides:
+            check_batch_size(size, strategy)
+        seed = config.shuffle_seed(together=strategy.input_pipelines > 1) if shuffle else 0
+        arrays = ArrayBatches(x, y, sample_weight, size, shuffle=shuffle, seed=seed)
+        return Source(arrays if steps is None else BatchesOf(arrays, steps), strategy, divides=divides)
+    given = {"y": y, "sample_weight": sample_weight, "batch_size": batch_size}
+    if extra := [name for name, value in given.items() if value is not None]:
+        raise errors.BadRequest(
+            f"{', '.join(extra)} cannot be given with a data set; it has batches of inputs, labels and weights itself"
+        )
+    if not isinstance(x, Iterable):
+        raise errors.BadRequest(
+            f"x is a {type(x).__name__}; give an array, a list of arrays, or an iterable of batches"
+        )
+    if divides and not isinstance(x, DistributedDataset):
+        x = strategy.experimental_distribute_dataset(x)
+    return Source(BatchesOf(x, steps), strategy, divides=divides)
+
+
+def validation_of(strategy: Strategy, data: Any, batch_size: int | None, steps: int | None) -> Source:
+    """Returns the batches of validation data.
+
+    Args:
+        strategy: the strategy whose replicas divide them.
+        data: (x, y), (x, y, sample_weight), or a data set.
+        batch_size: samples of a batch of arrays.
+        steps: number of batches; None means all.
+    """
+    if isinstance(data, tuple):
+        x, y, weights = (*data, None)[:3]
+        return source_of(strategy, x, y, weights, batch_size, steps=steps)
+    return source_of(strategy, data, None, None, None, steps=steps)
+
+
+def _is_arrays(x: Any) -> bool:
+    parts = x if isinstance(x, list | tuple) else [x]
+    return bool(parts) and all(hasattr(part, "dtype") for part in parts)
+
+
+__all__ = ["Source", "source_of", "validation_of"]

@@ -1,0 +1,367 @@
+"""Training, evaluation and prediction of models: `compile`, `fit`, `evaluate`, `predict`, and their steps."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shoal import errors
+from shoal_distribute.collectives import ReduceOp
+from shoal_distribute.keras import losses as all_losses
+from shoal_distribute.keras import metrics as all_metrics
+from shoal_distribute.keras import optimizers as all_optimizers
+from shoal_distribute.keras.tape import GradientTape
+from shoal_distribute.keras.tensor import Tensor
+from shoal_distribute.keras.training import loops
+from shoal_distribute.keras.training.callback import History
+from shoal_distribute.keras.training.data import divided, samples_of, unpacked
+from shoal_distribute.keras.training.sources import source_of, validation_of
+from shoal_distribute.replica_context import current_replica
+from shoal_distribute.strategies import Strategy, get_strategy, has_strategy
+from shoal_distribute.values import DistributedVariable
+from shoal_worker.arrays import namespace_of
+
+if TYPE_CHECKING:
+    from shoal_distribute.keras.losses import Loss
+    from shoal_distribute.keras.metrics import Metric
+    from shoal_distribute.keras.optimizers import Optimizer
+
+_SMALLEST = 1e-30  # divides nothing by 0: the sum of the weights of a batch may be 0
+
+
+class Trainer:
+    """Base class of models: what trains and evaluates them.
+
+    Attributes:
+        optimizer: the optimizer; None before `compile`.
+        loss: the loss; None without one.
+        stop_training: whether `fit` ends after this epoch. Callbacks set it.
+        first_epoch: the epoch that `fit` begins with, from 0. Callbacks that restore a model set it.
+        saved_state: state of the optimizer in the file that the model was read from.
+    """
+
+    name: str
+    strategy: Strategy
+    built: bool
+    trainable_variables: list[DistributedVariable]
+    optimizer: "Optimizer | None" = None
+    loss: "Loss | None" = None
+    stop_training = False
+    first_epoch = 0
+    saved_state: dict[str, np.ndarray] | None = None
+    _compiled: "list[Metric] | None" = None
+
+    def compile(
+        self,
+        optimizer: Any = "rmsprop",
+        loss: Any = None,
+        metrics: Sequence[Any] | None = None,
+        run_eagerly: bool | None = None,
+        jit_compile: Any = None,
+    ) -> None:
+        """Sets what `fit` and `evaluate` use.
+
+        Args:
+            optimizer: a name, or an object of `keras.optimizers` or `shoal.optim`.
+            loss: a name, a function, or an object of `keras.losses`.
+            metrics: names, functions, or objects of `keras.metrics`.
+            run_eagerly: accepted for Keras' sake, and ignored: each step computes at once.
+            jit_compile: accepted for Keras' sake, and ignored.
+
+        Raises:
+            BadRequest: a name is unknown. The message has the nearest one.
+            WrongContext: the optimizer or a metric was made in the scope of another strategy than the model.
+        """
+        del run_eagerly, jit_compile
+        made = all_optimizers.get(optimizer)
+        if made is not optimizer:
+            made.use(self.strategy)
+        self._check_scope("optimizer", made.name, made.strategy)
+        self.optimizer, self.loss = made, None if loss is None else all_losses.get(loss)
+        if self.saved_state:
+            made.restore(self.saved_state)
+            self.saved_state = None
+        self._tracker = self._owned("loss", all_metrics.Mean("loss"))
+        self._compiled = [self._owned(it, all_metrics.get(it, self.loss)) for it in metrics or []]
+
+    @property
+    def metrics(self) -> "list[Metric]":
+        """The mean of the loss, and the metrics that `compile` got.
+
+        Raises:
+            BadRequest: the model is not compiled.
+        """
+        if self._compiled is None:
+            raise errors.BadRequest(
+                f"model {self.name} is not compiled; call compile(optimizer, loss) before fit or evaluate"
+            )
+        return [self._tracker, *self._compiled] if self.loss else list(self._compiled)
+
+    @property
+    def metrics_names(self) -> list[str]:
+        """The names of the metrics."""
+        return [metric.name for metric in self.metrics]
+
+    def reset_metrics(self) -> None:
+        """Makes all metrics forget their samples."""
+        for metric in self.metrics:
+            metric.reset_state()
+
+    def get_metrics_result(self) -> dict[str, float]:
+        """Returns the metrics of all replicas and processes, by name."""
+        return {metric.name: float(metric.result()) for metric in self.metrics}
+
+    def train_step(self, data: Any) -> None:
+        """Takes a step of training with a replica's part of a batch. `fit` passes it to `Strategy.run`.
+
+        Args:
+            data: inputs, labels and weights of the samples; the last two may be missing.
+        """
+        x, y, weights = unpacked(data)
+        gradients: list[Any]
+        if samples_of((x,)) == 0:  # the last batch may leave a replica without samples
+            self._shared(0.0)
+            variables = self.trainable_variables
+            gradients = [namespace_of(it.read()).zeros_like(it.read()) for it in variables]
+        else:
+            with GradientTape() as tape:
+                outputs = self._outputs_of(x, training=True)
+                total, divisor = self._loss_parts(y, outputs, weights)
+                loss = total / self._shared(divisor)
+            variables = self.trainable_variables  # a first batch has made them
+            gradients = tape.gradient(loss, variables)
+            self._update_metrics(y, outputs, weights)
+        assert self.optimizer is not None
+        self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    def test_step(self, data: Any) -> None:
+        """Adds a replica's part of a batch to the loss and the metrics. `evaluate` passes it to `Strategy.run`.
+
+        Args:
+            data: as for `train_step`.
+        """
+        x, y, weights = unpacked(data)
+        if samples_of((x,)):
+            outputs = self._outputs_of(x, training=False)
+            if self.loss is not None:
+                self._loss_parts(y, outputs, weights)
+            self._update_metrics(y, outputs, weights)
+
+    def predict_step(self, data: Any) -> Any:
+        """Returns the outputs for a replica's part of a batch. `predict` passes it to `Strategy.run`.
+
+        Args:
+            data: as for `train_step`; labels and weights are not used.
+        """
+        return self._outputs_of(unpacked(data)[0], training=False)
+
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: Any = "auto",
+        callbacks: Iterable[Any] | None = None,
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        shuffle: bool = True,
+        sample_weight: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: int = 1,
+    ) -> History:
+        """Trains the model.
+
+        Each step runs `train_step` on all replicas, so that a loop of your own with `Strategy.run` gives the same.
+
+        Args:
+            x: inputs: an array, a list of arrays, or a data set: an iterable of batches.
+            y: labels; None if `x` is a data set.
+            batch_size: samples of a step, over all replicas and processes; None means 32. A data set has its own.
+            epochs: number of the last epoch.
+            verbose: 1 or "auto": a progress bar; 2: a line for each epoch; 0: nothing.
+            callbacks: objects of `keras.callbacks` or `shoal.callbacks`.
+            validation_split: share of the last samples of arrays that are kept for validation.
+            validation_data: (x, y), (x, y, sample_weight), or a data set, to evaluate after each epoch.
+            shuffle: whether arrays have another order in each epoch.
+            sample_weight: weights of the samples.
+            initial_epoch: epochs that were done before.
+            steps_per_epoch: steps of an epoch; None means all batches.
+            validation_steps: batches of a validation; None means all.
+            validation_batch_size: as `batch_size`; None means the same.
+            validation_freq: epochs from one validation to the next.
+
+        Returns:
+            The metrics of each epoch.
+
+        Raises:
+            BadRequest: the model is not compiled, or has no loss.
+            InvalidData: a batch has fewer samples than there are replicas, or the arrays do not match.
+            WrongContext: the model was made outside of the scope that is in use.
+        """
+        self._require_ready(training=True)
+        if validation_split:
+            (x, y, sample_weight), validation_data = loops.split_for_validation(x, y, sample_weight, validation_split)
+        batches = source_of(self.strategy, x, y, sample_weight, batch_size, shuffle=shuffle, steps=steps_per_epoch)
+        if not self.built and batches.first_sample is not None:
+            # Before the first run: servers need all variables then.
+            self._outputs_of(batches.first_sample, training=False)
+        plan = loops.Plan(epochs, initial_epoch, verbose, list(callbacks or []))
+        if validation_data is not None:
+            size = validation_batch_size or batch_size
+            plan.validation = validation_of(self.strategy, validation_data, size, validation_steps)
+            plan.validation_every = validation_freq
+        return loops.train(self, batches, plan)  # type: ignore[arg-type]
+
+    def evaluate(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: Any = "auto",
+        sample_weight: Any = None,
+        steps: int | None = None,
+        callbacks: Iterable[Any] | None = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """Returns the loss and the metrics over samples.
+
+        Args:
+            x: as for `fit`.
+            y: as for `fit`.
+            batch_size: as for `fit`.
+            verbose: as for `fit`.
+            sample_weight: as for `fit`.
+            steps: batches; None means all.
+            callbacks: as for `fit`.
+            return_dict: whether to return a dict by name instead of a list.
+
+        Raises:
+            BadRequest: the model is not compiled.
+            InvalidData: as for `fit`.
+        """
+        self._require_ready(training=False)
+        batches = source_of(self.strategy, x, y, sample_weight, batch_size, steps=steps)
+        found = loops.evaluate(self, batches, verbose, list(callbacks or []))  # type: ignore[arg-type]
+        return _listed(found, return_dict)
+
+    def predict(
+        self,
+        x: Any,
+        batch_size: int | None = None,
+        verbose: Any = "auto",
+        steps: int | None = None,
+        callbacks: Iterable[Any] | None = None,
+    ) -> Any:
+        """Returns the outputs for all samples, on the host. In several processes, each one computes all of them.
+
+        Args:
+            x: as for `fit`.
+            batch_size: as for `fit`.
+            verbose: as for `fit`.
+            steps: batches; None means all.
+            callbacks: as for `fit`.
+        """
+        batches = source_of(self.strategy, x, None, None, batch_size, steps=steps, divides=False)
+        return loops.predict(self, batches, verbose, list(callbacks or []))  # type: ignore[arg-type]
+
+    def train_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False) -> Any:
+        """Takes a step of training with one batch, which the replicas divide.
+
+        Args:
+            x: inputs.
+            y: labels.
+            sample_weight: weights of the samples.
+            return_dict: whether to return a dict by name instead of a list.
+
+        Returns:
+            The loss and the metrics since `reset_metrics`.
+        """
+        self._require_ready(training=True)
+        self.strategy.run(self.train_step, args=(divided((x, y, sample_weight), self.strategy),))
+        return _listed(self.get_metrics_result(), return_dict)
+
+    def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False) -> Any:
+        """Evaluates one batch, which the replicas divide.
+
+        Args:
+            x, y, sample_weight, return_dict: as for `train_on_batch`.
+
+        Returns:
+            As for `train_on_batch`.
+        """
+        self._require_ready(training=False)
+        self.strategy.run(self.test_step, args=(divided((x, y, sample_weight), self.strategy),))
+        return _listed(self.get_metrics_result(), return_dict)
+
+    def predict_on_batch(self, x: Any) -> Any:
+        """Returns the outputs for one batch, on the host."""
+        return self.predict(x, batch_size=samples_of((x,)), verbose=0)
+
+    def _outputs_of(self, x: Any, *, training: bool) -> Any:
+        return self(x, training=training)  # type: ignore[operator] # a layer, too
+
+    def _loss_parts(self, y: Any, outputs: Any, weights: Any) -> tuple[Tensor, float]:
+        """Returns the sum of the losses and what divides it for the mean. Adds both to the running mean."""
+        assert self.loss is not None
+        if y is None:
+            raise errors.InvalidData(f"model {self.name} has a loss, but the data has no labels; give y")
+        total, divisor = self.loss.parts(y, outputs, weights)
+        self._tracker.add(total.array.astype("float64"), namespace_of(total.array).asarray(divisor, "float64"))
+        return total, divisor
+
+    def _shared(self, divisor: float) -> float:
+        """Returns what divides the loss of each replica, so that the replicas' gradients add up to that of the mean.
+
+        It is the sum of the divisors of all replicas. Where workers of a parameter server are in step, each knows its
+        own, and takes those of the others to be the same. All replicas call it.
+        """
+        replica = current_replica()
+        if self.loss is not None and self.loss.reduction == "sum":
+            return 1.0
+        if replica is not None and replica.num_replicas_in_sync > 1:
+            total, joined = replica.all_reduce(ReduceOp.SUM, np.array([divisor, 1.0]))
+            divisor = float(total) * replica.num_replicas_in_sync / float(joined)
+        return max(divisor, _SMALLEST)
+
+    def _update_metrics(self, y: Any, outputs: Any, weights: Any) -> None:
+        for metric in self._compiled or []:
+            metric.update_state(y, outputs, weights)
+
+    def _require_ready(self, *, training: bool) -> None:
+        self.metrics  # noqa: B018 - raises if the model is not compiled
+        if training and self.loss is None:
+            raise errors.BadRequest(f"model {self.name} was compiled without a loss; give one, such as loss='mse'")
+        if has_strategy() and get_strategy() is not self.strategy:
+            current = type(get_strategy()).__name__
+            raise errors.WrongContext(
+                f"model {self.name} was made outside of the scope of the {current} that is in use; make it within "
+                "`with strategy.scope():`"
+            )
+
+    def _owned(self, given: Any, metric: "Metric") -> "Metric":
+        """Returns a metric whose sums are those of the model's replicas."""
+        if metric is not given:
+            metric.strategy = self.strategy
+        self._check_scope("metric", metric.name, metric.strategy)
+        return metric
+
+    def _check_scope(self, kind: str, name: str, strategy: Strategy) -> None:
+        if strategy is not self.strategy:
+            theirs, own = type(strategy).__name__, type(self.strategy).__name__
+            raise errors.WrongContext(
+                f"{kind} {name} belongs to a {theirs}, but model {self.name} to a {own}; make both within one "
+                "`with strategy.scope():`"
+            )
+
+
+def _listed(found: dict[str, float], as_dict: bool) -> Any:
+    """Returns metrics as a dict, or as Keras does by default: as a list, or one number if there is one."""
+    values = list(found.values())
+    return found if as_dict else values[0] if len(values) == 1 else values
+
+
+__all__ = ["Trainer"]
