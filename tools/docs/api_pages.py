@@ -29,6 +29,21 @@ MODULES = (
     "shoal_nn.programs",
     "shoal_distribute",
     "shoal_distribute.collectives",
+    "shoal_distribute.keras",
+    "shoal_distribute.keras.activations",
+    "shoal_distribute.keras.applications",
+    "shoal_distribute.keras.callbacks",
+    "shoal_distribute.keras.config",
+    "shoal_distribute.keras.initializers",
+    "shoal_distribute.keras.layers",
+    "shoal_distribute.keras.losses",
+    "shoal_distribute.keras.metrics",
+    "shoal_distribute.keras.models",
+    "shoal_distribute.keras.optimizers",
+    "shoal_distribute.keras.optimizers.schedules",
+    "shoal_distribute.keras.utils",
+    "shoal_distribute.nn",
+    "shoal_distribute.train",
 )
 
 
