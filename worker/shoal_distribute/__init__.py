@@ -1,6 +1,6 @@
 """Distribution strategies by the names of tf.distribute, over NumPy and CuPy, and the collectives below them."""
 
-from shoal_distribute import keras, nn, train
+from shoal_distribute import experimental, keras, nn, train
 from shoal_distribute.collectives import Group, ReduceOp
 from shoal_distribute.cross_device_ops import (
     CrossDeviceOps,
@@ -54,6 +54,7 @@ __all__ = [
     "Strategy",
     "TFConfigClusterResolver",
     "compute_average_loss",
+    "experimental",
     "function",
     "get_replica_context",
     "get_strategy",
