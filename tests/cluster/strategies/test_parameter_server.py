@@ -18,6 +18,7 @@ from shoal_distribute import (
     Strategy,
 )
 from support.clusters.local import local_cluster
+from support.programs.fitted_model import check_equals_one_process, fitted
 from support.waiting import wait_until
 
 RNG = np.random.default_rng(0)
@@ -111,6 +112,26 @@ def test_synchronous_workers_add_their_gradients_and_start_from_the_same_values(
 
     with ThreadPoolExecutor(2) as pool:
         assert [replicas for _, replicas in pool.map(worker, range(2))] == [2, 2]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_fit_equals_one_process(client: shoal.Client, workers: int) -> None:
+    def worker(_: int) -> tuple[list[np.ndarray], list[float]]:
+        strategy = ParameterServerStrategy(
+            client=client,
+            job=f"fit-{workers}",
+            workers=workers,
+            consistency=shoal.Synchronous(),
+            devices=["/cpu:0", "/cpu:1"][: 3 - workers],
+        )
+        try:
+            return fitted(strategy)
+        finally:
+            strategy.close()
+
+    with ThreadPoolExecutor(workers) as pool:
+        for result in pool.map(worker, range(workers)):
+            check_equals_one_process(result, all_samples=workers == 1)  # each worker knows the loss of its own
 
 
 def test_all_workers_get_the_initial_values_of_one(client: shoal.Client) -> None:

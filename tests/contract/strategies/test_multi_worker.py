@@ -16,6 +16,7 @@ from shoal_distribute import (
     ReduceOp,
     Strategy,
 )
+from support.programs.fitted_model import check_equals_one_process, fitted
 from support.ranks import run_ranks, succeeded
 
 T = TypeVar("T")
@@ -65,6 +66,12 @@ def test_processes_with_any_devices_equal_one_process(devices: list[int]) -> Non
         np.testing.assert_allclose(values, expected, rtol=1e-10)
         np.testing.assert_allclose(losses, wanted, rtol=1e-10)
     assert len({values.tobytes() for values, _ in results}) == 1
+
+
+@pytest.mark.parametrize("devices", [[1, 1], [2, 2]])
+def test_fit_equals_one_process(devices: list[int]) -> None:
+    for result in succeeded(in_processes(devices, fitted)):
+        check_equals_one_process(result)
 
 
 def test_values_of_all_processes_are_reduced_and_gathered() -> None:
