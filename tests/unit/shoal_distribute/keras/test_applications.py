@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ GOLDEN = json.loads((Path(__file__).parents[3] / "golden" / "weights.json").read
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shapes = GOLDEN["names"]["keras"]["narrow"]
     path = tmp_path_factory.mktemp("weights") / "mobilenet.npz"
-    np.savez(path, **{name: published_value("keras", name, tuple(shape)) for name, shape in shapes.items()})
+    arrays: Any = {name: published_value("keras", name, tuple(shape)) for name, shape in shapes.items()}
+    np.savez(path, **arrays)
     return path
 
 
