@@ -5,7 +5,6 @@ A client's misbehaviour changes no version and leaves no thread or memory behind
 
 import dataclasses
 import fcntl
-import functools
 import os
 import socket
 import stat
@@ -103,7 +102,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shortens the servers' time limits for HELLO and for a client that stalls."""
     monkeypatch.setattr(listener, "HELLO_TIMEOUT_S", 0.3)
     monkeypatch.setattr(lane_endpoint, "STALL_S", 0.2)
-    monkeypatch.setattr(listener, "Lane", functools.partial(Lane, stall_s=0.2))
+    monkeypatch.setattr(listener, "Lane", lambda *given, **options: Lane(*given, **{**options, "stall_s": 0.2}))
 
 
 @pytest.fixture

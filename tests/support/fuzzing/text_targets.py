@@ -28,6 +28,7 @@ TF_SEEDS = [
     b'"task": {"type": "ps", "index": 1}}',
     b'{"cluster": {"worker": ["d:1"]}, "task": {"type": "worker", "index": "0"}, "environment": "cloud"}',
 ]
+RANK_SEEDS = [TF_SEEDS[0].replace(b'"type": "ps", "index": 1', b'"type": "worker", "index": 0'), TF_SEEDS[1]]
 URL_SEEDS = [b"/tmp/x", b"file:///tmp/x", b"memory://a/b", b"s3://bucket/prefix/x", b"local://x", b"gs://bucket"]
 OPTION_SEEDS = [b"adam:learning_rate=0.1,beta1=0.9", b"ssp:3", b"a/best", b"key=[1, {}]", b"127.0.0.1:70", b"sync:2"]
 
@@ -192,7 +193,7 @@ def targets() -> list[Target]:
     """Returns the targets of this module."""
     return [
         SimpleTarget("tf_config", lambda: TF_SEEDS, lambda data: tf_config.read(_text(data))),
-        SimpleTarget("tf_config_ranks", lambda: TF_SEEDS, lambda data: _find_ranks(_text(data))),
+        SimpleTarget("tf_config_ranks", lambda: RANK_SEEDS, lambda data: _find_ranks(_text(data))),
         SimpleTarget(
             "urls", lambda: [it for it in URL_SEEDS if not it.startswith((b"s3", b"gs", b"memory"))], _open_url
         ),

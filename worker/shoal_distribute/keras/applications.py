@@ -6,6 +6,7 @@ from typing import Any
 
 import shoal_nn
 from shoal import errors
+from shoal._system import docs_url
 from shoal_distribute.keras import layers
 from shoal_distribute.keras.models import Model
 from shoal_nn.models import load_weights, mobilenet_v2, resnet
@@ -94,7 +95,7 @@ def _model(
     if weights == "imagenet":
         raise errors.InvalidLayer(
             f"{name}: nothing is downloaded, so weights cannot be 'imagenet'; give the path of a file that Keras or "
-            "torchvision publishes (docs/how-to/models.md)",
+            f"torchvision publishes ({docs_url('how-to/models')})",
             kind=name,
         )
     shape = tuple(input_shape or _IMAGES)
