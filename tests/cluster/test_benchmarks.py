@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shoal_coordinator.cluster.heartbeat_interval import CALLS_PER_S
-from support.run_lengths import long_only
+from support.run_lengths import long_only, size
 
 pytestmark = pytest.mark.cluster
 
@@ -20,13 +20,13 @@ from throughput_model import Constants  # noqa: E402
 
 
 def test_some_benchmarks_run_and_write_their_rows(tmp_path: Path) -> None:
-    chosen = "small,data,checkpoints"
+    chosen = size("small,data", "small,data,checkpoints")
     command = [sys.executable, str(RUN), chosen, "--short", "--no-peers", "--results", str(tmp_path)]
     bench = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert bench.returncode == 0, bench.stdout + bench.stderr
 
     rows = json.loads((tmp_path / "latest.json").read_text())
-    checkpoints = ["checkpoint_write", "checkpoint_restore", "checkpoint_slowdown"]
+    checkpoints = size([], ["checkpoint_write", "checkpoint_restore", "checkpoint_slowdown"])
     data = ["parquet_scan", "parquet_scan_in_order"]
     assert {row["name"] for row in rows} == {"small", "small_overlapped", *data, *checkpoints}
     for row in rows:
