@@ -10,6 +10,7 @@ import numpy as np
 from shoal import errors, optim
 from shoal.program import Array
 from shoal_distribute.collectives import ReduceOp
+from shoal_distribute.cross_device_ops import CrossDeviceOps
 from shoal_distribute.devices import LogicalDevice
 from shoal_distribute.input import InputSurface
 from shoal_distribute.replica_context import ReplicaContext, current_replica, entered_strategies
@@ -32,6 +33,7 @@ class Strategy(InputSurface):
 
     Args:
         devices: a replica runs on each. If there are several, each replica has a thread of its own.
+        ops: how the replicas of this process join their arrays.
 
     Attributes:
         devices: the devices of this process.
@@ -42,8 +44,9 @@ class Strategy(InputSurface):
     devices: tuple[LogicalDevice, ...]
     is_default = False
 
-    def __init__(self, devices: Sequence[LogicalDevice]) -> None:
-        self.devices = tuple(devices)
+    def __init__(self, devices: Sequence[LogicalDevice], ops: CrossDeviceOps) -> None:
+        ops.check(devices)
+        self.devices, self._ops = tuple(devices), ops
         self._threads = ReplicaThreads(self.devices)
 
     @property
@@ -249,7 +252,6 @@ class Strategy(InputSurface):
             state: as `optimizer_state` returned it.
         """
 
-    @abstractmethod
     def join(self, replica: ReplicaContext, op: ReduceOp, arrays: list[Array]) -> list[Array]:
         """Returns the sum or the mean of arrays over all replicas of all processes. All replicas call it.
 
@@ -261,6 +263,7 @@ class Strategy(InputSurface):
         Returns:
             The joined arrays, on the replica's device.
         """
+        return self._ops.all_reduce(replica, op, arrays) if self.local_replicas > 1 else arrays
 
     def merged(self, replica: ReplicaContext, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Calls a function for all replicas: see `ReplicaContext.merge_call`.

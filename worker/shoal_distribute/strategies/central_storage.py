@@ -7,11 +7,10 @@ import numpy as np
 from shoal import optim
 from shoal.program import Array
 from shoal_distribute.collectives import ReduceOp
-from shoal_distribute.cross_device_ops import CrossDeviceOps, ReductionToOneDevice, RingAllReduce
+from shoal_distribute.cross_device_ops import ReductionToOneDevice, RingAllReduce
 from shoal_distribute.devices import logical_device, logical_devices
 from shoal_distribute.replica_context import ReplicaContext, current_replica
-from shoal_distribute.strategies.base import Strategy
-from shoal_distribute.strategies.local_state import OptimizerStates
+from shoal_distribute.strategies.local import LocalStrategy
 from shoal_distribute.values import DistributedVariable, MirroredVariable
 
 
@@ -44,7 +43,7 @@ class CentralVariable(DistributedVariable):
         self._value = self._device.put(np.array(value, self.dtype))
 
 
-class CentralStorageStrategy(Strategy):
+class CentralStorageStrategy(LocalStrategy):
     """One process, several devices: the variables are on one device, and each replica computes on its own.
 
     The replicas' gradients are added up on the parameter device, where the optimizer and its slots are. So a GPU needs
@@ -59,30 +58,14 @@ class CentralStorageStrategy(Strategy):
     """
 
     def __init__(self, compute_devices: Sequence[str] | None = None, parameter_device: str | None = None) -> None:
-        super().__init__(logical_devices(compute_devices))
-        self.parameter_device = logical_device(parameter_device or "/cpu:0")
+        devices, place = logical_devices(compute_devices), logical_device(parameter_device or "/cpu:0")
         # On the host, all replicas add a part each; otherwise one of them adds on the parameter device.
-        on_host = not any(device.is_gpu for device in (*self.devices, self.parameter_device))
-        self._ops: CrossDeviceOps = RingAllReduce() if on_host else ReductionToOneDevice(self.parameter_device.name)
-        self._states = OptimizerStates(1)
+        on_host = not any(device.is_gpu for device in (*devices, place))
+        super().__init__(devices, RingAllReduce() if on_host else ReductionToOneDevice(place.name), places=[place])
+        self.parameter_device = place
 
     def create_variable(self, name: str, initial: np.ndarray, *, trainable: bool = True) -> DistributedVariable:
         return (CentralVariable if trainable else MirroredVariable)(self, name, initial, trainable=trainable)
-
-    def join(self, replica: ReplicaContext, op: ReduceOp, arrays: list[Array]) -> list[Array]:
-        return self._ops.all_reduce(replica, op, arrays) if self.local_replicas > 1 else arrays
-
-    def iterations(self, optimizer: optim.Optimizer) -> int:
-        return self._states.of(optimizer).version
-
-    def set_learning_rate(self, optimizer: optim.Optimizer, learning_rate: float | optim.Schedule) -> None:
-        self._states.set_learning_rate(optimizer, learning_rate)
-
-    def optimizer_state(self, optimizer: optim.Optimizer) -> dict[str, np.ndarray]:
-        return self._states.arrays(optimizer)
-
-    def restore_optimizer(self, optimizer: optim.Optimizer, iterations: int, state: dict[str, np.ndarray]) -> None:
-        self._states.restore(optimizer, iterations, state, lambda _, array: self.parameter_device.put(array))
 
     def _apply(
         self,

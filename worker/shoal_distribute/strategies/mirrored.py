@@ -10,12 +10,11 @@ from shoal_distribute.collectives import ReduceOp
 from shoal_distribute.cross_device_ops import CrossDeviceOps, default_cross_device_ops
 from shoal_distribute.devices import logical_devices
 from shoal_distribute.replica_context import ReplicaContext, current_replica
-from shoal_distribute.strategies.base import Strategy
-from shoal_distribute.strategies.local_state import OptimizerStates
+from shoal_distribute.strategies.local import LocalStrategy
 from shoal_distribute.values import DistributedVariable, MirroredVariable
 
 
-class MirroredStrategy(Strategy):
+class MirroredStrategy(LocalStrategy):
     """One process, several devices: each has a replica with a copy of all variables.
 
     A batch is divided between the replicas. They add up their gradients, and each applies the sum to its copy, so that
@@ -31,28 +30,11 @@ class MirroredStrategy(Strategy):
     """
 
     def __init__(self, devices: Sequence[str] | None = None, cross_device_ops: CrossDeviceOps | None = None) -> None:
-        super().__init__(logical_devices(devices))
-        self._ops = cross_device_ops or default_cross_device_ops(self.devices)
-        self._ops.check(self.devices)
-        self._states = OptimizerStates(len(self.devices))
+        found = logical_devices(devices)
+        super().__init__(found, cross_device_ops or default_cross_device_ops(found), places=found)
 
     def create_variable(self, name: str, initial: np.ndarray, *, trainable: bool = True) -> DistributedVariable:
         return MirroredVariable(self, name, initial, trainable=trainable)
-
-    def join(self, replica: ReplicaContext, op: ReduceOp, arrays: list[Array]) -> list[Array]:
-        return self._ops.all_reduce(replica, op, arrays) if self.local_replicas > 1 else arrays
-
-    def iterations(self, optimizer: optim.Optimizer) -> int:
-        return self._states.of(optimizer).version
-
-    def set_learning_rate(self, optimizer: optim.Optimizer, learning_rate: float | optim.Schedule) -> None:
-        self._states.set_learning_rate(optimizer, learning_rate)
-
-    def optimizer_state(self, optimizer: optim.Optimizer) -> dict[str, np.ndarray]:
-        return self._states.arrays(optimizer)
-
-    def restore_optimizer(self, optimizer: optim.Optimizer, iterations: int, state: dict[str, np.ndarray]) -> None:
-        self._states.restore(optimizer, iterations, state, lambda copy, array: self.devices[copy].put(array))
 
     def _apply(
         self,

@@ -115,9 +115,8 @@ class ParameterServerStrategy(Strategy):
         cross_device_ops: CrossDeviceOps | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(logical_devices(devices))
-        self._ops = cross_device_ops or default_cross_device_ops(self.devices)
-        self._ops.check(self.devices)
+        found = logical_devices(devices)
+        super().__init__(found, cross_device_ops or default_cross_device_ops(found))
         self._task = enter_task(resolver) if (resolver := _cluster_of(cluster_resolver, client)) else None
         self._partitioner, self._options = variable_partitioner, options
         self._workers = self._task.workers if self._task else workers
@@ -188,9 +187,6 @@ class ParameterServerStrategy(Strategy):
         return super().run(fn, args, kwargs, options)
 
     experimental_run_v2 = run
-
-    def join(self, replica: ReplicaContext, op: ReduceOp, arrays: list[Array]) -> list[Array]:
-        return self._ops.all_reduce(replica, op, arrays) if self.local_replicas > 1 else arrays
 
     def iterations(self, optimizer: optim.Optimizer) -> int:
         self._require_adopted(optimizer)
