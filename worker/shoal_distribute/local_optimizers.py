@@ -39,6 +39,8 @@ class LocalOptimizer:
         self.optimizer = optimizer
         self.version = 0
         self.learning_rate: optim.Schedule | None = None
+        self._schedule = optimizer.schedule  # built once: an optimizer builds and checks it at each access
+        self._settings: dict[str, VariableSettings] = {}  # by variable: patterns of names take long to match
         self._slots: dict[str, State] = {}
 
     def update(self, gradients: Sequence[tuple[str, Array, Array]]) -> None:
@@ -47,9 +49,9 @@ class LocalOptimizer:
         Args:
             gradients: (name, value, gradient) of each variable; both arrays have one shape, dtype and device.
         """
-        settings = [self.optimizer.settings_of(name) for name, _, _ in gradients]
+        settings = [self._settings_of(name) for name, _, _ in gradients]
         factor = self._clip_factor(gradients, settings)
-        rate = (self.learning_rate or self.optimizer.schedule).rate(self.version)
+        rate = (self.learning_rate or self._schedule).rate(self.version)
         change = _UPDATES[type(self.optimizer)]
         for (name, value, gradient), own in zip(gradients, settings, strict=True):
             if own.rate == 0:
@@ -81,6 +83,11 @@ class LocalOptimizer:
         for path, array in state.items():
             name, _, slot = path.rpartition("/")
             self._slots.setdefault(name, {})[slot] = array
+
+    def _settings_of(self, name: str) -> VariableSettings:
+        if name not in self._settings:
+            self._settings[name] = self.optimizer.settings_of(name)
+        return self._settings[name]
 
     def _slots_of(self, name: str, value: Array) -> State:
         if name not in self._slots:
