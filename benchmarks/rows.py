@@ -236,6 +236,8 @@ FIGURES: Mapping[str, Figure] = {
 DEFAULT_BENCHES = (
     "dense",
     "small",
+    "tls",
+    "authorization",
     "small_cluster",
     "all_reduce",
     "kernels",
