@@ -70,8 +70,9 @@ class RegisterRequest(_message.Message):
     """The member's id, which it chooses and keeps over restarts: 1 to 63 characters of [a-z0-9-]."""
     address: _builtins.str
     """host:port, without a scheme such as "unix:". A server serves its shards at this address, and a worker its health
-    service. Empty for sessions. This and all other texts below have at most 256 bytes of UTF-8 without control
-    characters; otherwise the call returns INVALID_ARGUMENT, BAD_REQUEST.
+    service. Empty for sessions. This and all other texts below have at most 256 bytes of UTF-8; a longer one returns
+    RESOURCE_EXHAUSTED, LIMIT_EXCEEDED. They have no control characters; otherwise the call returns INVALID_ARGUMENT,
+    BAD_REQUEST.
     """
     device: _builtins.str
     """A worker's device: "cpu", or "cuda:0 NVIDIA H200"."""
@@ -121,8 +122,8 @@ class RegisterReply(_message.Message):
     heartbeat_interval_s: _builtins.float
     """The longest time in seconds from one heartbeat or report to the next. It is at most a third of the heartbeat
     timeout, unless the operator chose a longer interval. The interval grows with the number of members. That of a
-    server is at most 4 s, so that it learns of revoked tokens. Each reply to a heartbeat or a report has the interval
-    that applies from then on.
+    server is at most 4 s, so that it learns of revoked tokens in time. Each reply to a heartbeat or a report has the
+    interval that applies from then on.
     """
     token_key: _builtins.bytes
     """The Ed25519 public key with which a server checks tickets: 32 bytes. Empty if the cluster asks for no tokens."""
@@ -252,7 +253,7 @@ class UndeliveredNorm(_message.Message):
     server: _builtins.str
     """The member id of the other server."""
     seconds: _builtins.float
-    """Seconds since the step was measured, >= 0."""
+    """Seconds since this server computed the norm, >= 0."""
     reason: _builtins.str
     """Why the last call failed, at most 256 bytes."""
     def __init__(

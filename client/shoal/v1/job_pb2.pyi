@@ -594,7 +594,9 @@ class ReduceOnPlateau(_message.Message):
     factor: _builtins.float
     """The factor of the rate, below 1."""
     patience: _builtins.int
-    """Evaluations without an improvement after which the next one reduces the rate, at most 2^53."""
+    """The number of consecutive evaluations without an improvement that leave the rate unchanged. The next one reduces
+    it. At most 2^53.
+    """
     threshold: _builtins.float
     """The least difference from the best value that counts as an improvement."""
     relative: _builtins.bool
@@ -1254,8 +1256,8 @@ class CancelRequest(_message.Message):
     reason: _builtins.str
     """Why the job is cancelled, for its status: the first line of this text, at most 300 characters. Empty means no reason."""
     session: _builtins.str
-    """Member id of the session that started the job, if it could not enter it. The job is then cancelled only if no other
-    session has a part in it. If the id is empty, the job is cancelled in any case.
+    """Member id of the session that started the job but could not enter it, if that session calls. The job is then
+    cancelled only if no other session has a part in it. If the id is empty, the job is cancelled in any case.
     """
     def __init__(
         self,
@@ -2459,8 +2461,8 @@ class ReportRequest(_message.Message):
     """The member's incarnation, from RegisterReply."""
     step: _builtins.int
     """The worker's current step. It and all counts are below 2^53. The step, the counts of pushes and the steps of timings
-    are at most 2^20 above the larger of two values: the largest step reported so far; and the admission step plus
-    100,000 per second since the job first ran. Otherwise: INVALID_ARGUMENT, BAD_REQUEST.
+    are at most 2^20 above the larger of two values: the largest step reported so far; and the step at which the
+    worker was admitted, plus 100,000 for each second since the job first ran. Otherwise: INVALID_ARGUMENT, BAD_REQUEST.
     """
     accepted: _builtins.int
     """Accepted pushes of this worker."""

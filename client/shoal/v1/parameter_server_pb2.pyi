@@ -545,7 +545,8 @@ class ShareNormRequest(_message.Message):
     incarnation: _builtins.int
     """The server's incarnation."""
     step: _builtins.int
-    """The step whose gradients the server has added. It may be closed here already, but not later than the open step.
+    """The step whose gradients the server has added. It may be closed here already, but must not be later than the open
+    step.
     Otherwise: INVALID_ARGUMENT, BAD_REQUEST.
     """
     @_builtins.property
@@ -872,7 +873,7 @@ class AdmitWorkersRequest(_message.Message):
     job: _builtins.str
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerAdmission]:
-        """The workers, admitted in this order, at most 1,024. With more: INVALID_ARGUMENT, BAD_REQUEST. FenceWorkers and
+        """The workers, admitted in this order, at most 1,024. With more: RESOURCE_EXHAUSTED, LIMIT_EXCEEDED. FenceWorkers and
         ReleaseWorkers have the same limit.
         """
 

@@ -4,7 +4,8 @@ isort:skip_file
 Records in the coordinator's metadata store, one message for each key. Only the coordinator reads and writes them.
 
 A change that an older coordinator would misread needs a larger schema number in
-shoal_coordinator/persistence/sqlite_store.py. A new field does not need one if its zero value keeps the meaning.
+shoal_coordinator/persistence/sqlite_store.py. A new field does not need one if its zero value leaves the meaning of
+older records unchanged.
 """
 
 from collections import abc as _abc
