@@ -139,7 +139,10 @@ class JobFailed(ShoalError, code="JOB_FAILED", status="FAILED_PRECONDITION"):
 
 
 class NotPlaced(ShoalError, code="NOT_PLACED", status="FAILED_PRECONDITION"):
-    """The job's variables are not on servers: not yet, not again or no longer. The message has the job's state."""
+    """The job's variables are not on servers: before it runs, while it restarts, or after they were freed.
+
+    The message has the job's state.
+    """
 
 
 class NotStaged(ShoalError, code="NOT_STAGED", status="FAILED_PRECONDITION"):
@@ -147,11 +150,11 @@ class NotStaged(ShoalError, code="NOT_STAGED", status="FAILED_PRECONDITION"):
 
 
 class RankLost(ShoalError, code="RANK_LOST", status="UNAVAILABLE"):
-    """A rank of a group has ended, did not come, or cannot be reached. All ranks of the group fail with its number."""
+    """A rank of a group has ended, did not join, or cannot be reached. All ranks of the group fail, and name it."""
 
 
 class RanksDisagree(ShoalError, code="RANKS_DISAGREE", status="FAILED_PRECONDITION"):
-    """Ranks of a group make different collective calls, or have different numbers, sizes or generations.
+    """Ranks of a group make different collective calls, have the same number, or expect different sizes or generations.
 
     The same holds for the replicas of a strategy.
     """
@@ -246,7 +249,7 @@ class StartFailed(ShoalError, code="START_FAILED", status="FAILED_PRECONDITION")
 
 
 class NotConfigured(ShoalError, code="NOT_CONFIGURED", status="FAILED_PRECONDITION"):
-    """The cluster was started without what the request needs. The message has the option of the coordinator."""
+    """The cluster was started without what the request needs. The message names the coordinator's option for it."""
 
 
 class PortInUse(ShoalError, code="PORT_IN_USE", status="UNAVAILABLE"):

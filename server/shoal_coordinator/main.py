@@ -99,7 +99,7 @@ class CoordinatorOptions:
         typer.Option(
             envvar="SHOAL_AUDIT_LOG",
             help="File for the audit log. The value `none` means no log.",
-            show_default="the store's path with .audit.jsonl; none with `--store memory`",
+            show_default="the store's path with .audit.jsonl, or none with --store memory",
         ),
     ] = ""
     checkpoints: flags.Checkpoints = ""

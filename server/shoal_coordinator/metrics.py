@@ -64,7 +64,7 @@ def _count_handled(
 ) -> Callable[[events.ClusterEvent[Any]], None]:
     handled = Counter(
         "shoal_coordinator_events_total",
-        "Events handled, by kind: heartbeats, leases of data, reports and others.",
+        "Cluster events handled, by kind: heartbeats, leases of data, reports and others.",
         ["event"],
         registry=registry,
     )

@@ -13,8 +13,8 @@ from shoal._cli.help import EXAMPLES
 _NOTES = re.compile(r"\s*\[([^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*)\]$")
 _NOTE_KINDS = ("env var", "default", "required")
 _RANGE = re.compile(r"-?[\d.]*<?=?x[<>]=?|[-\d.]+<=?x")
-_TYPE = re.compile(r" <\w+>$")
-_DEFAULT = re.compile(r" Default: ([^.]*(?:\.\S[^.]*)*)\.$")
+_TYPE = re.compile(r" <[\w\[\]]+>$")
+_DEFAULT = re.compile(r" Default: ([^.`]*(?:\.\S[^.`]*)*)\.(?= `|$)")  # a range may follow
 
 
 def commands() -> Iterator[tuple[str, Any, Any]]:
@@ -54,7 +54,7 @@ def _parameters(command: Any, context: Any, kind: str) -> list[list[str]]:
         if parameter.param_type_name != kind or record is None:
             continue
         described, notes = _notes(record[1])
-        if stated := _DEFAULT.search(described.partition(" `")[0]):
+        if stated := _DEFAULT.search(described):
             described = described.replace(stated[0], "", 1)
             notes.setdefault("default", stated[1])
         default = "required" if "required" in notes else code(notes.get("default", ""))

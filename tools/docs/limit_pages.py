@@ -12,7 +12,7 @@ def pages() -> dict[str, str]:
         "",
         "Everything that a caller can make grow has a limit. A request, a call or a connection beyond it is refused,",
         "and the error names the limit. `OVERLOADED` passes with time; `LIMIT_EXCEEDED` and `MESSAGE_TOO_LARGE` do",
-        "not. Both have the gRPC status RESOURCE_EXHAUSTED. `BAD_REQUEST` says that a value is out of range.",
+        "not. All three have the gRPC status RESOURCE_EXHAUSTED. `BAD_REQUEST` says that a value is out of range.",
         "",
         "A limit with an option can be changed by the operator; each option has a `SHOAL_*` variable, too",
         "([commands](../cli/index.md)). The other limits are fixed.",

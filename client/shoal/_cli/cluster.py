@@ -80,8 +80,8 @@ def up(
     stops at once.
 
     If a role dies, the command restarts it after 1 s, and after 2, 4 and 8 s if it keeps dying within 60 s. After the
-    fifth death it gives up. With --json, the command prints one object when the cluster is ready, one for each role
-    that dies or returns, and some about the last checkpoints.
+    fifth death the role is not restarted, and the others continue. With --json, the command prints one object when the
+    cluster is ready, one for each role that dies or returns, and some about the last checkpoints.
     """
     with Output(as_json):
         _check_listen(listen)

@@ -18,7 +18,7 @@ _FOLDERS = (Path(shoal.__file__).parent / "_examples", Path(shoal.__file__).pare
 
 def examples(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", help="Examples to copy. Without one, all are listed.")
+        list[str] | None, typer.Argument(metavar="NAME...", help="Examples to copy. Without one, all are listed.")
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Copies all examples.")] = False,
     to: Annotated[Path, typer.Option("--to", help="Folder to copy to. It is created if it is missing.")] = Path(),

@@ -21,7 +21,9 @@ def version(as_json: options.JsonOption = False) -> None:
 
 
 def compile_(
-    folder: Annotated[Path, typer.Argument(help="Folder for the compiled code. It is created if it does not exist.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder for the compiled code. It is created if it does not exist.")
+    ],
     level: Annotated[
         list[str] | None,
         typer.Option(help="Processor level, such as x86-64-v3. Repeatable. Default: all levels of this architecture."),

@@ -96,7 +96,11 @@ MAX_STEP = _add(
     "MAX_STEP", 1 << 53, "steps", "a step, a version or a count, which must be below the limit", error=errors.BadRequest
 )
 MAX_LEAD = _add(
-    "MAX_LEAD", 1 << 20, "steps", "a worker's lead over the highest step that is possible", error=errors.BadRequest
+    "MAX_LEAD",
+    1 << 20,
+    "steps",
+    "the lead of a worker's step over the highest step that the job can have reached",
+    error=errors.BadRequest,
 )
 LOG_LINES = _add("LOG_LINES", 1_000, "lines", "the output of a program in one report", roles=_COORDINATOR)
 LOG_LINE_BYTES = _add("LOG_LINE_BYTES", 8 << 10, "bytes", "one line of output", roles=_COORDINATOR)

@@ -125,7 +125,8 @@ class TestReference:
         assert "| `-f, --follow` | " in page
         assert "| `--timeout NUMBER` | Time limit in seconds. `x>=0` | `none` |" in page
         assert re.search(r"^\| `--keep-last INTEGER` \| [^|]* \| `3` \|", page, re.MULTILINE)
-        assert not re.search(r"`-[^`]*<(bool|str|int|float|path|list\[\w+\])( range)?>", page)
+        assert not re.search(r"`[^`]*<(bool|str|int|float|path|list\[\w+\])( range)?>", page)
+        assert "Default:" not in page
 
     def test_has_every_error_with_its_codes(self) -> None:
         page = error_pages.pages()["reference/errors/index.md"]

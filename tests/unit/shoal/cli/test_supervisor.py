@@ -137,7 +137,7 @@ def test_the_help_gives_the_rule_by_which_deaths_are_in_a_row() -> None:
     deaths = [policy.died(1, 0.0) for _ in range(supervision.MAX_DEATHS)]
     assert [death.restart_at for death in deaths] == [1.0, 2.0, 4.0, 8.0, None]
     rule = f"after 1 s, and after 2, 4 and 8 s if it keeps dying within {supervision.STEADY_S:g} s."
-    assert f"{rule} After the fifth death it gives up." in shown
+    assert f"{rule} After the fifth death the role is not restarted, and the others continue." in shown
     assert supervision.MAX_DEATHS == 5
 
 
