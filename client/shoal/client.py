@@ -213,7 +213,8 @@ class Client:
         address: host:port of the coordinator. The default is $SHOAL_COORDINATOR, or else 127.0.0.1:7070. The client
             connects at its first call.
         retry_for_s: how long to retry a call while the coordinator does not answer, in seconds.
-        credentials: what the client presents. Default: as $SHOAL_TLS_CA says, see "Security" of the documentation.
+        credentials: what the client presents. The default is that of the environment, such as $SHOAL_TLS_CA; see
+            "Security" in the documentation.
 
     Raises:
         BadRequest: the address or a file for TLS is invalid, or tracing is on without OpenTelemetry.
@@ -296,17 +297,17 @@ class Client:
     ) -> Session:
         """Opens a session, which pulls and pushes in your own training loop, in any framework. See `Session`.
 
-        Joins the running job of that name. If there is none, starts it. If the job is full, a session of it may have
-        died, so this waits for the heartbeat timeout and two seconds.
+        Joins the running job of that name, or starts it if there is none. If the job is full, one of its sessions may
+        have died. The call then waits for a place, at most for the heartbeat timeout plus two seconds.
 
         Args:
             job: name of the job: 1 to 63 characters of a-z, 0-9 and -, starting with a letter.
             variables: the job's variables: a dict by name, or a tree of dicts, lists, tuples and named tuples, or of
                 containers that JAX knows. The variable at `tree["layers"][0]["w"]` is named "layers/0/w". An array is
-                the initial value of a variable, which is trainable if its dtype is a float; `Variable.of` makes others.
-                Required to start a job, optional to join one.
+                the initial value of a variable, which is trainable if its dtype is a float; `Variable.of` makes other
+                variables. Required to start a job, optional to join one.
             worker: member id of this session. "" means a random one.
-            on_error: what follows for the job if the `with` block ends with an exception or Ctrl-C. "leave": the other
+            on_error: what happens to the job if the `with` block ends with an exception or Ctrl-C. "leave": the other
                 sessions go on, and the job fails only if there are none. "fail": the job fails.
             options: fields of `Job`, which describes them. An option that is left out or None has the default of `Job`,
                 except that `overlap` is then False. A session that joins a job may repeat the job's values.

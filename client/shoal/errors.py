@@ -156,7 +156,7 @@ class RankLost(ShoalError, code="RANK_LOST", status="UNAVAILABLE"):
 class RanksDisagree(ShoalError, code="RANKS_DISAGREE", status="FAILED_PRECONDITION"):
     """Ranks of a group make different collective calls, have the same number, or expect different sizes or generations.
 
-    The same holds for the replicas of a strategy.
+    Replicas of a strategy that make different calls raise it, too.
     """
 
 

@@ -102,7 +102,8 @@ class Job:
 
     Raises:
         InvalidJob: an argument is invalid, or two contradict each other. The message says which, and how to fix it.
-        TypeError: a job has no argument of this name. The message says what takes it, or names the nearest one.
+        TypeError: a job has no argument of this name. The message names the nearest argument, or says that an optimizer
+            has it.
     """
 
     program: str = field(

@@ -45,10 +45,10 @@ class LocalCluster:
         servers: number of servers. With 0, jobs wait for a server.
         workers: number of workers. 0 suits a cluster whose workers are sessions.
         path: folder from which workers import programs, or several of them.
-        allow_programs: patterns of the programs that jobs may name, as for `shoal worker --allow-program`, or one. An
-            empty sequence means the default: the modules under `path`, and `shoal_nn`.
-        trainer_env: environment variables that programs get besides those that they always get, as for `shoal worker
-            --trainer-env`, or one: "AWS_ACCESS_KEY_ID" passes the worker's value, "NAME=VALUE" sets one.
+        allow_programs: one or more patterns of the programs that jobs may name, as for `shoal worker --allow-program`.
+            An empty sequence means the default: the modules under `path`, and `shoal_nn`.
+        trainer_env: one or more environment variables that programs get besides those that they always get, as for
+            `shoal worker --trainer-env`: "AWS_ACCESS_KEY_ID" passes the worker's value, "NAME=VALUE" sets one.
         checkpoints: folder or URL of the checkpoint storage, which is kept. "" means no checkpoints, unless `flags` or
             `env` sets a storage.
         store: file for the coordinator's state, which is kept. A later cluster with the same file continues from it.

@@ -238,9 +238,9 @@ class Session(JobAccess):
 
         The coordinator leases ranges of the shuffled samples to the sessions. A range is done when its session asks for
         the next one. If a session is lost or leaves, another one reads its whole range; otherwise each sample is read
-        once in an epoch. A session that closes without an error gives back only the samples after its last push, and
-        another loop of the same session begins there. Checkpoints contain the position in the data as of the last push.
-        If no data is left, this yields nothing and warns.
+        once in an epoch. A session that closes without an error gives back only the samples after its last push. If the
+        same session calls `batches` again, it continues after its last push. Checkpoints contain the position in the
+        data as of the last push. If no data is left, this yields nothing and warns.
 
         Args:
             n_samples: samples in one epoch, 1 or more; the same for all sessions. The job's `epochs`, `batch_size`,
@@ -263,7 +263,7 @@ class Session(JobAccess):
         """Closes the session, even if this call raises. A second call does nothing.
 
         Args:
-            error: text for the job's reason and its log. The job fails with it if no other session is in it, or if
+            error: text for the job's reason and its log. The job fails with this text if it has no other session, or if
                 `on_error` is "fail". "" means that the session has finished its work.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Decisions of the cluster's state machine: the number and the wake-up calls of each one, and the check before it."""
+"""Decisions of the cluster's state machine: their numbers, the calls that follow them, and the checks before them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The checks that a submitter changes only its own jobs, and uses no job name with checkpoints of others (no I/O)."""
+"""The checks that a submitter changes only its own jobs, and does not continue the checkpoints of others (no I/O)."""
 
 from shoal import errors
 from shoal._checkpoint import Manifest

@@ -107,7 +107,7 @@ class ELU(Activation):
     """y = scale * x for x > 0, and y = scale * alpha * (exp(x) - 1) otherwise (Clevert et al., ICLR 2016).
 
     Args:
-        alpha: minus the limit for small x, before the scale.
+        alpha: for large negative x, y approaches -scale * alpha.
         scale: factor of all values.
     """
 

@@ -185,7 +185,10 @@ def poisson_losses(outputs: Array, targets: Array) -> tuple[Array, LossPullback]
 
 
 def divergences(outputs: Array, targets: Array) -> tuple[Array, LossPullback]:
-    """Returns the sums of targets * log(targets / outputs) over the last axis (Kullback and Leibler, 1951)."""
+    """Returns the sums of targets * log(targets / outputs) over the last axis, and their pullback.
+
+    Kullback and Leibler, "On information and sufficiency", 1951.
+    """
     xp, y, t = _checked("divergences", outputs, targets)
     t, p = xp.clip(t, EPSILON, 1), xp.clip(y, EPSILON, 1)
     return _sum(outputs, t * xp.log(t / p), -t / p * (p == y))

@@ -17,20 +17,20 @@ _ONES, _ZEROS = Ones(), Zeros()
 class BatchNorm(Layer):
     """y = (x - mean) / sqrt(var + epsilon) * scale + bias, for each index of the last axis.
 
-    In training, mean and variance are those of the batch, with the variance divided by n, the number of values of a
-    channel. The running statistics are updated: running = (1 - momentum) * running + momentum * batch, with the batch's
-    variance divided by n - 1. In evaluation, the running statistics are used. This is the same as in PyTorch. The
-    momentum of Keras is 1 - momentum, and Keras divides both variances by n. A batch with one value for each
-    channel has no variance over n - 1. It is normalized by the running statistics, as in evaluation, and does not
-    update them. Ioffe and Szegedy, "Batch normalization" (ICML 2015).
+    In training, mean and variance are those of the batch. The variance has the divisor n, the number of values of a
+    channel. The running statistics are updated: running = (1 - momentum) * running + momentum * batch. Here, the
+    batch's variance has the divisor n - 1. In evaluation, the running statistics are used. This is the same as in
+    PyTorch. The momentum of Keras is 1 - momentum, and both variances of Keras have the divisor n. A batch with one
+    value for each channel has no variance with the divisor n - 1. It is normalized by the running statistics, as in
+    evaluation, and does not update them. Ioffe and Szegedy, "Batch normalization" (ICML 2015).
 
     Variables: "scale" and "bias" [channels], and as state "mean" and "var" [channels].
 
     Args:
         momentum: weight of the batch in the running statistics, in [0, 1].
         epsilon: above 0.
-        unbiased: whether the running variance has the batch's variance divided by n - 1, as in PyTorch, instead of n,
-            as in Keras.
+        unbiased: whether the batch's variance has the divisor n - 1 in the running variance, as in PyTorch, instead of
+            n, as in Keras.
 
     Raises:
         InvalidLayer: an argument is out of range.

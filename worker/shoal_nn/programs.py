@@ -79,7 +79,7 @@ def image_classifier(
             mirrors left and right; "crop" crops after padding with 4 pixels of zeros.
         mean: number to subtract from the pixels, which are from 0 to 1, or one number for each channel.
         std: number to divide the pixels by after the subtraction, or one number for each channel.
-        held_out_share: share of the training images to hold out; None means the test images, or a tenth without any.
+        held_out_share: share of the training images to hold out; None means 0.1, or the test images if there are any.
         top: k of an additional top-k accuracy in evaluations; 1 means none.
         precision: dtype to compute in: float32, float16, bfloat16 (on a GPU from CuPy 14 on) or float64.
         head: new name of the model's last layer, whose values are then drawn, for fine-tuning. Empty keeps the name.

@@ -1,4 +1,4 @@
-"""Last checkpoints of the jobs of a local cluster that is about to stop."""
+"""The last checkpoints of running jobs, which a local cluster takes before it stops."""
 
 import signal
 import time

@@ -1,4 +1,4 @@
-"""Names of jobs that their users did not name, and checks of the names of arguments of jobs and sessions."""
+"""Generated names for jobs without one, and errors for unknown keyword arguments of jobs and sessions."""
 
 import difflib
 import functools

@@ -1,4 +1,4 @@
-"""Seeds for functions that take one. `shoal_worker.batch_seeds` computes the seeds of a worker."""
+"""Seeds as arguments of users' functions that take one. `shoal_worker.batch_seeds` computes a worker's seeds."""
 
 import inspect
 from collections.abc import Callable

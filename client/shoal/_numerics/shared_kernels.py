@@ -1,8 +1,8 @@
 """Compiled kernels in the user's cache folder, so that a new environment does not compile them again.
 
-Numba caches machine code beside the source file of a kernel, which each environment has for itself. This module copies
-the files between that cache and a folder that all environments of a user share. Numba itself checks whether the code is
-of the same source, version and processor, and compiles again otherwise.
+Numba caches the machine code of a kernel beside its source file, and each environment has its own copy of that file.
+This module copies the machine code between that cache and a folder that all environments of a user share. Numba itself
+checks whether the code is of the same source, version and processor, and compiles again otherwise.
 
 Numba's files can run code when they are loaded. So only a folder that belongs to this user, and that nobody else can
 write to, is used.

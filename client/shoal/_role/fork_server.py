@@ -1,7 +1,7 @@
 """Fork server: a process that loads the code of the roles once, and forks a process for each role that is started.
 
 Loading takes a second of processor time, and a fork takes milliseconds. So a local cluster loads the code once and not
-once for each role, and its roles share the memory of what is loaded. `multiprocessing` has a similar one.
+once for each role, and its roles share the memory of what is loaded. `multiprocessing` has a similar fork server.
 
 A request to the fork server is one datagram of JSON:
 
@@ -10,10 +10,10 @@ A request to the fork server is one datagram of JSON:
   output and error, and a socket. The fork server sends two messages to the socket: the process id with a descriptor of
   the process (a pidfd), and at the end of the process its exit status.
 
-The fork server exits when its socket closes. Its roles end by themselves: each has a pipe from the same process. The
-fork server has no threads of Python when it forks: a thread's locks would stay locked in the new process. OpenBLAS ends
-its own threads before a fork. If something else has started a thread, such as a debugger's `sitecustomize`, the role's
-process loads the code itself.
+The fork server exits when its socket closes. If the process that started it ends, the roles end by themselves: the
+standard input of each is a pipe from that process. The fork server has no threads of Python when it forks: a thread's
+locks would stay locked in the new process. OpenBLAS ends its own threads before a fork. If something else has started a
+thread, such as a debugger's `sitecustomize`, the role's process loads the code itself.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Metrics of a role's process: memory, processor time, open files, threads, live Python objects, and --insecure."""
+"""Metrics of a role's process: memory, processor time, open files, threads, Python objects, and use of --insecure."""
 
 import sys
 import threading

@@ -1,4 +1,4 @@
-"""The caller of the call that a thread handles, over whatever transport it came."""
+"""The caller of the call that a thread handles, on any transport."""
 
 import contextvars
 

@@ -1,4 +1,4 @@
-"""Calls that have headers but no thread yet, as `reception` tracks them, and the classes of calls."""
+"""Calls whose headers have arrived and which have no thread yet, for `reception`; and the classes of calls."""
 
 import enum
 from concurrent.futures import Future

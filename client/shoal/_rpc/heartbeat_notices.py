@@ -1,8 +1,8 @@
 """Notices about heartbeats that fail: the failure, reminders, and the first answer afterwards (no clock).
 
-A member repeats a failed heartbeat several times a second. Without this, its log would have one line for each attempt.
-A silence of less than two seconds gives no line: the first heartbeat of a member that has just started may come before
-its connection stands.
+A member repeats a failed heartbeat several times a second. Without this module, its log would have one line for each
+attempt. A silence of less than two seconds gives no line: the first heartbeat of a member that has just started may
+come before its connection is open.
 """
 
 from dataclasses import dataclass

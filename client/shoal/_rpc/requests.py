@@ -1,4 +1,4 @@
-"""Decoding of requests: bytes that are no message of the method end the call with BadRequest.
+"""Decoding of requests. If the bytes are not a message of the method's type, the call ends with BadRequest.
 
 If a decoder raised an error, grpcio would log a traceback and end the call with INTERNAL, as for a defect of the
 server. So the decoder returns the error, and `servers` ends the call before its handler runs.

@@ -1,4 +1,4 @@
-"""Batches of a session: leased ranges of an epoch's order, as the numbers of samples, and the position in them."""
+"""Batches of a session: the sample numbers of its leased ranges, and its position in these ranges."""
 
 import logging
 import threading

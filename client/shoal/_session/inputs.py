@@ -1,4 +1,4 @@
-"""Conversion of what users pass to a session: into arrays by variable, numbers and reports."""
+"""Conversion of what users pass to a session: to arrays by variable name, numbers and reports."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast

@@ -1,8 +1,8 @@
 """The users whose processes listen on a TCP port of this machine.
 
-The process that listens on a port of loopback receives what a client sends to it, so a client looks here before each
-call with a secret. The kernel answers this for one port. Where it does not, for example in a sandbox, its tables
-`/proc/net/tcp` and `/proc/net/tcp6` (proc(5)) have the answer.
+The process that listens on a port of loopback receives what a client sends to it. So a client asks this module who
+listens before it sends a secret. Linux finds the listener of one port (`socket_diag`). Where it does not, for example
+in a sandbox, this module reads its tables `/proc/net/tcp` and `/proc/net/tcp6` (proc(5)).
 """
 
 import sys

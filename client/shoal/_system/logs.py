@@ -1,7 +1,7 @@
 """Loggers of modules that run in roles and in users' processes.
 
-A role writes structured lines as its options say. A user's process gets messages of the standard library's logger
-`shoal`, as every library gives them: warnings go to standard error, unless the program configures `logging` otherwise.
+A role writes structured lines as its options say. In a user's process, messages go to the standard library's logger
+`shoal`: warnings go to standard error, unless the program configures `logging` otherwise.
 """
 
 import logging

@@ -2,7 +2,7 @@
 
 `WaitNotices` decides (no clock, no I/O), and `WaitWatch` is the thread that asks it and writes the lines. The lines are
 warnings of the standard library's logger `shoal`, which go to standard error unless the program configures it
-otherwise. The thread that waits does nothing for them, so calls that do not wait cost nothing.
+otherwise. The thread that waits does no work for these lines, so short calls do not become slower.
 """
 
 import logging

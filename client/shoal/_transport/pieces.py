@@ -1,4 +1,4 @@
-"""Lists of buffers that one system call sends or fills: the start of a list, and its rest after a partial call."""
+"""Lists of buffers for one system call: the first bytes of a list, and its rest after the call moved some bytes."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Limits of the contract on one message or report. The sender complies with them, and the receiver checks them."""
+"""Limits of the wire contract for one message or report. The sender complies with them, the receiver checks them."""
 
 import os
 

@@ -9,9 +9,9 @@
 - `pipeline`, `from_arrays` and `from_generator`: a lazy `DataPipeline` with map, shuffle, batch and prefetch, for loops
   of your own and for strategies.
 
-Each but a `DataPipeline` is a `shoal.Dataset`. `Parquet`, `Csv` and `Seekable` are read in blocks
-(`shoal.program.BlockDataset`): a worker reads only the blocks of its leased ranges, and reads them ahead. The order of
-an epoch does not depend on the number of workers. See docs/how-to/data.md.
+All data sets of this package are a `shoal.Dataset`; a `DataPipeline` is not. `Parquet`, `Csv` and `Seekable` are read
+in blocks (`shoal.program.BlockDataset`): a worker reads only the blocks of its leased ranges, and reads them ahead. The
+order of an epoch does not depend on the number of workers. See docs/how-to/data.md.
 """
 
 from shoal.data import augment

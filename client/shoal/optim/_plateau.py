@@ -42,7 +42,7 @@ class ReduceOnPlateau(Specification):
         evaluation = shoal.EvaluationPolicy(every_steps=200, metric="loss", reduce_on_plateau=plateau)
 
     After more than `patience` consecutive evaluations without an improvement, the new rate is
-    max(factor * rate, minimum). Changes of at most 1e-8 are left out. The evaluation policy says what the metric is,
+    max(factor * rate, minimum). A change of at most 1e-8 is not made. The evaluation policy says what the metric is,
     and whether smaller or larger values are better. NaN is never an improvement.
 
     Args:

@@ -216,9 +216,9 @@ class PiecewiseLR(Schedule, name="piecewise"):
 class OneCycleLR(Schedule, name="onecycle"):
     """A rate that rises to a maximum and then falls below its initial value (Smith and Topin, 2017, arXiv:1708.07120).
 
-    From learning_rate / div_factor, the rate rises along a cosine to `learning_rate`, which it has at v = rise * steps
-    - 1. It then falls along a cosine to the initial rate divided by final_div_factor, which it has from v = steps - 1
-    on. PyTorch's OneCycleLR is equal; it raises an error after `steps`.
+    From learning_rate / div_factor, the rate rises along a cosine. It reaches `learning_rate` at
+    v = rise * steps - 1. It then falls along a cosine to the initial rate divided by final_div_factor, which it has
+    from v = steps - 1 on. PyTorch's OneCycleLR is equal; it raises an error after `steps`.
 
     Args:
         learning_rate: largest rate, >= 0.

@@ -1,7 +1,7 @@
 """Norm watch: synchronous jobs with `clip_norm` whose servers cannot reach each other (no I/O).
 
-The step of such a job waits until each server has the norms of all others (docs/decisions/0063). Servers tell with
-their heartbeats which norms other servers do not take.
+The step of such a job waits until each server has the norms of all others (docs/decisions/0063). Servers report
+with their heartbeats which norms other servers do not accept.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Submission of a job: what its user submitted, under its number (no I/O)."""
+"""Submission of a job: what its user submitted, with the submission's number (no I/O)."""
 
 from dataclasses import dataclass
 

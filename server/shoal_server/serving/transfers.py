@@ -1,4 +1,4 @@
-"""Transfers of gradients in progress: at most one for each worker, so that it takes the memory of one gradient.
+"""Transfers of gradients in progress: at most one for each worker, so that a worker takes the memory of one gradient.
 
 A client may have many lanes and calls. Without this limit, it could send the beginning of a push on each of them, and
 the server would keep a gradient for each.

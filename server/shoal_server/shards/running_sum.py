@@ -1,4 +1,4 @@
-"""Running sums: what an arena keeps of a step's contributions, which are added one by one in order of rank.
+"""Running sums: what a slab keeps of a step's contributions, which are added one by one in order of rank.
 
 Each class implements one aggregation. The result depends on the contributions, their weights and their order, but not
 on when each of them was added. This module has no locks and no policy.
@@ -14,7 +14,7 @@ from shoal_server.optimizers import kernels, sums, update_rules
 
 
 class RunningSum(Protocol):
-    """A sum of flat arrays that have the dtype and the size of an arena's values."""
+    """A sum of flat arrays that have the dtype and the size of a slab's values."""
 
     def add(self, array: np.ndarray, weight: float, expected: int) -> None:
         """Adds an array.
@@ -29,7 +29,7 @@ class RunningSum(Protocol):
         """Ends the sum and returns its result.
 
         Args:
-            values: the arena's values.
+            values: the slab's values.
 
         Returns:
             The mean, or None if the sum has changed the values itself.

@@ -1,4 +1,7 @@
-"""Tickets of waiting pulls and pushes, and functions that answer or refuse them. These functions never raise."""
+"""Tickets of waiting pulls and pushes, and functions that answer or refuse them. These functions never raise.
+
+Such a ticket is the pair of callbacks of one call. It is not a ticket of `shoal._security`, which proves an identity.
+"""
 
 from collections.abc import Iterable
 from typing import Protocol

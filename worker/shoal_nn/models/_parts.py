@@ -15,7 +15,7 @@ StyleName = Literal["torchvision", "keras"]
 
 @dataclass(frozen=True)
 class Style:
-    """How a library builds its models, where the shapes of the variables do not tell.
+    """The properties of a library's models that the shapes of their variables do not show.
 
     Attributes:
         mobilenet_norm: normalization of MobileNetV2.

@@ -1,6 +1,6 @@
 """Text of `--help`, in which no command, option or example is cut or broken, so that users can copy it.
 
-The libraries below wrap a table into the terminal's width, and cut words of a narrow column.
+typer and its libraries wrap a table to the terminal's width, and cut words in a narrow column.
 """
 
 import shutil

@@ -1,7 +1,7 @@
 """The elements of a pipeline: samples and batches whose values are computed when they are needed.
 
 The stages that choose and order elements (shuffle, take, shard, the shares of processes) compute no values. So a
-shuffle buffer holds numbers of samples and no images, and a process computes only its own part of a batch.
+shuffle buffer holds the numbers of samples, not their images, and a process computes only its own part of a batch.
 """
 
 from abc import ABC, abstractmethod

@@ -1,8 +1,9 @@
 """Permits of a lock group: which pushes may send their gradients now, so that a step takes a bounded amount of memory.
 
 A push that has arrived *announces* a gradient. It gets a permit before its gradient is read, and holds it until the
-gradient is folded or dropped. Gradients are folded in order of rank, so all others wait
-for the lowest rank whose gradient is missing. One permit is reserved for this worker. Pure: no values, locks or clocks.
+gradient is folded or dropped. Gradients are folded in order of rank, so all others wait for the lowest rank whose
+gradient is missing. Until this rank has a permit, one permit is kept for it, and in a large group a second one for the
+next rank. Pure: no values, locks or clocks.
 """
 
 import heapq

@@ -31,7 +31,7 @@ _DAMAGE = (
 
 
 def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """Returns the arrays of a file by the names in the file. The format is known by the first bytes.
+    """Returns the arrays of a file by the names in the file. The first bytes show the format.
 
     Args:
         path: the file. In a file of Keras, a name is that of the layer, a slash, and that of the weight:

@@ -26,8 +26,8 @@ def load_weights(
         net = mobilenet_v2()
         values = load_weights(net, "mobilenet_v2-7ebf99e0.pth")
 
-    The file has the weights of torchvision or Keras as they publish them, or Shoal's names, such as a file of `shoal
-    pull` or `shoal export`. Its format is safetensors, .npz, .pth or .h5; docs/how-to/models.md has a table. No format
+    The file is one that torchvision or Keras publishes, or one with Shoal's names, such as the output of `shoal pull`
+    or `shoal export`. Its format is safetensors, .npz, .pth or .h5; docs/how-to/models.md has a table. No format
     runs code of the file.
 
     Args:

@@ -25,7 +25,7 @@ class Source:
     minus: tuple[str, ...] = ()
 
     def find(self, names: Iterable[str]) -> str | None:
-        """Returns the name that it has among these names, or None."""
+        """Returns the first of its possible names that is among the given names, or None."""
         return next((name for name in self.names if name in names), None)
 
 
