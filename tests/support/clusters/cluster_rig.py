@@ -135,9 +135,9 @@ class Rig:
 
     def pass_time(self, seconds: float, *silent: str) -> "Rig":
         """Lets time pass. All members send heartbeats, except the silent ones."""
-        end = self.now + seconds
+        end, tick = self.now + seconds, 1.0 if seconds < 60 else HEARTBEAT_TIMEOUT_S / 2
         while self.now < end:
-            self.now = min(end, self.now + 1.0)
+            self.now = min(end, self.now + tick)
             alive = [m.member for m in self.machine.status(self.now).members if m.alive and m.member not in silent]
             self.beat(*alive)
             self.handle(events.TimePassed())

@@ -22,8 +22,18 @@ MODULES = [(room, path) for room, folder in ROOMS.items() for path in sorted((fo
 
 
 @cache
+def text(path: Path) -> str:
+    return path.read_text()
+
+
+@cache
 def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+    return ast.parse(text(path))
+
+
+def mentions(path: Path, names: set[str]) -> bool:
+    """Whether a file has one of these names anywhere. Only such files are parsed, which takes longer."""
+    return any(name in text(path) for name in names)
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -57,7 +67,7 @@ def where(packages: set[str], *, strings: bool = False) -> set[str]:
     return {
         path.relative_to(ROOT).as_posix()
         for _, path in MODULES
-        if packages & (tops(path) | (named_in_strings(path) if strings else set()))
+        if mentions(path, packages) and packages & (tops(path) | (named_in_strings(path) if strings else set()))
     }
 
 
@@ -111,7 +121,7 @@ def test_only_the_loader_of_programs_imports_what_a_job_names() -> None:
     """Each other module imports by names of its own: a literal, or those of a parameter that a literal is given."""
     importers = {"import_module", "_import_module", "__import__", "find_spec", "resolve_name", "locate", "eval", "exec"}
     found = set()
-    for _, path in MODULES:
+    for path in (path for _, path in MODULES if mentions(path, importers)):
         for call in (node for node in ast.walk(tree(path)) if isinstance(node, ast.Call) and node.args):
             name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
             if name in importers and not isinstance(call.args[0], ast.Constant):

@@ -897,7 +897,7 @@ def test_the_reason_to_wait_is_the_same_after_a_restart(rig: Rig) -> None:
 
 
 TestVoyage = Voyage.TestCase
-TestVoyage.settings = settings(max_examples=draws(25), stateful_step_count=40, deadline=None)
+TestVoyage.settings = settings(max_examples=draws(12), stateful_step_count=40, deadline=None)
 
 
 class VoyageWithCheckpoints(Voyage):
@@ -907,7 +907,7 @@ class VoyageWithCheckpoints(Voyage):
 
 
 TestVoyageWithCheckpoints = VoyageWithCheckpoints.TestCase
-TestVoyageWithCheckpoints.settings = settings(max_examples=draws(25), stateful_step_count=40, deadline=None)
+TestVoyageWithCheckpoints.settings = settings(max_examples=draws(12), stateful_step_count=40, deadline=None)
 
 
 class TestGoingBack:

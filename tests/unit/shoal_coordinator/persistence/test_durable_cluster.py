@@ -777,4 +777,4 @@ def timeless(records: Mapping[str, bytes]) -> tuple[dict[str, bytes], dict[str, 
 
 
 TestTwins = Twins.TestCase
-TestTwins.settings = settings(max_examples=draws(20), stateful_step_count=40, deadline=None)
+TestTwins.settings = settings(max_examples=draws(8), stateful_step_count=40, deadline=None)

@@ -28,6 +28,7 @@ from shoal_server.shards.machine.events import (
 )
 from shoal_server.shards.machine.mode import Apply, Fold, PermitLimits
 from shoal_server.shards.machine.state import GroupState
+from support.run_lengths import draws
 
 LIMITS = PermitLimits(workers=4, permits=4)
 LARGE = 1 << 30
@@ -358,7 +359,7 @@ class Round:
 CHANCE = st.randoms(use_true_random=False)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=draws(40), deadline=None)
 @given(CHANCE, st.integers(5, 9), st.integers(0, 2), st.integers(1, 3))
 def test_a_step_closes_in_any_order_on_several_servers(
     chance: random.Random, workers: int, backups: int, servers: int
@@ -369,7 +370,7 @@ def test_a_step_closes_in_any_order_on_several_servers(
     assert all(server.state.version == 1 for server in step.servers)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=draws(40), deadline=None)
 @given(CHANCE, st.integers(5, 9), st.integers(0, 2), st.integers(1, 3), st.integers(0, 4))
 def test_a_step_closes_although_calls_break_and_workers_die(
     chance: random.Random, workers: int, backups: int, servers: int, faults: int
