@@ -278,6 +278,8 @@ class JobMachine(JobView):
     def _checkpointed(self) -> None:
         self._recovery.checkpointed()
         self._changed(JobRecordKind.STATE)
+        # If this coordinator dies, and workers do not wait for the next one, this is what is known of their steps.
+        self._changed(JobRecordKind.PROGRESS)
 
     # Loss of shards.
 

@@ -245,6 +245,20 @@ def test_reports_restore_progress_that_was_not_written(rig: Rig) -> None:
     assert rig.crash().status("a").progress.steps == 16
 
 
+def test_a_checkpoint_keeps_the_progress_of_workers_that_do_not_wait_for_the_next_coordinator() -> None:
+    rig = Rig(KEEPING).servers("s0", "s1").workers("w0")
+    rig.submit(job(workers=1))
+    rig.start("a", "w0")
+    rig.report("a", "w0", accepted=5, samples=50)
+    rig.handle(events.CheckpointRequested("a"))
+    rig.perform()
+    rig.report("a", "w0", accepted=7, samples=70)
+    rig.crash()
+    rig.kill("w0")
+    progress = rig.status("a").progress
+    assert (progress.steps, progress.samples) == (5, 50)
+
+
 def test_counts_beyond_the_wire_do_no_harm(rig: Rig) -> None:
     rig.submit(job())
     rig.start("a", "w0", "w1")
