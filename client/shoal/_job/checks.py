@@ -68,7 +68,13 @@ class Instance:
 
     def __call__(self, field: str, value: object) -> None:
         if not isinstance(value, self.kind) and not (self.optional and value is None):
-            raise errors.InvalidJob(f"{field} {self.verb} {value!r}; {self.hint}")
+            raise errors.InvalidJob(f"{field} {self.verb} {_shown(value)}; {self.hint}")
+
+
+def _shown(value: object) -> str:
+    """Returns the repr of a value, or its class if the repr has several lines, as that of PyTorch's optimizers has."""
+    text, kind = repr(value), type(value)
+    return f"a {kind.__module__}.{kind.__qualname__}" if "\n" in text else text
 
 
 def flag(field: str, value: object) -> None:

@@ -125,7 +125,8 @@ class Inputs:
                     f"the name {name!r:.100} of a gradient is a {type(name).__name__}; give a string"
                 )
         raise errors.InvalidGradient(
-            f"gradients must be a mapping by name, or pairs of name and array, not a {type(pair).__name__}"
+            f"gradients contain a {type(pair).__name__} without a name; give a dict of arrays by name, or pairs of "
+            "name and array"
         )
 
     def _has_value(self, pair: tuple[Any, ...]) -> bool:
@@ -218,7 +219,8 @@ def number(name: str, value: float) -> float:
         BadRequest: the value is not a number.
     """
     try:
-        return float(value)
+        detach = getattr(value, "detach", None)  # PyTorch warns of the float of a loss that has a graph
+        return float(detach() if detach else value)
     except (TypeError, ValueError, OverflowError):
         raise errors.BadRequest(f"metric {name!r} is {value!r}; give a number", metric=name) from None
 

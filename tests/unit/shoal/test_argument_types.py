@@ -94,10 +94,18 @@ def test_the_name_of_a_checkpoint_is_a_string(tmp_path: Path, method: str) -> No
         getattr(shoal.Checkpoints(tmp_path), method)(5)
 
 
+class TorchOptimizer:
+    """An optimizer whose repr has several lines, as those of PyTorch have."""
+
+    def __repr__(self) -> str:
+        return "SGD (\nParameter Group 0\n    lr: 0.1\n)"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"optimizer": "sgd"}, r"optimizer is 'sgd'; give one of shoal.optim, such as SGD\(0.1\)"),
+        ({"optimizer": TorchOptimizer()}, r"optimizer is a [\w.]+\.TorchOptimizer; give one of shoal.optim"),
         ({"consistency": "sync"}, r"consistency is 'sync'; give a mode, such as Synchronous\(\)"),
         ({"workers": "2"}, "workers is '2'; it must be a whole number"),
         ({"checkpoints": "runs"}, "checkpoints are 'runs'; give a CheckpointPolicy"),

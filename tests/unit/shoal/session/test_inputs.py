@@ -8,7 +8,7 @@ import pytest
 
 import shoal
 from shoal import errors
-from shoal._session.inputs import Inputs, to_array, variables_of
+from shoal._session.inputs import Inputs, numbers_of, to_array, variables_of
 
 VARIABLES = {"a/w": shoal.Variable((3,)), "b": shoal.Variable(())}
 
@@ -198,3 +198,22 @@ def test_an_array_inside_of_jit_is_refused_with_what_to_do() -> None:
 
     with pytest.raises(errors.InvalidGradient, match=r"call the session outside of jax\.jit"):
         inputs().gradients({"a": {"w": DynamicJaxprTracer()}, "b": np.ones(())})
+
+
+def test_a_gradient_without_a_name_is_refused() -> None:
+    with pytest.raises(errors.InvalidGradient, match="gradients contain a ndarray without a name; give a dict"):
+        inputs().pair(np.ones(3))  # type: ignore[arg-type]
+
+
+class LossWithGraph:
+    """A loss of PyTorch before `detach`, whose conversion to a float makes PyTorch warn."""
+
+    def detach(self) -> float:
+        return 0.5
+
+    def __float__(self) -> float:
+        pytest.fail("PyTorch would warn")
+
+
+def test_a_loss_of_pytorch_needs_no_detach() -> None:
+    assert numbers_of({"loss": LossWithGraph()}) == {"loss": 0.5}  # type: ignore[dict-item]

@@ -270,6 +270,7 @@ def test_the_progress_bar_is_that_of_keras(capsys: pytest.CaptureFixture[str]) -
         ({"x": None}, errors.BadRequest, "there are no inputs"),
         ({"x": 3}, errors.BadRequest, "x is a int"),
         ({"x": [(X, Y)], "batch_size": 3}, errors.BadRequest, "batch_size cannot be given with a data set"),
+        ({"x": X.tolist(), "y": Y}, errors.BadRequest, "x is a list: make an array of it"),
         ({"x": X, "y": Y[:3]}, errors.InvalidData, "the arrays have 3, 21 samples"),
         ({"x": X, "y": None}, errors.InvalidData, "the data has no labels"),
         ({"x": X, "y": Y + 3}, errors.InvalidData, "got the label 5 for outputs of 3 classes"),

@@ -82,7 +82,8 @@ def source_of(
     given = {"y": y, "sample_weight": sample_weight, "batch_size": batch_size}
     if extra := [name for name, value in given.items() if value is not None]:
         raise errors.BadRequest(
-            f"{', '.join(extra)} cannot be given with a data set; it has batches of inputs, labels and weights itself"
+            f"{', '.join(extra)} cannot be given with a data set; it has batches of inputs, labels and weights itself. "
+            f"x is a {type(x).__name__}: make an array of it if it is not a data set, such as np.asarray(x)"
         )
     if not isinstance(x, Iterable):
         raise errors.BadRequest(
