@@ -224,11 +224,12 @@ def announce(cluster: LocalCluster, out: Output, link: str = "") -> None:
     scheme = "https" if Credentials.find().tls else "http"
     metrics = f"Metrics of the coordinator: {scheme}://{cluster.metrics['coordinator']}/metrics\n"
     workers = sum(process.name.startswith("worker-") for process in cluster.processes)
-    submit = f"  shoal submit PACKAGE.MODULE:FACTORY --workers {workers} --follow\n" if workers else ""
+    submit = f"  shoal submit PACKAGE.MODULE:FACTORY --workers {workers} --follow\n"
+    first = submit if workers else "  python SCRIPT    # a script that calls shoal.connect() and opens a session\n"
     out.message(
         f"Shoal runs at {cluster.address}. Ctrl-C stops it. {watch}{metrics}From another terminal:\n"
         f"  export SHOAL_COORDINATOR={cluster.address}\n"
-        f"{submit}  shoal status",
+        f"{first}  shoal status",
         {
             "address": cluster.address,
             "page": cluster.page,

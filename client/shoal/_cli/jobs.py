@@ -86,11 +86,18 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Waits for further lines until the job ends.")] = False,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Prints the log lines of a job's programs."""
+    """Prints the log lines of a job's programs and sessions.
+
+    `shoal wait --follow JOB` shows what happened to a job: its states, restarts, checkpoints and evaluations.
+    """
     with Output(as_json) as out, connect() as client:
-        for event in client.job(job).events(follow=follow):
-            if isinstance(event, LogLine):
-                out.message(str(event), records.event(event))
+        lines = (event for event in client.job(job).events(follow=follow) if isinstance(event, LogLine))
+        line = None
+        for line in lines:
+            out.message(str(line), records.event(line))
+        if line is None and not as_json:
+            note = f"{job} has no log lines; `shoal wait --follow {job}` shows the events of a job"
+            out.message(note, {}, beside=True)
 
 
 @options.connected

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from shoal._security.tls import TlsFiles
 
 _HINT = "not found; this server has /metrics and /healthz\n"
+_HEADER_HINT = 'Over HTTP, the token is in a header: curl --header "Authorization: Bearer $(cat FILE)" URL\n'
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
 # Decides from the token of a request, and from a function that returns the certificate of its client as PEM.
 Authorize = Callable[[str, Callable[[], bytes]], object]
@@ -132,8 +133,9 @@ def _make_app(
 def _refused(error: errors.ShoalError) -> Response:
     """Returns the response to a scrape that may not read the metrics."""
     status = {"UNAUTHENTICATED": 401, "PERMISSION_DENIED": 403}.get(error.status, 503)
-    challenge = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
-    return PlainTextResponse(f"{error.message}\n", status, challenge | _ONCE)
+    if status != 401:
+        return PlainTextResponse(f"{error.message}\n", status, _ONCE)
+    return PlainTextResponse(f"{error.message}\n{_HEADER_HINT}", status, {"WWW-Authenticate": "Bearer"} | _ONCE)
 
 
 def _release(loop: asyncio.AbstractEventLoop, semaphore: asyncio.Semaphore) -> None:

@@ -456,6 +456,12 @@ class TestJobs:
         (record,) = records(run("logs", job, "--json").stdout)
         assert (record["worker"], record["text"]) == ("worker-0", "[bold]not markup[/]")
 
+    def test_without_logs_say_where_their_events_are(self, run: Callable[..., Result], job: str) -> None:
+        result = run("logs", job)
+        assert result.stdout == ""
+        assert result.stderr == f"{job} has no log lines; `shoal wait --follow {job}` shows the events of a job\n"
+        assert run("logs", job, "--json").output == ""
+
     def test_have_an_account_of_their_data(
         self, coordinator: FakeCoordinator, run: Callable[..., Result], job: str
     ) -> None:

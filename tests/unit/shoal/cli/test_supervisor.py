@@ -141,10 +141,12 @@ def test_the_help_gives_the_rule_by_which_deaths_are_in_a_row() -> None:
     assert supervision.MAX_DEATHS == 5
 
 
-def test_a_cluster_that_is_ready_says_where_the_metrics_of_the_coordinator_are(
+def test_a_cluster_that_is_ready_says_where_its_metrics_are_and_how_to_begin(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, value in {"address": "h:7070", "page": "http://h:7080", "metrics": {"coordinator": "h:9"}}.items():
         setattr(cluster, name, value)
     announce(cast(LocalCluster, cluster), Output(as_json=False))
-    assert "Watch it at http://h:7080\nMetrics of the coordinator: http://h:9/metrics\n" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "Watch it at http://h:7080\nMetrics of the coordinator: http://h:9/metrics\n" in shown
+    assert "python SCRIPT    # a script that calls shoal.connect()" in shown, "there are no workers for a program"

@@ -80,6 +80,7 @@ def test_metrics_need_a_token_of_a_reader(pages: RoleHttpServer) -> None:
     status, headers, body = fetch(pages, "/metrics")
     assert (status, headers["WWW-Authenticate"]) == (401, "Bearer")
     assert b"shoal token create" in body
+    assert b'curl --header "Authorization: Bearer $(cat FILE)"' in body
     another = TokenSigner(TokenSigner.new_key())
     assert fetch(pages, "/metrics", Authorization=bearer(AccessRole.READER, another))[0] == 401
     found = {role: fetch(pages, "/metrics", Authorization=bearer(role))[0] for role in AccessRole}
