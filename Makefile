@@ -12,12 +12,13 @@ unexport PYTHONDONTWRITEBYTECODE
 BENCH ?=
 CHAOS ?=
 
-.PHONY: bytecode fuzz property-tests demo models test test-gpu reference long e2e coverage chaos scale soak lint check-style check-types check-imports check-spelling check-words check-subjects check-locks docs docs-serve bench bench-peers check-protos protos proto-baseline version release lock audit clean help
+.PHONY: bytecode fuzz property-tests demo models test test-cluster test-gpu reference long e2e coverage chaos scale soak lint check-style check-types check-imports check-spelling check-words check-subjects check-locks docs docs-serve bench bench-peers check-protos protos proto-baseline version release lock audit clean help
 
 help:
 	@echo "make demo    start a cluster, train a classifier in every consistency mode, draw the curves (under 90 s)"
 	@echo "make models  train the models of docs/how-to/models.md and draw their curves (runs/models); FASHION=folder of Fashion-MNIST"
-	@echo "make test    lint, type-check, and test if that succeeds; PYTEST='tests/unit -k ledger' selects tests"
+	@echo "make test    lint, type-check, and run the unit and contract tests if that succeeds; PYTEST='tests/unit -k ledger' selects tests"
+	@echo "make test-cluster  test clusters of real processes, and faults"
 	@echo "make test-gpu  run the tests and the benchmark that need a GPU; GPU=gpu13 for CUDA 13"
 	@echo "make reference  install PyTorch, JAX and Flax, compare layers, models and training with PyTorch, and check trees of JAX"
 	@echo "make chaos   repeat the fault scenarios and write a report (runs/chaos); CHAOS=name,... selects scenarios, CHAOS_RUNS=5 sets 5 runs for each test"
@@ -73,20 +74,20 @@ TESTS := $(BIN)/python tests/support/leaks.py $(BIN)/python -m pytest --dist wor
 bytecode: $(SETUP)
 	@$(BIN)/python -m pytest --quiet --collect-only tests > /dev/null || true
 
-# PYTEST="tests/unit -k ledger" picks some. Otherwise all.
+# PYTEST="tests/unit -k ledger" picks some, of all tests. Otherwise all that need no other processes of Shoal, or few.
 test: $(SETUP)
 	$(MAKE) -j2 --output-sync lint check-protos bytecode
-ifdef PYTEST
-	$(TESTS) $(PYTEST)
-else
-# Some of these wait, so three of them keep two cores busy. Tests on real processes have more processes than cores anyway.
-	$(TESTS) -n 3 tests/unit tests/contract tests/deploy
-	$(TESTS) tests/cluster tests/chaos
-endif
+# Some of these wait, so three of them keep two cores busy.
+	$(TESTS) $(or $(PYTEST),-n 3 tests/unit tests/contract tests/deploy)
 
-# Fails under the floor in pyproject.toml. Branches are counted where the code runs in the tests' own process, which takes those half as long again.
+# Real processes on this machine, and faults: the short forms.
+test-cluster: $(SETUP)
+	$(TESTS) tests/cluster tests/chaos
+
+# Fails under the floor in pyproject.toml. Of the tests on real processes, those of the strategies and of local clusters
+# are measured: the others run code that the contract tests run, too.
 coverage: $(SETUP)
-	$(TESTS) --cov --cov-report=term tests/unit tests/contract
+	$(TESTS) --cov --cov-report=term tests/unit tests/contract tests/cluster/strategies tests/cluster/test_local_cluster.py
 
 # The extra with CuPy for this machine's CUDA: gpu for 12, gpu13 for 13.
 GPU ?= gpu

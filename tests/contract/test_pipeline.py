@@ -30,10 +30,15 @@ from shoal_worker.training_loop import TrainingConfig, TrainingLoop
 from support.clusters import history_server
 from support.clusters.cluster_probe import leads_of
 from support.clusters.shard_servers import ShardServers
+from support.run_lengths import size
 from support.waiting import wait_until
 
 ELEMENTS = 12
 VARIABLES = {"w": Variable((ELEMENTS,), partitioner=FixedShards(3))}
+# Each transport, and each number of servers. The long form has all pairs.
+PLACEMENTS = size(
+    [("auto", 1), ("tcp", 2), ("grpc", 1)], [(kind, count) for kind in ("auto", "tcp", "grpc") for count in (1, 2)]
+)
 MODES = [consistency.Asynchronous(), consistency.BoundedStaleness(1), consistency.BoundedStaleness(4)]
 PATIENCE_S = 30
 
@@ -130,9 +135,8 @@ def test_a_worker_computes_as_far_ahead_as_the_bound_allows_and_no_further(bound
         np.testing.assert_array_equal(servers.values()["w"], gradient(-bound - 2)["w"])
 
 
-@pytest.mark.parametrize("transport", ["auto", "tcp", "grpc"])
+@pytest.mark.parametrize(("transport", "count"), PLACEMENTS)
 @pytest.mark.parametrize("elements", [12, 150_000], ids=["small", "large"])
-@pytest.mark.parametrize("count", [1, 2], ids=["one server", "two servers"])
 def test_gradients_may_be_changed_as_soon_as_push_returns(transport: str, elements: int, count: int) -> None:
     mode = consistency.BoundedStaleness(1)
     with (
@@ -331,8 +335,7 @@ def test_ctrl_c_ends_a_pull_on_all_servers_and_the_next_pull_has_connections_of_
 LAYERS = {f"layer_{number}": Variable((400_000 if number % 2 else 70,)) for number in range(8)}
 
 
-@pytest.mark.parametrize("transport", ["auto", "tcp", "grpc"])
-@pytest.mark.parametrize("count", [1, 2], ids=["one server", "two servers"])
+@pytest.mark.parametrize(("transport", "count"), PLACEMENTS)
 @pytest.mark.parametrize("overlap", [False, True], ids=["no overlap", "overlap"])
 class TestGradientsOneByOne:
     """Gradients from a generator: each is sent as it comes, in any order, and all together count as a mapping does."""
@@ -489,8 +492,7 @@ MIXED = {
 TRAINED = [name for name in MIXED if name != "mean"]
 
 
-@pytest.mark.parametrize("transport", ["auto", "tcp", "grpc"])
-@pytest.mark.parametrize("count", [1, 2], ids=["one server", "two servers"])
+@pytest.mark.parametrize(("transport", "count"), PLACEMENTS)
 @pytest.mark.parametrize("overlap", [False, True], ids=["no overlap", "overlap"])
 class TestBuffers:
     """Gradients that are computed in the memory from which they are pushed count like all others."""
