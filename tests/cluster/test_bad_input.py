@@ -129,7 +129,7 @@ class TestProcesses:
         assert last["event"] == "cannot start"
         return last["code"], last["reason"]
 
-    @pytest.mark.parametrize("role", ["server", "coordinator"])
+    @pytest.mark.parametrize("role", run_lengths.size(["coordinator"], ["server", "coordinator"]))
     def test_a_port_in_use(self, shared_cluster: shoal.LocalCluster, role: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -139,7 +139,7 @@ class TestProcesses:
         assert f"cannot listen on {address}" in done.stderr
         assert "choose another port" in done.stderr
 
-    @pytest.mark.parametrize("role", ["coordinator", "server", "worker"])
+    @pytest.mark.parametrize("role", run_lengths.size(["server"], ["coordinator", "server", "worker"]))
     def test_a_role_that_would_be_open_to_the_network(self, role: str) -> None:
         done = self.run(role, "--metrics-listen", "0.0.0.0:0")
         assert done.returncode == 2
@@ -158,7 +158,7 @@ class TestProcesses:
         assert done.returncode == 3
         assert "cannot serve metrics" in done.stderr
 
-    @pytest.mark.parametrize("role", ["server", "worker"])
+    @pytest.mark.parametrize("role", run_lengths.size(["worker"], ["server", "worker"]))
     def test_unreachable_coordinator_ends_the_role(self, role: str) -> None:
         with socket.socket() as closed:
             closed.bind(("127.0.0.1", 0))
@@ -172,7 +172,7 @@ class TestProcesses:
         [
             ("missing", "there is no such folder: create it, or mount its volume"),
             ("file/below", "it, or a part of its path, is not a folder: choose another folder"),
-        ],
+        ][: run_lengths.size(1, 2)],
     )
     @pytest.mark.parametrize(
         ("role", "flags", "code"),
