@@ -1,6 +1,6 @@
 """MultiWorkerMirroredStrategy over real connections, with ranks that are threads of this process."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import numpy as np
@@ -9,6 +9,7 @@ import pytest
 from shoal import errors, optim
 from shoal.data import from_arrays
 from shoal_distribute import (
+    DistributedVariable,
     Group,
     MultiWorkerMirroredStrategy,
     OneDeviceStrategy,
@@ -16,8 +17,10 @@ from shoal_distribute import (
     ReduceOp,
     Strategy,
 )
+from shoal_distribute.collectives import BUCKET_BYTES
 from support.programs.fitted_model import check_equals_one_process, fitted
 from support.ranks import run_ranks, succeeded
+from support.waiting import wait_until
 
 T = TypeVar("T")
 RNG = np.random.default_rng(0)
@@ -72,6 +75,56 @@ def test_processes_with_any_devices_equal_one_process(devices: list[int]) -> Non
 def test_fit_equals_one_process(devices: list[int]) -> None:
     for result in succeeded(in_processes(devices, fitted)):
         check_equals_one_process(result)
+
+
+@pytest.mark.parametrize("devices", [[1, 1, 1], [2, 1]])
+def test_gradients_are_reduced_while_the_next_ones_are_computed(devices: list[int]) -> None:
+    large = np.ones(BUCKET_BYTES // 8)
+
+    def run(group: Group) -> tuple[list[float], bytes]:
+        names = [f"/cpu:{number}" for number in range(devices[group.rank])]
+        strategy = MultiWorkerMirroredStrategy(devices=names, group=group)
+        first, second = (strategy.create_variable(name, 0 * large) for name in ("first", "second"))
+        optimizer = optim.SGD(1.0)
+
+        def step() -> None:
+            sent = group.sent_bytes
+
+            def backward() -> Iterator[tuple[np.ndarray, DistributedVariable]]:
+                yield large, second
+                # Without waiting for the second gradient:
+                wait_until(lambda: group.sent_bytes >= sent + large.nbytes, what="the first bucket is reduced")
+                yield 2 * large, first
+
+            strategy.apply_gradients(optimizer, backward())
+
+        strategy.run(step)
+        strategy.close()
+        values = first.numpy(), second.numpy()
+        return [it[0] for it in values], b"".join(it.tobytes() for it in values)
+
+    results = succeeded(run_ranks(len(devices), run, share=False))
+    assert [values for values, _ in results] == [[-2.0 * sum(devices), -1.0 * sum(devices)]] * len(devices)
+    assert len({values for _, values in results}) == 1
+
+
+@pytest.mark.parametrize("devices", [[1, 1], [2, 1]])
+def test_training_goes_on_after_a_step_that_no_process_could_complete(devices: list[int]) -> None:
+    def work(strategy: MultiWorkerMirroredStrategy) -> float:
+        weights, other = strategy.create_variable("w", np.zeros(4)), strategy.create_variable("o", np.zeros(4))
+        optimizer = optim.SGD(1.0)
+
+        def step(*gradients: np.ndarray | None) -> None:
+            strategy.apply_gradients(optimizer, zip(gradients, (weights, other), strict=True))
+
+        with pytest.raises(errors.InvalidGradient, match="o has the shape"):
+            strategy.run(step, (np.ones(4), np.ones(3)))
+        with pytest.raises(errors.InvalidGradient, match="no variable"):
+            strategy.run(step, (None, None))
+        strategy.run(step, (np.ones(4), None))
+        return float(weights.numpy().sum())
+
+    assert succeeded(in_processes(devices, work)) == [-4.0 * sum(devices)] * 2
 
 
 def test_values_of_all_processes_are_reduced_and_gathered() -> None:

@@ -5,8 +5,8 @@ the connections, `ring` and `tree` the algorithms over them, and `schedule` thei
 for ranks on one host. `watch` sees when a rank fails.
 """
 
-from shoal_distribute.collectives.buckets import Buckets
+from shoal_distribute.collectives.buckets import BUCKET_BYTES, Buckets
 from shoal_distribute.collectives.calls import ReduceOp
 from shoal_distribute.collectives.group import Group
 
-__all__ = ["Buckets", "Group", "ReduceOp"]
+__all__ = ["BUCKET_BYTES", "Buckets", "Group", "ReduceOp"]

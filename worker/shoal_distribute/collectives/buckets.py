@@ -61,12 +61,12 @@ class Buckets:
         self._step: list[_Bucket] = []  # those of this step, or of the last one until the next one begins
         self._free: dict[np.dtype[Any], list[np.ndarray[Any, Any]]] = {}
         self._finished = True
+        self._handed_over = False  # whether the thread has got a bucket of this step
         self._names: dict[str, None] = {}  # of this step, in their order
         self._agreed: set[bytes] = set()  # digests of buckets that all ranks have packed alike
         self._full: queue.SimpleQueue[_Bucket | threading.Event | None] = queue.SimpleQueue()
         self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._reduce_all, name=f"rank {group.rank} reduces", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
 
     def add(self, name: str, array: np.ndarray[Any, Any]) -> None:
         """Adds an array to the step. It is copied, so the caller may change it afterwards.
@@ -111,22 +111,33 @@ class Buckets:
         """
         if self._finished:
             return {}  # nothing was added
-        for bucket in list(self._open.values()):
-            self._hand_over(bucket)
-        done = threading.Event()
-        self._full.put(done)
-        done.wait()
+        last = list(self._open.values())
+        self._open.clear()
+        self._wait()
+        for bucket in last:
+            self._try(bucket)  # by this thread: it would only wait for the other one
         self._finished = True
         if self._failure:
             raise self._failure
         reduced = {name: view for bucket in self._step for name, view in bucket.views.items()}
         return {name: reduced[name] for name in self._names}
 
+    def abandon(self) -> None:
+        """Ends a step that this rank cannot complete: waits for the buckets that are in progress, and drops the rest.
+
+        If the other ranks complete the step, the next call of the group raises RanksDisagree.
+        """
+        if not self._finished:
+            self._open.clear()
+            self._wait()
+            self._finished = True
+
     def close(self) -> None:
         """Ends the thread. If a step is not finished, the thread ends when the group is closed."""
-        self._full.put(None)
-        if self._finished:
-            self._thread.join()
+        if self._thread:
+            self._full.put(None)
+            if self._finished:
+                self._thread.join()
 
     def __enter__(self) -> Self:
         return self
@@ -139,7 +150,7 @@ class Buckets:
     def _begin(self) -> None:
         for bucket in self._step:
             self._free.setdefault(bucket.flat.dtype, []).append(bucket.flat)
-        self._step, self._finished = [], False
+        self._step, self._finished, self._handed_over = [], False, False
         self._names.clear()
 
     def _memory(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -153,17 +164,33 @@ class Buckets:
 
     def _hand_over(self, bucket: _Bucket) -> None:
         del self._open[bucket.flat.dtype]
+        if self._thread is None:
+            name = f"rank {self._group.rank} reduces"
+            self._thread = threading.Thread(target=self._reduce_all, name=name, daemon=True)
+            self._thread.start()
+        self._handed_over = True
         self._full.put(bucket)
+
+    def _wait(self) -> None:
+        """Waits until the thread has reduced all buckets that it has got."""
+        if self._handed_over:
+            done = threading.Event()
+            self._full.put(done)
+            done.wait()
 
     def _reduce_all(self) -> None:
         while (item := self._full.get()) is not None:
             if isinstance(item, threading.Event):
                 item.set()
-            elif self._failure is None:
-                try:
-                    self._reduce(item)
-                except BaseException as error:
-                    self._failure = error
+            else:
+                self._try(item)
+
+    def _try(self, bucket: _Bucket) -> None:
+        if self._failure is None:
+            try:
+                self._reduce(bucket)
+            except BaseException as error:
+                self._failure = error
 
     def _reduce(self, bucket: _Bucket) -> None:
         digest = bucket.digest()

@@ -1,7 +1,8 @@
 """Gradient tape over models, losses and arithmetic of their results. It does not differentiate other functions."""
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, TypeVar, overload
 
@@ -73,12 +74,13 @@ class GradientTape:
         Raises:
             BadRequest: the target is no `Tensor`, or the tape was used before and is not persistent.
         """
-        if self._used and not self._persistent:
-            raise errors.BadRequest("this tape has given its gradients; use GradientTape(persistent=True) to ask again")
-        self._used = True
+        self._use()
         targets = list(target) if isinstance(target, list | tuple) else [target]
         weights = output_gradients if isinstance(target, list | tuple) else [output_gradients]
-        found = _found(targets, weights or [None] * len(targets))
+        backward = _BackwardPass(targets, weights or [None] * len(targets))
+        while backward.advance():
+            pass
+        found = backward.gradients
         if not self._persistent:
             self._record.release()
         if isinstance(sources, dict):
@@ -86,6 +88,32 @@ class GradientTape:
         if isinstance(sources, list | tuple):
             return [_of(source, found) for source in sources]
         return _of(sources, found)
+
+    def gradients_in_turn(
+        self, target: Any, variables: Sequence[DistributedVariable]
+    ) -> Iterator[tuple[Array | None, DistributedVariable]]:
+        """Yields gradients and their variables while the backward pass goes on, from the last variable to the first.
+
+        The order is always this one, so that all replicas and processes have the same. `Optimizer.minimize` uses it.
+
+        Args:
+            target: as for `gradient`.
+            variables: the variables, in the order in which the model uses them. In another order, more of the backward
+                pass is over before the first gradient comes.
+
+        Raises:
+            BadRequest: as for `gradient`.
+        """
+        self._use()
+        backward = _BackwardPass([target], [None])
+        try:
+            for variable in reversed(variables):
+                while backward.uses[id(variable)] and backward.advance():
+                    pass
+                yield backward.gradients.pop(id(variable), None), variable
+        finally:
+            if not self._persistent:
+                self._record.release()
 
     def __enter__(self) -> "GradientTape":
         open_records().append(self._record)
@@ -99,40 +127,89 @@ class GradientTape:
     def __del__(self) -> None:
         self._record.release()
 
+    def _use(self) -> None:
+        if self._used and not self._persistent:
+            raise errors.BadRequest("this tape has given its gradients; use GradientTape(persistent=True) to ask again")
+        self._used = True
 
-def _found(targets: Sequence[Any], weights: Sequence[Any]) -> dict[int, Array]:
-    """Returns the gradients of all variables and nodes that the targets depend on, by their ids."""
-    gradients: dict[int, Array] = {}
-    heap: list[tuple[int, Node]] = []
 
-    def add(source: Tensor | DistributedVariable, gradient: Array | None) -> None:
-        key = source if isinstance(source, DistributedVariable) else source.node
-        if gradient is None or key is None or (isinstance(key, Node) and key.pull is None):
-            return
-        if id(key) in gradients:
-            gradients[id(key)] = gradients[id(key)] + gradient
-            return
-        gradients[id(key)] = gradient
-        if isinstance(key, Node):
-            heapq.heappush(heap, (-key.number, key))
+class _BackwardPass:
+    """The steps of a computation, followed back from its targets, one at a time.
 
-    for target, weight in zip(targets, weights, strict=True):
-        if not isinstance(target, Tensor):
-            raise errors.BadRequest(
-                f"tape.gradient got a {type(target).__name__}, which no tape can follow back; the target must be a "
-                "Tensor that a model, a loss, or arithmetic of such tensors returned within the tape"
+    Args:
+        targets: tensors.
+        weights: the weights of each target's elements; None means 1.
+
+    Attributes:
+        gradients: the gradients of variables and nodes so far, by their ids.
+        uses: by the id of a variable, the number of steps that may still add to its gradient.
+
+    Raises:
+        BadRequest: a target is no `Tensor`.
+    """
+
+    def __init__(self, targets: Sequence[Any], weights: Sequence[Any]) -> None:
+        self.gradients: dict[int, Array] = {}
+        self._heap: list[tuple[int, Node]] = []
+        for target, weight in zip(targets, weights, strict=True):
+            if not isinstance(target, Tensor):
+                raise errors.BadRequest(
+                    f"tape.gradient got a {type(target).__name__}, which no tape can follow back; the target must be a "
+                    "Tensor that a model, a loss, or arithmetic of such tensors returned within the tape"
+                )
+            xp = namespace_of(target.array)
+            self._add(
+                target, xp.ones_like(target.array) if weight is None else xp.asarray(array_of(weight), target.dtype)
             )
-        xp = namespace_of(target.array)
-        add(target, xp.ones_like(target.array) if weight is None else xp.asarray(array_of(weight), target.dtype))
-    while heap:
-        _, node = heapq.heappop(heap)
+        self.uses = _uses([node for _, node in self._heap])
+
+    def advance(self) -> bool:
+        """Follows back the next step. Returns False if there is none."""
+        if not self._heap:
+            return False
+        _, node = heapq.heappop(self._heap)
         assert node.pull is not None
-        pulled = node.pull(gradients[id(node)])
+        pulled = node.pull(self.gradients[id(node)])
         if node.inputs:  # a watched leaf keeps its gradient
-            del gradients[id(node)]
+            del self.gradients[id(node)]
         for source, gradient in zip(node.inputs, pulled, strict=True):
-            add(source, gradient)
-    return gradients
+            self._add(source, gradient)
+            if isinstance(source, DistributedVariable):
+                self.uses[id(source)] -= 1
+        return True
+
+    def _add(self, source: Tensor | DistributedVariable, gradient: Array | None) -> None:
+        key = _key_of(source)
+        if gradient is None or key is None:
+            return
+        if id(key) in self.gradients:
+            self.gradients[id(key)] = self.gradients[id(key)] + gradient
+            return
+        self.gradients[id(key)] = gradient
+        if isinstance(key, Node):
+            heapq.heappush(self._heap, (-key.number, key))
+
+
+def _key_of(source: Tensor | DistributedVariable) -> Node | DistributedVariable | None:
+    """Returns what the gradient of an input belongs to; None if it leads no further back."""
+    if isinstance(source, DistributedVariable):
+        return source
+    return source.node if is_recorded(source) else None
+
+
+def _uses(nodes: Sequence[Node]) -> Counter[int]:
+    """Returns, by the id of a variable, the number of steps that use it and lead to some nodes."""
+    uses: Counter[int] = Counter()
+    todo, seen = list(nodes), {id(node) for node in nodes}
+    while todo:
+        for source in todo.pop().inputs:
+            key = _key_of(source)
+            if isinstance(key, DistributedVariable):
+                uses[id(key)] += 1
+            elif key is not None and id(key) not in seen:
+                seen.add(id(key))
+                todo.append(key)
+    return uses
 
 
 def _of(source: Any, found: dict[int, Array]) -> Tensor | None:

@@ -1,7 +1,7 @@
 """Strategy: the base class of all strategies, and the surface that they have in common."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +19,7 @@ from shoal_distribute.values import DistributedVariable, PerReplica, check_scope
 from shoal_worker.arrays import on_host
 
 # Gradients, each with its variable.
-GradientsAndVariables = Sequence[tuple[Array | None, DistributedVariable]]
+GradientsAndVariables = Iterable[tuple[Array | None, DistributedVariable]]
 
 
 class Strategy(InputSurface):
@@ -205,7 +205,9 @@ class Strategy(InputSurface):
 
         Args:
             optimizer: the optimizer. Its state belongs to this object, not to its settings.
-            pairs: gradients and their variables. A pair whose gradient is None is left out.
+            pairs: gradients and their variables, in the same order in all replicas. A pair whose gradient is None is
+                left out. An iterator may compute each gradient when it is asked for it: some strategies add up the
+                first ones meanwhile.
 
         Raises:
             WrongContext: the call is not within `run`, or a variable is of another strategy.
@@ -213,17 +215,10 @@ class Strategy(InputSurface):
             RanksDisagree: the replicas give gradients of different variables.
         """
         replica = self._own_replica()
-        found = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
-        if not found:
-            raise errors.InvalidGradient(
-                "no variable has a gradient; compute them from a loss that depends on the variables"
-            )
-        names = [variable.name for _, variable in found]
-        if len({*names}) != len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise errors.InvalidGradient(f"variable {twice} is given twice; give each variable once, with its own name")
-        arrays = [self._checked(replica, gradient, variable) for gradient, variable in found]
-        self._apply(replica, optimizer, [variable for _, variable in found], arrays)
+        checked = self._checked(replica, pairs)
+        # A mistake in a list is found before any other replica or process gets a part of it.
+        variables, arrays = self._collected(replica, checked if isinstance(pairs, Iterator) else iter(list(checked)))
+        self._apply(replica, optimizer, variables, arrays)
 
     @abstractmethod
     def iterations(self, optimizer: optim.Optimizer) -> int:
@@ -292,6 +287,14 @@ class Strategy(InputSurface):
         """Ends the replicas' threads, and whatever else the strategy holds."""
         self._threads.close()
 
+    def _collected(
+        self, replica: ReplicaContext, gradients: Iterator[tuple[DistributedVariable, Array]]
+    ) -> tuple[list[DistributedVariable], list[Array]]:
+        """Returns the variables that have gradients, and the arrays that `_apply` gets for them."""
+        del replica
+        found = list(gradients)
+        return [variable for variable, _ in found], [gradient for _, gradient in found]
+
     @abstractmethod
     def _apply(
         self,
@@ -300,7 +303,7 @@ class Strategy(InputSurface):
         variables: list[DistributedVariable],
         arrays: list[Array],
     ) -> None:
-        """Applies the gradients of all replicas."""
+        """Applies the gradients of all replicas. The arrays are those of `_collected`."""
 
     def _across(self, array: np.ndarray) -> np.ndarray:
         """Returns the sum of an array over all processes."""
@@ -328,15 +331,31 @@ class Strategy(InputSurface):
         if replica is not None and replica.strategy is self and not self.is_default:
             raise errors.WrongContext(f"{call} is called within run; {instead}")
 
-    def _checked(self, replica: ReplicaContext, gradient: Any, variable: DistributedVariable) -> Array:
-        check_scope(self, variable)
-        if not variable.trainable:
-            raise errors.InvalidGradient(f"variable {variable.name} is not trainable, so it takes no gradient")
-        if gradient.shape != variable.shape:
+    def _checked(
+        self, replica: ReplicaContext, pairs: GradientsAndVariables
+    ) -> Iterator[tuple[DistributedVariable, Array]]:
+        """Yields each variable with its gradient, on the replica's device and in the variable's dtype."""
+        names: set[str] = set()
+        for gradient, variable in pairs:
+            if gradient is None:
+                continue
+            if variable.name in names:
+                raise errors.InvalidGradient(
+                    f"variable {variable.name} is given twice; give each variable once, with its own name"
+                )
+            names.add(variable.name)
+            check_scope(self, variable)
+            if not variable.trainable:
+                raise errors.InvalidGradient(f"variable {variable.name} is not trainable, so it takes no gradient")
+            if gradient.shape != variable.shape:
+                raise errors.InvalidGradient(
+                    f"the gradient of {variable.name} has the shape {gradient.shape}, but the variable {variable.shape}"
+                )
+            yield variable, replica.device.put(gradient).astype(variable.dtype, copy=False)
+        if not names:
             raise errors.InvalidGradient(
-                f"the gradient of {variable.name} has the shape {gradient.shape}, but the variable {variable.shape}"
+                "no variable has a gradient; compute them from a loss that depends on the variables"
             )
-        return replica.device.put(gradient).astype(variable.dtype, copy=False)
 
 
 def reduce_op_of(op: ReduceOp | str) -> ReduceOp:

@@ -1,6 +1,6 @@
 """Strategies whose replicas have a copy of all variables: on one device, and on several devices of one process."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -36,6 +36,13 @@ class MirroredStrategy(LocalStrategy):
     def create_variable(self, name: str, initial: np.ndarray, *, trainable: bool = True) -> DistributedVariable:
         return MirroredVariable(self, name, initial, trainable=trainable)
 
+    def _collected(
+        self, replica: ReplicaContext, gradients: Iterator[tuple[DistributedVariable, Array]]
+    ) -> tuple[list[DistributedVariable], list[Array]]:
+        """Returns the variables, and the sums of their gradients over all replicas."""
+        variables, arrays = super()._collected(replica, gradients)
+        return variables, self.join(replica, ReduceOp.SUM, arrays)
+
     def _apply(
         self,
         replica: ReplicaContext,
@@ -43,8 +50,7 @@ class MirroredStrategy(LocalStrategy):
         variables: list[DistributedVariable],
         arrays: list[Array],
     ) -> None:
-        joined = self.join(replica, ReduceOp.SUM, arrays)
-        parts = [(it.name, it.read(), gradient) for it, gradient in zip(variables, joined, strict=True)]
+        parts = [(it.name, it.read(), gradient) for it, gradient in zip(variables, arrays, strict=True)]
         self._states.of(optimizer, replica.local_replica).update(parts)
 
 

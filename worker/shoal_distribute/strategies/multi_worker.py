@@ -1,12 +1,12 @@
 """MultiWorkerMirroredStrategy: replicas in several processes, which join their gradients without a server."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from shoal.program import Array
-from shoal_distribute.collectives import Group, ReduceOp
+from shoal_distribute.collectives import BUCKET_BYTES, Buckets, Group, ReduceOp
 from shoal_distribute.cross_device_ops import CrossDeviceOps
 from shoal_distribute.replica_context import ReplicaContext
 from shoal_distribute.resolver import ClusterResolver, TFConfigClusterResolver
@@ -15,13 +15,17 @@ from shoal_distribute.task_group import open_group
 from shoal_distribute.values import DistributedVariable
 from shoal_worker.arrays import on_host
 
+# Variables with their gradients.
+_Gradients = list[tuple[DistributedVariable, Array]]
+
 
 class MultiWorkerMirroredStrategy(MirroredStrategy):
     """Several processes, each with one or more devices. All replicas have a copy of all variables.
 
     The replicas of a process first add up their gradients among themselves, then the processes add up the sums, in the
-    order of their ranks. All processes run the same script: they must make the same variables, and call `run`, `reduce`
-    and `gather` the same number of times. New variables get the initial values of the first process.
+    order of their ranks. In `fit` and by `Optimizer.minimize`, they do so while the backward pass computes the next
+    gradients. All processes run the same script: they must make the same variables, and call `run`, `reduce` and
+    `gather` the same number of times. New variables get the initial values of the first process.
 
         os.environ["TF_CONFIG"] = json.dumps(
             {"cluster": {"worker": ["host-a:7090", "host-b:7090"]}, "task": {"type": "worker", "index": 0}}
@@ -62,6 +66,7 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         self.rank = self._group.rank if self._group else 0
         self.first_replica, self._replicas = sum(counts[: self.rank]), sum(counts)
         self._processes = len(counts)
+        self._buckets = Buckets(self._group) if self._group else None
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -93,6 +98,26 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         # If the collective raises, this replica leaves, and the others do not wait.
         return [replica.device.put(it) for it in replica.exchange("an all-reduce of all processes", joined)[0]]
 
+    def _collected(
+        self, replica: ReplicaContext, gradients: Iterator[tuple[DistributedVariable, Array]]
+    ) -> tuple[list[DistributedVariable], list[Array]]:
+        if self._buckets is None:
+            return super()._collected(replica, gradients)
+        variables: list[DistributedVariable] = []
+        try:
+            for part in _parts(gradients, BUCKET_BYTES if self.local_replicas > 1 else 0):
+                variables += [variable for variable, _ in part]
+                sums = super().join(replica, ReduceOp.SUM, [gradient for _, gradient in part])
+                if replica.local_replica == 0:
+                    for (variable, _), array in zip(part, sums, strict=True):
+                        self._buckets.add(variable.name, on_host(array))
+            joined = list(self._buckets.finish().values()) if replica.local_replica == 0 else []
+        except BaseException:
+            if replica.local_replica == 0:
+                self._buckets.abandon()
+            raise
+        return variables, [replica.device.put(it) for it in replica.exchange("the sums of all processes", joined)[0]]
+
     def merge_statistics(self, variables: Sequence[DistributedVariable]) -> None:
         """Sets variables that are not trainable to the mean of all replicas of all processes. All processes call it.
 
@@ -107,8 +132,9 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
             variable.assign(mean)
 
     def close(self) -> None:
-        if self._group:
+        if self._group and self._buckets:
             self._group.close()
+            self._buckets.close()
         super().close()
 
     def _across(self, array: np.ndarray) -> np.ndarray:
@@ -123,6 +149,18 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         padded[: len(moved)] = moved
         parts = [part[:length] for part, length in zip(self._group.all_gather(padded), lengths, strict=True)]
         return np.moveaxis(np.concatenate(parts), 0, axis)
+
+
+def _parts(gradients: Iterator[tuple[DistributedVariable, Array]], nbytes: int) -> Iterator[_Gradients]:
+    """Yields the gradients a few at a time, each time when they have so many bytes, and at least one."""
+    part: _Gradients = []
+    for each in gradients:
+        part.append(each)
+        if sum(gradient.nbytes for _, gradient in part) >= nbytes:
+            yield part
+            part = []
+    if part:
+        yield part
 
 
 def _packed(arrays: Sequence[np.ndarray], reduce: Callable[[np.ndarray], np.ndarray]) -> list[np.ndarray]:

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,6 +48,54 @@ def test_arithmetic(of: Callable[[keras.Tensor, keras.Tensor], keras.Tensor]) ->
     for step in 1e-6 * np.eye(2):
         measured = (at(A, B + step) - at(A, B - step)) / 2e-6
         assert found["b"].numpy()[step > 0] == pytest.approx(measured, rel=1e-5, abs=1e-8)
+
+
+def test_gradients_come_while_the_backward_pass_goes_on() -> None:
+    keras.utils.set_random_seed(1)
+    first, shared, unused = (keras.layers.Dense(2) for _ in range(3))
+    x = np.ones((3, 2), np.float32)
+    unused(shared(first(x)))
+    variables = [*first.trainable_variables, *unused.trainable_variables, *shared.trainable_variables]
+    with GradientTape(persistent=True) as tape:
+        tape.watch(middle := first(x))
+        y = shared(shared(middle))
+        total = (y * y).sum()
+    whole = tape.gradient(total, variables)
+    in_turn = list(tape.gradients_in_turn(total, variables))
+    assert [variable for _, variable in in_turn] == variables[::-1]
+    for expected, (gradient, _) in zip(whole[::-1], in_turn, strict=True):
+        assert (expected is None) == (gradient is None)
+        if gradient is not None:
+            np.testing.assert_array_equal(gradient, expected)
+
+
+def test_a_gradient_comes_before_those_of_earlier_layers_are_computed() -> None:
+    pulled = []
+
+    class Observed(keras.layers.Dense):
+        def core(self) -> Any:
+            layer = super().core()
+
+            class Core:
+                def apply(self, *given: Any) -> Any:
+                    y, after, pull = layer.apply(*given)
+                    return y, after, lambda dy: (pulled.append(name), pull(dy))[1]
+
+                def __getattr__(self, attribute: str) -> Any:
+                    return getattr(layer, attribute)
+
+            name = self.name
+            return Core()
+
+    model = keras.Sequential([keras.Input((2,)), Observed(3, name="a"), Observed(3, name="b")])
+    with GradientTape() as tape:
+        total = model(np.ones((1, 2), np.float32)).sum()
+    gradients = tape.gradients_in_turn(total, model.trainable_variables)
+    for wanted in (["b"], ["b"], ["b", "a"], ["b", "a"]):
+        assert next(gradients)[0] is not None
+        assert pulled == wanted
+    with pytest.raises(errors.BadRequest, match="this tape has given its gradients"):
+        next(tape.gradients_in_turn(total, model.trainable_variables))
 
 
 def test_what_a_layer_shares_adds_up() -> None:

@@ -1,16 +1,31 @@
 """Base class of the optimizers: an optimizer of `shoal.optim`, and the strategy that keeps its state."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from shoal import errors, optim
+from shoal.program import Array
 from shoal_distribute.keras.names import Advising
 from shoal_distribute.keras.optimizers.schedules import rate_of
 from shoal_distribute.keras.tensor import Tensor, array_of
 from shoal_distribute.strategies import Strategy, get_strategy
 from shoal_distribute.values import DistributedVariable
+
+
+class Tape(Protocol):
+    """What an optimizer asks a tape, which is a `GradientTape`."""
+
+    def gradients_in_turn(
+        self, target: Any, variables: Sequence[DistributedVariable]
+    ) -> Iterator[tuple[Array | None, DistributedVariable]]:
+        """See `GradientTape`.
+
+        Args:
+            target: the loss.
+            variables: the variables.
+        """
 
 
 class Optimizer(Advising):
@@ -71,13 +86,25 @@ class Optimizer(Advising):
         Raises:
             WrongContext: the optimizer was made in the scope of another strategy.
         """
-        strategy = get_strategy()
-        if strategy is not self.strategy:
-            raise errors.WrongContext(
-                f"optimizer {self.name} was made outside of the scope of the {type(strategy).__name__} that uses it; "
-                "make it within `with strategy.scope():`"
-            )
-        strategy.apply_gradients(self.spec, [(array_of(gradient), variable) for gradient, variable in grads_and_vars])
+        pairs = [(array_of(gradient), variable) for gradient, variable in grads_and_vars]
+        self._current_strategy().apply_gradients(self.spec, pairs)
+
+    def minimize(self, loss: Any, var_list: Sequence[DistributedVariable], tape: Tape) -> None:
+        """Computes the gradients of a loss, and does the same as `apply_gradients` with them.
+
+        Strategies of several processes add up the first gradients while the backward pass computes the next ones. After
+        `tape.gradient`, they cannot.
+
+        Args:
+            loss: a `Tensor` computed within the tape.
+            var_list: the variables, such as `model.trainable_variables`.
+            tape: the `GradientTape`.
+
+        Raises:
+            BadRequest: the loss was not computed within the tape, or the tape was used before.
+            WrongContext: as for `apply_gradients`.
+        """
+        self._current_strategy().apply_gradients(self.spec, tape.gradients_in_turn(loss, var_list))
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[DistributedVariable]) -> None:
         """Does the same as `apply_gradients`, with the gradients and variables apart.
@@ -100,6 +127,15 @@ class Optimizer(Advising):
         """
         slots = {name: array for name, array in state.items() if name != "iterations"}
         self.strategy.restore_optimizer(self.spec, int(state["iterations"]), slots)
+
+    def _current_strategy(self) -> Strategy:
+        strategy = get_strategy()
+        if strategy is not self.strategy:
+            raise errors.WrongContext(
+                f"optimizer {self.name} was made outside of the scope of the {type(strategy).__name__} that uses it; "
+                "make it within `with strategy.scope():`"
+            )
+        return strategy
 
 
 __all__ = ["Optimizer"]

@@ -118,21 +118,20 @@ class Trainer:
             data: inputs, labels and weights of the samples; the last two may be missing.
         """
         x, y, weights = unpacked(data)
-        gradients: list[Any]
+        assert self.optimizer is not None
         if samples_of((x,)) == 0:  # the last batch may leave a replica without samples
             self._shared(0.0)
-            variables = self.trainable_variables
-            gradients = [namespace_of(it.read()).zeros_like(it.read()) for it in variables]
-        else:
-            with GradientTape() as tape:
-                outputs = self._outputs_of(x, training=True)
-                total, divisor = self._loss_parts(y, outputs, weights)
-                loss = total / self._shared(divisor)
-            variables = self.trainable_variables  # a first batch has made them
-            gradients = tape.gradient(loss, variables)
-            self._update_metrics(y, outputs, weights)
-        assert self.optimizer is not None
-        self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+            backward = reversed(self.trainable_variables)  # as in `minimize`
+            zeros = [(namespace_of(it.read()).zeros_like(it.read()), it) for it in backward]
+            self.optimizer.apply_gradients(zeros)
+            return
+        with GradientTape() as tape:
+            outputs = self._outputs_of(x, training=True)
+            total, divisor = self._loss_parts(y, outputs, weights)
+            loss = total / self._shared(divisor)
+        # Before the backward pass: strategies may use the group of processes from its beginning to its end.
+        self._update_metrics(y, outputs, weights)
+        self.optimizer.minimize(loss, self.trainable_variables, tape)  # a first batch has made the variables
 
     def test_step(self, data: Any) -> None:
         """Adds a replica's part of a batch to the loss and the metrics. `evaluate` passes it to `Strategy.run`.
