@@ -17,6 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from shoal._role import process_metrics
 from shoal._training.participant import Report
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
+from shoal_distribute.collectives import GroupTimings, RankTimes
+from shoal_distribute.rank_metrics import RankMetrics
 from shoal_server.process import Server, ServerConfig
 from shoal_worker.daemon import WorkerConfig
 from shoal_worker.messages import TrainerReport
@@ -56,7 +58,7 @@ class Scraped:
 
 @contextmanager
 def roles() -> Iterator[dict[str, Scraped]]:
-    """Yields the scrapes of a coordinator, a server and a worker."""
+    """Yields the scrapes of a coordinator, a server, a worker and a rank."""
     registries = {role: CollectorRegistry() for role in ("coordinator", "server", "worker")}
     with ExitStack() as running:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # prometheus_client types it not
@@ -79,4 +81,6 @@ def roles() -> Iterator[dict[str, Scraped]]:
         running.callback(worker.stop)
         # As of a trainer on a GPU, which a machine need not have.
         made[0].add(TrainerReport(Report(), {}, {"used": 1, "pool": 2, "limit": 0}))
+        registries["rank"] = CollectorRegistry()
+        registries["rank"].register(RankMetrics(RankTimes, GroupTimings, int))
         yield {role: Scraped.of(generate_latest(registry).decode()) for role, registry in registries.items()}

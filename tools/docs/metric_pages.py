@@ -11,6 +11,8 @@ from prometheus_client.metrics import MetricWrapperBase
 from shoal._role import process_metrics
 from shoal._training.participant import Report
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
+from shoal_distribute.collectives import GroupTimings, RankTimes
+from shoal_distribute.rank_metrics import RankMetrics
 from shoal_server.process import Server, ServerConfig
 from shoal_worker.daemon import WorkerConfig
 from shoal_worker.messages import TrainerReport
@@ -37,7 +39,7 @@ class MetricFamily:
 
 
 def families() -> dict[str, list[MetricFamily]]:
-    """Returns each role's own metrics by name. Starts a coordinator, a server and a worker on loopback."""
+    """Returns the metrics of each role and of a rank by name. Starts a coordinator, a server and a worker."""
     registries = {role: CollectorRegistry() for role in ROLES}
     for role, registry in registries.items():
         process_metrics.register_insecure(registry, role, insecure=False)
@@ -50,6 +52,8 @@ def families() -> dict[str, list[MetricFamily]]:
         running.callback(worker.stop)
         # A GPU's memory has a family only while a trainer uses one.
         worker._metrics.add(TrainerReport(Report(), {}, {"used": 1, "pool": 2, "limit": 0}))
+        registries["rank"] = CollectorRegistry()
+        registries["rank"].register(RankMetrics(RankTimes, GroupTimings, int))
         return {role: sorted(_of(registry)) for role, registry in registries.items()}
 
 
@@ -79,7 +83,8 @@ def pages() -> dict[str, str]:
         "Every role serves its metrics at `http://HOST:PORT/metrics`, at the address of `--metrics-listen` (port 7090",
         "in containers). Units are seconds, bytes and versions. No label names a job, a member or a user, so the",
         "number of series does not grow with use. There are also the metrics `process_*` and `python_*` that",
-        "every Python process has.",
+        "every Python process has. A rank is a process of a `MultiWorkerMirroredStrategy`. It has no endpoint of its",
+        "own: see [Distribution strategies](../../how-to/strategies.md#see-who-is-late).",
         "[Monitoring](../../how-to/monitoring.md) says how to collect them.",
         "",
     ]

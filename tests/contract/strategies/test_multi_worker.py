@@ -5,6 +5,7 @@ from typing import TypeVar
 
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
 from shoal import errors, optim
 from shoal.data import from_arrays
@@ -20,6 +21,7 @@ from shoal_distribute import (
 from shoal_distribute.collectives import BUCKET_BYTES
 from support.programs.fitted_model import check_equals_one_process, fitted
 from support.ranks import run_ranks, succeeded
+from support.traces import recorded, roots, tree
 from support.waiting import wait_until
 
 T = TypeVar("T")
@@ -142,6 +144,43 @@ def test_values_of_all_processes_are_reduced_and_gathered() -> None:
 
     wanted = [1.0, 1 / 3, [[0, 1, 1], [0, 1, 1]], [0.5, 1.0]]
     assert succeeded(in_processes([1, 1], work)) == [wanted, wanted]
+
+
+def test_times_of_all_processes_are_known_to_each() -> None:
+    def work(strategy: MultiWorkerMirroredStrategy) -> tuple[list[int], set[str]]:
+        registry = CollectorRegistry()
+        strategy.register_metrics(registry)
+        train(strategy, X, Y, START)
+
+        def told() -> list[int]:
+            return [it.steps for it in strategy.timings().ranks]
+
+        wait_until(lambda: told() == [STEPS, STEPS], what="a heartbeat has told the times")
+        for times in strategy.timings().ranks:
+            assert times.calls > STEPS
+            assert 0 < times.wait + times.transfer < times.seconds
+        text = generate_latest(registry).decode()
+        return told(), {
+            line for line in text.splitlines() if line.startswith(("shoal_rank_steps_total", "shoal_rank_ranks"))
+        }
+
+    wanted = [STEPS, STEPS], {f"shoal_rank_steps_total {STEPS:.1f}", "shoal_rank_ranks 2.0"}
+    assert succeeded(in_processes([2, 1], work)) == [wanted, wanted]
+
+
+def test_spans_of_collective_calls_are_in_those_of_run() -> None:
+    def run(group: Group) -> None:
+        strategy = MultiWorkerMirroredStrategy(devices=["/cpu:0", "/cpu:1"], group=group)
+        weights, optimizer = strategy.create_variable("w", np.zeros(BUCKET_BYTES // 8)), optim.SGD(1.0)
+        strategy.run(lambda: strategy.apply_gradients(optimizer, [(weights.read(), weights)]))
+        strategy.close()
+
+    with recorded() as recording:
+        succeeded(run_ranks(2, run))
+    spans = recording.spans
+    assert [root.attributes["shoal.ranks"] for root in roots(spans, "run")] == [2, 2]
+    for root in roots(spans, "run"):
+        assert tree(spans, root)["all_reduce"] == 1  # by the thread of the buckets
 
 
 def test_a_process_that_ends_fails_the_others_with_its_number() -> None:

@@ -1,12 +1,13 @@
 """Collectives between ranks: all-reduce, reduce-scatter, all-gather, broadcast and barrier.
 
-`group` has what users call, and `buckets` overlaps its calls with computation. `meeting` connects the ranks. `mesh` has
-the connections, `ring` and `tree` the algorithms over them, and `schedule` their plans, without I/O. `shared_blocks` is
-for ranks on one host. `watch` sees when a rank fails.
+`group` has what users call, and `buckets` overlaps its calls with computation. `times` says how long the calls take.
+`meeting` connects the ranks. `mesh` has the connections, `ring` and `tree` the algorithms over them, and `schedule`
+their plans, without I/O. `shared_blocks` is for ranks on one host. `watch` sees when a rank fails.
 """
 
 from shoal_distribute.collectives.buckets import BUCKET_BYTES, Buckets
 from shoal_distribute.collectives.calls import ReduceOp
 from shoal_distribute.collectives.group import Group
+from shoal_distribute.collectives.times import GroupTimings, LateRank, RankTimes
 
-__all__ = ["BUCKET_BYTES", "Buckets", "Group", "ReduceOp"]
+__all__ = ["BUCKET_BYTES", "Buckets", "Group", "GroupTimings", "LateRank", "RankTimes", "ReduceOp"]

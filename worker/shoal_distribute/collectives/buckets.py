@@ -8,13 +8,14 @@ import hashlib
 import math
 import queue
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
-from shoal import errors
+from shoal import _tracing, errors
 from shoal_distribute.collectives.calls import ReduceOp
 from shoal_distribute.collectives.group import Group
 
@@ -64,7 +65,9 @@ class Buckets:
         self._handed_over = False  # whether the thread has got a bucket of this step
         self._names: dict[str, None] = {}  # of this step, in their order
         self._agreed: set[bytes] = set()  # digests of buckets that all ranks have packed alike
-        self._full: queue.SimpleQueue[_Bucket | threading.Event | None] = queue.SimpleQueue()
+        self._full: queue.SimpleQueue[tuple[Callable[[_Bucket], None], _Bucket] | threading.Event | None] = (
+            queue.SimpleQueue()
+        )
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
 
@@ -169,7 +172,7 @@ class Buckets:
             self._thread = threading.Thread(target=self._reduce_all, name=name, daemon=True)
             self._thread.start()
         self._handed_over = True
-        self._full.put(bucket)
+        self._full.put((_tracing.in_current_context(self._try), bucket))
 
     def _wait(self) -> None:
         """Waits until the thread has reduced all buckets that it has got."""
@@ -183,7 +186,8 @@ class Buckets:
             if isinstance(item, threading.Event):
                 item.set()
             else:
-                self._try(item)
+                reduce, bucket = item
+                reduce(bucket)
 
     def _try(self, bucket: _Bucket) -> None:
         if self._failure is None:

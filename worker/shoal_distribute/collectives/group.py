@@ -3,13 +3,14 @@
 import contextlib
 import json
 import socket
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from shoal import errors
+from shoal import _tracing, errors
 from shoal._transport import Security, Segment, SegmentUnavailable, remove_stale
 from shoal_distribute.collectives.calls import Collective, CollectiveCall, ReduceOp
 from shoal_distribute.collectives.meeting import connect
@@ -17,6 +18,7 @@ from shoal_distribute.collectives.mesh import Mesh
 from shoal_distribute.collectives.ring import run_ring
 from shoal_distribute.collectives.schedule import ring, slices
 from shoal_distribute.collectives.shared_blocks import LINE_BYTES, SEGMENT_BYTES, SharedBlocks
+from shoal_distribute.collectives.times import GroupTimings, RankTimes
 from shoal_distribute.collectives.tree import SMALL_BYTES, reduce_to_root, send_from_root
 from shoal_distribute.collectives.watch import SILENT_S
 
@@ -121,6 +123,15 @@ class Group:
         """How often this rank has waited for another one's data in turn with its own sends."""
         return self._mesh.rounds
 
+    @property
+    def times(self) -> RankTimes:
+        """The times of this rank since the group began. `seconds` is 0 in it."""
+        return self._mesh.times.own
+
+    def timings(self) -> GroupTimings:
+        """Returns the times of all ranks over the last minute, as their heartbeats have told them: 1 s late or less."""
+        return self._mesh.times.timings()
+
     def all_reduce(self, array: A, op: ReduceOp = ReduceOp.SUM) -> A:
         """Replaces an array by the sum or the mean of the arrays of all ranks.
 
@@ -136,15 +147,15 @@ class Group:
             RankLost, RanksDisagree: see the class.
         """
         flat = _flat(array, op)
-        self._agree(Collective.ALL_REDUCE, flat, op)
-        if self._shared:
-            self._shared.all_reduce(flat, op)
-        elif flat.nbytes <= SMALL_BYTES:
-            reduce_to_root(self._mesh, flat, op)
-            send_from_root(self._mesh, flat)
-        elif self.ranks > 1:
-            parts = slices(flat.size, self.ranks, max(1, LINE_BYTES // flat.itemsize))
-            run_ring(self._mesh, flat, parts, ring(self.rank, self.ranks), op)
+        with self._call(Collective.ALL_REDUCE, flat, op):
+            if self._shared:
+                self._shared.all_reduce(flat, op)
+            elif flat.nbytes <= SMALL_BYTES:
+                reduce_to_root(self._mesh, flat, op)
+                send_from_root(self._mesh, flat)
+            elif self.ranks > 1:
+                parts = slices(flat.size, self.ranks, max(1, LINE_BYTES // flat.itemsize))
+                run_ring(self._mesh, flat, parts, ring(self.rank, self.ranks), op)
         return array
 
     def reduce_scatter(self, array: np.ndarray[Any, Any], op: ReduceOp = ReduceOp.SUM) -> np.ndarray[Any, Any]:
@@ -161,10 +172,10 @@ class Group:
             BadRequest, RankLost, RanksDisagree: as for `all_reduce`.
         """
         flat = _flat(array, op)
-        self._agree(Collective.REDUCE_SCATTER, flat, op)
         parts = slices(flat.size, self.ranks)
-        if self.ranks > 1:
-            run_ring(self._mesh, flat, parts, ring(self.rank, self.ranks, gather=False), op)
+        with self._call(Collective.REDUCE_SCATTER, flat, op):
+            if self.ranks > 1:
+                run_ring(self._mesh, flat, parts, ring(self.rank, self.ranks, gather=False), op)
         return flat[parts[self.rank]]
 
     def all_gather(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -183,10 +194,10 @@ class Group:
         gathered = np.empty((self.ranks, *array.shape), array.dtype)
         gathered[self.rank] = array
         flat = _flat(gathered, ReduceOp.SUM)
-        self._agree(Collective.ALL_GATHER, flat)
-        if self.ranks > 1 and flat.size:
-            parts = slices(flat.size, self.ranks)
-            run_ring(self._mesh, flat, parts, ring(self.rank, self.ranks, scatter=False), ReduceOp.SUM)
+        with self._call(Collective.ALL_GATHER, flat):
+            if self.ranks > 1 and flat.size:
+                parts = slices(flat.size, self.ranks)
+                run_ring(self._mesh, flat, parts, ring(self.rank, self.ranks, scatter=False), ReduceOp.SUM)
         return gathered
 
     def broadcast(self, array: A, root: int = 0) -> A:
@@ -206,11 +217,11 @@ class Group:
         if not 0 <= root < self.ranks:
             raise errors.BadRequest(f"root is {root}; a group of {self.ranks} has the ranks 0 to {self.ranks - 1}")
         flat = _flat(array, ReduceOp.SUM)
-        self._agree(Collective.BROADCAST, flat, root=root)
-        if self._shared:
-            self._shared.broadcast(flat, root)
-        else:
-            send_from_root(self._mesh, flat, root)
+        with self._call(Collective.BROADCAST, flat, root=root):
+            if self._shared:
+                self._shared.broadcast(flat, root)
+            else:
+                send_from_root(self._mesh, flat, root)
         return array
 
     def barrier(self) -> None:
@@ -219,10 +230,10 @@ class Group:
         Raises:
             RankLost, RanksDisagree: see the class.
         """
-        self._agree(Collective.BARRIER, np.empty(0, np.uint8))
         token = np.zeros(1, np.uint8)
-        reduce_to_root(self._mesh, token, ReduceOp.SUM)
-        send_from_root(self._mesh, token)
+        with self._call(Collective.BARRIER, token[:0]):
+            reduce_to_root(self._mesh, token, ReduceOp.SUM)
+            send_from_root(self._mesh, token)
 
     def check(self) -> None:
         """Looks, without waiting, whether a rank has failed. Each call does so too.
@@ -233,9 +244,10 @@ class Group:
         self._mesh.check()
 
     def close(self) -> None:
-        """Leaves the group. The other ranks get RankLost when they wait for this one."""
+        """Leaves the group. The other ranks get RankLost when they wait for this one. Further calls have no effect."""
         if self._shared:
             self._shared.close()
+            self._shared = None
         self._mesh.close()
         self._stop()
 
@@ -270,12 +282,20 @@ class Group:
                 mapped_so_far.pop_all()
                 self._shared = SharedBlocks(self._mesh, mapped)
 
-    def _agree(
+    @contextlib.contextmanager
+    def _call(
         self, collective: Collective, flat: np.ndarray[Any, Any], op: ReduceOp = ReduceOp.SUM, root: int = 0
-    ) -> None:
+    ) -> Iterator[None]:
+        """Makes the ranks agree on a call, and measures it with the block, which makes it."""
         call = CollectiveCall(self._calls, collective, flat.dtype.name, flat.size, op, root)
         self._calls += 1
-        self._mesh.agree(call)
+        times, began = self.times, time.perf_counter()
+        waited = times.wait
+        with _tracing.span(collective.value, rank=self.rank, bytes=flat.nbytes):
+            self._mesh.agree(call)
+            yield
+        times.calls += 1
+        times.transfer += time.perf_counter() - began - (times.wait - waited)
 
 
 def _mapped(offer: bytes) -> list[Segment]:

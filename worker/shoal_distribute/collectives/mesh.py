@@ -7,6 +7,7 @@ while another one receives. They have no time limit: `watch` ends them if a rank
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from shoal import errors
 from shoal._transport import Connection
 from shoal._wire import Buffer
 from shoal_distribute.collectives.calls import CollectiveCall
+from shoal_distribute.collectives.times import TimesBoard
 from shoal_distribute.collectives.watch import SILENT_S, RankFrame, Watch
 
 _CALL_BYTES = 64
@@ -40,6 +42,7 @@ class Mesh:
         ranks: number of ranks.
         sent_bytes: bytes of array data that this rank has sent.
         rounds: number of times that it has received from another rank in turn with its own sends.
+        times: the times of all ranks.
     """
 
     def __init__(
@@ -56,7 +59,8 @@ class Mesh:
         self._opened, self._accepted = dict(opened), dict(accepted)
         self._sends: queue.SimpleQueue[tuple[int, np.ndarray[Any, Any]] | threading.Event | None] = queue.SimpleQueue()
         self._sender: threading.Thread | None = None
-        self._watch = Watch(rank, watched, self._close_all, silent_s)
+        self.times = TimesBoard(rank, self.ranks)
+        self._watch = Watch(rank, watched, self._close_all, silent_s, told=self.times.told, heard=self.times.heard)
         self._watch.start()
 
     def agree(self, call: CollectiveCall) -> None:
@@ -70,7 +74,7 @@ class Mesh:
             return
         self._send((self.rank + 1) % self.ranks, RankFrame.CALL, [call.encode()])
         previous = (self.rank - 1) % self.ranks
-        link = self._begin(previous, RankFrame.CALL, _CALL_BYTES)
+        link = self._begin(previous, RankFrame.CALL, _CALL_BYTES, waits=True)
         theirs = CollectiveCall.decode(bytes(link.payload()))
         if theirs != call:
             raise self._watch.fail(
@@ -105,19 +109,20 @@ class Mesh:
         done.wait()
         self.check()
 
-    def receive(self, rank: int, array: np.ndarray[Any, Any]) -> None:
+    def receive(self, rank: int, array: np.ndarray[Any, Any], *, waits: bool = False) -> None:
         """Waits for the next array of a rank.
 
         Args:
             rank: the sender.
             array: memory of exactly its size.
+            waits: whether the time until it begins to arrive counts as a wait for a late rank.
 
         Raises:
             RankLost, RanksDisagree: this or another rank has failed.
         """
         rest = bytearray(_missing(array))
         expected = len(_FRONT) + array.nbytes + len(rest)
-        link = self._begin(rank, RankFrame.DATA, expected)
+        link = self._begin(rank, RankFrame.DATA, expected, waits=waits)
         if link.left != expected:
             raise self._watch.fail(errors.BadFrame(f"rank {rank} sent {link.left} bytes instead of {expected}"))
         try:
@@ -155,12 +160,14 @@ class Mesh:
         for link in (*self._opened.values(), *self._accepted.values()):
             link.close()
 
-    def _begin(self, rank: int, kind: RankFrame, most: int) -> Connection:
+    def _begin(self, rank: int, kind: RankFrame, most: int, *, waits: bool) -> Connection:
         """Waits for a frame of one kind, and returns the connection that has its payload."""
         self.check()
-        link = self._accepted[rank]
+        link, began = self._accepted[rank], time.perf_counter()
         try:
             found = link.begin(most=most)
+            if waits:
+                self.times.own.wait += time.perf_counter() - began
         except errors.ShoalError as error:
             raise self.lost(rank, error.message) from error
         if found is not kind:

@@ -37,15 +37,16 @@ def run_ring(
         mesh.rounds += 1
         last = number + 1 == len(planned)
         complete = last or not planned[number + 1].reduces  # what is added now is the sum of all ranks
-        for frame in _frames(flat[parts[each.receives]]):
+        for place, frame in enumerate(_frames(flat[parts[each.receives]])):
+            late = place == 0  # each round brings the first data of one more rank
             if each.reduces:
                 received = scratch[: frame.size]
-                mesh.receive(previous, received)
+                mesh.receive(previous, received, waits=late)
                 np.add(received, frame, out=frame)
                 if complete:
                     op.finish(frame, mesh.ranks)
             else:
-                mesh.receive(previous, frame)
+                mesh.receive(previous, frame, waits=late and planned[0] is each)
             if not last:
                 mesh.send_soon(following, frame)
     mesh.flush()

@@ -7,6 +7,7 @@ the segments say how far each rank is.
 """
 
 import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -75,7 +76,7 @@ class SharedBlocks:
             if number < count:
                 self._fill(first + number, parts[number])
             if 0 <= number - 1 < count:
-                self._reduce(first + number - 1, parts[number - 1], op)
+                self._reduce(first + number - 1, parts[number - 1], op, late=number == 1)
             if 0 <= number - 2 < count:
                 self._empty(first + number - 2, parts[number - 2])
         self._done += count
@@ -87,12 +88,12 @@ class SharedBlocks:
             flat: the array, of one dimension.
             root: the rank whose array all get.
         """
-        for part in _blocks_of(flat):
+        for place, part in enumerate(_blocks_of(flat)):
             number = self._done
             if self.rank == root:
                 self._fill(number, part)
             else:
-                self._wait(_FILLED, number + 1, [root])
+                self._wait(_FILLED, number + 1, [root], late=place == 0)
                 np.copyto(part, self._block(root, number, part))
             for counter in self._own:
                 counter.set(number + 1)
@@ -110,8 +111,8 @@ class SharedBlocks:
         np.copyto(self._block(self.rank, number, part), part)
         self._own[_FILLED].set(number + 1)
 
-    def _reduce(self, number: int, part: np.ndarray[Any, Any], op: ReduceOp) -> None:
-        self._wait(_FILLED, number + 1)
+    def _reduce(self, number: int, part: np.ndarray[Any, Any], op: ReduceOp, *, late: bool) -> None:
+        self._wait(_FILLED, number + 1, late=late)
         mine = self._slices(part)[self.rank]
         if mine.stop > mine.start:
             own = self._block(self.rank, number, part)[mine]
@@ -135,8 +136,9 @@ class SharedBlocks:
     def _block(self, rank: int, number: int, part: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return self._blocks[rank][number % _BLOCKS][: part.nbytes].view(part.dtype)
 
-    def _wait(self, counter: int, target: int, ranks: Sequence[int] = ()) -> None:
-        """Waits until a counter of all ranks, or of some, has reached a number."""
+    def _wait(self, counter: int, target: int, ranks: Sequence[int] = (), *, late: bool = False) -> None:
+        """Waits until a counter of all ranks, or of some, has reached a number. `late`: that counts as `times.wait`."""
+        began = time.perf_counter()
         for rank in ranks or range(self.ranks):
             reached = self._counters[rank][counter]
             yields = 0
@@ -150,6 +152,8 @@ class SharedBlocks:
                 # In this order: a rank that has left may have finished before.
                 if self._mesh.has_left(rank) and reached.value < target:
                     raise self._mesh.lost(rank, "has left")
+        if late:
+            self._mesh.times.own.wait += time.perf_counter() - began
 
 
 def _blocks_of(flat: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:

@@ -24,7 +24,7 @@ def reduce_to_root(mesh: Mesh, flat: np.ndarray[Any, Any], op: ReduceOp) -> None
     received = np.empty_like(flat)
     for child in node.children:
         mesh.rounds += 1
-        mesh.receive(child, received)
+        mesh.receive(child, received, waits=True)
         np.add(flat, received, out=flat)
     if node.parent is not None:
         mesh.send(node.parent, flat)
@@ -43,7 +43,7 @@ def send_from_root(mesh: Mesh, flat: np.ndarray[Any, Any], root: int = 0) -> Non
     node = tree(mesh.rank, mesh.ranks, root)
     if node.parent is not None:
         mesh.rounds += 1
-        mesh.receive(node.parent, flat)
+        mesh.receive(node.parent, flat, waits=True)
     for child in reversed(node.children):  # the largest subtree first, because it takes longest
         mesh.send(child, flat)
 

@@ -49,12 +49,22 @@ class Watch:
         connections: a connection to each other rank, by rank.
         failed: called once, by any thread, when a rank has failed; it wakes the threads that wait for data.
         silent_s: seconds without a heartbeat after which a rank counts as lost.
+        told: returns what this rank's next heartbeat carries.
+        heard: gets the number of a rank, and what its heartbeat carries.
     """
 
     def __init__(
-        self, rank: int, connections: Mapping[int, Connection], failed: Callable[[], None], silent_s: float = SILENT_S
+        self,
+        rank: int,
+        connections: Mapping[int, Connection],
+        failed: Callable[[], None],
+        silent_s: float = SILENT_S,
+        *,
+        told: Callable[[], bytes] = bytes,
+        heard: Callable[[int, bytes], None] = lambda _rank, _said: None,
     ) -> None:
         self.rank, self.ranks = rank, len(connections) + 1
+        self._told, self._heard = told, heard
         self._connections, self._failed, self._silent_s = dict(connections), failed, silent_s
         self._changed = threading.Condition()  # guards _failure, _left, _closing and _wake
         self._failure: errors.ShoalError | None = None
@@ -136,7 +146,7 @@ class Watch:
             if next_at and now > next_at + _INTERVAL_S:
                 last_seen = {rank: max(at, now) for rank, at in last_seen.items()}  # this process was stopped itself
             self._judge(last_seen, now)
-            self._send(RankFrame.HEARTBEAT)
+            self._send(RankFrame.HEARTBEAT, self._told())
             next_at = now + _INTERVAL_S
         self._send(RankFrame.ERROR if self._failure else RankFrame.END)
         # The other end reads one frame at a time. The end of the connection makes it read the last one, too.
@@ -159,7 +169,9 @@ class Watch:
                 with self._changed:
                     self._left.add(rank)
                     self._changed.notify_all()
-            connection.payload()
+            said = bytes(connection.payload())
+            if kind is RankFrame.HEARTBEAT:
+                self._heard(rank, said)
         except errors.ShoalError as error:
             self.fail(self._lost(rank, f"has ended ({error.message})"))
 
@@ -168,7 +180,7 @@ class Watch:
             if now - at > self._silent_s and rank not in self._left:
                 self.fail(self._lost(rank, f"has sent no heartbeat for {now - at:.0f} s"))
 
-    def _send(self, kind: RankFrame) -> None:
+    def _send(self, kind: RankFrame, said: bytes = b"") -> None:
         """Sends a frame to all ranks. Reading shows whether one of them has ended."""
         for rank, connection in self._connections.items():
             if rank not in self._left:
@@ -177,7 +189,7 @@ class Watch:
                     if kind is RankFrame.ERROR and self._failure:
                         send_error(connection, self._failure)
                     else:
-                        connection.send(kind)
+                        connection.send(kind, [said] if said else [])
 
     def _lost(self, rank: int, what: str) -> errors.RankLost:
         return errors.RankLost(f"rank {rank} of {self.ranks} {what}; all ranks must start again", rank=rank)

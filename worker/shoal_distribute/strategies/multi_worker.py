@@ -1,13 +1,18 @@
 """MultiWorkerMirroredStrategy: replicas in several processes, which join their gradients without a server."""
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
+from prometheus_client import REGISTRY, CollectorRegistry
 
+from shoal import _tracing
 from shoal.program import Array
-from shoal_distribute.collectives import BUCKET_BYTES, Buckets, Group, ReduceOp
+from shoal_distribute.collectives import BUCKET_BYTES, Buckets, Group, GroupTimings, ReduceOp
 from shoal_distribute.cross_device_ops import CrossDeviceOps
+from shoal_distribute.rank_metrics import RankMetrics
 from shoal_distribute.replica_context import ReplicaContext
 from shoal_distribute.resolver import ClusterResolver, TFConfigClusterResolver
 from shoal_distribute.strategies.mirrored import MirroredStrategy
@@ -23,7 +28,7 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
     """Several processes, each with one or more devices. All replicas have a copy of all variables.
 
     The replicas of a process first add up their gradients among themselves, then the processes add up the sums, in the
-    order of their ranks. In `fit` and by `Optimizer.minimize`, they do so while the backward pass computes the next
+    order of their ranks. In `fit` and by `Optimizer.minimize`, they can do so while the backward pass computes the next
     gradients. All processes run the same script: they must make the same variables, and call `run`, `reduce` and
     `gather` the same number of times. New variables get the initial values of the first process.
 
@@ -40,6 +45,8 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         devices: names of this process's devices, as for `MirroredStrategy`.
         cross_device_ops: how the replicas of one process add up their gradients, as for `MirroredStrategy`.
         group: a group of processes that is open already, instead of a resolver.
+        overlap: whether the processes reduce gradients during the backward pass. None means yes, unless all are on one
+            host and compute on CPUs: there, both would take the same cores.
 
     Attributes:
         rank: number of this process.
@@ -57,8 +64,10 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         devices: Sequence[str] | None = None,
         cross_device_ops: CrossDeviceOps | None = None,
         group: Group | None = None,
+        overlap: bool | None = None,
     ) -> None:
         super().__init__(devices, cross_device_ops)
+        _tracing.start("client")
         self._group = group or open_group(cluster_resolver or TFConfigClusterResolver())
         counts = [self.local_replicas]
         if self._group:
@@ -67,6 +76,8 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         self.first_replica, self._replicas = sum(counts[: self.rank]), sum(counts)
         self._processes = len(counts)
         self._buckets = Buckets(self._group) if self._group else None
+        idle_cpu = any(it.is_gpu for it in self.devices) or not (self._group and self._group.shares_memory)
+        self._overlaps = idle_cpu if overlap is None else overlap
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -79,6 +90,30 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
     @property
     def input_pipeline_id(self) -> int:
         return self.rank
+
+    def run(self, fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: Any = None, options: Any = None) -> Any:
+        with _tracing.root("run", rank=self.rank, ranks=self._processes):
+            return super().run(fn, args, kwargs, options)
+
+    experimental_run_v2 = run
+
+    def timings(self) -> GroupTimings:
+        """Returns the times of all processes over the last minute, by rank: local reduce, wait and transfer.
+
+            print(strategy.timings())
+
+        A process that trains alone has none.
+        """
+        return self._group.timings() if self._group else GroupTimings()
+
+    def register_metrics(self, registry: CollectorRegistry = REGISTRY) -> None:
+        """Adds this process's metrics, `shoal_rank_*`, to a registry of `prometheus_client`, which the script serves.
+
+        Args:
+            registry: the registry. The default is that of `prometheus_client.start_http_server`.
+        """
+        if group := self._group:
+            registry.register(RankMetrics(lambda: group.times, group.timings, lambda: group.sent_bytes))
 
     def create_variable(self, name: str, initial: np.ndarray, *, trainable: bool = True) -> DistributedVariable:
         values = np.array(initial)
@@ -104,10 +139,15 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         if self._buckets is None:
             return super()._collected(replica, gradients)
         variables: list[DistributedVariable] = []
+        local_s = 0.0
         try:
+            if not self._overlaps:
+                gradients = iter(list(gradients))
             for part in _parts(gradients, BUCKET_BYTES if self.local_replicas > 1 else 0):
                 variables += [variable for variable, _ in part]
+                began = time.perf_counter()
                 sums = super().join(replica, ReduceOp.SUM, [gradient for _, gradient in part])
+                local_s += time.perf_counter() - began
                 if replica.local_replica == 0:
                     for (variable, _), array in zip(part, sums, strict=True):
                         self._buckets.add(variable.name, on_host(array))
@@ -116,6 +156,9 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
             if replica.local_replica == 0:
                 self._buckets.abandon()
             raise
+        if replica.local_replica == 0 and self._group:
+            self._group.times.steps += 1
+            self._group.times.local_reduce += local_s
         return variables, [replica.device.put(it) for it in replica.exchange("the sums of all processes", joined)[0]]
 
     def merge_statistics(self, variables: Sequence[DistributedVariable]) -> None:

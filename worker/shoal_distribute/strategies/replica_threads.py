@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
-from shoal import errors
+from shoal import _tracing, errors
 from shoal_distribute.devices import LogicalDevice
 from shoal_distribute.rendezvous import Rendezvous
 from shoal_distribute.replica_context import ReplicaContext, Replicated, entered_strategies, running
@@ -47,8 +47,9 @@ class ReplicaThreads:
             with running(ReplicaContext(strategy, 0, self._devices[0], None)):
                 return [fn(*args, **kwargs)]
         rendezvous = Rendezvous(len(calls))
+        run = _tracing.in_current_context(_run_replica)
         futures = [
-            pool.submit(_run_replica, ReplicaContext(strategy, number, device, rendezvous), rendezvous, fn, call)
+            pool.submit(run, ReplicaContext(strategy, number, device, rendezvous), rendezvous, fn, call)
             for number, (pool, device, call) in enumerate(zip(self._pools, self._devices, calls, strict=True))
         ]
         try:

@@ -1,0 +1,45 @@
+"""Times of ranks: what heartbeats carry, the last minute, and the rank that is late."""
+
+from shoal_distribute.collectives.times import GroupTimings, RankTimes, TimesBoard
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_rank_knows_the_last_minute_of_all() -> None:
+    clock = Clock()
+    boards = [TimesBoard(rank, 2, clock) for rank in range(2)]
+    for clock.now in range(100):
+        for board, wait in zip(boards, (0.5, 0.25), strict=True):
+            board.own.steps += 1
+            board.own.calls += 2
+            board.own.wait += wait
+        for rank, board in enumerate(boards):
+            boards[1 - rank].heard(rank, board.told())
+    clock.now += 1
+    boards[1].own.transfer += 3.0
+    first, second = boards[1].timings().ranks
+    assert first == RankTimes(59, 59, 118, 0.0, 29.5, 0.0)
+    assert second == RankTimes(60, 59, 118, 0.0, 14.75, 3.0)  # its own are of now
+    boards[1].heard(0, b"")  # another version
+    assert boards[1].timings().ranks[0] == first
+
+
+def test_the_late_rank_is_the_one_for_which_the_others_wait() -> None:
+    def of(*waits: float, calls: int = 100) -> GroupTimings:
+        return GroupTimings(tuple(RankTimes(60.0, 50, calls, 0.0, wait, 1.0) for wait in waits))
+
+    assert (late := of(7.0, 8.0, 1.0, 9.0).late()) is not None
+    assert (late.rank, late.seconds) == (2, 0.07)
+    assert str(of(7.0, 8.0, 1.0)).splitlines()[-1] == "rank 2 is late: the others wait 65 ms for it in each call"
+    assert of(2.0, 3.0, 4.0).late() is None  # less than 5% of a minute
+    assert of(1.0, 9.0, calls=4).late() is None
+    assert of(1.0).late() is None
+    assert GroupTimings().late() is None
+    assert "50     100          0.000      4.000      1.000" in str(of(2.0, 4.0))

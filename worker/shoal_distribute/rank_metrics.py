@@ -1,0 +1,48 @@
+"""Prometheus metrics of a rank. A training script has no metrics endpoint of its own, so it registers them."""
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from shoal_distribute.collectives import GroupTimings, RankTimes
+
+_PHASES = {
+    "local_reduce": "Time in which the replicas of this process joined their gradients.",
+    "wait": "Time in which this rank waited until other ranks made the same collective call.",
+    "transfer": "Time of collective calls without the wait: moving and adding data.",
+}
+
+
+class RankMetrics(Collector):
+    """The metrics of one rank.
+
+    Args:
+        own: returns the times of this rank since its group began.
+        group: returns those of all ranks over the last minute.
+        sent_bytes: returns the bytes of array data that this rank has sent over connections.
+    """
+
+    def __init__(
+        self, own: Callable[[], RankTimes], group: Callable[[], GroupTimings], sent_bytes: Callable[[], int]
+    ) -> None:
+        self._own, self._group, self._sent_bytes = own, group, sent_bytes
+
+    def collect(self) -> Iterator[Metric]:
+        """Returns the metrics of a scrape."""
+        own, group = self._own(), self._group()
+        late = group.late()
+        yield GaugeMetricFamily("shoal_rank_ranks", "Ranks of the group.", len(group.ranks))
+        yield GaugeMetricFamily(
+            "shoal_rank_late", "Number of the rank that the others wait for. -1 means none.", late.rank if late else -1
+        )
+        yield CounterMetricFamily("shoal_rank_steps", "Steps in which this rank has applied gradients.", own.steps)
+        yield CounterMetricFamily("shoal_rank_calls", "Collective calls of this rank.", own.calls)
+        yield CounterMetricFamily(
+            "shoal_rank_sent_bytes", "Array data that this rank has sent over connections.", self._sent_bytes()
+        )
+        for phase, text in _PHASES.items():
+            yield CounterMetricFamily(f"shoal_rank_{phase}_seconds", text, getattr(own, phase))
+
+
+__all__ = ["RankMetrics"]
