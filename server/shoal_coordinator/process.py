@@ -15,12 +15,13 @@ from shoal import _rpc, errors
 from shoal._checkpoint import CheckpointStorage, open_shared_storage, probe
 from shoal._limits import catalogue
 from shoal._security import NO_CREDENTIALS, AccessFile, AccessRole, Authorizer, Credentials, open_authorizer
-from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc, token_pb2_grpc
+from shoal.v1 import coordinator_pb2_grpc, group_pb2_grpc, job_pb2_grpc, token_pb2_grpc
 from shoal_coordinator.access import Access
-from shoal_coordinator.api import CoordinatorService, JobsService, TokensService
+from shoal_coordinator.api import CoordinatorService, GroupsService, JobsService, TokensService
 from shoal_coordinator.audit import AuditLog
 from shoal_coordinator.cluster import DEAD_KEPT_S, ClusterPolicy, EvenPlacement, JobLimits, PlacementPolicy
 from shoal_coordinator.coordinator import Coordinator
+from shoal_coordinator.groups import GroupRegistry
 from shoal_coordinator.logins import Logins
 from shoal_coordinator.metrics import StateCollector, count_events
 from shoal_coordinator.persistence import MEMORY, Store, open_store
@@ -188,6 +189,11 @@ class CoordinatorProcess:
             config.listen,
             [
                 ("shoal.v1.Coordinator", coordinator_pb2_grpc.add_CoordinatorServicer_to_server, members),
+                (
+                    "shoal.v1.Groups",
+                    group_pb2_grpc.add_GroupsServicer_to_server,
+                    GroupsService(GroupRegistry()),
+                ),
                 ("shoal.v1.Jobs", job_pb2_grpc.add_JobsServicer_to_server, self._jobs),
                 ("shoal.v1.Tokens", token_pb2_grpc.add_TokensServicer_to_server, tokens),
             ],

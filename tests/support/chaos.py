@@ -22,7 +22,7 @@ from support import leaks
 ROOT = Path(__file__).parents[2]
 LATEST = ROOT / "runs" / "chaos" / "latest.json"
 
-_RANKS = "tests/chaos/test_ranks.py"
+_RANKS, _ELASTIC = "tests/chaos/test_ranks.py", "tests/chaos/test_elastic_ranks.py"
 _RECOVERY, _CHECKPOINTS = "tests/chaos/test_recovery.py", "tests/contract/test_checkpoints.py"
 _COORDINATOR, _LEDGER = "tests/chaos/test_coordinator.py", "tests/chaos/test_ledger.py"
 SCENARIOS: Mapping[str, Sequence[str]] = {
@@ -41,6 +41,8 @@ SCENARIOS: Mapping[str, Sequence[str]] = {
     "worker_kill_ledger": [_LEDGER],
     "rank_kill": [f"{_RANKS}::test_a_killed_rank"],
     "rank_stop": [f"{_RANKS}::test_a_stopped_rank"],
+    "elastic_kill": [f"{_ELASTIC}::test_survivors_go_on_without_a_killed_process"],
+    "elastic_stop": [f"{_ELASTIC}::test_survivors_go_on_without_a_stopped_process"],
     "session_kill_batches": ["tests/cluster/test_sessions.py::test_no_sample_is_missed_when_sessions_die"],
 }
 

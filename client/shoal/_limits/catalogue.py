@@ -174,6 +174,18 @@ HOLDER_MEMBERS = _add(
     option="--max-holder-members",
     error=errors.Overloaded,
 )
+MAX_GROUPS = _add(
+    "MAX_GROUPS", 1_000, "groups", "a cluster's groups of ranks", roles=_COORDINATOR, error=errors.Overloaded
+)
+GROUP_RANKS = _add("GROUP_RANKS", 256, "ranks", "a group of ranks", roles=_COORDINATOR)
+GROUP_WAITING = _add(
+    "GROUP_WAITING",
+    512,
+    "processes",
+    "the processes that wait for the next generation of a group",
+    roles=_COORDINATOR,
+    error=errors.Overloaded,
+)
 MAX_TOKENS = _add("MAX_TOKENS", 10_000, "tokens", "a cluster's tokens that have not expired", roles=_COORDINATOR)
 MAX_REVOCATIONS = _add(
     "MAX_REVOCATIONS",

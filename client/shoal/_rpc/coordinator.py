@@ -10,7 +10,7 @@ from shoal._rpc import channels
 from shoal._rpc.retries import Retries
 from shoal._rpc.tls_probe import tls_failure
 from shoal._security import NO_CREDENTIALS, AccessRole, Credentials
-from shoal.v1 import coordinator_pb2_grpc, job_pb2_grpc, token_pb2_grpc
+from shoal.v1 import coordinator_pb2_grpc, group_pb2_grpc, job_pb2_grpc, token_pb2_grpc
 
 T = TypeVar("T")
 Metadata = tuple[tuple[str, str], ...]
@@ -55,6 +55,7 @@ class CoordinatorClient:
         self._check_port = credentials.port_check(address)
         self._channel = channels.channel(address, credentials, AccessRole.COORDINATOR)
         self.members = coordinator_pb2_grpc.CoordinatorStub(self._channel)
+        self.groups = group_pb2_grpc.GroupsStub(self._channel)
         self.jobs = job_pb2_grpc.JobsStub(self._channel)
         self.tokens = token_pb2_grpc.TokensStub(self._channel)
 

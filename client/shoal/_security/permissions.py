@@ -48,6 +48,10 @@ _BY_SERVICE: dict[str, dict[str, frozenset[AccessRole]]] = {
         "Report": _PARTICIPANTS,
         "Finish": _PARTICIPANTS,
     },
+    "shoal.v1.Groups": {
+        "Join": _USERS,
+        "Beat": _USERS,
+    },
     "shoal.v1.Tokens": {
         # Not with a ticket: otherwise its holder could prolong it.
         "GetTicket": _READERS | {_WORKER, _SERVER},

@@ -4,11 +4,13 @@ No other package of the coordinator imports grpc. This package makes no decision
 and only `process` imports it.
 """
 
+from shoal_coordinator.api.groups import GroupsService
 from shoal_coordinator.api.servicers import CoordinatorService, JobsService
 from shoal_coordinator.api.tokens import TokensService
 
 __all__ = [
     "CoordinatorService",
+    "GroupsService",
     "JobsService",
     "TokensService",
 ]

@@ -15,11 +15,9 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -41,12 +39,14 @@ from shoal.v1.parameter_server_pb2_grpc import ParameterServerStub
 from shoal.variables import Variable
 from shoal_coordinator.cluster import Candidate, assign_shards, plan_shards
 from shoal_coordinator.process import CoordinatorConfig, start_coordinator
+from shoal_distribute import MultiWorkerMirroredStrategy
 from shoal_distribute.collectives import Group, group, mesh, ring, shared_blocks, watch
 from shoal_distribute.collectives.watch import SILENT_S
 from shoal_server.optimizers import compilation
 from shoal_server.optimizers.kernel_threads import THREADS_VARIABLE
 from shoal_server.process import Server, ServerConfig
 from shoal_server.serving import lane_endpoint
+from support.faults.doom import Doom
 
 VARIABLES = {"w": Variable((100_000,))}  # 400 kB, enough for memory to be shared
 RETRY_FOR_S = 0.2
@@ -85,7 +85,7 @@ class Nursery:
         with theirs:
             command = [sys.executable, __file__, str(theirs.fileno()), str(folder)]
             # One thread: what others held at a fork, nobody would give back.
-            environment = {**os.environ, THREADS_VARIABLE: "1"}
+            environment = {**os.environ, THREADS_VARIABLE: "1", "PYTHONPATH": str(Path(__file__).parents[2])}
             self._process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])
 
     def server(self, **options: Any) -> "KillableRole":
@@ -126,6 +126,21 @@ class Nursery:
             with each:
                 ranks.append(self._start("reduce", each, rank=rank, addresses=addresses, **options))
         return ranks
+
+    def elastic_ranks(
+        self, coordinator: str, job: str, workers: int, count: int, doom: int = 0
+    ) -> list["KillableRole"]:
+        """Starts processes of an elastic group. After each step, each sends its progress, its weight and their number.
+
+        Args:
+            coordinator: address of the coordinator.
+            job: name of the group.
+            workers: number of processes of the group.
+            count: number of processes to start.
+            doom: the line after the first step at which the last one dies; 0 for none.
+        """
+        dooms = [0] * (count - 1) + [doom]
+        return [self._start("adapt", coordinator=coordinator, job=job, workers=workers, doom=it) for it in dooms]
 
     def segments(self) -> set[str]:
         """Returns the names of the segments that exist."""
@@ -233,27 +248,6 @@ def live(kind: str, reports: socket.socket, *passed: socket.socket, options: dic
         os._exit(status)
 
 
-class Doom:
-    """Kills this process at the n-th line of some files, in any thread, counted after `begin`."""
-
-    def __init__(self, line: int, files: set[str]) -> None:
-        self._left, self._files = itertools.count(line, -1), files
-        self._begun = False
-        threading.settrace(self._enter)
-        sys.settrace(self._enter)
-
-    def begin(self) -> None:
-        self._begun = True
-
-    def _enter(self, frame: FrameType, event: str, argument: Any) -> Any:
-        return self._step if frame.f_code.co_filename in self._files else None
-
-    def _step(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if self._begun and event == "line" and next(self._left) <= 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return self._step
-
-
 def serve(say: Say, doom: int = 0) -> None:
     end = Doom(doom, _SERVER_CODE) if doom else None
     coordinator = start_coordinator(
@@ -354,7 +348,32 @@ def reduce(
             say(error.message)
 
 
-KINDS: dict[str, Callable[..., None]] = {"serve": serve, "train": train, "say_nothing": say_nothing, "reduce": reduce}
+def adapt(say: Say, coordinator: str, job: str, workers: int, doom: int = 0) -> None:
+    end = Doom(doom, _RANK_CODE) if doom else None
+    strategy = MultiWorkerMirroredStrategy(devices=["/cpu:0"], workers=workers, coordinator=coordinator, job=job)
+    optimizer = optim.SGD(1.0)
+    with strategy.scope():
+        weights = strategy.create_variable("w", np.zeros(300_001))
+        strategy.adopt_optimizer(optimizer)
+    gradient = np.ones(weights.shape)
+    while True:
+        step = strategy.progress
+        strategy.elastic(strategy.run, lambda: strategy.apply_gradients(optimizer, [(gradient, weights)]))
+        values = weights.numpy()
+        assert np.ptp(values) == 0, "a step has counted in part"
+        assert strategy.iterations(optimizer) == strategy.progress > step
+        say(f"{strategy.progress} {-values[0]:.0f} {strategy.num_replicas_in_sync}")
+        if end:
+            end.begin()
+
+
+KINDS: dict[str, Callable[..., None]] = {
+    "serve": serve,
+    "train": train,
+    "say_nothing": say_nothing,
+    "reduce": reduce,
+    "adapt": adapt,
+}
 
 
 def main(descriptor: str, folder: str) -> None:

@@ -18,10 +18,11 @@ from shoal._rpc.callers import set_caller
 from shoal._security import GIVEN_ROLES, AccessRole, Principal
 from shoal.consistency import Asynchronous
 from shoal.job import Job
-from shoal.v1 import coordinator_pb2, job_pb2, token_pb2
+from shoal.v1 import coordinator_pb2, group_pb2, job_pb2, token_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal_coordinator.access import Access
-from shoal_coordinator.api import CoordinatorService, JobsService, TokensService
+from shoal_coordinator.api import CoordinatorService, GroupsService, JobsService, TokensService
+from shoal_coordinator.groups import GroupRegistry
 from shoal_coordinator.logins import Logins
 from shoal_server.checkpoints import CheckpointWriter
 from shoal_server.metrics import ServerMetrics
@@ -172,6 +173,7 @@ class CoordinatorHandlers(_Handlers):
         self.methods = []
         self.add(CoordinatorService(shell, heartbeat_timeout_s=5.0), methods_of(coordinator_pb2, "Coordinator"))
         self.add(self._jobs, methods_of(job_pb2, "Jobs"))
+        self.add(GroupsService(GroupRegistry()), methods_of(group_pb2, "Groups"))
 
     def run(self, data: bytes) -> None:
         self._left -= 1

@@ -21,13 +21,13 @@ def test_a_rank_knows_the_last_minute_of_all() -> None:
             board.own.calls += 2
             board.own.wait += wait
         for rank, board in enumerate(boards):
-            boards[1 - rank].heard(rank, board.told())
+            boards[1 - rank].reported(rank, board.told())
     clock.now += 1
     boards[1].own.transfer += 3.0
     first, second = boards[1].timings().ranks
     assert first == RankTimes(59, 59, 118, 0.0, 29.5, 0.0)
     assert second == RankTimes(60, 59, 118, 0.0, 14.75, 3.0)  # its own are of now
-    boards[1].heard(0, b"")  # another version
+    boards[1].reported(0, b"")  # another version
     assert boards[1].timings().ranks[0] == first
 
 

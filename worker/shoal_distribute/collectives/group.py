@@ -243,6 +243,10 @@ class Group:
         """
         self._mesh.check()
 
+    def fail(self, error: errors.ShoalError) -> None:
+        """Ends the group: all ranks get an error in their calls, also in those in progress. Any thread may call it."""
+        self._mesh.fail(error)
+
     def close(self) -> None:
         """Leaves the group. The other ranks get RankLost when they wait for this one. Further calls have no effect."""
         if self._shared:

@@ -24,7 +24,7 @@ from shoal_distribute.collectives.mesh import Mesh
 from shoal_distribute.collectives.watch import FRAMES, SILENT_S, RankFrame
 
 # The largest group: each rank has three connections to each other one.
-MOST_RANKS = 256
+MOST_RANKS = catalogue.GROUP_RANKS.default
 _RANK = struct.Struct("<QII?")  # generation, rank, ranks, whether the connection is that of the watch
 _RETRY_S = 0.05
 # A transfer may wait for as long as another rank computes. `watch` ends it if that rank fails.

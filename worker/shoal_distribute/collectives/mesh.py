@@ -60,7 +60,9 @@ class Mesh:
         self._sends: queue.SimpleQueue[tuple[int, np.ndarray[Any, Any]] | threading.Event | None] = queue.SimpleQueue()
         self._sender: threading.Thread | None = None
         self.times = TimesBoard(rank, self.ranks)
-        self._watch = Watch(rank, watched, self._close_all, silent_s, told=self.times.told, heard=self.times.heard)
+        self._watch = Watch(
+            rank, watched, self._close_all, silent_s, told=self.times.told, reported=self.times.reported
+        )
         self._watch.start()
 
     def agree(self, call: CollectiveCall) -> None:
@@ -147,6 +149,10 @@ class Mesh:
     def lost(self, rank: int, reason: str) -> errors.ShoalError:
         """Returns the failure of the group because a rank that this one needs is not there."""
         return self._watch.lost(rank, reason)
+
+    def fail(self, error: errors.ShoalError) -> None:
+        """Ends the group with an error, at all ranks."""
+        self._watch.fail(error)
 
     def close(self) -> None:
         """Leaves the group: closes all connections. The other ranks get RankLost if they wait for this one."""

@@ -109,7 +109,7 @@ class TimesBoard:
         clock: returns seconds from any origin.
 
     Attributes:
-        own: the times of this rank since its group began. Whoever measures a phase adds to it.
+        own: the times of this rank since its group began. The code that measures a phase adds to it.
     """
 
     def __init__(self, rank: int, ranks: int, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -121,7 +121,7 @@ class TimesBoard:
         self._known[self._rank].append(self._now())
         return self._known[self._rank][-1].encode()
 
-    def heard(self, rank: int, data: bytes) -> None:
+    def reported(self, rank: int, data: bytes) -> None:
         """Keeps the times of another rank, if its heartbeat has some."""
         if len(data) == _TIMES.size:
             self._known[rank].append(RankTimes.decode(data))

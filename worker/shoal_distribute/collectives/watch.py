@@ -50,7 +50,7 @@ class Watch:
         failed: called once, by any thread, when a rank has failed; it wakes the threads that wait for data.
         silent_s: seconds without a heartbeat after which a rank counts as lost.
         told: returns what this rank's next heartbeat carries.
-        heard: gets the number of a rank, and what its heartbeat carries.
+        reported: gets the number of a rank, and what its heartbeat carries.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class Watch:
         silent_s: float = SILENT_S,
         *,
         told: Callable[[], bytes] = bytes,
-        heard: Callable[[int, bytes], None] = lambda _rank, _said: None,
+        reported: Callable[[int, bytes], None] = lambda _rank, _said: None,
     ) -> None:
         self.rank, self.ranks = rank, len(connections) + 1
-        self._told, self._heard = told, heard
+        self._told, self._reported = told, reported
         self._connections, self._failed, self._silent_s = dict(connections), failed, silent_s
         self._changed = threading.Condition()  # guards _failure, _left, _closing and _wake
         self._failure: errors.ShoalError | None = None
@@ -171,7 +171,7 @@ class Watch:
                     self._changed.notify_all()
             said = bytes(connection.payload())
             if kind is RankFrame.HEARTBEAT:
-                self._heard(rank, said)
+                self._reported(rank, said)
         except errors.ShoalError as error:
             self.fail(self._lost(rank, f"has ended ({error.message})"))
 

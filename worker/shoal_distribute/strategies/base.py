@@ -36,13 +36,17 @@ class Strategy(InputSurface):
         ops: how the replicas of this process join their arrays.
 
     Attributes:
+        progress: how far training is, in units of the training loop. Elastic groups of processes share it.
         devices: the devices of this process.
+        may_grow: whether more processes may join later.
         is_default: whether it is the strategy that is in use outside of any scope.
         first_replica: number of this process's first replica among those of all processes.
     """
 
     devices: tuple[LogicalDevice, ...]
     is_default = False
+    may_grow = False
+    progress = 0
 
     def __init__(self, devices: Sequence[LogicalDevice], ops: CrossDeviceOps) -> None:
         ops.check(devices)
@@ -246,6 +250,14 @@ class Strategy(InputSurface):
             iterations: how often it has been applied.
             state: as `optimizer_state` returned it.
         """
+
+    def recover(self, error: errors.ShoalError) -> bool:
+        """Makes training possible again after a call has failed, if it can; otherwise returns False.
+
+        `progress` then says where training is: variables may be those of another process.
+        """
+        del error
+        return False
 
     def join(self, replica: ReplicaContext, op: ReduceOp, arrays: list[Array]) -> list[Array]:
         """Returns the sum or the mean of arrays over all replicas of all processes. All replicas call it.

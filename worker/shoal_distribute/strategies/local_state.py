@@ -22,6 +22,11 @@ class OptimizerStates:
         # The optimizer is kept, so that no other object gets its id.
         self._states: dict[int, tuple[optim.Optimizer, list[LocalOptimizer]]] = {}
 
+    @property
+    def optimizers(self) -> list[optim.Optimizer]:
+        """The optimizers that have state, in the order in which it was made."""
+        return [optimizer for optimizer, _ in self._states.values()]
+
     def of(self, optimizer: optim.Optimizer, copy: int = 0) -> LocalOptimizer:
         """Returns the state of one copy.
 

@@ -1,6 +1,8 @@
 """MultiWorkerMirroredStrategy: replicas in several processes, which join their gradients without a server."""
 
+import sys
 import time
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -8,19 +10,23 @@ from typing import Any
 import numpy as np
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from shoal import _tracing
+from shoal import _tracing, errors, optim
 from shoal.program import Array
-from shoal_distribute.collectives import BUCKET_BYTES, Buckets, Group, GroupTimings, ReduceOp
+from shoal_distribute.collectives import BUCKET_BYTES, Buckets, Group, GroupTimings, RankTimes, ReduceOp
 from shoal_distribute.cross_device_ops import CrossDeviceOps
+from shoal_distribute.elastic_group import ElasticGroup
 from shoal_distribute.rank_metrics import RankMetrics
 from shoal_distribute.replica_context import ReplicaContext
 from shoal_distribute.resolver import ClusterResolver, TFConfigClusterResolver
 from shoal_distribute.strategies.mirrored import MirroredStrategy
+from shoal_distribute.strategies.parameter_server import script_name
+from shoal_distribute.strategies.shared_state import SharedState
 from shoal_distribute.task_group import open_group
 from shoal_distribute.values import DistributedVariable
 from shoal_worker.arrays import on_host
 
 # Variables with their gradients.
+_UNTRAINED = -1  # the progress of a process that has nothing that others could use
 _Gradients = list[tuple[DistributedVariable, Array]]
 
 
@@ -39,6 +45,12 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
 
     If a process ends, the others get `RankLost` with its number. Then restart all processes from a checkpoint.
 
+    With `workers`, the group is *elastic*: the coordinator of a cluster brings the processes together, without any
+    address in the script. If a process is lost, `fit` and `elastic` go on with the others, and a process that starts
+    later takes the state of one that trains. The script makes all variables and optimizers before training.
+
+        strategy = MultiWorkerMirroredStrategy(workers=4)      # with the cluster of SHOAL_COORDINATOR
+
     Args:
         cluster_resolver: describes the processes. None means the environment variable `TF_CONFIG`; without it, this
             process trains alone.
@@ -47,12 +59,17 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         group: a group of processes that is open already, instead of a resolver.
         overlap: whether the processes reduce gradients during the backward pass. None means yes, unless all are on one
             host and compute on CPUs: there, both would take the same cores.
+        workers: number of processes of an elastic group, at the beginning and at most.
+        least_workers: the fewest processes with which an elastic group goes on.
+        coordinator: host:port of the coordinator of an elastic group; None means that of `SHOAL_COORDINATOR`, or of
+            `shoal up`.
+        job: name of the elastic group, the same for all its processes; by default the name of the script.
 
     Attributes:
         rank: number of this process.
 
     Raises:
-        BadRequest: `TF_CONFIG` is invalid.
+        BadRequest: `TF_CONFIG` is invalid, or there is a coordinator without `workers`.
         DeviceUnavailable: there is no such device.
         RankLost: another process did not come.
     """
@@ -65,19 +82,28 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         cross_device_ops: CrossDeviceOps | None = None,
         group: Group | None = None,
         overlap: bool | None = None,
+        workers: int | None = None,
+        least_workers: int = 1,
+        coordinator: str | None = None,
+        job: str = "",
     ) -> None:
         super().__init__(devices, cross_device_ops)
         _tracing.start("client")
-        self._group = group or open_group(cluster_resolver or TFConfigClusterResolver())
-        counts = [self.local_replicas]
-        if self._group:
-            counts = [int(it) for it in self._group.all_gather(np.array(self.local_replicas, np.int64))]
-        self.rank = self._group.rank if self._group else 0
-        self.first_replica, self._replicas = sum(counts[: self.rank]), sum(counts)
-        self._processes = len(counts)
-        self._buckets = Buckets(self._group) if self._group else None
-        idle_cpu = any(it.is_gpu for it in self.devices) or not (self._group and self._group.shares_memory)
-        self._overlaps = idle_cpu if overlap is None else overlap
+        if coordinator and workers is None:
+            raise errors.BadRequest("there is a coordinator, but no number of processes; give workers=N")
+        self._overlap, self._buckets = overlap, None
+        self._made: list[weakref.ref[DistributedVariable]] = []
+        self._state = SharedState(self._variables, self._states, lambda copy, array: self._places[copy].put(array))
+        self._progress = _UNTRAINED
+        self._elastic: ElasticGroup | None = None
+        self._met = self._shared = False  # of an elastic group: whether it is connected, and has one state
+        if workers is None:
+            self._enter(group or open_group(cluster_resolver or TFConfigClusterResolver()))
+        else:
+            name = job or script_name(sys.argv[0] if sys.argv else "")
+            self.may_grow = True
+            self._elastic = ElasticGroup(coordinator, name, ranks=workers, least_ranks=least_workers)
+            self._meet()
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -91,11 +117,63 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
     def input_pipeline_id(self) -> int:
         return self.rank
 
+    @property
+    def progress(self) -> int:
+        """How far training is, in units of the training loop. In an elastic group, all processes get that of one.
+
+        So read it after all variables and optimizers are made, and raise it by 1 after each step.
+        """
+        self._share()
+        return max(0, self._progress)
+
+    @progress.setter
+    def progress(self, value: int) -> None:
+        self._progress = value
+
     def run(self, fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: Any = None, options: Any = None) -> Any:
+        self._share()
         with _tracing.root("run", rank=self.rank, ranks=self._processes):
             return super().run(fn, args, kwargs, options)
 
     experimental_run_v2 = run
+
+    def elastic(self, step: Callable[..., Any], *args: Any) -> Any:
+        """Calls a function that takes a step, and raises `progress` by 1. In an elastic group, it survives failures.
+
+            while strategy.progress < STEPS:
+                loss = strategy.elastic(take_step, strategy.progress)      # take_step calls strategy.run
+
+        If a process is lost, the others form the next generation, take the state of one of them, and repeat the step,
+        unless that state has it already. So the function divides its batch each time.
+
+        Args:
+            step: the function.
+            *args: its arguments.
+
+        Returns:
+            What the function returned. None if the step is in the state of another process.
+
+        Raises:
+            RankLost: a process was lost, and the group is not elastic.
+        """
+        began = self.progress
+        while self.progress == began:
+            try:
+                result = step(*args)
+            except errors.RankLost as error:
+                if not self.recover(error):
+                    raise
+            else:
+                self.progress = began + 1
+                return result
+        return None
+
+    def recover(self, error: errors.ShoalError) -> bool:
+        if self._elastic is None or not isinstance(error, errors.RankLost):
+            return False
+        self._lose(error)
+        self._share()
+        return True
 
     def timings(self) -> GroupTimings:
         """Returns the times of all processes over the last minute, by rank: local reduce, wait and transfer.
@@ -112,14 +190,24 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         Args:
             registry: the registry. The default is that of `prometheus_client.start_http_server`.
         """
-        if group := self._group:
-            registry.register(RankMetrics(lambda: group.times, group.timings, lambda: group.sent_bytes))
+        registry.register(
+            RankMetrics(
+                lambda: self._group.times if self._group else RankTimes(),
+                self.timings,
+                lambda: self._group.sent_bytes if self._group else 0,
+            )
+        )
 
     def create_variable(self, name: str, initial: np.ndarray, *, trainable: bool = True) -> DistributedVariable:
         values = np.array(initial)
-        if self._group:
+        if self._group and (self._elastic is None or self._shared):
             self._group.broadcast(values)
-        return super().create_variable(name, values, trainable=trainable)
+        made = super().create_variable(name, values, trainable=trainable)
+        self._made.append(weakref.ref(made))
+        return made
+
+    def adopt_optimizer(self, optimizer: optim.Optimizer) -> None:
+        self._states.of(optimizer)  # so that it can take the state of another process
 
     def join(self, replica: ReplicaContext, op: ReduceOp, arrays: list[Array]) -> list[Array]:
         if self._group is None:
@@ -175,10 +263,59 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
             variable.assign(mean)
 
     def close(self) -> None:
+        if self._elastic:
+            self._elastic.close()
         if self._group and self._buckets:
             self._group.close()
             self._buckets.close()
         super().close()
+
+    def _enter(self, group: Group | None, root: int = 0) -> None:
+        """Makes the processes of a group those of this strategy."""
+        self._group, self._root = group, root
+        counts = [self.local_replicas]
+        if group:
+            counts = [int(it) for it in group.all_gather(np.array(self.local_replicas, np.int64))]
+        self.rank = group.rank if group else 0
+        self.first_replica, self._replicas = sum(counts[: self.rank]), sum(counts)
+        self._processes = len(counts)
+        self._buckets = Buckets(group) if group else None
+        idle_cpu = any(it.is_gpu for it in self.devices) or not (group and group.shares_memory)
+        self._overlaps = idle_cpu if self._overlap is None else self._overlap
+
+    def _meet(self) -> None:
+        """Waits for the next generation of an elastic group."""
+        while self._elastic and not self._met:
+            try:
+                self._enter(*self._elastic.form(self._progress))
+                self._met = True
+            except errors.RankLost as error:
+                self._lose(error)
+
+    def _share(self) -> None:
+        """Waits until all processes of an elastic group have the state of one."""
+        while self._elastic and not self._shared:
+            self._meet()
+            assert self._group
+            try:
+                self._progress = max(0, self._state.take(self._group, self._root, self._progress))
+                self._shared = True
+            except errors.RankLost as error:
+                self._lose(error)
+
+    def _lose(self, error: errors.ShoalError) -> None:
+        """Ends this process's part in a generation."""
+        self._met = self._shared = False
+        if self._elastic:
+            self._elastic.lose(error)
+        if self._group:
+            self._group.close()
+        if self._buckets:
+            self._buckets.close()
+
+    def _variables(self) -> list[DistributedVariable]:
+        found = [made() for made in self._made]
+        return [it for it in found if it is not None]
 
     def _across(self, array: np.ndarray) -> np.ndarray:
         return self._group.all_reduce(np.array(array)) if self._group else array

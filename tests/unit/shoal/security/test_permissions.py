@@ -4,11 +4,11 @@ import pytest
 
 from shoal import errors
 from shoal._security import OPEN_CALLS, PERMISSIONS, AccessRole, Principal, check_own, check_permitted
-from shoal.v1 import coordinator_pb2, job_pb2, parameter_server_pb2, token_pb2
+from shoal.v1 import coordinator_pb2, group_pb2, job_pb2, parameter_server_pb2, token_pb2
 
 
 def test_every_call_of_the_contract_has_its_permissions() -> None:
-    files = (coordinator_pb2, job_pb2, parameter_server_pb2, token_pb2)
+    files = (coordinator_pb2, group_pb2, job_pb2, parameter_server_pb2, token_pb2)
     calls = {
         f"{service.full_name}/{method.name}"
         for file in files

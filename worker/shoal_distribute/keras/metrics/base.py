@@ -85,6 +85,14 @@ class Metric(Advising):
         """Returns the sums of each replica of this process."""
         return [self._sums.get(number) or self.empty() for number in range(self.strategy.local_replicas)]
 
+    def snapshot(self) -> dict[int, list[Array]]:
+        """Returns the sums by replica, for `restore_snapshot`."""
+        return dict(self._sums)  # `add` makes new lists
+
+    def restore_snapshot(self, sums: dict[int, list[Array]]) -> None:
+        """Replaces the sums by those of a snapshot."""
+        self._sums = dict(sums)
+
     def reset_state(self) -> None:
         """Forgets all samples. Within `Strategy.run`, only those of the replica that calls it."""
         replica = current_replica()

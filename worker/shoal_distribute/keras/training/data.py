@@ -52,11 +52,15 @@ class ArrayBatches:
         return (self.samples + self._size - 1) // self._size
 
     def __iter__(self) -> Iterator[Batch]:
+        self._epoch += 1
+        return self.of_epoch(self._epoch - 1)
+
+    def of_epoch(self, epoch: int, first: int = 0) -> Iterator[Batch]:
+        """Yields the batches of an epoch, which has an order of its own, from the batch of a number on."""
         order = np.arange(self.samples)
         if self._shuffle:
-            np.random.default_rng([self._seed, self._epoch]).shuffle(order)
-        self._epoch += 1
-        for start in range(0, self.samples, self._size):
+            np.random.default_rng([self._seed, epoch]).shuffle(order)
+        for start in range(first * self._size, self.samples, self._size):
             chosen = order[start : start + self._size]
             x, y, weights = (_picked(part, chosen) for part in self._parts)
             yield x, y, weights

@@ -10,6 +10,7 @@ from shoal import errors
 from shoal_distribute.keras.training.callback import Callback, CallbackList, History
 from shoal_distribute.keras.training.data import split_off
 from shoal_distribute.keras.training.event_callback import EventCallback
+from shoal_distribute.keras.training.place import FitPlace
 from shoal_distribute.keras.training.progress import Progbar
 from shoal_distribute.keras.training.sources import Source
 from shoal_distribute.keras.training.trained import Trained
@@ -53,21 +54,16 @@ def train(model: Trained, batches: Source, plan: Plan) -> History:
     model.stop_training, model.first_epoch = False, plan.initial_epoch
     logs: dict[str, float] = {}
     calls.call("on_train_begin", {})
-    for epoch in range(model.first_epoch, plan.epochs):
-        if model.stop_training:
-            break
+    place = FitPlace(model.strategy, model.first_epoch)
+    while not (place.is_over or model.stop_training) and (epoch := place.epoch) < plan.epochs:
         if verbose:
             sys.stdout.write(f"Epoch {epoch + 1}/{plan.epochs}\n")
         bar = Progbar(batches.steps, verbose)
         calls.call("on_epoch_begin", epoch, {})
-        steps = _train_epoch(model, batches, calls, bar)
-        model.strategy.merge_statistics(model.non_trainable_variables)
-        logs = model.get_metrics_result()
-        if plan.validation is not None and (epoch + 1) % plan.validation_every == 0:
-            found = _evaluated(model, plan.validation, calls, Progbar(None, 0))
-            logs |= {f"val_{name}": value for name, value in found.items()}
-        bar.update(steps, logs, finished=True)
+        logs = _Epoch(model, batches, plan, calls, bar, place).run()
+        bar.update(place.step, logs, finished=True)
         calls.call("on_epoch_end", epoch, dict(logs))
+        place.end_epoch(epoch)
     calls.call("on_train_end", dict(logs))
     return history
 
@@ -140,19 +136,74 @@ def level(verbose: Any) -> int:
     return 1 if verbose == "auto" else int(verbose)
 
 
-def _train_epoch(model: Trained, batches: Source, calls: CallbackList, bar: Progbar) -> int:
-    """Takes the steps of an epoch, and returns their number."""
-    model.reset_metrics()
-    step = 0
-    for step, batch in enumerate(batches, 1):
-        calls.call("on_train_batch_begin", step - 1, {})
-        model.strategy.run(model.train_step, args=(batch,))
-        due = bar.is_due()
-        logs = _local_results(model) if due or calls.wants_batches else {}
-        if due:
-            bar.update(step, logs)
-        calls.call("on_train_batch_end", step - 1, logs)
-    return step
+@dataclass
+class _Epoch:
+    """An epoch of training: its steps, and its end. After the loss of a process, both go on from where training is.
+
+    Attributes:
+        model, batches, plan, calls, bar: see `train`.
+        place: the next step.
+        sums: the sums of the metrics after the last step.
+    """
+
+    model: Trained
+    batches: Source
+    plan: Plan
+    calls: CallbackList
+    bar: Progbar
+    place: FitPlace
+    sums: list[Any] = field(default_factory=list)
+
+    def run(self) -> dict[str, float]:
+        """Returns the metrics of the epoch."""
+        self.model.reset_metrics()
+        epoch = self.place.epoch
+        self._keep()
+        while not self.place.is_over and self.place.epoch == epoch:
+            try:
+                self._take_steps(epoch)
+                return self._end(epoch)
+            except errors.RankLost as error:
+                self._recover(error)
+        return _local_results(self.model)  # the other processes have ended this epoch
+
+    def _take_steps(self, epoch: int) -> None:
+        for batch in self.batches.of_epoch(epoch, self.place.step):
+            step = self.place.step
+            self.calls.call("on_train_batch_begin", step, {})
+            self.model.strategy.run(self.model.train_step, args=(batch,))
+            self.place.end_step()
+            self._keep()
+            due = self.bar.is_due()
+            logs = _local_results(self.model) if due or self.calls.wants_batches else {}
+            if due:
+                self.bar.update(step + 1, logs)
+            self.calls.call("on_train_batch_end", step, logs)
+
+    def _end(self, epoch: int) -> dict[str, float]:
+        """Returns the metrics of the epoch and of its validation."""
+        model, plan = self.model, self.plan
+        model.strategy.merge_statistics(model.non_trainable_variables)
+        logs = model.get_metrics_result()
+        if plan.validation is not None and (epoch + 1) % plan.validation_every == 0:
+            found = _evaluated(model, plan.validation, self.calls, Progbar(None, 0))
+            logs |= {f"val_{name}": value for name, value in found.items()}
+        return logs
+
+    def _keep(self) -> None:
+        """Keeps the sums of the metrics: a step that is repeated must not count twice."""
+        if self.model.strategy.may_grow:
+            self.sums = [metric.snapshot() for metric in self.model.metrics]
+
+    def _recover(self, error: errors.RankLost) -> None:
+        """Goes on with the processes that are left, or raises the error."""
+        sources = [self.batches, *([self.plan.validation] if self.plan.validation else [])]
+        if not (all(it.can_resume for it in sources) and self.model.strategy.recover(error)):
+            raise error
+        for metric, sums in zip(self.model.metrics, self.sums, strict=True):
+            metric.restore_snapshot(sums)
+        for source in sources:
+            source.renew()
 
 
 def _evaluated(model: Trained, batches: Source, calls: CallbackList, bar: Progbar) -> dict[str, float]:

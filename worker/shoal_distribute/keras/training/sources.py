@@ -1,6 +1,7 @@
 """Sources of batches: what `fit`, `evaluate` and `predict` make of arrays and data sets."""
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from shoal import errors
@@ -19,15 +20,45 @@ class Source:
         batches: batches for all replicas.
         strategy: the strategy whose replicas divide them.
         divides: whether processes divide a batch between them. Otherwise each has all samples of its batches.
+        renewed: returns the batches for the processes that there are by now; None if they do not depend on that.
     """
 
-    def __init__(self, batches: Iterable[Batch], strategy: Strategy, *, divides: bool = True) -> None:
-        self._batches, self._strategy, self._divides = batches, strategy, divides
+    def __init__(
+        self,
+        batches: Iterable[Batch],
+        strategy: Strategy,
+        *,
+        divides: bool = True,
+        renewed: Callable[[], Iterable[Batch]] | None = None,
+    ) -> None:
+        self._batches, self._strategy, self._divides, self._renewed = batches, strategy, divides, renewed
 
     def __iter__(self) -> Any:
         if isinstance(self._batches, BatchesOf) and self._batches.divided:
             return iter(self._batches)
         return (divided(batch, self._strategy, between_processes=self._divides) for batch in self._batches)
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether an epoch can go on from a step, with other processes than before."""
+        return isinstance(self._batches, ArrayBatches) or self._renewed is not None
+
+    def renew(self) -> None:
+        """Divides the batches again, for the processes that there are by now."""
+        if self._renewed:
+            self._batches = self._renewed()
+
+    def of_epoch(self, epoch: int, step: int) -> Any:
+        """Returns an iterator over the batches of an epoch, from a step on.
+
+        Args:
+            epoch: its number, from 0.
+            step: number of the first step, from 0.
+        """
+        if isinstance(self._batches, ArrayBatches):
+            found = self._batches.of_epoch(epoch, step)
+            return (divided(batch, self._strategy, between_processes=self._divides) for batch in found)
+        return itertools.islice(self, step, None) if step else iter(self)
 
     @property
     def first_sample(self) -> Any:
@@ -76,7 +107,7 @@ def source_of(
         size = batch_size or _DEFAULT_BATCH
         if divides:
             check_batch_size(size, strategy)
-        seed = config.shuffle_seed(together=strategy.input_pipelines > 1) if shuffle else 0
+        seed = config.shuffle_seed(together=strategy.may_grow or strategy.input_pipelines > 1) if shuffle else 0
         arrays = ArrayBatches(x, y, sample_weight, size, shuffle=shuffle, seed=seed)
         return Source(arrays if steps is None else BatchesOf(arrays, steps), strategy, divides=divides)
     given = {"y": y, "sample_weight": sample_weight, "batch_size": batch_size}
@@ -89,9 +120,14 @@ def source_of(
         raise errors.BadRequest(
             f"x is a {type(x).__name__}; give an array, a list of arrays, or an iterable of batches"
         )
-    if divides and not isinstance(x, DistributedDataset):
-        x = strategy.experimental_distribute_dataset(x)
-    return Source(BatchesOf(x, steps), strategy, divides=divides)
+    if isinstance(x, DistributedDataset) or not divides:
+        return Source(BatchesOf(x, steps), strategy, divides=divides)
+
+    def distributed() -> BatchesOf:
+        return BatchesOf(strategy.experimental_distribute_dataset(x), steps)
+
+    # With a number of steps, an epoch begins in the middle of the data: only the process itself knows where.
+    return Source(distributed(), strategy, renewed=distributed if steps is None else None)
 
 
 def validation_of(strategy: Strategy, data: Any, batch_size: int | None, steps: int | None) -> Source:

@@ -1,0 +1,90 @@
+"""The service of groups of ranks."""
+
+import grpc
+
+from shoal import _rpc, errors
+from shoal._limits import catalogue
+from shoal._wire import check_address, check_text
+from shoal.v1 import group_pb2 as pb
+from shoal.v1 import group_pb2_grpc
+from shoal_coordinator.groups import GroupRegistry, RankBeat, RankCandidate
+
+_LEAST_PROGRESS = -1
+
+
+class GroupsService(group_pb2_grpc.GroupsServicer):
+    """The service of groups of ranks.
+
+    Args:
+        groups: the groups.
+    """
+
+    def __init__(self, groups: GroupRegistry) -> None:
+        self._groups = groups
+
+    @_rpc.servicer
+    def Join(self, request: pb.JoinGroupRequest, _: grpc.ServicerContext) -> pb.JoinGroupReply:
+        _check(request)
+        if request.progress < _LEAST_PROGRESS:
+            raise errors.BadRequest(f"progress is {request.progress}; it is -1 or more")
+        formed, waits_for = self._groups.join(
+            request.group,
+            RankCandidate(request.member, request.address, request.progress),
+            ranks=request.ranks,
+            least=request.least_ranks,
+            generation=request.generation,
+            owner=_owner(),
+        )
+        if formed is None:
+            return pb.JoinGroupReply(waits_for=waits_for)
+        ranks = [pb.GroupRank(member=it.member, address=it.address, progress=it.progress) for it in formed.ranks]
+        return pb.JoinGroupReply(generation=formed.generation, ranks=ranks)
+
+    @_rpc.servicer
+    def Beat(self, request: pb.BeatGroupRequest, _: grpc.ServicerContext) -> pb.BeatGroupReply:
+        _check(request)
+        check_text(f"the reason of {request.member!r:.80}", request.reason)
+        if not (request.generation and request.rank < request.size <= request.ranks and request.lost_rank >= -1):
+            raise errors.BadRequest(
+                f"rank {request.rank} of {request.size} in generation {request.generation} is not valid; generations "
+                "begin with 1, and have at most as many ranks as the group"
+            )
+        beat = RankBeat(
+            RankCandidate(request.member, request.address),
+            request.generation,
+            request.rank,
+            request.size,
+            request.lost_rank,
+            request.reason,
+            request.leaves,
+        )
+        ended = self._groups.beat(request.group, beat, ranks=request.ranks, least=request.least_ranks, owner=_owner())
+        return pb.BeatGroupReply(ended=ended)
+
+
+def _check(request: pb.JoinGroupRequest | pb.BeatGroupRequest) -> None:
+    """Checks the texts and numbers that both requests have.
+
+    Raises:
+        BadRequest: one of them is not valid.
+        LimitExceeded: a text is too long, or there are too many ranks.
+    """
+    if not (request.group and request.member):
+        raise errors.BadRequest("the name of the group or of the member is empty")
+    check_text("the name of the group", request.group)
+    check_text("the name of the member", request.member)
+    check_address(f"the address of {request.member!r:.80}", request.address)
+    if request.ranks > catalogue.GROUP_RANKS.default:
+        raise catalogue.GROUP_RANKS.refusal(f"group {request.group!r:.80} has {request.ranks} ranks")
+    if not 1 <= request.least_ranks <= request.ranks:
+        raise errors.BadRequest(
+            f"the group has {request.ranks} ranks, and at least {request.least_ranks}; give 1 or more of both"
+        )
+
+
+def _owner() -> str:
+    caller = _rpc.caller()
+    return caller.name if caller else ""
+
+
+__all__ = ["GroupsService"]

@@ -1,0 +1,106 @@
+"""Processes of elastic groups that are killed or stopped: the others go on within seconds, with right values."""
+
+import os
+import random
+import signal
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from shoal._transport.segment import SHM
+from shoal_coordinator.process import CoordinatorConfig, start_coordinator
+from support import run_lengths
+from support.faults.killable_roles import KillableRole, Nursery
+from support.run_lengths import count_runs
+
+pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
+
+WORKERS = 3
+LONGEST_S = 10.0
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with tempfile.TemporaryDirectory(dir=SHM) as folder, Nursery(Path(folder)) as nursery:
+        yield nursery
+        assert not nursery.segments()
+
+
+@pytest.fixture(scope="module")
+def coordinator(nursery: Nursery) -> Iterator[str]:
+    running = start_coordinator(CoordinatorConfig(listen="127.0.0.1:0"), CollectorRegistry())
+    yield running.address
+    running.stop()
+
+
+class Steps:
+    """What processes say about their steps: the weights are equal, and each step adds the number of processes."""
+
+    def __init__(self) -> None:
+        self._weights = {0: 0}  # by progress
+
+    def hear(self, process: KillableRole) -> int:
+        """Checks the next step of a process. Returns the number of processes that have taken it."""
+        said = process.hear()
+        assert said, "it has ended"
+        progress, weight, size = map(int, said.split())
+        assert self._weights.setdefault(progress, weight) == weight
+        if progress - 1 in self._weights:
+            assert weight - self._weights[progress - 1] in {1, 2, 3}
+        return size
+
+    def hear_until(self, processes: Sequence[KillableRole], size: int) -> None:
+        """Waits until all processes have taken three steps with so many processes."""
+        for process in processes:
+            while self.hear(process) != size:
+                pass
+            assert [self.hear(process) for _ in range(2)] == [size] * 2
+
+
+def end(processes: Sequence[KillableRole]) -> None:
+    for process in processes:
+        assert process.kill() == -signal.SIGKILL
+
+
+def test_survivors_go_on_without_a_killed_process(nursery: Nursery, coordinator: str) -> None:
+    draw = random.Random(2)
+    with count_runs("elastic_kill", count := run_lengths.runs(1, 20), "s") as counted:
+        for number in range(count):
+            steps, job = Steps(), f"kill-{number}"
+            *others, doomed = nursery.elastic_ranks(coordinator, job, WORKERS, WORKERS, doom=draw.randrange(1, 1_500))
+            for process in others:
+                steps.hear(process)
+            assert doomed.end() == -signal.SIGKILL
+            began = time.monotonic()
+            steps.hear_until(others, WORKERS - 1)
+            waited = time.monotonic() - began
+            assert waited < LONGEST_S
+            others += nursery.elastic_ranks(coordinator, job, WORKERS, 1)  # as a supervisor starts it again
+            steps.hear_until(others, WORKERS)
+            end(others)
+            counted.passes(waited)
+
+
+@run_lengths.long_only
+def test_survivors_go_on_without_a_stopped_process(nursery: Nursery, coordinator: str) -> None:
+    with count_runs("elastic_stop", count := run_lengths.runs(1, 10), "s") as counted:
+        for number in range(count):
+            steps = Steps()
+            processes = nursery.elastic_ranks(coordinator, f"stop-{number}", WORKERS, WORKERS)
+            for process in processes:
+                steps.hear(process)
+            stopped = processes.pop(number % WORKERS)
+            os.kill(stopped.pid, signal.SIGSTOP)
+            began = time.monotonic()
+            steps.hear_until(processes, WORKERS - 1)
+            waited = time.monotonic() - began
+            assert waited < LONGEST_S
+            os.kill(stopped.pid, signal.SIGCONT)
+            processes.append(stopped)
+            steps.hear_until(processes, WORKERS)  # it has joined again
+            end(processes)
+            counted.passes(waited)

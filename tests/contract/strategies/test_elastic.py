@@ -1,0 +1,147 @@
+"""Elastic groups over a real coordinator, with processes that are threads of this process."""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+
+from shoal import errors, optim
+from shoal.data import from_arrays
+from shoal_coordinator.process import CoordinatorConfig, start_coordinator
+from shoal_distribute import MultiWorkerMirroredStrategy, keras
+from support.programs.fitted_model import X, Y, fitted
+
+T = TypeVar("T")
+PATIENCE_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def coordinator() -> Iterator[str]:
+    running = start_coordinator(CoordinatorConfig(listen="127.0.0.1:0"), CollectorRegistry())
+    yield running.address
+    running.stop()
+
+
+class Processes:
+    """Threads that each have a strategy of one elastic group."""
+
+    def __init__(self, coordinator: str, job: str, work: Callable[[MultiWorkerMirroredStrategy], T]) -> None:
+        self._coordinator, self._job, self._work = coordinator, job, work
+        self._threads: list[threading.Thread] = []
+        self.results: list[Any] = []
+
+    def start(self, count: int) -> None:
+        for _ in range(count):
+            thread = threading.Thread(target=self._run, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def ended(self) -> list[Any]:
+        for thread in self._threads:  # it may grow
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+        return self.results
+
+    def _run(self) -> None:
+        try:
+            strategy = MultiWorkerMirroredStrategy(
+                devices=["/cpu:0"], workers=3, coordinator=self._coordinator, job=self._job
+            )
+            try:
+                self.results.append(self._work(strategy))
+            finally:
+                strategy.close()
+        except BaseException as error:
+            self.results.append(error)
+
+
+class Gives(Exception):
+    """The process gives up."""
+
+
+def test_survivors_go_on_and_a_new_process_takes_their_state(coordinator: str) -> None:
+    def work(strategy: MultiWorkerMirroredStrategy) -> tuple[int, float, dict[int, int]]:
+        with strategy.scope():
+            optimizer = optim.Momentum(1.0, momentum=0.5)
+            weights = strategy.create_variable("w", np.full(5, float(strategy.rank)))
+            strategy.adopt_optimizer(optimizer)
+        sizes: dict[int, int] = {}
+
+        def step(number: int) -> None:
+            if number == 4 and strategy.input_pipelines == 3 and strategy.rank == 1:
+                raise Gives
+            if number == 8 and strategy.input_pipelines == 2:
+                if strategy.rank == 0:
+                    processes.start(1)
+                while True:  # until the new process joins
+                    strategy.reduce("sum", 1.0)
+            strategy.run(lambda: strategy.apply_gradients(optimizer, [(np.ones(5), weights)]))
+            sizes[number] = strategy.num_replicas_in_sync
+
+        while strategy.progress < 12:
+            strategy.elastic(step, strategy.progress)
+        assert strategy.iterations(optimizer) == strategy.progress
+        assert np.ptp(weights.numpy()) == 0
+        return strategy.progress, float(weights.numpy()[0]), sizes
+
+    processes = Processes(coordinator, "custom", work)
+    processes.start(3)
+    results = processes.ended()
+    failed = [it for it in results if isinstance(it, BaseException)]
+    assert [type(it) for it in failed] == [Gives]
+    done = [it for it in results if it not in failed]
+    assert len(done) == 3
+    assert len({(progress, value) for progress, value, _ in done}) == 1
+    sizes = {step: size for _, _, own in done for step, size in own.items()}
+    assert [sizes[number] for number in range(12)] == [3] * 4 + [2] * 4 + [3] * 4
+    weights = velocity = 0.0
+    for number in range(12):
+        velocity = 0.5 * velocity + sizes[number]
+        weights -= velocity
+    assert done[0][1] == weights
+
+
+@pytest.mark.parametrize("kind", ["arrays", "data set"])
+def test_fit_goes_on_with_the_samples_of_all_batches(coordinator: str, kind: str) -> None:
+    class GivesUp(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            strategy = self.model.strategy
+            if batch == 1 and self.model.optimizer.iterations > 8 and strategy.input_pipeline_id == 2:
+                raise Gives
+
+    def work(strategy: MultiWorkerMirroredStrategy) -> list[np.ndarray]:
+        data = (X, Y) if kind == "arrays" else (from_arrays(X, Y).batch(8), None)
+        return fitted(strategy, callbacks=[GivesUp()], data=data, validation_data=(X, Y))[0]
+
+    processes = Processes(coordinator, f"fit-{kind[0]}", work)
+    processes.start(3)
+    results = processes.ended()
+    assert sum(isinstance(it, Gives) for it in results) == 1
+    expected, _ = fitted(None)
+    done = [it for it in results if not isinstance(it, BaseException)]
+    assert len(done) == 2
+    for weights in done:
+        for own, wanted in zip(weights, expected, strict=True):
+            np.testing.assert_allclose(own, wanted, rtol=1e-10)
+
+
+def test_mistakes_are_named(coordinator: str) -> None:
+    with pytest.raises(errors.BadRequest, match="give workers=N"):
+        MultiWorkerMirroredStrategy(devices=["/cpu:0"], coordinator=coordinator)
+    with pytest.raises(errors.LimitExceeded, match="the limit GROUP_RANKS is 256"):
+        MultiWorkerMirroredStrategy(devices=["/cpu:0"], coordinator=coordinator, workers=257, job="large")
+    with pytest.raises(errors.BadRequest, match="has 2 ranks, and at least 3"):
+        MultiWorkerMirroredStrategy(
+            devices=["/cpu:0"], coordinator=coordinator, workers=2, least_workers=3, job="least"
+        )
+
+    def work(strategy: MultiWorkerMirroredStrategy) -> int:
+        own = strategy.create_variable("w", np.zeros(2 + strategy.rank))
+        return strategy.run(own.read).size  # type: ignore[no-any-return]  # as `run` returns anything
+
+    processes = Processes(coordinator, "others", work)
+    processes.start(3)
+    assert sum(isinstance(it, errors.RanksDisagree) for it in processes.ended()) == 2

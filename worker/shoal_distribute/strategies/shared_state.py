@@ -1,0 +1,119 @@
+"""Shared state: all ranks of a group take the variables, the optimizers' state and the progress of one of them."""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+
+from shoal import errors, optim
+from shoal.program import Array
+from shoal.v1 import job_pb2
+from shoal_distribute.collectives import Group
+from shoal_distribute.strategies.local_state import OptimizerStates
+from shoal_distribute.values import DistributedVariable
+
+
+class SharedState:
+    """What the processes of an elastic group share.
+
+    Args:
+        variables: returns all variables, in the order in which they were made, which is the same in all processes.
+        states: the state of the optimizers.
+        put: returns an array on the device of a copy of the variables.
+    """
+
+    def __init__(
+        self,
+        variables: Callable[[], Iterable[DistributedVariable]],
+        states: OptimizerStates,
+        put: Callable[[int, np.ndarray], Array],
+    ) -> None:
+        self._variables, self._states, self._put = variables, states, put
+
+    def take(self, group: Group, root: int, progress: int) -> int:
+        """Replaces the state of all ranks by that of one. All ranks call it.
+
+        Args:
+            group: the ranks.
+            root: the rank whose state all get.
+            progress: this rank's progress.
+
+        Returns:
+            The progress of that rank.
+
+        Raises:
+            RankLost: a rank has failed. The state of this rank is as before.
+            RanksDisagree: this rank has other variables or optimizers.
+        """
+        variables, optimizers = list(self._variables()), self._states.optimizers
+        slots = [self._states.arrays(it) for it in optimizers] if group.rank == root else []
+        said = _told(group, root, self._description(variables, optimizers, slots, progress))
+        mine = [_described(it.name, it.shape, it.dtype) for it in variables]
+        if said["variables"] != mine or len(said["optimizers"]) != len(optimizers):
+            raise errors.RanksDisagree(
+                f"this process has other variables or optimizers than rank {root}, whose state it is to take; make all "
+                "of them, in the same order, before training begins",
+                rank=root,
+            )
+        # First all arrays, then the change: a failure must leave a state that a step has made.
+        values = [group.broadcast(np.ascontiguousarray(it.numpy()), root) for it in variables]
+        taken = [
+            {path: group.broadcast(_of(own, path, shape, dtype), root) for path, shape, dtype in theirs["slots"]}
+            for theirs, own in zip_longest(said["optimizers"], slots)
+        ]
+        if group.rank != root:
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
+            for optimizer, theirs, arrays in zip(optimizers, said["optimizers"], taken, strict=True):
+                self._states.restore(optimizer, theirs["version"], arrays, self._put)
+                if theirs["rate"]:
+                    rate = job_pb2.Schedule.FromString(bytes.fromhex(theirs["rate"]))
+                    self._states.set_learning_rate(optimizer, optim.Schedule.from_proto(rate))
+        return int(said["progress"])
+
+    def _description(
+        self,
+        variables: Sequence[DistributedVariable],
+        optimizers: Sequence[optim.Optimizer],
+        slots: Sequence[dict[str, np.ndarray]],
+        progress: int,
+    ) -> dict[str, Any]:
+        return {
+            "progress": progress,
+            "variables": [_described(it.name, it.shape, it.dtype) for it in variables],
+            "optimizers": [
+                {
+                    "version": self._states.of(optimizer).version,
+                    "rate": _encoded(self._states.of(optimizer).learning_rate),
+                    "slots": [_described(path, array.shape, array.dtype) for path, array in own.items()],
+                }
+                for optimizer, own in zip(optimizers, slots, strict=False)
+            ],
+        }
+
+
+def _of(own: dict[str, np.ndarray] | None, path: str, shape: Sequence[int], dtype: str) -> np.ndarray:
+    """Returns the root's array, or memory for it."""
+    return np.empty(shape, np.dtype(dtype)) if own is None else np.ascontiguousarray(own[path])
+
+
+def _described(name: str, shape: Sequence[int], dtype: np.dtype[Any]) -> list[Any]:
+    return [name, list(shape), dtype.name]
+
+
+def _encoded(rate: optim.Schedule | None) -> str:
+    return "" if rate is None else rate.to_proto().SerializeToString().hex()
+
+
+def _told(group: Group, root: int, own: dict[str, Any]) -> dict[str, Any]:
+    """Returns what the root says."""
+    text = np.frombuffer(json.dumps(own).encode(), np.uint8).copy()
+    size = group.broadcast(np.array(text.size, np.int64), root)
+    told = text if group.rank == root else np.empty(int(size), np.uint8)
+    found: dict[str, Any] = json.loads(group.broadcast(told, root).tobytes())
+    return found
+
+
+__all__ = ["SharedState"]
