@@ -104,3 +104,24 @@ def test_survivors_go_on_without_a_stopped_process(nursery: Nursery, coordinator
             steps.hear_until(processes, WORKERS)  # it has joined again
             end(processes)
             counted.passes(waited)
+
+
+@run_lengths.long_only
+def test_a_generation_goes_on_while_the_coordinator_is_away(nursery: Nursery) -> None:
+    first = start_coordinator(CoordinatorConfig(listen="127.0.0.1:0"), CollectorRegistry())
+    steps = Steps()
+    processes = nursery.elastic_ranks(first.address, "away", WORKERS, WORKERS)
+    steps.hear_until(processes, WORKERS)
+    first.stop()
+    for _ in range(20):
+        for process in processes:
+            assert steps.hear(process) == WORKERS
+    second = start_coordinator(CoordinatorConfig(listen=first.address), CollectorRegistry())
+    try:
+        assert processes.pop().kill() == -signal.SIGKILL
+        steps.hear_until(processes, WORKERS - 1)
+        processes += nursery.elastic_ranks(first.address, "away", WORKERS, 1)
+        steps.hear_until(processes, WORKERS)
+    finally:
+        end(processes)
+        second.stop()

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from shoal import _rpc, errors
 from shoal._security import AccessRole, Credentials
@@ -51,7 +52,13 @@ class ElasticGroup:
         credentials = Credentials.find(environment=environment).for_coordinator(address, AccessRole.ADMIN)
         self._client = _rpc.CoordinatorClient(address, credentials=credentials)
         self._environment = environment
-        self._own = {"group": name, "member": secrets.token_hex(8), "ranks": ranks, "least_ranks": least_ranks}
+        # What both calls say of this process.
+        self._own: dict[str, Any] = {
+            "group": name,
+            "member": secrets.token_hex(8),
+            "ranks": ranks,
+            "least_ranks": least_ranks,
+        }
         self._generation = 0
         self._beat: pb.BeatGroupRequest | None = None  # of the current generation
         self._stopped = threading.Event()  # ends the thread of the current generation
@@ -83,7 +90,7 @@ class ElasticGroup:
                 listening.close()
                 raise
             self._generation = formed.generation
-            rank = [it.member for it in formed.ranks].index(str(self._own["member"]))
+            rank = [it.member for it in formed.ranks].index(self._own["member"])
             self._beat = self._beat_of(addresses[rank], rank, len(addresses))
             try:
                 group = Group.open(

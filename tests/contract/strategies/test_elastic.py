@@ -108,8 +108,8 @@ def test_survivors_go_on_and_a_new_process_takes_their_state(coordinator: str) -
 def test_fit_goes_on_with_the_samples_of_all_batches(coordinator: str, kind: str) -> None:
     class GivesUp(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            strategy = self.model.strategy
-            if batch == 1 and self.model.optimizer.iterations > 8 and strategy.input_pipeline_id == 2:
+            optimizer, strategy = self.model.optimizer, self.model.strategy
+            if batch == 1 and optimizer and optimizer.iterations > 8 and strategy.input_pipeline_id == 2:
                 raise Gives
 
     def work(strategy: MultiWorkerMirroredStrategy) -> list[np.ndarray]:

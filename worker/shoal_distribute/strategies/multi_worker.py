@@ -91,7 +91,9 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         _tracing.start("client")
         if coordinator and workers is None:
             raise errors.BadRequest("there is a coordinator, but no number of processes; give workers=N")
-        self._overlap, self._buckets = overlap, None
+        self._overlap = overlap
+        self._group: Group | None = None
+        self._buckets: Buckets | None = None
         self._made: list[weakref.ref[DistributedVariable]] = []
         self._state = SharedState(self._variables, self._states, lambda copy, array: self._places[copy].put(array))
         self._progress = _UNTRAINED

@@ -79,7 +79,12 @@ def test_a_gradient_comes_before_those_of_earlier_layers_are_computed() -> None:
             class Core:
                 def apply(self, *given: Any) -> Any:
                     y, after, pull = layer.apply(*given)
-                    return y, after, lambda dy: (pulled.append(name), pull(dy))[1]
+
+                    def observed(dy: Any) -> Any:
+                        pulled.append(name)
+                        return pull(dy)
+
+                    return y, after, observed
 
                 def __getattr__(self, attribute: str) -> Any:
                     return getattr(layer, attribute)
