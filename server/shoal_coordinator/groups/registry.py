@@ -72,7 +72,9 @@ class GroupRegistry:
 
     def _group(self, name: str, ranks: int, least: int, owner: str) -> RankGroup:
         group = self._groups.get(name)
-        if group is None:
+        if group:
+            group.expire(self._clock())
+        if group is None or group.is_empty:  # nobody is left: a new run of the script
             if len(self._groups) >= catalogue.MAX_GROUPS.default:
                 self._clean()
             if len(self._groups) >= catalogue.MAX_GROUPS.default:

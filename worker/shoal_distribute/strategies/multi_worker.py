@@ -1,5 +1,6 @@
 """MultiWorkerMirroredStrategy: replicas in several processes, which join their gradients without a server."""
 
+import atexit
 import sys
 import time
 import weakref
@@ -106,6 +107,8 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
             self.may_grow = True
             self._elastic = ElasticGroup(coordinator, name, ranks=workers, least_ranks=least_workers)
             self._meet()
+        # A rank that ends without a word fails the others, also in a last call that needs nothing more from it.
+        atexit.register(self.close)
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -265,6 +268,7 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
             variable.assign(mean)
 
     def close(self) -> None:
+        atexit.unregister(self.close)
         if self._elastic:
             self._elastic.close()
         if self._group and self._buckets:

@@ -218,3 +218,11 @@ class TestRegistry:
         registry.join("h", candidate("last"), ranks=1000, least=1)
         with pytest.raises(errors.Overloaded, match="the limit GROUP_WAITING is 512"):
             registry.join("h", candidate("one more"), ranks=1000, least=1)
+
+    def test_a_run_after_the_end_of_all_processes_waits_for_all_again(self) -> None:
+        now = [0.0]
+        registry = GroupRegistry(lambda: now[0])
+        for name in "ab":
+            registry.join("g", candidate(name), ranks=2, least=1)
+        now[0] = SILENT_S + 1  # both were killed
+        assert registry.join("g", candidate("c"), ranks=3, least=1) == (None, "2 more of 3 processes")
