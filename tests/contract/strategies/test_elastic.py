@@ -106,15 +106,24 @@ def test_survivors_go_on_and_a_new_process_takes_their_state(coordinator: str) -
 
 @pytest.mark.parametrize("kind", ["arrays", "data set"])
 def test_fit_goes_on_with_the_samples_of_all_batches(coordinator: str, kind: str) -> None:
-    class GivesUp(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            optimizer, strategy = self.model.optimizer, self.model.strategy
-            if batch == 1 and optimizer and optimizer.iterations > 8 and strategy.input_pipeline_id == 2:
+    class Changes(keras.callbacks.Callback):
+        """In step 10, a process gives up. In step 22, another one joins."""
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            strategy = self.model.strategy
+            assert self.model.optimizer
+            step, size = self.model.optimizer.iterations, strategy.input_pipelines
+            if step == 10 and size == 3 and strategy.input_pipeline_id == 2:
                 raise Gives
+            if step == 22 and size == 2:
+                if strategy.input_pipeline_id == 0:
+                    processes.start(1)
+                while True:  # until the new process joins
+                    strategy.reduce("sum", 1.0)
 
     def work(strategy: MultiWorkerMirroredStrategy) -> list[np.ndarray]:
         data = (X, Y) if kind == "arrays" else (from_arrays(X, Y).batch(8), None)
-        return fitted(strategy, callbacks=[GivesUp()], data=data, validation_data=(X, Y))[0]
+        return fitted(strategy, callbacks=[Changes()], data=data, validation_data=(X, Y))[0]
 
     processes = Processes(coordinator, f"fit-{kind[0]}", work)
     processes.start(3)
@@ -122,7 +131,7 @@ def test_fit_goes_on_with_the_samples_of_all_batches(coordinator: str, kind: str
     assert sum(isinstance(it, Gives) for it in results) == 1
     expected, _ = fitted(None)
     done = [it for it in results if not isinstance(it, BaseException)]
-    assert len(done) == 2
+    assert len(done) == 3
     for weights in done:
         for own, wanted in zip(weights, expected, strict=True):
             np.testing.assert_allclose(own, wanted, rtol=1e-10)
