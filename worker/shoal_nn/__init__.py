@@ -17,7 +17,7 @@ from shoal_nn.metrics import AreaUnderCurve, accuracy, top_k_accuracy
 from shoal_nn.normalization import BatchNorm, LayerNorm
 from shoal_nn.pooling import AvgPool, GlobalAvgPool, GlobalMaxPool, MaxPool
 from shoal_nn.precision import LossScale, Policy
-from shoal_nn.reshaping import Flatten, Rescale, Reshape, ZeroPad
+from shoal_nn.reshaping import Flatten, Rescale, Reshape, Resize, ZeroPad
 from shoal_nn.supervised import BinaryClassification, MulticlassClassification, Objective, Supervised
 
 __all__ = [
@@ -58,6 +58,7 @@ __all__ = [
     "Rescale",
     "Reshape",
     "Residual",
+    "Resize",
     "Sequential",
     "SiLU",
     "Sigmoid",

@@ -1,8 +1,12 @@
-"""Layers without variables that reshape, pad or rescale samples."""
+"""Layers without variables that reshape, pad, resize or rescale samples."""
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
 
 from shoal.program import Array
 from shoal_nn.layer import Shape, StatelessLayer, Train
@@ -101,4 +105,57 @@ class Rescale(StatelessLayer):
         return x * scale + offset, lambda dy: dy * scale
 
 
-__all__ = ["Flatten", "Rescale", "Reshape", "ZeroPad"]
+@dataclass(frozen=True)
+class Resize(StatelessLayer):
+    """Resizes images [batch, height, width, channels]. It does not smooth images that shrink.
+
+    Args:
+        size: new height and width, each 1 or more.
+        method: "bilinear": interpolation between the centers of four pixels, as `shoal.data.augment.resize`; "nearest":
+            the pixel whose area has the center of the new one.
+
+    Raises:
+        InvalidLayer: a length is below 1, or the method is unknown.
+    """
+
+    size: tuple[int, int]
+    method: Literal["bilinear", "nearest"] = "bilinear"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", tuple(self.size))
+        self._demand(min(self.size) >= 1, f"size is {self.size}; give a height and a width of 1 or more")
+        self._demand(
+            self.method in {"bilinear", "nearest"}, f"method is {self.method!r}; give 'bilinear' or 'nearest'"
+        )
+
+    def output_shape(self, shape: Shape) -> Shape:
+        self._require(len(shape) == 3, shape, "three axes: (height, width, channels)")
+        return *self.size, shape[2]
+
+    def _value(self, x: Array, train: Train) -> tuple[Array, Callable[[Array], Array]]:  # noqa: ARG002 - acts the same
+        self._require_floats(x)
+        xp, (count, height, width, channels) = namespace_of(x), x.shape
+        rows, columns = (
+            xp.asarray(_shares(before, after, self.method), x.dtype)
+            for before, after in zip((height, width), self.size, strict=True)
+        )
+        wide = (columns @ x.reshape(count * height, width, channels)).reshape(count, height, -1)
+        y = (rows @ wide).reshape(count, *self.size, channels)
+
+        def pull(dy: Array) -> Array:
+            narrow = (rows.T @ dy.reshape(count, self.size[0], -1)).reshape(count * height, self.size[1], channels)
+            return (columns.T @ narrow).reshape(x.shape)
+
+        return y, pull
+
+
+@functools.lru_cache(maxsize=64)
+def _shares(before: int, after: int, method: str) -> np.ndarray:
+    """Returns the share of each old row or column in each new one: [after, before], float64."""
+    centers = (np.arange(after) + 0.5) * before / after
+    if method == "nearest":
+        return np.eye(before)[np.minimum(centers.astype(int), before - 1)]
+    return np.maximum(0, 1 - abs(np.clip(centers - 0.5, 0, before - 1)[:, np.newaxis] - np.arange(before)))
+
+
+__all__ = ["Flatten", "Rescale", "Reshape", "Resize", "ZeroPad"]

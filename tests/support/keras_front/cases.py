@@ -50,6 +50,8 @@ LAYERS = {
     "normalization": LayerCase(
         lambda k: k.layers.Normalization(mean=[0.1, 0.2, 0.3, 0.4, 0.5, 0.6], variance=[1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
     ),
+    "resizing": LayerCase(lambda k: k.layers.Resizing(7, 3), (IMAGES,)),
+    "resizing, nearest": LayerCase(lambda k: k.layers.Resizing(3, 9, interpolation="nearest"), (IMAGES,)),
     "softmax": LayerCase(lambda k: k.layers.Softmax()),
     "ReLU": LayerCase(lambda k: k.layers.ReLU()),
     "ReLU with a slope": LayerCase(lambda k: k.layers.ReLU(negative_slope=0.1)),

@@ -11,6 +11,7 @@ from shoal_distribute.keras.layers.core import (
     Normalization,
     Rescaling,
     Reshape,
+    Resizing,
 )
 from shoal_distribute.keras.layers.core_layer import WrappedLayer
 from shoal_distribute.keras.layers.input import Input, InputLayer
@@ -62,6 +63,7 @@ __all__ = [
     "ReLU",
     "Rescaling",
     "Reshape",
+    "Resizing",
     "Softmax",
     "Subtract",
     "WrappedLayer",

@@ -61,11 +61,13 @@ class SymbolicCall:
         layer: the layer.
         inputs: what it was called on: a symbolic tensor, or a list of them.
         number: larger than those of the calls that computed the inputs.
+        training: whether the layer acts as in training; None means as the model does.
     """
 
     layer: "Layer"
     inputs: Any
     number: int
+    training: bool | None = None
 
     @property
     def tensors(self) -> list[KerasTensor]:
@@ -216,21 +218,21 @@ class Layer(Advising):
     def __call__(self, inputs: Any, training: bool | None = None) -> Any:
         parts = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
         if any(isinstance(part, KerasTensor) for part in parts):
-            return self._called_on_symbols(parts if isinstance(inputs, list | tuple) else inputs)
+            return self._called_on_symbols(parts if isinstance(inputs, list | tuple) else inputs, training)
         several = isinstance(inputs, list | tuple) and all(hasattr(part, "dtype") for part in parts)
         tensors: Any = [as_tensor(it) for it in inputs] if several else as_tensor(inputs)
         if not self.built:
             self._build_once([it.shape[1:] for it in tensors] if several else tensors.shape[1:])
         return self.call(tensors, training=bool(training))
 
-    def _called_on_symbols(self, inputs: Any) -> Any:
+    def _called_on_symbols(self, inputs: Any, training: bool | None) -> Any:
         parts = inputs if isinstance(inputs, list) else [inputs]
         if not all(isinstance(part, KerasTensor) for part in parts):
             raise errors.InvalidLayer(f"layer {self.name} was called on symbolic tensors and arrays; give one kind")
         shape = [part.sample_shape for part in parts] if isinstance(inputs, list) else inputs.sample_shape
         output = self.compute_output_shape(shape)
         self._build_once(shape)
-        return KerasTensor(output, self.dtype, SymbolicCall(self, inputs, next(_numbers)), self.name)
+        return KerasTensor(output, self.dtype, SymbolicCall(self, inputs, next(_numbers), training), self.name)
 
     def _build_once(self, shape: Any) -> None:
         if self.built:

@@ -1,7 +1,7 @@
-"""Layers of single values: dense layers, embeddings, dropout, and changes of shape or scale."""
+"""Layers of single values: dense layers, embeddings, dropout, and changes of shape, size or scale."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -147,6 +147,47 @@ class Reshape(CoreLayer):
         return self._layer
 
 
+class Resizing(CoreLayer):
+    """Resizes images [batch, height, width, channels].
+
+    Args:
+        height: new height.
+        width: new width.
+        interpolation: "bilinear" or "nearest".
+        crop_to_aspect_ratio: must be False.
+        pad_to_aspect_ratio: must be False.
+        antialias: must be False.
+        data_format: must be None or "channels_last".
+        **kwargs: see `Layer`.
+
+    Raises:
+        InvalidLayer: an argument is another one.
+    """
+
+    def __init__(
+        self,
+        height: int,
+        width: int,
+        interpolation: Literal["bilinear", "nearest"] = "bilinear",
+        crop_to_aspect_ratio: bool = False,
+        pad_to_aspect_ratio: bool = False,
+        antialias: bool = False,
+        data_format: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        check_channels_last("Resizing", data_format)
+        if crop_to_aspect_ratio or pad_to_aspect_ratio or antialias:
+            raise errors.InvalidLayer(
+                "Resizing with crop_to_aspect_ratio, pad_to_aspect_ratio or antialias is not supported; leave them out",
+                kind="Resizing",
+            )
+        self._layer = shoal_nn.Resize((height, width), interpolation)
+
+    def core(self) -> shoal_nn.Layer:
+        return self._layer
+
+
 class Rescaling(CoreLayer):
     """y = x * scale + offset.
 
@@ -213,5 +254,6 @@ __all__ = [
     "Normalization",
     "Rescaling",
     "Reshape",
+    "Resizing",
     "check_channels_last",
 ]

@@ -61,7 +61,8 @@ def _graph(config: dict[str, Any]) -> Model:
     parts, symbols = [made(it) for it in config["layers"]], list(inputs)
     for call in config["calls"]:
         fed = [symbols[number] for number in call["inputs"]]
-        symbols.append(parts[call["layer"]](fed if call["several"] else fed[0]))
+        learns = call.get("training")  # earlier files do not have it
+        symbols.append(parts[call["layer"]](fed if call["several"] else fed[0], training=learns))
     outputs = [symbols[number] for number in config["outputs"]]
     several_inputs, several_outputs = config["several"]
     return Model(

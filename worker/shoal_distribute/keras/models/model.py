@@ -121,7 +121,8 @@ class Model(Trainer, Layer):
             values[id(symbol)] = value
         for symbol, call in self.steps():
             fed: Any = [values[id(it)] for it in call.tensors]
-            values[id(symbol)] = call.layer(fed if isinstance(call.inputs, list) else fed[0], training=training)
+            learns = training if call.training is None else call.training
+            values[id(symbol)] = call.layer(fed if isinstance(call.inputs, list) else fed[0], training=learns)
         found = [values[id(symbol)] for symbol in self.outputs]
         return found if isinstance(self._outputs, list | tuple) else found[0]
 

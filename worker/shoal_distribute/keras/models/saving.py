@@ -133,6 +133,7 @@ def _described_graph(model: Any) -> dict[str, Any]:
                 "layer": model.layers.index(call.layer),
                 "inputs": [numbers[id(it)] for it in call.tensors],
                 "several": isinstance(call.inputs, list),
+                "training": call.training,
             }
         )
     return {

@@ -11,7 +11,7 @@ from shoal_distribute.keras.names import Advising
 from shoal_distribute.keras.optimizers.schedules import rate_of
 from shoal_distribute.keras.tensor import Tensor, array_of
 from shoal_distribute.strategies import Strategy, get_strategy
-from shoal_distribute.values import DistributedVariable
+from shoal_distribute.values import DistributedVariable, check_scope
 
 
 class Tape(Protocol):
@@ -75,6 +75,18 @@ class Optimizer(Advising):
         """
         self.strategy = strategy
         strategy.adopt_optimizer(self.spec)
+
+    def build(self, variables: Iterable[DistributedVariable]) -> None:
+        """Checks that the optimizer can update variables. Their slots are made with the first update.
+
+        Args:
+            variables: the variables.
+
+        Raises:
+            WrongContext: a variable was made in the scope of another strategy.
+        """
+        for variable in variables:
+            check_scope(self.strategy, variable)
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, DistributedVariable]]) -> None:
         """Adds up the gradients of all replicas, and applies them once. All replicas call it, within `Strategy.run`.
