@@ -124,9 +124,7 @@ class Resize(StatelessLayer):
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", tuple(self.size))
         self._demand(min(self.size) >= 1, f"size is {self.size}; give a height and a width of 1 or more")
-        self._demand(
-            self.method in {"bilinear", "nearest"}, f"method is {self.method!r}; give 'bilinear' or 'nearest'"
-        )
+        self._demand(self.method in {"bilinear", "nearest"}, f"method is {self.method!r}; give 'bilinear' or 'nearest'")
 
     def output_shape(self, shape: Shape) -> Shape:
         self._require(len(shape) == 3, shape, "three axes: (height, width, channels)")

@@ -46,7 +46,7 @@ def _found() -> list[Path]:
     folder = next((it for it in _FOLDERS if it.is_dir()), None)
     if folder is None:
         raise errors.BadRequest("this installation has no examples; install the wheel of Shoal, or use its repository")
-    return sorted(folder.glob("*.py"))
+    return sorted([*folder.glob("*.py"), *folder.glob("distribute/*.py")], key=lambda path: path.name)
 
 
 def _file_name(name: str, found: dict[str, Path]) -> str:

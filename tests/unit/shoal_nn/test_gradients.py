@@ -39,6 +39,7 @@ from shoal_nn import (
     Rescale,
     Reshape,
     Residual,
+    Resize,
     Sequential,
     Sigmoid,
     SiLU,
@@ -184,8 +185,11 @@ def test_layers_of_any_axes(
     check_gradients(layer, apart(rng, (batch, *shape, 2, channels)), rng)
 
 
-@pytest.mark.parametrize("layer", [ZeroPad(((1, 0), (2, 1))), Rescale((0.5, 2.0), -1.0)], ids=repr)
-def test_padding_and_rescaling(layer: StatelessLayer) -> None:
+RESIZING = [Resize((5, 3)), Resize((2, 2), "nearest")]
+
+
+@pytest.mark.parametrize("layer", [ZeroPad(((1, 0), (2, 1))), Rescale((0.5, 2.0), -1.0), *RESIZING], ids=repr)
+def test_padding_resizing_and_rescaling(layer: StatelessLayer) -> None:
     rng = np.random.default_rng(0)
     check_gradients(layer, rng.standard_normal((2, 3, 1, 2)), rng)
 

@@ -8,7 +8,8 @@ from typer.testing import CliRunner, Result
 
 from shoal._cli.app import app
 
-EXAMPLES = sorted((Path(__file__).parents[4] / "examples").glob("*.py"))
+FOLDER = Path(__file__).parents[4] / "examples"
+EXAMPLES = sorted([*FOLDER.glob("*.py"), *FOLDER.glob("distribute/*.py")], key=lambda path: path.name)
 
 
 @pytest.fixture
@@ -19,6 +20,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result
 
 def test_are_listed_with_their_purpose(run: Callable[..., Result]) -> None:
     lines = run().stdout.splitlines()
+    assert len({path.name for path in EXAMPLES}) == len(EXAMPLES)
     assert [line.split()[0] for line in lines[1:-1]] == [path.name for path in EXAMPLES]
     assert "classifies handwritten digits" in next(line for line in lines if line.startswith("digits.py"))
 
@@ -43,9 +45,14 @@ def test_all_are_copied_to_a_new_folder(run: Callable[..., Result], tmp_path: Pa
 def test_are_copied_with_the_examples_and_the_data_that_they_need(run: Callable[..., Result], tmp_path: Path) -> None:
     run("fine_tuning")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.py", "digits.npz", "fine_tuning.py"]
+    run("mirrored", "--to", "strategies")
+    assert sorted(path.name for path in (tmp_path / "strategies").iterdir()) == ["mirrored.py", "resnet.py"]
 
 
 def test_an_unknown_one_gets_the_names(run: Callable[..., Result]) -> None:
     result = run("digit")
     assert result.exit_code == 2
-    assert "there is no example 'digit'; choose one of: curves.py, demo.py, digits.py" in result.stderr
+    assert (
+        "there is no example 'digit'; choose one of: central_storage.py, curves.py, custom_loop.py, demo.py, digits.py"
+        in result.stderr
+    )

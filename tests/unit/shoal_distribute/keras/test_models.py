@@ -9,6 +9,7 @@ import pytest
 
 import shoal_nn
 from shoal import errors
+from shoal.data import augment
 from shoal_distribute import Checkpoint, CheckpointManager, MirroredStrategy, OneDeviceStrategy, keras, train
 from shoal_nn.models import mobilenet_v2, small_cnn
 
@@ -80,6 +81,27 @@ def test_freezing() -> None:
     model.trainable = False
     assert model.trainable_variables == []
     assert len(model.non_trainable_variables) == len(model.weights)
+
+
+def test_a_layer_that_is_called_for_evaluation_keeps_its_statistics(tmp_path: Path) -> None:
+    """As in fine-tuning with Keras: its variables are trained, but batch normalization keeps its moving averages."""
+    inputs, base, path = keras.Input((4, 4, 2)), branched(), str(tmp_path / "model.npz")
+    model = keras.Model(inputs, base(inputs, training=False))
+    model.save(path)
+    for tuned in (model, keras.models.load_model(path)):
+        tuned.compile("sgd", "mse")
+        fixed, trained = tuned.non_trainable_variables, tuned.trainable_variables
+        before = [it.numpy() for it in fixed], trained[0].numpy()
+        tuned.fit(IMAGES, np.ones((6, 2)), verbose=0)
+        assert len(fixed) == 2
+        for variable, value in zip(fixed, before[0], strict=True):
+            np.testing.assert_array_equal(variable.numpy(), value)
+        assert not np.array_equal(trained[0].numpy(), before[1])
+
+
+def test_resizing_equals_that_of_the_data() -> None:
+    resized = keras.layers.Resizing(7, 3)(IMAGES).numpy()
+    np.testing.assert_allclose(resized, augment.resize(IMAGES, (7, 3)), rtol=1e-5, atol=1e-6)
 
 
 def test_a_layer_of_shoal_nn_as_a_layer() -> None:
@@ -212,6 +234,10 @@ def test_variables_are_those_of_the_scope() -> None:
         metric = keras.metrics.Mean()
     with pytest.raises(errors.WrongContext, match="metric mean"):
         strategy.run(metric.update_state, args=(1.0,))
+    optimizer = keras.optimizers.SGD()
+    optimizer.build(outside.trainable_variables)
+    with pytest.raises(errors.WrongContext, match="in the scope of a MirroredStrategy"):
+        optimizer.build(inside.trainable_variables)
     strategy.close()
 
 
@@ -235,6 +261,9 @@ def test_variables_are_those_of_the_scope() -> None:
         (lambda: keras.layers.Conv2D(3, 3, padding="full"), errors.InvalidLayer, "padding is 'full'"),  # type: ignore[arg-type]
         (lambda: keras.layers.Conv2D(3, 3, dilation_rate=2), errors.InvalidLayer, "dilation_rate=2"),
         (lambda: keras.layers.Flatten("channels_first"), errors.InvalidLayer, "channels_first"),
+        (lambda: keras.layers.Resizing(3, 3, antialias=True), errors.InvalidLayer, "antialias is not supported"),
+        (lambda: keras.layers.Resizing(3, 0), errors.InvalidLayer, r"size is \(3, 0\)"),
+        (lambda: keras.layers.Resizing(3, 3, "bicubic"), errors.InvalidLayer, "method is 'bicubic'"),  # type: ignore[arg-type]
         (lambda: keras.layers.Softmax(axis=1), errors.InvalidLayer, "the axis must be -1"),
         (lambda: keras.layers.ReLU(max_value=3), errors.InvalidLayer, "max_value=6"),
         (keras.layers.Normalization, errors.InvalidLayer, "a mean and a variance"),

@@ -8,14 +8,11 @@ import numpy as np
 from shoal.data import Cifar10
 
 # The folder of Keras' files, which has the folder `datasets`.
-HOME_VARIABLE, DEFAULT_HOME = "KERAS_HOME", "~/.keras"
+_VARIABLE, _DEFAULT = "KERAS_HOME", "~/.keras"
 _ARCHIVE, _FOLDER = "cifar-10-binary.tar.gz", "cifar-10-batches-bin"
 
-# Images, uint8 [n, 32, 32, 3], and labels, uint8 [n, 1].
-Samples = tuple[np.ndarray, np.ndarray]
 
-
-def load_data() -> tuple[Samples, Samples]:
+def load_data() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
     """Returns the 50,000 images for training and the 10,000 test images, each with labels, as Keras does.
 
     The files are in the folder `datasets` of `~/.keras`, or of the folder that the environment variable `KERAS_HOME`
@@ -28,15 +25,15 @@ def load_data() -> tuple[Samples, Samples]:
     Raises:
         InvalidData: there are no files, or they are damaged. The message says where they are published.
     """
-    datasets = Path(os.environ.get(HOME_VARIABLE) or DEFAULT_HOME).expanduser() / "datasets"
+    datasets = Path(os.environ.get(_VARIABLE) or _DEFAULT).expanduser() / "datasets"
     path = datasets / (_FOLDER if (datasets / _FOLDER).is_dir() else _ARCHIVE)
     return _samples(path, train=True), _samples(path, train=False)
 
 
-def _samples(path: Path, *, train: bool) -> Samples:
+def _samples(path: Path, *, train: bool) -> tuple[np.ndarray, np.ndarray]:
     source = Cifar10(path, train=train)
     images, labels = source.batch(np.arange(len(source)))
     return images, labels.astype(np.uint8)[:, np.newaxis]
 
 
-__all__ = ["DEFAULT_HOME", "HOME_VARIABLE", "Samples", "load_data"]
+__all__ = ["load_data"]
