@@ -97,8 +97,10 @@ def test_one_worker_with_two_devices_equals_one_process(client: shoal.Client) ->
     assert client.job("alone").status().state is JobState.SUCCEEDED
 
 
-def test_synchronous_workers_add_their_gradients_and_start_from_the_same_values(client: shoal.Client) -> None:
-    def worker(rank: int) -> tuple[LeastSquares, int]:
+def test_synchronous_workers_add_their_gradients_and_divide_batches(client: shoal.Client) -> None:
+    batches = shoal.data.from_arrays(np.arange(8)).batch(8)
+
+    def worker(rank: int) -> tuple[list[int], int]:
         strategy = ParameterServerStrategy(
             client=client, job="together", workers=2, consistency=shoal.Synchronous(), devices=["/cpu:0"], shards=3
         )
@@ -107,11 +109,13 @@ def test_synchronous_workers_add_their_gradients_and_start_from_the_same_values(
         model.train(X[part], Y[part])
         check_equal(model)
         replicas = strategy.num_replicas_in_sync
+        (share,) = strategy.experimental_distribute_dataset(batches)
         strategy.close()
-        return model, replicas
+        return share.tolist(), replicas
 
     with ThreadPoolExecutor(2) as pool:
-        assert [replicas for _, replicas in pool.map(worker, range(2))] == [2, 2]
+        found = sorted(pool.map(worker, range(2)))
+    assert found == [([0, 1, 2, 3], 2), ([4, 5, 6, 7], 2)]
 
 
 @pytest.mark.parametrize("workers", [1, 2])

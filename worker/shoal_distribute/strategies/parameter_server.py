@@ -125,6 +125,8 @@ class ParameterServerStrategy(Strategy):
         self._owned_client = client is None
         address, wait_s = (self._task.coordinator, _START_S) if self._task else (None, _RETRY_S)
         self._client = client or shoal.connect(address, retry_for_s=wait_s)
+        if self._task:
+            self._take_place(self._task.number)
         self._variables: dict[str, ServerVariable] = {}
         self._optimizer: optim.Optimizer | None = None
         self._session: shoal.Session | None = None
@@ -317,6 +319,12 @@ class ParameterServerStrategy(Strategy):
             workers=self._workers,
             **self._options,
         )
+        if not self._task:
+            self._take_place(self._session.rank)
+
+    def _take_place(self, number: int) -> None:
+        """Numbers the replicas of this worker among those in sync."""
+        self.first_replica = number * self.local_replicas if self._consistency.joins_gradients else 0
 
     def _require_adopted(self, optimizer: optim.Optimizer) -> None:
         if optimizer is not self._optimizer:
