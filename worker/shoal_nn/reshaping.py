@@ -153,7 +153,9 @@ def _shares(before: int, after: int, method: str) -> np.ndarray:
     centers = (np.arange(after) + 0.5) * before / after
     if method == "nearest":
         return np.eye(before)[np.minimum(centers.astype(int), before - 1)]
-    return np.maximum(0, 1 - abs(np.clip(centers - 0.5, 0, before - 1)[:, np.newaxis] - np.arange(before)))
+    places = np.clip(centers - 0.5, 0, before - 1)[:, np.newaxis]
+    shares: np.ndarray = np.maximum(0, 1 - abs(places - np.arange(before)))
+    return shares
 
 
 __all__ = ["Flatten", "Rescale", "Reshape", "Resize", "ZeroPad"]

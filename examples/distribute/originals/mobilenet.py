@@ -26,7 +26,6 @@ def main() -> None:
     keras.utils.set_random_seed(0)
     strategy = tf.distribute.MirroredStrategy(args.devices)
     batch_size = args.batch_size * strategy.num_replicas_in_sync
-    metrics, test_data = ["accuracy"], (x_test, y_test)
 
     with strategy.scope():
         base = keras.applications.MobileNetV2(
@@ -40,13 +39,13 @@ def main() -> None:
         x = keras.layers.GlobalAveragePooling2D()(x)
         x = keras.layers.Dropout(0.2)(x)
         model = keras.Model(inputs, keras.layers.Dense(10, activation="softmax")(x))
-        model.compile(keras.optimizers.Adam(1e-3), "sparse_categorical_crossentropy", metrics)
-    model.fit(x_train, y_train, batch_size, args.epochs[0], verbose=2, validation_data=test_data)
+        model.compile(keras.optimizers.Adam(1e-3), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    model.fit(x_train, y_train, batch_size, args.epochs[0], verbose=2, validation_data=(x_test, y_test))
 
     with strategy.scope():
         base.trainable = True
-        model.compile(keras.optimizers.Adam(1e-5), "sparse_categorical_crossentropy", metrics)
-    model.fit(x_train, y_train, batch_size, args.epochs[1], verbose=2, validation_data=test_data)
+        model.compile(keras.optimizers.Adam(1e-5), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    model.fit(x_train, y_train, batch_size, args.epochs[1], verbose=2, validation_data=(x_test, y_test))
     loss, accuracy = model.evaluate(x_test, y_test, batch_size, verbose=0)
     print(f"test loss {loss:.4f}, test accuracy {accuracy:.4f}")
 

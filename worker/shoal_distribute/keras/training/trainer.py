@@ -55,6 +55,7 @@ class Trainer:
         self,
         optimizer: Any = "rmsprop",
         loss: Any = None,
+        *,
         metrics: Sequence[Any] | None = None,
         run_eagerly: bool | None = None,
         jit_compile: Any = None,
