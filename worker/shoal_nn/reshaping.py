@@ -151,10 +151,12 @@ class Resize(StatelessLayer):
 def _shares(before: int, after: int, method: str) -> np.ndarray:
     """Returns the share of each old row or column in each new one: [after, before], float64."""
     centers = (np.arange(after) + 0.5) * before / after
+    shares: np.ndarray
     if method == "nearest":
-        return np.eye(before)[np.minimum(centers.astype(int), before - 1)]
-    places = np.clip(centers - 0.5, 0, before - 1)[:, np.newaxis]
-    shares: np.ndarray = np.maximum(0, 1 - abs(places - np.arange(before)))
+        shares = np.eye(before)[np.minimum(centers.astype(int), before - 1)]
+    else:
+        places = np.clip(centers - 0.5, 0, before - 1)[:, np.newaxis]
+        shares = np.maximum(0, 1 - abs(places - np.arange(before)))
     return shares
 
 
