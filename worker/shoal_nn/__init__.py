@@ -17,7 +17,7 @@ from shoal_nn.metrics import AreaUnderCurve, accuracy, top_k_accuracy
 from shoal_nn.normalization import BatchNorm, LayerNorm
 from shoal_nn.pooling import AvgPool, GlobalAvgPool, GlobalMaxPool, MaxPool
 from shoal_nn.precision import LossScale, Policy
-from shoal_nn.reshaping import Flatten, Rescale, Reshape, Resize, ZeroPad
+from shoal_nn.reshaping import Flatten, Interpolate, Rescale, Reshape, ZeroPad
 from shoal_nn.supervised import BinaryClassification, MulticlassClassification, Objective, Supervised
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "GlobalAvgPool",
     "GlobalMaxPool",
     "Identity",
+    "Interpolate",
     "Layer",
     "LayerNorm",
     "LeakyReLU",
@@ -58,7 +59,6 @@ __all__ = [
     "Rescale",
     "Reshape",
     "Residual",
-    "Resize",
     "Sequential",
     "SiLU",
     "Sigmoid",

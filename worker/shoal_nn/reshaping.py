@@ -1,16 +1,13 @@
 """Layers without variables that reshape, pad, resize or rescale samples."""
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from shoal.program import Array
 from shoal_nn.layer import Shape, StatelessLayer, Train
-from shoal_worker.arrays import namespace_of
+from shoal_worker.arrays import Namespace, namespace_of
 
 
 @dataclass(frozen=True)
@@ -106,7 +103,7 @@ class Rescale(StatelessLayer):
 
 
 @dataclass(frozen=True)
-class Resize(StatelessLayer):
+class Interpolate(StatelessLayer):
     """Resizes images [batch, height, width, channels]. It does not smooth images that shrink.
 
     Args:
@@ -134,7 +131,7 @@ class Resize(StatelessLayer):
         self._require_floats(x)
         xp, (count, height, width, channels) = namespace_of(x), x.shape
         rows, columns = (
-            xp.asarray(_shares(before, after, self.method), x.dtype)
+            xp.asarray(_shares(xp, before, after, self.method), x.dtype)
             for before, after in zip((height, width), self.size, strict=True)
         )
         wide = (columns @ x.reshape(count * height, width, channels)).reshape(count, height, -1)
@@ -147,17 +144,13 @@ class Resize(StatelessLayer):
         return y, pull
 
 
-@functools.lru_cache(maxsize=64)
-def _shares(before: int, after: int, method: str) -> np.ndarray:
+def _shares(xp: Namespace, before: int, after: int, method: str) -> Array:
     """Returns the share of each old row or column in each new one: [after, before], float64."""
-    centers = (np.arange(after) + 0.5) * before / after
-    shares: np.ndarray
+    places = ((xp.arange(after, dtype="float64") + 0.5) * before / after)[:, None]
+    old = xp.arange(before)
     if method == "nearest":
-        shares = np.eye(before)[np.minimum(centers.astype(int), before - 1)]
-    else:
-        places = np.clip(centers - 0.5, 0, before - 1)[:, np.newaxis]
-        shares = np.maximum(0, 1 - abs(places - np.arange(before)))
-    return shares
+        return (xp.floor(places) == old).astype("float64")
+    return xp.maximum(0, 1 - abs(xp.clip(places - 0.5, 0, before - 1) - old))
 
 
-__all__ = ["Flatten", "Rescale", "Reshape", "Resize", "ZeroPad"]
+__all__ = ["Flatten", "Interpolate", "Rescale", "Reshape", "ZeroPad"]

@@ -29,6 +29,7 @@ from shoal_nn import (
     GlobalAvgPool,
     GlobalMaxPool,
     Identity,
+    Interpolate,
     Layer,
     LayerNorm,
     LeakyReLU,
@@ -39,7 +40,6 @@ from shoal_nn import (
     Rescale,
     Reshape,
     Residual,
-    Resize,
     Sequential,
     Sigmoid,
     SiLU,
@@ -185,7 +185,7 @@ def test_layers_of_any_axes(
     check_gradients(layer, apart(rng, (batch, *shape, 2, channels)), rng)
 
 
-RESIZING = [Resize((5, 3)), Resize((2, 2), "nearest")]
+RESIZING = [Interpolate((5, 3)), Interpolate((2, 2), "nearest")]
 
 
 @pytest.mark.parametrize("layer", [ZeroPad(((1, 0), (2, 1))), Rescale((0.5, 2.0), -1.0), *RESIZING], ids=repr)

@@ -182,7 +182,7 @@ class Resizing(CoreLayer):
                 "Resizing with crop_to_aspect_ratio, pad_to_aspect_ratio or antialias is not supported; leave them out",
                 kind="Resizing",
             )
-        self._layer = shoal_nn.Resize((height, width), interpolation)
+        self._layer = shoal_nn.Interpolate((height, width), interpolation)
 
     def core(self) -> shoal_nn.Layer:
         return self._layer
