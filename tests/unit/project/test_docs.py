@@ -86,7 +86,7 @@ class TestReference:
         (provisional,) = [row for level, row in rows if row.startswith("`shoal_nn`")]
         documented = {name for name in api_pages.MODULES if name != "shoal"}
         listed = {f"shoal.{name}" for name in re.findall(r"`([a-z_.]+)`", stable.partition(":")[2])}
-        assert listed | set(re.findall(r"`(shoal_[a-z_.]*)`", provisional)) == documented
+        assert listed | set(re.findall(r"`(shoal_[a-z0-9_.]*)`", provisional)) == documented
         files = {f"shoal.{file.stem}" for file in (ROOT / "client" / "shoal").glob("[a-z]*.py")}
         rest = {f"shoal.{name}" for name in re.findall(r"`([a-z_]+)`", internal.partition(":")[2].partition(";")[0])}
         assert rest == files - documented
