@@ -1,7 +1,8 @@
 """Distribution strategies by the names of tf.distribute, over NumPy and CuPy, and the collectives below them."""
 
-from shoal_distribute import experimental, keras, nn, train
+from shoal_distribute import coordinator, experimental, keras, nn, train
 from shoal_distribute.collectives import Group, ReduceOp
+from shoal_distribute.coordinator import ClusterCoordinator, RemoteValue
 from shoal_distribute.cross_device_ops import (
     CrossDeviceOps,
     HierarchicalCopyAllReduce,
@@ -32,6 +33,7 @@ __all__ = [
     "CentralStorageStrategy",
     "Checkpoint",
     "CheckpointManager",
+    "ClusterCoordinator",
     "ClusterSpec",
     "CrossDeviceOps",
     "DistributedDataset",
@@ -48,12 +50,14 @@ __all__ = [
     "PerReplica",
     "ReduceOp",
     "ReductionToOneDevice",
+    "RemoteValue",
     "ReplicaContext",
     "RingAllReduce",
     "SimpleClusterResolver",
     "Strategy",
     "TFConfigClusterResolver",
     "compute_average_loss",
+    "coordinator",
     "experimental",
     "function",
     "get_replica_context",

@@ -1,6 +1,7 @@
 """Groups of tasks: the group that a cluster resolver describes, such as the one in `TF_CONFIG`."""
 
 import os
+import socket
 from collections.abc import Mapping
 
 from shoal import _rpc
@@ -20,9 +21,6 @@ def open_group(
 ) -> Group | None:
     """Connects this process with the other tasks that train together. The chief is rank 0, then come the workers.
 
-    A task that is on loopback listens there. Any other task listens at all interfaces, because its address in the list
-    may be that of a service, or may be forwarded.
-
     Args:
         resolver: describes the tasks.
         generation: number of the group. Tasks of another generation are refused.
@@ -41,17 +39,32 @@ def open_group(
     tasks = ranked_tasks(resolver)
     if tasks is None:
         return None
-    host, port = _rpc.parse_address(tasks.addresses[tasks.rank])
-    everywhere = "[::]" if ":" in host else "0.0.0.0"  # noqa: S104 - see above; a secret or a certificate is required
     return Group.open(
         tasks.rank,
         tasks.addresses,
         security=group_security(tasks.addresses, environment),
-        listening=_rpc.listen(host if loopback_addresses(host) else everywhere, port),
+        listening=listen_at(tasks.addresses[tasks.rank]),
         generation=generation,
         within_s=within_s,
         share=share,
     )
 
 
-__all__ = ["open_group"]
+def listen_at(address: str) -> socket.socket:
+    """Opens the listening socket of a task, whose connections `group_security` protects.
+
+    A task that is on loopback listens there. Any other task listens at all interfaces, because its address in the list
+    may be that of a service, or may be forwarded.
+
+    Args:
+        address: host:port of the task.
+
+    Raises:
+        PortInUse: this process cannot listen at the port.
+    """
+    host, port = _rpc.parse_address(address)
+    everywhere = "[::]" if ":" in host else "0.0.0.0"  # noqa: S104 - see above; a secret or a certificate is required
+    return _rpc.listen(host if loopback_addresses(host) else everywhere, port)
+
+
+__all__ = ["listen_at", "open_group"]

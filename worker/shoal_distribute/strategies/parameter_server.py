@@ -22,7 +22,7 @@ from shoal_distribute.devices import logical_devices
 from shoal_distribute.replica_context import ReplicaContext, current_replica
 from shoal_distribute.resolver import ClusterResolver, TFConfigClusterResolver
 from shoal_distribute.strategies.base import Strategy
-from shoal_distribute.strategies.server_tasks import enter_task
+from shoal_distribute.strategies.server_tasks import TrainingTask, enter_task
 from shoal_distribute.values import DistributedVariable
 from shoal_worker.arrays import on_host
 
@@ -130,6 +130,7 @@ class ParameterServerStrategy(Strategy):
         self._variables: dict[str, ServerVariable] = {}
         self._optimizer: optim.Optimizer | None = None
         self._session: shoal.Session | None = None
+        self._coordinated = False  # a ClusterCoordinator gives the calls to the workers, and the chief computes nothing
         self._lock = threading.Lock()  # guards what follows; several replicas read at once
         self._values: Mapping[str, np.ndarray] | None = None  # of the last pull in this step
         self._assigned: dict[tuple[str, int], np.ndarray] = {}  # by variable and replica, in this step
@@ -147,13 +148,13 @@ class ParameterServerStrategy(Strategy):
 
     @property
     def input_pipelines(self) -> int:
-        return self._workers
+        return max(1, self._workers - 1) if self._coordinated else self._workers
 
     @property
     def input_pipeline_id(self) -> int:
         """The number of this worker: that of its task, or else the rank of its session, which it opens."""
         if self._task:
-            return self._task.number
+            return max(0, self._task.number - 1) if self._coordinated else self._task.number
         if self._session is None and self._workers > 1:
             if self._optimizer is None:
                 raise errors.WrongContext(
@@ -181,9 +182,44 @@ class ParameterServerStrategy(Strategy):
             )
         self._optimizer = optimizer
 
-    def run(self, fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: Any = None, options: Any = None) -> Any:
+    def coordinate(self) -> TrainingTask | None:
+        """Lets a `ClusterCoordinator` give the steps to the workers. The chief then computes none itself.
+
+        Returns:
+            The task of this process; None without a resolver.
+
+        Raises:
+            BadRequest: the consistency is not `Asynchronous`, or no resolver lists the workers.
+            WrongContext: the strategy has a `ClusterCoordinator` already.
+        """
+        if not isinstance(self._consistency, Asynchronous):
+            raise errors.BadRequest(
+                f"the consistency is {type(self._consistency).__name__}, but a ClusterCoordinator gives the workers "
+                "different numbers of steps, which only Asynchronous allows; leave out consistency, or let each worker "
+                "run the loop itself, without a ClusterCoordinator"
+            )
+        if self._task is None and self._workers > 1:
+            raise errors.BadRequest(
+                f"the strategy has {self._workers} workers, but nothing says where they are; set TF_CONFIG in each "
+                "task, or leave out the ClusterCoordinator"
+            )
+        if self._coordinated:
+            raise errors.WrongContext("the strategy has a ClusterCoordinator already; use that one")
+        self._coordinated = True
+        return self._task
+
+    def begin(self) -> None:
+        """Opens the session if the optimizer is known. The first `run` does so by itself."""
         if self._optimizer and not self._session:
             self._open(self._optimizer)
+
+    def refresh(self) -> None:
+        """Makes the next read of a variable get its value from the servers."""
+        with self._lock:
+            self._values = None
+
+    def run(self, fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: Any = None, options: Any = None) -> Any:
+        self.begin()
         with self._lock:
             self._values, self._assigned = None, {}
         return super().run(fn, args, kwargs, options)
@@ -297,8 +333,8 @@ class ParameterServerStrategy(Strategy):
             for name, variable in self._variables.items()
             if not variable.trainable
         }
-        session.push(whole, updates=updates or None)
-        with self._lock:
+        with self._lock:  # a session is not thread-safe, and another thread may read a variable
+            session.push(whole, updates=updates or None)
             self._values = None
 
     def _open(self, optimizer: optim.Optimizer) -> None:

@@ -30,6 +30,7 @@ class TrainingTask:
         workers: number of processes that train.
         number: number of this process among them: the chief is 0.
         is_chief: whether this process runs the coordinator.
+        worker_addresses: host:port of each worker, without the chief.
         ends: ends what this process runs for the others.
     """
 
@@ -37,6 +38,7 @@ class TrainingTask:
     workers: int
     number: int
     is_chief: bool
+    worker_addresses: tuple[str, ...] = ()
     ends: ExitStack = field(default_factory=ExitStack)
 
     def close(self, client: shoal.Client, job: str) -> None:
@@ -77,8 +79,9 @@ def enter_task(resolver: ClusterResolver) -> TrainingTask:
     environment = {**os.environ, "TF_CONFIG": _tf_config(spec, kind, number)}
     if kind == "ps":
         os.execve(sys.executable, [sys.executable, "-P", "-m", "shoal", "server"], environment)  # noqa: S606 - becomes it
-    workers = spec.num_tasks("worker") if "worker" in spec.jobs else 0
-    task = TrainingTask(chiefs[0], workers + 1, 0 if kind in _CHIEFS else number + 1, kind in _CHIEFS)
+    workers = tuple(spec.job_tasks("worker")) if "worker" in spec.jobs else ()
+    is_chief = kind in _CHIEFS
+    task = TrainingTask(chiefs[0], len(workers) + 1, 0 if is_chief else number + 1, is_chief, workers)
     if task.is_chief:
         _start_coordinator(task, environment)
     return task
