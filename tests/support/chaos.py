@@ -43,6 +43,7 @@ SCENARIOS: Mapping[str, Sequence[str]] = {
     "rank_stop": [f"{_RANKS}::test_a_stopped_rank"],
     "elastic_kill": [f"{_ELASTIC}::test_survivors_go_on_without_a_killed_process"],
     "elastic_stop": [f"{_ELASTIC}::test_survivors_go_on_without_a_stopped_process"],
+    "schedule": ["tests/chaos/test_scheduled_calls.py"],
     "session_kill_batches": ["tests/cluster/test_sessions.py::test_no_sample_is_missed_when_sessions_die"],
 }
 

@@ -1,57 +1,33 @@
-"""A cluster that the tasks of TF_CONFIG form, all by the same script."""
+"""Clusters that the tasks of TF_CONFIG form, each by one script."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
+from pathlib import Path
 
 import numpy as np
 
 from shoal_distribute import OneDeviceStrategy
 from support.clusters.local import ROOT
+from support.clusters.task_cluster import TaskCluster
+from support.programs import scheduled_steps
 from support.programs.strategy_task import train
 
-TASKS = [("chief", 0), ("ps", 0), ("ps", 1), ("worker", 0)]
-
-
-def addresses(count: int) -> list[str]:
-    """Returns free addresses of this host."""
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    found = [f"127.0.0.1:{it.getsockname()[1]}" for it in held]
-    for each in held:
-        each.close()
-    return found
+PROGRAMS = ROOT / "tests/support/programs"
 
 
 def test_one_script_is_chief_server_and_worker() -> None:
-    places = addresses(len(TASKS))
-    cluster: dict[str, list[str]] = {}
-    for (kind, _), address in zip(TASKS, places, strict=True):
-        cluster.setdefault(kind, []).append(address)
-    environment = {key: value for key, value in os.environ.items() if key != "SHOAL_COORDINATOR"}
-    script = str(ROOT / "tests/support/programs/strategy_task.py")
-    processes = {
-        (kind, number): subprocess.Popen(
-            [sys.executable, script],
-            env={
-                **environment,
-                "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": kind, "index": number}}),
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for kind, number in TASKS
-    }
-    try:
-        outputs = {task: processes[task].communicate(timeout=60) for task in (("worker", 0), ("chief", 0))}
-    finally:
-        for process in processes.values():
-            process.kill()  # servers run until they are stopped
-        for process in processes.values():
-            process.communicate()
+    with TaskCluster(PROGRAMS / "strategy_task.py", {"chief": 1, "ps": 2, "worker": 1}) as cluster:
+        outputs = [json.loads(cluster.output(task)) for task in (("worker", 0), ("chief", 0))]
     expected = train(OneDeviceStrategy("/cpu:0"), 1, 0)
-    for task, (output, said) in outputs.items():
-        assert processes[task].returncode == 0, said
-        np.testing.assert_allclose(json.loads(output), expected, rtol=1e-10)
+    for output in outputs:
+        np.testing.assert_allclose(output, expected, rtol=1e-10)
+
+
+def test_a_chief_gives_scheduled_steps_to_workers(tmp_path: Path) -> None:
+    (tmp_path / "stop").touch()
+    counts, environment = {"chief": 1, "ps": 1, "worker": 2}, {"FOLDER": str(tmp_path)}
+    with TaskCluster(PROGRAMS / "scheduled_steps.py", counts, environment) as cluster:
+        chief, *workers = (json.loads(cluster.output(task)) for task in cluster.tasks if task[0] != "ps")
+    assert workers == [chief, chief]
+    scheduled_steps.check(chief)
+    assert len({pid for _, pid, _ in chief["results"]}) == 2
+    assert chief["steps"] == scheduled_steps.BATCH  # the servers have applied each push once

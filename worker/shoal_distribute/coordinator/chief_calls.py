@@ -15,6 +15,8 @@ from shoal_distribute.coordinator.worker_link import ChiefState, WorkerLink
 
 # Seconds that the chief waits at the end for a worker that is being started again.
 LINGER_S = 15.0
+# Seconds between two looks whether it has waited long enough.
+LOOK_S = 0.5
 _RUN_BYTES = 16
 
 
@@ -74,8 +76,8 @@ class ChiefCalls(CallScheduler):
             state.changed.notify_all()
             if not (failed or state.failure or state.closing.is_set()):
                 with wait_notice("the chief", lambda: f"for the scripts of {self._busy()} to end"):
-                    while self._busy():
-                        state.changed.wait(1.0)
+                    while self._busy() and not state.failure:
+                        state.changed.wait(LOOK_S)
             state.closing.set()
             state.changed.notify_all()
         for link in self._links:
@@ -115,4 +117,4 @@ class ChiefCalls(CallScheduler):
         return ", ".join(map(str, busy[:3])) + (f" and {len(busy) - 3} others" if busy[3:] else "")
 
 
-__all__ = ["LINGER_S", "ChiefCalls"]
+__all__ = ["LINGER_S", "LOOK_S", "ChiefCalls"]

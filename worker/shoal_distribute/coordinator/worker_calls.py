@@ -97,15 +97,14 @@ class WorkerCalls(CallScheduler):
         return event is not None and event.end is OperationEnd.DONE
 
     def close(self, *, failed: bool = False) -> None:
-        """Leaves. A call that still runs here is given to another worker.
+        """Ends this worker's part. A call that still runs here is given to another worker.
 
         Args:
-            failed: whether the script ends with an exception.
+            failed: whether the script ends with an exception. Then the chief expects that it is started again.
         """
-        del failed
         with self._changed:
             self._closing = True
-            if link := self._link:
+            if (link := self._link) and not failed:
                 link.reports.put((CallFrame.END, []))
                 self._changed.wait_for(lambda: self._link is not link, _LEAVE_S)
             self._changed.notify_all()
@@ -226,9 +225,10 @@ class WorkerCalls(CallScheduler):
         """Ends this worker's part, with the lock: the chief hears of an error that concerns the other tasks."""
         if self._failure is None:
             self._failure = error
-            if self._link:
-                told = isinstance(error, errors.RanksDisagree)
-                self._link.reports.put(error if told else (CallFrame.END, []))
+            if self._link and isinstance(error, errors.RanksDisagree):
+                self._link.reports.put(error)
+            elif self._link:
+                self._link.close()
             self._changed.notify_all()
         return self._failure
 

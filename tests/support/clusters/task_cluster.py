@@ -1,0 +1,84 @@
+"""Tasks of TF_CONFIG as processes of this host, all with the same script."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+Task = tuple[str, int]
+
+
+def free_addresses(count: int) -> list[str]:
+    """Returns free addresses of this host."""
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    found = [f"127.0.0.1:{it.getsockname()[1]}" for it in held]
+    for each in held:
+        each.close()
+    return found
+
+
+class TaskCluster:
+    """Runs a script in each task. It is a context manager, and kills what is left.
+
+    Args:
+        script: path of the script.
+        counts: number of tasks of each type.
+        environment: variables to add.
+    """
+
+    def __init__(self, script: Path, counts: Mapping[str, int], environment: Mapping[str, str] | None = None) -> None:
+        self._script = script
+        self.tasks: list[Task] = [(kind, number) for kind, count in counts.items() for number in range(count)]
+        self._cluster: dict[str, list[str]] = {}
+        for (kind, _), address in zip(self.tasks, free_addresses(len(self.tasks)), strict=True):
+            self._cluster.setdefault(kind, []).append(address)
+        inherited = {key: value for key, value in os.environ.items() if key != "SHOAL_COORDINATOR"}
+        self._environment = {**inherited, **(environment or {})}
+        self._processes: dict[Task, subprocess.Popen[str]] = {}
+
+    def start(self, task: Task) -> None:
+        """Starts the process of a task, perhaps again."""
+        kind, number = task
+        config = json.dumps({"cluster": self._cluster, "task": {"type": kind, "index": number}})
+        self._processes[task] = subprocess.Popen(
+            [sys.executable, str(self._script)],
+            env={**self._environment, "TF_CONFIG": config},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def kill(self, task: Task) -> bool:
+        """Kills a task as `kill -9` does. Returns whether it ran."""
+        process = self._processes[task]
+        ran = process.poll() is None
+        process.kill()
+        process.communicate()
+        return ran
+
+    def pid(self, task: Task) -> int:
+        """Returns the process id of a task."""
+        return self._processes[task].pid
+
+    def output(self, task: Task, timeout_s: float = 60) -> str:
+        """Waits for the end of a task, and returns what it has printed. Its exit status must be 0."""
+        output, said = self._processes[task].communicate(timeout=timeout_s)
+        assert self._processes[task].returncode == 0, f"{task}: {said}"
+        return output
+
+    def __enter__(self) -> "TaskCluster":
+        for task in self.tasks:
+            self.start(task)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes.values():
+            process.kill()  # servers run until they are stopped
+        for process in self._processes.values():
+            process.communicate()
+
+
+__all__ = ["Task", "TaskCluster", "free_addresses"]
