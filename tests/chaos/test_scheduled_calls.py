@@ -35,13 +35,13 @@ def test_every_result_comes_once_though_workers_are_killed(tmp_path: Path) -> No
             wait_until(lambda: all((tmp_path / it).exists() for it in pids), timeout_s=LONGEST_S, what="all run steps")
 
         wait_for_all()
-        next_at = time.monotonic()
-        for _ in range(count):
-            wait_until(lambda: time.monotonic() >= next_at, what="the next kill")
+        first = time.monotonic()
+        for number in range(count):
+            due = first + number * PERIOD_S
+            wait_until(lambda due=due: time.monotonic() >= due, what="the next kill")
             killed = draw.choice(workers)
             cluster.kill(killed)
             cluster.start(killed)
-            next_at += PERIOD_S
         began = time.monotonic()
         wait_for_all()
         back_s = time.monotonic() - began

@@ -29,6 +29,7 @@ MODULES = (
     "shoal_nn.programs",
     "shoal_distribute",
     "shoal_distribute.collectives",
+    "shoal_distribute.coordinator",
     "shoal_distribute.experimental",
     "shoal_distribute.keras",
     "shoal_distribute.keras.activations",

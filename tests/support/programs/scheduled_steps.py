@@ -1,7 +1,7 @@
 """One script for each task of TF_CONFIG: a ClusterCoordinator schedules steps of training until a file exists.
 
-It prints the results, which are the same in all tasks. `FOLDER` has the file, `stop`, and a file named by the process id
-of each worker that has run a step.
+It prints the results, which are the same in all tasks. `FOLDER` has the file, `stop`, and a file for each worker that
+has run a step, named by its process id.
 """
 
 import json
