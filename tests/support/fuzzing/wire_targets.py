@@ -31,6 +31,16 @@ from shoal.v1 import header_pb2, tensor_pb2
 from shoal.v1 import parameter_server_pb2 as pb
 from shoal.variables import Variable
 from shoal_coordinator.cluster import Candidate, assign_shards, plan_shards
+from shoal_distribute.coordinator.messages import (
+    CallOrder,
+    LinkHello,
+    decode_index,
+    decode_outcome,
+    encode_index,
+    encode_outcome,
+)
+from shoal_distribute.coordinator.operation_log import LogPart, OperationEnd, OperationLog
+from shoal_distribute.coordinator.outcomes import CallOutcome
 from shoal_server.metrics import ServerMetrics
 from shoal_server.serving.lane_endpoint import LaneHandler
 from shoal_server.serving.service import DataService
@@ -265,6 +275,29 @@ class Layouts:
         """Nothing to free."""
 
 
+def _call_seeds() -> list[bytes]:
+    """Returns messages between a chief and its workers, each after the number of its decoder."""
+    log = OperationLog()
+    log.add()
+    log.add(OperationEnd.RAISED, 1)
+    outcome = b"".join(encode_outcome(3, CallOutcome.of_value({"loss": np.ones(3), "names": ["a", (1, None)]})))
+    messages = [
+        log.part(0).encode(),
+        CallOrder(1, 2, 3, "step").encode(),
+        LinkHello(bytes(16), 1, 2, True).encode(),
+        encode_index(7),
+        outcome,
+    ]
+    return [bytes([number]) + message for number, message in enumerate(messages)]
+
+
+def _decode_call(data: bytes) -> None:
+    decoders = (LogPart.decode, CallOrder.decode, LinkHello.decode, decode_index, decode_outcome)
+    found = decoders[data[0] % len(decoders)](data[1:]) if data else None
+    if isinstance(found, tuple):
+        found[1].value()
+
+
 def suppress_refusal() -> suppress:
     return suppress(errors.ShoalError)
 
@@ -272,4 +305,5 @@ def suppress_refusal() -> suppress:
 def targets() -> list[Target]:
     """Returns the targets of this module."""
     chunks = SimpleTarget("chunks", lambda: [*_chunk_seeds(), *_chunk_seeds()], _decode_chunks)
-    return [chunks, Lanes(), SegmentHeaders(), Layouts()]
+    calls = SimpleTarget("scheduled_calls", _call_seeds, _decode_call)
+    return [chunks, Lanes(), SegmentHeaders(), Layouts(), calls]

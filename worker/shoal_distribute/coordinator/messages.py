@@ -32,6 +32,7 @@ class CallFrame(enum.IntEnum):
     END = 9  # the sender leaves
     ASK = 10  # of the worker: it wants the outcome of a call
     HEARTBEAT = 11  # of the worker
+    READY = 12  # of the worker: its script has come to calls that are not finished, so it can run them
 
 
 CALL_FRAMES = Frames(CallFrame)

@@ -66,6 +66,7 @@ class WorkerCalls(CallScheduler):
         self._operation = self._scheduled = 0  # of this process's script
         self._own: dict[int, _OwnCall] = {}  # unfinished calls that the script has scheduled
         self._dropped = 0  # calls below this number are not in `_own`
+        self._ready = False  # whether the script has come to calls that are not finished
         self._asked: dict[int, _Asked] = {}
         self._run: bytes | None = None  # of the chief that this process belongs to
         self._link: ChiefLink | None = None
@@ -84,6 +85,9 @@ class WorkerCalls(CallScheduler):
             self._scheduled += 1
             if index >= self._log.finished:
                 self._own[index] = _OwnCall(name, operation, function)
+                if not self._ready and self._link:
+                    self._link.reports.put((CallFrame.READY, []))
+                self._ready = True
                 self._changed.notify_all()
         return lambda: self._outcome(index)
 
@@ -106,6 +110,7 @@ class WorkerCalls(CallScheduler):
             self._closing = True
             if (link := self._link) and not failed:
                 link.reports.put((CallFrame.END, []))
+            if link and (not failed or self._failure):  # the end, or the failure, is on its way
                 self._changed.wait_for(lambda: self._link is not link, _LEAVE_S)
             self._changed.notify_all()
         self._stop()
@@ -130,6 +135,8 @@ class WorkerCalls(CallScheduler):
                 if self._link:
                     self._link.close()
                 self._link = ChiefLink(hello.link)
+                if self._ready:
+                    self._link.reports.put((CallFrame.READY, []))
                 for index, asked in self._asked.items():
                     if asked.outcome is None:
                         self._link.reports.put((CallFrame.ASK, [encode_index(index)]))

@@ -131,7 +131,6 @@ class WorkerLink:
         state = self._state
         with state.changed:
             self.connected, self.left, self._broken, self._asked = True, False, False, []
-            state.calls.enter(self.worker)
         receiver = threading.Thread(
             target=self._receive, args=(orders, reports), name=f"reports of worker {self.worker}", daemon=True
         )
@@ -216,7 +215,9 @@ class WorkerLink:
             raise error
         payload = reports.payload()
         with state.changed:
-            if kind is CallFrame.RESULT:
+            if kind is CallFrame.READY:
+                state.calls.enter(self.worker)
+            elif kind is CallFrame.RESULT:
                 attempt, outcome = decode_outcome(payload)
                 if not state.calls.finish(self.worker, attempt, outcome):
                     raise errors.BadFrame(f"{self} sent a result of a call that it does not have")
