@@ -3,6 +3,7 @@
 import json
 import random
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,10 @@ pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 
 PERIOD_S = 5.0
 LONGEST_S = 90.0
+
+
+def is_past(due: float) -> bool:
+    return time.monotonic() >= due
 
 
 def test_every_result_comes_once_though_workers_are_killed(tmp_path: Path) -> None:
@@ -38,7 +43,7 @@ def test_every_result_comes_once_though_workers_are_killed(tmp_path: Path) -> No
         first = time.monotonic()
         for number in range(count):
             due = first + number * PERIOD_S
-            wait_until(lambda due=due: time.monotonic() >= due, what="the next kill")
+            wait_until(partial(is_past, due), what="the next kill")
             killed = draw.choice(workers)
             cluster.kill(killed)
             cluster.start(killed)

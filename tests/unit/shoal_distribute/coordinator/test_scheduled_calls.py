@@ -160,9 +160,9 @@ def test_each_call_has_exactly_one_outcome(steps: list[tuple[str, int]]) -> None
             calls.enter(worker)
             current.pop(worker, None)
     for index, wanted in counted.items():
-        outcome = calls.outcome(index)
-        assert outcome
-        assert (outcome.error.message if outcome.error else outcome.value()) == wanted
+        found = calls.outcome(index)
+        assert found
+        assert (found.error.message if found.error else found.value()) == wanted
     ended = [index for index in range(scheduled) if calls.outcome(index)]
     assert {*counted} <= {*ended}
     assert all(calls.outcome(index) for index in range(calls.log.finished))
