@@ -173,7 +173,7 @@ def test_a_worker_that_dies_is_replaced_and_comes_back() -> None:
 def test_calls_of_a_worker_that_is_silent_go_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker sends no heartbeat: to the chief it looks as one that is stopped. Its late results do not count."""
     monkeypatch.setattr(worker_link, "SILENT_S", 0.3)
-    monkeypatch.setattr(chief_link, "HEARTBEAT_S", 60.0)
+    monkeypatch.setattr(chief_link, "HEARTBEAT_INTERVAL_S", 60.0)
     began, lost = threading.Event(), threading.Event()
 
     def script(tasks: Tasks, calls: CallScheduler) -> Any:

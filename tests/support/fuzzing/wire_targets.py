@@ -40,7 +40,7 @@ from shoal_distribute.coordinator.messages import (
     encode_outcome,
 )
 from shoal_distribute.coordinator.operation_log import LogPart, OperationEnd, OperationLog
-from shoal_distribute.coordinator.outcomes import CallOutcome
+from shoal_distribute.coordinator.outcomes import ScheduledOutcome
 from shoal_server.metrics import ServerMetrics
 from shoal_server.serving.lane_endpoint import LaneHandler
 from shoal_server.serving.service import DataService
@@ -280,7 +280,7 @@ def _call_seeds() -> list[bytes]:
     log = OperationLog()
     log.add()
     log.add(OperationEnd.RAISED, 1)
-    outcome = b"".join(encode_outcome(3, CallOutcome.of_value({"loss": np.ones(3), "names": ["a", (1, None)]})))
+    outcome = b"".join(encode_outcome(3, ScheduledOutcome.of_value({"loss": np.ones(3), "names": ["a", (1, None)]})))
     messages = [
         log.part(0).encode(),
         CallOrder(1, 2, 3, "step").encode(),

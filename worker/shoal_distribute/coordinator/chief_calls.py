@@ -9,7 +9,7 @@ from shoal import errors
 from shoal._system.waits import wait_notice
 from shoal._transport import Security
 from shoal_distribute.coordinator.execution import Await, CallScheduler
-from shoal_distribute.coordinator.outcomes import CallOutcome
+from shoal_distribute.coordinator.outcomes import ScheduledOutcome
 from shoal_distribute.coordinator.scheduled_calls import ScheduledCall, ScheduledCalls
 from shoal_distribute.coordinator.worker_link import ChiefState, WorkerLink
 
@@ -83,7 +83,7 @@ class ChiefCalls(CallScheduler):
         for link in self._links:
             link.join()
 
-    def _outcome(self, call: ScheduledCall) -> CallOutcome:
+    def _outcome(self, call: ScheduledCall) -> ScheduledOutcome:
         with self._state.changed:
             if call.outcome is None:
                 self._wait(lambda: call.outcome is not None)

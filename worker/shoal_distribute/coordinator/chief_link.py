@@ -19,8 +19,8 @@ from shoal_distribute.coordinator.messages import (
     decode_outcome,
 )
 from shoal_distribute.coordinator.operation_log import LogPart
-from shoal_distribute.coordinator.outcomes import CallOutcome
-from shoal_distribute.coordinator.worker_link import HEARTBEAT_S, SILENT_S
+from shoal_distribute.coordinator.outcomes import ScheduledOutcome
+from shoal_distribute.coordinator.worker_link import HEARTBEAT_INTERVAL_S, SILENT_S
 
 # The chief has two connections; those of its last link may still be closing.
 _MOST_CONNECTIONS = 8
@@ -72,7 +72,7 @@ class OrdersReceiver(Protocol):
         """Takes a call to run."""
         ...
 
-    def learned(self, index: int, outcome: CallOutcome) -> None:
+    def learned(self, index: int, outcome: ScheduledOutcome) -> None:
         """Takes the outcome of a call."""
         ...
 
@@ -86,7 +86,7 @@ class OrdersReceiver(Protocol):
         ...
 
 
-class _Handler:
+class _ChiefHandler:
     """Handler of a connection that the chief has opened."""
 
     def __init__(self, connection: Connection, receiver: OrdersReceiver) -> None:
@@ -139,7 +139,7 @@ class _Handler:
         """Sends reports until the link is closed, or this worker leaves."""
         while True:
             try:
-                report = link.reports.get(timeout=HEARTBEAT_S)
+                report = link.reports.get(timeout=HEARTBEAT_INTERVAL_S)
             except queue.Empty:
                 report = (CallFrame.HEARTBEAT, [])
             if report is None:
@@ -166,7 +166,7 @@ def listen(listening: socket.socket, receiver: OrdersReceiver, security: Securit
     listener = Listener(
         listening,
         CALL_FRAMES,
-        lambda connection: _Handler(connection, receiver),
+        lambda connection: _ChiefHandler(connection, receiver),
         security=security,
         limits=ListenerLimits(catalogue.LANES, catalogue.HOST_LANES, _MOST_CONNECTIONS, _MOST_CONNECTIONS),
         name="chief",

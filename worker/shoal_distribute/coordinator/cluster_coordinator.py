@@ -100,6 +100,7 @@ class ClusterCoordinator:
             RanksDisagree: the tasks run different scripts.
             Unreachable: the chief has ended.
             WrongContext: a scheduled function calls it.
+            BadRequest: `fn` is no function.
         """
         if getattr(self._within, "call", False):
             raise errors.WrongContext("a scheduled function calls schedule; call the other function itself")

@@ -6,12 +6,12 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from shoal import errors
-from shoal_distribute.coordinator.outcomes import CallOutcome, OutcomeKind
+from shoal_distribute.coordinator.outcomes import OutcomeKind, ScheduledOutcome
 
 # Enters the scope of the strategy, in the calling thread.
 Scope = Callable[[], AbstractContextManager[object]]
 # Waits for a call, and returns how it ended.
-Await = Callable[[], CallOutcome]
+Await = Callable[[], ScheduledOutcome]
 
 
 class CallScheduler(Protocol):
@@ -59,7 +59,7 @@ class CallScheduler(Protocol):
         ...
 
 
-def execute(function: Callable[[], Any], call: str, worker: str, scope: Scope) -> CallOutcome:
+def execute(function: Callable[[], Any], call: str, worker: str, scope: Scope) -> ScheduledOutcome:
     """Runs a call in the scope of the strategy.
 
     Args:
@@ -76,7 +76,7 @@ def execute(function: Callable[[], Any], call: str, worker: str, scope: Scope) -
     """
     try:
         with scope():
-            return CallOutcome.of_value(function())
+            return ScheduledOutcome.of_value(function())
     except errors.Fenced:
         raise
     except (Exception, SystemExit) as error:
@@ -85,7 +85,7 @@ def execute(function: Callable[[], Any], call: str, worker: str, scope: Scope) -
         hint = " (its data set has no more elements: make it endless with repeat())" if ended else ""
         trace = "".join(traceback.format_exception(error)).rstrip()
         text = f"{call} failed on {worker}: {type(error).__name__}{': ' if said else ''}{said}{hint}\n{trace}"
-        return CallOutcome.of_text(OutcomeKind.ERROR, text)
+        return ScheduledOutcome.of_text(OutcomeKind.ERROR, text)
 
 
 __all__ = ["Await", "CallScheduler", "Scope", "execute"]

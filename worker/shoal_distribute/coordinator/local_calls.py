@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal_distribute.coordinator.execution import Await, CallScheduler, Scope, execute
-from shoal_distribute.coordinator.outcomes import CallOutcome, OutcomeKind
+from shoal_distribute.coordinator.outcomes import OutcomeKind, ScheduledOutcome
 from shoal_distribute.coordinator.scheduled_calls import ScheduledCalls
 
 _SELF = 0
@@ -26,7 +26,7 @@ class LocalCalls(CallScheduler):
         call = self._calls.schedule(name)
         attempt = self._calls.take(_SELF)
         assert attempt, "the only process runs one call at a time"
-        outcome = CallOutcome.of_text(OutcomeKind.CANCELLED, f"{call} was interrupted")
+        outcome = ScheduledOutcome.of_text(OutcomeKind.CANCELLED, f"{call} was interrupted")
         try:
             outcome = execute(function, str(call), "this process", self._scope)
         finally:

@@ -12,7 +12,7 @@ from typing import Any
 from shoal import errors
 from shoal._transport import Frames
 from shoal._wire import Buffer
-from shoal_distribute.coordinator.outcomes import CallOutcome, OutcomeKind
+from shoal_distribute.coordinator.outcomes import OutcomeKind, ScheduledOutcome
 
 _LINK, _CALL, _OUTCOME, _INDEX = (struct.Struct(it) for it in ("<16sIQ?", "<QQQ", "<QB", "<Q"))
 _NAME_BYTES = 256
@@ -100,7 +100,7 @@ class CallOrder:
         return cls(index, attempt, operation, bytes(view[_CALL.size :][:_NAME_BYTES]).decode(errors="replace"))
 
 
-def encode_outcome(number: int, outcome: CallOutcome) -> list[bytes]:
+def encode_outcome(number: int, outcome: ScheduledOutcome) -> list[bytes]:
     """Returns the payload of a RESULT or an OUTCOME, in pieces.
 
     Args:
@@ -110,7 +110,7 @@ def encode_outcome(number: int, outcome: CallOutcome) -> list[bytes]:
     return [_OUTCOME.pack(number, outcome.kind), outcome.payload]
 
 
-def decode_outcome(data: Buffer) -> tuple[int, CallOutcome]:
+def decode_outcome(data: Buffer) -> tuple[int, ScheduledOutcome]:
     """Returns what `encode_outcome` was given. The payload of the outcome is not looked at.
 
     Raises:
@@ -119,7 +119,7 @@ def decode_outcome(data: Buffer) -> tuple[int, CallOutcome]:
     view = memoryview(data)
     number, kind = _unpacked(_OUTCOME, view[: _OUTCOME.size], "an outcome")
     try:
-        return number, CallOutcome(OutcomeKind(kind), bytes(view[_OUTCOME.size :]))
+        return number, ScheduledOutcome(OutcomeKind(kind), bytes(view[_OUTCOME.size :]))
     except ValueError:
         raise errors.BadFrame(f"{kind} is no kind of outcome") from None
 

@@ -55,7 +55,7 @@ _ERRORS: dict[OutcomeKind, Callable[[str], errors.ShoalError]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class CallOutcome:
+class ScheduledOutcome:
     """How one scheduled call ended.
 
     Attributes:
@@ -67,7 +67,7 @@ class CallOutcome:
     payload: bytes
 
     @classmethod
-    def of_value(cls, value: Any) -> "CallOutcome":
+    def of_value(cls, value: Any) -> "ScheduledOutcome":
         """Returns the outcome of a call that has returned a value.
 
         Args:
@@ -79,7 +79,7 @@ class CallOutcome:
         return cls(OutcomeKind.VALUE, encode_tree(value))
 
     @classmethod
-    def of_text(cls, kind: OutcomeKind, text: str) -> "CallOutcome":
+    def of_text(cls, kind: OutcomeKind, text: str) -> "ScheduledOutcome":
         """Returns the outcome of a call without a result.
 
         Args:
@@ -236,4 +236,4 @@ def _built(described: Any, arrays: _ArrayBytes) -> Any:
     raise ValueError(f"{described!r:.100} describes nothing")
 
 
-__all__ = ["MAX_RESULT_BYTES", "CallOutcome", "OutcomeKind", "decode_tree", "encode_tree"]
+__all__ = ["MAX_RESULT_BYTES", "OutcomeKind", "ScheduledOutcome", "decode_tree", "encode_tree"]

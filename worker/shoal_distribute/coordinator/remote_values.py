@@ -4,7 +4,7 @@ import threading
 from typing import Any
 
 from shoal_distribute.coordinator.execution import Await
-from shoal_distribute.coordinator.outcomes import CallOutcome
+from shoal_distribute.coordinator.outcomes import ScheduledOutcome
 
 
 class RemoteValue:
@@ -18,7 +18,7 @@ class RemoteValue:
     def __init__(self, wait: Await, name: str) -> None:
         self._wait, self._name = wait, name
         self._lock = threading.Lock()  # one thread asks; guards _outcome
-        self._outcome: CallOutcome | None = None
+        self._outcome: ScheduledOutcome | None = None
 
     def fetch(self) -> Any:
         """Waits for the function, and returns its result. All tasks get the same one.

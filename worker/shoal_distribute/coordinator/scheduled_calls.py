@@ -10,7 +10,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from shoal_distribute.coordinator.operation_log import OperationEnd, OperationLog
-from shoal_distribute.coordinator.outcomes import CallOutcome, OutcomeKind
+from shoal_distribute.coordinator.outcomes import OutcomeKind, ScheduledOutcome
 
 # Workers that may be lost while they run one call. Then the call itself is taken for the cause.
 MOST_LOST = 10
@@ -34,7 +34,7 @@ class ScheduledCall:
     operation: int
     name: str
     lost: int = 0
-    outcome: CallOutcome | None = None
+    outcome: ScheduledOutcome | None = None
 
     def __str__(self) -> str:
         return f"call {self.index} ({self.name})"
@@ -70,7 +70,7 @@ class ScheduledCalls:
     _queue: list[int] = field(default_factory=list, init=False)  # a heap of the calls that wait for a worker
     _unfinished: dict[int, ScheduledCall] = field(default_factory=dict, init=False)  # in the order of their numbers
     _running: dict[int, CallAttempt | None] = field(default_factory=dict, init=False)  # by worker
-    _kept: OrderedDict[int, CallOutcome] = field(default_factory=OrderedDict, init=False)  # the oldest first
+    _kept: OrderedDict[int, ScheduledOutcome] = field(default_factory=OrderedDict, init=False)  # the oldest first
     _kept_now: int = field(default=0, init=False)  # bytes
     _failed: ScheduledCall | None = field(default=None, init=False)  # whose error the script has not seen yet
 
@@ -137,7 +137,7 @@ class ScheduledCalls:
         """Returns whether a worker is free and a call waits."""
         return bool(self._queue) and worker in self._running and self._running[worker] is None
 
-    def finish(self, worker: int, attempt: int, outcome: CallOutcome) -> bool:
+    def finish(self, worker: int, attempt: int, outcome: ScheduledOutcome) -> bool:
         """Records how an attempt ended.
 
         Args:
@@ -166,17 +166,17 @@ class ScheduledCalls:
             self._cancel(call)
         elif call.lost >= MOST_LOST:
             text = f"{call} was lost with its worker {call.lost} times; it may end the process that runs it"
-            self._end(call, CallOutcome.of_text(OutcomeKind.ERROR, text))
+            self._end(call, ScheduledOutcome.of_text(OutcomeKind.ERROR, text))
         else:
             heapq.heappush(self._queue, call.index)
 
-    def outcome(self, index: int) -> CallOutcome | None:
+    def outcome(self, index: int) -> ScheduledOutcome | None:
         """Returns how a call ended; None if it has not ended yet, or is not known yet."""
         if index in self._unfinished or index >= self._scheduled:
             return None
         if found := self._kept.get(index):
             return found
-        return CallOutcome.of_text(
+        return ScheduledOutcome.of_text(
             OutcomeKind.DROPPED,
             f"the chief has dropped the result of call {index}, because it keeps only {self.kept_bytes:,} bytes of "
             "them, and this task asks too late; give ClusterCoordinator a larger kept_bytes, return less from the "
@@ -201,7 +201,7 @@ class ScheduledCalls:
         else:
             self.log.add(end)
 
-    def _end(self, call: ScheduledCall, outcome: CallOutcome) -> None:
+    def _end(self, call: ScheduledCall, outcome: ScheduledOutcome) -> None:
         call.outcome = outcome
         del self._unfinished[call.index]
         self.log.finished = next(iter(self._unfinished), self._scheduled)
@@ -214,9 +214,9 @@ class ScheduledCalls:
 
     def _cancel(self, call: ScheduledCall) -> None:
         text = f"{call} was cancelled, because {self._failed} has failed"
-        self._end(call, CallOutcome.of_text(OutcomeKind.CANCELLED, text))
+        self._end(call, ScheduledOutcome.of_text(OutcomeKind.CANCELLED, text))
 
-    def _keep(self, index: int, outcome: CallOutcome) -> None:
+    def _keep(self, index: int, outcome: ScheduledOutcome) -> None:
         self._kept[index] = outcome
         self._kept_now += len(outcome.payload) + _OVERHEAD_BYTES
         while self._kept_now > self.kept_bytes and len(self._kept) > 1:

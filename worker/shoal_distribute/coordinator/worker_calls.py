@@ -18,7 +18,7 @@ from shoal_distribute.coordinator.chief_link import ChiefLink, listen, started
 from shoal_distribute.coordinator.execution import Await, CallScheduler, Scope, execute
 from shoal_distribute.coordinator.messages import CallFrame, CallOrder, LinkHello, encode_index, encode_outcome
 from shoal_distribute.coordinator.operation_log import LogPart, OperationEnd, OperationEvent, OperationLog
-from shoal_distribute.coordinator.outcomes import CallOutcome
+from shoal_distribute.coordinator.outcomes import ScheduledOutcome
 
 # Seconds to wait for the chief: at the start, and after the connection has ended.
 START_S, GONE_S = 120.0, 20.0
@@ -27,7 +27,7 @@ _LEAVE_S = 2.0
 
 
 @dataclass(slots=True)
-class _Asked:
+class _WantedOutcome:
     """A call whose outcome this process waits for.
 
     Attributes:
@@ -35,7 +35,7 @@ class _Asked:
         waiting: number of threads that wait.
     """
 
-    outcome: CallOutcome | None = None
+    outcome: ScheduledOutcome | None = None
     waiting: int = 0
 
 
@@ -67,7 +67,7 @@ class WorkerCalls(CallScheduler):
         self._own: dict[int, _OwnCall] = {}  # unfinished calls that the script has scheduled
         self._dropped = 0  # calls below this number are not in `_own`
         self._ready = False  # whether the script has come to calls that are not finished
-        self._asked: dict[int, _Asked] = {}
+        self._asked: dict[int, _WantedOutcome] = {}
         self._run: bytes | None = None  # of the chief that this process belongs to
         self._link: ChiefLink | None = None
         self._patient_until = time.monotonic() + START_S
@@ -158,7 +158,7 @@ class WorkerCalls(CallScheduler):
             self._order = link, order
             self._changed.notify_all()
 
-    def learned(self, index: int, outcome: CallOutcome) -> None:
+    def learned(self, index: int, outcome: ScheduledOutcome) -> None:
         """Takes the outcome of a call."""
         with self._changed:
             if asked := self._asked.get(index):
@@ -192,12 +192,12 @@ class WorkerCalls(CallScheduler):
             raise error
         return event
 
-    def _outcome(self, index: int) -> CallOutcome:
+    def _outcome(self, index: int) -> ScheduledOutcome:
         """Asks the chief how a call has ended, and waits."""
         with self._changed:
             if index not in self._asked and self._link:
                 self._link.reports.put((CallFrame.ASK, [encode_index(index)]))
-            asked = self._asked.setdefault(index, _Asked())
+            asked = self._asked.setdefault(index, _WantedOutcome())
             asked.waiting += 1
             try:
                 self._wait(lambda: asked.outcome is not None, f"for call {index}")

@@ -20,13 +20,13 @@ from shoal_distribute.coordinator.messages import (
     decode_outcome,
     encode_outcome,
 )
-from shoal_distribute.coordinator.outcomes import CallOutcome
+from shoal_distribute.coordinator.outcomes import ScheduledOutcome
 from shoal_distribute.coordinator.scheduled_calls import ScheduledCalls
 
 _log = Log(__name__)
 
 # Seconds between two heartbeats of each end, and of silence after which the other end counts as lost.
-HEARTBEAT_S, SILENT_S = 1.0, 7.0
+HEARTBEAT_INTERVAL_S, SILENT_S = 1.0, 7.0
 # Seconds between two attempts to reach a worker, and for one of them.
 RETRY_S, _CONNECT_S = 0.3, 5.0
 # Seconds before the chief sends one more frame that has nothing but a part of its log.
@@ -165,7 +165,7 @@ class WorkerLink:
                 )
 
             with state.changed:
-                state.changed.wait_for(is_due, _LOG_PAUSE_S if quiet else HEARTBEAT_S)
+                state.changed.wait_for(is_due, _LOG_PAUSE_S if quiet else HEARTBEAT_INTERVAL_S)
                 if self._broken:
                     return
                 attempt = None if state.closing.is_set() else calls.take(self.worker)
@@ -187,7 +187,7 @@ class WorkerLink:
                 return
             quiet = not attempt and not outcomes
 
-    def _answers(self) -> list[tuple[int, CallOutcome]]:
+    def _answers(self) -> list[tuple[int, ScheduledOutcome]]:
         """Removes the calls that have ended from those that the worker waits for, and returns their outcomes."""
         found = [(index, outcome) for index in self._asked if (outcome := self._state.calls.outcome(index))]
         self._asked = [index for index in self._asked if not self._state.calls.outcome(index)]
@@ -233,4 +233,4 @@ class WorkerLink:
                 state.changed.notify_all()
 
 
-__all__ = ["HEARTBEAT_S", "MOST_ASKED", "RETRY_S", "SILENT_S", "ChiefState", "WorkerLink"]
+__all__ = ["HEARTBEAT_INTERVAL_S", "MOST_ASKED", "RETRY_S", "SILENT_S", "ChiefState", "WorkerLink"]

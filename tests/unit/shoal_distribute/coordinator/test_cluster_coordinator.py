@@ -43,7 +43,7 @@ def test_functions_run_in_the_scope_with_their_own_values(coordinator: ClusterCo
             errors.ProgramError, match=r"step\) failed on this process: StopIteration \(its data set has no"
         ):
             coordinator.done()
-        with pytest.raises(errors.WrongContext, match="call next.. within the function"):
+        with pytest.raises(errors.WrongContext, match=r"call next\(\) within the function"):
             next(batches)
 
 
@@ -76,7 +76,7 @@ def test_strategies_that_cannot_schedule_say_why() -> None:
     with pytest.raises(errors.BadRequest, match="needs a ParameterServerStrategy, not a MirroredStrategy"):
         ClusterCoordinator(cast(Any, MirroredStrategy(["/cpu:0"])))
     together = ParameterServerStrategy(client=NO_CLIENT, job="a", devices=["/cpu:0"], consistency=shoal.Synchronous())
-    with pytest.raises(errors.BadRequest, match="the consistency is Synchronous, .* which only Asynchronous allows"):
+    with pytest.raises(errors.BadRequest, match=r"the consistency is Synchronous, .* which only Asynchronous allows"):
         ClusterCoordinator(together)
     several = ParameterServerStrategy(client=NO_CLIENT, job="b", devices=["/cpu:0"], workers=2)
     with pytest.raises(errors.BadRequest, match="has 2 workers, but nothing says where they are; set TF_CONFIG"):

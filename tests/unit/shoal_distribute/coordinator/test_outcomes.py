@@ -14,8 +14,8 @@ from shoal import errors
 from shoal_distribute import PerReplica
 from shoal_distribute.coordinator.outcomes import (
     MAX_RESULT_BYTES,
-    CallOutcome,
     OutcomeKind,
+    ScheduledOutcome,
     decode_tree,
     encode_tree,
 )
@@ -114,11 +114,11 @@ def test_bytes_that_are_no_tree_are_refused(noise: bytes, at: int) -> None:
 
 
 def test_outcomes_without_a_result_raise() -> None:
-    assert CallOutcome.of_value(3).value() == 3
+    assert ScheduledOutcome.of_value(3).value() == 3
     for kind, error in (
         (OutcomeKind.ERROR, errors.ProgramError),
         (OutcomeKind.CANCELLED, errors.Cancelled),
         (OutcomeKind.DROPPED, errors.LimitExceeded),
     ):
         with pytest.raises(error, match="why"):
-            CallOutcome.of_text(kind, "why").value()
+            ScheduledOutcome.of_text(kind, "why").value()

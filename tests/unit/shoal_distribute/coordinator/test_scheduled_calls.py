@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from shoal import errors
 from shoal_distribute.coordinator.operation_log import LogPart, OperationEnd, OperationLog
-from shoal_distribute.coordinator.outcomes import CallOutcome, OutcomeKind
+from shoal_distribute.coordinator.outcomes import OutcomeKind, ScheduledOutcome
 from shoal_distribute.coordinator.scheduled_calls import MOST_LOST, CallAttempt, ScheduledCalls
 from support import run_lengths
 
-FAILED = CallOutcome.of_text(OutcomeKind.ERROR, "it failed")
+FAILED = ScheduledOutcome.of_text(OutcomeKind.ERROR, "it failed")
 
 
 def calls_of(*workers: int, most_calls: int = 100, kept_bytes: int = 1 << 20) -> ScheduledCalls:
@@ -42,12 +42,12 @@ def test_calls_go_to_free_workers_in_order() -> None:
     assert [first.call.index, second.call.index] == [0, 1]
     assert calls.take(0) is None
     assert calls.take(7) is None  # it is not there
-    assert calls.finish(0, second.number, CallOutcome.of_value("b"))
+    assert calls.finish(0, second.number, ScheduledOutcome.of_value("b"))
     assert (calls.log.finished, calls.outcome(0), value(calls, 1)) == (0, None, "b")
     assert taken(calls, 0).call.index == 2
     assert calls.waits_for() == "for call 2 (step) on worker 0, call 0 (step) on worker 1"
     assert not calls.done()
-    assert calls.finish(1, first.number, CallOutcome.of_value("a"))
+    assert calls.finish(1, first.number, ScheduledOutcome.of_value("a"))
     assert calls.log.finished == 2
 
 
@@ -60,11 +60,11 @@ def test_the_call_of_a_lost_worker_comes_first_and_its_late_result_does_not_coun
     calls.enter(0)
     again = taken(calls, 1)
     assert again.call is lost.call
-    assert not calls.finish(0, lost.number, CallOutcome.of_value("late"))
+    assert not calls.finish(0, lost.number, ScheduledOutcome.of_value("late"))
     assert taken(calls, 0).call.index == 1
-    assert not calls.finish(0, lost.number, CallOutcome.of_value("late"))
-    assert calls.finish(1, again.number, CallOutcome.of_value("counts"))
-    assert not calls.finish(1, again.number, CallOutcome.of_value("twice"))
+    assert not calls.finish(0, lost.number, ScheduledOutcome.of_value("late"))
+    assert calls.finish(1, again.number, ScheduledOutcome.of_value("counts"))
+    assert not calls.finish(1, again.number, ScheduledOutcome.of_value("twice"))
     assert value(calls, 0) == "counts"
 
 
@@ -75,7 +75,7 @@ def test_an_error_is_raised_once_and_cancels_what_has_not_begun() -> None:
     attempts = [taken(calls, worker) for worker in range(3)]
     calls.finish(1, attempts[1].number, FAILED)
     assert not calls.idle  # two calls run
-    calls.finish(0, attempts[0].number, CallOutcome.of_value(1))
+    calls.finish(0, attempts[0].number, ScheduledOutcome.of_value(1))
     calls.lose(2)  # its call is not begun again
     assert calls.idle
     with pytest.raises(errors.ProgramError, match="it failed"):
@@ -109,9 +109,9 @@ def test_calls_and_kept_results_are_bounded() -> None:
     calls.schedule("step")
     assert not calls.accepts
     first, second = taken(calls, 0), taken(calls, 1)
-    calls.finish(1, second.number, CallOutcome.of_value("x" * 700))
+    calls.finish(1, second.number, ScheduledOutcome.of_value("x" * 700))
     assert not calls.accepts  # the first one is two calls behind
-    calls.finish(0, first.number, CallOutcome.of_value("x" * 700))
+    calls.finish(0, first.number, ScheduledOutcome.of_value("x" * 700))
     assert calls.accepts
     assert value(calls, 0) == "x" * 700
     with pytest.raises(errors.LimitExceeded, match="a larger kept_bytes"):
@@ -148,7 +148,7 @@ def test_each_call_has_exactly_one_outcome(steps: list[tuple[str, int]]) -> None
             name = f"{worker} {attempt.number}"
             bad = attempt.number % 5 == 4
             text = str(attempt.call.index)
-            outcome = CallOutcome.of_text(OutcomeKind.ERROR, text) if bad else CallOutcome.of_value(name)
+            outcome = ScheduledOutcome.of_text(OutcomeKind.ERROR, text) if bad else ScheduledOutcome.of_value(name)
             if calls.finish(worker, attempt.number, outcome):
                 assert current.pop(worker) is attempt
                 assert attempt.call.index not in counted
