@@ -32,8 +32,8 @@ class ChiefCalls(CallScheduler):
 
     def __init__(self, addresses: Sequence[str], security: Security, *, most_calls: int, kept_bytes: int) -> None:
         self._state = ChiefState(ScheduledCalls(most_calls, kept_bytes), secrets.token_bytes(_RUN_BYTES))
-        self._links = [WorkerLink(number, address, security, self._state) for number, address in enumerate(addresses)]
-        for link in self._links:
+        self._workers = [WorkerLink(number, address, security, self._state) for number, address in enumerate(addresses)]
+        for link in self._workers:
             link.start()
 
     def schedule(self, name: str, function: Callable[[], Any]) -> Await:
@@ -80,7 +80,7 @@ class ChiefCalls(CallScheduler):
                         state.changed.wait(LOOK_S)
             state.closing.set()
             state.changed.notify_all()
-        for link in self._links:
+        for link in self._workers:
             link.join()
 
     def _outcome(self, call: ScheduledCall) -> ScheduledOutcome:
@@ -102,7 +102,7 @@ class ChiefCalls(CallScheduler):
             raise errors.WrongContext("this ClusterCoordinator is closed")
 
     def _waits_for(self) -> str:
-        absent = [f"{it}: {it.problem}" for it in self._links if not it.connected]
+        absent = [f"{it}: {it.problem}" for it in self._workers if not it.connected]
         missing = f"; {len(absent)} workers are missing, such as {absent[0]}" if absent else ""
         return self._state.calls.waits_for() + missing
 
@@ -111,7 +111,7 @@ class ChiefCalls(CallScheduler):
         now = time.monotonic()
         busy = [
             link
-            for link in self._links
+            for link in self._workers
             if link.connected or (link.lost_at and not link.left and now - link.lost_at < LINGER_S)
         ]
         return ", ".join(map(str, busy[:3])) + (f" and {len(busy) - 3} others" if busy[3:] else "")
