@@ -37,6 +37,7 @@ class Tasks:
         self.listening = sockets(WORKERS)
         self.addresses = addresses(self.listening)
         self._pool = ThreadPoolExecutor()
+        self.barrier = threading.Barrier(WORKERS)
         self.here = threading.local()  # `worker` is the number of the worker whose call runs on the thread
         self.chief: ChiefCalls | None = None
         self._limits = {"most_calls": 100, "kept_bytes": 1 << 20, **limits}
@@ -94,6 +95,12 @@ def outcome(future: Future[Any]) -> Any:
 
 def schedule(calls: CallScheduler, function: Callable[..., Any], *args: Any) -> RemoteValue:
     return RemoteValue(calls.schedule(function.__name__, lambda: function(*args)), function.__name__)
+
+
+def meet(tasks: Tasks, calls: CallScheduler) -> None:
+    """Schedules a call for each worker that waits for those of the others, so that all take part."""
+    for _ in range(WORKERS):
+        schedule(calls, tasks.barrier.wait, 20)
 
 
 def square(number: int) -> np.ndarray:
@@ -192,7 +199,10 @@ def test_calls_of_a_worker_that_is_silent_go_to_another(monkeypatch: pytest.Monk
     assert Tasks(script).results()[0] == "counts"
 
 
-def test_scripts_that_differ_are_named() -> None:
+def test_scripts_that_differ_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_calls, "START_S", 10.0)
+    monkeypatch.setattr(worker_calls, "GONE_S", 0.2)
+
     def script(tasks: Tasks, calls: CallScheduler) -> Any:
         if isinstance(calls, ChiefCalls):
             schedule(calls, square, 1)
@@ -209,7 +219,7 @@ def test_scripts_that_differ_are_named() -> None:
 
 def test_a_script_that_goes_on_after_the_chief_says_so() -> None:
     def script(tasks: Tasks, calls: CallScheduler) -> Any:
-        schedule(calls, square, 1)
+        meet(tasks, calls)
         calls.join()
         if not isinstance(calls, ChiefCalls):
             calls.join()
@@ -218,14 +228,14 @@ def test_a_script_that_goes_on_after_the_chief_says_so() -> None:
     assert chief is None
     for error in workers:
         assert isinstance(error, errors.RanksDisagree)
-        assert "has ended after 2 calls of schedule, join and done" in error.message
+        assert "has ended after 3 calls of schedule, join and done" in error.message
 
 
 def test_workers_end_when_the_chief_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_calls, "GONE_S", 0.2)
 
     def script(tasks: Tasks, calls: CallScheduler) -> Any:
-        schedule(calls, square, 1)
+        meet(tasks, calls)
         calls.join()
         assert not isinstance(calls, ChiefCalls), "the chief's own mistake"
         calls.join()
@@ -241,6 +251,7 @@ def test_a_worker_that_is_too_late_hears_what_to_do(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(chief_calls, "LINGER_S", 0.0)
 
     def script(tasks: Tasks, calls: CallScheduler) -> Any:
+        meet(tasks, calls)
         values = [schedule(calls, square, number) for number in range(10)]
         calls.join()
         return values[0].fetch().tolist()

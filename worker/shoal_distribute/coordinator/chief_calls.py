@@ -13,7 +13,7 @@ from shoal_distribute.coordinator.outcomes import ScheduledOutcome
 from shoal_distribute.coordinator.scheduled_calls import ScheduledCall, ScheduledCalls
 from shoal_distribute.coordinator.worker_link import ChiefState, WorkerLink
 
-# Seconds that the chief waits at the end for a worker that is being started again.
+# Seconds that the chief waits at the end for a worker that is being started, perhaps again.
 LINGER_S = 15.0
 # Seconds between two looks whether it has waited long enough.
 LOOK_S = 0.5
@@ -109,11 +109,7 @@ class ChiefCalls(CallScheduler):
     def _busy(self) -> str:
         """Returns the names of workers whose scripts have not ended; empty if there are none."""
         now = time.monotonic()
-        busy = [
-            link
-            for link in self._workers
-            if link.connected or (link.lost_at and not link.left and now - link.lost_at < LINGER_S)
-        ]
+        busy = [link for link in self._workers if link.connected or (not link.left and now - link.lost_at < LINGER_S)]
         return ", ".join(map(str, busy[:3])) + (f" and {len(busy) - 3} others" if busy[3:] else "")
 
 

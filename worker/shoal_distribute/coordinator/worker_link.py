@@ -67,14 +67,14 @@ class WorkerLink:
         worker: number of the worker.
         connected: whether the worker takes part now.
         left: whether it has said that it leaves.
-        lost_at: when the connection ended, by the monotonic clock; 0 if there was none yet.
+        lost_at: when the connection ended, or the chief began to look for the worker, by the monotonic clock.
         problem: why it does not take part, for a person.
     """
 
     def __init__(self, worker: int, address: str, security: Security, state: ChiefState) -> None:
         self.worker, self._address, self._security, self._state = worker, address, security, state
         self.connected = self.left = False
-        self.lost_at = 0.0
+        self.lost_at = time.monotonic()
         self.problem = "it has not been reached yet"
         self._numbers = 0  # of links that were opened
         self._asked: list[int] = []  # calls whose outcomes the worker waits for
