@@ -59,6 +59,15 @@ class TaskCluster:
         process.communicate()
         return ran
 
+    def revive(self, task: Task) -> str:
+        """Starts a task again if it has ended with an error, as a supervisor does. Returns what it has said."""
+        process = self._processes[task]
+        if not process.poll():
+            return ""
+        _, said = process.communicate()
+        self.start(task)
+        return said
+
     def pid(self, task: Task) -> int:
         """Returns the process id of a task."""
         return self._processes[task].pid
