@@ -5,8 +5,11 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
+from typing import IO
 
 Task = tuple[str, int]
 
@@ -37,18 +40,21 @@ class TaskCluster:
             self._cluster.setdefault(kind, []).append(address)
         inherited = {key: value for key, value in os.environ.items() if key != "SHOAL_COORDINATOR"}
         self._environment = {**inherited, **(environment or {})}
-        self._processes: dict[Task, subprocess.Popen[str]] = {}
+        self._processes: dict[Task, subprocess.Popen[bytes]] = {}
+        self._files = ExitStack()
+        self._printed: dict[Task, IO[str]] = {}
+        self._said: dict[Task, IO[str]] = {}
 
     def start(self, task: Task) -> None:
         """Starts the process of a task, perhaps again."""
         kind, number = task
         config = json.dumps({"cluster": self._cluster, "task": {"type": kind, "index": number}})
+        # Files, because a task whose pipe is full would wait for a reader, and others for the task.
+        printed, said = (self._files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2))
+        self._printed[task], self._said[task] = printed, said
+        environment = {**self._environment, "TF_CONFIG": config}
         self._processes[task] = subprocess.Popen(
-            [sys.executable, str(self._script)],
-            env={**self._environment, "TF_CONFIG": config},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            [sys.executable, str(self._script)], env=environment, stdout=printed, stderr=said
         )
 
     def kill(self, task: Task) -> bool:
@@ -56,7 +62,7 @@ class TaskCluster:
         process = self._processes[task]
         ran = process.poll() is None
         process.kill()
-        process.communicate()
+        process.wait()
         return ran
 
     def revive(self, task: Task) -> str:
@@ -64,7 +70,7 @@ class TaskCluster:
         process = self._processes[task]
         if not process.poll():
             return ""
-        _, said = process.communicate()
+        said = _text(self._said[task])
         self.start(task)
         return said
 
@@ -74,9 +80,8 @@ class TaskCluster:
 
     def output(self, task: Task, timeout_s: float = 60) -> str:
         """Waits for the end of a task, and returns what it has printed. Its exit status must be 0."""
-        output, said = self._processes[task].communicate(timeout=timeout_s)
-        assert self._processes[task].returncode == 0, f"{task}: {said}"
-        return output
+        assert self._processes[task].wait(timeout_s) == 0, f"{task}: {_text(self._said[task])}"
+        return _text(self._printed[task])
 
     def __enter__(self) -> "TaskCluster":
         for task in self.tasks:
@@ -87,7 +92,13 @@ class TaskCluster:
         for process in self._processes.values():
             process.kill()  # servers run until they are stopped
         for process in self._processes.values():
-            process.communicate()
+            process.wait()
+        self._files.close()
+
+
+def _text(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read()
 
 
 __all__ = ["Task", "TaskCluster", "free_addresses"]
