@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BENCH ?=
 CHAOS ?=
 
-.PHONY: bytecode fuzz property-tests demo models test test-cluster test-gpu reference long e2e coverage chaos scale soak lint check-style check-types check-imports check-spelling check-words check-subjects check-locks docs docs-serve bench bench-peers check-protos protos proto-baseline version release lock audit clean help
+.PHONY: bytecode fuzz property-tests demo models test test-cluster test-gpu reference long e2e coverage chaos scale soak lint check-style check-types check-imports check-spelling check-words check-subjects check-locks docs docs-serve bench bench-strategies bench-peers check-protos protos proto-baseline version release lock audit clean help
 
 help:
 	@echo "make demo    start a cluster, train a classifier in every consistency mode, draw the curves (under 90 s)"
@@ -31,6 +31,7 @@ help:
 	@echo "make docs    build the documentation site, in site/; a broken link is an error"
 	@echo "make docs-serve  serve the site at http://127.0.0.1:8000, and rebuild it when docs/ changes"
 	@echo "make bench   run the benchmarks, also of other systems (docs/explanation/performance.md); BENCH=dense,small selects some"
+	@echo "make bench-strategies  compare the distribution strategies, and renew docs/explanation/choosing-a-strategy.md"
 	@echo "make soak    run jobs and sessions for 30 minutes, and check that no role uses more and more (runs/soak)"
 	@echo "make scale   measure the coordinator with 1,000 simulated workers and 100 servers, and renew docs/explanation/scale.md"
 	@echo "make bench-peers  build the environments of the other systems, in .peers"
@@ -134,6 +135,10 @@ chaos: $(SETUP)
 
 bench: $(SETUP)
 	$(BIN)/python benchmarks/run.py $(BENCH)
+
+# Loss against time and samples by strategy, and the load of servers. It needs a machine that does nothing else, for six minutes.
+bench-strategies: $(SETUP)
+	$(BIN)/python benchmarks/strategies/compare_strategies.py --keep
 
 soak: $(SETUP)
 	$(BIN)/python benchmarks/cluster/soak.py

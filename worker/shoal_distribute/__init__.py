@@ -10,6 +10,7 @@ from shoal_distribute.cross_device_ops import (
     ReductionToOneDevice,
     RingAllReduce,
 )
+from shoal_distribute.group_session import GroupSession
 from shoal_distribute.input import DistributedDataset, InputContext
 from shoal_distribute.keras.checkpoints import Checkpoint, CheckpointManager
 from shoal_distribute.keras.tape import GradientTape, compute_average_loss, function
@@ -40,6 +41,7 @@ __all__ = [
     "DistributedVariable",
     "GradientTape",
     "Group",
+    "GroupSession",
     "HierarchicalCopyAllReduce",
     "InputContext",
     "MirroredStrategy",

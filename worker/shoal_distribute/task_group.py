@@ -8,7 +8,7 @@ from shoal import _rpc
 from shoal._system.listeners import loopback_addresses
 from shoal_distribute.collectives import Group
 from shoal_distribute.group_security import group_security
-from shoal_distribute.resolver import ClusterResolver, ranked_tasks
+from shoal_distribute.resolver import ClusterResolver, RankedTasks, ranked_tasks
 
 
 def open_group(
@@ -39,6 +39,26 @@ def open_group(
     tasks = ranked_tasks(resolver)
     if tasks is None:
         return None
+    return open_ranks(tasks, generation=generation, within_s=within_s, share=share, environment=environment)
+
+
+def open_ranks(
+    tasks: RankedTasks,
+    *,
+    generation: int = 0,
+    within_s: float = 600.0,
+    share: bool = True,
+    environment: Mapping[str, str] = os.environ,
+) -> Group:
+    """Connects this process with the other tasks of a list. The arguments and errors are those of `open_group`.
+
+    Args:
+        tasks: the tasks.
+        generation, within_s, share, environment: see `open_group`.
+
+    Returns:
+        The group.
+    """
     return Group.open(
         tasks.rank,
         tasks.addresses,
@@ -67,4 +87,4 @@ def listen_at(address: str) -> socket.socket:
     return _rpc.listen(host if loopback_addresses(host) else everywhere, port)
 
 
-__all__ = ["listen_at", "open_group"]
+__all__ = ["listen_at", "open_group", "open_ranks"]

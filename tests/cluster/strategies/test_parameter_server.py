@@ -2,23 +2,33 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from threading import Barrier, Event
+from typing import Any
 
 import numpy as np
 import pytest
 
 import shoal
-from shoal import errors, optim
+from shoal import _rpc, errors, optim
+from shoal.consistency import Consistency
 from shoal.status import JobState
 from shoal_distribute import (
+    ClusterSpec,
     DistributedVariable,
+    Group,
+    GroupSession,
     OneDeviceStrategy,
     ParameterServerStrategy,
     PerReplica,
     ReduceOp,
+    SimpleClusterResolver,
     Strategy,
 )
 from support.clusters.local import local_cluster
 from support.programs.fitted_model import check_equals_one_process, fitted
+from support.ranks import run_ranks, succeeded
+from support.scraping import scrape
 from support.waiting import wait_until
 
 RNG = np.random.default_rng(0)
@@ -26,9 +36,15 @@ X, Y, START, SAMPLES, STEPS = RNG.normal(size=(64, 4)), RNG.normal(size=64), RNG
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[shoal.Client]:
-    """Yields a client of a cluster of two servers."""
-    with local_cluster(servers=2, workers=0) as cluster, cluster.client() as client:
+def cluster() -> Iterator[shoal.LocalCluster]:
+    """Yields a cluster of two servers."""
+    with local_cluster(servers=2, workers=0) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def client(cluster: shoal.LocalCluster) -> Iterator[shoal.Client]:
+    with cluster.client() as client:
         yield client
 
 
@@ -108,6 +124,8 @@ def test_synchronous_workers_add_their_gradients_and_divide_batches(client: shoa
         part = slice(rank * 32, (rank + 1) * 32)
         model.train(X[part], Y[part])
         check_equal(model)
+        # `reduce` joins the values of this worker's replicas alone.
+        assert strategy.reduce(ReduceOp.MEAN, strategy.run(lambda: 3.0)) == 3.0
         replicas = strategy.num_replicas_in_sync
         (share,) = strategy.experimental_distribute_dataset(batches)
         strategy.close()
@@ -162,3 +180,157 @@ def test_mistakes_are_named(client: shoal.Client) -> None:
     with pytest.raises(errors.InvalidOptimizer, match="was not made in the scope"):
         strategy.run(lambda: strategy.apply_gradients(optim.SGD(0.1), [(np.zeros(4), model.weights)]))
     strategy.close()
+
+
+def pushes(cluster: shoal.LocalCluster) -> dict[str, float]:
+    """Returns the number of pushes that each server has accepted."""
+    families = {name: scrape(at)["shoal_server_pushes"] for name, at in cluster.metrics.items() if "server" in name}
+    return {
+        name: sum(it.value for it in family.samples if it.labels["outcome"] == "accepted")
+        for name, family in families.items()
+    }
+
+
+def check_worker_in_group(number: int, processes: int, consistency: Consistency, **options: Any) -> None:
+    """Trains as one of the workers, in groups of two, with four replicas in step; checks the result."""
+    strategy = ParameterServerStrategy(
+        job=f"groups-{consistency.name}",
+        consistency=consistency,
+        devices=["/cpu:0", "/cpu:1"][: 4 // processes],
+        shards=2,
+        **options,
+    )
+    rank = number % 2
+    model = LeastSquares(strategy, optim.Momentum(0.05), START + rank)  # the first one's values count
+    strategy.run(lambda: None)
+    part = np.array_split(np.arange(SAMPLES), processes)[strategy.input_pipeline_id]
+    model.train(X[part], Y[part])
+    check_equal(model)
+    np.testing.assert_allclose(model.mean.numpy(), X.mean())
+    assert strategy.num_replicas_in_sync == 4
+    assert strategy.reduce(ReduceOp.MEAN, strategy.run(lambda: float(rank))) == 0.5  # of the group
+    assert strategy.iterations(model.optimizer) == STEPS
+    assert (strategy.session is None) is (rank > 0)
+    strategy.close()
+
+
+def test_groups_push_half_as_often_and_equal_one_process(cluster: shoal.LocalCluster, client: shoal.Client) -> None:
+    before = pushes(cluster)
+    with ExitStack() as held, ThreadPoolExecutor(4) as pool:
+        ports = [held.enter_context(_rpc.reserve("127.0.0.1", 0)).getsockname()[1] for _ in range(4)]
+        spec = ClusterSpec({"worker": [f"127.0.0.1:{port}" for port in ports]})
+
+        def worker(number: int) -> None:
+            listed = SimpleClusterResolver(spec, "worker", number)
+            mode = shoal.Synchronous()
+            check_worker_in_group(number, 4, mode, client=client, cluster_resolver=listed, group_size=2)
+
+        list(pool.map(worker, range(4)))
+    # Two groups make a push each: without groups, there would be four in each step.
+    assert {name: count - before[name] for name, count in pushes(cluster).items()} == dict.fromkeys(before, STEPS * 2)
+
+
+def test_the_gradients_of_a_given_group_are_added_in_other_modes(client: shoal.Client) -> None:
+    mode = shoal.BoundedStaleness(0)
+    workers = run_ranks(2, lambda it: check_worker_in_group(it.rank, 2, mode, client=client, group=it, workers=2))
+    succeeded(workers)
+
+
+NUMBERS = np.arange(36.0)
+
+
+def group_session(client: shoal.Client, group: Group, job: str, **options: Any) -> GroupSession:
+    variables = {"w": np.zeros(()), "seen": shoal.Variable.of(np.zeros(()), trainable=False, aggregation="sum")}
+    return GroupSession(group, client, job, variables, optimizer=optim.SGD(1.0), batch_size=5, range_size=10, **options)
+
+
+def test_the_account_has_the_samples_of_all_members(client: shoal.Client) -> None:
+    def member(group: Group) -> list[np.ndarray]:
+        with group_session(client, group, "accounted", epochs=2) as session:
+            parts = []
+            for numbers in session.batches(len(NUMBERS)):
+                session.pull()
+                parts.append(numbers)
+                if len(numbers):
+                    w, seen = NUMBERS[numbers].mean(), np.float64(len(numbers))
+                    session.push({"w": w}, updates={"seen": seen}, weight=len(numbers))
+                else:
+                    session.skip()  # the other member pushes
+            values = session.pull()
+            batches = 16  # of 5, 5; 5, 5; 5, 5; 5, 1 samples in each epoch
+            assert session.step == batches
+            assert values["seen"] == 2 * len(NUMBERS)
+            return [*parts, np.array([values["w"]])]
+
+    (*first, w), (*second, same) = succeeded(run_ranks(2, member))
+    joined = [np.concatenate(parts) for parts in zip(first, second, strict=True)]
+    assert sorted(np.concatenate(joined)) == sorted([*range(36)] * 2)
+    assert w == same == pytest.approx(-sum(NUMBERS[batch].mean() for batch in joined))
+    status = client.job("accounted").status()
+    assert status.state is JobState.SUCCEEDED
+    assert status.progress.samples == 2 * len(NUMBERS)
+    assert client.job("accounted").data().total.done == 2 * len(NUMBERS)
+
+
+def test_other_groups_go_on_when_a_member_dies(client: shoal.Client) -> None:
+    ended, began = Event(), Barrier(2)
+
+    def member(group: Group, number: int) -> list[int]:
+        with group_session(client, group, "one-dies", workers=2, worker=f"group-{number}") as session:
+            batches = session.batches(len(NUMBERS))
+            seen = list(next(batches))
+            if group.rank == 0:
+                began.wait()  # both groups have a range
+            if number == 0 and group.rank == 1:
+                group.close()  # as if it had died
+                return []
+            if number == 1 and group.rank == 0:
+                assert ended.wait(30)
+            session.push({"w": np.float64(1)}, updates={"seen": np.float64(1)}, weight=len(seen))
+            for numbers in batches:
+                seen += list(numbers)
+                session.push({"w": np.float64(1)}, updates={"seen": np.float64(1)}, weight=max(len(numbers), 1))
+            return seen
+
+    def run(number: int) -> list[list[int] | BaseException]:
+        try:
+            return run_ranks(2, lambda group: member(group, number))
+        finally:
+            if number == 0:
+                ended.set()
+
+    with ThreadPoolExecutor(2) as pool:
+        (lost, _), survivors = pool.map(run, range(2))
+    assert isinstance(lost, errors.RankLost)
+    assert "rank 1" in lost.message
+    assert sorted(it for part in succeeded(survivors) for it in part) == [*range(36)]
+    status = client.job("one-dies").status()
+    assert status.state is JobState.SUCCEEDED
+    assert [(it.worker, "rank 1" in it.reason) for it in status.members if it.reason] == [("group-0", True)]
+
+
+def test_mistakes_of_a_member_are_named_and_push_nothing(client: shoal.Client) -> None:
+    def member(group: Group) -> None:
+        own, w, seen = group.rank == 1, np.float64(1), {"seen": np.float64(1)}
+        with pytest.raises(errors.RanksDisagree, match="rank 1 of the group has other variables"):
+            GroupSession(group, client, "differ", {"w": np.zeros(1 + own)})
+        with group_session(client, group, "group-mistakes") as session:
+            session.pull()
+            with pytest.raises(
+                errors.InvalidGradient, match="no trainable variable v" if own else "rank 1 of the group"
+            ):
+                session.push({"v" if own else "w": w}, updates=seen)
+            with pytest.raises(
+                errors.BadRequest if own else errors.InvalidGradient, match="weight" if own else "rank 1 of the group"
+            ):
+                session.push({"w": w}, updates=seen, weight=0 if own else 1)
+            with pytest.raises(errors.RanksDisagree, match="ranks 0, 1 of the group push"):
+                session.push({"w": w}, updates=seen, metrics={"loss": 1.0} if own else None)
+            with pytest.raises(errors.NonFiniteGradient):
+                session.push({"w": np.float64("nan") if own else w}, updates=seen)
+            assert session.skip().outcome == "skipped"
+            session.push({"w": np.float64(3) if own else w}, updates=seen, weight=3.0 if own else 1.0)
+            assert session.pull() == {"w": -2.5, "seen": 2.0}
+            session.set_learning_rate(0.5)
+
+    succeeded(run_ranks(2, member))

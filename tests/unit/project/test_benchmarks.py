@@ -18,13 +18,15 @@ from support import leaks
 
 ROOT = Path(__file__).parents[3]
 BENCHMARKS = ROOT / "benchmarks"
-sys.path.append(str(BENCHMARKS))
+sys.path += [str(BENCHMARKS), str(BENCHMARKS / "strategies")]
 
-import nn  # noqa: E402 - benchmarks are no package
+import compare_strategies  # noqa: E402 - benchmarks are no package
+import nn  # noqa: E402
 import nn_step  # noqa: E402
 import record  # noqa: E402
 import rivals  # noqa: E402
 import rows  # noqa: E402
+import strategies_page  # noqa: E402
 from harness import Contestant, Run, alternate, median  # noqa: E402
 from peers import nn_workload, workload  # noqa: E402
 from processes import last_object  # noqa: E402
@@ -370,3 +372,27 @@ def test_the_rows_of_a_gpu_are_those_of_its_script_and_are_skipped_without_one(m
     run = Fake({})
     assert nn.on_gpu(run) == []
     assert run.skipped == dict.fromkeys(nn.ON_GPU, "device cuda:0 is not here")
+
+
+# Strategies.
+
+
+def test_curves_count_the_samples_of_pushes_that_count() -> None:
+    steps = [(1.0, True), (2.0, False), (3.0, True), (3.5, True)]
+    found = compare_strategies.measured(steps, [(0.5, 2.0), (3.0, 1.0), (4.0, 0.3), (5.0, 0.5), (6.0, 0.2)])
+    assert [(it["seconds"], it["samples"]) for it in found["curve"][:3]] == [(0.5, 0), (3.0, 64), (4.0, 96)]
+    assert (found["steps"], found["counted"], found["last_s"]) == (4, 3, 3.5)
+    assert strategies_page.reached(found, 0.4) == {"seconds": 6.0, "samples": 96, "loss": 0.2}  # 0.3 does not last
+    assert strategies_page.reached(found, 0.1) is None
+
+
+def test_the_page_has_the_kept_runs_of_strategies() -> None:
+    kept = strategies_page.kept()["runs"]
+    settings = list(compare_strategies.settings())
+    assert {(it.part, it.name, it.workers, it.slowed) for it in settings} == {
+        (run["part"], run["name"], run["workers"], run["slowed"]) for run in kept
+    }
+    page = strategies_page.PAGE.read_text()
+    for part, table in strategies_page.TABLES.items():
+        assert table([run for run in kept if run["part"] == part]) in page
+    assert all(": " in strategies_page.told(run) for run in kept)

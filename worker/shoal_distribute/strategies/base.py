@@ -1,7 +1,7 @@
 """Strategy: the base class of all strategies, and the surface that they have in common."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,12 +14,10 @@ from shoal_distribute.cross_device_ops import CrossDeviceOps
 from shoal_distribute.devices import LogicalDevice
 from shoal_distribute.input import InputSurface
 from shoal_distribute.replica_context import ReplicaContext, current_replica, entered_strategies
+from shoal_distribute.strategies.gradients import GradientsAndVariables, checked_gradients
 from shoal_distribute.strategies.replica_threads import ReplicaThreads
-from shoal_distribute.values import DistributedVariable, PerReplica, check_scope, part_of, regrouped
+from shoal_distribute.values import DistributedVariable, PerReplica, part_of, regrouped
 from shoal_worker.arrays import on_host
-
-# Gradients, each with its variable.
-GradientsAndVariables = Iterable[tuple[Array | None, DistributedVariable]]
 
 
 class Strategy(InputSurface):
@@ -62,6 +60,11 @@ class Strategy(InputSurface):
     def num_replicas_in_sync(self) -> int:
         """The number of replicas in all processes."""
         return self.local_replicas
+
+    @property
+    def reduced_replicas(self) -> int:
+        """The number of replicas whose values `reduce` joins."""
+        return self.num_replicas_in_sync
 
     @contextmanager
     def scope(self) -> Iterator["Strategy"]:
@@ -139,7 +142,7 @@ class Strategy(InputSurface):
         same = not isinstance(value, PerReplica) and self.local_replicas > 1
         arrays = [_on_host(it) for it in (value.values if isinstance(value, PerReplica) else (value,))]
         if axis is None:
-            total, count = _added(arrays), self.num_replicas_in_sync
+            total, count = _added(arrays), self.reduced_replicas
             if same:
                 total = total * self.local_replicas
             return _number(self._mean_or_sum(op, total, count))
@@ -219,7 +222,7 @@ class Strategy(InputSurface):
             RanksDisagree: the replicas give gradients of different variables.
         """
         replica = self._own_replica()
-        checked = self._checked(replica, pairs)
+        checked = checked_gradients(self, replica, pairs)
         # A mistake in a list is found before any other replica or process gets a part of it.
         variables, arrays = self._collected(replica, checked if isinstance(pairs, Iterator) else iter(list(checked)))
         self._apply(replica, optimizer, variables, arrays)
@@ -343,32 +346,6 @@ class Strategy(InputSurface):
         if replica is not None and replica.strategy is self and not self.is_default:
             raise errors.WrongContext(f"{call} is called within run; {instead}")
 
-    def _checked(
-        self, replica: ReplicaContext, pairs: GradientsAndVariables
-    ) -> Iterator[tuple[DistributedVariable, Array]]:
-        """Yields each variable with its gradient, on the replica's device and in the variable's dtype."""
-        names: set[str] = set()
-        for gradient, variable in pairs:
-            if gradient is None:
-                continue
-            if variable.name in names:
-                raise errors.InvalidGradient(
-                    f"variable {variable.name} is given twice; give each variable once, with its own name"
-                )
-            names.add(variable.name)
-            check_scope(self, variable)
-            if not variable.trainable:
-                raise errors.InvalidGradient(f"variable {variable.name} is not trainable, so it takes no gradient")
-            if gradient.shape != variable.shape:
-                raise errors.InvalidGradient(
-                    f"the gradient of {variable.name} has the shape {gradient.shape}, but the variable {variable.shape}"
-                )
-            yield variable, replica.device.put(gradient).astype(variable.dtype, copy=False)
-        if not names:
-            raise errors.InvalidGradient(
-                "no variable has a gradient; compute them from a loss that depends on the variables"
-            )
-
 
 def reduce_op_of(op: ReduceOp | str) -> ReduceOp:
     """Returns the op, which may be given by its name.
@@ -397,4 +374,4 @@ def _number(array: np.ndarray) -> Any:
     return array[()] if array.ndim == 0 else array
 
 
-__all__ = ["GradientsAndVariables", "Strategy", "reduce_op_of"]
+__all__ = ["Strategy", "reduce_op_of"]

@@ -4,7 +4,6 @@ import atexit
 import sys
 import time
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,11 +15,13 @@ from shoal.program import Array
 from shoal_distribute.collectives import BUCKET_BYTES, Buckets, Group, GroupTimings, RankTimes, ReduceOp
 from shoal_distribute.cross_device_ops import CrossDeviceOps
 from shoal_distribute.elastic_group import ElasticGroup
+from shoal_distribute.group_arrays import gathered, packed
 from shoal_distribute.rank_metrics import RankMetrics
 from shoal_distribute.replica_context import ReplicaContext
 from shoal_distribute.resolver import ClusterResolver, TFConfigClusterResolver
 from shoal_distribute.strategies.mirrored import MirroredStrategy
-from shoal_distribute.strategies.parameter_server import script_name
+from shoal_distribute.strategies.process_join import join_processes
+from shoal_distribute.strategies.server_tasks import script_name
 from shoal_distribute.strategies.shared_state import SharedState
 from shoal_distribute.task_group import open_group
 from shoal_distribute.values import DistributedVariable
@@ -217,14 +218,7 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
     def join(self, replica: ReplicaContext, op: ReduceOp, arrays: list[Array]) -> list[Array]:
         if self._group is None:
             return super().join(replica, op, arrays)
-        sums = super().join(replica, ReduceOp.SUM, arrays)
-        joined: list[np.ndarray] = []
-        if replica.local_replica == 0:
-            joined = _packed([on_host(it) for it in sums], self._group.all_reduce)
-            if op is ReduceOp.MEAN:
-                joined = [it * it.dtype.type(1 / self._replicas) for it in joined]
-        # If the collective raises, this replica leaves, and the others do not wait.
-        return [replica.device.put(it) for it in replica.exchange("an all-reduce of all processes", joined)[0]]
+        return join_processes(self._group, replica, op, super().join(replica, ReduceOp.SUM, arrays), self._replicas)
 
     def _collected(
         self, replica: ReplicaContext, gradients: Iterator[tuple[DistributedVariable, Array]]
@@ -264,7 +258,7 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
             return
         kept = [it for it in variables if not it.trainable and it.dtype.kind == "f"]
         shares = [it.numpy() * it.dtype.type(self.local_replicas / self._replicas) for it in kept]
-        for variable, mean in zip(kept, _packed(shares, self._group.all_reduce), strict=True):
+        for variable, mean in zip(kept, packed(shares, self._group.all_reduce), strict=True):
             variable.assign(mean)
 
     def close(self) -> None:
@@ -327,14 +321,7 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         return self._group.all_reduce(np.array(array)) if self._group else array
 
     def _gathered(self, array: np.ndarray, axis: int) -> np.ndarray:
-        if self._group is None:
-            return array
-        moved = np.moveaxis(array, axis, 0)
-        lengths = [int(it) for it in self._group.all_gather(np.array(len(moved), np.int64))]
-        padded = np.zeros((max(lengths), *moved.shape[1:]), moved.dtype)
-        padded[: len(moved)] = moved
-        parts = [part[:length] for part, length in zip(self._group.all_gather(padded), lengths, strict=True)]
-        return np.moveaxis(np.concatenate(parts), 0, axis)
+        return gathered(self._group, array, axis) if self._group else array
 
 
 def _parts(gradients: Iterator[tuple[DistributedVariable, Array]], nbytes: int) -> Iterator[_Gradients]:
@@ -347,29 +334,6 @@ def _parts(gradients: Iterator[tuple[DistributedVariable, Array]], nbytes: int) 
             part = []
     if part:
         yield part
-
-
-def _packed(arrays: Sequence[np.ndarray], reduce: Callable[[np.ndarray], np.ndarray]) -> list[np.ndarray]:
-    """Reduces arrays in one call for each dtype, because each call costs a round trip.
-
-    Args:
-        arrays: the arrays.
-        reduce: reduces a flat array in place.
-
-    Returns:
-        New arrays.
-    """
-    by_dtype: dict[np.dtype, list[int]] = defaultdict(list)
-    for number, array in enumerate(arrays):
-        by_dtype[array.dtype].append(number)
-    results: dict[int, np.ndarray] = {}
-    for numbers in by_dtype.values():
-        flat = np.concatenate([arrays[number].reshape(-1) for number in numbers])
-        reduce(flat)
-        ends = np.cumsum([arrays[number].size for number in numbers])
-        for number, part in zip(numbers, np.split(flat, ends[:-1]), strict=True):
-            results[number] = part.reshape(arrays[number].shape)
-    return [results[number] for number in range(len(arrays))]
 
 
 __all__ = ["MultiWorkerMirroredStrategy"]

@@ -1,11 +1,9 @@
 """ParameterServerStrategy: variables on the servers of a cluster, computation in any number of worker processes."""
 
 import atexit
-import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,49 +14,25 @@ from shoal._system.logs import Log
 from shoal.consistency import Asynchronous, Consistency
 from shoal.partitioners import Partitioner
 from shoal.program import Array
-from shoal_distribute.collectives import ReduceOp
+from shoal_distribute.collectives import Group, ReduceOp
 from shoal_distribute.cross_device_ops import CrossDeviceOps, default_cross_device_ops
 from shoal_distribute.devices import logical_devices
-from shoal_distribute.replica_context import ReplicaContext, current_replica
+from shoal_distribute.group_arrays import gathered
+from shoal_distribute.group_session import GroupSession
+from shoal_distribute.replica_context import ReplicaContext
 from shoal_distribute.resolver import ClusterResolver, TFConfigClusterResolver
 from shoal_distribute.strategies.base import Strategy
-from shoal_distribute.strategies.server_tasks import TrainingTask, enter_task
+from shoal_distribute.strategies.hybrid_group import HybridGroup, open_hybrid_group
+from shoal_distribute.strategies.process_join import join_processes
+from shoal_distribute.strategies.server_tasks import TrainingTask, enter_task, resolver_of_cluster, script_name
+from shoal_distribute.strategies.server_variable import ServerVariable
 from shoal_distribute.values import DistributedVariable
 from shoal_worker.arrays import on_host
 
 _log = Log(__name__)
 
-_NAME_LENGTH = 63
 # Seconds to wait for a coordinator that another task starts, and for one that runs.
 _START_S, _RETRY_S = 120.0, 20.0
-
-
-class ServerVariable(DistributedVariable):
-    """A variable on the servers. Until training begins, its initial value is in this process.
-
-    Args:
-        strategy, name, initial, trainable: see `DistributedVariable`.
-    """
-
-    def __init__(self, strategy: "ParameterServerStrategy", name: str, initial: np.ndarray, *, trainable: bool) -> None:
-        super().__init__(strategy, name, initial, trainable=trainable)
-        self._servers = strategy
-        self.initial = np.array(initial)
-
-    @property
-    def values(self) -> tuple[Array, ...]:
-        return (self.read(),)
-
-    def read(self) -> Array:
-        replica = current_replica()
-        if replica is None or replica.strategy is not self.strategy:
-            return self._servers.value_of(self, None)
-        return replica.device.put(self._servers.value_of(self, replica.local_replica))
-
-    def _set(self, value: np.ndarray) -> None:
-        replica = current_replica()
-        number = replica.local_replica if replica and replica.strategy is self.strategy else None
-        self._servers.assign(self, np.array(value, self.dtype), number)
 
 
 class ParameterServerStrategy(Strategy):
@@ -82,6 +56,11 @@ class ParameterServerStrategy(Strategy):
     With `Synchronous`, the gradients of all workers are added, as those of replicas are, and applied once; then
     `num_replicas_in_sync` counts the replicas of all workers, which must have the same number of devices.
 
+    With `group_size=2`, two workers each are a group: they add up their gradients among themselves, and the first one
+    pulls and pushes for both. Then all workers of a group must make the same variables, and call `run`, `reduce` and
+    `gather`, and read variables, the same number of times. If a worker dies, the others of its group get `RankLost`
+    with its number, and the other groups go on.
+
     Args:
         cluster_resolver: describes the tasks that form a cluster. None means those of `TF_CONFIG`, unless a client is
             given or `SHOAL_COORDINATOR` is set.
@@ -93,11 +72,16 @@ class ParameterServerStrategy(Strategy):
         client: a client of the cluster; by default one of `SHOAL_COORDINATOR`, or of `shoal up`.
         devices: names of this process's devices, as for `MirroredStrategy`.
         cross_device_ops: how the replicas of one process add up their gradients, as for `MirroredStrategy`.
+        group_size: number of workers in a group. Above 1, `TF_CONFIG` or the resolver must list the workers' addresses,
+            where they listen for each other; a chief listens at the port after that of its coordinator.
+        group: an open group of this worker and others, instead of `group_size`. All groups have the same size.
         options: further options of `shoal.Client.session`, such as `checkpoints`, `restore` and `wire_dtype`.
 
     Raises:
-        BadRequest: `TF_CONFIG` is invalid, or describes no cluster with a chief and servers.
+        BadRequest: `TF_CONFIG` is invalid, or describes no cluster with a chief and servers; or the workers cannot be
+            divided into groups.
         DeviceUnavailable: there is no such device.
+        RankLost: another worker of the group did not come.
         StartFailed: the chief's coordinator did not start.
         Unreachable: the coordinator did not answer.
     """
@@ -113,13 +97,20 @@ class ParameterServerStrategy(Strategy):
         client: shoal.Client | None = None,
         devices: Sequence[str] | None = None,
         cross_device_ops: CrossDeviceOps | None = None,
+        group_size: int = 1,
+        group: Group | None = None,
         **options: Any,
     ) -> None:
         found = logical_devices(devices)
         super().__init__(found, cross_device_ops or default_cross_device_ops(found))
-        self._task = enter_task(resolver) if (resolver := _cluster_of(cluster_resolver, client)) else None
+        self._task = enter_task(resolver) if (resolver := resolver_of_cluster(cluster_resolver, client)) else None
         self._partitioner, self._options = variable_partitioner, options
-        self._workers = self._task.workers if self._task else workers
+        workers = self._task.workers if self._task else workers
+        self._place = HybridGroup.of(group, workers)
+        if group_size != 1 and not group:
+            listed = cluster_resolver or TFConfigClusterResolver()
+            self._place = open_hybrid_group(listed, group_size, coordinator=self._task is not None)
+        self._group, self._workers = self._place.group, self._place.workers
         self._consistency = consistency or Asynchronous()
         self._job = job or script_name(sys.argv[0] if sys.argv else "")
         self._owned_client = client is None
@@ -129,7 +120,7 @@ class ParameterServerStrategy(Strategy):
             self._take_place(self._task.number)
         self._variables: dict[str, ServerVariable] = {}
         self._optimizer: optim.Optimizer | None = None
-        self._session: shoal.Session | None = None
+        self._session: shoal.Session | GroupSession | None = None
         self._coordinated = False  # a ClusterCoordinator gives the calls to the workers, and the chief computes nothing
         self._lock = threading.Lock()  # guards what follows; several replicas read at once
         self._values: Mapping[str, np.ndarray] | None = None  # of the last pull in this step
@@ -138,13 +129,17 @@ class ParameterServerStrategy(Strategy):
 
     @property
     def session(self) -> shoal.Session | None:
-        """The session of this worker; None before training begins."""
-        return self._session
+        """The session of this worker; None before training begins, and in all workers of a group but the first."""
+        return self._session.session if isinstance(self._session, GroupSession) else self._session
 
     @property
     def num_replicas_in_sync(self) -> int:
         """The number of replicas whose gradients are added: with `Synchronous` those of all workers."""
-        return self.local_replicas * (self._workers if self._consistency.joins_gradients else 1)
+        return self.local_replicas * self._joined
+
+    @property
+    def reduced_replicas(self) -> int:
+        return self.local_replicas * self._place.size
 
     @property
     def input_pipelines(self) -> int:
@@ -162,7 +157,8 @@ class ParameterServerStrategy(Strategy):
                     "within the strategy's scope, before the data are divided"
                 )
             self._open(self._optimizer)
-        return self._session.rank if self._session else 0
+        first = self._session.rank * self._place.size if self._session else 0
+        return first + (self._group.rank if self._group else 0)
 
     def create_variable(self, name: str, initial: np.ndarray, *, trainable: bool = True) -> DistributedVariable:
         if self._session:
@@ -189,7 +185,7 @@ class ParameterServerStrategy(Strategy):
             The task of this process; None without a resolver.
 
         Raises:
-            BadRequest: the consistency is not `Asynchronous`, or no resolver lists the workers.
+            BadRequest: the consistency is not `Asynchronous`, the workers are in groups, or no resolver lists them.
             WrongContext: the strategy has a `ClusterCoordinator` already.
         """
         if not isinstance(self._consistency, Asynchronous):
@@ -197,6 +193,11 @@ class ParameterServerStrategy(Strategy):
                 f"the consistency is {type(self._consistency).__name__}, but a ClusterCoordinator gives the workers "
                 "different numbers of steps, which only Asynchronous allows; leave out consistency, or let each worker "
                 "run the loop itself, without a ClusterCoordinator"
+            )
+        if self._group:
+            raise errors.BadRequest(
+                "a ClusterCoordinator gives each worker calls of its own, but the workers of a hybrid group take each "
+                "step together; leave out group_size and group"
             )
         if self._task is None and self._workers > 1:
             raise errors.BadRequest(
@@ -281,6 +282,12 @@ class ParameterServerStrategy(Strategy):
                     "assign it before, or give the strategy restore=CHECKPOINT"
                 )
 
+    def join(self, replica: ReplicaContext, op: ReduceOp, arrays: list[Array]) -> list[Array]:
+        if self._group is None:
+            return super().join(replica, op, arrays)
+        sums = super().join(replica, ReduceOp.SUM, arrays)
+        return join_processes(self._group, replica, op, sums, self.reduced_replicas)
+
     def close(self) -> None:
         """Ends the session, and so this worker's part of the job. At the end of the process this happens by itself."""
         atexit.unregister(self._close_at_exit)
@@ -289,6 +296,8 @@ class ParameterServerStrategy(Strategy):
             if session:
                 raised = getattr(sys, "last_value", None)  # set if the script ends with an exception
                 session.close("" if raised is None else f"{type(raised).__name__}: {raised}")
+            elif self._group:
+                self._group.close()
         finally:
             if self._task:
                 self._task.close(self._client, self._job)
@@ -314,16 +323,21 @@ class ParameterServerStrategy(Strategy):
             raise errors.WrongContext(
                 "gradients are applied before the optimizer is known; make it within the strategy's scope"
             )
-        joined = self.join(replica, ReduceOp.SUM, arrays)
+        joined = super().join(replica, ReduceOp.SUM, arrays)
         replica.exchange("the push", None)  # every replica has read its values
         if replica.local_replica == 0:
             self._push(self._session, dict(zip([it.name for it in variables], map(on_host, joined), strict=True)))
         replica.exchange("the end of apply_gradients", None)
 
-    def _push(self, session: shoal.Session, gradients: dict[str, np.ndarray]) -> None:
-        if self._consistency.joins_gradients and self._workers > 1:
-            # The servers compute the mean of the workers' gradients; a strategy adds those of its replicas.
-            gradients = {name: it * it.dtype.type(self._workers) for name, it in gradients.items()}
+    @property
+    def _joined(self) -> int:
+        """The number of workers whose gradients are added: those of the group, or of the job in synchronous mode."""
+        return self._workers if self._consistency.joins_gradients else self._place.size
+
+    def _push(self, session: shoal.Session | GroupSession, gradients: dict[str, np.ndarray]) -> None:
+        if self._joined > 1:
+            # A group and the servers compute the mean of the workers' gradients; a strategy adds those of its replicas.
+            gradients = {name: it * it.dtype.type(self._joined) for name, it in gradients.items()}
         trained = {name for name, it in self._variables.items() if it.trainable}
         whole = {name: gradients.get(name) for name in trained}
         updates = {
@@ -347,20 +361,26 @@ class ParameterServerStrategy(Strategy):
             )
             for name, it in self._variables.items()
         }
-        self._session = self._client.session(
-            self._job,
-            variables=variables,
-            optimizer=optimizer,
-            consistency=self._consistency,
-            workers=self._workers,
-            **self._options,
-        )
+        options = {"optimizer": optimizer, "consistency": self._consistency, **self._options}
+        options["workers"] = self._workers // self._place.size
+        if self._group is None:
+            self._session = self._client.session(self._job, variables=variables, **options)
+        else:
+            named = {"worker": self._place.member_id(self._job), **options}
+            self._session = GroupSession(self._group, self._client, self._job, variables, **named)
         if not self._task:
-            self._take_place(self._session.rank)
+            self._take_place(self.input_pipeline_id)
 
     def _take_place(self, number: int) -> None:
-        """Numbers the replicas of this worker among those in sync."""
-        self.first_replica = number * self.local_replicas if self._consistency.joins_gradients else 0
+        """Numbers the replicas of this worker, which has this number, among those in sync."""
+        in_group = self._group.rank if self._group else 0
+        self.first_replica = (number if self._consistency.joins_gradients else in_group) * self.local_replicas
+
+    def _across(self, array: np.ndarray) -> np.ndarray:
+        return self._group.all_reduce(np.array(array)) if self._group else array
+
+    def _gathered(self, array: np.ndarray, axis: int) -> np.ndarray:
+        return gathered(self._group, array, axis) if self._group else array
 
     def _require_adopted(self, optimizer: optim.Optimizer) -> None:
         if optimizer is not self._optimizer:
@@ -377,22 +397,4 @@ class ParameterServerStrategy(Strategy):
         )
 
 
-def _cluster_of(resolver: ClusterResolver | None, client: shoal.Client | None) -> ClusterResolver | None:
-    """Returns the resolver whose tasks form the cluster; None if there is a cluster already."""
-    if resolver is None and (client is not None or os.environ.get("SHOAL_COORDINATOR")):
-        return None
-    found = resolver or TFConfigClusterResolver()
-    return found if found.cluster_spec() else None
-
-
-def script_name(path: str) -> str:
-    """Returns a job's name for a script: its file name, with the letters that names have.
-
-    Args:
-        path: path of the script.
-    """
-    stem = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in Path(path).stem.lower())
-    return stem.strip("-0123456789")[:_NAME_LENGTH].rstrip("-") or "strategy"
-
-
-__all__ = ["ParameterServerStrategy", "ServerVariable"]
+__all__ = ["ParameterServerStrategy"]

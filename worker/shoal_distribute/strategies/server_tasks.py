@@ -10,14 +10,16 @@ import sys
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import shoal
 from shoal import errors
 from shoal._role import ForkServer, RoleProcess
 from shoal._system.waits import wait_notice
-from shoal_distribute.resolver import ClusterResolver, ClusterSpec
+from shoal_distribute.resolver import ClusterResolver, ClusterSpec, TFConfigClusterResolver
 
 _START_S, _STOP_S = 60.0, 10.0
+_NAME_LENGTH = 63
 _CHIEFS = ("chief", "master")
 
 
@@ -104,4 +106,28 @@ def _tf_config(spec: ClusterSpec, kind: str, number: int) -> str:
     return json.dumps({"cluster": spec.as_dict(), "task": {"type": kind, "index": number}})
 
 
-__all__ = ["TrainingTask", "enter_task"]
+def resolver_of_cluster(resolver: ClusterResolver | None, client: shoal.Client | None) -> ClusterResolver | None:
+    """Returns the resolver whose tasks form the cluster; None if there is a cluster already.
+
+    Args:
+        resolver: the resolver that was given. Without `ps` tasks, it lists only the workers of a cluster that runs.
+        client: the client that was given.
+    """
+    elsewhere = client is not None or bool(os.environ.get("SHOAL_COORDINATOR"))
+    if elsewhere and (resolver is None or "ps" not in resolver.cluster_spec().jobs):
+        return None
+    found = resolver or TFConfigClusterResolver()
+    return found if found.cluster_spec() else None
+
+
+def script_name(path: str) -> str:
+    """Returns a job's name for a script: its file name, with the letters that names have.
+
+    Args:
+        path: path of the script.
+    """
+    stem = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in Path(path).stem.lower())
+    return stem.strip("-0123456789")[:_NAME_LENGTH].rstrip("-") or "strategy"
+
+
+__all__ = ["TrainingTask", "enter_task", "resolver_of_cluster", "script_name"]

@@ -1,0 +1,61 @@
+"""Variables of a strategy whose values are on servers."""
+
+from typing import Protocol
+
+import numpy as np
+
+from shoal.program import Array
+from shoal_distribute.replica_context import Replicated, current_replica
+from shoal_distribute.values import DistributedVariable
+
+
+class VariableServers(Replicated, Protocol):
+    """The strategy that these variables belong to."""
+
+    def value_of(self, variable: "ServerVariable", replica: int | None) -> np.ndarray:
+        """Returns the value of a variable on the host, as a replica of this process sees it.
+
+        Args:
+            variable: the variable.
+            replica: number of the replica; None outside of `run`.
+        """
+
+    def assign(self, variable: "ServerVariable", value: np.ndarray, replica: int | None) -> None:
+        """Sets an initial value, or the value that a replica has computed for the next push.
+
+        Args:
+            variable: the variable.
+            value: the value, in its shape and dtype.
+            replica: number of the replica; None outside of `run`.
+        """
+
+
+class ServerVariable(DistributedVariable):
+    """A variable on the servers. Until training begins, its initial value is in this process.
+
+    Args:
+        strategy, name, initial, trainable: see `DistributedVariable`.
+    """
+
+    def __init__(self, strategy: VariableServers, name: str, initial: np.ndarray, *, trainable: bool) -> None:
+        super().__init__(strategy, name, initial, trainable=trainable)
+        self._servers = strategy
+        self.initial = np.array(initial)
+
+    @property
+    def values(self) -> tuple[Array, ...]:
+        return (self.read(),)
+
+    def read(self) -> Array:
+        replica = current_replica()
+        if replica is None or replica.strategy is not self.strategy:
+            return self._servers.value_of(self, None)
+        return replica.device.put(self._servers.value_of(self, replica.local_replica))
+
+    def _set(self, value: np.ndarray) -> None:
+        replica = current_replica()
+        number = replica.local_replica if replica and replica.strategy is self.strategy else None
+        self._servers.assign(self, np.array(value, self.dtype), number)
+
+
+__all__ = ["ServerVariable", "VariableServers"]
