@@ -50,7 +50,8 @@ class TaskCluster:
         kind, number = task
         config = json.dumps({"cluster": self._cluster, "task": {"type": kind, "index": number}})
         # Files, because a task whose pipe is full would wait for a reader, and others for the task.
-        printed, said = (self._files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2))
+        printed = self._files.enter_context(tempfile.TemporaryFile("w+"))  # noqa: SIM115 - the stack closes it
+        said = self._files.enter_context(tempfile.TemporaryFile("w+"))  # noqa: SIM115 - the stack closes it
         self._printed[task], self._said[task] = printed, said
         environment = {**self._environment, "TF_CONFIG": config}
         self._processes[task] = subprocess.Popen(
