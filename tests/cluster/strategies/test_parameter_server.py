@@ -170,6 +170,33 @@ def test_all_workers_get_the_initial_values_of_one(client: shoal.Client) -> None
     np.testing.assert_array_equal(first, second)
 
 
+def test_moving_averages_of_asynchronous_workers_add_up(client: shoal.Client) -> None:
+    read = Barrier(2, timeout=20)
+
+    def worker(_: int) -> float:
+        strategy = ParameterServerStrategy(client=client, job="moving", workers=2, devices=["/cpu:0"])
+        with strategy.scope():
+            weights = strategy.create_variable("w", np.zeros(1))
+            average = strategy.create_variable("average", np.zeros(()), trainable=False)
+            strategy.adopt_optimizer(optimizer := optim.SGD(0.1))
+
+        def step() -> None:
+            old = average.read()
+            read.wait()  # both workers begin with the same value
+            average.assign(0.9 * old + 0.1)
+            strategy.apply_gradients(optimizer, [(np.ones(1), weights)])
+
+        strategy.run(step)
+        read.wait()  # both have pushed
+        strategy.run(lambda: None)
+        value = float(average.numpy())
+        strategy.close()
+        return value
+
+    with ThreadPoolExecutor(2) as pool:
+        assert [*pool.map(worker, range(2))] == pytest.approx([0.2, 0.2])
+
+
 def test_mistakes_are_named(client: shoal.Client) -> None:
     strategy = ParameterServerStrategy(client=client, job="mistakes", devices=["/cpu:0"])
     model = LeastSquares(strategy, optim.SGD(0.1))

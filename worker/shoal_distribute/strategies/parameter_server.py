@@ -340,27 +340,25 @@ class ParameterServerStrategy(Strategy):
             gradients = {name: it * it.dtype.type(self._joined) for name, it in gradients.items()}
         trained = {name for name, it in self._variables.items() if it.trainable}
         whole = {name: gradients.get(name) for name in trained}
-        updates = {
-            name: np.mean([self.value_of(variable, number) for number in range(self.local_replicas)], axis=0).astype(
-                variable.dtype
-            )
-            for name, variable in self._variables.items()
-            if not variable.trainable
-        }
+        updates = {it.name: self._update_of(it) for it in self._variables.values() if not it.trainable}
         with self._lock:  # a session is not thread-safe, and another thread may read a variable
             session.push(whole, updates=updates or None)
             self._values = None
 
+    def _update_of(self, variable: ServerVariable) -> np.ndarray:
+        """Returns the value of a variable that is not trainable, or its increment if workers push at different times.
+
+        Their values would replace each other: of a moving average, only the steps of one worker would count. TensorFlow
+        adds increments, too.
+        """
+        update = np.mean([self.value_of(variable, number) for number in range(self.local_replicas)], axis=0)
+        if not self._consistency.joins_gradients:
+            update = (update - self.value_of(variable, None)) / self._place.size
+        return update.astype(variable.dtype)
+
     def _open(self, optimizer: optim.Optimizer) -> None:
-        variables = {
-            name: shoal.Variable.of(
-                it.initial,
-                trainable=it.trainable,
-                aggregation=None if it.trainable else "mean",
-                partitioner=self._partitioner if it.trainable else None,
-            )
-            for name, it in self._variables.items()
-        }
+        joins = self._consistency.joins_gradients
+        variables = {name: it.described(self._partitioner, joins=joins) for name, it in self._variables.items()}
         options = {"optimizer": optimizer, "consistency": self._consistency, **self._options}
         options["workers"] = self._workers // self._place.size
         if self._group is None:

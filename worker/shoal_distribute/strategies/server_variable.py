@@ -4,7 +4,9 @@ from typing import Protocol
 
 import numpy as np
 
+from shoal.partitioners import Partitioner
 from shoal.program import Array
+from shoal.variables import Variable
 from shoal_distribute.replica_context import Replicated, current_replica
 from shoal_distribute.values import DistributedVariable
 
@@ -41,6 +43,22 @@ class ServerVariable(DistributedVariable):
         super().__init__(strategy, name, initial, trainable=trainable)
         self._servers = strategy
         self.initial = np.array(initial)
+
+    def described(self, partitioner: Partitioner | None, *, joins: bool) -> Variable:
+        """Returns the variable of the job.
+
+        Args:
+            partitioner: cuts the variable if it is trainable.
+            joins: whether the pushes of all workers in a step are joined. Else, if it is not trainable, they are
+                increments, which the servers add.
+        """
+        if self.trainable:
+            return Variable.of(self.initial, partitioner=partitioner)
+        return Variable.of(
+            self.initial,
+            trainable=False,
+            aggregation=("mean" if self.dtype.kind == "f" else "last") if joins else "sum",
+        )
 
     @property
     def values(self) -> tuple[Array, ...]:
