@@ -5,8 +5,8 @@ the server would keep a gradient for each.
 """
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from shoal import errors
 from shoal_server.serving.pending_push import PendingPush
@@ -16,10 +16,37 @@ _END_S = 5.0
 
 
 class _Transfer:
-    """The transfer of one call."""
+    """The transfer of one call: a context manager, which ends an earlier transfer of its worker first."""
 
-    def __init__(self, end: Callable[[], object]) -> None:
-        self.end, self.over = end, threading.Event()
+    def __init__(self, transfers: "Transfers", push: PendingPush, end: Callable[[], object]) -> None:
+        self._transfers, self._push, self._end = transfers, push, end
+        self._runs = threading.Lock()  # held until the transfer is over
+        self._runs.acquire()
+
+    def __enter__(self) -> None:
+        if earlier := self._transfers.begin(self._push, self):
+            try:
+                earlier.end()
+            except BaseException:
+                self.__exit__()
+                raise
+
+    def __exit__(self, *_: object) -> None:
+        self._runs.release()
+        self._transfers.forget(self._push, self)
+
+    def end(self) -> None:
+        """Ends the call of this transfer, and waits until the transfer is over.
+
+        Raises:
+            Overloaded: it does not end.
+        """
+        self._end()
+        if not self._runs.acquire(timeout=_END_S):
+            raise errors.Overloaded(
+                f"an earlier push of {self._push.stamp.worker} has not ended {_END_S:g} s after this one; repeat it"
+            )
+        self._runs.release()
 
 
 class Transfers:
@@ -29,8 +56,7 @@ class Transfers:
         self._lock = threading.Lock()  # guards _newest; nothing is called under it
         self._newest: dict[tuple[str, str], _Transfer] = {}  # by job and worker
 
-    @contextmanager
-    def only(self, push: PendingPush, end: Callable[[], object]) -> Iterator[None]:
+    def only(self, push: PendingPush, end: Callable[[], object]) -> AbstractContextManager[None]:
         """Marks the block as the transfer of a push. It ends an earlier transfer of the worker first.
 
         A worker sends its next push after the answer to the one before, or when the call of that one has failed. So the
@@ -40,25 +66,24 @@ class Transfers:
             push: the push.
             end: ends the call of this push. Other threads call it, at most once.
 
-        Raises:
-            Overloaded: the earlier transfer does not end.
+        Returns:
+            A context manager. Entering it raises Overloaded if the earlier transfer does not end.
         """
-        worker, mine = (push.header.stamp.job, push.stamp.worker), _Transfer(end)
+        return _Transfer(self, push, end)
+
+    def begin(self, push: PendingPush, mine: _Transfer) -> _Transfer | None:
+        """Makes a transfer the newest one of its worker. Returns the one before, unless that is over."""
+        worker = push.header.stamp.job, push.stamp.worker
         with self._lock:
             earlier, self._newest[worker] = self._newest.get(worker), mine
-        try:
-            if earlier:
-                earlier.end()
-                if not earlier.over.wait(_END_S):
-                    raise errors.Overloaded(
-                        f"an earlier push of {push.stamp.worker} has not ended {_END_S:g} s after this one; repeat it"
-                    )
-            yield
-        finally:
-            mine.over.set()
-            with self._lock:
-                if self._newest.get(worker) is mine:
-                    del self._newest[worker]
+        return earlier
+
+    def forget(self, push: PendingPush, mine: _Transfer) -> None:
+        """Forgets a transfer that is over, unless another one has followed."""
+        worker = push.header.stamp.job, push.stamp.worker
+        with self._lock:
+            if self._newest.get(worker) is mine:
+                del self._newest[worker]
 
 
 __all__ = ["Transfers"]

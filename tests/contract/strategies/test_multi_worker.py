@@ -160,9 +160,9 @@ def test_times_of_all_processes_are_known_to_each() -> None:
             assert times.calls > STEPS
             assert 0 < times.wait + times.transfer < times.seconds
         text = generate_latest(registry).decode()
-        return told(), {
-            line for line in text.splitlines() if line.startswith(("shoal_rank_steps_total", "shoal_rank_ranks"))
-        }
+        found = {line for line in text.splitlines() if line.startswith(("shoal_rank_steps_total", "shoal_rank_ranks"))}
+        strategy.gather(np.zeros(1), axis=0)  # no process leaves before the others know its times
+        return told(), found
 
     wanted = [STEPS, STEPS], {f"shoal_rank_steps_total {STEPS:.1f}", "shoal_rank_ranks 2.0"}
     assert succeeded(in_processes([2, 1], work)) == [wanted, wanted]

@@ -353,7 +353,11 @@ class ParameterServerStrategy(Strategy):
         """
         update = np.mean([self.value_of(variable, number) for number in range(self.local_replicas)], axis=0)
         if not self._consistency.joins_gradients:
-            update = (update - self.value_of(variable, None)) / self._place.size
+            update = update - self.value_of(variable, None)
+            if variable.dtype.kind == "f":
+                update = update / self._place.size  # a group adds the increments of its workers
+            elif self._group and self._group.rank > 0:
+                update = np.zeros_like(update)  # a part of an integer would be cut off
         return update.astype(variable.dtype)
 
     def _open(self, optimizer: optim.Optimizer) -> None:
