@@ -340,25 +340,14 @@ class ParameterServerStrategy(Strategy):
             gradients = {name: it * it.dtype.type(self._joined) for name, it in gradients.items()}
         trained = {name for name, it in self._variables.items() if it.trainable}
         whole = {name: gradients.get(name) for name in trained}
-        updates = {it.name: self._update_of(it) for it in self._variables.values() if not it.trainable}
+        kept, rank = [it for it in self._variables.values() if not it.trainable], self._group.rank if self._group else 0
+        if self._consistency.joins_gradients:
+            updates = {it.name: it.update(self.local_replicas) for it in kept}
+        else:
+            updates = {it.name: it.increment(self.local_replicas, self._place.size, rank) for it in kept}
         with self._lock:  # a session is not thread-safe, and another thread may read a variable
             session.push(whole, updates=updates or None)
             self._values = None
-
-    def _update_of(self, variable: ServerVariable) -> np.ndarray:
-        """Returns the value of a variable that is not trainable, or its increment if workers push at different times.
-
-        Their values would replace each other: of a moving average, only the steps of one worker would count. TensorFlow
-        adds increments, too.
-        """
-        update = np.mean([self.value_of(variable, number) for number in range(self.local_replicas)], axis=0)
-        if not self._consistency.joins_gradients:
-            update = update - self.value_of(variable, None)
-            if variable.dtype.kind == "f":
-                update = update / self._place.size  # a group adds the increments of its workers
-            elif self._group and self._group.rank > 0:
-                update = np.zeros_like(update)  # a part of an integer would be cut off
-        return update.astype(variable.dtype)
 
     def _open(self, optimizer: optim.Optimizer) -> None:
         joins = self._consistency.joins_gradients

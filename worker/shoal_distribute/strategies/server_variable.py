@@ -60,6 +60,35 @@ class ServerVariable(DistributedVariable):
             aggregation=("mean" if self.dtype.kind == "f" else "last") if joins else "sum",
         )
 
+    def update(self, replicas: int) -> np.ndarray:
+        """Returns the mean of the values that the replicas of this process see.
+
+        Args:
+            replicas: number of these replicas.
+        """
+        return self._mean(replicas).astype(self.dtype)
+
+    def increment(self, replicas: int, workers: int, rank: int) -> np.ndarray:
+        """Returns what this process adds to the value, for workers that push at different times.
+
+        Their values would replace each other: of a moving average, only the steps of one worker would count. TensorFlow
+        adds increments, too.
+
+        Args:
+            replicas: number of replicas of this process.
+            workers: number of workers in a group, whose increments are added.
+            rank: rank of this worker in its group.
+        """
+        added = self._mean(replicas) - self._servers.value_of(self, None)
+        if self.dtype.kind == "f":
+            added = added / workers
+        elif rank > 0:
+            added = np.zeros_like(added)  # parts of integers would be cut off
+        return added.astype(self.dtype)
+
+    def _mean(self, replicas: int) -> np.ndarray:
+        return np.asarray(np.mean([self._servers.value_of(self, number) for number in range(replicas)], axis=0))
+
     @property
     def values(self) -> tuple[Array, ...]:
         return (self.read(),)
