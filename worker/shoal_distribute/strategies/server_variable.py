@@ -79,7 +79,7 @@ class ServerVariable(DistributedVariable):
             workers: number of workers in a group, whose increments are added.
             rank: rank of this worker in its group.
         """
-        added = self._mean(replicas) - self._servers.value_of(self, None)
+        added: np.ndarray = self._mean(replicas) - self._servers.value_of(self, None)
         if self.dtype.kind == "f":
             added = added / workers
         elif rank > 0:
