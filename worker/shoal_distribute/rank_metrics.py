@@ -31,10 +31,12 @@ class RankMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Returns the metrics of a scrape."""
         own, group = self._own(), self._group()
-        late = group.late()
+        straggler = group.straggler()
         yield GaugeMetricFamily("shoal_rank_ranks", "Ranks of the group.", len(group.ranks))
         yield GaugeMetricFamily(
-            "shoal_rank_late", "Number of the rank that the others wait for. -1 means none.", late.rank if late else -1
+            "shoal_rank_straggler",
+            "Number of the rank that the others wait for. -1 means none.",
+            straggler.rank if straggler else -1,
         )
         yield CounterMetricFamily("shoal_rank_steps", "Steps in which this rank has applied gradients.", own.steps)
         yield CounterMetricFamily("shoal_rank_calls", "Collective calls of this rank.", own.calls)

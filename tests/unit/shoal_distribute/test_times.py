@@ -1,4 +1,4 @@
-"""Times of ranks: what heartbeats carry, the last minute, and the rank that is late."""
+"""Times of ranks: what heartbeats carry, the last minute, and the straggler."""
 
 from shoal_distribute.collectives.times import GroupTimings, RankTimes, TimesBoard
 
@@ -31,15 +31,15 @@ def test_a_rank_knows_the_last_minute_of_all() -> None:
     assert boards[1].timings().ranks[0] == first
 
 
-def test_the_late_rank_is_the_one_for_which_the_others_wait() -> None:
+def test_the_straggler_is_the_rank_for_which_the_others_wait() -> None:
     def of(*waits: float, calls: int = 100) -> GroupTimings:
         return GroupTimings(tuple(RankTimes(60.0, 50, calls, 0.0, wait, 1.0) for wait in waits))
 
-    assert (late := of(7.0, 8.0, 1.0, 9.0).late()) is not None
-    assert (late.rank, late.seconds) == (2, 0.07)
-    assert str(of(7.0, 8.0, 1.0)).splitlines()[-1] == "rank 2 is late: the others wait 65 ms for it in each call"
-    assert of(2.0, 3.0, 4.0).late() is None  # less than 5% of a minute
-    assert of(1.0, 9.0, calls=4).late() is None
-    assert of(1.0).late() is None
-    assert GroupTimings().late() is None
+    assert (straggler := of(7.0, 8.0, 1.0, 9.0).straggler()) is not None
+    assert (straggler.rank, straggler.seconds) == (2, 0.07)
+    assert str(of(7.0, 8.0, 1.0)).splitlines()[-1] == "rank 2 is a straggler: the others wait 65 ms for it in each call"
+    assert of(2.0, 3.0, 4.0).straggler() is None  # less than 5% of a minute
+    assert of(1.0, 9.0, calls=4).straggler() is None
+    assert of(1.0).straggler() is None
+    assert GroupTimings().straggler() is None
     assert "50     100          0.000      4.000      1.000" in str(of(2.0, 4.0))

@@ -8,6 +8,6 @@ their plans, without I/O. `shared_blocks` is for ranks on one host. `watch` sees
 from shoal_distribute.collectives.buckets import BUCKET_BYTES, Buckets
 from shoal_distribute.collectives.calls import ReduceOp
 from shoal_distribute.collectives.group import Group
-from shoal_distribute.collectives.times import GroupTimings, LateRank, RankTimes
+from shoal_distribute.collectives.times import GroupTimings, RankTimes, StragglerRank
 
-__all__ = ["BUCKET_BYTES", "Buckets", "Group", "GroupTimings", "LateRank", "RankTimes", "ReduceOp"]
+__all__ = ["BUCKET_BYTES", "Buckets", "Group", "GroupTimings", "RankTimes", "ReduceOp", "StragglerRank"]

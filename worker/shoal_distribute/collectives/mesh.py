@@ -117,7 +117,7 @@ class Mesh:
         Args:
             rank: the sender.
             array: memory of exactly its size.
-            waits: whether the time until it begins to arrive counts as a wait for a late rank.
+            waits: whether the time until it begins to arrive counts as a wait for a straggler.
 
         Raises:
             RankLost, RanksDisagree: this or another rank has failed.

@@ -38,15 +38,15 @@ def run_ring(
         last = number + 1 == len(planned)
         complete = last or not planned[number + 1].reduces  # what is added now is the sum of all ranks
         for place, frame in enumerate(_frames(flat[parts[each.receives]])):
-            late = place == 0  # each round brings the first data of one more rank
+            counted = place == 0  # each round brings the first data of one more rank
             if each.reduces:
                 received = scratch[: frame.size]
-                mesh.receive(previous, received, waits=late)
+                mesh.receive(previous, received, waits=counted)
                 np.add(received, frame, out=frame)
                 if complete:
                     op.finish(frame, mesh.ranks)
             else:
-                mesh.receive(previous, frame, waits=late and planned[0] is each)
+                mesh.receive(previous, frame, waits=counted and planned[0] is each)
             if not last:
                 mesh.send_soon(following, frame)
     mesh.flush()

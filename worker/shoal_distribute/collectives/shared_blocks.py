@@ -76,7 +76,7 @@ class SharedBlocks:
             if number < count:
                 self._fill(first + number, parts[number])
             if 0 <= number - 1 < count:
-                self._reduce(first + number - 1, parts[number - 1], op, late=number == 1)
+                self._reduce(first + number - 1, parts[number - 1], op, counted=number == 1)
             if 0 <= number - 2 < count:
                 self._empty(first + number - 2, parts[number - 2])
         self._done += count
@@ -93,7 +93,7 @@ class SharedBlocks:
             if self.rank == root:
                 self._fill(number, part)
             else:
-                self._wait(_FILLED, number + 1, [root], late=place == 0)
+                self._wait(_FILLED, number + 1, [root], counted=place == 0)
                 np.copyto(part, self._block(root, number, part))
             for counter in self._own:
                 counter.set(number + 1)
@@ -111,8 +111,8 @@ class SharedBlocks:
         np.copyto(self._block(self.rank, number, part), part)
         self._own[_FILLED].set(number + 1)
 
-    def _reduce(self, number: int, part: np.ndarray[Any, Any], op: ReduceOp, *, late: bool) -> None:
-        self._wait(_FILLED, number + 1, late=late)
+    def _reduce(self, number: int, part: np.ndarray[Any, Any], op: ReduceOp, *, counted: bool) -> None:
+        self._wait(_FILLED, number + 1, counted=counted)
         mine = self._slices(part)[self.rank]
         if mine.stop > mine.start:
             own = self._block(self.rank, number, part)[mine]
@@ -136,8 +136,15 @@ class SharedBlocks:
     def _block(self, rank: int, number: int, part: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return self._blocks[rank][number % _BLOCKS][: part.nbytes].view(part.dtype)
 
-    def _wait(self, counter: int, target: int, ranks: Sequence[int] = (), *, late: bool = False) -> None:
-        """Waits until a counter of all ranks, or of some, has reached a number. `late`: that counts as `times.wait`."""
+    def _wait(self, counter: int, target: int, ranks: Sequence[int] = (), *, counted: bool = False) -> None:
+        """Waits until a counter of all ranks, or of some, has reached a number.
+
+        Args:
+            counter: number of the counter.
+            target: what it has to reach.
+            ranks: the ranks; by default all.
+            counted: whether the time counts as `times.wait`.
+        """
         began = time.perf_counter()
         for rank in ranks or range(self.ranks):
             reached = self._counters[rank][counter]
@@ -152,7 +159,7 @@ class SharedBlocks:
                 # In this order: a rank that has left may have finished before.
                 if self._mesh.has_left(rank) and reached.value < target:
                     raise self._mesh.lost(rank, "has left")
-        if late:
+        if counted:
             self._mesh.times.own.wait += time.perf_counter() - began
 
 

@@ -1,4 +1,4 @@
-"""Times of the ranks of a group by phase, and the rank that the others wait for (no I/O).
+"""Times of the ranks of a group by phase, and the detection of stragglers (no I/O).
 
 Each rank adds up its own times, and tells them to the others with its heartbeats. So every rank can show those of all.
 """
@@ -12,7 +12,7 @@ from statistics import median
 
 # Heartbeats of a rank that are kept: one a second.
 _KEPT = 60
-# The late rank waits for less than the others by this share of the time, in so many calls or more.
+# The straggler waits for less than the others by this share of the time, in so many calls or more.
 _NOTICEABLE, _FEWEST = 0.05, 5
 _TIMES = struct.Struct("<dQQddd")
 
@@ -56,7 +56,7 @@ class RankTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class LateRank:
+class StragglerRank:
     """The rank that the others wait for.
 
     Attributes:
@@ -68,7 +68,7 @@ class LateRank:
     seconds: float
 
     def __str__(self) -> str:
-        return f"rank {self.rank} is late: the others wait {1e3 * self.seconds:.3g} ms for it in each call"
+        return f"rank {self.rank} is a straggler: the others wait {1e3 * self.seconds:.3g} ms for it in each call"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +81,18 @@ class GroupTimings:
 
     ranks: tuple[RankTimes, ...] = ()
 
-    def late(self) -> LateRank | None:
-        """Returns the rank that the others wait for: its own wait is shorter by 5% of the time or more."""
+    def straggler(self) -> StragglerRank | None:
+        """Returns the straggler, or None.
+
+        The straggler is the rank that waits least. Its wait is shorter than the others' median by more than 5% of the
+        time.
+        """
         if len(self.ranks) < 2 or min(it.calls for it in self.ranks) < _FEWEST:
             return None
         rank = min(range(len(self.ranks)), key=lambda number: self.ranks[number].wait)
         its = self.ranks[rank]
         longer = median(it.wait for number, it in enumerate(self.ranks) if number != rank) - its.wait
-        return LateRank(rank, longer / its.calls) if longer > _NOTICEABLE * its.seconds else None
+        return StragglerRank(rank, longer / its.calls) if longer > _NOTICEABLE * its.seconds else None
 
     def __str__(self) -> str:
         rows = ["rank   steps   calls   local reduce       wait   transfer   (seconds of the last minute)"]
@@ -96,8 +100,8 @@ class GroupTimings:
             f"{rank:4}{it.steps:8}{it.calls:8}{it.local_reduce:15.3f}{it.wait:11.3f}{it.transfer:11.3f}"
             for rank, it in enumerate(self.ranks)
         ]
-        late = self.late()
-        return "\n".join([*rows, *([str(late)] if late else [])])
+        straggler = self.straggler()
+        return "\n".join([*rows, *([str(straggler)] if straggler else [])])
 
 
 class TimesBoard:
@@ -138,4 +142,4 @@ class TimesBoard:
         return RankTimes(self._clock() - self._began, own.steps, own.calls, own.local_reduce, own.wait, own.transfer)
 
 
-__all__ = ["GroupTimings", "LateRank", "RankTimes", "TimesBoard"]
+__all__ = ["GroupTimings", "RankTimes", "StragglerRank", "TimesBoard"]
