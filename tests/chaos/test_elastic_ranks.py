@@ -70,8 +70,8 @@ def test_survivors_go_on_without_a_killed_process(nursery: Nursery, coordinator:
     draw = random.Random(2)
     with count_runs("elastic_kill", count := run_lengths.runs(1, 20), "s") as counted:
         for number in range(count):
-            steps, job = Steps(), f"kill-{number}"
-            *others, doomed = nursery.elastic_ranks(coordinator, job, WORKERS, WORKERS, doom=draw.randrange(1, 1_500))
+            steps, name = Steps(), f"kill-{number}"
+            *others, doomed = nursery.elastic_ranks(coordinator, name, WORKERS, WORKERS, doom=draw.randrange(1, 1_500))
             for process in others:
                 steps.hear(process)
             assert doomed.end() == -signal.SIGKILL
@@ -79,7 +79,7 @@ def test_survivors_go_on_without_a_killed_process(nursery: Nursery, coordinator:
             steps.hear_until(others, WORKERS - 1)
             waited = time.monotonic() - began
             assert waited < LONGEST_S
-            others += nursery.elastic_ranks(coordinator, job, WORKERS, 1)  # as a supervisor starts it again
+            others += nursery.elastic_ranks(coordinator, name, WORKERS, 1)  # as a supervisor starts it again
             steps.hear_until(others, WORKERS)
             end(others)
             counted.passes(waited)

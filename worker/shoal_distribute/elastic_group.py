@@ -19,7 +19,7 @@ from shoal_distribute.collectives import Group
 from shoal_distribute.group_security import group_security
 
 # Seconds between two calls that say that this process lives, and between two that ask for the next generation.
-_BEAT_S, _ASK_S = 1.0, 0.1
+_HEARTBEAT_INTERVAL_S, _ASK_S = 1.0, 0.1
 # Seconds in which the ranks of a new generation have to connect. Each has just asked for it.
 _CONNECT_S = 5.0
 
@@ -31,7 +31,7 @@ class ElasticGroup:
         coordinator: host:port of the coordinator; None means that of `SHOAL_COORDINATOR`, or of `shoal up`.
         name: name of the group, the same for all its processes.
         ranks: number of ranks of the first generation, and the most of a later one.
-        least_ranks: the fewest ranks of a later generation.
+        min_ranks: the fewest ranks of a later generation.
         environment: the environment variables.
 
     Raises:
@@ -44,7 +44,7 @@ class ElasticGroup:
         name: str,
         *,
         ranks: int,
-        least_ranks: int = 1,
+        min_ranks: int = 1,
         environment: Mapping[str, str] = os.environ,
     ) -> None:
         address = coordinator or environment.get("SHOAL_COORDINATOR") or DEFAULT_ADDRESS
@@ -55,12 +55,12 @@ class ElasticGroup:
         # What both calls say of this process.
         self._own: dict[str, Any] = {
             "group": name,
-            "member": secrets.token_hex(8),
+            "process_id": secrets.token_hex(8),
             "ranks": ranks,
-            "least_ranks": least_ranks,
+            "min_ranks": min_ranks,
         }
         self._generation = 0
-        self._beat: pb.BeatGroupRequest | None = None  # of the current generation
+        self._heartbeat: pb.HeartbeatGroupRequest | None = None  # of the current generation
         self._stopped = threading.Event()  # ends the thread of the current generation
         self._thread: threading.Thread | None = None
 
@@ -90,8 +90,8 @@ class ElasticGroup:
                 listening.close()
                 raise
             self._generation = formed.generation
-            rank = [it.member for it in formed.ranks].index(self._own["member"])
-            self._beat = self._beat_of(addresses[rank], rank, len(addresses))
+            rank = [it.process_id for it in formed.ranks].index(self._own["process_id"])
+            self._heartbeat = self._heartbeat_of(addresses[rank], rank, len(addresses))
             try:
                 group = Group.open(
                     rank,
@@ -104,7 +104,7 @@ class ElasticGroup:
             except (errors.RankLost, errors.RanksDisagree) as error:  # a rank has failed in this moment
                 self.lose(error)
                 continue
-            self._watch(group, self._beat)
+            self._watch(group, self._heartbeat)
             progresses = [it.progress for it in formed.ranks]
             return group, progresses.index(max(progresses))
 
@@ -115,19 +115,19 @@ class ElasticGroup:
             error: what the ranks have got.
         """
         self._end_watch()
-        if self._beat and isinstance(error, errors.RankLost):
-            self._beat.lost_rank = int(error.details.get("rank", -1))
-            self._beat.reason = error.message[:200]
-            self._tell(self._beat)
-        self._beat = None
+        if self._heartbeat and isinstance(error, errors.RankLost):
+            self._heartbeat.lost_rank = int(error.details.get("rank", -1))
+            self._heartbeat.reason = error.message[:200]
+            self._tell(self._heartbeat)
+        self._heartbeat = None
 
     def close(self) -> None:
         """Leaves the group: its next generation does not wait for this process."""
         self._end_watch()
-        if self._beat:
-            self._beat.leaves = True
-            self._tell(self._beat)
-            self._beat = None
+        if self._heartbeat:
+            self._heartbeat.leaves = True
+            self._tell(self._heartbeat)
+            self._heartbeat = None
         self._client.close()
 
     def _listen(self) -> socket.socket:
@@ -154,21 +154,23 @@ class ElasticGroup:
                 pause.wait(_ASK_S)
         raise errors.DeadlineExceeded(f"group {self._own['group']} still waits for {waits_for}")
 
-    def _beat_of(self, address: str, rank: int, size: int) -> pb.BeatGroupRequest:
-        return pb.BeatGroupRequest(
+    def _heartbeat_of(self, address: str, rank: int, size: int) -> pb.HeartbeatGroupRequest:
+        return pb.HeartbeatGroupRequest(
             **self._own, address=address, generation=self._generation, rank=rank, size=size, lost_rank=-1
         )
 
-    def _watch(self, group: Group, beat: pb.BeatGroupRequest) -> None:
+    def _watch(self, group: Group, heartbeat: pb.HeartbeatGroupRequest) -> None:
         """Starts the thread that tells the coordinator that this rank lives."""
         stopped = self._stopped = threading.Event()
 
         def run() -> None:
-            while not stopped.wait(_BEAT_S):
-                if ended := self._tell(beat):
-                    group.fail(errors.RankLost(f"generation {beat.generation} of {beat.group} has ended: {ended}"))
+            while not stopped.wait(_HEARTBEAT_INTERVAL_S):
+                if ended := self._tell(heartbeat):
+                    group.fail(
+                        errors.RankLost(f"generation {heartbeat.generation} of {heartbeat.group} has ended: {ended}")
+                    )
 
-        self._thread = threading.Thread(target=run, name=f"rank {beat.rank} of {beat.group}", daemon=True)
+        self._thread = threading.Thread(target=run, name=f"rank {heartbeat.rank} of {heartbeat.group}", daemon=True)
         self._thread.start()
 
     def _end_watch(self) -> None:
@@ -177,10 +179,11 @@ class ElasticGroup:
             self._thread.join()
             self._thread = None
 
-    def _tell(self, beat: pb.BeatGroupRequest) -> str:
-        """Sends a beat once. A generation goes on while the coordinator does not answer."""
+    def _tell(self, heartbeat: pb.HeartbeatGroupRequest) -> str:
+        """Sends a heartbeat once. A generation goes on while the coordinator does not answer."""
         with contextlib.suppress(errors.ShoalError):
-            return self._client.call(self._client.groups.Beat, beat, timeout_s=_BEAT_S, retry_for_s=0).ended
+            call = self._client.groups.Heartbeat
+            return self._client.call(call, heartbeat, timeout_s=_HEARTBEAT_INTERVAL_S, retry_for_s=0).ended
         return ""
 
 

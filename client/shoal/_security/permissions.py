@@ -50,7 +50,7 @@ _BY_SERVICE: dict[str, dict[str, frozenset[AccessRole]]] = {
     },
     "shoal.v1.Groups": {
         "Join": _USERS,
-        "Beat": _USERS,
+        "Heartbeat": _USERS,
     },
     "shoal.v1.Tokens": {
         # Not with a ticket: otherwise its holder could prolong it.

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14shoal/v1/group.proto\x12\x08shoal.v1\"\x8c\x01\n\x10JoinGroupRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0e\n\x06member\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05ranks\x18\x04 \x01(\r\x12\x13\n\x0bleast_ranks\x18\x05 \x01(\r\x12\x12\n\ngeneration\x18\x06 \x01(\x04\x12\x10\n\x08progress\x18\x07 \x01(\x03\"[\n\x0eJoinGroupReply\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\"\n\x05ranks\x18\x02 \x03(\x0b\x32\x13.shoal.v1.GroupRank\x12\x11\n\twaits_for\x18\x03 \x01(\t\">\n\tGroupRank\x12\x0e\n\x06member\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x10\n\x08progress\x18\x03 \x01(\x03\"\xc9\x01\n\x10\x42\x65\x61tGroupRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0e\n\x06member\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05ranks\x18\x04 \x01(\r\x12\x13\n\x0bleast_ranks\x18\x05 \x01(\r\x12\x12\n\ngeneration\x18\x06 \x01(\x04\x12\x0c\n\x04rank\x18\x07 \x01(\r\x12\x0c\n\x04size\x18\x08 \x01(\r\x12\x11\n\tlost_rank\x18\t \x01(\x05\x12\x0e\n\x06reason\x18\n \x01(\t\x12\x0e\n\x06leaves\x18\x0b \x01(\x08\"\x1f\n\x0e\x42\x65\x61tGroupReply\x12\r\n\x05\x65nded\x18\x01 \x01(\t2\x84\x01\n\x06Groups\x12<\n\x04Join\x12\x1a.shoal.v1.JoinGroupRequest\x1a\x18.shoal.v1.JoinGroupReply\x12<\n\x04\x42\x65\x61t\x12\x1a.shoal.v1.BeatGroupRequest\x1a\x18.shoal.v1.BeatGroupReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14shoal/v1/group.proto\x12\x08shoal.v1\"\x8e\x01\n\x10JoinGroupRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x12\n\nprocess_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05ranks\x18\x04 \x01(\r\x12\x11\n\tmin_ranks\x18\x05 \x01(\r\x12\x12\n\ngeneration\x18\x06 \x01(\x04\x12\x10\n\x08progress\x18\x07 \x01(\x03\"[\n\x0eJoinGroupReply\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\"\n\x05ranks\x18\x02 \x03(\x0b\x32\x13.shoal.v1.GroupRank\x12\x11\n\twaits_for\x18\x03 \x01(\t\"B\n\tGroupRank\x12\x12\n\nprocess_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x10\n\x08progress\x18\x03 \x01(\x03\"\xd0\x01\n\x15HeartbeatGroupRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x12\n\nprocess_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05ranks\x18\x04 \x01(\r\x12\x11\n\tmin_ranks\x18\x05 \x01(\r\x12\x12\n\ngeneration\x18\x06 \x01(\x04\x12\x0c\n\x04rank\x18\x07 \x01(\r\x12\x0c\n\x04size\x18\x08 \x01(\r\x12\x11\n\tlost_rank\x18\t \x01(\x05\x12\x0e\n\x06reason\x18\n \x01(\t\x12\x0e\n\x06leaves\x18\x0b \x01(\x08\"$\n\x13HeartbeatGroupReply\x12\r\n\x05\x65nded\x18\x01 \x01(\t2\x93\x01\n\x06Groups\x12<\n\x04Join\x12\x1a.shoal.v1.JoinGroupRequest\x1a\x18.shoal.v1.JoinGroupReply\x12K\n\tHeartbeat\x12\x1f.shoal.v1.HeartbeatGroupRequest\x1a\x1d.shoal.v1.HeartbeatGroupReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,15 +32,15 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shoal.v1.group_pb2', _globa
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_JOINGROUPREQUEST']._serialized_start=35
-  _globals['_JOINGROUPREQUEST']._serialized_end=175
-  _globals['_JOINGROUPREPLY']._serialized_start=177
-  _globals['_JOINGROUPREPLY']._serialized_end=268
-  _globals['_GROUPRANK']._serialized_start=270
-  _globals['_GROUPRANK']._serialized_end=332
-  _globals['_BEATGROUPREQUEST']._serialized_start=335
-  _globals['_BEATGROUPREQUEST']._serialized_end=536
-  _globals['_BEATGROUPREPLY']._serialized_start=538
-  _globals['_BEATGROUPREPLY']._serialized_end=569
-  _globals['_GROUPS']._serialized_start=572
-  _globals['_GROUPS']._serialized_end=704
+  _globals['_JOINGROUPREQUEST']._serialized_end=177
+  _globals['_JOINGROUPREPLY']._serialized_start=179
+  _globals['_JOINGROUPREPLY']._serialized_end=270
+  _globals['_GROUPRANK']._serialized_start=272
+  _globals['_GROUPRANK']._serialized_end=338
+  _globals['_HEARTBEATGROUPREQUEST']._serialized_start=341
+  _globals['_HEARTBEATGROUPREQUEST']._serialized_end=549
+  _globals['_HEARTBEATGROUPREPLY']._serialized_start=551
+  _globals['_HEARTBEATGROUPREPLY']._serialized_end=587
+  _globals['_GROUPS']._serialized_start=590
+  _globals['_GROUPS']._serialized_end=737
 # @@protoc_insertion_point(module_scope)

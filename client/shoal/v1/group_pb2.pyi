@@ -29,15 +29,15 @@ class JoinGroupRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     GROUP_FIELD_NUMBER: _builtins.int
-    MEMBER_FIELD_NUMBER: _builtins.int
+    PROCESS_ID_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
-    LEAST_RANKS_FIELD_NUMBER: _builtins.int
+    MIN_RANKS_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     """Name of the group: 1 to 256 bytes of UTF-8 without control characters."""
-    member: _builtins.str
+    process_id: _builtins.str
     """A random text that each process draws and keeps."""
     address: _builtins.str
     """host:port at which the process waits for the other ranks."""
@@ -45,8 +45,8 @@ class JoinGroupRequest(_message.Message):
     """The number of ranks of the group's first generation, and the most of a later one: 1 to 256. All processes give the
     same one.
     """
-    least_ranks: _builtins.int
-    """The fewest ranks of a later generation: 1 to `ranks`."""
+    min_ranks: _builtins.int
+    """The fewest ranks of a later generation: 1 to `ranks`. All processes give the same number."""
     generation: _builtins.int
     """The last generation that the process has belonged to. 0 if it has belonged to none."""
     progress: _builtins.int
@@ -55,16 +55,16 @@ class JoinGroupRequest(_message.Message):
         self,
         *,
         group: _builtins.str = ...,
-        member: _builtins.str = ...,
+        process_id: _builtins.str = ...,
         address: _builtins.str = ...,
         ranks: _builtins.int = ...,
-        least_ranks: _builtins.int = ...,
+        min_ranks: _builtins.int = ...,
         generation: _builtins.int = ...,
         progress: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "generation", b"generation", "group", b"group", "least_ranks", b"least_ranks", "member", b"member", "progress", b"progress", "ranks", b"ranks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "generation", b"generation", "group", b"group", "min_ranks", b"min_ranks", "process_id", b"process_id", "progress", b"progress", "ranks", b"ranks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -108,10 +108,10 @@ class GroupRank(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    MEMBER_FIELD_NUMBER: _builtins.int
+    PROCESS_ID_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
-    member: _builtins.str
+    process_id: _builtins.str
     """As in JoinGroupRequest."""
     address: _builtins.str
     """As in JoinGroupRequest."""
@@ -120,29 +120,29 @@ class GroupRank(_message.Message):
     def __init__(
         self,
         *,
-        member: _builtins.str = ...,
+        process_id: _builtins.str = ...,
         address: _builtins.str = ...,
         progress: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "member", b"member", "progress", b"progress"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "process_id", b"process_id", "progress", b"progress"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GroupRank: _TypeAlias = GroupRank  # noqa: Y015
 
 @_typing.final
-class BeatGroupRequest(_message.Message):
-    """Request of Groups.Beat."""
+class HeartbeatGroupRequest(_message.Message):
+    """Request of Groups.Heartbeat."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     GROUP_FIELD_NUMBER: _builtins.int
-    MEMBER_FIELD_NUMBER: _builtins.int
+    PROCESS_ID_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
-    LEAST_RANKS_FIELD_NUMBER: _builtins.int
+    MIN_RANKS_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
     SIZE_FIELD_NUMBER: _builtins.int
@@ -151,13 +151,13 @@ class BeatGroupRequest(_message.Message):
     LEAVES_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     """As in JoinGroupRequest, in which the process has given it."""
-    member: _builtins.str
+    process_id: _builtins.str
     """As in JoinGroupRequest."""
     address: _builtins.str
     """As in JoinGroupRequest."""
     ranks: _builtins.int
     """As in JoinGroupRequest."""
-    least_ranks: _builtins.int
+    min_ranks: _builtins.int
     """As in JoinGroupRequest."""
     generation: _builtins.int
     """The generation of the process."""
@@ -177,10 +177,10 @@ class BeatGroupRequest(_message.Message):
         self,
         *,
         group: _builtins.str = ...,
-        member: _builtins.str = ...,
+        process_id: _builtins.str = ...,
         address: _builtins.str = ...,
         ranks: _builtins.int = ...,
-        least_ranks: _builtins.int = ...,
+        min_ranks: _builtins.int = ...,
         generation: _builtins.int = ...,
         rank: _builtins.int = ...,
         size: _builtins.int = ...,
@@ -190,15 +190,15 @@ class BeatGroupRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "generation", b"generation", "group", b"group", "least_ranks", b"least_ranks", "leaves", b"leaves", "lost_rank", b"lost_rank", "member", b"member", "rank", b"rank", "ranks", b"ranks", "reason", b"reason", "size", b"size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "generation", b"generation", "group", b"group", "leaves", b"leaves", "lost_rank", b"lost_rank", "min_ranks", b"min_ranks", "process_id", b"process_id", "rank", b"rank", "ranks", b"ranks", "reason", b"reason", "size", b"size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___BeatGroupRequest: _TypeAlias = BeatGroupRequest  # noqa: Y015
+Global___HeartbeatGroupRequest: _TypeAlias = HeartbeatGroupRequest  # noqa: Y015
 
 @_typing.final
-class BeatGroupReply(_message.Message):
-    """Reply of Groups.Beat."""
+class HeartbeatGroupReply(_message.Message):
+    """Reply of Groups.Heartbeat."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -216,4 +216,4 @@ class BeatGroupReply(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___BeatGroupReply: _TypeAlias = BeatGroupReply  # noqa: Y015
+Global___HeartbeatGroupReply: _TypeAlias = HeartbeatGroupReply  # noqa: Y015

@@ -40,10 +40,10 @@ class GroupsStub:
                 request_serializer=shoal_dot_v1_dot_group__pb2.JoinGroupRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_group__pb2.JoinGroupReply.FromString,
                 _registered_method=True)
-        self.Beat = channel.unary_unary(
-                '/shoal.v1.Groups/Beat',
-                request_serializer=shoal_dot_v1_dot_group__pb2.BeatGroupRequest.SerializeToString,
-                response_deserializer=shoal_dot_v1_dot_group__pb2.BeatGroupReply.FromString,
+        self.Heartbeat = channel.unary_unary(
+                '/shoal.v1.Groups/Heartbeat',
+                request_serializer=shoal_dot_v1_dot_group__pb2.HeartbeatGroupRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_group__pb2.HeartbeatGroupReply.FromString,
                 _registered_method=True)
 
 
@@ -55,14 +55,15 @@ class GroupsServicer:
         """Asks for a place in the next generation of a group, and makes the group if there is none. A process repeats the call
         until the reply has the generation that it belongs to. A process that has a place in the current generation ends
         that generation, and so does a new process if the generation has fewer ranks than the group may have. Returns
-        INVALID_ARGUMENT, BAD_REQUEST if a number or a text is not valid, RESOURCE_EXHAUSTED, OVERLOADED if there are too
-        many groups or waiting processes, and PERMISSION_DENIED, FORBIDDEN if another user has made the group.
+        INVALID_ARGUMENT, BAD_REQUEST if a number or a text is not valid, or if the processes of a group give different
+        numbers of ranks, RESOURCE_EXHAUSTED, OVERLOADED if there are too many groups or waiting processes, and
+        PERMISSION_DENIED, FORBIDDEN if another user has made the group.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Beat(self, request, context):
+    def Heartbeat(self, request, context):
         """Tells that a rank lives, that another one is lost, or that the rank leaves. The reply tells whether its generation
         has ended. After a restart of the coordinator, it learns the current generation from these calls. Returns errors as
         Join does.
@@ -79,10 +80,10 @@ def add_GroupsServicer_to_server(servicer, server):
                     request_deserializer=shoal_dot_v1_dot_group__pb2.JoinGroupRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_group__pb2.JoinGroupReply.SerializeToString,
             ),
-            'Beat': grpc.unary_unary_rpc_method_handler(
-                    servicer.Beat,
-                    request_deserializer=shoal_dot_v1_dot_group__pb2.BeatGroupRequest.FromString,
-                    response_serializer=shoal_dot_v1_dot_group__pb2.BeatGroupReply.SerializeToString,
+            'Heartbeat': grpc.unary_unary_rpc_method_handler(
+                    servicer.Heartbeat,
+                    request_deserializer=shoal_dot_v1_dot_group__pb2.HeartbeatGroupRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_group__pb2.HeartbeatGroupReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -124,7 +125,7 @@ class Groups:
             _registered_method=True)
 
     @staticmethod
-    def Beat(request,
+    def Heartbeat(request,
             target,
             options=(),
             channel_credentials=None,
@@ -137,9 +138,9 @@ class Groups:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/shoal.v1.Groups/Beat',
-            shoal_dot_v1_dot_group__pb2.BeatGroupRequest.SerializeToString,
-            shoal_dot_v1_dot_group__pb2.BeatGroupReply.FromString,
+            '/shoal.v1.Groups/Heartbeat',
+            shoal_dot_v1_dot_group__pb2.HeartbeatGroupRequest.SerializeToString,
+            shoal_dot_v1_dot_group__pb2.HeartbeatGroupReply.FromString,
             options,
             channel_credentials,
             insecure,

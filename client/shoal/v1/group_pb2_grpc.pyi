@@ -41,10 +41,11 @@ class GroupsStub:
     """Asks for a place in the next generation of a group, and makes the group if there is none. A process repeats the call
     until the reply has the generation that it belongs to. A process that has a place in the current generation ends
     that generation, and so does a new process if the generation has fewer ranks than the group may have. Returns
-    INVALID_ARGUMENT, BAD_REQUEST if a number or a text is not valid, RESOURCE_EXHAUSTED, OVERLOADED if there are too
-    many groups or waiting processes, and PERMISSION_DENIED, FORBIDDEN if another user has made the group.
+    INVALID_ARGUMENT, BAD_REQUEST if a number or a text is not valid, or if the processes of a group give different
+    numbers of ranks, RESOURCE_EXHAUSTED, OVERLOADED if there are too many groups or waiting processes, and
+    PERMISSION_DENIED, FORBIDDEN if another user has made the group.
     """
-    Beat: _grpc.UnaryUnaryMultiCallable[_group_pb2.BeatGroupRequest, _group_pb2.BeatGroupReply]
+    Heartbeat: _grpc.UnaryUnaryMultiCallable[_group_pb2.HeartbeatGroupRequest, _group_pb2.HeartbeatGroupReply]
     """Tells that a rank lives, that another one is lost, or that the rank leaves. The reply tells whether its generation
     has ended. After a restart of the coordinator, it learns the current generation from these calls. Returns errors as
     Join does.
@@ -59,10 +60,11 @@ class GroupsAsyncStub(GroupsStub):
     """Asks for a place in the next generation of a group, and makes the group if there is none. A process repeats the call
     until the reply has the generation that it belongs to. A process that has a place in the current generation ends
     that generation, and so does a new process if the generation has fewer ranks than the group may have. Returns
-    INVALID_ARGUMENT, BAD_REQUEST if a number or a text is not valid, RESOURCE_EXHAUSTED, OVERLOADED if there are too
-    many groups or waiting processes, and PERMISSION_DENIED, FORBIDDEN if another user has made the group.
+    INVALID_ARGUMENT, BAD_REQUEST if a number or a text is not valid, or if the processes of a group give different
+    numbers of ranks, RESOURCE_EXHAUSTED, OVERLOADED if there are too many groups or waiting processes, and
+    PERMISSION_DENIED, FORBIDDEN if another user has made the group.
     """
-    Beat: _aio.UnaryUnaryMultiCallable[_group_pb2.BeatGroupRequest, _group_pb2.BeatGroupReply]  # type: ignore[assignment]
+    Heartbeat: _aio.UnaryUnaryMultiCallable[_group_pb2.HeartbeatGroupRequest, _group_pb2.HeartbeatGroupReply]  # type: ignore[assignment]
     """Tells that a rank lives, that another one is lost, or that the rank leaves. The reply tells whether its generation
     has ended. After a restart of the coordinator, it learns the current generation from these calls. Returns errors as
     Join does.
@@ -80,16 +82,17 @@ class GroupsServicer(metaclass=_abc_1.ABCMeta):
         """Asks for a place in the next generation of a group, and makes the group if there is none. A process repeats the call
         until the reply has the generation that it belongs to. A process that has a place in the current generation ends
         that generation, and so does a new process if the generation has fewer ranks than the group may have. Returns
-        INVALID_ARGUMENT, BAD_REQUEST if a number or a text is not valid, RESOURCE_EXHAUSTED, OVERLOADED if there are too
-        many groups or waiting processes, and PERMISSION_DENIED, FORBIDDEN if another user has made the group.
+        INVALID_ARGUMENT, BAD_REQUEST if a number or a text is not valid, or if the processes of a group give different
+        numbers of ranks, RESOURCE_EXHAUSTED, OVERLOADED if there are too many groups or waiting processes, and
+        PERMISSION_DENIED, FORBIDDEN if another user has made the group.
         """
 
     @_abc_1.abstractmethod
-    def Beat(
+    def Heartbeat(
         self,
-        request: _group_pb2.BeatGroupRequest,
+        request: _group_pb2.HeartbeatGroupRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_group_pb2.BeatGroupReply, _abc.Awaitable[_group_pb2.BeatGroupReply]]:
+    ) -> _typing.Union[_group_pb2.HeartbeatGroupReply, _abc.Awaitable[_group_pb2.HeartbeatGroupReply]]:
         """Tells that a rank lives, that another one is lost, or that the rank leaves. The reply tells whether its generation
         has ended. After a restart of the coordinator, it learns the current generation from these calls. Returns errors as
         Join does.

@@ -7,7 +7,7 @@ from shoal._limits import catalogue
 from shoal._wire import check_address, check_text
 from shoal.v1 import group_pb2 as pb
 from shoal.v1 import group_pb2_grpc
-from shoal_coordinator.groups import GroupRegistry, RankBeat, RankCandidate
+from shoal_coordinator.groups import GroupRegistry, RankCandidate, RankHeartbeat
 
 _LEAST_PROGRESS = -1
 
@@ -29,28 +29,30 @@ class GroupsService(group_pb2_grpc.GroupsServicer):
             raise errors.BadRequest(f"progress is {request.progress}; it is -1 or more")
         formed, waits_for = self._groups.join(
             request.group,
-            RankCandidate(request.member, request.address, request.progress),
+            RankCandidate(request.process_id, request.address, request.progress),
             ranks=request.ranks,
-            least=request.least_ranks,
+            min_ranks=request.min_ranks,
             generation=request.generation,
-            owner=_owner(),
+            submitter=_submitter(),
         )
         if formed is None:
             return pb.JoinGroupReply(waits_for=waits_for)
-        ranks = [pb.GroupRank(member=it.member, address=it.address, progress=it.progress) for it in formed.ranks]
+        ranks = [
+            pb.GroupRank(process_id=it.process_id, address=it.address, progress=it.progress) for it in formed.ranks
+        ]
         return pb.JoinGroupReply(generation=formed.generation, ranks=ranks)
 
     @_rpc.servicer
-    def Beat(self, request: pb.BeatGroupRequest, _: grpc.ServicerContext) -> pb.BeatGroupReply:
+    def Heartbeat(self, request: pb.HeartbeatGroupRequest, _: grpc.ServicerContext) -> pb.HeartbeatGroupReply:
         _check(request)
-        check_text(f"the reason of {request.member!r:.80}", request.reason)
+        check_text(f"the reason of {request.process_id!r:.80}", request.reason)
         if not (request.generation and request.rank < request.size <= request.ranks and request.lost_rank >= -1):
             raise errors.BadRequest(
                 f"rank {request.rank} of {request.size} in generation {request.generation} is not valid; generations "
                 "begin with 1, and have at most as many ranks as the group"
             )
-        beat = RankBeat(
-            RankCandidate(request.member, request.address),
+        heartbeat = RankHeartbeat(
+            RankCandidate(request.process_id, request.address),
             request.generation,
             request.rank,
             request.size,
@@ -58,31 +60,40 @@ class GroupsService(group_pb2_grpc.GroupsServicer):
             request.reason,
             request.leaves,
         )
-        ended = self._groups.beat(request.group, beat, ranks=request.ranks, least=request.least_ranks, owner=_owner())
-        return pb.BeatGroupReply(ended=ended)
+        ended = self._groups.heartbeat(
+            request.group,
+            heartbeat,
+            ranks=request.ranks,
+            min_ranks=request.min_ranks,
+            submitter=_submitter(),
+        )
+        return pb.HeartbeatGroupReply(ended=ended)
 
 
-def _check(request: pb.JoinGroupRequest | pb.BeatGroupRequest) -> None:
+def _check(request: pb.JoinGroupRequest | pb.HeartbeatGroupRequest) -> None:
     """Checks the texts and numbers that both requests have.
 
     Raises:
         BadRequest: one of them is not valid.
         LimitExceeded: a text is too long, or there are too many ranks.
     """
-    if not (request.group and request.member):
-        raise errors.BadRequest("the name of the group or of the member is empty")
+    if not (request.group and request.process_id):
+        raise errors.BadRequest("the name of the group or the id of the process is empty")
     check_text("the name of the group", request.group)
-    check_text("the name of the member", request.member)
-    check_address(f"the address of {request.member!r:.80}", request.address)
+    check_text("the id of the process", request.process_id)
+    check_address(f"the address of {request.process_id!r:.80}", request.address)
     if request.ranks > catalogue.GROUP_RANKS.default:
         raise catalogue.GROUP_RANKS.refusal(f"group {request.group!r:.80} has {request.ranks} ranks")
-    if not 1 <= request.least_ranks <= request.ranks:
+    if request.ranks < 1:
+        raise errors.BadRequest("the group has 0 ranks; give 1 or more")
+    if not 1 <= request.min_ranks <= request.ranks:
         raise errors.BadRequest(
-            f"the group has {request.ranks} ranks, and at least {request.least_ranks}; give 1 or more of both"
+            f"the group has {request.ranks} ranks, but a minimum of {request.min_ranks}; give 1 to {request.ranks} as "
+            "the minimum (min_workers)"
         )
 
 
-def _owner() -> str:
+def _submitter() -> str:
     caller = _rpc.caller()
     return caller.name if caller else ""
 

@@ -4,7 +4,7 @@
 thread. Nothing is stored: after a restart of the coordinator, the ranks tell what they know.
 """
 
-from shoal_coordinator.groups.rank_group import RankBeat, RankCandidate, RankGeneration, RankGroup
+from shoal_coordinator.groups.rank_group import RankCandidate, RankGeneration, RankGroup, RankHeartbeat
 from shoal_coordinator.groups.registry import GroupRegistry
 
-__all__ = ["GroupRegistry", "RankBeat", "RankCandidate", "RankGeneration", "RankGroup"]
+__all__ = ["GroupRegistry", "RankCandidate", "RankGeneration", "RankGroup", "RankHeartbeat"]

@@ -17,12 +17,12 @@ class RankCandidate:
     """A process that joins a group.
 
     Attributes:
-        member: its random name.
+        process_id: a random text that the process draws and keeps.
         address: host:port at which it waits for the other ranks.
         progress: how far it has trained; -1 if it has nothing that others could use.
     """
 
-    member: str
+    process_id: str
     address: str
     progress: int = -1
 
@@ -41,7 +41,7 @@ class RankGeneration:
 
 
 @dataclass(frozen=True, slots=True)
-class RankBeat:
+class RankHeartbeat:
     """What a rank says about its generation.
 
     Attributes:
@@ -68,24 +68,23 @@ class RankGroup:
 
     Args:
         ranks: number of ranks of the first generation, and the most of a later one.
-        least: the fewest ranks of a later generation.
-        owner: name of the user who has made it.
+        min_ranks: the fewest ranks of a later generation.
+        submitter: name of the user who has made it; empty if it is not known.
 
     Attributes:
-        ranks: the same.
-        owner: the same.
+        ranks: number of ranks of the first generation, and the most of a later one.
+        min_ranks: the fewest ranks of a later generation.
+        submitter: name of the user who has made it; empty if it is not known.
         generation: number of the last generation; 0 before the first one.
     """
 
-    def __init__(self, ranks: int, least: int, owner: str = "") -> None:
-        self.ranks, self.owner, self.generation = ranks, owner, 0
-        self._least = least
+    def __init__(self, ranks: int, min_ranks: int, submitter: str = "") -> None:
+        self.ranks, self.min_ranks, self.submitter, self.generation = ranks, min_ranks, submitter, 0
         self._size = 0  # of the current generation
-        self._seats: dict[
-            int, RankCandidate
-        ] = {}  # its ranks; after a restart, those that have called, without those left
+        # Its ranks, without those that have left. After a restart, only those that have called.
+        self._seats: dict[int, RankCandidate] = {}
         self._ended = "it has not begun"  # why the current generation has ended; empty while it goes on
-        self._waiting: dict[str, RankCandidate] = {}  # by member, in the order in which they came
+        self._waiting: dict[str, RankCandidate] = {}  # by process id, in the order in which they came
         self._last_call_at: dict[str, float] = {}  # when each process has last called
         self._expected: set[str] = set()  # processes that the next generation waits for
         self._learns_until = 0.0  # after a restart: until then, others may call that this group does not know
@@ -97,7 +96,7 @@ class RankGroup:
 
     @property
     def waiting(self) -> Mapping[str, RankCandidate]:
-        """The processes that wait for the next generation, by member."""
+        """The processes that wait for the next generation, by process id."""
         return self._waiting
 
     @property
@@ -108,9 +107,9 @@ class RankGroup:
         if self.generation == 0:
             return f"{self.ranks - len(self._waiting)} more of {self.ranks} processes"
         missing = [
-            f"rank {rank} ({it.address})" for rank, it in sorted(self._seats.items()) if it.member in self._expected
+            f"rank {rank} ({it.address})" for rank, it in sorted(self._seats.items()) if it.process_id in self._expected
         ]
-        return ", ".join(missing[:5]) or f"{self._least} processes or more"
+        return ", ".join(missing[:5]) or f"{self.min_ranks} processes or more"
 
     def join(self, now: float, candidate: RankCandidate, generation: int = 0) -> RankGeneration | None:
         """Gives a process a place in the next generation.
@@ -124,49 +123,49 @@ class RankGroup:
             The generation, if the process is in it already; else None: it has to call again.
         """
         self.expire(now)
-        self._last_call_at[candidate.member] = now
+        self._last_call_at[candidate.process_id] = now
         if not self._ended and candidate in self._seats.values():
             return self._formed()
         if not self._ended:
-            rank = self._rank_of(candidate.member)
+            rank = self._rank_of(candidate.process_id)
             if rank is not None:
-                self._end(f"rank {rank} of {self._size} has left it, and joins again", candidate.member)
+                self._end(f"rank {rank} of {self._size} has left it, and joins again", candidate.process_id)
             elif len(self._seats) < self.ranks:
                 self._end("another process joins")
         if generation > self.generation:
             self._restarted(now, generation)
-        self._expected.discard(candidate.member)
-        self._waiting[candidate.member] = candidate
+        self._expected.discard(candidate.process_id)
+        self._waiting[candidate.process_id] = candidate
         self._form(now)
         return self._formed() if not self._ended and candidate in self._seats.values() else None
 
-    def beat(self, now: float, beat: RankBeat) -> str:
+    def heartbeat(self, now: float, heartbeat: RankHeartbeat) -> str:
         """Records what a rank says.
 
         Args:
             now: as for `join`.
-            beat: what it says.
+            heartbeat: what it says.
 
         Returns:
             Why its generation has ended; empty if it goes on.
         """
         self.expire(now)
-        member = beat.candidate.member
-        if beat.generation > self.generation:
-            self._restarted(now, beat.generation)
-            self._size, self._ended = beat.size, ""
-        if beat.generation == self.generation and beat.rank < self._size and now < self._learns_until:
-            self._seats.setdefault(beat.rank, beat.candidate)
-        if beat.leaves:
-            self._forget(member)
+        process_id = heartbeat.candidate.process_id
+        if heartbeat.generation > self.generation:
+            self._restarted(now, heartbeat.generation)
+            self._size, self._ended = heartbeat.size, ""
+        if heartbeat.generation == self.generation and heartbeat.rank < self._size and now < self._learns_until:
+            self._seats.setdefault(heartbeat.rank, heartbeat.candidate)
+        if heartbeat.leaves:
+            self._forget(process_id)
             return "it has left"
-        self._last_call_at[member] = now
-        seat = self._seats.get(beat.rank)
-        if beat.generation != self.generation or seat is None or seat.member != member:
+        self._last_call_at[process_id] = now
+        seat = self._seats.get(heartbeat.rank)
+        if heartbeat.generation != self.generation or seat is None or seat.process_id != process_id:
             return f"generation {self.generation} of the group has begun without it"
-        if beat.reason and not self._ended:
-            lost = self._seats.get(beat.lost_rank)
-            self._end(beat.reason, lost.member if lost else "")
+        if heartbeat.reason and not self._ended:
+            lost = self._seats.get(heartbeat.lost_rank)
+            self._end(heartbeat.reason, lost.process_id if lost else "")
         return self._ended
 
     def _restarted(self, now: float, generation: int) -> None:
@@ -177,26 +176,28 @@ class RankGroup:
 
     def _end(self, why: str, lost: str = "") -> None:
         self._ended = why
-        self._expected = {it.member for it in self._seats.values()} - {lost} - self._waiting.keys()
+        self._expected = {it.process_id for it in self._seats.values()} - {lost} - self._waiting.keys()
 
     def expire(self, now: float) -> None:
         """Ends the generation if one of its processes is silent, and forgets silent processes."""
-        for member in [member for member, at in self._last_call_at.items() if now - at > SILENT_S]:
-            silent_s = now - self._last_call_at[member]
-            rank = self._rank_of(member)
+        for process_id in [process_id for process_id, at in self._last_call_at.items() if now - at > SILENT_S]:
+            silent_s = now - self._last_call_at[process_id]
+            rank = self._rank_of(process_id)
             if rank is not None and not self._ended:
-                self._end(f"rank {rank} of {self._size} has told the coordinator nothing for {silent_s:.0f} s", member)
-            self._waiting.pop(member, None)
-            self._expected.discard(member)
-            del self._last_call_at[member]
+                self._end(
+                    f"rank {rank} of {self._size} has told the coordinator nothing for {silent_s:.0f} s", process_id
+                )
+            self._waiting.pop(process_id, None)
+            self._expected.discard(process_id)
+            del self._last_call_at[process_id]
 
-    def _forget(self, member: str) -> None:
-        rank = self._rank_of(member)
+    def _forget(self, process_id: str) -> None:
+        rank = self._rank_of(process_id)
         if rank is not None:
             del self._seats[rank]
-        self._waiting.pop(member, None)
-        self._expected.discard(member)
-        self._last_call_at.pop(member, None)
+        self._waiting.pop(process_id, None)
+        self._expected.discard(process_id)
+        self._last_call_at.pop(process_id, None)
 
     def _form(self, now: float) -> None:
         """Forms the next generation if it is complete."""
@@ -204,22 +205,22 @@ class RankGroup:
             complete = len(self._waiting) >= self.ranks
         else:
             others = not self._expected and now >= self._learns_until
-            complete = others and len(self._waiting) >= min(self._least, self.ranks)
+            complete = others and len(self._waiting) >= min(self.min_ranks, self.ranks)
         if not (self._ended and complete):
             return
-        ranks = {it.member: rank for rank, it in self._seats.items()}
-        ordered = sorted(self._waiting.values(), key=lambda it: ranks.get(it.member, self.ranks))  # stable
+        ranks = {it.process_id: rank for rank, it in self._seats.items()}
+        ordered = sorted(self._waiting.values(), key=lambda it: ranks.get(it.process_id, self.ranks))  # stable
         chosen = ordered[: self.ranks]
         self._seats, self._size = dict(enumerate(chosen)), len(chosen)
         self.generation, self._ended, self._learns_until = self.generation + 1, "", 0.0
         for it in chosen:
-            del self._waiting[it.member]
+            del self._waiting[it.process_id]
 
     def _formed(self) -> RankGeneration:
         return RankGeneration(self.generation, tuple(it for _, it in sorted(self._seats.items())))
 
-    def _rank_of(self, member: str) -> int | None:
-        return next((rank for rank, it in self._seats.items() if it.member == member), None)
+    def _rank_of(self, process_id: str) -> int | None:
+        return next((rank for rank, it in self._seats.items() if it.process_id == process_id), None)
 
 
-__all__ = ["SILENT_S", "RankBeat", "RankCandidate", "RankGeneration", "RankGroup"]
+__all__ = ["SILENT_S", "RankCandidate", "RankGeneration", "RankGroup", "RankHeartbeat"]

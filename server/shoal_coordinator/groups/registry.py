@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from shoal import errors
 from shoal._limits import catalogue
-from shoal_coordinator.groups.rank_group import RankBeat, RankCandidate, RankGeneration, RankGroup
+from shoal_coordinator.groups.rank_group import RankCandidate, RankGeneration, RankGroup, RankHeartbeat
 
 
 class GroupRegistry:
@@ -22,7 +22,14 @@ class GroupRegistry:
         self._groups: dict[str, RankGroup] = {}
 
     def join(
-        self, name: str, candidate: RankCandidate, *, ranks: int, least: int, generation: int = 0, owner: str = ""
+        self,
+        name: str,
+        candidate: RankCandidate,
+        *,
+        ranks: int,
+        min_ranks: int,
+        generation: int = 0,
+        submitter: str = "",
     ) -> tuple[RankGeneration | None, str]:
         """Gives a process a place in the next generation of a group: see `RankGroup.join`.
 
@@ -30,34 +37,34 @@ class GroupRegistry:
             name: name of the group.
             candidate: the process.
             ranks: see `RankGroup`.
-            least: see `RankGroup`.
+            min_ranks: see `RankGroup`.
             generation: the last generation that it has belonged to.
-            owner: name of the user.
+            submitter: name of the user.
 
         Returns:
             The generation of the process, or None; and then what it waits for.
 
         Raises:
-            BadRequest: the processes disagree on the number of ranks.
+            BadRequest: the processes disagree on the number of ranks, or on their minimum.
             Forbidden: another user has made the group.
             Overloaded: there are too many groups, or too many processes wait.
         """
         with self._lock:
-            group = self._group(name, ranks, least, owner)
-            if candidate.member not in group.waiting and len(group.waiting) >= catalogue.GROUP_WAITING.default:
+            group = self._group(name, ranks, min_ranks, submitter)
+            if candidate.process_id not in group.waiting and len(group.waiting) >= catalogue.GROUP_WAITING.default:
                 raise catalogue.GROUP_WAITING.refusal(f"{len(group.waiting)} processes wait for group {name}")
             formed = group.join(self._clock(), candidate, generation)
             return formed, "" if formed else group.waits_for
 
-    def beat(self, name: str, beat: RankBeat, *, ranks: int, least: int, owner: str = "") -> str:
-        """Records what a rank says: see `RankGroup.beat`.
+    def heartbeat(self, name: str, heartbeat: RankHeartbeat, *, ranks: int, min_ranks: int, submitter: str = "") -> str:
+        """Records what a rank says: see `RankGroup.heartbeat`.
 
         Args:
             name: name of the group.
-            beat: what it says.
+            heartbeat: what it says.
             ranks: see `RankGroup`.
-            least: see `RankGroup`.
-            owner: name of the user.
+            min_ranks: see `RankGroup`.
+            submitter: name of the user.
 
         Returns:
             Why its generation has ended; empty if it goes on.
@@ -66,11 +73,11 @@ class GroupRegistry:
             BadRequest, Forbidden, Overloaded: see `join`.
         """
         with self._lock:
-            ended = self._group(name, ranks, least, owner).beat(self._clock(), beat)
+            ended = self._group(name, ranks, min_ranks, submitter).heartbeat(self._clock(), heartbeat)
             self._clean()
             return ended
 
-    def _group(self, name: str, ranks: int, least: int, owner: str) -> RankGroup:
+    def _group(self, name: str, ranks: int, min_ranks: int, submitter: str) -> RankGroup:
         group = self._groups.get(name)
         if group:
             group.expire(self._clock())
@@ -79,13 +86,13 @@ class GroupRegistry:
                 self._clean()
             if len(self._groups) >= catalogue.MAX_GROUPS.default:
                 raise catalogue.MAX_GROUPS.refusal(f"the cluster has {len(self._groups)} groups of ranks")
-            group = self._groups[name] = RankGroup(ranks, least, owner)
-        if group.owner != owner:
-            raise errors.Forbidden(f"{group.owner} has made group {name}; choose another name")
-        if group.ranks != ranks:
+            group = self._groups[name] = RankGroup(ranks, min_ranks, submitter)
+        if group.submitter != submitter:
+            raise errors.Forbidden(f"{group.submitter} has made group {name}; choose another name")
+        if (group.ranks, group.min_ranks) != (ranks, min_ranks):
             raise errors.BadRequest(
-                f"this process wants {ranks} ranks, but group {name} has {group.ranks}; give all processes the same "
-                "number, or choose another name"
+                f"this process wants {ranks} ranks, at least {min_ranks}, but group {name} has {group.ranks}, at "
+                f"least {group.min_ranks}; give all processes the same numbers, or choose another name"
             )
         return group
 

@@ -28,8 +28,8 @@ def coordinator() -> Iterator[str]:
 class Processes:
     """Threads that each have a strategy of one elastic group."""
 
-    def __init__(self, coordinator: str, job: str, work: Callable[[MultiWorkerMirroredStrategy], T]) -> None:
-        self._coordinator, self._job, self._work = coordinator, job, work
+    def __init__(self, coordinator: str, name: str, work: Callable[[MultiWorkerMirroredStrategy], T]) -> None:
+        self._coordinator, self._name, self._work = coordinator, name, work
         self._threads: list[threading.Thread] = []
         self.results: list[Any] = []
 
@@ -48,7 +48,7 @@ class Processes:
     def _run(self) -> None:
         try:
             strategy = MultiWorkerMirroredStrategy(
-                devices=["/cpu:0"], workers=3, coordinator=self._coordinator, job=self._job
+                devices=["/cpu:0"], workers=3, coordinator=self._coordinator, group_name=self._name
             )
             try:
                 self.results.append(self._work(strategy))
@@ -141,10 +141,10 @@ def test_mistakes_are_named(coordinator: str) -> None:
     with pytest.raises(errors.BadRequest, match="give workers=N"):
         MultiWorkerMirroredStrategy(devices=["/cpu:0"], coordinator=coordinator)
     with pytest.raises(errors.LimitExceeded, match="the limit GROUP_RANKS is 256"):
-        MultiWorkerMirroredStrategy(devices=["/cpu:0"], coordinator=coordinator, workers=257, job="large")
-    with pytest.raises(errors.BadRequest, match="has 2 ranks, and at least 3"):
+        MultiWorkerMirroredStrategy(devices=["/cpu:0"], coordinator=coordinator, workers=257, group_name="large")
+    with pytest.raises(errors.BadRequest, match="has 2 ranks, but a minimum of 3; give 1 to 2"):
         MultiWorkerMirroredStrategy(
-            devices=["/cpu:0"], coordinator=coordinator, workers=2, least_workers=3, job="least"
+            devices=["/cpu:0"], coordinator=coordinator, workers=2, min_workers=3, group_name="minimum"
         )
 
     def work(strategy: MultiWorkerMirroredStrategy) -> int:

@@ -128,19 +128,20 @@ class Nursery:
         return ranks
 
     def elastic_ranks(
-        self, coordinator: str, job: str, workers: int, count: int, doom: int = 0
+        self, coordinator: str, group_name: str, workers: int, count: int, doom: int = 0
     ) -> list["KillableRole"]:
         """Starts processes of an elastic group. After each step, each sends its progress, its weight and their number.
 
         Args:
             coordinator: address of the coordinator.
-            job: name of the group.
+            group_name: name of the group.
             workers: number of processes of the group.
             count: number of processes to start.
             doom: the line after the first step at which the last one dies; 0 for none.
         """
         dooms = [0] * (count - 1) + [doom]
-        return [self._start("adapt", coordinator=coordinator, job=job, workers=workers, doom=it) for it in dooms]
+        named = {"coordinator": coordinator, "group_name": group_name, "workers": workers}
+        return [self._start("adapt", **named, doom=it) for it in dooms]
 
     def segments(self) -> set[str]:
         """Returns the names of the segments that exist."""
@@ -348,9 +349,11 @@ def reduce(
             say(error.message)
 
 
-def adapt(say: Say, coordinator: str, job: str, workers: int, doom: int = 0) -> None:
+def adapt(say: Say, coordinator: str, group_name: str, workers: int, doom: int = 0) -> None:
     end = Doom(doom, _RANK_CODE) if doom else None
-    strategy = MultiWorkerMirroredStrategy(devices=["/cpu:0"], workers=workers, coordinator=coordinator, job=job)
+    strategy = MultiWorkerMirroredStrategy(
+        devices=["/cpu:0"], workers=workers, coordinator=coordinator, group_name=group_name
+    )
     optimizer = optim.SGD(1.0)
     with strategy.scope():
         weights = strategy.create_variable("w", np.zeros(300_001))

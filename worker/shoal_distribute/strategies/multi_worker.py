@@ -62,10 +62,10 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         overlap: whether the processes reduce gradients during the backward pass. None means yes, unless all are on one
             host and compute on CPUs: there, both would take the same cores.
         workers: number of processes of an elastic group, at the beginning and at most.
-        least_workers: the fewest processes with which an elastic group goes on.
+        min_workers: the fewest processes with which an elastic group goes on, the same for all its processes.
         coordinator: host:port of the coordinator of an elastic group; None means that of `SHOAL_COORDINATOR`, or of
             `shoal up`.
-        job: name of the elastic group, the same for all its processes; by default the name of the script.
+        group_name: name of the elastic group, the same for all its processes; by default the name of the script.
 
     Attributes:
         rank: number of this process.
@@ -85,9 +85,9 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         group: Group | None = None,
         overlap: bool | None = None,
         workers: int | None = None,
-        least_workers: int = 1,
+        min_workers: int = 1,
         coordinator: str | None = None,
-        job: str = "",
+        group_name: str = "",
     ) -> None:
         super().__init__(devices, cross_device_ops)
         _tracing.start("client")
@@ -104,9 +104,9 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         if workers is None:
             self._enter(group or open_group(cluster_resolver or TFConfigClusterResolver()))
         else:
-            name = job or script_name(sys.argv[0] if sys.argv else "")
+            name = group_name or script_name(sys.argv[0] if sys.argv else "")
             self.may_grow = True
-            self._elastic = ElasticGroup(coordinator, name, ranks=workers, least_ranks=least_workers)
+            self._elastic = ElasticGroup(coordinator, name, ranks=workers, min_ranks=min_workers)
             self._meet()
         # A rank that ends without a word fails the others, also in a last call that needs nothing more from it.
         atexit.register(self.close)

@@ -6,7 +6,7 @@ import pytest
 
 from shoal import errors
 from shoal._limits import catalogue
-from shoal_coordinator.groups import GroupRegistry, RankBeat, RankCandidate, RankGeneration, RankGroup
+from shoal_coordinator.groups import GroupRegistry, RankCandidate, RankGeneration, RankGroup, RankHeartbeat
 from shoal_coordinator.groups.rank_group import SILENT_S
 
 
@@ -24,15 +24,17 @@ def formed(group: RankGroup, names: str, now: float = 0.0, generation: int = 0, 
     return found[0]
 
 
-def beat(group: RankGroup, now: float, generation: RankGeneration, name: str, lost: int = -1, **more: object) -> str:
-    names = [it.member for it in generation.ranks]
+def heartbeat(
+    group: RankGroup, now: float, generation: RankGeneration, name: str, lost: int = -1, **more: object
+) -> str:
+    names = [it.process_id for it in generation.ranks]
     rank = names.index(name)
-    told = RankBeat(generation.ranks[rank], generation.generation, rank, len(names), lost, **more)  # type: ignore[arg-type]
-    return group.beat(now, told)
+    told = RankHeartbeat(generation.ranks[rank], generation.generation, rank, len(names), lost, **more)  # type: ignore[arg-type]
+    return group.heartbeat(now, told)
 
 
 def members(generation: RankGeneration) -> str:
-    return "".join(it.member for it in generation.ranks)
+    return "".join(it.process_id for it in generation.ranks)
 
 
 def test_the_first_generation_has_all_ranks_in_the_order_in_which_they_came() -> None:
@@ -43,7 +45,7 @@ def test_the_first_generation_has_all_ranks_in_the_order_in_which_they_came() ->
     found = group.join(2, candidate("c"))
     assert found == RankGeneration(1, (candidate("a"), candidate("b"), candidate("c")))
     assert group.join(3, candidate("a")) == found  # it asks again
-    assert [beat(group, 4, found, name) for name in "abc"] == ["", "", ""]
+    assert [heartbeat(group, 4, found, name) for name in "abc"] == ["", "", ""]
 
 
 def test_a_process_that_dies_before_the_first_generation_is_replaced() -> None:
@@ -55,14 +57,14 @@ def test_a_process_that_dies_before_the_first_generation_is_replaced() -> None:
 def test_survivors_form_the_next_generation_without_the_lost_rank() -> None:
     group = RankGroup(4, 1)
     first = formed(group, "abcd")
-    assert beat(group, 1, first, "c", lost=1, reason="rank 1 of 4 has ended") == "rank 1 of 4 has ended"
-    assert beat(group, 1, first, "a") == "rank 1 of 4 has ended"
+    assert heartbeat(group, 1, first, "c", lost=1, reason="rank 1 of 4 has ended") == "rank 1 of 4 has ended"
+    assert heartbeat(group, 1, first, "a") == "rank 1 of 4 has ended"
     assert group.join(1, candidate("d", 7, 2), 1) is None
     assert group.waits_for == "rank 0 (host-a:1), rank 2 (host-c:1)"
     assert group.join(1, candidate("c", 8, 2), 1) is None
     second = group.join(1, candidate("a", 7, 2), 1)
     assert second == RankGeneration(2, (candidate("a", 7, 2), candidate("c", 8, 2), candidate("d", 7, 2)))
-    assert beat(group, 2, first, "b") == "generation 2 of the group has begun without it"
+    assert heartbeat(group, 2, first, "b") == "generation 2 of the group has begun without it"
 
 
 def test_a_rank_that_computes_is_waited_for_and_a_silent_one_is_not() -> None:
@@ -72,9 +74,9 @@ def test_a_rank_that_computes_is_waited_for_and_a_silent_one_is_not() -> None:
     now = 1.0
     while now < 3 * SILENT_S:
         now += 1
-        assert "rank 0 of 3 has left it, and joins again" in beat(group, now, first, "b")
+        assert "rank 0 of 3 has left it, and joins again" in heartbeat(group, now, first, "b")
         if now < SILENT_S:
-            beat(group, now, first, "c")
+            heartbeat(group, now, first, "c")
         assert group.join(now, candidate("a", attempt=2), 1) is None
     assert group.join(now, candidate("b", attempt=2), 1) is not None
     assert members(formed(group, "ab", now, attempt=2)) == "ab"
@@ -83,8 +85,8 @@ def test_a_rank_that_computes_is_waited_for_and_a_silent_one_is_not() -> None:
 def test_a_silent_rank_ends_the_generation() -> None:
     group = RankGroup(2, 1)
     first = formed(group, "ab")
-    assert beat(group, SILENT_S / 2, first, "a") == ""
-    assert beat(group, SILENT_S + 1, first, "a") == "rank 1 of 2 has told the coordinator nothing for 8 s"
+    assert heartbeat(group, SILENT_S / 2, first, "a") == ""
+    assert heartbeat(group, SILENT_S + 1, first, "a") == "rank 1 of 2 has told the coordinator nothing for 8 s"
     assert members(formed(group, "a", SILENT_S + 1, generation=1, attempt=2)) == "a"
 
 
@@ -93,15 +95,15 @@ def test_a_new_process_takes_a_free_place_and_a_spare_one_waits() -> None:
     first = formed(group, "ab")
     assert group.join(1, candidate("c")) is None
     assert group.waits_for == "a free place: generation 1 has all of its 2 ranks"
-    assert beat(group, 1, first, "a") == ""
-    beat(group, 2, first, "a", lost=1, reason="rank 1 has ended")
+    assert heartbeat(group, 1, first, "a") == ""
+    heartbeat(group, 2, first, "a", lost=1, reason="rank 1 has ended")
     assert members(formed(group, "a", 2, generation=1, attempt=2)) == "ac"
     alone = RankGroup(2, 1)
     pair = formed(alone, "ab")
-    beat(alone, 1, pair, "a", lost=1, reason="rank 1 has ended")
+    heartbeat(alone, 1, pair, "a", lost=1, reason="rank 1 has ended")
     rest = formed(alone, "a", 1, generation=1, attempt=2)
     assert alone.join(2, candidate("d")) is None
-    assert beat(alone, 2, rest, "a") == "another process joins"
+    assert heartbeat(alone, 2, rest, "a") == "another process joins"
     assert members(formed(alone, "a", 2, generation=2, attempt=3)) == "ad"
 
 
@@ -109,8 +111,8 @@ def test_too_few_survivors_wait_for_another_process() -> None:
     group = RankGroup(3, 2)
     first = formed(group, "abc")
     for name, rank in (("a", 2), ("a", 1)):
-        beat(group, 1, first, name, lost=rank, reason="they have ended")
-    assert beat(group, SILENT_S + 1, first, "a") == "they have ended"  # b is silent
+        heartbeat(group, 1, first, name, lost=rank, reason="they have ended")
+    assert heartbeat(group, SILENT_S + 1, first, "a") == "they have ended"  # b is silent
     assert group.join(SILENT_S + 1, candidate("a", attempt=2), 1) is None
     assert group.waits_for == "2 processes or more"
     group.join(SILENT_S + 2, candidate("d"))
@@ -120,12 +122,12 @@ def test_too_few_survivors_wait_for_another_process() -> None:
 def test_a_rank_that_leaves_is_not_waited_for() -> None:
     group = RankGroup(3, 1)
     first = formed(group, "abc")
-    assert beat(group, 1, first, "c", leaves=True) == "it has left"
-    assert beat(group, 1, first, "a") == ""
+    assert heartbeat(group, 1, first, "c", leaves=True) == "it has left"
+    assert heartbeat(group, 1, first, "a") == ""
     group.join(2, candidate("b", attempt=2), 1)
     assert members(formed(group, "a", 2, generation=1, attempt=2)) == "ab"
     for name in "ab":
-        beat(group, 3, RankGeneration(2, (candidate("a"), candidate("b"))), name, leaves=True)
+        heartbeat(group, 3, RankGeneration(2, (candidate("a"), candidate("b"))), name, leaves=True)
     assert group.is_empty
 
 
@@ -133,8 +135,8 @@ def test_after_a_restart_the_ranks_tell_their_generation() -> None:
     first = formed(RankGroup(3, 1), "abc")
     group = RankGroup(3, 1)
     running = RankGeneration(5, first.ranks)
-    assert [beat(group, 1, running, name) for name in "bac"] == ["", "", ""]
-    beat(group, 2, running, "a", lost=1, reason="rank 1 has ended")
+    assert [heartbeat(group, 1, running, name) for name in "bac"] == ["", "", ""]
+    heartbeat(group, 2, running, "a", lost=1, reason="rank 1 has ended")
     group.join(2, candidate("c", attempt=2), 5)
     assert group.join(2, candidate("a", attempt=2), 5) is None  # others may not have called yet
     later = SILENT_S + 2
@@ -168,7 +170,7 @@ def test_whatever_happens_live_processes_are_together_soon(seed: int) -> None:
             if place is None:
                 known = max((it.generation for it in places.values() if it), default=0)
                 places[name] = group.join(now, candidate(name, attempt=attempts[name]), known)
-            elif beat(group, now, place, name):
+            elif heartbeat(group, now, place, name):
                 places[name], attempts[name] = None, attempts[name] + 1
 
     for _ in range(60):
@@ -183,13 +185,13 @@ def test_whatever_happens_live_processes_are_together_soon(seed: int) -> None:
             name = draw.choice(living)
             place = places[name]
             assert place
-            beat(group, now, place, name, lost=draw.randrange(len(place.ranks)), reason="it seems so")
+            heartbeat(group, now, place, name, lost=draw.randrange(len(place.ranks)), reason="it seems so")
     for _ in range(int(3 * SILENT_S)):
         now += 1
         turn()
     together = {it for it in places.values() if it}
     assert len(together) == 1
-    assert {it.member for it in together.pop().ranks} == {name for name, it in places.items() if it}
+    assert {it.process_id for it in together.pop().ranks} == {name for name, it in places.items() if it}
     assert sum(it is not None for it in places.values()) == min(4, len(places))
 
 
@@ -198,31 +200,35 @@ class TestRegistry:
         now = [0.0]
         registry = GroupRegistry(lambda: now[0])
         for number in range(catalogue.MAX_GROUPS.default):
-            assert registry.join(f"g{number}", candidate("a"), ranks=2, least=1)[0] is None
+            assert registry.join(f"g{number}", candidate("a"), ranks=2, min_ranks=1)[0] is None
         with pytest.raises(errors.Overloaded, match="the limit MAX_GROUPS is 1000"):
-            registry.join("one more", candidate("a"), ranks=2, least=1)
+            registry.join("one more", candidate("a"), ranks=2, min_ranks=1)
         now[0] = SILENT_S + 1
-        made, waits_for = registry.join("one more", candidate("a"), ranks=1, least=1)
+        made, waits_for = registry.join("one more", candidate("a"), ranks=1, min_ranks=1)
         assert made == RankGeneration(1, (candidate("a"),))
         assert waits_for == ""
 
-    def test_a_group_has_one_owner_and_one_size(self) -> None:
+    def test_a_group_has_one_submitter_and_one_size(self) -> None:
         registry = GroupRegistry(lambda: 0.0)
-        registry.join("g", candidate("a"), ranks=2, least=1, owner="ann")
+        registry.join("g", candidate("a"), ranks=2, min_ranks=1, submitter="ann")
         with pytest.raises(errors.Forbidden, match="ann has made group g"):
-            registry.join("g", candidate("b"), ranks=2, least=1, owner="bob")
-        with pytest.raises(errors.BadRequest, match="this process wants 3 ranks, but group g has 2"):
-            registry.join("g", candidate("b"), ranks=3, least=1, owner="ann")
+            registry.join("g", candidate("b"), ranks=2, min_ranks=1, submitter="bob")
+        with pytest.raises(
+            errors.BadRequest, match="this process wants 3 ranks, at least 1, but group g has 2, at least 1"
+        ):
+            registry.join("g", candidate("b"), ranks=3, min_ranks=1, submitter="ann")
+        with pytest.raises(errors.BadRequest, match="wants 2 ranks, at least 2, but group g has 2, at least 1"):
+            registry.join("g", candidate("b"), ranks=2, min_ranks=2, submitter="ann")
         for number in range(catalogue.GROUP_WAITING.default - 1):
-            registry.join("h", candidate(str(number)), ranks=1000, least=1)
-        registry.join("h", candidate("last"), ranks=1000, least=1)
+            registry.join("h", candidate(str(number)), ranks=1000, min_ranks=1)
+        registry.join("h", candidate("last"), ranks=1000, min_ranks=1)
         with pytest.raises(errors.Overloaded, match="the limit GROUP_WAITING is 512"):
-            registry.join("h", candidate("one more"), ranks=1000, least=1)
+            registry.join("h", candidate("one more"), ranks=1000, min_ranks=1)
 
     def test_a_run_after_the_end_of_all_processes_waits_for_all_again(self) -> None:
         now = [0.0]
         registry = GroupRegistry(lambda: now[0])
         for name in "ab":
-            registry.join("g", candidate(name), ranks=2, least=1)
+            registry.join("g", candidate(name), ranks=2, min_ranks=1)
         now[0] = SILENT_S + 1  # both were killed
-        assert registry.join("g", candidate("c"), ranks=3, least=1) == (None, "2 more of 3 processes")
+        assert registry.join("g", candidate("c"), ranks=3, min_ranks=1) == (None, "2 more of 3 processes")
