@@ -17,6 +17,7 @@ from shoal.client import DEFAULT_ADDRESS
 from shoal.v1 import group_pb2 as pb
 from shoal_distribute.collectives import Group
 from shoal_distribute.group_security import group_security
+from shoal_distribute.threads import start_thread
 
 # Seconds between two calls that say that this process lives, and between two that ask for the next generation.
 _HEARTBEAT_INTERVAL_S, _ASK_S = 1.0, 0.1
@@ -170,8 +171,7 @@ class ElasticGroup:
                         errors.RankLost(f"generation {heartbeat.generation} of {heartbeat.group} has ended: {ended}")
                     )
 
-        self._thread = threading.Thread(target=run, name=f"rank {heartbeat.rank} of {heartbeat.group}", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(run, f"rank {heartbeat.rank} of {heartbeat.group}")
 
     def _end_watch(self) -> None:
         self._stopped.set()

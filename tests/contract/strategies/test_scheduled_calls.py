@@ -16,6 +16,7 @@ from shoal_distribute.coordinator import RemoteValue, chief_calls, chief_link, w
 from shoal_distribute.coordinator.chief_calls import ChiefCalls
 from shoal_distribute.coordinator.execution import CallScheduler
 from shoal_distribute.coordinator.local_calls import LocalCalls
+from shoal_distribute.coordinator.messages import LinkHello
 from shoal_distribute.coordinator.worker_calls import WorkerCalls
 from support.ranks import SECURITY, addresses, sockets
 from support.waiting import wait_until
@@ -40,7 +41,7 @@ class Tasks:
         self.barrier = threading.Barrier(WORKERS)
         self.here = threading.local()  # `worker` is the number of the worker whose call runs on the thread
         self.chief: ChiefCalls | None = None
-        self._limits = {"most_calls": 100, "kept_bytes": 1 << 20, **limits}
+        self._limits = {"max_calls": 100, "kept_bytes": 1 << 20, **limits}
         self._given = dict(enumerate(self.listening))
 
     def start(self) -> list[Future[Any]]:
@@ -217,6 +218,24 @@ def test_scripts_that_differ_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "script after 0 others" in chief.message
 
 
+def test_a_worker_says_why_a_chief_cannot_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (LinkHello(run * 16, 0, 1, reports=False) for run in (b"a", b"b"))
+    ended, failed = (WorkerCalls(0, it, SECURITY, contextlib.nullcontext) for it in sockets(2))
+    ended.admit(first)
+    with pytest.raises(errors.RanksDisagree, match="belongs to an earlier run of the chief; start it again"):
+        ended.admit(second)
+    ended.close(failed=True)
+    with pytest.raises(errors.RanksDisagree, match="has ended its script, and leaves; start it again"):
+        ended.admit(first)
+    monkeypatch.setattr(worker_calls, "GONE_S", 0.0)
+    failed.lost(failed.admit(first), left=False)
+    with pytest.raises(errors.Unreachable):
+        failed.join()
+    with pytest.raises(errors.RanksDisagree, match=r"has failed \(the chief does not connect .*\); start it again"):
+        failed.admit(first)
+    failed.close()
+
+
 def test_a_script_that_goes_on_after_the_chief_says_so() -> None:
     def script(tasks: Tasks, calls: CallScheduler) -> Any:
         meet(tasks, calls)
@@ -278,6 +297,6 @@ def test_schedule_waits_when_too_many_calls_are_unfinished() -> None:
                 ahead.append(number + 1 - len(ended))
         calls.join()
 
-    assert Tasks(script, most_calls=most).results() == [None] * 3
+    assert Tasks(script, max_calls=most).results() == [None] * 3
     assert max(ahead) <= most
     assert sorted(ended) == [*range(30)]

@@ -18,6 +18,7 @@ import numpy as np
 from shoal import _tracing, errors
 from shoal_distribute.collectives.calls import ReduceOp
 from shoal_distribute.collectives.group import Group
+from shoal_distribute.threads import start_thread
 
 BUCKET_BYTES = 4 << 20
 
@@ -168,9 +169,7 @@ class Buckets:
     def _hand_over(self, bucket: _Bucket) -> None:
         del self._open[bucket.flat.dtype]
         if self._thread is None:
-            name = f"rank {self._group.rank} reduces"
-            self._thread = threading.Thread(target=self._reduce_all, name=name, daemon=True)
-            self._thread.start()
+            self._thread = start_thread(self._reduce_all, f"rank {self._group.rank} reduces")
         self._handed_over = True
         self._full.put((_tracing.in_current_context(self._try), bucket))
 

@@ -19,6 +19,7 @@ from shoal._wire import Buffer
 from shoal_distribute.collectives.calls import CollectiveCall
 from shoal_distribute.collectives.times import TimesBoard
 from shoal_distribute.collectives.watch import SILENT_S, RankFrame, Watch
+from shoal_distribute.threads import start_thread
 
 _CALL_BYTES = 64
 # Frames of arrays have a multiple of a cache line's bytes, and so has what precedes the array in them. Then the kernel
@@ -95,8 +96,7 @@ class Mesh:
     def send_soon(self, rank: int, array: np.ndarray[Any, Any]) -> None:
         """Sends an array on a thread, in the order of the calls. It must not change before `flush`."""
         if self._sender is None:
-            self._sender = threading.Thread(target=self._send_queued, name=f"rank {self.rank} sends", daemon=True)
-            self._sender.start()
+            self._sender = start_thread(self._send_queued, f"rank {self.rank} sends")
         self.sent_bytes += array.nbytes
         self._sends.put((rank, array))
 

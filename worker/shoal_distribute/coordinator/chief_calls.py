@@ -26,15 +26,13 @@ class ChiefCalls(CallScheduler):
     Args:
         addresses: host:port of each worker.
         security: protects the connections to them.
-        most_calls: calls from the first unfinished one to the last one; `schedule` waits when there are that many.
+        max_calls: calls from the first unfinished one to the last one; `schedule` waits when there are that many.
         kept_bytes: bytes of outcomes that are kept for workers that ask later.
     """
 
-    def __init__(self, addresses: Sequence[str], security: Security, *, most_calls: int, kept_bytes: int) -> None:
-        self._state = ChiefState(ScheduledCalls(most_calls, kept_bytes), secrets.token_bytes(_RUN_BYTES))
+    def __init__(self, addresses: Sequence[str], security: Security, *, max_calls: int, kept_bytes: int) -> None:
+        self._state = ChiefState(ScheduledCalls(max_calls, kept_bytes), secrets.token_bytes(_RUN_BYTES))
         self._workers = [WorkerLink(number, address, security, self._state) for number, address in enumerate(addresses)]
-        for link in self._workers:
-            link.start()
 
     def schedule(self, name: str, function: Callable[[], Any]) -> Await:
         del function  # the workers have it
@@ -91,7 +89,7 @@ class ChiefCalls(CallScheduler):
         return call.outcome
 
     def _wait(self, ready: Callable[[], bool]) -> None:
-        """Waits, with the lock. Tells a person what for, if it takes long."""
+        """Waits, with the lock. If it takes long, a line on the console says what for."""
         state = self._state
         if not state.failure and not ready():
             with wait_notice("the chief", self._waits_for):

@@ -2,7 +2,6 @@
 
 import queue
 import socket
-import threading
 from collections.abc import Callable
 from typing import Protocol
 
@@ -23,7 +22,7 @@ from shoal_distribute.coordinator.outcomes import ScheduledOutcome
 from shoal_distribute.coordinator.worker_link import HEARTBEAT_INTERVAL_S, SILENT_S
 
 # The chief has two connections; those of its last link may still be closing.
-_MOST_CONNECTIONS = 8
+_MAX_CONNECTIONS = 8
 _HELLO_S = 5.0
 
 Report = tuple[CallFrame, list[Buffer]]
@@ -168,7 +167,7 @@ def listen(listening: socket.socket, receiver: OrdersReceiver, security: Securit
         CALL_FRAMES,
         lambda connection: _ChiefHandler(connection, receiver),
         security=security,
-        limits=ListenerLimits(catalogue.LANES, catalogue.HOST_LANES, _MOST_CONNECTIONS, _MOST_CONNECTIONS),
+        limits=ListenerLimits(catalogue.LANES, catalogue.HOST_LANES, _MAX_CONNECTIONS, _MAX_CONNECTIONS),
         name="chief",
         advice="start one chief",
     )
@@ -176,16 +175,4 @@ def listen(listening: socket.socket, receiver: OrdersReceiver, security: Securit
     return listener.stop
 
 
-def started(target: Callable[[], None], name: str) -> threading.Thread:
-    """Starts and returns a daemon thread.
-
-    Args:
-        target: what it runs.
-        name: its name.
-    """
-    thread = threading.Thread(target=target, name=name, daemon=True)
-    thread.start()
-    return thread
-
-
-__all__ = ["ChiefLink", "OrdersReceiver", "Report", "listen", "started"]
+__all__ = ["ChiefLink", "OrdersReceiver", "Report", "listen"]

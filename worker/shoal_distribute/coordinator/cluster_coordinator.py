@@ -1,10 +1,10 @@
 """ClusterCoordinator: functions that any worker of a ParameterServerStrategy runs, as in TensorFlow."""
 
 import atexit
-import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from shoal import errors
 from shoal._system import check_count
@@ -15,11 +15,12 @@ from shoal_distribute.coordinator.per_worker import PerWorkerDataset, own_values
 from shoal_distribute.coordinator.remote_values import RemoteValue
 from shoal_distribute.coordinator.worker_calls import WorkerCalls
 from shoal_distribute.group_security import group_security
+from shoal_distribute.script_end import failure_at_exit, failure_of
 from shoal_distribute.strategies import ParameterServerStrategy
 from shoal_distribute.task_group import listen_at
 
 # Scheduled calls that have not ended, and bytes of results that the chief keeps for workers that ask later.
-MOST_CALLS, KEPT_BYTES = 4096, 256 << 20
+MAX_CALLS, KEPT_BYTES = 4096, 256 << 20
 _NAME_BYTES = 200
 
 
@@ -55,7 +56,7 @@ class ClusterCoordinator:
         kept_bytes: bytes of results that the chief keeps for workers that fetch them later.
 
     Attributes:
-        strategy: the same.
+        strategy: the strategy.
 
     Raises:
         BadRequest: the strategy is of another kind, or has another consistency; or there are several workers, but no
@@ -65,18 +66,26 @@ class ClusterCoordinator:
     """
 
     def __init__(
-        self, strategy: ParameterServerStrategy, *, max_calls: int = MOST_CALLS, kept_bytes: int = KEPT_BYTES
+        self, strategy: ParameterServerStrategy, *, max_calls: int = MAX_CALLS, kept_bytes: int = KEPT_BYTES
     ) -> None:
         if not isinstance(strategy, ParameterServerStrategy):
             raise errors.BadRequest(
                 f"a ClusterCoordinator needs a ParameterServerStrategy, not a {type(strategy).__name__}; with other "
                 "strategies, each process runs the loop itself"
             )
-        most, kept = check_count("max_calls", max_calls, 1), check_count("kept_bytes", kept_bytes, 0)
+        max_calls, kept_bytes = check_count("max_calls", max_calls, 1), check_count("kept_bytes", kept_bytes, 0)
         self.strategy = strategy
-        self._calls = _calls_of(strategy, most, kept)
+        self._calls = _calls_of(strategy, max_calls, kept_bytes)
         self._within = threading.local()
         atexit.register(self._close_at_exit)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(failed=bool(failure_of(error)))
 
     def schedule(
         self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
@@ -178,30 +187,31 @@ class ClusterCoordinator:
         return per_worker_dataset(dataset_or_fn)
 
     def close(self, *, failed: bool = False) -> None:
-        """Ends this task's part. At the end of the process this happens by itself.
+        """Ends this task's part. At the end of a `with` block, or of the process, this happens by itself.
 
-        The chief waits until the scripts of the workers have ended.
+        If the script has not failed, the chief waits until the scripts of the workers have ended. At the end of the
+        process, an uncaught exception is known, but `sys.exit(1)` is not: a `with` block sees both.
 
         Args:
-            failed: whether to end without waiting for them.
+            failed: whether the script ends with an error. The chief then does not wait.
         """
         atexit.unregister(self._close_at_exit)
         self._calls.close(failed=failed)
 
     def _close_at_exit(self) -> None:
-        self.close(failed=getattr(sys, "last_value", None) is not None)
+        self.close(failed=bool(failure_at_exit()))
 
 
-def _calls_of(strategy: ParameterServerStrategy, most_calls: int, kept_bytes: int) -> CallScheduler:
+def _calls_of(strategy: ParameterServerStrategy, max_calls: int, kept_bytes: int) -> CallScheduler:
     """Returns what a coordinator does in this task."""
     task = strategy.coordinate()
     if task is None or not task.worker_addresses:
         return LocalCalls(strategy.scope)
     security = group_security([task.coordinator, *task.worker_addresses])
     if task.is_chief:
-        return ChiefCalls(task.worker_addresses, security, most_calls=most_calls, kept_bytes=kept_bytes)
+        return ChiefCalls(task.worker_addresses, security, max_calls=max_calls, kept_bytes=kept_bytes)
     worker = task.number - 1
     return WorkerCalls(worker, listen_at(task.worker_addresses[worker]), security, strategy.scope)
 
 
-__all__ = ["KEPT_BYTES", "MOST_CALLS", "ClusterCoordinator"]
+__all__ = ["KEPT_BYTES", "MAX_CALLS", "ClusterCoordinator"]

@@ -19,7 +19,7 @@ class LocalCalls(CallScheduler):
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
-        self._calls = ScheduledCalls(most_calls=1, kept_bytes=0)  # a `RemoteValue` keeps its own outcome
+        self._calls = ScheduledCalls(max_calls=1, kept_bytes=0)  # a `RemoteValue` keeps its own outcome
         self._calls.enter(_SELF)
 
     def schedule(self, name: str, function: Callable[[], Any]) -> Await:

@@ -13,7 +13,7 @@ from shoal import errors
 from shoal._wire import Buffer
 
 # Of operations that raise, or are a `done` that returns True. A part of the log with all of them fits in one frame.
-MOST_EVENTS = 100_000
+MAX_EVENTS = 100_000
 _HEAD, _EVENT = struct.Struct("<QQ?"), struct.Struct("<QBQ")
 
 
@@ -106,9 +106,9 @@ class OperationLog:
             LimitExceeded: the log has too many events.
         """
         if end is not None:
-            if len(self._events) >= MOST_EVENTS:
+            if len(self._events) >= MAX_EVENTS:
                 raise errors.LimitExceeded(
-                    f"done() returned True, or an error was raised, {MOST_EVENTS:,} times in this run, and no more are "
+                    f"done() returned True, or an error was raised, {MAX_EVENTS:,} times in this run, and no more are "
                     "recorded; call join() instead of done()"
                 )
             self._events[self.operations] = OperationEvent(self.operations, end, call)
@@ -127,7 +127,7 @@ class OperationLog:
         """Takes a part of the chief's log. It may repeat what this log has."""
         self.operations, self.finished = max(self.operations, part.operations), max(self.finished, part.finished)
         self.over = self.over or part.over
-        for event in part.events[:MOST_EVENTS]:
+        for event in part.events[:MAX_EVENTS]:
             self._events[event.operation] = event
 
     def end_of(self, operation: int) -> OperationEvent | None:
@@ -135,4 +135,4 @@ class OperationLog:
         return self._events.get(operation)
 
 
-__all__ = ["MOST_EVENTS", "LogPart", "OperationEnd", "OperationEvent", "OperationLog"]
+__all__ = ["MAX_EVENTS", "LogPart", "OperationEnd", "OperationEvent", "OperationLog"]

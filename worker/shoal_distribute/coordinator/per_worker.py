@@ -1,4 +1,4 @@
-"""Values that each worker has its own one of, such as iterators over its data set."""
+"""Per-worker values: each worker makes its own, such as an iterator over its data set."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -9,7 +9,7 @@ from shoal_distribute.coordinator.remote_values import RemoteValue
 
 
 class PerWorkerValues:
-    """A value that each worker has its own one of. As an argument of a scheduled function, it is that of its worker.
+    """A value that each worker makes for itself. A scheduled function gets that of the worker that runs it.
 
     Args:
         make: makes the value in this process, when it is first needed.

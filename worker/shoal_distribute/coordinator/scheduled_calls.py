@@ -13,7 +13,7 @@ from shoal_distribute.coordinator.operation_log import OperationEnd, OperationLo
 from shoal_distribute.coordinator.outcomes import OutcomeKind, ScheduledOutcome
 
 # Workers that may be lost while they run one call. Then the call itself is taken for the cause.
-MOST_LOST = 10
+MAX_LOST = 10
 # What a kept outcome takes beside its payload.
 _OVERHEAD_BYTES = 200
 
@@ -58,11 +58,11 @@ class ScheduledCalls:
     """The calls of one chief.
 
     Args:
-        most_calls: calls from the first unfinished one to the last one.
+        max_calls: calls from the first unfinished one to the last one.
         kept_bytes: bytes of outcomes that are kept for tasks that ask later.
     """
 
-    most_calls: int
+    max_calls: int
     kept_bytes: int
     log: OperationLog = field(default_factory=OperationLog, init=False)
     _scheduled: int = field(default=0, init=False)
@@ -77,7 +77,7 @@ class ScheduledCalls:
     @property
     def accepts(self) -> bool:
         """Whether `schedule` need not wait: there is room, or an error to raise."""
-        return self._failed is not None or self._scheduled - self.log.finished < self.most_calls
+        return self._failed is not None or self._scheduled - self.log.finished < self.max_calls
 
     @property
     def idle(self) -> bool:
@@ -164,7 +164,7 @@ class ScheduledCalls:
         call.lost += 1
         if self._failed:
             self._cancel(call)
-        elif call.lost >= MOST_LOST:
+        elif call.lost >= MAX_LOST:
             text = f"{call} was lost with its worker {call.lost} times; it may end the process that runs it"
             self._end(call, ScheduledOutcome.of_text(OutcomeKind.ERROR, text))
         else:
@@ -184,7 +184,7 @@ class ScheduledCalls:
         )
 
     def waits_for(self) -> str:
-        """Returns what a join waits for, in words for a person."""
+        """Returns what a join waits for, as text."""
         running = [f"{it.call} on worker {worker}" for worker, it in sorted(self._running.items()) if it]
         more = f", and {len(self._queue):,} calls that wait" if self._queue else ""
         if not self._running:
@@ -224,4 +224,4 @@ class ScheduledCalls:
             self._kept_now -= len(dropped.payload) + _OVERHEAD_BYTES
 
 
-__all__ = ["MOST_LOST", "CallAttempt", "ScheduledCall", "ScheduledCalls"]
+__all__ = ["MAX_LOST", "CallAttempt", "ScheduledCall", "ScheduledCalls"]

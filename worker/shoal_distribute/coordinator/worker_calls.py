@@ -14,11 +14,12 @@ from typing import Any
 from shoal import errors
 from shoal._system.waits import wait_notice
 from shoal._transport import Security
-from shoal_distribute.coordinator.chief_link import ChiefLink, listen, started
+from shoal_distribute.coordinator.chief_link import ChiefLink, listen
 from shoal_distribute.coordinator.execution import Await, CallScheduler, Scope, execute
 from shoal_distribute.coordinator.messages import CallFrame, CallOrder, LinkHello, encode_index, encode_outcome
 from shoal_distribute.coordinator.operation_log import LogPart, OperationEnd, OperationEvent, OperationLog
 from shoal_distribute.coordinator.outcomes import ScheduledOutcome
+from shoal_distribute.threads import start_thread
 
 # Seconds to wait for the chief: at the start, and after the connection has ended.
 START_S, GONE_S = 120.0, 20.0
@@ -75,7 +76,7 @@ class WorkerCalls(CallScheduler):
         self._failure: errors.ShoalError | None = None
         self._closing = False
         self._stop = listen(listening, self, security)
-        self._executor = started(self._execute_all, "scheduled calls")
+        self._executor = start_thread(self._execute_all, "scheduled calls")
 
     def schedule(self, name: str, function: Callable[[], Any]) -> Await:
         with self._changed:
@@ -121,15 +122,15 @@ class WorkerCalls(CallScheduler):
         """Returns the link that a connection of the chief belongs to.
 
         Raises:
-            RanksDisagree: it is for another worker, or of another run of the chief's script.
+            RanksDisagree: it is for another worker, or of another run of the chief's script; or this worker has ended.
         """
         with self._changed:
             if hello.worker != self._number:
                 raise errors.RanksDisagree(
                     f"the chief takes {self._name} for worker {hello.worker}; check TF_CONFIG of both"
                 )
-            if self._run not in (None, hello.run) or self._failure or self._closing:
-                raise errors.RanksDisagree(f"{self._name} belongs to an earlier run of the chief; start it again")
+            if refusal := self._refusal(hello.run):
+                raise errors.RanksDisagree(refusal)
             self._run = hello.run
             if self._link is None or hello.link > self._link.number:
                 if self._link:
@@ -142,6 +143,16 @@ class WorkerCalls(CallScheduler):
                         self._link.reports.put((CallFrame.ASK, [encode_index(index)]))
                 self._changed.notify_all()
             return self._link
+
+    def _refusal(self, run: bytes) -> str:
+        """Returns why a run of the chief's script cannot use this worker, with the lock; empty if it can."""
+        if self._failure:
+            return f"{self._name} has failed ({self._failure.message}); start it again"
+        if self._closing:
+            return f"{self._name} has ended its script, and leaves; start it again"
+        if self._run not in (None, run):
+            return f"{self._name} belongs to an earlier run of the chief; start it again"
+        return ""
 
     def logged(self, part: LogPart) -> None:
         """Takes a part of the chief's log."""

@@ -22,6 +22,7 @@ from shoal_distribute.coordinator.messages import (
 )
 from shoal_distribute.coordinator.outcomes import ScheduledOutcome
 from shoal_distribute.coordinator.scheduled_calls import ScheduledCalls
+from shoal_distribute.threads import start_thread
 
 _log = Log(__name__)
 
@@ -32,7 +33,7 @@ RETRY_S, _CONNECT_S = 0.3, 5.0
 # Seconds before the chief sends one more frame that has nothing but a part of its log.
 _LOG_PAUSE_S = 0.05
 # Outcomes that one worker waits for at a time.
-MOST_ASKED = 1024
+MAX_ASKED = 1024
 
 
 @dataclass
@@ -55,7 +56,7 @@ class ChiefState:
 
 
 class WorkerLink:
-    """The connections to one worker.
+    """The connections to one worker. A thread opens them, again and again, until the chief is `closing`.
 
     Args:
         worker: number of the worker.
@@ -68,7 +69,7 @@ class WorkerLink:
         connected: whether the worker takes part now.
         left: whether it has said that it leaves.
         lost_at: when the connection ended, or the chief began to look for the worker, by the monotonic clock.
-        problem: why it does not take part, for a person.
+        problem: why it does not take part, as text.
     """
 
     def __init__(self, worker: int, address: str, security: Security, state: ChiefState) -> None:
@@ -79,11 +80,7 @@ class WorkerLink:
         self._numbers = 0  # of links that were opened
         self._asked: list[int] = []  # calls whose outcomes the worker waits for
         self._broken = False
-        self._thread = threading.Thread(target=self._run, name=f"worker {worker}", daemon=True)
-
-    def start(self) -> None:
-        """Starts the thread, which connects with the worker."""
-        self._thread.start()
+        self._thread = start_thread(self._run, f"worker {worker}")
 
     def join(self) -> None:
         """Waits until the connections are closed, after the chief is `closing`."""
@@ -131,10 +128,7 @@ class WorkerLink:
         state = self._state
         with state.changed:
             self.connected, self.left, self._broken, self._asked = True, False, False, []
-        receiver = threading.Thread(
-            target=self._receive, args=(orders, reports), name=f"reports of worker {self.worker}", daemon=True
-        )
-        receiver.start()
+        receiver = start_thread(lambda: self._receive(orders, reports), f"reports of worker {self.worker}")
         try:
             self._send(orders)
         except errors.ShoalError as error:
@@ -222,8 +216,8 @@ class WorkerLink:
                 if not state.calls.finish(self.worker, attempt, outcome):
                     raise errors.BadFrame(f"{self} sent a result of a call that it does not have")
             elif kind is CallFrame.ASK:
-                if len(self._asked) >= MOST_ASKED:
-                    raise errors.BadFrame(f"{self} waits for more than {MOST_ASKED} outcomes")
+                if len(self._asked) >= MAX_ASKED:
+                    raise errors.BadFrame(f"{self} waits for more than {MAX_ASKED} outcomes")
                 self._asked.append(decode_index(payload))
             elif kind is CallFrame.END:
                 self.left = True
@@ -233,4 +227,4 @@ class WorkerLink:
                 state.changed.notify_all()
 
 
-__all__ = ["HEARTBEAT_INTERVAL_S", "MOST_ASKED", "RETRY_S", "SILENT_S", "ChiefState", "WorkerLink"]
+__all__ = ["HEARTBEAT_INTERVAL_S", "MAX_ASKED", "RETRY_S", "SILENT_S", "ChiefState", "WorkerLink"]

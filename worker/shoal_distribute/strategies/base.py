@@ -3,7 +3,8 @@
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from shoal_distribute.cross_device_ops import CrossDeviceOps
 from shoal_distribute.devices import LogicalDevice
 from shoal_distribute.input import InputSurface
 from shoal_distribute.replica_context import ReplicaContext, current_replica, entered_strategies
+from shoal_distribute.script_end import failure_of
 from shoal_distribute.strategies.gradients import GradientsAndVariables, checked_gradients
 from shoal_distribute.strategies.replica_threads import ReplicaThreads
 from shoal_distribute.values import DistributedVariable, PerReplica, part_of, regrouped
@@ -298,9 +300,29 @@ class Strategy(InputSurface):
             raise error
         return part_of(result, replica.local_replica)
 
-    def close(self) -> None:
-        """Ends the replicas' threads, and whatever else the strategy holds."""
+    def close(self, error: str = "") -> None:
+        """Ends the replicas' threads, and whatever else the strategy holds. The end of a `with` block does so, too.
+
+        Args:
+            error: why the script fails, for the job of a `ParameterServerStrategy`: see `Session.close`. "" means that
+                the script has finished its work.
+        """
+        del error
         self._threads.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        failure = failure_of(error)
+        try:
+            self.close(failure)
+        except errors.ShoalError as second:
+            if not (error and failure):
+                raise
+            error.add_note(f"the strategy could not be closed: {second.message}")  # the user needs the first error
 
     def _collected(
         self, replica: ReplicaContext, gradients: Iterator[tuple[DistributedVariable, Array]]

@@ -175,7 +175,10 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         return None
 
     def recover(self, error: errors.ShoalError) -> bool:
-        if self._elastic is None or not isinstance(error, errors.RankLost):
+        if not isinstance(error, errors.RankLost):
+            return False
+        if self._elastic is None:
+            error.add_note("start all processes again, from a checkpoint, or use an elastic group (workers=N)")
             return False
         self._lose(error)
         self._share()
@@ -261,14 +264,14 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         for variable, mean in zip(kept, packed(shares, self._group.all_reduce), strict=True):
             variable.assign(mean)
 
-    def close(self) -> None:
+    def close(self, error: str = "") -> None:
         atexit.unregister(self.close)
         if self._elastic:
             self._elastic.close()
         if self._group and self._buckets:
             self._group.close()
             self._buckets.close()
-        super().close()
+        super().close(error)
 
     def _enter(self, group: Group | None, root: int = 0) -> None:
         """Makes the processes of a group those of this strategy."""

@@ -21,6 +21,7 @@ from shoal_distribute.group_arrays import gathered
 from shoal_distribute.group_session import GroupSession
 from shoal_distribute.replica_context import ReplicaContext
 from shoal_distribute.resolver import ClusterResolver, TFConfigClusterResolver
+from shoal_distribute.script_end import failure_at_exit
 from shoal_distribute.strategies.base import Strategy
 from shoal_distribute.strategies.hybrid_group import HybridGroup, open_hybrid_group
 from shoal_distribute.strategies.process_join import join_processes
@@ -288,14 +289,13 @@ class ParameterServerStrategy(Strategy):
         sums = super().join(replica, ReduceOp.SUM, arrays)
         return join_processes(self._group, replica, op, sums, self.reduced_replicas)
 
-    def close(self) -> None:
+    def close(self, error: str = "") -> None:
         """Ends the session, and so this worker's part of the job. At the end of the process this happens by itself."""
         atexit.unregister(self._close_at_exit)
         session, self._session = self._session, None
         try:
             if session:
-                raised = getattr(sys, "last_value", None)  # set if the script ends with an exception
-                session.close("" if raised is None else f"{type(raised).__name__}: {raised}")
+                session.close(error)
             elif self._group:
                 self._group.close()
         finally:
@@ -303,11 +303,11 @@ class ParameterServerStrategy(Strategy):
                 self._task.close(self._client, self._job)
             if self._owned_client:
                 self._client.close()
-            super().close()
+            super().close(error)
 
     def _close_at_exit(self) -> None:
         try:
-            self.close()
+            self.close(failure_at_exit())
         except errors.ShoalError as error:  # the job's status says how it ended
             _log.warning("could not end the session", job=self._job, reason=error.message)
 

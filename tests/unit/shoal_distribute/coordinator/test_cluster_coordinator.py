@@ -1,5 +1,6 @@
 """ClusterCoordinator in a process without workers, and its checks of arguments."""
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -70,6 +71,22 @@ def test_wrong_arguments_say_what_to_give(coordinator: ClusterCoordinator) -> No
         coordinator.join()
     with pytest.raises(errors.WrongContext, match="has a ClusterCoordinator already"):
         ClusterCoordinator(coordinator.strategy)
+
+
+def test_the_end_of_a_with_block_says_whether_the_script_failed() -> None:
+    ends: list[bool] = []
+
+    class Recorded(ClusterCoordinator):
+        def close(self, *, failed: bool = False) -> None:
+            ends.append(failed)
+            super().close(failed=failed)
+
+    for ending in (None, SystemExit(0), SystemExit(1), ValueError()):
+        given = ParameterServerStrategy(client=NO_CLIENT, job="a", devices=["/cpu:0"])
+        with contextlib.suppress(SystemExit, ValueError), given as strategy, Recorded(strategy):
+            if ending:
+                raise ending
+    assert ends == [False, False, True, True]
 
 
 def test_strategies_that_cannot_schedule_say_why() -> None:

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from shoal import errors
 from shoal_distribute.coordinator.operation_log import LogPart, OperationEnd, OperationLog
 from shoal_distribute.coordinator.outcomes import OutcomeKind, ScheduledOutcome
-from shoal_distribute.coordinator.scheduled_calls import MOST_LOST, CallAttempt, ScheduledCalls
+from shoal_distribute.coordinator.scheduled_calls import MAX_LOST, CallAttempt, ScheduledCalls
 from support import run_lengths
 
 FAILED = ScheduledOutcome.of_text(OutcomeKind.ERROR, "it failed")
 
 
-def calls_of(*workers: int, most_calls: int = 100, kept_bytes: int = 1 << 20) -> ScheduledCalls:
-    calls = ScheduledCalls(most_calls, kept_bytes)
+def calls_of(*workers: int, max_calls: int = 100, kept_bytes: int = 1 << 20) -> ScheduledCalls:
+    calls = ScheduledCalls(max_calls, kept_bytes)
     for worker in workers:
         calls.enter(worker)
     return calls
@@ -93,7 +93,7 @@ def test_an_error_is_raised_once_and_cancels_what_has_not_begun() -> None:
 def test_a_call_that_loses_many_workers_fails() -> None:
     calls = calls_of()
     calls.schedule("crash")
-    for _ in range(MOST_LOST):
+    for _ in range(MAX_LOST):
         assert not calls.idle
         calls.enter(0)
         taken(calls, 0)
@@ -103,7 +103,7 @@ def test_a_call_that_loses_many_workers_fails() -> None:
 
 
 def test_calls_and_kept_results_are_bounded() -> None:
-    calls = calls_of(0, 1, most_calls=2, kept_bytes=1000)
+    calls = calls_of(0, 1, max_calls=2, kept_bytes=1000)
     calls.schedule("step")
     assert calls.accepts
     calls.schedule("step")
@@ -122,7 +122,7 @@ def test_calls_and_kept_results_are_bounded() -> None:
 @settings(max_examples=run_lengths.draws(50), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("scdeflr"), st.integers(0, 2)), max_size=60))
 def test_each_call_has_exactly_one_outcome(steps: list[tuple[str, int]]) -> None:
-    calls = calls_of(0, most_calls=5)
+    calls = calls_of(0, max_calls=5)
     counted: dict[int, str] = {}
     seen: set[int] = set()  # calls whose errors were raised
     attempts: dict[int, list[CallAttempt]] = {0: [], 1: [], 2: []}  # of each worker, lost ones included
