@@ -150,7 +150,10 @@ class NotStaged(ShoalError, code="NOT_STAGED", status="FAILED_PRECONDITION"):
 
 
 class RankLost(ShoalError, code="RANK_LOST", status="UNAVAILABLE"):
-    """A rank of a group has ended, did not join, or cannot be reached. All ranks of the group fail, and name it."""
+    """A rank of a group has ended, did not join, or cannot be reached. All ranks of the group fail, and name it.
+
+    An elastic group can go on without it. Otherwise start all ranks again, from a checkpoint.
+    """
 
 
 class RanksDisagree(ShoalError, code="RANKS_DISAGREE", status="FAILED_PRECONDITION"):

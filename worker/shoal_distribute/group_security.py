@@ -20,7 +20,7 @@ from shoal._transport import ByteStream, Security, TokenSecurity, secured
 
 SECRET_VARIABLE = "SHOAL_GROUP_SECRET_FILE"  # noqa: S105 - the name of a variable
 _INSECURE = "SHOAL_INSECURE"
-_LEAST_BYTES, _MOST_BYTES = 16, 4096
+_MIN_BYTES, _MAX_BYTES = 16, 4096
 
 
 class _SecretSecurity(TokenSecurity):
@@ -72,12 +72,12 @@ def group_security(addresses: Sequence[str], environment: Mapping[str, str] = os
 
 def _read(file: Path) -> bytes:
     try:
-        secret = private_files.read_secret("the secret of the group", file, errors.BadRequest, _MOST_BYTES + 1)
+        secret = private_files.read_secret("the secret of the group", file, errors.BadRequest, _MAX_BYTES + 1)
     except OSError as error:
         raise errors.BadRequest(f"cannot read the secret of the group: {error}", file=file) from None
-    if not _LEAST_BYTES <= len(secret.strip()) <= _MOST_BYTES:
+    if not _MIN_BYTES <= len(secret.strip()) <= _MAX_BYTES:
         raise errors.BadRequest(
-            f"{file} has {len(secret.strip())} bytes; a secret has {_LEAST_BYTES} to {_MOST_BYTES:,}. Make one with: "
+            f"{file} has {len(secret.strip())} bytes; a secret has {_MIN_BYTES} to {_MAX_BYTES:,}. Make one with: "
             f"head -c 32 /dev/urandom | base64 > {file}",
             file=file,
         )

@@ -28,7 +28,7 @@ class LocalOptimizer:
         optimizer: the optimizer, from `shoal.optim`.
 
     Attributes:
-        optimizer: the same.
+        optimizer: the optimizer.
         version: number of updates so far.
         learning_rate: replaces the optimizer's schedule; None keeps it.
     """

@@ -13,13 +13,13 @@ from shoal_worker.arrays import on_host
 
 
 class PerReplica:
-    """A value that each replica of this process has one of.
+    """The values of the replicas of this process, one for each.
 
     Args:
         values: the values, in the order of the replicas.
 
     Attributes:
-        values: the same.
+        values: the values, in the order of the replicas.
     """
 
     def __init__(self, values: Sequence[Any]) -> None:

@@ -9,7 +9,7 @@ from shoal.v1 import group_pb2 as pb
 from shoal.v1 import group_pb2_grpc
 from shoal_coordinator.groups import GroupRegistry, RankCandidate, RankHeartbeat
 
-_LEAST_PROGRESS = -1
+_MIN_PROGRESS = -1
 
 
 class GroupsService(group_pb2_grpc.GroupsServicer):
@@ -25,7 +25,7 @@ class GroupsService(group_pb2_grpc.GroupsServicer):
     @_rpc.servicer
     def Join(self, request: pb.JoinGroupRequest, _: grpc.ServicerContext) -> pb.JoinGroupReply:
         _check(request)
-        if request.progress < _LEAST_PROGRESS:
+        if request.progress < _MIN_PROGRESS:
             raise errors.BadRequest(f"progress is {request.progress}; it is -1 or more")
         formed, waits_for = self._groups.join(
             request.group,

@@ -101,7 +101,7 @@ class RankGroup:
 
     @property
     def waits_for(self) -> str:
-        """What the next generation waits for, for people."""
+        """What the next generation waits for, as text."""
         if not self._ended:
             return f"a free place: generation {self.generation} has all of its {self.ranks} ranks"
         if self.generation == 0:

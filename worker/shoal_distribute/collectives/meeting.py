@@ -1,4 +1,4 @@
-"""Meeting of the ranks of a group: each one opens connections to the others, and says who it is."""
+"""Meeting of the ranks of a group: each one opens connections to the others, and sends its number."""
 
 import socket
 import struct
@@ -24,7 +24,7 @@ from shoal_distribute.collectives.mesh import Mesh
 from shoal_distribute.collectives.watch import FRAMES, SILENT_S, RankFrame
 
 # The largest group: each rank has three connections to each other one.
-MOST_RANKS = catalogue.GROUP_RANKS.default
+MAX_RANKS = catalogue.GROUP_RANKS.default
 _RANK = struct.Struct("<QII?")  # generation, rank, ranks, whether the connection is that of the watch
 _RETRY_S = 0.05
 # A transfer may wait for as long as another rank computes. `watch` ends it if that rank fails.
@@ -106,7 +106,7 @@ class _Meeting:
                 raise errors.RankLost(f"{self.missing()} did not come in time", rank=missing[0])
 
     def missing(self) -> str:
-        """Returns the names of the ranks that have not come, for people."""
+        """Returns the names of the ranks that have not come, as text."""
         found = self._missing()
         named = ", ".join(f"{rank} ({self._addresses[rank]})" for rank in found[:5])
         return f"rank {named}" + (f" and {len(found) - 5} more" if found[5:] else "")
@@ -139,7 +139,7 @@ def connect(
     within_s: float = 60.0,
     silent_s: float = SILENT_S,
 ) -> tuple[Mesh, Callable[[], None]]:
-    """Connects a rank with all others. It tells a person which ranks it waits for, if that takes longer than 2 s.
+    """Connects a rank with all others. After two seconds, a line on the console says which ranks are missing.
 
     Args:
         rank: this rank.
@@ -158,8 +158,8 @@ def connect(
         RankLost: a rank did not come in time. The message names it.
         RanksDisagree: two processes have one rank, or another number of ranks.
     """
-    if not 0 <= rank < len(addresses) <= MOST_RANKS:
-        raise errors.BadRequest(f"rank {rank} of {len(addresses)} ranks: a group has 1 to {MOST_RANKS} of them")
+    if not 0 <= rank < len(addresses) <= MAX_RANKS:
+        raise errors.BadRequest(f"rank {rank} of {len(addresses)} ranks: a group has 1 to {MAX_RANKS} of them")
     places = [_rpc.parse_address(address) for address in addresses]
     meeting = _Meeting(generation, rank, addresses)
     listener = _listener(listening or _rpc.listen(*places[rank]), meeting, security)
@@ -195,7 +195,7 @@ def _listener(bound: socket.socket, meeting: _Meeting, security: Security) -> Li
         FRAMES,
         lambda connection: _Handler(connection, meeting),
         security=security,
-        limits=ListenerLimits(catalogue.LANES, catalogue.HOST_LANES, 2 * MOST_RANKS, 2 * MOST_RANKS),
+        limits=ListenerLimits(catalogue.LANES, catalogue.HOST_LANES, 2 * MAX_RANKS, 2 * MAX_RANKS),
         name="rank",
         advice="start fewer ranks",
         stall_s=_STALL_S,
@@ -235,4 +235,4 @@ def _open(
         return lane
 
 
-__all__ = ["MOST_RANKS", "connect"]
+__all__ = ["MAX_RANKS", "connect"]

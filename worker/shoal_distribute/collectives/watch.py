@@ -192,7 +192,7 @@ class Watch:
                         connection.send(kind, [said] if said else [])
 
     def _lost(self, rank: int, what: str) -> errors.RankLost:
-        return errors.RankLost(f"rank {rank} of {self.ranks} {what}; all ranks must start again", rank=rank)
+        return errors.RankLost(f"rank {rank} of {self.ranks} {what}", rank=rank)
 
 
 __all__ = ["FRAMES", "SILENT_S", "TELL_S", "RankFrame", "Watch"]

@@ -39,7 +39,7 @@ class Optimizer(Advising):
         name: its name.
 
     Attributes:
-        spec: the same.
+        spec: the optimizer of `shoal.optim` that computes it.
         name: its name.
         strategy: the strategy that keeps its state.
     """

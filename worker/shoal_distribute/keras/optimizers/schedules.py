@@ -15,7 +15,7 @@ class LearningRateSchedule(Advising):
         schedule: the schedule of `shoal.optim` that computes it.
 
     Attributes:
-        schedule: the same.
+        schedule: the schedule of `shoal.optim` that computes it.
     """
 
     def __init__(self, schedule: optim.Schedule) -> None:
