@@ -137,6 +137,10 @@ def test_fit_goes_on_with_the_samples_of_all_batches(coordinator: str, kind: str
             np.testing.assert_allclose(own, wanted, rtol=1e-10)
 
 
+def loses_a_rank() -> None:
+    raise errors.RankLost("rank 1 of 2 has ended")
+
+
 def test_mistakes_are_named(coordinator: str) -> None:
     with pytest.raises(errors.BadRequest, match="give workers=N"):
         MultiWorkerMirroredStrategy(devices=["/cpu:0"], coordinator=coordinator)
@@ -146,6 +150,10 @@ def test_mistakes_are_named(coordinator: str) -> None:
         MultiWorkerMirroredStrategy(
             devices=["/cpu:0"], coordinator=coordinator, workers=2, min_workers=3, group_name="minimum"
         )
+
+    with MultiWorkerMirroredStrategy(devices=["/cpu:0"]) as fixed, pytest.raises(errors.RankLost) as lost:
+        fixed.elastic(loses_a_rank)
+    assert lost.value.__notes__ == ["start all processes again, from a checkpoint, or use an elastic group (workers=N)"]
 
     def work(strategy: MultiWorkerMirroredStrategy) -> int:
         own = strategy.create_variable("w", np.zeros(2 + strategy.rank))
