@@ -38,11 +38,16 @@ _FIELDS = {"identifier", "phrase", "use", "whole", "code", "in", "out"}
 # What is no code, by the ending of the file.
 _NOT_CODE = {
     ".py": r"""\"\"\".*?\"\"\"|'''.*?'''|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|#[^\n]*""",
-    ".js": r"//[^\n]*|/\*.*?\*/",
-    ".proto": r"//[^\n]*",
+    ".proto": r'"(?:\\.|[^"\\\n])*"|//[^\n]*',
     ".css": r"/\*.*?\*/",
 }
 _HASH_COMMENT = r"#[^\n]*"
+# A string, a comment, or a mark that begins or ends a template or an expression in one.
+_JAVASCRIPT = re.compile(
+    r"""\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|//[^\n]*|/\*.*?\*/|[`{}]""",
+    re.DOTALL,
+)
+_TEMPLATE_TEXT = re.compile(r"(?:\\.?|\$(?!\{)|[^\\`$])*(?:`|\$\{|\Z)", re.DOTALL)  # up to the next expression
 _TOKEN = re.compile(r"\w+(?:-\w+)*")
 _MARKDOWN_CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 
@@ -217,8 +222,36 @@ def code_of(path: str, text: str) -> str:
     if ending == ".md":
         kept = iter(_MARKDOWN_CODE.findall(text))
         return "".join(_blank(prose) + next(kept, "") for prose in _MARKDOWN_CODE.split(text))
+    if ending == ".js":
+        return "".join(_javascript_code(text))
     pattern = _NOT_CODE.get(ending, _HASH_COMMENT)
     return re.sub(pattern, lambda found: _blank(found[0]), text, flags=re.DOTALL)
+
+
+def _javascript_code(text: str) -> Iterator[str]:
+    """Yields the parts of a script, with blanks for comments, strings and the text of templates.
+
+    What `${...}` encloses in a template is code, and can contain templates.
+    """
+    place = 0
+    braces = [0]  # the open braces of the script, then those of each open expression
+    while found := _JAVASCRIPT.search(text, place):
+        yield text[place : found.start()]
+        place, token = found.end(), found[0]
+        braces[-1] += (token == "{") - (token == "}")
+        expression_ends = braces[-1] < 0 and len(braces) > 1
+        if expression_ends:
+            braces.pop()
+        if token == "`" or expression_ends:
+            template = _TEMPLATE_TEXT.match(text, place)
+            assert template  # it matches any text
+            place = template.end()
+            yield _blank(token + template[0])
+            if template[0].endswith("${"):
+                braces.append(0)
+        else:
+            yield token if token in "{}" else _blank(token)
+    yield text[place:]
 
 
 def files(root: Path, paths: Sequence[str] = ()) -> list[str]:

@@ -74,6 +74,20 @@ def test_code_of_a_file_keeps_its_lines() -> None:
     assert code_of("a.yml", "gate: 1  # Gate\n").split() == ["gate:", "1"]
 
 
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ('"http://a/gate"; const gate=1', "; const gate=1"),
+        ("'it\\'s // gate'; gate // 'gate'", "; gate"),
+        ("html`<b>gate<//>`; gate", "html ; gate"),
+        ("html`gate ${a.gate({b: `gate ${c} `})} \\` gate`; d // `", "html a.gate({b: c}) ; d"),
+        ("{ gate } } // gate", "{ gate } }"),
+    ],
+)
+def test_code_of_a_script_has_no_strings_and_no_text_of_templates(text: str, code: str) -> None:
+    assert "".join(code_of("a.js", text).split()) == "".join(code.split())
+
+
 def test_globs_know_folders() -> None:
     assert matches("docs/decisions/0001-x.md", ["docs/decisions/**"])
     assert matches("a/b/c.py", ["a/**/*.py"])
