@@ -25,7 +25,7 @@ RUNS = run_lengths.runs(1, 10)
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(60 + 20 * RUNS)]
 
 
-def assert_writer_dies(root: Path, number: int, point: str, run: int) -> None:
+def check_writer_dies(root: Path, number: int, point: str, run: int) -> None:
     command = [sys.executable, checkpoint_writer.__file__, str(root), str(number), point, str(run)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == -signal.SIGKILL, f"it was to die {point}: {done.stderr}"
@@ -52,7 +52,7 @@ def test_last_complete_checkpoint_is_restored_after_the_writer_dies(tmp_path: Pa
             root = tmp_path / str(run)
             checkpoint_writer.write(root, 1)
             catalogue = Catalogue(LocalStorage(root))
-            assert_writer_dies(root, 2, point, run)
+            check_writer_dies(root, 2, point, run)
             start = time.monotonic()
             assert check_newest(catalogue) == (2 if published else 1)
             took = time.monotonic() - start

@@ -43,7 +43,7 @@ class Steps:
     def __init__(self) -> None:
         self._weights = {0: 0}  # by progress
 
-    def hear(self, process: KillableRole) -> int:
+    def check_next(self, process: KillableRole) -> int:
         """Checks the next step of a process. Returns the number of processes that have taken it."""
         said = process.hear()
         assert said, "it has ended"
@@ -53,12 +53,12 @@ class Steps:
             assert weight - self._weights[progress - 1] in {1, 2, 3}
         return size
 
-    def hear_until(self, processes: Sequence[KillableRole], size: int) -> None:
+    def check_until(self, processes: Sequence[KillableRole], size: int) -> None:
         """Waits until all processes have taken three steps with so many processes."""
         for process in processes:
-            while self.hear(process) != size:
+            while self.check_next(process) != size:
                 pass
-            assert [self.hear(process) for _ in range(2)] == [size] * 2
+            assert [self.check_next(process) for _ in range(2)] == [size] * 2
 
 
 def end(processes: Sequence[KillableRole]) -> None:
@@ -73,14 +73,14 @@ def test_survivors_go_on_without_a_killed_process(nursery: Nursery, coordinator:
             steps, name = Steps(), f"kill-{number}"
             *others, doomed = nursery.elastic_ranks(coordinator, name, WORKERS, WORKERS, doom=draw.randrange(1, 1_500))
             for process in others:
-                steps.hear(process)
+                steps.check_next(process)
             assert doomed.end() == -signal.SIGKILL
             began = time.monotonic()
-            steps.hear_until(others, WORKERS - 1)
+            steps.check_until(others, WORKERS - 1)
             waited = time.monotonic() - began
             assert waited < LONGEST_S
             others += nursery.elastic_ranks(coordinator, name, WORKERS, 1)  # as a supervisor starts it again
-            steps.hear_until(others, WORKERS)
+            steps.check_until(others, WORKERS)
             end(others)
             counted.passes(waited)
 
@@ -92,16 +92,16 @@ def test_survivors_go_on_without_a_stopped_process(nursery: Nursery, coordinator
             steps = Steps()
             processes = nursery.elastic_ranks(coordinator, f"stop-{number}", WORKERS, WORKERS)
             for process in processes:
-                steps.hear(process)
+                steps.check_next(process)
             stopped = processes.pop(number % WORKERS)
             os.kill(stopped.pid, signal.SIGSTOP)
             began = time.monotonic()
-            steps.hear_until(processes, WORKERS - 1)
+            steps.check_until(processes, WORKERS - 1)
             waited = time.monotonic() - began
             assert waited < LONGEST_S
             os.kill(stopped.pid, signal.SIGCONT)
             processes.append(stopped)
-            steps.hear_until(processes, WORKERS)  # it has joined again
+            steps.check_until(processes, WORKERS)  # it has joined again
             end(processes)
             counted.passes(waited)
 
@@ -111,17 +111,17 @@ def test_a_generation_goes_on_while_the_coordinator_is_away(nursery: Nursery) ->
     first = start_coordinator(CoordinatorConfig(listen="127.0.0.1:0"), CollectorRegistry())
     steps = Steps()
     processes = nursery.elastic_ranks(first.address, "away", WORKERS, WORKERS)
-    steps.hear_until(processes, WORKERS)
+    steps.check_until(processes, WORKERS)
     first.stop()
     for _ in range(20):
         for process in processes:
-            assert steps.hear(process) == WORKERS
+            assert steps.check_next(process) == WORKERS
     second = start_coordinator(CoordinatorConfig(listen=first.address), CollectorRegistry())
     try:
         assert processes.pop().kill() == -signal.SIGKILL
-        steps.hear_until(processes, WORKERS - 1)
+        steps.check_until(processes, WORKERS - 1)
         processes += nursery.elastic_ranks(first.address, "away", WORKERS, 1)
-        steps.hear_until(processes, WORKERS)
+        steps.check_until(processes, WORKERS)
     finally:
         end(processes)
         second.stop()

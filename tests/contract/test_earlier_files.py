@@ -58,7 +58,7 @@ def started(files: Path, checkpoints: Path) -> Iterator[tuple[PinnedCoordinator,
         yield coordinator, clock
 
 
-def assert_values(found: Mapping[str, np.ndarray], name: str) -> None:
+def check_values(found: Mapping[str, np.ndarray], name: str) -> None:
     """Checks restored values. They are the servers' float32, but those of values.json were pulled, some in 16 bits."""
     assert found.keys() == VALUES[name].keys() == MIXED.keys()
     for key, value in found.items():
@@ -203,7 +203,7 @@ def test_users_see_all_that_was_there(started: tuple[PinnedCoordinator, Clock]) 
 def test_a_checkpoint_is_complete_and_has_its_values(checkpoints: Path, name: str) -> None:
     folder = Checkpoints(checkpoints)
     folder.verify(name)
-    assert_values(folder.read(name), name)
+    check_values(folder.read(name), name)
 
 
 def test_the_list_of_checkpoints(checkpoints: Path) -> None:
@@ -219,12 +219,12 @@ def test_servers_restore_values_slots_and_clocks(checkpoints: Path, shards: int)
     manifest = Catalogue(open_storage(str(checkpoints))).manifest("running", 3)
     with ShardServers(MIXED, servers=2, shards=shards, optimizer=MOMENTUM, checkpoints=checkpoints) as servers:
         servers.restore(manifest)
-        assert_values(servers.values(), "running/3")
+        check_values(servers.values(), "running/3")
         assert set(servers.versions()) == {manifest.version}
         with servers.worker("w0") as worker:
             assert worker.step == manifest.step
             worker.push(whole_numbers(TRAINED, 2), updates=updates(5))
-        assert_values(servers.values(), "one step after running/3")
+        check_values(servers.values(), "one step after running/3")
 
 
 def test_a_job_goes_on_from_the_store_and_its_checkpoint(
@@ -252,7 +252,7 @@ def test_a_job_goes_on_from_the_store_and_its_checkpoint(
         coordinator.settle()
         with part.enter() as training:
             assert training.step == 3
-            assert_values(training.pull(), "running/3")
+            check_values(training.pull(), "running/3")
             # As it was at the cut: w0 had trained on 12 of its range.
             counts = client.job("running").data().total
             assert (counts.done, counts.leased, counts.requeued, counts.unleased) == (20, 0, 12, 96)
@@ -261,7 +261,7 @@ def test_a_job_goes_on_from_the_store_and_its_checkpoint(
             assert leased.order == 0
             cursor = Cursor(leased.number, leased.range.samples)
             training.push(whole_numbers(TRAINED, 2), updates=updates(5), cursor=cursor)
-            assert_values(client.pull("running"), "one step after running/3")
+            check_values(client.pull("running"), "one step after running/3")
             part.report(report_of(4))
             trained = train_on_the_rest(LeasedBatches(Numbers(), 8, seed=5, lease=part.lease))
         part.finish()

@@ -103,7 +103,7 @@ def memory(nbytes: int) -> np.ndarray:
     return np.empty(nbytes, np.uint8)
 
 
-def assert_same(values: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
+def check_same(values: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
     assert values.keys() == expected.keys()
     for name, array in expected.items():
         np.testing.assert_array_equal(values[name], array, strict=True)
@@ -113,7 +113,7 @@ class TestPulls:
     def test_values_come_this_way(self, serve: Callable[..., ShardServers], way: Way) -> None:
         """Without this check, all the other tests would prove nothing."""
         with serve() as servers, servers.worker("a") as worker:
-            assert_same(worker.pull(), VARIABLES)
+            check_same(worker.pull(), VARIABLES)
             worker.push(ONES)
             [connection] = connections(worker)
             assert type(connection.pull_transport) is type(connection.push_transport) is way.kind
@@ -138,13 +138,13 @@ class TestPulls:
             pulled = pool.submit(a.pull)
             wait_until(lambda: servers.waiting() == 1, what="the pull's wait")
             b.push(ONES)
-            assert_same(pulled.result(20), {name: array - 1 for name, array in VARIABLES.items()})
+            check_same(pulled.result(20), {name: array - 1 for name, array in VARIABLES.items()})
 
     def test_a_pull_ahead_has_the_next_step(self, serve: Callable[..., ShardServers]) -> None:
         with serve() as servers, servers.worker("a") as worker:
             pulled = worker.fetch(0, ahead=1)
             assert pulled.step == 1
-            assert_same(pulled.values, VARIABLES)
+            check_same(pulled.values, VARIABLES)
 
     def test_pulled_values_stay_unchanged(self, serve: Callable[..., ShardServers]) -> None:
         """They stay unchanged after later pulls, and after the client is closed."""
@@ -154,7 +154,7 @@ class TestPulls:
                 kept.append((step, worker.pull()))
                 worker.push(ONES)
         for step, values in kept:
-            assert_same(values, {name: array - step for name, array in VARIABLES.items()})
+            check_same(values, {name: array - step for name, array in VARIABLES.items()})
 
     @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int64"])
     def test_dtypes(self, serve: Callable[..., ShardServers], dtype: str) -> None:
@@ -166,14 +166,14 @@ class TestPulls:
         with serve(variables, shards=3) as servers, servers.worker("a") as worker:
             values = worker.pull()
             assert values["x"].dtype == kind
-            assert_same({name: values[name] for name in VARIABLES}, VARIABLES)
+            check_same({name: values[name] for name in VARIABLES}, VARIABLES)
             if kind.kind != "i":
-                assert_same(values, arrays)
+                check_same(values, arrays)
 
     def test_arenas_larger_than_a_chunk(self, serve: Callable[..., ShardServers]) -> None:
         large = {"w": np.arange(900_000, dtype=np.float32), "v": np.ones((300_000, 2), np.float32)}
         with serve(large, shards=2) as servers, servers.worker("a") as worker:
-            assert_same(worker.pull(), large)
+            check_same(worker.pull(), large)
             worker.push(large)
             assert not any(array.any() for array in worker.pull().values())
 
@@ -188,7 +188,7 @@ class TestPushes:
         with serve() as servers, servers.worker("a") as worker:
             worker.pull()
             assert worker.push(ONES).outcome == "accepted"
-            assert_same(worker.pull(), {name: array - 1 for name, array in VARIABLES.items()})
+            check_same(worker.pull(), {name: array - 1 for name, array in VARIABLES.items()})
             assert servers.versions() == [1, 1]
 
     def test_two_phases(self, serve: Callable[..., ShardServers]) -> None:
@@ -205,7 +205,7 @@ class TestPushes:
         with serve(servers=2) as servers, servers.worker("a") as worker:
             worker.pull()
             assert worker.push(ONES).outcome == "accepted"
-            assert_same(worker.pull(), {name: array - 1 for name, array in VARIABLES.items()})
+            check_same(worker.pull(), {name: array - 1 for name, array in VARIABLES.items()})
 
     def test_a_repeat_gets_the_first_answer(self, serve: Callable[..., ShardServers]) -> None:
         with serve() as servers, servers.worker("a") as worker:
@@ -247,7 +247,7 @@ class TestPushes:
     def test_assignment(self, serve: Callable[..., ShardServers]) -> None:
         with serve() as servers, servers.client() as client:
             client.assign({"w": VARIABLES["w"] * 2})
-            assert_same(client.pull(), {**VARIABLES, "w": VARIABLES["w"] * 2})
+            check_same(client.pull(), {**VARIABLES, "w": VARIABLES["w"] * 2})
             with servers.worker("a") as worker:
                 worker.push(ONES)
             with pytest.raises(errors.BadRequest):
@@ -265,7 +265,7 @@ class TestPushes:
             for array in buffers.values():
                 array[...] = 1
             assert worker.push(buffers).outcome == "accepted"
-            assert_same(worker.pull(), {name: array - 2 for name, array in VARIABLES.items()})
+            check_same(worker.pull(), {name: array - 2 for name, array in VARIABLES.items()})
 
     def test_memory_of_a_transport_that_broke(self, serve: Callable[..., ShardServers]) -> None:
         with serve() as servers, servers.worker("a") as worker:
@@ -275,7 +275,7 @@ class TestPushes:
             assert transport
             transport.close()
             assert worker.send(push).outcome == "accepted"
-            assert_same(worker.pull(), {name: array - 1 for name, array in VARIABLES.items()})
+            check_same(worker.pull(), {name: array - 1 for name, array in VARIABLES.items()})
 
     def test_gradients_one_by_one(self, serve: Callable[..., ShardServers]) -> None:
         with serve() as servers, servers.worker("a") as worker, ThreadPoolExecutor(1) as pool:
@@ -321,7 +321,7 @@ class TestPermits:
                 assert servers.versions() == [1]
                 results += [worker.pull() for worker in workers]  # the same transport takes further calls
         for values in results[1:]:
-            assert_same(values, results[0])
+            check_same(values, results[0])
 
     def test_a_worker_that_leaves_while_it_waits(
         self, serve: Callable[..., ShardServers], monkeypatch: pytest.MonkeyPatch

@@ -18,7 +18,7 @@ from support.recordings.server_scenarios import ON_SERVERS
 from support.recordings.wire import Wire
 
 
-def assert_same(answers: Sequence[Entry], recorded: Sequence[Entry]) -> None:
+def check_same(answers: Sequence[Entry], recorded: Sequence[Entry]) -> None:
     for number, (answer, expected) in enumerate(zip(answers, recorded, strict=True)):
         assert answer == expected, f"entry {number}:\n{shown(answer)}\n\ninstead of\n\n{shown(expected)}"
 
@@ -30,12 +30,12 @@ def test_servers_answer_as_they_did(name: str, tmp_path: Path) -> None:
         addresses = {f"server-{index}": address for index, address in enumerate(servers.addresses)}
         names = fixed_names() | {address: f"{server}:1" for server, address in addresses.items()}
         with Playing(addresses, names) as client:
-            assert_same([client.play(entry) for entry in recorded], recorded)
+            check_same([client.play(entry) for entry in recorded], recorded)
 
 
 @pytest.mark.parametrize("name", ON_SERVERS)
 def test_clients_ask_servers_as_they_did(name: str) -> None:
-    assert_asked(name, ON_SERVERS[name][0])
+    check_asked(name, ON_SERVERS[name][0])
 
 
 def test_a_coordinator_and_its_servers_answer_as_they_did(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_coordinator_and_its_servers_answer_as_they_did(tmp_path: Path) -> Non
                     if not entry.by_coordinator:  # by itself
                         client.play(entry)
                         recorder.mark()
-        assert_same(recorder.entries, recorded)
+        check_same(recorder.entries, recorded)
     written = checkpoint_files(tmp_path)
     assert written.keys() == {path.name for path in CHECKPOINT.iterdir()}
     for name, data in written.items():
@@ -63,10 +63,10 @@ def test_a_coordinator_and_its_servers_answer_as_they_did(tmp_path: Path) -> Non
 
 
 def test_users_and_workers_ask_a_coordinator_as_they_did() -> None:
-    assert_asked("cluster", a_cluster)
+    check_asked("cluster", a_cluster)
 
 
-def assert_asked(name: str, scenario: Callable[[Wire], None]) -> None:
+def check_asked(name: str, scenario: Callable[[Wire], None]) -> None:
     """Checks that real clients make the recorded calls to servers that give the recorded answers."""
     with Players(load(FOLDER / f"{name}.jsonl"), fixed_names()) as servers, Wire(servers.addresses) as wire:
         failure = None

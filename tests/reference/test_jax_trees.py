@@ -35,7 +35,7 @@ def model(seed: int = 0) -> Any:
     return Model()
 
 
-def assert_same(got: Any, expected: Any) -> None:
+def check_same(got: Any, expected: Any) -> None:
     """Asserts that two trees have the same structure, dtypes and bits."""
     assert jax.tree.structure(got) == jax.tree.structure(expected)
     for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
@@ -51,11 +51,11 @@ def test_a_dict_of_jax_arrays_comes_back_as_it_was(client: shoal.Client) -> None
     }
     with client.session("dict", variables=given, optimizer=shoal.optim.SGD(1.0)) as session:
         values = session.pull()
-        assert_same(values, given)
+        check_same(values, given)
         session.push(jax.tree.map(jax.numpy.ones_like, given))
         after = session.pull()
     assert jax.tree.structure(after) == jax.tree.structure(given)
-    assert_same(after["layers"][0], {"w": given["layers"][0]["w"] - 1})
+    check_same(after["layers"][0], {"w": given["layers"][0]["w"] - 1})
 
 
 def test_the_state_of_a_flax_model_is_trained_by_the_documented_recipe(client: shoal.Client) -> None:
@@ -64,9 +64,9 @@ def test_the_state_of_a_flax_model_is_trained_by_the_documented_recipe(client: s
     other = model(seed=5)
     with client.session("nnx", variables=state, optimizer=shoal.optim.SGD(1.0)) as session:
         values = session.pull()
-        assert_same(values, state)
+        check_same(values, state)
         nnx.update(other, values)
-        assert_same(nnx.state(other, nnx.Param), state)
+        check_same(nnx.state(other, nnx.Param), state)
         _, gradients = nnx.value_and_grad(lambda it: (it(x) ** 2).mean())(other)
         session.push(gradients)
         nnx.update(other, session.pull())

@@ -43,7 +43,7 @@ def from_torch(t: Any) -> np.ndarray:
     return np.moveaxis(array, 1, -1) if array.ndim == 4 else array
 
 
-def assert_close(found: np.ndarray, expected: npt.ArrayLike, dtype: Dtype, what: str) -> None:
+def check_close(found: np.ndarray, expected: npt.ArrayLike, dtype: Dtype, what: str) -> None:
     expected = np.asarray(expected)
     assert found.dtype == dtype, what
     assert found.shape == expected.shape, what
@@ -51,7 +51,7 @@ def assert_close(found: np.ndarray, expected: npt.ArrayLike, dtype: Dtype, what:
     assert np.abs(found - expected).max(initial=0.0) <= TOLERANCE[dtype] * scale, what
 
 
-def assert_same_step(
+def check_same_step(
     layer: Layer,
     theirs: Callable[..., Any],
     x: np.ndarray,
@@ -67,13 +67,13 @@ def assert_same_step(
     y, moved, pullback = layer.apply(params, state, x, train)
     given_x = to_torch(x, grad=True)
     expected = theirs(given_x)
-    assert_close(y, from_torch(expected), dtype, "value")
+    check_close(y, from_torch(expected), dtype, "value")
     dy = drawn(99, y.shape, dtype)
     by_params, dx = pullback(dy)
     expected.backward(to_torch(dy))
-    assert_close(dx, from_torch(given_x.grad), dtype, "dx")
+    check_close(dx, from_torch(given_x.grad), dtype, "dx")
     for name, tensor, ours in weights:
-        assert_close(by_params[name], ours(tensor.grad.numpy()), dtype, name)
+        check_close(by_params[name], ours(tensor.grad.numpy()), dtype, name)
     return moved
 
 
@@ -97,7 +97,7 @@ def test_convolutions(data: st.DataObject, dtype: Dtype) -> None:
         ("kernel", theirs.weight, lambda gradient: gradient.transpose(2, 3, 1, 0)),
         ("bias", theirs.bias, lambda gradient: gradient),
     ]
-    assert_same_step(layer, theirs, x, dtype, params=params, weights=weights)
+    check_same_step(layer, theirs, x, dtype, params=params, weights=weights)
 
 
 @FEW
@@ -117,7 +117,7 @@ def test_depthwise_convolutions(data: st.DataObject, dtype: Dtype) -> None:
         ("kernel", theirs.weight, lambda gradient: gradient.transpose(2, 3, 1, 0)),
         ("bias", theirs.bias, lambda gradient: gradient),
     ]
-    assert_same_step(layer, theirs, x, dtype, params=params, weights=weights)
+    check_same_step(layer, theirs, x, dtype, params=params, weights=weights)
 
 
 @FEW
@@ -130,7 +130,7 @@ def test_dense(leading: tuple[int, ...], features: int, units: int, dtype: Dtype
         ("kernel", theirs.weight, lambda gradient: gradient.T),
         ("bias", theirs.bias, lambda gradient: gradient),
     ]
-    assert_same_step(shoal_nn.Dense(units), theirs, x, dtype, params=params, weights=weights)
+    check_same_step(shoal_nn.Dense(units), theirs, x, dtype, params=params, weights=weights)
 
 
 @FEW
@@ -151,7 +151,7 @@ def test_batch_norm(
     params = {"scale": theirs.weight.detach().numpy().copy(), "bias": theirs.bias.detach().numpy().copy()}
     state = {"mean": theirs.running_mean.numpy().copy(), "var": theirs.running_var.numpy().copy()}
     weights = [("scale", theirs.weight, lambda gradient: gradient), ("bias", theirs.bias, lambda gradient: gradient)]
-    moved = assert_same_step(
+    moved = check_same_step(
         shoal_nn.BatchNorm(momentum=momentum),
         theirs,
         x,
@@ -161,8 +161,8 @@ def test_batch_norm(
         weights=weights,
         train=shoal_nn.TrainingContext(1) if training else False,
     )
-    assert_close(moved["mean"], theirs.running_mean.numpy(), dtype, "running mean")
-    assert_close(moved["var"], theirs.running_var.numpy(), dtype, "running variance")
+    check_close(moved["mean"], theirs.running_mean.numpy(), dtype, "running mean")
+    check_close(moved["var"], theirs.running_var.numpy(), dtype, "running variance")
 
 
 @FEW
@@ -172,7 +172,7 @@ def test_layer_norm(leading: tuple[int, ...], features: int, dtype: Dtype) -> No
     theirs = nn.LayerNorm(features, eps=shoal_nn.LayerNorm().epsilon).to(torch.from_numpy(x).dtype)
     params = {"scale": theirs.weight.detach().numpy().copy(), "bias": theirs.bias.detach().numpy().copy()}
     weights = [("scale", theirs.weight, lambda gradient: gradient), ("bias", theirs.bias, lambda gradient: gradient)]
-    assert_same_step(shoal_nn.LayerNorm(), theirs, x, dtype, params=params, weights=weights)
+    check_same_step(shoal_nn.LayerNorm(), theirs, x, dtype, params=params, weights=weights)
 
 
 @FEW
@@ -182,12 +182,12 @@ def test_pooling(data: st.DataObject, dtype: Dtype) -> None:
     padding = data.draw(st.integers(0, window // 2))
     x = drawn(1, (2, window + data.draw(st.integers(0, 5)), window + 2, 3), dtype)
     options: dict[str, Any] = {"window": window, "strides": strides, "padding": padding}
-    assert_same_step(shoal_nn.MaxPool(**options), nn.MaxPool2d(window, strides, padding), x, dtype)
+    check_same_step(shoal_nn.MaxPool(**options), nn.MaxPool2d(window, strides, padding), x, dtype)
     average = nn.AvgPool2d(window, strides, padding, count_include_pad=False)
-    assert_same_step(shoal_nn.AvgPool(**options), average, x, dtype)
+    check_same_step(shoal_nn.AvgPool(**options), average, x, dtype)
     counting = nn.AvgPool2d(window, strides, padding, count_include_pad=True)
-    assert_same_step(shoal_nn.AvgPool(**options, count_padding=True), counting, x, dtype)
-    assert_same_step(shoal_nn.GlobalAvgPool(), lambda given: given.mean(dim=(2, 3)), x, dtype)
+    check_same_step(shoal_nn.AvgPool(**options, count_padding=True), counting, x, dtype)
+    check_same_step(shoal_nn.GlobalAvgPool(), lambda given: given.mean(dim=(2, 3)), x, dtype)
 
 
 @FEW
@@ -197,10 +197,10 @@ def test_embedding(leading: tuple[int, ...], rows: int, width: int, dtype: Dtype
     theirs = torch.from_numpy(table.copy()).requires_grad_()
     expected = nn.functional.embedding(torch.from_numpy(numbers), theirs)
     y, _, pullback = shoal_nn.Embedding(rows, width).apply({"table": table}, {}, numbers, False)
-    assert_close(y, expected.detach().numpy(), dtype, "value")
+    check_close(y, expected.detach().numpy(), dtype, "value")
     dy = drawn(99, y.shape, dtype)
     expected.backward(torch.from_numpy(dy))
-    assert_close(pullback(dy)[0]["table"], theirs.grad.numpy(), dtype, "table")
+    check_close(pullback(dy)[0]["table"], theirs.grad.numpy(), dtype, "table")
 
 
 ACTIVATIONS = [
@@ -216,7 +216,7 @@ ACTIVATIONS = [
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(("ours", "theirs"), ACTIVATIONS, ids=str)
 def test_activations(ours: Layer, theirs: Callable[..., Any], dtype: Dtype) -> None:
-    assert_same_step(ours, theirs, drawn(1, (40, 7), dtype) * 4, dtype)
+    check_same_step(ours, theirs, drawn(1, (40, 7), dtype) * 4, dtype)
 
 
 LABELS = np.array([[0, 1, 4], [2, 2, 3]])
@@ -253,5 +253,5 @@ def test_losses(name: str, dtype: Dtype) -> None:
     expected = theirs(tensor)
     expected.backward()
     loss, by_logits = ours(logits)
-    assert_close(np.asarray(loss), expected.item(), dtype, "loss")
-    assert_close(by_logits, tensor.grad.numpy(), dtype, "gradient")
+    check_close(np.asarray(loss), expected.item(), dtype, "loss")
+    check_close(by_logits, tensor.grad.numpy(), dtype, "gradient")

@@ -52,7 +52,7 @@ def as_ours(array: np.ndarray) -> np.ndarray:
     )
 
 
-def assert_close(found: np.ndarray, expected: np.ndarray, what: str) -> None:
+def check_close(found: np.ndarray, expected: np.ndarray, what: str) -> None:
     assert found.shape == expected.shape, what
     # Some gradients are 0 but for rounding, such as that of a bias before a BatchNorm.
     assert np.abs(found - expected).max() <= TOLERANCE * max(np.abs(expected).max(), FLOOR), what
@@ -80,18 +80,18 @@ def test_step_of_a_model(name: str) -> None:
     expected = theirs(torch.from_numpy(x.transpose(0, 3, 1, 2).copy()))
     their_loss = torch.nn.functional.cross_entropy(expected, torch.from_numpy(labels))
     their_loss.backward()
-    assert_close(logits, expected.detach().numpy(), "logits")
-    assert_close(np.asarray(loss), np.asarray(their_loss.item()), "loss")
+    check_close(logits, expected.detach().numpy(), "logits")
+    check_close(np.asarray(loss), np.asarray(their_loss.item()), "loss")
     by_name = {key: tensor.grad for key, tensor in theirs.named_parameters()}
     after = theirs.state_dict()
     for mine, (key, _) in zip(variables, kept, strict=True):
         if mine in params:
-            assert_close(gradients[mine], as_ours(by_name[key].numpy()), mine)
+            check_close(gradients[mine], as_ours(by_name[key].numpy()), mine)
         else:
-            assert_close(moved[mine], after[key].numpy(), mine)
+            check_close(moved[mine], after[key].numpy(), mine)
     theirs.eval()
     evaluated, _, _ = ours.apply(params, moved, x, False)
-    assert_close(evaluated, theirs(torch.from_numpy(x.transpose(0, 3, 1, 2).copy())).detach().numpy(), "evaluation")
+    check_close(evaluated, theirs(torch.from_numpy(x.transpose(0, 3, 1, 2).copy())).detach().numpy(), "evaluation")
 
 
 class WideDeep(torch.nn.Module):  # type: ignore[misc,name-defined]  # torch is there for these tests alone
@@ -137,7 +137,7 @@ def test_a_step_of_wide_and_deep() -> None:
     expected = theirs(*map(torch.from_numpy, given))
     their_loss = torch.nn.functional.binary_cross_entropy_with_logits(expected, torch.from_numpy(labels))
     their_loss.backward()
-    assert_close(logits, expected.detach().numpy(), "logits")
-    assert_close(np.asarray(loss), np.asarray(their_loss.item()), "loss")
+    check_close(logits, expected.detach().numpy(), "logits")
+    check_close(np.asarray(loss), np.asarray(their_loss.item()), "loss")
     for mine, (key, tensor) in zip(variables, kept.items(), strict=True):
-        assert_close(gradients[mine], as_mine(key, tensor.grad.numpy()), mine)
+        check_close(gradients[mine], as_mine(key, tensor.grad.numpy()), mine)

@@ -54,7 +54,7 @@ SHAPES = {
 
 
 @contextmanager
-def cheap(*refusals: type[Exception]) -> Iterator[None]:
+def check_cheap_refusal(*refusals: type[Exception]) -> Iterator[None]:
     """Asserts that the block is refused, in 100 ms, with a short text and 64 MiB more memory at most."""
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins again
     gc.disable()  # the garbage of other tests is not of this one
@@ -87,15 +87,15 @@ def described(shape: tuple[int, ...]) -> tensor_pb2.Variable:
 class TestShapes:
     def test_of_variables_that_are_described(self, shape: tuple[int, ...]) -> None:
         message = described(shape)
-        with cheap(errors.InvalidVariable, errors.LimitExceeded):
+        with check_cheap_refusal(errors.InvalidVariable, errors.LimitExceeded):
             Descriptions().decode([message], 1)
-        with cheap(errors.InvalidVariable, errors.LimitExceeded):
+        with check_cheap_refusal(errors.InvalidVariable, errors.LimitExceeded):
             from_protos([message])
 
     def test_of_a_placement(self, shape: tuple[int, ...]) -> None:
         message = tensor_pb2.Placement.FromString(placement().encoded)
         message.variables[0].CopyFrom(described(shape))
-        with cheap(errors.InvalidVariable, errors.LimitExceeded):
+        with check_cheap_refusal(errors.InvalidVariable, errors.LimitExceeded):
             Placement.from_proto(message)
 
     def test_of_tensors_in_checkpoints(self, shape: tuple[int, ...], tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ class TestShapes:
         text = json.dumps(header).encode()
         path = tmp_path / "x.safetensors"
         path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(16))
-        with cheap(errors.CorruptCheckpoint):
+        with check_cheap_refusal(errors.CorruptCheckpoint):
             Checkpoints(tmp_path / "to").import_file(path, "job")
 
     def test_of_arrays_in_files(self, shape: tuple[int, ...], tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ class TestShapes:
             "packed.npz": npz(npy(shape), packed=True),
         }.items():
             (tmp_path / name).write_bytes(data)
-            with cheap(errors.InvalidData):
+            with check_cheap_refusal(errors.InvalidData):
                 Arrays(str(tmp_path / name))
 
 
@@ -143,7 +143,7 @@ def test_shards_that_do_not_fit_into_a_server_are_refused_before_they_are_alloca
     arena = tensor_pb2.ArenaLayout(dtype=tensor_pb2.FLOAT32, aggregation=tensor_pb2.TRAINABLE, slices=[piece])
     layout = ShardLayout.from_proto(tensor_pb2.ShardLayout(shard=0, arenas=[arena]), variables)
     store = ShardStore(most_bytes=1 << 39)
-    with cheap(errors.LimitExceeded):
+    with check_cheap_refusal(errors.LimitExceeded):
         store.create(config(variables, optim.SGD(0.1)), [layout])
     assert not store.groups()
 
@@ -174,13 +174,13 @@ def test_lies_of_chunks(chunk: Chunk) -> None:
     (target,) = chosen("chunks")
     target.start()
     values = b"".join(encode_push(None, [chunk]))
-    with cheap(errors.BadChunk):
+    with check_cheap_refusal(errors.BadChunk):
         target.run(values)
 
 
 @pytest.mark.parametrize("size", [2**31, 2**32 - 1, 2**63, 2**64 - 1])
 def test_a_chunk_message_that_promises_more_bytes_than_it_has(size: int) -> None:
-    with cheap(errors.BadChunk):
+    with check_cheap_refusal(errors.BadChunk):
         decode_push(b"\x12" + varint(size) + b"\x22" + varint(size) + bytes(64))
 
 
@@ -188,7 +188,7 @@ def test_a_chunk_message_that_promises_more_bytes_than_it_has(size: int) -> None
 def test_a_frame_of_two_gigabytes(size: int) -> None:
     lanes = Lanes()
     lanes.start()
-    with cheap(errors.BadFrame):
+    with check_cheap_refusal(errors.BadFrame):
         lanes.run(frame(3)[:4] + size.to_bytes(4, "little") + bytes(64))
     lanes.stop()
 
@@ -198,14 +198,14 @@ def test_a_push_header_with_many_shards() -> None:
     lanes.start()
     header = pb.PushHeader(stamp=stamp(), shards=[2**32 - 1] * 10_000, versions=[2**64 - 1] * 1000, weight=1e38)
     message = frame(4, pb.PushRequest(header=header).SerializeToString())
-    with cheap(errors.Unreachable):  # the call was refused, and the client has gone
+    with check_cheap_refusal(errors.Unreachable):  # the call was refused, and the client has gone
         lanes.run(message)
     lanes.stop()
 
 
 @pytest.mark.parametrize("size", [2**31, 2**63, 2**64 - 1])
 def test_a_tensor_file_with_a_long_header(size: int) -> None:
-    with cheap(errors.CorruptCheckpoint):
+    with check_cheap_refusal(errors.CorruptCheckpoint):
         header_bytes(struct.pack("<Q", size), 2**63, "it")
 
 
@@ -224,7 +224,7 @@ ODD_ARRAYS = {
 def test_arrays_that_are_none(data: bytes, tmp_path: Path) -> None:
     for name, content in {"x.npy": data, "x.npz": npz(data), "packed.npz": npz(data, packed=True)}.items():
         (tmp_path / name).write_bytes(content)
-        with cheap(errors.InvalidData):
+        with check_cheap_refusal(errors.InvalidData):
             Arrays(str(tmp_path / name))
 
 
@@ -233,12 +233,12 @@ class TestBombs:
 
     def test_an_npz_file_beyond_max_bytes(self, tmp_path: Path) -> None:
         (tmp_path / "x.npz").write_bytes(npz(npy((1 << 25,), payload=bytes(1 << 27)), packed=True))
-        with cheap(errors.InvalidData):
+        with check_cheap_refusal(errors.InvalidData):
             Arrays(str(tmp_path / "x.npz"), max_bytes=1 << 26)
 
     def test_a_member_whose_array_is_smaller_than_it(self, tmp_path: Path) -> None:
         (tmp_path / "x.npz").write_bytes(npz(npy((2,), payload=bytes(1 << 27)), packed=True))
-        with cheap(errors.InvalidData):
+        with check_cheap_refusal(errors.InvalidData):
             Arrays(str(tmp_path / "x.npz"))
 
     def test_an_npz_file_that_promises_more_than_deflate_can(self, tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ class TestBombs:
         entry = data.index(b"PK\x01\x02")
         data[entry + 24 : entry + 28] = struct.pack("<I", 2**31 + 100)
         (tmp_path / "x.npz").write_bytes(data)
-        with cheap(errors.InvalidData):
+        with check_cheap_refusal(errors.InvalidData):
             Arrays(str(tmp_path / "x.npz"))
 
     @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ class TestBombs:
         images, labels = tmp_path / "images.gz", tmp_path / "labels"
         images.write_bytes(gzip.compress(content, 1))
         labels.write_bytes(idx_bytes((2,)))
-        with cheap(errors.InvalidData):
+        with check_cheap_refusal(errors.InvalidData):
             Idx(images, labels)
 
     @pytest.mark.parametrize("rows", [2**62, -1, 2**47])
@@ -273,7 +273,7 @@ class TestBombs:
             return _Lying(schema_arrow=schema, metadata=metadata)
 
         monkeypatch.setattr(pyarrow.parquet, "ParquetFile", lying)
-        with cheap(errors.InvalidData):
+        with check_cheap_refusal(errors.InvalidData):
             Parquet(str(path))
 
     def test_a_parquet_file_is_decoded_in_parts(self, tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ class TestBombs:
             for _ in dataset.read_blocks(0, 1):
                 raise errors.InvalidData("one block is enough")
 
-        with cheap(errors.InvalidData):
+        with check_cheap_refusal(errors.InvalidData):
             read(b"")
         attempt(SimpleTarget("parquet", list, read), b"")
 

@@ -84,15 +84,15 @@ def test_a_caller_reads_by_token_and_acts_by_role(rig: SecureRig, page: httpx.Cl
 def test_the_page_does_not_accept_the_tokens_of_processes(
     rig: SecureRig, page: httpx.Client, role: AccessRole, status: int
 ) -> None:
-    refuse(page, rig.token(role), status)
+    check_refused(page, rig.token(role), status)
 
 
 @pytest.mark.parametrize("role", [AccessRole.TRAINER, AccessRole.OBSERVER, AccessRole.READER])
 def test_the_page_does_not_accept_tickets(rig: SecureRig, page: httpx.Client, role: AccessRole) -> None:
-    refuse(page, rig.token(role, job="job", worker=rig.session.worker, incarnation=rig.incarnation))
+    check_refused(page, rig.token(role, job="job", worker=rig.session.worker, incarnation=rig.incarnation))
 
 
-def refuse(page: httpx.Client, token: str, status: int = 403) -> None:
+def check_refused(page: httpx.Client, token: str, status: int = 403) -> None:
     """Checks that the page accepts a token neither for requests nor for a login."""
     found = {path: page.get(path, headers=bearer(token)).status_code for path in (*READS, *STREAMS)}
     assert found == dict.fromkeys((*READS, *STREAMS), status)

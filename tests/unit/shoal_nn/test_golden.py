@@ -29,7 +29,7 @@ LOSSES = {
 }
 
 
-def assert_close(found: np.ndarray, golden: Any, what: str, tolerance: float = 1e-12) -> None:
+def check_close(found: np.ndarray, golden: Any, what: str, tolerance: float = 1e-12) -> None:
     """Asserts that no element is further off than this share of the largest; `golden` is an array as lists."""
     expected = np.asarray(golden)
     assert found.shape == expected.shape, what
@@ -41,18 +41,18 @@ def test_layers(name: str) -> None:
     case, want = CASES[name], GOLDEN["layers"][name]
     params, state = values(case.layer, case.shape[1:])
     y, after, pullback = case.layer.apply(params, state, fed(name), case.train)
-    assert_close(y, want["value"], "value")
+    check_close(y, want["value"], "value")
     gradients, dx = pullback(drawn(f"{name} dy", y.shape))
     assert gradients.keys() == want["gradients"].keys()
     for key, gradient in gradients.items():
-        assert_close(gradient, want["gradients"][key], key)
+        check_close(gradient, want["gradients"][key], key)
     assert after.keys() == want["state"].keys()
     for key, moved in after.items():
-        assert_close(moved, want["state"][key], key)
+        check_close(moved, want["state"][key], key)
     if want["dx"] is None:
         assert dx is None
     else:
-        assert_close(dx, want["dx"], "dx")
+        check_close(dx, want["dx"], "dx")
 
 
 @pytest.mark.parametrize("name", GOLDEN["losses"])
@@ -61,8 +61,8 @@ def test_losses(name: str, dtype: type[np.floating], tolerance: float) -> None:
     logits, want = drawn("logits", LOGITS).astype(dtype), GOLDEN["losses"][name]
     loss, gradient = LOSSES[name](logits, abs(drawn("labels", LOGITS)))
     assert loss.dtype == gradient.dtype == dtype
-    assert_close(loss, want["loss"], "loss", tolerance)
-    assert_close(gradient, want["gradient"], "gradient", tolerance)
+    check_close(loss, want["loss"], "loss", tolerance)
+    check_close(gradient, want["gradient"], "gradient", tolerance)
 
 
 def test_a_step_of_resnet18() -> None:
@@ -71,8 +71,8 @@ def test_a_step_of_resnet18() -> None:
     logits, after, pullback = RESNET.apply(params, state, drawn("images", RESNET_IMAGES), TrainingContext(0))
     loss, by_logits = softmax_cross_entropy(logits, RESNET_LABELS)
     gradients, _ = pullback(by_logits)
-    assert_close(logits, want["logits"], "logits", 1e-11)
-    assert_close(loss, want["loss"], "loss", 1e-11)
+    check_close(logits, want["logits"], "logits", 1e-11)
+    check_close(loss, want["loss"], "loss", 1e-11)
     for found, expected in ((gradients, want["gradients"]), (after, want["state"])):
         assert found.keys() == expected.keys()
         for name, array in found.items():

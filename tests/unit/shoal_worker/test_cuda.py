@@ -33,7 +33,7 @@ def values(seed: int, *shapes: tuple[int, ...]) -> dict[str, np.ndarray]:
     return {f"v{index}": rng.normal(size=shape).astype(np.float32) for index, shape in enumerate(shapes)}
 
 
-def assert_same(found: Mapping[str, Any], wanted: Mapping[str, np.ndarray]) -> None:
+def check_same(found: Mapping[str, Any], wanted: Mapping[str, np.ndarray]) -> None:
     assert found.keys() == wanted.keys()
     for name, array in wanted.items():
         np.testing.assert_array_equal(np.asarray(found[name]), array)
@@ -79,7 +79,7 @@ def test_pulls_of_any_size_go_through_a_few_pinned_buffers(cupy: ModuleType) -> 
     device = first_gpu()
     large = values(1, (3 * STAGE_BYTES // 4 + 5,), (10,), (STAGE_BYTES,), (0,), (7, 3))
     for _ in range(3):
-        assert_same(device.receive(device.upload(large)), large)
+        check_same(device.receive(device.upload(large)), large)
     assert cupy.pinned == [STAGE_BYTES] * STAGES
 
 
@@ -89,9 +89,9 @@ def test_a_pull_is_brought_while_the_last_one_is_computed_on(cupy: ModuleType) -
     first = device.receive(device.upload(pulls[0]))
     for now, following in itertools.pairwise(pulls):
         brought = device.upload(following)
-        assert_same(first, now)
+        check_same(first, now)
         first = device.receive(brought)
-    assert_same(first, pulls[-1])
+    check_same(first, pulls[-1])
 
 
 def test_memory_of_a_pull_is_given_back_once_computation_has_gone_on(
@@ -128,7 +128,7 @@ def test_a_download_waits_for_the_computation_of_its_array(cupy: ModuleType) -> 
 
 def test_values_that_were_not_uploaded_are_uploaded_on_receipt(cupy: ModuleType) -> None:
     given = values(1, (3,))
-    assert_same(first_gpu().receive(given), given)
+    check_same(first_gpu().receive(given), given)
 
 
 def test_gradients_are_fetched_in_their_order_while_later_ones_are_computed(cupy: ModuleType) -> None:
@@ -145,7 +145,7 @@ def test_gradients_are_fetched_in_their_order_while_later_ones_are_computed(cupy
     name, _ = next(fetched)
     assert name == "v0"
     assert 1 < len(asked) < 9, "some are asked for before the first is awaited, and not all"
-    assert_same(dict([(name, wanted[name]), *fetched]), wanted)
+    check_same(dict([(name, wanted[name]), *fetched]), wanted)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_downloads_lie_in_memory_of_their_own(cupy: ModuleType) -> None:
     device = first_gpu()
     wanted = values(3, (4,), (4,))
     found = dict(device.download((name, array.view(FakeArray)) for name, array in wanted.items()))
-    assert_same(found, wanted)
+    check_same(found, wanted)
     assert not np.shares_memory(found["v0"], found["v1"])
     assert cupy.pinned == [16, 16]
 

@@ -74,7 +74,7 @@ def used(catalogue: Catalogue, use: Callable[[Catalogue, Manifest], None]) -> in
     return 0
 
 
-def assert_previous_is_used(catalogue: Catalogue, what: str) -> float:
+def check_previous_is_used(catalogue: Catalogue, what: str) -> float:
     """Seconds until the one before is used, by who checks and by who restores; the slower of the two."""
     took = []
     for use in (check, restore):
@@ -130,7 +130,7 @@ def test_a_checkpoint_cut_short_anywhere_is_not_used(catalogue: Catalogue, root:
     with run_lengths.count_runs("corrupt_checkpoint", len(chosen), UNIT) as counted:
         for file, size in chosen:
             with cut_short(file, size):
-                counted.passes(assert_previous_is_used(catalogue, f"{file.name} cut short at {size}"))
+                counted.passes(check_previous_is_used(catalogue, f"{file.name} cut short at {size}"))
     print(f"{len(chosen)} of {len(chosen)} truncations found, of {len(places)} places")
 
 
@@ -145,7 +145,7 @@ def test_checkpoint_with_a_flipped_bit_is_not_used(catalogue: Catalogue, root: P
             size = file.stat().st_size
             bit = chance.randrange(8 * (min(size, EVERY) if number % 9 < 3 else size))
             flip(file, bit)
-            took = assert_previous_is_used(catalogue, f"bit {bit} of {file.name}")
+            took = check_previous_is_used(catalogue, f"bit {bit} of {file.name}")
             flip(file, bit)
             counted.passes(took)
     print(f"{count} of {count} flipped bits found")

@@ -24,7 +24,7 @@ def doubles() -> Iterator[None]:
     keras.config.set_floatx("float32")
 
 
-def assert_close(found: Any, golden: Any, what: str) -> None:
+def check_close(found: Any, golden: Any, what: str) -> None:
     """Asserts that no element is further off than a millionth of the largest: Keras computes some in float32."""
     expected = np.asarray(golden)
     array = np.asarray(found)
@@ -46,16 +46,16 @@ def test_layers(name: str) -> None:
             tape.watch(xs)
         output = layer(fed, training=case.training)
         total = (output * cases.drawn(f"{name} dy", output.shape)).sum()
-    assert_close(output, golden["output"], "output")
+    check_close(output, golden["output"], "output")
     found = tape.gradient(total, [*layer.trainable_variables, *([] if case.rows else xs)])
     expected = [*golden["gradients"], *golden["dx"]]
     assert len(found) == len(expected)
     for number, (gradient, wants) in enumerate(zip(found, expected, strict=True)):
-        assert_close(gradient, wants, f"gradient {number}")
+        check_close(gradient, wants, f"gradient {number}")
     state = layer.non_trainable_variables
     assert len(state) == len(golden["state"])
     for variable, wants in zip(state, golden["state"], strict=True):
-        assert_close(variable.numpy(), wants, variable.name)
+        check_close(variable.numpy(), wants, variable.name)
 
 
 @pytest.mark.parametrize("name", cases.LOSSES)
@@ -63,12 +63,12 @@ def test_losses(name: str) -> None:
     build, kind = cases.LOSSES[name]
     labels, outputs, weights = cases.answers_of(kind)
     loss, y = build(keras), keras.Tensor(outputs)
-    assert_close(loss(labels, outputs), GOLDEN["losses"][name]["value"], "value")
+    check_close(loss(labels, outputs), GOLDEN["losses"][name]["value"], "value")
     with GradientTape() as tape:
         tape.watch(y)
         value = loss(labels, y, weights)
-    assert_close(value, GOLDEN["losses"][name]["weighted"], "weighted")
-    assert_close(tape.gradient(value, y), GOLDEN["losses"][name]["gradient"], "gradient")
+    check_close(value, GOLDEN["losses"][name]["weighted"], "weighted")
+    check_close(tape.gradient(value, y), GOLDEN["losses"][name]["gradient"], "gradient")
 
 
 @pytest.mark.parametrize("name", cases.METRICS)
@@ -79,7 +79,7 @@ def test_metrics(name: str) -> None:
         labels, outputs, weights = cases.answers_of(kind, part)
         metric.update_state(labels, outputs, weights if part else None)
         found.append(float(metric.result()))
-    assert_close(found, GOLDEN["metrics"][name], name)
+    check_close(found, GOLDEN["metrics"][name], name)
     metric.reset_state()
     assert float(metric.result()) == 0
 
@@ -92,14 +92,14 @@ def test_optimizers(name: str) -> None:
     for number in range(5):
         optimizer.apply_gradients([(cases.drawn(f"gradient {number}", (4,)) / 10, variable)])
         found.append(variable.numpy())
-    assert_close(found, GOLDEN["optimizers"][name], name)
+    check_close(found, GOLDEN["optimizers"][name], name)
     assert optimizer.iterations == 5
 
 
 @pytest.mark.parametrize("name", cases.SCHEDULES)
 def test_schedules(name: str) -> None:
     schedule = cases.SCHEDULES[name](keras)
-    assert_close([schedule(step) for step in range(12)], GOLDEN["schedules"][name], name)
+    check_close([schedule(step) for step in range(12)], GOLDEN["schedules"][name], name)
 
 
 @pytest.mark.parametrize("module", cases.DEFAULTS)
