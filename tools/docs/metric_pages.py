@@ -84,7 +84,7 @@ def pages() -> dict[str, str]:
         "in containers). Units are seconds, bytes and versions. No label names a job, a member or a user, so the",
         "number of series does not grow with use. There are also the metrics `process_*` and `python_*` that",
         "every Python process has. A rank is a process of a `MultiWorkerMirroredStrategy`. It has no endpoint of its",
-        "own: see [Distribution strategies](../../how-to/strategies.md#find-the-straggler).",
+        "own: see [Groups of ranks](../../how-to/groups-of-ranks.md#find-the-straggler).",
         "[Monitoring](../../how-to/monitoring.md) says how to collect them.",
         "",
     ]
