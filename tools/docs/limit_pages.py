@@ -10,6 +10,9 @@ def pages() -> dict[str, str]:
     lines = [
         "# Limits",
         "",
+        "This page has the limits of roles, and of messages between processes. What limits a script's own process is",
+        "in the guide of the library: see [Scheduled functions](../../how-to/scheduled-functions.md#limits).",
+        "",
         "Everything that a caller can make grow has a limit. A request, a call or a connection beyond it is refused,",
         "and the error names the limit. `OVERLOADED` passes with time; `LIMIT_EXCEEDED` and `MESSAGE_TOO_LARGE` do",
         "not. All three have the gRPC status RESOURCE_EXHAUSTED. `BAD_REQUEST` says that a value is out of range.",

@@ -28,6 +28,7 @@ from shoal_distribute.strategies import (
     has_strategy,
     in_cross_replica_context,
 )
+from shoal_distribute.task_group import open_group
 from shoal_distribute.values import DistributedVariable, PerReplica
 
 __all__ = [
@@ -68,5 +69,6 @@ __all__ = [
     "in_cross_replica_context",
     "keras",
     "nn",
+    "open_group",
     "train",
 ]

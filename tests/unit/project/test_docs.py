@@ -40,6 +40,13 @@ STABILITY = ROOT / "docs" / "explanation" / "stability.md"
 TOP_LEVEL = ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md")
 
 
+WRITTEN = sorted(
+    page
+    for page in (*(ROOT / name for name in (*TOP_LEVEL, "CHANGELOG.md")), *(ROOT / "docs").rglob("*.md"))
+    if "project" not in page.parts
+)
+
+
 def python_blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
 
@@ -257,6 +264,25 @@ class TestTutorials:
         assert found.shape == (4, 2)
         np.testing.assert_allclose(found[:, 0], found[:, 1], atol=2e-4)
         assert printed in page.read_text()
+
+
+def test_no_page_has_a_heading_twice_in_the_same_section() -> None:
+    for page in WRITTEN:
+        seen, section = set(), [""] * 7
+        prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        for marks, title in re.findall(r"^(#+) (.*)$", prose, re.MULTILINE):
+            section[len(marks) :] = [title] + [""] * (6 - len(marks))
+            assert tuple(section) not in seen, (page.name, title)
+            seen.add(tuple(section))
+
+
+def test_code_of_pages_imports_public_modules_alone() -> None:
+    """Pages for maintainers may import others."""
+    public = {*api_pages.MODULES}
+    for page in WRITTEN:
+        if page != STABILITY and "decisions" not in page.parts:
+            for block in python_blocks(page):
+                assert {*re.findall(r"^ *(?:from|import) (shoal[\w.]*)", block, re.MULTILINE)} <= public, page.name
 
 
 def test_only_lines_of_prose_are_too_long() -> None:
