@@ -21,9 +21,9 @@ from shoal._checkpoint import (
     VALUE,
     Catalogue,
     Manifest,
-    Named,
     SafetensorsFile,
     SavedVariables,
+    TensorHeader,
     check_folder,
     encode_header,
     open_storage,
@@ -260,7 +260,7 @@ class Checkpoints:
         with SafetensorsFile(Path(file), [skip] if isinstance(skip, str) else skip) as source:
             variables = source.variables()
             path = (*path_of(job, number), "shard-00000.safetensors")
-            tensors: list[Named] = [
+            tensors: list[TensorHeader] = [
                 (tensor_name(VALUE, 0, name), storage_dtype(variable.dtype), variable.shape)
                 for name, variable in variables.items()
             ]

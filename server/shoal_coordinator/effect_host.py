@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from shoal_coordinator.cluster import Cluster
-from shoal_coordinator.effects import Report
+from shoal_coordinator.effects import EffectReport
 from shoal_coordinator.messages import CheckpointPublished, CutHeld, HoldResult, JobRef, ServerRef, events
 
 
@@ -31,11 +31,11 @@ class MachineHost:
     def __init__(self, handler: Handler, machine: Cluster, lock: threading.Lock) -> None:
         self._handler, self._machine, self._lock = handler, machine, lock
 
-    def report(self, outcome: Report) -> None:
+    def report(self, outcome: EffectReport) -> None:
         """Handles the outcome of an effect."""
         self._handler.handle(outcome)
 
-    def report_all(self, outcomes: Sequence[Report]) -> None:
+    def report_all(self, outcomes: Sequence[EffectReport]) -> None:
         """Handles the outcomes of effects that ran together, as one event."""
         self._handler.handle(events.OutcomesReceived(tuple(outcomes)))
 

@@ -21,7 +21,7 @@ from shoal_server.serving import (
     Endpoint,
     EndpointConfig,
     EndpointFactory,
-    Source,
+    PushSource,
     from_chunks,
     from_region,
     replies,
@@ -211,7 +211,7 @@ class MemoryEndpoint(Endpoint):
         line: Line,
         message: bytes,
         region: np.ndarray | None,
-        call: Callable[[pb.PushHeader, Source], bytes],
+        call: Callable[[pb.PushHeader, PushSource], bytes],
     ) -> bytes:
         header, first = decode_push(message)
         stream = _messages(line)

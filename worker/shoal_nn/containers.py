@@ -9,7 +9,6 @@ from shoal import errors
 from shoal.program import Array
 from shoal.variables import Variable
 from shoal_nn.layer import (
-    Arrays,
     Layer,
     LayerInput,
     PartwisePullback,
@@ -18,6 +17,7 @@ from shoal_nn.layer import (
     StatelessLayer,
     Train,
     TrainingContext,
+    Values,
     shape_of,
     within,
 )
@@ -46,7 +46,7 @@ class _Container(Layer):
         return kept
 
     def _apply_child(
-        self, child: tuple[str, Layer], params: Arrays, state: Arrays, x: Array, train: Train
+        self, child: tuple[str, Layer], params: Values, state: Values, x: Array, train: Train
     ) -> tuple[Array, dict[str, Array], Pullback]:
         """Applies a child; its variables get the names that they have in the container."""
         name, layer = child
@@ -103,7 +103,7 @@ class Sequential(_Container):
                 shape = layer.output_shape(shape)
         return fed
 
-    def apply(self, params: Arrays, state: Arrays, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:
+    def apply(self, params: Values, state: Values, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:
         own, kept = _by_child(params), _by_child(state)
         after: dict[str, Array] = {}
         pulls: list[Pullback] = []
@@ -223,7 +223,7 @@ class _Branches(_Container):
         self.output_shape(shape)
         return self._shares(shape, shape)
 
-    def apply(self, params: Arrays, state: Arrays, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:
+    def apply(self, params: Values, state: Values, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:
         own, kept, shape = _by_child(params), _by_child(state), shape_of(x)
         applied = [
             self._apply_child(child, own.get(child[0], {}), kept.get(child[0], {}), share, train)
@@ -360,7 +360,7 @@ def _named(kind: str, layers: Layers) -> tuple[tuple[str, Layer], ...]:
     return tuple(named.items())
 
 
-def _by_child(arrays: Arrays) -> dict[str, dict[str, Array]]:
+def _by_child(arrays: Values) -> dict[str, dict[str, Array]]:
     """Groups a container's arrays by child, with the child's own names."""
     children: dict[str, dict[str, Array]] = {}
     for name, array in arrays.items():

@@ -11,7 +11,7 @@ from shoal.program import Array
 from shoal.variables import Variable
 from shoal_nn._ops import Padding, Pair, Windows, column_sums, convolve, cudnn, pair
 from shoal_nn._windowed import Windowed
-from shoal_nn.layer import Arrays, Pullback, Shape, Train, trainable
+from shoal_nn.layer import Pullback, Shape, Train, Values, trainable
 from shoal_worker.arrays import namespace_of
 
 _HE, _ZEROS = HeNormal(), Zeros()
@@ -41,7 +41,7 @@ class _Convolution(Windowed):
         kept = {"kernel": trainable((*pair(self.window), shape[2] // groups, filters), self.initializer)}
         return kept | ({"bias": trainable((filters,), _ZEROS)} if self.bias else {})
 
-    def apply(self, params: Arrays, state: Arrays, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:  # noqa: ARG002
+    def apply(self, params: Values, state: Values, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:  # noqa: ARG002
         kernel = self._kept(params, "kernel", *pair(self.window), *self._last_axes)
         bias = self._kept(params, "bias", kernel.shape[3]) if self.bias else None
         self._require_floats(x)

@@ -6,7 +6,7 @@ from shoal.initializers import HeNormal, Initializer, Normal, Zeros
 from shoal.program import Array
 from shoal.variables import Variable
 from shoal_nn._ops import column_sums, matmul, widened
-from shoal_nn.layer import Arrays, Layer, Pullback, Shape, Train, trainable
+from shoal_nn.layer import Layer, Pullback, Shape, Train, Values, trainable
 from shoal_worker.arrays import namespace_of
 
 _HE, _ZEROS, _SMALL = HeNormal(), Zeros(), Normal(stddev=0.05)
@@ -43,7 +43,7 @@ class Dense(Layer):
         kept = {"kernel": trainable((shape[-1], self.units), self.initializer)}
         return kept | ({"bias": trainable((self.units,), _ZEROS)} if self.bias else {})
 
-    def apply(self, params: Arrays, state: Arrays, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:  # noqa: ARG002
+    def apply(self, params: Values, state: Values, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:  # noqa: ARG002
         kernel = self._kept(params, "kernel", None, self.units)
         bias = self._kept(params, "bias", self.units) if self.bias else None
         inputs = kernel.shape[0]
@@ -97,7 +97,7 @@ class Embedding(Layer):
     def variables(self, shape: Shape) -> dict[str, Variable]:  # noqa: ARG002 - any shape fits
         return {"table": trainable((self.rows, self.width), self.initializer)}
 
-    def apply(self, params: Arrays, state: Arrays, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:  # noqa: ARG002
+    def apply(self, params: Values, state: Values, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:  # noqa: ARG002
         table = self._kept(params, "table", self.rows, self.width)
         self._require(x.dtype.kind in "iu", x.shape[1:], f"integers, not {x.dtype}")
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from shoal._numerics.random_streams import GOLDEN, splitmix64
 from shoal.program import Array
-from shoal_nn.layer import Arrays, Layer, LayerInput, Pullback, Shape, StatelessLayer, Train, shape_of
+from shoal_nn.layer import Layer, LayerInput, Pullback, Shape, StatelessLayer, Train, Values, shape_of
 from shoal_worker.arrays import namespace_of
 
 
@@ -52,7 +52,7 @@ class FeatureCross(Layer):
         self._require(first == second, shape, f"{self.first} and {self.second} of the same shape")
         return first
 
-    def apply(self, params: Arrays, state: Arrays, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:  # noqa: ARG002
+    def apply(self, params: Values, state: Values, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:  # noqa: ARG002
         shape = shape_of(x)
         self.output_shape(shape)
         pair = (x[self.first], x[self.second])

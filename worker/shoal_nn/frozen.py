@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from shoal.program import Array
 from shoal.variables import Variable
-from shoal_nn.layer import Arrays, Layer, LayerInput, Pullback, Shape, Train
+from shoal_nn.layer import Layer, LayerInput, Pullback, Shape, Train, Values
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Frozen(Layer):
             for name, it in self.layer.variables(shape).items()
         }
 
-    def apply(self, params: Arrays, state: Arrays, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:  # noqa: ARG002
+    def apply(self, params: Values, state: Values, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:  # noqa: ARG002
         y, _, pull = self.layer.apply(state, state, x, False)
         if self.input_gradient:
             return y, {}, lambda dy: ({}, pull(dy)[1])

@@ -21,8 +21,8 @@ from shoal_worker.arrays import Namespace
 Shape = tuple[int, ...]
 # Shape of a layer's input: a Shape, or a Mapping of Shapes by feature (`ByFeature`). No type describes both.
 LayerInput = Any
-# Arrays by name. Names in a container begin with the child's name: "conv1/kernel".
-Arrays = Mapping[str, Array]
+# Arrays of a layer by name. Names in a container begin with the child's name: "conv1/kernel".
+Values = Mapping[str, Array]
 Pullback = Callable[[Array], tuple[dict[str, Array], Array]]
 """The function that a layer's forward pass returns for its backward pass.
 
@@ -125,7 +125,7 @@ class Layer(ABC):
         return {}
 
     @abstractmethod
-    def apply(self, params: Arrays, state: Arrays, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:
+    def apply(self, params: Values, state: Values, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:
         """Applies the layer to a batch.
 
         Args:
@@ -176,7 +176,7 @@ class Layer(ABC):
         wants = f"floats, not {x.dtype} (shoal.data.augment.ToFloat converts images)"
         self._require(is_float(x.dtype), x.shape[1:], wants)
 
-    def _kept(self, arrays: Arrays, name: str, *shape: int | None) -> Array:
+    def _kept(self, arrays: Values, name: str, *shape: int | None) -> Array:
         """Returns a variable. Raises InvalidShape if it is missing or its axes have other lengths; None means any."""
         array = arrays.get(name)
         got = () if array is None else array.shape
@@ -204,7 +204,7 @@ class Layer(ABC):
 class StatelessLayer(Layer):
     """Base class of layers without variables."""
 
-    def apply(self, params: Arrays, state: Arrays, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:  # noqa: ARG002 - there are none
+    def apply(self, params: Values, state: Values, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:  # noqa: ARG002 - there are none
         self.output_shape(shape_of(x))
         y, pull = self._value(x, train)
         return y, {}, lambda dy: ({}, pull(dy))
@@ -251,7 +251,6 @@ def _joined(path: str, name: str) -> str:
 
 
 __all__ = [
-    "Arrays",
     "Layer",
     "LayerInput",
     "PartwisePullback",
@@ -260,6 +259,7 @@ __all__ = [
     "StatelessLayer",
     "Train",
     "TrainingContext",
+    "Values",
     "one_by_one",
     "shape_of",
     "statistic",

@@ -7,7 +7,7 @@ from shoal.initializers import Ones, Zeros
 from shoal.program import Array
 from shoal.variables import Variable
 from shoal_nn._ops import along, column_products, column_sums, in_runs, joined, pieces, widened
-from shoal_nn.layer import Arrays, Layer, Pullback, Shape, Train, statistic, trainable
+from shoal_nn.layer import Layer, Pullback, Shape, Train, Values, statistic, trainable
 from shoal_worker.arrays import Namespace, fused, namespace_of
 
 _ONES, _ZEROS = Ones(), Zeros()
@@ -58,7 +58,7 @@ class BatchNorm(Layer):
             "var": statistic(channels, _ONES),
         }
 
-    def apply(self, params: Arrays, state: Arrays, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:
+    def apply(self, params: Values, state: Values, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:
         channels = self._kept(params, "scale", None).shape[0]
         for arrays, name in ((params, "bias"), (state, "mean"), (state, "var")):
             self._kept(arrays, name, channels)
@@ -95,7 +95,7 @@ class BatchNorm(Layer):
         return y.astype(x.dtype, copy=False).reshape(x.shape), moved, pullback
 
     def _by_running(
-        self, params: Arrays, state: Arrays, x: Array, rows: Array
+        self, params: Values, state: Values, x: Array, rows: Array
     ) -> tuple[Array, dict[str, Array], Pullback]:
         mean, var = (state[name].astype(rows.dtype, copy=False) for name in ("mean", "var"))
         inverse = 1 / namespace_of(x).sqrt(var + self.epsilon)
@@ -141,7 +141,7 @@ class LayerNorm(Layer):
         self.output_shape(shape)
         return {"scale": trainable(shape[-1:], _ONES), "bias": trainable(shape[-1:], _ZEROS)}
 
-    def apply(self, params: Arrays, state: Arrays, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:  # noqa: ARG002
+    def apply(self, params: Values, state: Values, x: Array, train: Train) -> tuple[Array, dict[str, Array], Pullback]:  # noqa: ARG002
         features = self._kept(params, "scale", None).shape[0]
         self._kept(params, "bias", features)
         self._require_floats(x)
@@ -189,7 +189,7 @@ def _by_input(
     return dx
 
 
-def _like(params: Arrays, scale: Array, bias: Array) -> dict[str, Array]:
+def _like(params: Values, scale: Array, bias: Array) -> dict[str, Array]:
     return {
         "scale": scale.astype(params["scale"].dtype, copy=False),
         "bias": bias.astype(params["bias"].dtype, copy=False),

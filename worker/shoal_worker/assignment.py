@@ -88,7 +88,7 @@ class StopRequested:
     """The daemon was asked to stop now."""
 
 
-Event = IncarnationChanged | Assigned | JobOver | TrainerEnded | StopAfterBatchRequested | StopRequested
+AssignmentEvent = IncarnationChanged | Assigned | JobOver | TrainerEnded | StopAfterBatchRequested | StopRequested
 
 # Effects.
 
@@ -142,7 +142,7 @@ class Renew:
     reason: str
 
 
-Effect = StartTrainer | StopTrainerAfterBatch | StopTrainer | Finish | Leave | Renew
+AssignmentEffect = StartTrainer | StopTrainerAfterBatch | StopTrainer | Finish | Leave | Renew
 
 
 class AssignmentMachine:
@@ -164,9 +164,9 @@ class AssignmentMachine:
         """Returns whether the daemon may end."""
         return (self.draining or self.stopping) and self.running is None
 
-    def handle(self, event: Event) -> list[Effect]:
+    def handle(self, event: AssignmentEvent) -> list[AssignmentEffect]:
         """Handles one event and returns the effects."""
-        effects: list[Effect] = []
+        effects: list[AssignmentEffect] = []
         match event:
             case IncarnationChanged(incarnation):
                 self.incarnation, self.wanted, self.ended = incarnation, None, None
@@ -195,7 +195,7 @@ class AssignmentMachine:
     def _due(self) -> AssignedJob | None:
         return None if self.stopping or self.wanted == self.ended else self.wanted
 
-    def _reconcile(self) -> list[Effect]:
+    def _reconcile(self) -> list[AssignmentEffect]:
         due = self._due()
         if self.running is None:
             if due is None or self.draining:
@@ -210,7 +210,7 @@ class AssignmentMachine:
             return [StopTrainerAfterBatch()]
         return []
 
-    def _on_ended(self, event: TrainerEnded) -> list[Effect]:
+    def _on_ended(self, event: TrainerEnded) -> list[AssignmentEffect]:
         ended, asked = self.running, self.stopping_trainer
         self.running, self.stopping_trainer, self.stopping_after_batch = None, False, False
         if ended is None or asked:
@@ -228,7 +228,7 @@ class AssignmentMachine:
             return [Finish(_with_advice(ended_itself, event.advice))]
         return self._on_crash(ended.job, _reason(event), event.progressed)
 
-    def _on_crash(self, job: str, reason: str, progressed: bool) -> list[Effect]:
+    def _on_crash(self, job: str, reason: str, progressed: bool) -> list[AssignmentEffect]:
         if self.draining:
             return [Leave(None)]
         last_job, count = self._crashes

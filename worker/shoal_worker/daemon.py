@@ -22,9 +22,9 @@ from shoal_worker.allowed_programs import DEFAULT_PATTERNS, AllowedPrograms
 from shoal_worker.assignment import (
     Assigned,
     AssignedJob,
+    AssignmentEffect,
+    AssignmentEvent,
     AssignmentMachine,
-    Effect,
-    Event,
     Finish,
     IncarnationChanged,
     JobOver,
@@ -134,7 +134,7 @@ class Daemon:
         self.address, self.authorizer = health.address, Authorizer()
         self._start_process = start_process
         self._allowed_programs = AllowedPrograms(config.paths, config.allow_programs)
-        self._events: queue.Queue[Event] = queue.Queue(_MAX_EVENTS)
+        self._events: queue.Queue[AssignmentEvent] = queue.Queue(_MAX_EVENTS)
         self._machine = AssignmentMachine()  # used by _thread only, as is _job_run
         self._job_run: _JobRun | None = None
         self._cursor: Cursor | None = None  # the trainer's last position; read after _thread has ended
@@ -232,12 +232,12 @@ class Daemon:
         due_s = self._membership.pace.report_due_s
         return min(due_s, _LOOK_EVERY_S) if due_s > 0 else _LOOK_EVERY_S
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: AssignmentEvent) -> None:
         for effect in self._machine.handle(event):
             _log.debug("effect", effect=effect)
             self._perform(effect)
 
-    def _perform(self, effect: Effect) -> None:
+    def _perform(self, effect: AssignmentEffect) -> None:
         run = self._job_run
         match effect:
             case StartTrainer(assigned):

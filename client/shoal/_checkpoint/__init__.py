@@ -11,7 +11,7 @@ from shoal._checkpoint.safetensors_files import SafetensorsFile, rows, write_pie
 from shoal._checkpoint.slices import VALUE, Rows, SavedVariables, restore_problem, tensor_name
 from shoal._checkpoint.storage import CheckpointStorage, StorageFile, no_storage_message, probe
 from shoal._checkpoint.storage_urls import check_folder, open_shared_storage, open_storage
-from shoal._checkpoint.tensor_files import Named, write_tensors
+from shoal._checkpoint.tensor_files import TensorHeader, write_tensors
 from shoal._checkpoint.tensors import encode_header
 
 __all__ = [
@@ -21,11 +21,11 @@ __all__ = [
     "FileEntry",
     "LocalStorage",
     "Manifest",
-    "Named",
     "Rows",
     "SafetensorsFile",
     "SavedVariables",
     "StorageFile",
+    "TensorHeader",
     "check_folder",
     "encode_header",
     "expired_numbers",

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from shoal import errors
 from shoal._checkpoint import direct_io
-from shoal._checkpoint.storage import TEMPORARY, Buffer, StorageFile, checked, is_name, missing
+from shoal._checkpoint.storage import TEMPORARY, StorageFile, checked, is_name, missing
 from shoal._system import private_files, volumes
+from shoal._wire import Buffer
 
 MAX_TARGETS = os.sysconf("SC_IOV_MAX")  # of one system call
 

@@ -12,7 +12,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from shoal import errors
-from shoal._checkpoint.storage import TEMPORARY, Buffer, StorageFile, checked, is_name, missing
+from shoal._checkpoint.storage import TEMPORARY, StorageFile, checked, is_name, missing
+from shoal._wire import Buffer
 
 # Size of the parts of an upload, which are buffered in memory. S3 allows 10,000 parts.
 PART_BYTES = 16 << 20

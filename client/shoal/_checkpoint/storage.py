@@ -7,11 +7,10 @@ outside the storage.
 import re
 import secrets
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from shoal import errors
-
-Buffer: TypeAlias = bytes | bytearray | memoryview
+from shoal._wire import Buffer
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 TEMPORARY = ".tmp-"  # prefix of files that are being written; no valid name has it
@@ -113,7 +112,6 @@ def no_storage_message(process: str) -> errors.StorageFailed:
 
 __all__ = [
     "TEMPORARY",
-    "Buffer",
     "CheckpointStorage",
     "StorageFile",
     "checked",

@@ -9,10 +9,11 @@ import xxhash
 
 from shoal import errors
 from shoal._checkpoint.manifest import BLOCK_BYTES, FileEntry, sum_of, sums_of
-from shoal._checkpoint.storage import Buffer, CheckpointStorage, StorageFile
+from shoal._checkpoint.storage import CheckpointStorage, StorageFile
 from shoal._checkpoint.tensors import LENGTH_BYTES, Contents, decode_header, encode_header, entry_of, header_bytes
+from shoal._wire import Buffer
 
-Named = tuple[str, np.dtype, tuple[int, ...]]
+TensorHeader = tuple[str, np.dtype, tuple[int, ...]]
 # An offset in a file, and the memory for the bytes from there.
 Piece = tuple[int, memoryview]
 
@@ -53,7 +54,7 @@ class _BlockChecksums:
 def write_tensors(
     folder: CheckpointStorage,
     path: Sequence[str],
-    tensors: Iterable[Named],
+    tensors: Iterable[TensorHeader],
     data: Iterable[Buffer],
     metadata: Mapping[str, str] | None = None,
 ) -> FileEntry:
@@ -236,4 +237,4 @@ def open_tensors(folder: CheckpointStorage, path: Sequence[str], entry: FileEntr
         raise errors.CorruptCheckpoint(f"{where} is missing", file=where) from None
 
 
-__all__ = ["Named", "Piece", "TensorReader", "open_tensors", "write_tensors"]
+__all__ = ["Piece", "TensorHeader", "TensorReader", "open_tensors", "write_tensors"]

@@ -23,7 +23,7 @@ _KEY = "shoal.description"
 _Message = TypeVar("_Message")
 
 # Raises InvalidJob if a value is not allowed. The first argument names the field in the message.
-Check = Callable[[str, object], None]
+FieldCheck = Callable[[str, object], None]
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class FieldDescription:
         json: its entry in the JSON. None means that it has no entry.
     """
 
-    check: Check | None
+    check: FieldCheck | None
     option: Option | OptionGroup | None
     codec: Codec
     json: JsonField | None
@@ -107,7 +107,7 @@ _PLAIN, _AS_IT_IS = Scalar(), JsonField()
 
 
 def field_metadata(
-    check: Check | None,
+    check: FieldCheck | None,
     option: Option | OptionGroup | None,
     codec: Codec = _PLAIN,
     *,
@@ -202,7 +202,7 @@ def labelled_values(owner: Any) -> list[tuple[str, Any]]:
 
 
 __all__ = [
-    "Check",
+    "FieldCheck",
     "FieldDescription",
     "JsonField",
     "Option",

@@ -5,8 +5,8 @@ from typing import Literal
 
 from shoal import errors
 
-Role = Literal["coordinator", "server"]
-ROLES: tuple[Role, ...] = ("coordinator", "server")
+LimitingRole = Literal["coordinator", "server"]
+ROLES: tuple[LimitingRole, ...] = ("coordinator", "server")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Limit:
     unit: str
     of: str
     option: str = ""
-    roles: tuple[Role, ...] = ROLES
+    roles: tuple[LimitingRole, ...] = ROLES
     error: type[errors.ShoalError] = errors.LimitExceeded
     excess: str = ""
     shown: str = ""
@@ -54,4 +54,4 @@ class Limit:
         return self.error(f"{text}; {advice}" if advice else text, **details, limit=self.name)
 
 
-__all__ = ["ROLES", "Limit", "Role"]
+__all__ = ["ROLES", "Limit", "LimitingRole"]

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from shoal import errors
 from shoal._limits import catalogue
-from shoal._limits.limit import Role
+from shoal._limits.limit import LimitingRole
 
 _lock = threading.Lock()  # guards _counts
 _counts: Counter[str] = Counter()
@@ -24,7 +24,7 @@ def count_refusal(error: errors.ShoalError) -> None:
             _counts[name] += 1
 
 
-def refusals(role: Role) -> Mapping[str, int]:
+def refusals(role: LimitingRole) -> Mapping[str, int]:
     """Returns the refusals since the process began, for each limit that a role counts."""
     with _lock:
         return {limit.name: _counts[limit.name] for limit in catalogue.LIMITS if role in limit.roles}

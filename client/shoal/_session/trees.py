@@ -23,7 +23,7 @@ MAX_NAMED = 10  # names that an error lists
 # Keys of JAX by which a box of one array names its content, such as nnx.Param. They add nothing to a key path.
 _BOXED = frozenset({"value", "raw_value", 0})
 
-Build = Callable[[Sequence[Any]], Any]
+_Build = Callable[[Sequence[Any]], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class _Nothing:
 @dataclass(frozen=True, slots=True)
 class _Branch:
     children: tuple["_Node", ...]
-    build: Build  # returns the container, given its children
+    build: _Build  # returns the container, given its children
 
 
 _Node = _Leaf | _Nothing | _Branch
@@ -65,7 +65,7 @@ class _Parts:
 
     keys: Sequence[Any]
     children: Sequence[Any]
-    build: Build
+    build: _Build
     of_jax: bool = False
 
     @staticmethod

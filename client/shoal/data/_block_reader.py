@@ -13,7 +13,7 @@ from shoal.data._reading.prefetcher import Prefetcher
 from shoal.program import DEFAULT_PREFETCH, Blocks
 
 # The arrays of one block or chapter: of equal length, always in the same number and order.
-Columns = Sequence[np.ndarray]
+ColumnArrays = Sequence[np.ndarray]
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class _Stream:
 
     following: int  # the next block
     stop: int  # the block after the run
-    columns: Iterator[Columns]
+    columns: Iterator[ColumnArrays]
 
 
 class BlockReader(ABC):
@@ -49,11 +49,11 @@ class BlockReader(ABC):
         check_number("prefetch", prefetch, least=0)
         self.blocks, self.prefetch = blocks, prefetch
         self._most = max(1, blocks.window)
-        self._held: OrderedDict[int, Columns] = OrderedDict()  # at most _most blocks, least recently used first
+        self._held: OrderedDict[int, ColumnArrays] = OrderedDict()  # at most _most blocks, least recently used first
         self._stream: _Stream | None = None
 
     @abstractmethod
-    def read_blocks(self, first: int, stop: int) -> Iterator[Columns]:
+    def read_blocks(self, first: int, stop: int) -> Iterator[ColumnArrays]:
         """Reads the blocks first, first + 1, ..., stop - 1 of one run in order. The caller may stop earlier.
 
         Args:
@@ -65,7 +65,7 @@ class BlockReader(ABC):
         """
 
     @abstractmethod
-    def concatenate(self, columns: Columns) -> Any:
+    def concatenate(self, columns: ColumnArrays) -> Any:
         """Returns the batch that the program receives, from arrays like those of `read_blocks`."""
 
     def __len__(self) -> int:
@@ -97,14 +97,14 @@ class BlockReader(ABC):
         with Prefetcher(chapters, 1) as ahead:
             yield from self._cut(ahead)
 
-    def _cut(self, chapters: Iterable[tuple[Columns, list[int]]]) -> Iterator[Any]:
+    def _cut(self, chapters: Iterable[tuple[ColumnArrays, list[int]]]) -> Iterator[Any]:
         for columns, lengths in chapters:
             start = 0
             for length in lengths:
                 yield self.concatenate([column[start : start + length] for column in columns])
                 start += length
 
-    def _chapters(self, plan: Iterable[np.ndarray]) -> Iterator[tuple[Columns, list[int]]]:
+    def _chapters(self, plan: Iterable[np.ndarray]) -> Iterator[tuple[ColumnArrays, list[int]]]:
         """Yields the columns of each chapter, and the lengths of its batches."""
         chapter: list[np.ndarray] = []
         blocks: dict[int, None] = {}  # that the chapter needs, as they are first used
@@ -140,7 +140,7 @@ class BlockReader(ABC):
     def _bounds(self, block: int) -> tuple[int, int]:
         return int(self.blocks.starts[block]), int(self.blocks.starts[block + 1])
 
-    def _gather(self, chapter: Sequence[np.ndarray], blocks: Collection[int]) -> Columns:
+    def _gather(self, chapter: Sequence[np.ndarray], blocks: Collection[int]) -> ColumnArrays:
         """Returns the samples of a chapter's batches in order, gathered from the given blocks."""
         numbers = chapter[0] if len(chapter) == 1 else np.concatenate(chapter)
         if not self.blocks.window and len(blocks) == 1 and _consecutive(numbers):
@@ -164,7 +164,7 @@ class BlockReader(ABC):
         going_on = {block for block in blocks if stream and stream.following <= block < stream.stop}
         return held + sorted(set(blocks) - set(held), key=lambda block: (block not in going_on, block))
 
-    def _block(self, block: int) -> Columns:
+    def _block(self, block: int) -> ColumnArrays:
         columns = self._held.pop(block, None)
         if columns is None:
             columns = self._load(block)
@@ -176,7 +176,7 @@ class BlockReader(ABC):
         while len(self._held) >= self._most:
             self._held.popitem(last=False)
 
-    def _load(self, block: int) -> Columns:
+    def _load(self, block: int) -> ColumnArrays:
         """Reads a block. Keeps the blocks read before it while there is room, because they are in its window."""
         stream, self._stream = self._stream, None  # it stays None if reading fails
         if stream is None or not stream.following <= block < stream.stop:
@@ -199,7 +199,7 @@ class BlockReader(ABC):
         first, stop = max(int(runs[run]), block - self._most + 1), int(runs[run + 1])
         return _Stream(first, stop, iter(self.read_blocks(first, stop)))
 
-    def _check(self, block: int, columns: Columns | None) -> Columns:
+    def _check(self, block: int, columns: ColumnArrays | None) -> ColumnArrays:
         start, stop = self._bounds(block)
         found = {len(column) for column in columns or ()}
         if columns is None or found != {stop - start}:
@@ -237,4 +237,4 @@ def _put(target: np.ndarray, places: np.ndarray, column: np.ndarray, rows: np.nd
         target[places] = column[rows]
 
 
-__all__ = ["BlockReader", "Columns", "check_number"]
+__all__ = ["BlockReader", "ColumnArrays", "check_number"]

@@ -96,11 +96,11 @@ class Csv(BlockReader):
         self._columns = Columns(first.schema, wanted, fill, self._files[0].name)
         self._types = {name: self._columns.schema.field(name).type for name in wanted}
 
-    def read_blocks(self, first: int, stop: int) -> Iterator[_block_reader.Columns]:
+    def read_blocks(self, first: int, stop: int) -> Iterator[_block_reader.ColumnArrays]:
         for block in range(first, stop):
             yield self._columns.arrays(self._table(block, self._columns.names), self._where(block))
 
-    def concatenate(self, columns: _block_reader.Columns) -> dict[str, np.ndarray]:
+    def concatenate(self, columns: _block_reader.ColumnArrays) -> dict[str, np.ndarray]:
         return dict(zip(self._columns.names, columns, strict=True))
 
     def _table(self, block: int, wanted: Sequence[str]) -> Any:

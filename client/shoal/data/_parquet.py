@@ -91,7 +91,7 @@ class Parquet(BlockReader):
         super().__init__(self._cut_blocks(footers, window), prefetch=prefetch)
         self._open: OrderedDict[int, Any] = OrderedDict()  # open files by number, least recently used first
 
-    def read_blocks(self, first: int, stop: int) -> Iterator[_block_reader.Columns]:
+    def read_blocks(self, first: int, stop: int) -> Iterator[_block_reader.ColumnArrays]:
         run = int(np.searchsorted(self.blocks.runs, first, side="right")) - 1
         start, end = (int(block) for block in self.blocks.runs[run : run + 2])
         number, group = self._groups[run]
@@ -106,7 +106,7 @@ class Parquet(BlockReader):
                 if first <= block < stop:
                     yield self._columns.arrays(table, where)
 
-    def concatenate(self, columns: _block_reader.Columns) -> dict[str, np.ndarray]:
+    def concatenate(self, columns: _block_reader.ColumnArrays) -> dict[str, np.ndarray]:
         return dict(zip(self._columns.names, columns, strict=True))
 
     def _parts(self, file: Any, group: int, lengths: Sequence[int]) -> Iterator[Any]:

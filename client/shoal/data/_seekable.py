@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from shoal import errors
-from shoal.data._block_reader import BlockReader, Columns, check_number
+from shoal.data._block_reader import BlockReader, ColumnArrays, check_number
 from shoal.data._structure import Rebuild, flatten
 from shoal.program import DEFAULT_PREFETCH, Blocks
 
@@ -59,7 +59,7 @@ class Seekable(BlockReader):
         self._names: list[str] | None = None  # names of the arrays; set by the first block
         self._rebuild: Rebuild = lambda arrays: arrays[0]
 
-    def read_blocks(self, first: int, stop: int) -> Iterator[Columns]:
+    def read_blocks(self, first: int, stop: int) -> Iterator[ColumnArrays]:
         for block in range(first, stop):
             start, end = (int(number) for number in self.blocks.starts[block : block + 2])
             what = f"what {self._kind} returned for the samples {start} to {end - 1}"
@@ -73,7 +73,7 @@ class Seekable(BlockReader):
                 raise errors.InvalidData(f"{what} has {length} rows; return {end - start}")
             yield [*arrays.values()]
 
-    def concatenate(self, columns: Columns) -> Any:
+    def concatenate(self, columns: ColumnArrays) -> Any:
         return self._rebuild(columns)
 
 

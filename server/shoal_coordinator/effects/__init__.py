@@ -5,14 +5,14 @@ machine decides on effects and handles their outcomes. The shell and the package
 imports `job`, for the ledger of a checkpoint, and `messages`.
 """
 
-from shoal_coordinator.effects.effect_runner import EffectRunner, Report
+from shoal_coordinator.effects.effect_runner import EffectReport, EffectRunner
 from shoal_coordinator.effects.server_channels import CredentialsFor, no_credentials
 from shoal_coordinator.effects.storage_reads import StorageReads
 
 __all__ = [
     "CredentialsFor",
+    "EffectReport",
     "EffectRunner",
-    "Report",
     "StorageReads",
     "no_credentials",
 ]

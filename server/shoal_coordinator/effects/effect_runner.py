@@ -87,18 +87,18 @@ _OPEN_CHECKPOINTS = 64
 # effect. It can continue without a checkpoint.
 _AWAY = (*errors.SHARDS_LOST, errors.Unreachable, errors.Cancelled)
 
-Report = events.EffectOutcome | events.WorkerFenced
+EffectReport = events.EffectOutcome | events.WorkerFenced
 _Result = events.EffectOutcome | Exception
 
 
 class EffectHost(Protocol):
     """The coordinator as the effect runner needs it. The runner's threads call it without a lock."""
 
-    def report(self, outcome: Report) -> None:
+    def report(self, outcome: EffectReport) -> None:
         """Handles an outcome, and returns when it is durable."""
         ...
 
-    def report_all(self, outcomes: Sequence[Report]) -> None:
+    def report_all(self, outcomes: Sequence[EffectReport]) -> None:
         """Handles outcomes as one event, and returns when they are durable."""
         ...
 

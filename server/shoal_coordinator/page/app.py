@@ -24,7 +24,7 @@ from shoal._security import PERMISSIONS, Principal
 from shoal._system import docs_url
 from shoal.v1 import job_pb2
 from shoal_coordinator.page.guard import Guard, RequestRules
-from shoal_coordinator.page.login import LOGIN_PATH, LOGOUT_PATH, Endpoint, PageLogin, permitted, principal_of
+from shoal_coordinator.page.login import LOGIN_PATH, LOGOUT_PATH, PageLogin, RequestHandler, permitted, principal_of
 from shoal_coordinator.page.reader import EventPosition, Reader
 from shoal_coordinator.page.responses import answer, encode, failure
 from shoal_coordinator.page.streams import Stream, Streams
@@ -78,7 +78,7 @@ def make_app(
         f"{job}/checkpoint": (_CHECKPOINT, pages.act(_CHECKPOINT, reader.checkpoint)),
     }
 
-    def allowed(call: str, endpoint: Endpoint) -> Endpoint:
+    def allowed(call: str, endpoint: RequestHandler) -> RequestHandler:
         return permitted(f"shoal.v1.{call}", endpoint, on_outcome)
 
     routes = [

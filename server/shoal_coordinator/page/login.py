@@ -19,7 +19,7 @@ LOGIN_PATH, LOGOUT_PATH = "/api/login", "/api/logout"
 # The key of the request's scope that holds the caller.
 _SCOPE_KEY = "shoal.principal"
 
-Endpoint = Callable[[Request], Awaitable[Response]]
+RequestHandler = Callable[[Request], Awaitable[Response]]
 
 
 class PageLogin:
@@ -123,7 +123,7 @@ def note_refusal(
     on_outcome(CallOutcome(call, principal, host, error.status, reason=error.message))
 
 
-def permitted(call: str, endpoint: Endpoint, on_outcome: OnOutcome) -> Endpoint:
+def permitted(call: str, endpoint: RequestHandler, on_outcome: OnOutcome) -> RequestHandler:
     """Wraps an endpoint, so that only callers that may make a given RPC can use it.
 
     Args:
@@ -150,8 +150,8 @@ def permitted(call: str, endpoint: Endpoint, on_outcome: OnOutcome) -> Endpoint:
 __all__ = [
     "LOGIN_PATH",
     "LOGOUT_PATH",
-    "Endpoint",
     "PageLogin",
+    "RequestHandler",
     "needs_login",
     "note_refusal",
     "permitted",

@@ -13,9 +13,9 @@ from shoal._checkpoint import (
     VALUE,
     CheckpointStorage,
     FileEntry,
-    Named,
     Rows,
     SavedVariables,
+    TensorHeader,
     no_storage_message,
     path_of,
     tensor_name,
@@ -249,14 +249,16 @@ def load(saved: SavedVariables, arena: Arena, variables: Mapping[str, Variable],
     saved.read(*wanted)
 
 
-def _tensors(snapshot: ShardSnapshot, variables: Mapping[str, Variable]) -> Iterator[Named]:
+def _tensors(snapshot: ShardSnapshot, variables: Mapping[str, Variable]) -> Iterator[TensorHeader]:
     """Yields names, dtypes and shapes in memory order: each arena's values, then its slots one by one."""
     for arena, values, slots in zip(snapshot.layout.arenas, snapshot.values, snapshot.slots, strict=True):
         for kind, array in ((VALUE, values), *slots.items()):
             yield from _slices(kind, array.dtype, arena, variables)
 
 
-def _slices(kind: str, dtype: np.dtype, arena: ArenaLayout, variables: Mapping[str, Variable]) -> Iterator[Named]:
+def _slices(
+    kind: str, dtype: np.dtype, arena: ArenaLayout, variables: Mapping[str, Variable]
+) -> Iterator[TensorHeader]:
     for part in arena.slices:
         shape = variables[part.variable].shape
         cut = (part.row_stop - part.row_start, *shape[1:]) if shape else ()

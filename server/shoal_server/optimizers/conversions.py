@@ -19,7 +19,7 @@ from shoal_server.optimizers.compilation import kernel, readable, writable
 from shoal_server.optimizers.kernel_threads import kernel_threads
 
 # Flat arrays: target and source.
-Pair: TypeAlias = tuple[np.ndarray, np.ndarray]
+ArrayPair: TypeAlias = tuple[np.ndarray, np.ndarray]
 Bits: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
 
 _FLOAT16, _BFLOAT16, _FLOAT32 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
@@ -163,7 +163,7 @@ def send(target: np.ndarray, source: np.ndarray) -> None:
         _copy(target.view(infinity.dtype), source.view(infinity.dtype), infinity)
 
 
-def receive_all(pairs: Sequence[Pair]) -> int | None:
+def receive_all(pairs: Sequence[ArrayPair]) -> int | None:
     """Calls `receive` for many pairs, on several threads if they are large. All pairs are copied.
 
     Returns:
@@ -177,7 +177,7 @@ def receive_all(pairs: Sequence[Pair]) -> int | None:
     return min(_together(pairs, receive), default=None)
 
 
-def send_all(pairs: Sequence[Pair]) -> None:
+def send_all(pairs: Sequence[ArrayPair]) -> None:
     """Calls `send` for many pairs, on several threads if they are large.
 
     Raises:
@@ -193,7 +193,7 @@ def send_all(pairs: Sequence[Pair]) -> None:
     _together(pairs, convert)
 
 
-def _together(pairs: Sequence[Pair], convert: Callable[[np.ndarray, np.ndarray], bool]) -> set[int]:
+def _together(pairs: Sequence[ArrayPair], convert: Callable[[np.ndarray, np.ndarray], bool]) -> set[int]:
     """Converts pairs; returns the indexes of those for which `convert` returned False.
 
     All pairs are cut into pieces first, and each thread takes the next piece, so no thread waits at the end of an

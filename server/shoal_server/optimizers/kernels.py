@@ -29,10 +29,10 @@ from shoal_server.optimizers.kernel_threads import Claims, share
 
 __all__ = ["accumulate", "adagrad", "adam", "all_finite", "ftrl", "momentum", "rmsprop", "scale", "sgd", "warm_up"]
 
-Array: TypeAlias = npt.NDArray[np.floating[Any]]
+Floats: TypeAlias = npt.NDArray[np.floating[Any]]
 Bounds: TypeAlias = npt.NDArray[np.int64]
 Settings: TypeAlias = npt.NDArray[np.float64]
-Scalar: TypeAlias = np.floating[Any]
+Float: TypeAlias = np.floating[Any]
 
 BLOCK = 1 << 17  # elements: 0.1 ms of work, so that no thread waits long for the last block
 
@@ -106,7 +106,7 @@ def _runs(bounds: int, rates: int, claims: int) -> Iterator[tuple[int, int, int]
 
 @update(slots=0, scalars=1)
 def sgd(
-    values: Array, gradient: Array, bounds: Bounds, decay: Settings, rates: Settings, claims: Claims, rate: Scalar
+    values: Floats, gradient: Floats, bounds: Bounds, decay: Settings, rates: Settings, claims: Claims, rate: Float
 ) -> None:
     """Applies `shoal.optim.SGD`.
 
@@ -123,17 +123,17 @@ def sgd(
 
 @update(slots=1, scalars=4)
 def momentum(
-    values: Array,
-    gradient: Array,
-    momentum_buffer: Array,
+    values: Floats,
+    gradient: Floats,
+    momentum_buffer: Floats,
     bounds: Bounds,
     decay: Settings,
     rates: Settings,
     claims: Claims,
-    rate: Scalar,
-    keep: Scalar,
-    direct: Scalar,
-    through: Scalar,
+    rate: Float,
+    keep: Float,
+    direct: Float,
+    through: Float,
 ) -> None:
     """Applies `shoal.optim.Momentum`: the step is direct * g + through * s.
 
@@ -155,15 +155,15 @@ def momentum(
 
 @update(slots=1, scalars=2)
 def adagrad(
-    values: Array,
-    gradient: Array,
-    accumulator: Array,
+    values: Floats,
+    gradient: Floats,
+    accumulator: Floats,
     bounds: Bounds,
     decay: Settings,
     rates: Settings,
     claims: Claims,
-    rate: Scalar,
-    eps: Scalar,
+    rate: Float,
+    eps: Float,
 ) -> None:
     """Applies `shoal.optim.Adagrad`.
 
@@ -183,21 +183,21 @@ def adagrad(
 
 @update(slots=1, optional_slots=2, scalars=6)
 def rmsprop(
-    values: Array,
-    gradient: Array,
-    square_avg: Array,
-    grad_avg: Array | None,
-    momentum_buffer: Array | None,
+    values: Floats,
+    gradient: Floats,
+    square_avg: Floats,
+    grad_avg: Floats | None,
+    momentum_buffer: Floats | None,
     bounds: Bounds,
     decay: Settings,
     rates: Settings,
     claims: Claims,
-    rate: Scalar,
-    alpha: Scalar,
-    rest: Scalar,
-    inner: Scalar,
-    outer: Scalar,
-    keep: Scalar,
+    rate: Float,
+    alpha: Float,
+    rest: Float,
+    inner: Float,
+    outer: Float,
+    keep: Float,
 ) -> None:
     """Applies `shoal.optim.RMSProp`.
 
@@ -234,23 +234,23 @@ def rmsprop(
 
 @update(slots=2, scalars=9)
 def adam(
-    values: Array,
-    gradient: Array,
-    exp_avg: Array,
-    exp_avg_sq: Array,
+    values: Floats,
+    gradient: Floats,
+    exp_avg: Floats,
+    exp_avg_sq: Floats,
     bounds: Bounds,
     decay: Settings,
     rates: Settings,
     claims: Claims,
-    step: Scalar,
-    unbias: Scalar,
-    beta1: Scalar,
-    rest1: Scalar,
-    beta2: Scalar,
-    rest2: Scalar,
-    eps: Scalar,
-    couple: Scalar,
-    shrink: Scalar,
+    step: Float,
+    unbias: Float,
+    beta1: Float,
+    rest1: Float,
+    beta2: Float,
+    rest2: Float,
+    eps: Float,
+    couple: Float,
+    shrink: Float,
 ) -> None:
     """Applies `shoal.optim.Adam` and `AdamW`.
 
@@ -283,20 +283,20 @@ def adam(
 
 @update(slots=2, scalars=5, optional_scalars=1)
 def ftrl(
-    values: Array,
-    gradient: Array,
-    accumulator: Array,
-    linear: Array,
+    values: Floats,
+    gradient: Floats,
+    accumulator: Floats,
+    linear: Floats,
     bounds: Bounds,
     decay: Settings,
     rates: Settings,
     claims: Claims,
-    rate: Scalar,
-    l1: Scalar,
-    l2: Scalar,
-    l2_shrinkage: Scalar,
-    beta: Scalar,
-    power: Scalar | None,
+    rate: Float,
+    l1: Float,
+    l2: Float,
+    l2_shrinkage: Float,
+    beta: Float,
+    power: Float | None,
 ) -> None:
     """Applies `shoal.optim.FTRL`.
 
@@ -330,7 +330,7 @@ def ftrl(
 
 # Means are limited to finite numbers, above which rounding may lead.
 @kernel([(writable(dtype), readable(dtype), dtype, dtype, CLAIMS) for dtype in FLOATS])
-def _accumulate(total: Array, gradient: Array, weight: Scalar, largest: Scalar, claims: Claims) -> None:
+def _accumulate(total: Floats, gradient: Floats, weight: Float, largest: Float, claims: Claims) -> None:
     for start, stop in _blocks(_address(claims)):
         t, g = total[start:stop], gradient[start:stop]
         for i in range(t.size):
@@ -338,7 +338,7 @@ def _accumulate(total: Array, gradient: Array, weight: Scalar, largest: Scalar, 
 
 
 @kernel([(writable(dtype), readable(dtype), dtype, dtype, CLAIMS) for dtype in FLOATS])
-def _blend(total: Array, gradient: Array, weight: Scalar, largest: Scalar, claims: Claims) -> None:
+def _blend(total: Floats, gradient: Floats, weight: Float, largest: Float, claims: Claims) -> None:
     for start, stop in _blocks(_address(claims)):
         t, g = total[start:stop], gradient[start:stop]
         for i in range(t.size):
@@ -346,7 +346,7 @@ def _blend(total: Array, gradient: Array, weight: Scalar, largest: Scalar, claim
 
 
 @kernel([(writable(dtype), dtype, dtype, CLAIMS) for dtype in FLOATS])
-def _scale(total: Array, factor: Scalar, largest: Scalar, claims: Claims) -> None:
+def _scale(total: Floats, factor: Float, largest: Float, claims: Claims) -> None:
     for start, stop in _blocks(_address(claims)):
         t = total[start:stop]
         for i in range(t.size):
@@ -368,7 +368,7 @@ def _exponents_below(bits: npt.NDArray[Any], infinity: Any, claims: Claims) -> b
     return True
 
 
-def accumulate(total: Array, gradient: Array, weight: float, *, both: bool = False) -> None:
+def accumulate(total: Floats, gradient: Floats, weight: float, *, both: bool = False) -> None:
     """Computes total := total + weight * gradient, element by element, limited to finite numbers.
 
     Args:
@@ -386,7 +386,7 @@ def accumulate(total: Array, gradient: Array, weight: float, *, both: bool = Fal
     share(total.size, lambda claims: chosen(total, gradient, as_scalar, largest, claims))
 
 
-def scale(total: Array, factor: float) -> None:
+def scale(total: Floats, factor: float) -> None:
     """Computes total := factor * total, limited to finite numbers."""
     scalars = total.dtype.type(factor), np.finfo(total.dtype).max
     share(total.size, lambda claims: _scale(total, *scalars, claims))

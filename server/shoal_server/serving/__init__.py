@@ -10,7 +10,7 @@ from shoal_server.serving.endpoint import Endpoint, EndpointConfig, EndpointFact
 from shoal_server.serving.lane_endpoint import LaneHandler
 from shoal_server.serving.pending_push import PendingPush, stamp_of
 from shoal_server.serving.pulls import PendingPull, replies
-from shoal_server.serving.pushes import Source, from_chunks, from_region
+from shoal_server.serving.pushes import PushSource, from_chunks, from_region
 from shoal_server.serving.registry import EndpointGroup, register, unregister
 from shoal_server.serving.service import DataService, required
 from shoal_server.serving.servicer import SERVICE, ParameterServerServicer, add_to_server
@@ -26,7 +26,7 @@ __all__ = [
     "ParameterServerServicer",
     "PendingPull",
     "PendingPush",
-    "Source",
+    "PushSource",
     "add_to_server",
     "from_chunks",
     "from_region",

@@ -117,12 +117,12 @@ class GrpcEndpoint(Endpoint):
     def _assign(self, request: Iterator[bytes], context: grpc.ServicerContext) -> pb.PushReply:
         return _reply(self._service.assign(*self._messages(self._watched(request, context))))
 
-    def _messages(self, stream: Iterator[bytes]) -> tuple[pb.PushHeader, pushes.Source]:
+    def _messages(self, stream: Iterator[bytes]) -> tuple[pb.PushHeader, pushes.PushSource]:
         """Returns the header of a push, and the source of its payload."""
         header, first = decode_push(next(stream, b""))
         return required(header), self._source(first, stream)
 
-    def _source(self, first: Sequence[Chunk], stream: Iterator[bytes]) -> pushes.Source:
+    def _source(self, first: Sequence[Chunk], stream: Iterator[bytes]) -> pushes.PushSource:
         def rest(assembler: Assembler) -> Iterator[tuple[pb.PushRequest, int]]:
             return (read_message(pb.PushRequest, message, assembler) for message in stream)
 

@@ -273,7 +273,7 @@ class LaneHandler:
     def _push(self, payload: memoryview) -> None:
         stream = _ChunkFrames(self._lane)
 
-        def read() -> tuple[pb.PushHeader, pushes.Source]:
+        def read() -> tuple[pb.PushHeader, pushes.PushSource]:
             first, chunks = decode_push(payload)
             header = required(first)
             region = self._region(header.region) if header.region else None

@@ -21,10 +21,10 @@ _OUTCOMES = {
 }
 
 # Receives the slabs of some aggregations of some shards; returns them by slab of the call.
-Source = Callable[[Selection, Collection[Aggregation], BufferPool], SlabArrays]
+PushSource = Callable[[Selection, Collection[Aggregation], BufferPool], SlabArrays]
 
 
-def receive(push: PendingPush, source: Source, check: Callable[[], object]) -> tuple[Selection, AnswerPush]:
+def receive(push: PendingPush, source: PushSource, check: Callable[[], object]) -> tuple[Selection, AnswerPush]:
     """Receives a push that does not wait any longer, stages it on all its shards, and commits it if its header says so.
 
     Args:
@@ -92,7 +92,7 @@ def reply_of(shards: Selection, answer: AnswerPush) -> bytes:
     return shards.headers.of_push(answer.version, answer.step, _OUTCOMES[answer.outcome], answer.staleness)
 
 
-def assign(store: ShardStore, header: pb.PushHeader, source: Source, check: Callable[[], object]) -> Selection:
+def assign(store: ShardStore, header: pb.PushHeader, source: PushSource, check: Callable[[], object]) -> Selection:
     """Receives values of all variables and overwrites those of the shards.
 
     Args:
@@ -129,7 +129,7 @@ def from_chunks(
     first: Sequence[Chunk],
     rest: Callable[[Assembler], Iterable[tuple[pb.PushRequest, int]]],
     on_received: Callable[[int], object],
-) -> Source:
+) -> PushSource:
     """Returns a source that receives chunks.
 
     Args:
@@ -161,7 +161,7 @@ def from_chunks(
     return source
 
 
-def from_region(region: np.ndarray, on_received: Callable[[int], object] = lambda _: None) -> Source:
+def from_region(region: np.ndarray, on_received: Callable[[int], object] = lambda _: None) -> PushSource:
     """Returns a source that reads a region of shared memory.
 
     The source copies the region before it checks it, because the client may write to it at any time.

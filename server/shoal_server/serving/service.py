@@ -65,7 +65,7 @@ class DataService:
 
     def push(
         self,
-        read: Callable[[], tuple[pb.PushHeader, pushes.Source]],
+        read: Callable[[], tuple[pb.PushHeader, pushes.PushSource]],
         wait: Callable[[PendingPush], object] = PendingPush.wait,
         *,
         end: Callable[[], object],
@@ -109,7 +109,7 @@ class DataService:
         self._check_caller(header.stamp)
         return PendingPush(self.store, header)
 
-    def finish_push(self, push: PendingPush, source: pushes.Source, end: Callable[[], object]) -> bytes:
+    def finish_push(self, push: PendingPush, source: pushes.PushSource, end: Callable[[], object]) -> bytes:
         """Receives a push that does not wait any longer.
 
         Args:
@@ -143,7 +143,7 @@ class DataService:
             shards, answer = pushes.commit(self.store, request)
         return self._reply(shards, answer)
 
-    def assign(self, header: pb.PushHeader, source: pushes.Source) -> bytes:
+    def assign(self, header: pb.PushHeader, source: pushes.PushSource) -> bytes:
         """Overwrites values. Returns an encoded `PushReply`.
 
         Raises:
@@ -188,7 +188,7 @@ class DataService:
             self._authorizer.check_participant(caller, stamp.job, stamp.worker, stamp.incarnation, reading=reading)
 
     def _receive(
-        self, push: PendingPush, source: pushes.Source, end: Callable[[], object]
+        self, push: PendingPush, source: pushes.PushSource, end: Callable[[], object]
     ) -> tuple[Selection, AnswerPush]:
         """Receives a push, after an earlier transfer of the same worker has ended, and before it takes memory."""
 

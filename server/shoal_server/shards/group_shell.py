@@ -78,7 +78,7 @@ class GroupShell:
         """Whether the shards were dropped, or became unusable by an error."""
         return self._closed
 
-    def close(self, effects: Iterable[events.Effect] = ()) -> None:
+    def close(self, effects: Iterable[events.LockGroupEffect] = ()) -> None:
         """Refuses waiting and later calls, and those that these effects would have answered."""
         with self._lock:
             self._closed = True
@@ -90,7 +90,9 @@ class GroupShell:
         tickets.refuse_all([*waiting, *tickets.answered_by(effects)], self._gone(), self.config.name)
         self.commit_gate.close()  # last, so that held commits find the group closed
 
-    def _handle(self, event: events.Event, cut: PendingCut | None = None, *, ends: bool = False) -> list[events.Effect]:
+    def _handle(
+        self, event: events.LockGroupEvent, cut: PendingCut | None = None, *, ends: bool = False
+    ) -> list[events.LockGroupEffect]:
         """Handles an event and carries out the effects. If `ends` is set, a closed group ignores the event."""
         with self._lock:
             if ends and self._closed:
@@ -124,7 +126,7 @@ class GroupShell:
             self._work_on_folds()
         return [*effects, *self._handle(events.FoldsDone())] if folds and folds[-1].seals else effects
 
-    def _take_cut(self, cut: PendingCut, effects: Iterable[events.Effect]) -> None:
+    def _take_cut(self, cut: PendingCut, effects: Iterable[events.LockGroupEffect]) -> None:
         """Takes the snapshots of a cut if it is answered. Called with the lock held."""
         for effect in effects:
             if isinstance(effect, events.AnswerCut):

@@ -9,7 +9,7 @@ from typing import Protocol
 import structlog
 
 from shoal import errors
-from shoal_server.shards.machine.events import AnswerPulls, Effect, GrantPermit, RefusePermit, RefusePull
+from shoal_server.shards.machine.events import AnswerPulls, GrantPermit, LockGroupEffect, RefusePermit, RefusePull
 
 _log = structlog.get_logger(__name__)
 
@@ -37,7 +37,7 @@ class PushTicket(Protocol):
 # If the callback of one ticket fails, the others must still wake, and the push that wakes them must not fail.
 
 
-def deliver(effect: Effect, job: str) -> None:
+def deliver(effect: LockGroupEffect, job: str) -> None:
     """Makes the calls that answer tickets.
 
     Args:
@@ -54,7 +54,7 @@ def deliver(effect: Effect, job: str) -> None:
             refuse(effect.ticket, effect.error, job)
 
 
-def answered_by(effects: Iterable[Effect]) -> list[PullTicket | PushTicket]:
+def answered_by(effects: Iterable[LockGroupEffect]) -> list[PullTicket | PushTicket]:
     """Returns the tickets that `deliver` would answer for these effects."""
     found: list[PullTicket | PushTicket] = []
     for effect in effects:

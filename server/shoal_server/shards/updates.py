@@ -30,7 +30,7 @@ class Updates:
         self._stored, self._on_apply, self._memory = stored, on_apply, memory
         self.folds = FoldQueue(lambda contribution, expected: stored().fold(contribution, expected))
 
-    def carry_out(self, effects: Sequence[events.Effect], version: int) -> None:
+    def carry_out(self, effects: Sequence[events.LockGroupEffect], version: int) -> None:
         """Queues the folds and applies the updates, in the order of the effects. Called with the lock of the group.
 
         Args:

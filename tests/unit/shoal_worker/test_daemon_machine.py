@@ -14,9 +14,9 @@ from shoal.status import JobState, JobStatus
 from shoal_worker.assignment import (
     Assigned,
     AssignedJob,
+    AssignmentEffect,
+    AssignmentEvent,
     AssignmentMachine,
-    Effect,
-    Event,
     Finish,
     IncarnationChanged,
     JobOver,
@@ -37,16 +37,16 @@ DONE = TrainerEnded(0, TrainerOutcome(), progressed=True)
 KILLED = TrainerEnded(-9, None, progressed=False)
 
 
-def fed(machine: AssignmentMachine, *events: Event) -> list[Effect]:
+def fed(machine: AssignmentMachine, *events: AssignmentEvent) -> list[AssignmentEffect]:
     """The effects of the last event."""
-    effects: list[Effect] = []
+    effects: list[AssignmentEffect] = []
     for event in events:
         effects = machine.handle(event)
         machine.validate()
     return effects
 
 
-def registered(*events: Event) -> AssignmentMachine:
+def registered(*events: AssignmentEvent) -> AssignmentMachine:
     machine = AssignmentMachine()
     fed(machine, IncarnationChanged(1), *events)
     return machine
@@ -85,7 +85,9 @@ def test_an_error_is_reported_to_the_coordinator() -> None:
         (TrainerEnded(-6, None, True, "a limit"), Renew("the trainer was killed by SIGABRT; a limit")),
     ],
 )
-def test_an_error_names_the_limit_that_the_trainer_may_have_exceeded(ended: TrainerEnded, effect: Effect) -> None:
+def test_an_error_names_the_limit_that_the_trainer_may_have_exceeded(
+    ended: TrainerEnded, effect: AssignmentEffect
+) -> None:
     assert fed(registered(Assigned(A)), ended) == [effect]
 
 

@@ -25,7 +25,7 @@ from shoal_distribute.coordinator.worker_link import HEARTBEAT_INTERVAL_S, SILEN
 _MAX_CONNECTIONS = 8
 _HELLO_S = 5.0
 
-Report = tuple[CallFrame, list[Buffer]]
+CallReport = tuple[CallFrame, list[Buffer]]
 
 
 class ChiefLink:
@@ -38,7 +38,7 @@ class ChiefLink:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.reports: queue.SimpleQueue[Report | errors.ShoalError | None] = queue.SimpleQueue()
+        self.reports: queue.SimpleQueue[CallReport | errors.ShoalError | None] = queue.SimpleQueue()
         self._connections: list[Connection] = []
 
     def add(self, connection: Connection) -> None:
@@ -175,4 +175,4 @@ def listen(listening: socket.socket, receiver: OrdersReceiver, security: Securit
     return listener.stop
 
 
-__all__ = ["ChiefLink", "OrdersReceiver", "Report", "listen"]
+__all__ = ["CallReport", "ChiefLink", "OrdersReceiver", "listen"]

@@ -15,7 +15,7 @@ from shoal_distribute.keras.names import Advising
 from shoal_distribute.keras.training.callback import Callback, History, LambdaCallback, Logs
 from shoal_distribute.keras.training.event_callback import EventCallback
 
-Mode = Literal["auto", "min", "max"]
+MonitorMode = Literal["auto", "min", "max"]
 # Metrics of which more is better contain one of these.
 _RISING = ("acc", "auc", "precision", "recall")
 
@@ -28,7 +28,7 @@ class _Monitoring(Callback, Advising):
         mode: whether less ("min") or more ("max") is better; "auto" means by the name.
     """
 
-    def __init__(self, monitor: str, mode: Mode, /) -> None:
+    def __init__(self, monitor: str, mode: MonitorMode, /) -> None:
         if mode not in {"auto", "min", "max"}:
             raise errors.BadRequest(f"{type(self).__name__}: mode is {mode!r}; it must be 'auto', 'min' or 'max'")
         self.monitor = monitor
@@ -66,7 +66,7 @@ class EarlyStopping(_Monitoring):
         min_delta: float = 0,
         patience: int = 0,
         verbose: int = 0,
-        mode: Mode = "auto",
+        mode: MonitorMode = "auto",
         baseline: float | None = None,
         restore_best_weights: bool = False,
         start_from_epoch: int = 0,
@@ -127,7 +127,7 @@ class ModelCheckpoint(_Monitoring):
         verbose: int = 0,
         save_best_only: bool = False,
         save_weights_only: bool = False,
-        mode: Mode = "auto",
+        mode: MonitorMode = "auto",
         save_freq: str = "epoch",
     ) -> None:
         super().__init__(monitor, mode)
@@ -193,7 +193,7 @@ class ReduceLROnPlateau(_Monitoring):
         factor: float = 0.1,
         patience: int = 10,
         verbose: int = 0,
-        mode: Mode = "auto",
+        mode: MonitorMode = "auto",
         min_delta: float = 0.0001,
         cooldown: int = 0,
         min_lr: float = 0.0,

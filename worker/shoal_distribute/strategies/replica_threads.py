@@ -10,7 +10,7 @@ from shoal_distribute.rendezvous import Rendezvous
 from shoal_distribute.replica_context import ReplicaContext, Replicated, entered_strategies, running
 
 # The arguments of one replica: by position, and by name.
-Call = tuple[tuple[Any, ...], dict[str, Any]]
+ReplicaCall = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class ReplicaThreads:
@@ -31,7 +31,7 @@ class ReplicaThreads:
         if not several:
             devices[0].activate()
 
-    def run(self, strategy: Replicated, fn: Callable[..., Any], calls: Sequence[Call]) -> list[Any]:
+    def run(self, strategy: Replicated, fn: Callable[..., Any], calls: Sequence[ReplicaCall]) -> list[Any]:
         """Calls a function with each replica's arguments, at the same time.
 
         Args:
@@ -79,7 +79,7 @@ class ReplicaThreads:
             pool.shutdown()
 
 
-def _run_replica(replica: ReplicaContext, rendezvous: Rendezvous, fn: Callable[..., Any], call: Call) -> Any:
+def _run_replica(replica: ReplicaContext, rendezvous: Rendezvous, fn: Callable[..., Any], call: ReplicaCall) -> Any:
     args, kwargs = call
     scopes, number = entered_strategies(), replica.local_replica
     scopes.append(replica.strategy)

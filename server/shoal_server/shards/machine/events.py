@@ -230,7 +230,7 @@ class ValuesRestored:
     step: int
 
 
-Event = (
+LockGroupEvent = (
     WorkerAdmitted
     | WorkerFenced
     | WorkerReleased
@@ -368,7 +368,7 @@ class AnswerCut:
     pushes: Mapping[str, PushCounts]
 
 
-Effect = (
+LockGroupEffect = (
     Fold
     | Apply
     | MeasureNorm
@@ -387,7 +387,7 @@ Effect = (
 E = TypeVar("E")
 
 
-def only(effects: Iterable[Effect], kind: type[E]) -> E:
+def only(effects: Iterable[LockGroupEffect], kind: type[E]) -> E:
     """Returns the only effect of a kind."""
     (effect,) = (effect for effect in effects if isinstance(effect, kind))
     return effect

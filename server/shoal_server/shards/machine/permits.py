@@ -12,7 +12,7 @@ from typing import Any
 
 from shoal import errors
 from shoal_server.shards.machine.clocks import Clocks
-from shoal_server.shards.machine.events import Effect, GrantPermit, RefusePermit
+from shoal_server.shards.machine.events import GrantPermit, LockGroupEffect, RefusePermit
 from shoal_server.shards.machine.mode import Mode
 
 # Place of a worker in a step's sum: its rank and its incarnation.
@@ -51,7 +51,7 @@ class Permits:
         """Number of gradients that are or will be in memory, besides the running sum."""
         return len(self._granted) + self._mode.held + self._released - self._folded
 
-    def open(self, ticket: Any, place: _Place, step: int) -> list[Effect]:
+    def open(self, ticket: Any, place: _Place, step: int) -> list[LockGroupEffect]:
         """Announces a push. `settle` grants the permit.
 
         Args:
@@ -109,7 +109,7 @@ class Permits:
         """
         self._folded = self._released if count is None else max(self._folded, count)
 
-    def refuse(self, place: _Place, error: errors.ShoalError) -> list[Effect]:
+    def refuse(self, place: _Place, error: errors.ShoalError) -> list[LockGroupEffect]:
         """Refuses a worker's push if it waits."""
         waits = self._waiting.pop(place, None)
         return [RefusePermit(waits[0], error)] if waits else []
@@ -130,7 +130,7 @@ class Permits:
         """Places of the workers whose pushes were opened and are not committed."""
         return self._waiting.keys() | self._granted.keys()
 
-    def settle(self) -> list[Effect]:
+    def settle(self) -> list[LockGroupEffect]:
         """Answers the pushes that need not wait any longer. Called after each event."""
         if not self._waiting:
             return []

@@ -13,7 +13,7 @@ from typing import Any
 from shoal import errors
 from shoal._limits import catalogue
 from shoal_server.shards.machine.clocks import SLACK, Clocks
-from shoal_server.shards.machine.events import AnswerPulls, Effect, PullRequested, RefusePull
+from shoal_server.shards.machine.events import AnswerPulls, LockGroupEffect, PullRequested, RefusePull
 from shoal_server.shards.machine.mode import Mode
 
 # Steps ahead for which a pull may ask: values of the next step, while the worker computes this one.
@@ -122,7 +122,7 @@ class Pulls:
         """Returns the number of waiting pulls."""
         return len(self._of_workers) + len(self.readers)
 
-    def read(self, ticket: Any, step: int) -> list[Effect]:
+    def read(self, ticket: Any, step: int) -> list[LockGroupEffect]:
         """Answers the pull of a reader, or lets it wait.
 
         Raises:
@@ -143,7 +143,7 @@ class Pulls:
         if ahead > MAX_AHEAD:
             raise errors.BadRequest(f"{self._name}: a pull is {ahead} steps ahead; the maximum is {MAX_AHEAD}")
 
-    def request(self, event: PullRequested) -> list[Effect]:
+    def request(self, event: PullRequested) -> list[LockGroupEffect]:
         """Answers the pull of an admitted worker, or lets it wait.
 
         Raises:
@@ -161,19 +161,19 @@ class Pulls:
         self._of_workers.remove(ticket)
         self.readers.pop(ticket, None)
 
-    def settle(self) -> list[Effect]:
+    def settle(self) -> list[LockGroupEffect]:
         """Answers the workers' pulls that may now pass."""
         if not len(self._of_workers):
             return []
         ready = self._of_workers.pop_up_to(self._mode.limit(self._clocks))
         return [self._admit(step, pulls) for step, pulls in ready]
 
-    def answer_readers(self) -> list[Effect]:
+    def answer_readers(self) -> list[LockGroupEffect]:
         """Answers the readers that have waited for a norm."""
         readers, self.readers = self.readers, {}
         return [AnswerPulls((ticket,), step) for ticket, step in readers.items()]
 
-    def refuse(self, worker: str, error: errors.ShoalError) -> list[Effect]:
+    def refuse(self, worker: str, error: errors.ShoalError) -> list[LockGroupEffect]:
         """Refuses the pulls of one worker."""
         tickets = [ticket for ticket, pull in self._of_workers.items() if pull.worker == worker]
         for ticket in tickets:

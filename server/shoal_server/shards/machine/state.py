@@ -14,7 +14,7 @@ from shoal import errors
 from shoal.optim import Schedule
 from shoal_server.shards.machine import events
 from shoal_server.shards.machine.clocks import Clocks, WorkerClock, check_step
-from shoal_server.shards.machine.events import Effect
+from shoal_server.shards.machine.events import LockGroupEffect
 from shoal_server.shards.machine.mode import Apply, Contribution, Fold, Mode
 from shoal_server.shards.machine.norm_exchange import NormExchange
 from shoal_server.shards.machine.permits import Permits
@@ -57,7 +57,7 @@ class GroupState:
         self._fences, self._answers = Fences(self.name), Answers(self.name)
         self._norms = NormExchange(self.name, self.peers)
 
-    def handle(self, event: events.Event) -> list[Effect]:
+    def handle(self, event: events.LockGroupEvent) -> list[LockGroupEffect]:
         """Handles one event and returns the effects.
 
         Raises:
@@ -76,7 +76,7 @@ class GroupState:
             effects += self._answer_delayed()
         return effects
 
-    def _handle(self, event: events.Event) -> list[Effect]:
+    def _handle(self, event: events.LockGroupEvent) -> list[LockGroupEffect]:
         match event:
             case events.PullRequested():
                 return self._pull_requested(event)
@@ -158,7 +158,7 @@ class GroupState:
         assert self.mode.awaits_norm or not self._cut_waits
         self.permits.validate()
 
-    def _worker_admitted(self, event: events.WorkerAdmitted) -> list[Effect]:
+    def _worker_admitted(self, event: events.WorkerAdmitted) -> list[LockGroupEffect]:
         clock = self.clocks.get(event.worker)
         if clock and clock.incarnation == event.incarnation:  # repeated
             return [events.AnswerAdmission(clock.steps)]
@@ -175,7 +175,7 @@ class GroupState:
         self.applied.admit(event.worker, event.incarnation)
         return [*self._settle(), events.AnswerAdmission(entry)]
 
-    def _worker_fenced(self, event: events.WorkerFenced) -> list[Effect]:
+    def _worker_fenced(self, event: events.WorkerFenced) -> list[LockGroupEffect]:
         self._fences.add(event.worker, event.incarnation)
         clock = self.clocks.get(event.worker)
         if not clock or clock.incarnation > event.incarnation:
@@ -184,7 +184,7 @@ class GroupState:
         refused = [*self.permits.refuse(clock.place, error), *self._pulls.refuse(event.worker, error)]
         return [*refused, events.AnswerFence(self._answers.committed(event.worker))]
 
-    def _worker_released(self, event: events.WorkerReleased) -> list[Effect]:
+    def _worker_released(self, event: events.WorkerReleased) -> list[LockGroupEffect]:
         effects = self._worker_fenced(events.WorkerFenced(event.worker, event.incarnation))
         clock = self.clocks.get(event.worker)
         if not clock or clock.incarnation > event.incarnation:
@@ -201,7 +201,7 @@ class GroupState:
         self.permits.drop(clock.place)
         return [*effects, *self._settle()]
 
-    def _pull_requested(self, event: events.PullRequested) -> list[Effect]:
+    def _pull_requested(self, event: events.PullRequested) -> list[LockGroupEffect]:
         if not event.worker:
             return self._pulls.read(event.ticket, event.step)
         self._pulls.check_ahead(event.ahead)
@@ -209,7 +209,9 @@ class GroupState:
         check_step(self.name, event.step, self.furthest)
         return [*self._finish_earlier_steps(clock, event.step), *self._pulls.request(event)]
 
-    def _permits_changed(self, event: events.PushOpened | events.PushWithdrawn | events.Folded) -> list[Effect]:
+    def _permits_changed(
+        self, event: events.PushOpened | events.PushWithdrawn | events.Folded
+    ) -> list[LockGroupEffect]:
         if isinstance(event, events.Folded):
             self.permits.folded(event.count)
         elif isinstance(event, events.PushWithdrawn):
@@ -228,14 +230,14 @@ class GroupState:
             raise errors.BadRequest(f"{why}; pull first, or wait at the barrier", step=event.step)
         return answer
 
-    def _push_staged(self, event: events.PushStaged) -> list[Effect]:
+    def _push_staged(self, event: events.PushStaged) -> list[LockGroupEffect]:
         if answer := self._answer_or_check(event):
             return [answer]
         push = (event.step, event.weight, event.version, event.payload, event.worker, event.cursor, event.squares)
         self._staged[event.worker] = Contribution(self.clocks[event.worker].rank, event.incarnation, *push)
         return [events.AnswerPush("staged", 0, event.step, self.version)]
 
-    def _push_committed(self, event: events.PushCommitted) -> list[Effect]:
+    def _push_committed(self, event: events.PushCommitted) -> list[LockGroupEffect]:
         if answer := self.answer_to(event.worker, event.incarnation, event.step):
             return [answer]
         staged = self._staged.get(event.worker)
@@ -245,12 +247,14 @@ class GroupState:
             )
         return self._commit(event.worker, self.clocks[event.worker], defers=event.defers)
 
-    def _seal_advanced(self, event: events.FoldsDone | events.NormMeasured | events.NormReceived) -> list[Effect]:
+    def _seal_advanced(
+        self, event: events.FoldsDone | events.NormMeasured | events.NormReceived
+    ) -> list[LockGroupEffect]:
         """Closes the sealed step if all that it waits for is there."""
         if isinstance(event, events.FoldsDone):
             return [events.MeasureNorm()] if self.mode.folds_done() else self._settle()
         step = self.mode.next_step(0)
-        effects = list[Effect]()
+        effects = list[LockGroupEffect]()
         if isinstance(event, events.NormMeasured):
             effects.append(events.ShareNorm(step, event.squares))
         if (total := self._norms.add(event, step)) is not None:
@@ -258,7 +262,7 @@ class GroupState:
             effects += self._settle()
         return effects
 
-    def _answer_delayed(self) -> list[Effect]:
+    def _answer_delayed(self) -> list[LockGroupEffect]:
         """Answers the readers and the cut that have waited for a norm."""
         effects = self._pulls.answer_readers()
         if self._cut_waits:
@@ -267,7 +271,7 @@ class GroupState:
         self._cut_waits = False
         return effects
 
-    def _cut_requested(self, event: events.CutRequested) -> list[Effect]:
+    def _cut_requested(self, event: events.CutRequested) -> list[LockGroupEffect]:
         for progress in event.progress.values():
             check_step(self.name, max(progress.committed, progress.finished))
         # So that the cut has no sealed step, unless it needs the norms of other servers.
@@ -287,7 +291,7 @@ class GroupState:
         self._cut_waits = True  # `handle` answers it, now or later
         return effects
 
-    def _values_overwritten(self, event: events.ValuesAssigned | events.ValuesRestored) -> list[Effect]:
+    def _values_overwritten(self, event: events.ValuesAssigned | events.ValuesRestored) -> list[LockGroupEffect]:
         restores = isinstance(event, events.ValuesRestored)
         # A worker may have read the values that this would overwrite. A restarted coordinator may repeat a restore.
         if self._used or (restores and self.clocks):
@@ -299,7 +303,7 @@ class GroupState:
             self.mode.resume(event.step)
         return [events.Overwrite()]
 
-    def _commit(self, worker: str, clock: WorkerClock, *, defers: bool = False) -> list[Effect]:
+    def _commit(self, worker: str, clock: WorkerClock, *, defers: bool = False) -> list[LockGroupEffect]:
         staged = self._staged.pop(worker)
         self.applied.count(2)  # so that the queue stays short
         self.permits.committed(staged.place)
@@ -322,7 +326,7 @@ class GroupState:
         self._answers.remember(worker, staged.step, answer)
         return [*effects, answer]
 
-    def _finish_earlier_steps(self, clock: WorkerClock, step: int) -> list[Effect]:
+    def _finish_earlier_steps(self, clock: WorkerClock, step: int) -> list[LockGroupEffect]:
         """Marks the steps before `step` as finished: a worker that pulls at a step is done with those before it.
 
         A newcomer starts at the largest entry step of all shards, and a late worker continues at the largest open step.
@@ -337,18 +341,18 @@ class GroupState:
         self.clocks.advance(clock, steps)
         self.furthest = max(self.furthest, clock.steps)
 
-    def _settle(self) -> list[Effect]:
+    def _settle(self) -> list[LockGroupEffect]:
         """Applies and folds what the mode releases, and answers the pulls that may now pass."""
         effects = self._apply(self.mode.settle(self.clocks))
         if fold := (self.mode.seal(self.clocks) if self.peers else None) or self.mode.fold(self.clocks):
             effects += self._released(fold)
         return effects + self._pulls.settle()
 
-    def _released(self, fold: Fold) -> list[Effect]:
+    def _released(self, fold: Fold) -> list[LockGroupEffect]:
         self.permits.released(len(fold.contributions))
         return [fold]
 
-    def _apply(self, applies: list[Apply]) -> list[Effect]:
+    def _apply(self, applies: list[Apply]) -> list[LockGroupEffect]:
         self.version += len(applies)
         if applies:
             self.permits.folded()

@@ -24,7 +24,7 @@ from shoal.v1 import parameter_server_pb2_grpc
 from shoal.variables import Variable
 from shoal_coordinator.cluster import Candidate, assign_shards, plan_shards
 from shoal_coordinator.effects import effect_runner
-from shoal_coordinator.effects.effect_runner import EffectRunner, Report
+from shoal_coordinator.effects.effect_runner import EffectReport, EffectRunner
 from shoal_coordinator.effects.server_calls import ServerCalls
 from shoal_coordinator.effects.server_channels import ServerChannels
 from shoal_coordinator.effects.storage_reads import StorageReads
@@ -50,14 +50,14 @@ class Host:
     """A coordinator that takes outcomes in."""
 
     def __init__(self) -> None:
-        self.outcomes: queue.Queue[Report] = queue.Queue()
+        self.outcomes: queue.Queue[EffectReport] = queue.Queue()
         self.together: list[int] = []  # how many outcomes came at a time
         self.gone: set[str] = set()
 
-    def report(self, outcome: Report) -> None:
+    def report(self, outcome: EffectReport) -> None:
         self.report_all([outcome])
 
-    def report_all(self, outcomes: Sequence[Report]) -> None:
+    def report_all(self, outcomes: Sequence[EffectReport]) -> None:
         self.together.append(len(outcomes))
         for outcome in outcomes:
             self.outcomes.put(outcome)
@@ -77,7 +77,7 @@ class Host:
     def incarnation(self, server: ServerRef) -> int:
         return 0 if server.member in self.gone else 1
 
-    def take(self, count: int) -> list[Report]:
+    def take(self, count: int) -> list[EffectReport]:
         return [self.outcomes.get(timeout=30) for _ in range(count)]
 
 

@@ -13,7 +13,7 @@ from shoal._wire.layout import Placement
 from shoal.job import Job
 from shoal.v1 import state_pb2
 from shoal_coordinator.effects import checkpoint_commit, checkpoint_cut, shard_effects, worker_effects
-from shoal_coordinator.effects.effect_runner import EffectRunner, Report
+from shoal_coordinator.effects.effect_runner import EffectReport, EffectRunner
 from shoal_coordinator.effects.storage_reads import StorageReads
 from shoal_coordinator.messages import (
     AdmitWorker,
@@ -39,9 +39,9 @@ class FakeHost:
     """Takes outcomes in."""
 
     def __init__(self) -> None:
-        self.outcomes: queue.Queue[Report] = queue.Queue()
+        self.outcomes: queue.Queue[EffectReport] = queue.Queue()
 
-    def report(self, outcome: Report) -> None:
+    def report(self, outcome: EffectReport) -> None:
         self.outcomes.put(outcome)
 
     def published(self, event: events.CheckpointPublished) -> bool:
@@ -50,7 +50,7 @@ class FakeHost:
     def held(self, event: events.CutHeld) -> HoldResult:
         raise NotImplementedError
 
-    def report_all(self, outcomes: Sequence[Report]) -> None:
+    def report_all(self, outcomes: Sequence[EffectReport]) -> None:
         for outcome in outcomes:
             self.report(outcome)
 
@@ -63,7 +63,7 @@ class FakeHost:
     def incarnation(self, server: ServerRef) -> int:
         return 1
 
-    def next(self) -> Report:
+    def next(self) -> EffectReport:
         return self.outcomes.get(timeout=30)
 
 

@@ -28,7 +28,7 @@ from shoal.v1 import state_pb2
 from shoal.variables import Variable
 from shoal_coordinator.cluster import Candidate, assign_shards, plan_shards
 from shoal_coordinator.effects import checkpoint_commit, checkpoint_cut, checkpoint_restore
-from shoal_coordinator.effects.effect_runner import EffectRunner, Report
+from shoal_coordinator.effects.effect_runner import EffectReport, EffectRunner
 from shoal_coordinator.effects.server_calls import ConcurrentCalls, ServerCalls
 from shoal_coordinator.effects.storage_reads import StorageReads, TimedCatalogue
 from shoal_coordinator.job import Ledger
@@ -117,9 +117,9 @@ class FakeHost:
     """The coordinator, as far as performing needs it."""
 
     def __init__(self) -> None:
-        self.outcomes: SimpleQueue[Report] = SimpleQueue()
+        self.outcomes: SimpleQueue[EffectReport] = SimpleQueue()
 
-    def report(self, outcome: Report) -> None:
+    def report(self, outcome: EffectReport) -> None:
         self.outcomes.put(outcome)
 
     def held(self, event: events.CutHeld) -> HoldResult:
@@ -128,7 +128,7 @@ class FakeHost:
     def published(self, event: events.CheckpointPublished) -> bool:
         raise NotImplementedError
 
-    def report_all(self, outcomes: Sequence[Report]) -> None:
+    def report_all(self, outcomes: Sequence[EffectReport]) -> None:
         for outcome in outcomes:
             self.report(outcome)
 

@@ -23,8 +23,8 @@ from shoal_server.shards.machine.events import (
     AnswerPulls,
     AnswerPush,
     CutRequested,
-    Effect,
     FoldsDone,
+    LockGroupEffect,
     PullRequested,
     PushCommitted,
     PushStaged,
@@ -330,18 +330,18 @@ def state_of(workers: int, backup_workers: int = 0) -> GroupState:
     return state
 
 
-def commit(state: GroupState, rank: int, step: int = 0) -> list[Effect]:
+def commit(state: GroupState, rank: int, step: int = 0) -> list[LockGroupEffect]:
     state.handle(PushStaged(f"w{rank}", rank + 1, step, 1.0, 0, f"g{rank}"))
     effects = state.handle(PushCommitted(f"w{rank}", rank + 1, step))
     state.validate()
     return effects
 
 
-def folded(effects: Sequence[Effect]) -> list[str]:
+def folded(effects: Sequence[LockGroupEffect]) -> list[str]:
     return [part.payload for effect in effects if isinstance(effect, Fold) for part in effect.contributions]
 
 
-def applied(effects: Sequence[Effect]) -> list[tuple[list[str], int]]:
+def applied(effects: Sequence[LockGroupEffect]) -> list[tuple[list[str], int]]:
     return [
         ([part.payload for part in effect.contributions], effect.folded)
         for effect in effects

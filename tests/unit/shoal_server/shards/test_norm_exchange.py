@@ -48,7 +48,7 @@ class Machine:
         self.cut: events.AnswerCut | None = None
         self.holds = False  # whether a cut holds the commits
 
-    def handle(self, event: events.Event) -> list[events.Effect]:
+    def handle(self, event: events.LockGroupEvent) -> list[events.LockGroupEffect]:
         effects = self.state.handle(event)
         for effect in effects:
             match effect:

@@ -13,10 +13,10 @@ from shoal import consistency, errors
 from shoal_server.shards.machine.consistency import mode_for
 from shoal_server.shards.machine.events import (
     AnswerPush,
-    Effect,
     Folded,
     FoldsDone,
     GrantPermit,
+    LockGroupEffect,
     PushCommitted,
     PushOpened,
     PushStaged,
@@ -46,7 +46,7 @@ def name(rank: int) -> str:
     return f"w{rank}"
 
 
-def handle(state: GroupState, event: Any) -> list[Effect]:
+def handle(state: GroupState, event: Any) -> list[LockGroupEffect]:
     effects = state.handle(event)
     state.validate()
     return effects
@@ -58,16 +58,16 @@ def opened(state: GroupState, *ranks: int, step: int = 0) -> list[tuple[Any, boo
     return granted(effects)
 
 
-def granted(effects: Sequence[Effect]) -> list[tuple[Any, bool]]:
+def granted(effects: Sequence[LockGroupEffect]) -> list[tuple[Any, bool]]:
     return [(effect.ticket, effect.wanted) for effect in effects if isinstance(effect, GrantPermit)]
 
 
-def contributed(state: GroupState, rank: int, step: int = 0, payload: Any = "g") -> list[Effect]:
+def contributed(state: GroupState, rank: int, step: int = 0, payload: Any = "g") -> list[LockGroupEffect]:
     handle(state, PushStaged(name(rank), 1, step, 1.0, 0, payload))
     return handle(state, PushCommitted(name(rank), 1, step, defers=True))
 
 
-def outcomes(effects: Sequence[Effect]) -> list[str]:
+def outcomes(effects: Sequence[LockGroupEffect]) -> list[str]:
     return [effect.outcome for effect in effects if isinstance(effect, AnswerPush)]
 
 

@@ -20,9 +20,9 @@ from shoal_server.shards.machine.events import (
     AnswerPulls,
     AnswerPush,
     CutRequested,
-    Effect,
-    Event,
     FoldsDone,
+    LockGroupEffect,
+    LockGroupEvent,
     Overwrite,
     PullAbandoned,
     PullRequested,
@@ -46,7 +46,7 @@ def shard(mode: consistency.Consistency, workers: Iterable[str] = ()) -> GroupSt
     return state
 
 
-def handle(state: GroupState, event: Event) -> list[Effect]:
+def handle(state: GroupState, event: LockGroupEvent) -> list[LockGroupEffect]:
     effects = state.handle(event)
     state.validate()
     return effects
@@ -61,34 +61,36 @@ def stage(
     weight: float = 1.0,
     version: int | None = None,
     incarnation: int = 1,
-) -> list[Effect]:
+) -> list[LockGroupEffect]:
     version = state.version if version is None else version
     return handle(state, PushStaged(worker, incarnation, step, weight, version, payload))
 
 
-def push(state: GroupState, worker: str, step: int, payload: str | None = "g", **kwargs: Any) -> list[Effect]:
+def push(state: GroupState, worker: str, step: int, payload: str | None = "g", **kwargs: Any) -> list[LockGroupEffect]:
     stage(state, worker, step, payload, **kwargs)
     return handle(state, PushCommitted(worker, kwargs.get("incarnation", 1), step))
 
 
-def pull(state: GroupState, worker: str, step: int, ticket: str | None = None, *, ahead: int = 0) -> list[Effect]:
+def pull(
+    state: GroupState, worker: str, step: int, ticket: str | None = None, *, ahead: int = 0
+) -> list[LockGroupEffect]:
     return handle(state, PullRequested(ticket or (worker, step + ahead), worker, 1, step, ahead))
 
 
-def applied(effects: Sequence[Effect]) -> list[list[str]]:
+def applied(effects: Sequence[LockGroupEffect]) -> list[list[str]]:
     return [[part.payload for part in effect.contributions] for effect in effects if isinstance(effect, Apply)]
 
 
-def answered(effects: Sequence[Effect]) -> list[tuple[str, int]]:
+def answered(effects: Sequence[LockGroupEffect]) -> list[tuple[str, int]]:
     return [ticket for effect in effects if isinstance(effect, AnswerPulls) for ticket in effect.tickets]
 
 
-def outcome(effects: Sequence[Effect]) -> str:
+def outcome(effects: Sequence[LockGroupEffect]) -> str:
     (answer,) = [effect for effect in effects if isinstance(effect, AnswerPush)]
     return answer.outcome
 
 
-def last_answer(effects: Sequence[Effect]) -> AnswerPush:
+def last_answer(effects: Sequence[LockGroupEffect]) -> AnswerPush:
     """Returns the last effect, which has to be the answer to a push."""
     answer = effects[-1]
     assert isinstance(answer, AnswerPush)
@@ -501,7 +503,7 @@ class DrawnHistory(RuleBasedStateMachine):
         for _ in range(workers):
             self.join()
 
-    def check_effect(self, effects: Sequence[Effect]) -> AnswerPush | None:
+    def check_effect(self, effects: Sequence[LockGroupEffect]) -> AnswerPush | None:
         answer = None
         for effect in effects:
             match effect:

@@ -15,9 +15,7 @@ from shoal_distribute.keras.tensor import Tensor, array_of, recorded
 from shoal_distribute.replica_context import current_replica
 from shoal_distribute.strategies import get_strategy
 from shoal_distribute.values import DistributedVariable
-
-# Lengths of the axes of a sample, without the batch.
-Shape = tuple[int, ...]
+from shoal_nn.layer import Shape
 
 _numbers = itertools.count()
 

@@ -7,8 +7,8 @@ from shoal import errors
 from shoal_distribute.keras.layers.base import Shape
 from shoal_distribute.keras.layers.core import ActivatedLayer, check_channels_last
 
-Pair = int | tuple[int, int]
-Padding = Literal["same", "valid"]
+SizePair = int | tuple[int, int]
+PaddingName = Literal["same", "valid"]
 
 
 class Conv2D(ActivatedLayer):
@@ -32,11 +32,11 @@ class Conv2D(ActivatedLayer):
     def __init__(
         self,
         filters: int,
-        kernel_size: Pair,
-        strides: Pair = (1, 1),
-        padding: Padding = "valid",
+        kernel_size: SizePair,
+        strides: SizePair = (1, 1),
+        padding: PaddingName = "valid",
         data_format: str | None = None,
-        dilation_rate: Pair = (1, 1),
+        dilation_rate: SizePair = (1, 1),
         groups: int = 1,
         activation: Any = None,
         use_bias: bool = True,
@@ -73,12 +73,12 @@ class DepthwiseConv2D(ActivatedLayer):
 
     def __init__(
         self,
-        kernel_size: Pair,
-        strides: Pair = (1, 1),
-        padding: Padding = "valid",
+        kernel_size: SizePair,
+        strides: SizePair = (1, 1),
+        padding: PaddingName = "valid",
         depth_multiplier: int = 1,
         data_format: str | None = None,
-        dilation_rate: Pair = (1, 1),
+        dilation_rate: SizePair = (1, 1),
         activation: Any = None,
         use_bias: bool = True,
         depthwise_initializer: Any = "glorot_uniform",
@@ -124,4 +124,4 @@ def check_windows(layer: str, padding: str, data_format: str | None, dilation_ra
         raise errors.InvalidLayer(f"{layer}(dilation_rate={dilation_rate}) is not supported; leave it at 1", kind=layer)
 
 
-__all__ = ["Conv2D", "DepthwiseConv2D", "Padding", "Pair", "check_windows", "pair"]
+__all__ = ["Conv2D", "DepthwiseConv2D", "PaddingName", "SizePair", "check_windows", "pair"]

@@ -3,7 +3,7 @@
 from typing import Any, ClassVar
 
 import shoal_nn
-from shoal_distribute.keras.layers.convolution import Padding, Pair, check_windows, pair
+from shoal_distribute.keras.layers.convolution import PaddingName, SizePair, check_windows, pair
 from shoal_distribute.keras.layers.core import check_channels_last
 from shoal_distribute.keras.layers.core_layer import CoreLayer
 
@@ -23,9 +23,9 @@ class MaxPooling2D(CoreLayer):
 
     def __init__(
         self,
-        pool_size: Pair = (2, 2),
-        strides: Pair | None = None,
-        padding: Padding = "valid",
+        pool_size: SizePair = (2, 2),
+        strides: SizePair | None = None,
+        padding: PaddingName = "valid",
         data_format: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -53,9 +53,9 @@ class AveragePooling2D(MaxPooling2D):
 
     def __init__(
         self,
-        pool_size: Pair,
-        strides: Pair | None = None,
-        padding: Padding = "valid",
+        pool_size: SizePair,
+        strides: SizePair | None = None,
+        padding: PaddingName = "valid",
         data_format: str | None = None,
         **kwargs: Any,
     ) -> None:

@@ -13,7 +13,7 @@ from shoal_distribute.values import PerReplica
 from shoal_worker.arrays import on_host
 
 # A batch: inputs, labels or None, and weights of the samples or None.
-Batch = tuple[Any, Any, Any]
+BatchTuple = tuple[Any, Any, Any]
 
 
 class ArrayBatches:
@@ -51,11 +51,11 @@ class ArrayBatches:
     def __len__(self) -> int:
         return (self.samples + self._size - 1) // self._size
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[BatchTuple]:
         self._epoch += 1
         return self.of_epoch(self._epoch - 1)
 
-    def of_epoch(self, epoch: int, first: int = 0) -> Iterator[Batch]:
+    def of_epoch(self, epoch: int, first: int = 0) -> Iterator[BatchTuple]:
         """Yields the batches of an epoch, which has an order of its own, from the batch of a number on."""
         order = np.arange(self.samples)
         if self._shuffle:
@@ -85,7 +85,7 @@ class BatchesOf:
     def __len__(self) -> int:
         return self._steps if self._steps is not None else len(self._dataset)  # type: ignore[arg-type]
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[BatchTuple]:
         if self._steps is None:
             yield from map(unpacked, self._dataset)
             return
@@ -101,7 +101,7 @@ class BatchesOf:
             yield unpacked(batch)
 
 
-def unpacked(batch: Any) -> Batch:
+def unpacked(batch: Any) -> BatchTuple:
     """Returns inputs, labels and weights of a batch, which is a tuple of up to three values or inputs alone."""
     if not isinstance(batch, tuple):
         return batch, None, None
@@ -109,7 +109,7 @@ def unpacked(batch: Any) -> Batch:
     return x, y, weights
 
 
-def divided(batch: Batch, strategy: Strategy, *, between_processes: bool = True) -> Any:
+def divided(batch: BatchTuple, strategy: Strategy, *, between_processes: bool = True) -> Any:
     """Returns a batch with the parts of this process's replicas in a `PerReplica`.
 
     The samples keep their order: the first replica gets the first ones. A part may be empty.
@@ -178,4 +178,13 @@ def _picked(part: Any, chosen: Any) -> Any:
     return [it[chosen] for it in part] if isinstance(part, list) else part[chosen]
 
 
-__all__ = ["ArrayBatches", "Batch", "BatchesOf", "check_batch_size", "divided", "samples_of", "split_off", "unpacked"]
+__all__ = [
+    "ArrayBatches",
+    "BatchTuple",
+    "BatchesOf",
+    "check_batch_size",
+    "divided",
+    "samples_of",
+    "split_off",
+    "unpacked",
+]

@@ -12,12 +12,12 @@ from shoal_distribute.keras.training.data import split_off
 from shoal_distribute.keras.training.event_callback import EventCallback
 from shoal_distribute.keras.training.place import FitPlace
 from shoal_distribute.keras.training.progress import Progbar
-from shoal_distribute.keras.training.sources import Source
+from shoal_distribute.keras.training.sources import BatchSource
 from shoal_distribute.keras.training.trained import Trained
 
 
 @dataclass
-class Plan:
+class FitPlan:
     """What `fit` is to do.
 
     Attributes:
@@ -33,11 +33,11 @@ class Plan:
     initial_epoch: int = 0
     verbose: Any = "auto"
     callbacks: list[Any] = field(default_factory=list)
-    validation: Source | None = None
+    validation: BatchSource | None = None
     validation_every: int = 1
 
 
-def train(model: Trained, batches: Source, plan: Plan) -> History:
+def train(model: Trained, batches: BatchSource, plan: FitPlan) -> History:
     """Trains a model, epoch by epoch.
 
     Args:
@@ -68,14 +68,14 @@ def train(model: Trained, batches: Source, plan: Plan) -> History:
     return history
 
 
-def evaluate(model: Trained, batches: Source, verbose: Any, callbacks: list[Any]) -> dict[str, float]:
+def evaluate(model: Trained, batches: BatchSource, verbose: Any, callbacks: list[Any]) -> dict[str, float]:
     """Returns the metrics of a model by name.
 
     Args:
         model: the compiled model.
         batches: the batches.
-        verbose: see `Plan`.
-        callbacks: see `Plan`.
+        verbose: see `FitPlan`.
+        callbacks: see `FitPlan`.
     """
     shown = level(verbose)
     params = {"epochs": 1, "steps": batches.steps, "verbose": shown}
@@ -83,14 +83,14 @@ def evaluate(model: Trained, batches: Source, verbose: Any, callbacks: list[Any]
     return _evaluated(model, batches, calls, Progbar(batches.steps, shown))
 
 
-def predict(model: Trained, batches: Source, verbose: Any, callbacks: list[Any]) -> Any:
+def predict(model: Trained, batches: BatchSource, verbose: Any, callbacks: list[Any]) -> Any:
     """Returns the outputs of a model for all samples, on the host.
 
     Args:
         model: the model.
         batches: the batches.
-        verbose: see `Plan`.
-        callbacks: see `Plan`.
+        verbose: see `FitPlan`.
+        callbacks: see `FitPlan`.
 
     Raises:
         InvalidData: there is no batch.
@@ -147,8 +147,8 @@ class _Epoch:
     """
 
     model: Trained
-    batches: Source
-    plan: Plan
+    batches: BatchSource
+    plan: FitPlan
     calls: CallbackList
     bar: Progbar
     place: FitPlace
@@ -206,7 +206,7 @@ class _Epoch:
             source.renew()
 
 
-def _evaluated(model: Trained, batches: Source, calls: CallbackList, bar: Progbar) -> dict[str, float]:
+def _evaluated(model: Trained, batches: BatchSource, calls: CallbackList, bar: Progbar) -> dict[str, float]:
     model.reset_metrics()
     calls.call("on_test_begin", {})
     step = 0
@@ -231,4 +231,4 @@ def _callback(given: Any) -> Callback:
     return given if isinstance(given, Callback) else EventCallback(given)
 
 
-__all__ = ["Plan", "evaluate", "level", "predict", "split_for_validation", "train"]
+__all__ = ["FitPlan", "evaluate", "level", "predict", "split_for_validation", "train"]

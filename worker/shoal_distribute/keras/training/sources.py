@@ -7,13 +7,13 @@ from typing import Any
 from shoal import errors
 from shoal_distribute.input import DistributedDataset
 from shoal_distribute.keras import config
-from shoal_distribute.keras.training.data import ArrayBatches, Batch, BatchesOf, check_batch_size, divided
+from shoal_distribute.keras.training.data import ArrayBatches, BatchesOf, BatchTuple, check_batch_size, divided
 from shoal_distribute.strategies import Strategy
 
 _DEFAULT_BATCH = 32
 
 
-class Source:
+class BatchSource:
     """Batches for the replicas of this process.
 
     Args:
@@ -25,11 +25,11 @@ class Source:
 
     def __init__(
         self,
-        batches: Iterable[Batch],
+        batches: Iterable[BatchTuple],
         strategy: Strategy,
         *,
         divides: bool = True,
-        renewed: Callable[[], Iterable[Batch]] | None = None,
+        renewed: Callable[[], Iterable[BatchTuple]] | None = None,
     ) -> None:
         self._batches, self._strategy, self._divides, self._renewed = batches, strategy, divides, renewed
 
@@ -84,7 +84,7 @@ def source_of(
     shuffle: bool = False,
     steps: int | None = None,
     divides: bool = True,
-) -> Source:
+) -> BatchSource:
     """Returns the batches of arrays or of a data set.
 
     Args:
@@ -95,7 +95,7 @@ def source_of(
         batch_size: samples of a batch over all replicas; None means 32.
         shuffle: whether arrays have another order in each epoch.
         steps: number of batches; None means all.
-        divides: see `Source`.
+        divides: see `BatchSource`.
 
     Raises:
         BadRequest: there are no inputs, or a data set comes with arguments that only arrays have.
@@ -109,7 +109,7 @@ def source_of(
             check_batch_size(size, strategy)
         seed = config.shuffle_seed(together=strategy.may_grow or strategy.input_pipelines > 1) if shuffle else 0
         arrays = ArrayBatches(x, y, sample_weight, size, shuffle=shuffle, seed=seed)
-        return Source(arrays if steps is None else BatchesOf(arrays, steps), strategy, divides=divides)
+        return BatchSource(arrays if steps is None else BatchesOf(arrays, steps), strategy, divides=divides)
     given = {"y": y, "sample_weight": sample_weight, "batch_size": batch_size}
     if extra := [name for name, value in given.items() if value is not None]:
         raise errors.BadRequest(
@@ -121,16 +121,16 @@ def source_of(
             f"x is a {type(x).__name__}; give an array, a list of arrays, or an iterable of batches"
         )
     if isinstance(x, DistributedDataset) or not divides:
-        return Source(BatchesOf(x, steps), strategy, divides=divides)
+        return BatchSource(BatchesOf(x, steps), strategy, divides=divides)
 
     def distributed() -> BatchesOf:
         return BatchesOf(strategy.experimental_distribute_dataset(x), steps)
 
     # With a number of steps, an epoch begins in the middle of the data: only the process itself knows where.
-    return Source(distributed(), strategy, renewed=distributed if steps is None else None)
+    return BatchSource(distributed(), strategy, renewed=distributed if steps is None else None)
 
 
-def validation_of(strategy: Strategy, data: Any, batch_size: int | None, steps: int | None) -> Source:
+def validation_of(strategy: Strategy, data: Any, batch_size: int | None, steps: int | None) -> BatchSource:
     """Returns the batches of validation data.
 
     Args:
@@ -150,4 +150,4 @@ def _is_arrays(x: Any) -> bool:
     return bool(parts) and all(hasattr(part, "dtype") for part in parts)
 
 
-__all__ = ["Source", "source_of", "validation_of"]
+__all__ = ["BatchSource", "source_of", "validation_of"]

@@ -209,7 +209,7 @@ class Trainer:
         if not self.built and batches.first_sample is not None:
             # Before the first run: servers need all variables then.
             self._outputs_of(batches.first_sample, training=False)
-        plan = loops.Plan(epochs, initial_epoch, verbose, list(callbacks or []))
+        plan = loops.FitPlan(epochs, initial_epoch, verbose, list(callbacks or []))
         if validation_data is not None:
             size = validation_batch_size or batch_size
             plan.validation = validation_of(self.strategy, validation_data, size, validation_steps)
