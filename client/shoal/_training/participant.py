@@ -18,7 +18,7 @@ from shoal._training.overlap import Pipeline
 from shoal._training.parameters import ParameterClient
 from shoal._training.push_norm import PushNorm
 from shoal._training.report import Report
-from shoal._wire import Cursor, EvaluationAck, EvaluationClaim, Lease, NoRange, Placement, ReportAck
+from shoal._wire import Cursor, EvaluationAck, EvaluationClaim, Lease, NoRange, Placement, ReportAck, without_middle
 from shoal.job import Job
 from shoal.status import Evaluation, JobStatus
 from shoal.v1 import job_pb2
@@ -33,8 +33,9 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _EARLY_S = 0.01, 0.25, 1.0
 _REPORT_TIMEOUT_S = 2.0
 # Seconds between two questions whether the job goes on, while a server does not answer.
 _ASK_AGAIN_S = 0.5
-# Limit of an error's text. The end of the text is kept, because it says the most.
-_MAX_ERROR_CHARACTERS = 32_768
+# Limit of an error's text. A longer one keeps its beginning, which has the reason of the job, and its end, which is the
+# end of the traceback.
+_MAX_ERROR_BYTES = 32_768
 
 _OVER = {job_pb2.SUCCEEDED, job_pb2.FAILED, job_pb2.CANCELLED}
 
@@ -269,12 +270,9 @@ class Participant:
         Raises:
             Unreachable: the coordinator did not answer.
         """
-        if len(error) > _MAX_ERROR_CHARACTERS:
-            error = f"[...]{error[-_MAX_ERROR_CHARACTERS:]}"
-        error = error.encode(errors="replace").decode()  # a program's error may contain lone surrogates
         request = job_pb2.FinishRequest(
             **self._identity,
-            error=error,
+            error=without_middle(error, _MAX_ERROR_BYTES),
             shards_lost=shards_lost,
             trainer_failed=trainer_failed,
             others_go_on=others_go_on,
