@@ -59,9 +59,15 @@ def check_pushed(squares: float) -> None:
 
 def _squares(array: np.ndarray) -> float:
     flat = np.ascontiguousarray(array).reshape(-1)
-    blocks = [flat[start : start + _BLOCK].astype(np.float64) for start in range(0, flat.size, _BLOCK)]
+    scratch = np.empty(min(flat.size, _BLOCK))
+    total = 0.0
     with np.errstate(over="ignore", invalid="ignore"):
-        return float(sum(np.square(block, out=block).sum() for block in blocks))
+        for start in range(0, flat.size, _BLOCK):
+            values = flat[start : start + _BLOCK]
+            block = scratch[: values.size]
+            block[...] = values
+            total += float(np.square(block, out=block).sum())
+    return total
 
 
 __all__ = ["PushNorm", "check_pushed"]

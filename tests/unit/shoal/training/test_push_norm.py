@@ -1,6 +1,7 @@
 """Push norm: the squares of a whole push, without frozen variables, whatever the arrays look like."""
 
 import math
+import tracemalloc
 
 import ml_dtypes
 import numpy as np
@@ -26,6 +27,16 @@ def test_squares_are_those_of_all_variables_that_are_not_frozen() -> None:
     found = norm.squares({**gradients, "frozen_one": np.full(3, math.nan)})
     assert found == pytest.approx(expected, rel=1e-13)
     assert found == norm.squares(dict(reversed(gradients.items())))
+
+
+def test_squares_need_little_memory() -> None:
+    gradient, norm = np.ones(1 << 20, np.float32), PushNorm(OPTIMIZER)
+    tracemalloc.start()
+    try:
+        assert norm.squares({"w": gradient}) == 1 << 20
+        assert tracemalloc.get_traced_memory()[1] < gradient.nbytes / 2
+    finally:
+        tracemalloc.stop()
 
 
 def test_squares_may_be_infinite_but_not_nan() -> None:
