@@ -15,7 +15,8 @@ from shoal.job import Job
 
 _LOG = logging.getLogger("shoal")
 
-_ASK_AGAIN_S = 0.05  # seconds until a session asks again for a range, if it got none
+# Seconds until a session asks again for a range if it got none: twice as long each time, up to the second number.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 
 # Seconds for which a session that closes waits until the step of its last push is closed. It does not wait longer,
 # because the users of the others may have paused them.
@@ -94,25 +95,25 @@ class NumberedBatches:
         self.cursor: Cursor | None = None
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        done, leased = 0, False
-        try:
-            while True:
-                answer = self._lease(done)
-                done, self.cursor = 0, None
-                if answer is NoRange.FINISHED:
-                    if not leased:
-                        _LOG.warning(no_data_left(self._spec))
-                    return
-                if isinstance(answer, NoRange):
-                    if self._spec.consistency.needs_every_worker:
-                        self._skip()
-                    self._sleep(_ASK_AGAIN_S)
-                    continue
-                leased = True
-                yield from self._of(answer)
-                done = answer.number
-        finally:
+        done, leased, pause_s = 0, False, _FIRST_PAUSE_S
+        while True:
+            # A loop that ends early keeps the position: the gradients of its last batch may still be pushed.
             self.cursor = None
+            answer, done = self._lease(done), 0
+            if answer is NoRange.FINISHED:
+                if not leased:
+                    _LOG.warning(no_data_left(self._spec))
+                return
+            if isinstance(answer, NoRange):
+                others_wait = self._spec.consistency.needs_every_worker
+                if others_wait:
+                    self._skip()
+                self._sleep(pause_s)
+                pause_s = pause_s if others_wait else min(2 * pause_s, _LONGEST_PAUSE_S)
+                continue
+            leased, pause_s = True, _FIRST_PAUSE_S
+            yield from self._of(answer)
+            done = answer.number
 
     def _of(self, lease: Lease) -> Iterator[np.ndarray]:
         if lease.order != LATEST_ORDER:

@@ -42,6 +42,28 @@ def test_a_second_loop_goes_on_after_the_last_push() -> None:
     assert [*batches([Lease(7, DataRange(0, 0, 4)), NoRange.FINISHED], 1, Cursor(7, 4))] == []
 
 
+def test_batches_may_be_taken_one_by_one() -> None:
+    first = batches([Lease(7, DataRange(0, 0, 4)), NoRange.FINISHED], 1)
+    next(iter(first))
+    assert first.cursor == Cursor(7, 4), "of the batch that the caller has"
+    whole = batches([Lease(7, DataRange(0, 0, 4)), NoRange.FINISHED], 1)
+    assert len([*whole]) == 1
+    assert whole.cursor is None, "after the last batch"
+
+
+@pytest.mark.parametrize(
+    ("mode", "pauses"),
+    [(shoal.Asynchronous(), [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]), (shoal.Synchronous(), [0.05] * 7)],
+)
+def test_a_session_without_a_range_asks_less_and_less_often_unless_others_wait_for_it(
+    mode: shoal.Asynchronous | shoal.Synchronous, pauses: list[float]
+) -> None:
+    answers, slept = [*[NoRange.WAIT] * 7, NoRange.FINISHED], list[float]()
+    spec = shoal.Job(name="job", consistency=mode)
+    assert [*NumberedBatches(4, spec, lambda _: answers.pop(0), lambda: None, sleep=slept.append)] == []
+    assert slept == pauses
+
+
 def refuses() -> None:
     raise errors.Cancelled("the job has ended")
 
