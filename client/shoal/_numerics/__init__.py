@@ -4,7 +4,7 @@
 except `shoal._memory` and `shoal._system` may import this one.
 """
 
-from shoal._numerics.array_inputs import array_of
+from shoal._numerics.array_inputs import array_of, is_real
 from shoal._numerics.elements import (
     SUPPORTED_DTYPES,
     Aggregation,
@@ -25,6 +25,7 @@ __all__ = [
     "dtype_code",
     "dtype_from_code",
     "is_finite_as",
+    "is_real",
     "row_elements",
     "rows_of",
     "seeded",

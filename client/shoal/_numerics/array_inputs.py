@@ -40,17 +40,22 @@ def array_of(
         if wanted is not None and isinstance(value, int | float | list | tuple | np.generic):
             # A number has no dtype of its own to keep. NumPy would make a float64 of it.
             array = array.astype(wanted) if array.dtype.kind == wanted.kind == "f" else array
-    if array.dtype.kind in "OUSVMm":
-        if str(array.dtype) == "bfloat16":  # of ml_dtypes: its kind is "V"
-            return array
-        raise error(
-            f"{what}: a {_kind(value)} of dtype {array.dtype} is not an array of numbers; {_cure(value)}", **details
-        )
+    if is_real(array.dtype):
+        return array
     if array.dtype.kind == "c":
         raise error(
             f"{what} has complex numbers ({array.dtype}); give real and imaginary parts as two variables", **details
         )
-    return array
+    raise error(
+        f"{what}: a {_kind(value)} of dtype {array.dtype} is not an array of numbers; {_cure(value)}", **details
+    )
+
+
+def is_real(dtype: np.dtype) -> bool:
+    """Returns whether a dtype is one of real numbers, including bool."""
+    if dtype.kind == "V":
+        return str(dtype) == "bfloat16"  # of ml_dtypes
+    return dtype.kind not in "OUSMmc"
 
 
 def _kind(value: Any) -> str:
@@ -71,4 +76,4 @@ def _cure(value: Any) -> str:
     return "give an array of real numbers with one shape, such as np.zeros(3)"
 
 
-__all__ = ["array_of"]
+__all__ = ["array_of", "is_real"]

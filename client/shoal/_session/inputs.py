@@ -6,7 +6,7 @@ from typing import Any, cast
 import numpy as np
 
 from shoal import errors, optim
-from shoal._numerics import array_of
+from shoal._numerics import array_of, is_real
 from shoal._session import trees
 from shoal._system import check_type
 from shoal._training import GradientBuffers, PushResult
@@ -23,11 +23,11 @@ def variables_of(tree: Any) -> tuple[dict[str, Variable | np.ndarray], trees.Str
     Raises:
         BadRequest: the tree is not a container.
         InvalidVariable: a leaf is neither a `Variable` nor an array of a supported shape and dtype, or the tree has an
-            invalid key. The message names the variable.
+            invalid key or an empty list. The message names the variable.
     """
     if not trees.is_container(tree):
         check_type("variables", tree, (), "a dict of arrays by name, such as {'w': np.zeros(3)}")
-    leaves, structure = trees.flatten(tree, "variables", errors.InvalidVariable)
+    leaves, structure = trees.flatten(tree, "variables", errors.InvalidVariable, no_empty_lists=True)
     found = {name: _variable(name, value) for name, value in leaves.items()}
     return found, structure
 
@@ -143,7 +143,7 @@ class Inputs:
             isinstance(tree, dict)
             and set(map(type, tree.values())) <= {np.ndarray}
             and set(map(type, tree)) <= {str}
-            and all(array.dtype.kind not in "OUSMmc" for array in tree.values())
+            and all(is_real(array.dtype) for array in tree.values())
         ):
             return cast(Mapping[str, np.ndarray], tree)
         leaves, _ = trees.flatten(tree, what, errors.InvalidGradient, none_is_leaf=True, known=self._variables)
@@ -225,6 +225,20 @@ def number(name: str, value: float) -> float:
         raise errors.BadRequest(f"metric {name!r} is {value!r}; give a number", metric=name) from None
 
 
+def weight_of(value: float) -> float:
+    """Returns the weight of a push as a float.
+
+    Raises:
+        BadRequest: the value is not a number.
+    """
+    try:
+        if not isinstance(value, str | bytes):  # `float` reads numbers from texts
+            return float(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise errors.BadRequest(f"weight is {value!r:.200}; give a number, such as the number of samples of the batch")
+
+
 def report_of(result: PushResult, weight: float, metrics: Mapping[str, float]) -> Report:
     """Returns the report of one push.
 
@@ -244,4 +258,4 @@ def report_of(result: PushResult, weight: float, metrics: Mapping[str, float]) -
     )
 
 
-__all__ = ["Inputs", "lines_of", "number", "numbers_of", "report_of", "to_array", "variables_of"]
+__all__ = ["Inputs", "lines_of", "number", "numbers_of", "report_of", "to_array", "variables_of", "weight_of"]

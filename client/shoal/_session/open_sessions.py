@@ -62,8 +62,8 @@ def naming_own(coordinator: CoordinatorClient, job: str) -> Iterator[None]:
         if not own:
             raise
         raise type(error)(
-            f"this process has {_named(own)} of job {job} open: call its close() first, or choose another job name. "
-            f"{error.message}",
+            f"this process has {_named(own)} of job {job} open: call its close() first, or cancel the job with "
+            f"client.cancel({job!r}), or choose another job name. {error.message}",
             **error.details,
         ) from None
 

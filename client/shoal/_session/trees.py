@@ -79,11 +79,11 @@ class Structure:
 
     Attributes:
         kind: the class of the outermost container.
-        flat: whether the tree is a dict of leaves, so that it needs no rebuilding.
+        flat: whether the tree is a dict of leaves. It needs no rebuilding from values in its order.
     """
 
-    def __init__(self, root: _Node, kind: type) -> None:
-        self._root, self.kind = root, kind
+    def __init__(self, root: _Node, kind: type, names: list[str]) -> None:
+        self._root, self.kind, self._names = root, kind, names
         leaves = isinstance(root, _Branch) and all(isinstance(child, _Leaf) for child in root.children)
         self.flat = leaves and kind is dict
 
@@ -93,7 +93,7 @@ class Structure:
         Args:
             values: the leaves by name.
         """
-        return values if self.flat else _rebuilt(self._root, values)
+        return values if self.flat and [*values] == self._names else _rebuilt(self._root, values)
 
 
 def _rebuilt(node: _Node, values: Mapping[str, Any]) -> Any:
@@ -117,6 +117,7 @@ def flatten(
     *,
     none_is_leaf: bool = False,
     known: Collection[str] = (),
+    no_empty_lists: bool = False,
 ) -> tuple[dict[str, Any], Structure]:
     """Returns the leaves of a tree by name, in its order, and its structure.
 
@@ -127,6 +128,7 @@ def flatten(
         none_is_leaf: whether None is a leaf. Otherwise it is a place without an array.
         known: names of the variables that the leaves belong to. If each number of a list has a variable of its own, the
             list is not one array.
+        no_empty_lists: whether an empty list is refused, because it would be left out. Trees of JAX may have some.
 
     Returns:
         The leaves, and the structure.
@@ -135,9 +137,9 @@ def flatten(
         ShoalError: of class `error`: a key is not a string, two leaves have the same name, or the tree contains itself
             or is nested too deeply. The message names the place.
     """
-    walk = _Walk(what, error, none_is_leaf, known)
+    walk = _Walk(what, error, none_is_leaf, known, no_empty_lists)
     root = walk.node(tree, "", what, (), of_jax=False)
-    return walk.leaves, Structure(root, type(tree))
+    return walk.leaves, Structure(root, type(tree), [*walk.leaves])
 
 
 def unflatten(values: Mapping[str, Any], like: Any) -> Any:
@@ -184,8 +186,16 @@ def _first_names(names: Iterable[str]) -> str:
 class _Walk:
     """One walk over a tree, which collects its leaves."""
 
-    def __init__(self, what: str, error: type[errors.ShoalError], none_is_leaf: bool, known: Collection[str]) -> None:
+    def __init__(
+        self,
+        what: str,
+        error: type[errors.ShoalError],
+        none_is_leaf: bool,
+        known: Collection[str],
+        no_empty_lists: bool,
+    ) -> None:
         self._what, self._error, self._none_is_leaf, self._known = what, error, none_is_leaf, known
+        self._no_empty_lists = no_empty_lists
         self.leaves: dict[str, Any] = {}
         self._places: dict[str, str] = {}  # by name, where the leaf is
 
@@ -205,6 +215,8 @@ class _Walk:
         of_jax = of_jax or found.of_jax
         if not of_jax:
             self._check_keys(found.keys, place)
+            if self._no_empty_lists and type(tree) is list and not tree:
+                raise self._error(f"{place} is an empty list; give an array, such as np.zeros(3), or leave it out")
         inside = (*above, id(tree))
         children = [
             self.node(
@@ -258,8 +270,7 @@ def _parts(tree: Any, *, apart: bool = False) -> _Parts | None:
 def _has_numbers_only(values: Sequence[Any], levels: int = MAX_DIMENSIONS) -> bool:
     """Returns whether a list or tuple has only numbers, or lists of them: it is then one array."""
     return levels > 0 and all(
-        type(it) in (int, float)
-        or isinstance(it, np.integer | np.floating)
+        isinstance(it, int | float | complex | np.number | np.bool_)
         or (type(it) in (list, tuple) and _has_numbers_only(it, levels - 1))
         for it in values
     )

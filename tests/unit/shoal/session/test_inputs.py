@@ -26,6 +26,21 @@ class TorchTensor:
         raise TypeError(self._reason)
 
 
+@pytest.mark.parametrize(
+    ("tree", "place"),
+    [({"a": []}, r"variables\['a'\]"), ({"a": ([], np.zeros(2))}, r"variables\['a'\]\[0\]"), ([], "variables")],
+)
+def test_an_empty_list_is_no_variable(tree: Any, place: str) -> None:
+    with pytest.raises(errors.InvalidVariable, match=f"{place} is an empty list; give an array, such as"):
+        variables_of(tree)
+    assert variables_of({"a": None, "b": (), "c": np.zeros(2)})[0].keys() == {"c"}, "as trees of JAX have them"
+
+
+def test_gradients_of_structured_arrays_are_refused() -> None:
+    with pytest.raises(errors.InvalidGradient, match="variable 'b': .* is not an array of numbers"):
+        inputs().gradients({"b": np.zeros((), "f4, f4")})
+
+
 def inputs(optimizer: shoal.optim.Optimizer | None = None) -> Inputs:
     return Inputs(VARIABLES, None, optimizer or shoal.optim.SGD(0.1))
 
@@ -57,6 +72,7 @@ def test_values_that_are_no_arrays_are_refused(value: Any, message: str) -> None
     [
         (np.ones(3, bool), "dtype bool is not supported; choose, or cast to, one of float32"),
         (True, "dtype bool is not supported"),
+        ([True, False], "dtype bool is not supported"),
         (np.zeros((0, 3)), r"shape \(0, 3\) has a dimension of 0 or less"),
         (np.zeros(3, np.int8), "dtype int8 is not supported"),
     ],

@@ -94,14 +94,20 @@ def test_names_are_key_paths() -> None:
 
 
 def test_a_list_of_numbers_is_one_array() -> None:
-    leaves, _ = trees.flatten({"w": [1, 2.0], "m": ((1, 2), [3, 4]), "n": []}, "tree", errors.InvalidVariable)
-    assert leaves == {"w": [1, 2.0], "m": ((1, 2), [3, 4])}
+    tree = {"w": [1, 2.0], "m": ((1, 2), [3, 4]), "n": [], "flags": [True, np.False_], "z": [1j, 2]}
+    leaves, _ = trees.flatten(tree, "tree", errors.InvalidVariable)
+    assert leaves == {name: value for name, value in tree.items() if name != "n"}
 
 
 def test_a_dict_of_arrays_is_not_rebuilt() -> None:
     values = {"w": np.zeros(3)}
     _, structure = trees.flatten({"w": 1}, "tree", errors.InvalidVariable)
     assert structure.rebuilt(values) is values
+
+
+def test_a_dict_of_arrays_in_another_order_takes_that_of_the_tree() -> None:
+    _, structure = trees.flatten({"w": 1, "b": 2}, "tree", errors.InvalidVariable)
+    assert [*structure.rebuilt({"b": 0, "w": 0})] == ["w", "b"]
 
 
 def test_other_mappings_are_kept_where_they_can_be() -> None:
